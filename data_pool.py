@@ -1,26 +1,221 @@
-"""placeholder being written"""
+"""What has been written and what has been tried: tasks, traces, and the two pools.
+
+What of the paper this is: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task
+with its valid traces, and D_env <- D_env + weighted generations keeps what the simulator wrote,
+from which context, and how hard it turned out to be.
+
+How it is run: genenv.py owns one pool of each kind per run; both live as append-only JSONL files in
+the run folder and are rebuilt from them.
+
+Where it differs on purpose: a task of D_train is rolled out afresh when it is replayed, so that
+GRPO stays on-policy; traces are kept for people and for export. A success rate is stored with the
+epoch that measured it, because it goes stale as the agent learns.
+"""
+import hashlib
 import json
+import os
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import torch
 
 
 class UserError(Exception):
-    """A mistake of the user's: printed as one line, exit code 2."""
+    """A mistake of the user's: printed as one line saying what to do, exit code 2."""
 
 
-def read_jsonl(path):
-    """Every record of a JSONL file; UserError names the file and the line that is wrong."""
+@dataclass
+class Task:
+    """A task instance: what the agent is asked, and how its answer is checked."""
+    text: str             # the task in a form a person can read
+    spec: dict            # evaluation spec: whatever the world's checker needs, JSON only
+    origin: str = "base"  # base | env | static | teacher
+    seed: str = ""        # id of the task it is a variation of
+    epoch: int = 0        # epoch that wrote it
+    id: str = ""          # hash of the spec: equal specs are the same task
+
+    def __post_init__(self):
+        self.id = self.id or task_id(self.spec)
+
+
+def task_id(spec: dict) -> str:
+    """Sixteen hex digits of the spec's hash; the order of keys does not matter."""
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass
+class Trace:
+    """One attempt e = (task, trajectory, a', r)."""
+    text: str        # the response, decoded
+    reward: float    # Eq. 1
+    valid: bool      # well-formed and evaluable: the schema holds and the checker ran
+    truncated: bool  # ended by the length limit
+    tokens: int      # response length, EOS included
+
+
+@dataclass
+class EnvRecord:
+    """One generation of the simulator: (conditioning context -> task), and what became of it."""
+    prompt: list[int]    # context ids
+    response: list[int]  # generated ids, EOS included
+    text: str            # the generation, decoded
+    task: str            # id of the task it describes
+    seed: str            # id of the seed task
+    p_hat: float         # success rate of the agent on it (Eq. 2)
+    epoch: int           # epoch in which p_hat was measured
+    r_env: float = field(default=0.0)  # Eq. 3 at the alpha of the update that uses the record
+
+
+# ---------------------------------------------------------------------------------------------
+# JSONL
+
+
+def read_jsonl(path) -> list[dict]:
+    """Every record of a JSONL file. Raises UserError naming the file and the line at fault."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file")
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path}, line {number}: not JSON ({error.msg})") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{path}, line {number}: expected a JSON object")
-        records.append(record)
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                records.append(_parse_line(line, f"{path}, line {number}"))
     return records
+
+
+def _parse_line(line: bytes, where: str) -> dict:
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{where}: not valid JSON ({reason}); correct or remove it") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{where}: expected a JSON object, found {type(record).__name__}")
+    return record
+
+
+def append_jsonl(path, records) -> int:
+    """Append records and force them to disk; returns the size of the file in bytes."""
+    with open(path, "ab") as file:
+        file.write(b"".join(json.dumps(r).encode() + b"\n" for r in records))
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def set_torn_line_aside(path) -> str:
+    """A last line without its newline was being written when the process died.
+
+    It moves to PATH.torn, so nothing is lost and the file is whole again. Returns a message for
+    the user, empty if there was nothing to do.
+    """
+    path = Path(path)
+    data = path.read_bytes() if path.is_file() else b""
+    whole, torn = data[:data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1:]
+    if not torn:
+        return ""
+    with open(path.with_name(path.name + ".torn"), "ab") as file:
+        file.write(torn + b"\n")
+    os.truncate(path, len(whole))
+    return f"{path}: the last line was torn; set aside in {path.name}.torn ({len(torn)} bytes)"
+
+
+# ---------------------------------------------------------------------------------------------
+# the pools
+
+
+class TrainPool:
+    """D_train: the base tasks, every task with valid traces, and the last p_hat of each.
+
+    tasks: {id: Task}; p_hat: {id: (success rate, epoch that measured it)}.
+    """
+
+    def __init__(self, path, base):
+        """path: its JSONL file, read if it exists. base: tasks that are always there."""
+        self.path, self.base = Path(path), list(base)
+        self.tasks = {task.id: task for task in self.base}
+        self.p_hat, self.pending, self.n_traces = {}, [], 0
+        if self.path.is_file():
+            for n, record in enumerate(read_jsonl(self.path), 1):
+                with _field_errors(f"{self.path}, record {n}"):
+                    self._apply(Task(**record["task"]), float(record["p_hat"]),
+                                int(record["epoch"]), len(record["traces"]))
+
+    def add(self, task, traces, p_hat: float, epoch: int) -> bool:
+        """D_train <- D_train + Valid(E_t). A task none of whose traces is valid is not kept."""
+        valid = [t for t in traces if t.valid]
+        if not valid and task.id not in self.tasks:
+            return False
+        self._apply(task, p_hat, epoch, len(valid))
+        self.pending.append({"task": asdict(task), "p_hat": p_hat, "epoch": epoch,
+                             "traces": [asdict(t) for t in valid]})
+        return True
+
+    def _apply(self, task, p_hat, epoch, n_traces):
+        self.tasks.setdefault(task.id, task)
+        self.p_hat[task.id] = (p_hat, epoch)
+        self.n_traces += n_traces
+
+    def recent(self, epoch: int, max_age: int):
+        """(task, p_hat) of generated tasks measured at most max_age epochs ago: fit to be seeds."""
+        return [(self.tasks[i], p) for i, (p, measured) in self.p_hat.items()
+                if self.tasks[i].origin != "base" and epoch - measured <= max_age]
+
+    def sample(self, n: int, base_share: float, generator) -> list[Task]:
+        """n tasks for the agent: a share of base tasks, the rest from everything kept so far."""
+        kept = [t for t in self.tasks.values() if t.origin != "base"]
+        picks = []
+        for from_base in (torch.rand(n, generator=generator) < base_share).tolist():
+            source = self.base if from_base or not kept else kept
+            picks.append(source[int(torch.randint(len(source), (), generator=generator))])
+        return picks
+
+    def save(self) -> int:
+        """Append what is new to the file; returns its size in bytes."""
+        self.pending, new = [], self.pending
+        return append_jsonl(self.path, new)
+
+
+class EnvPool:
+    """D_env: generations of the simulator with the success rate that each turned out to have."""
+
+    def __init__(self, path):
+        """path: its JSONL file, read if it exists."""
+        self.path, self.records, self.pending = Path(path), [], []
+        if self.path.is_file():
+            for n, record in enumerate(read_jsonl(self.path), 1):
+                with _field_errors(f"{self.path}, record {n}"):
+                    self.records.append(EnvRecord(**record))
+
+    def add(self, records):
+        """D_env <- D_env + weighted generations."""
+        self.records += records
+        self.pending += records
+
+    def aged(self, epoch: int, max_age: int, half_life: float = 2.0):
+        """(record, priority) of earlier epochs: at most max_age old, halved every half_life.
+
+        A p_hat measured long ago says little about the agent of today.
+        """
+        return [(r, 0.5 ** ((epoch - r.epoch) / half_life)) for r in self.records
+                if 0 < epoch - r.epoch <= max_age]
+
+    def save(self) -> int:
+        """Append what is new to the file; returns its size in bytes."""
+        self.pending, new = [], self.pending
+        return append_jsonl(self.path, [asdict(r) for r in new])
+
+
+class _field_errors:
+    """Turn a missing or mistyped field of a pool record into one clear line."""
+
+    def __init__(self, where):
+        self.where = where
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if kind and issubclass(kind, (KeyError, TypeError, ValueError, AttributeError)):
+            raise UserError(f"{self.where}: not a pool record ({error}); "
+                            "the file was edited or belongs to another version") from None

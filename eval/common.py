@@ -1,14 +1,29 @@
-"""What the five benchmark modules share: the verdict and the location of the data.
+"""What the five benchmark modules share: verdicts, data files, sampling of records, intervals.
 
-Each benchmark is one flat module with the same few functions, so that a reader who knows one knows all:
+What of the paper this is: nothing; the paper reports five benchmarks and ships no evaluation code.
+How it is run: it is not; `python -m eval` and the benchmark modules call it. Each benchmark is one
+flat module with the same few functions, so that a reader who knows one knows all:
 
-    load(data)                -> list of records, each with "id" and "category"
+    load(data, split="test")  -> list of records, each with "id" and "category"
     prompt(record)            -> chat messages (list of {"role", "content"})
     gold(record)              -> the response text a perfect model would give, or None
     score(record, response)   -> Verdict; pure, never raises on any text, never executes text
     aggregate(records, verdicts) -> {"score": percent, "n": int, "categories": {...}}
-    verify(data, rows)        -> yields (kind, agrees, detail) per recorded verdict (golden format)
+    verify(data, rows)        -> yields (kind, agrees, detail) per recorded verdict (golden format);
+                                 agrees None = cannot be decided here, counted apart
+    base_task(record)         -> optional: a training record as {"task", "tools"?, "calls"?,
+                                 "reference"?}, the record format of --base-tasks
+
+and the constants NAME, PAPER (the paper's figures in percent, by system), MAX_NEW_TOKENS, REQUIRED
+(agreement with recorded verdicts that `verify` asks for, by kind) and GOLD_EXCEPTIONS (where a gold
+response fails and why).
 """
+import gzip
+import hashlib
+import json
+import os
+import re
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +43,10 @@ class Verdict:
     extra: dict = field(default_factory=dict)
 
 
+# ---------------------------------------------------------------------------------------------
+# data files
+
+
 def data_dir(data, bench: str) -> Path:
     """The folder of one benchmark: `data/bench` where it exists, else `data` itself.
 
@@ -38,3 +57,147 @@ def data_dir(data, bench: str) -> Path:
         if folder.is_dir():
             return folder
     raise UserError(f"no data folder {data}: pass --data DIR (see the data table in eval/README.md)")
+
+
+def read_rows(path, required=()) -> list[dict]:
+    """JSON objects of a .jsonl or .jsonl.gz file, one per line.
+
+    required: keys that every record must have. Raises UserError naming file and record when the
+    file is missing, unreadable, not UTF-8, not JSON line by line, or lacks a required key.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file (see the data table in eval/README.md)")
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
+    rows = []
+    # splitlines() would also cut at U+2028 and its kin, which JSON allows inside a string
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            rows.append(parse_row(line, f"{path}, record {number}", required))
+    return rows
+
+
+def parse_row(line: str, where: str, required=()) -> dict:
+    """One JSON object with the required keys, or UserError starting with `where`."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON ({one_line(error)})") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    missing = [key for key in required if key not in row]
+    if missing:
+        raise UserError(f"{where}: no {', '.join(repr(key) for key in missing)}")
+    return row
+
+
+def one_line(error, width: int = 160) -> str:
+    """The text of an exception on a single line of at most `width` characters."""
+    return " ".join((str(error) or type(error).__name__).split())[:width]
+
+
+def folder_hash(folder) -> str:
+    """sha256 over names and contents of all files below a folder, in name order."""
+    digest, folder = hashlib.sha256(), Path(folder)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def write_json(path, value):
+    """Write `path` in one step: a run that is killed leaves the old file or the new, never half."""
+    path = Path(path)
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(draft, path)
+
+
+def file_name(text: str) -> str:
+    """A model's name as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "model"
+
+
+# ---------------------------------------------------------------------------------------------
+# which records, and how sure the score is
+
+
+def spread(records: list, limit) -> list:
+    """At most `limit` records, evenly spread over the categories; no chance involved.
+
+    Every category gets one record while there are enough, the rest goes by size (largest
+    remainder), so that the sample's mean estimates that of the whole set. Within a category the
+    picks are equally spaced. The order of the records is kept. Raises UserError if limit < 1.
+    """
+    if limit is None:
+        return records
+    if limit < 1:
+        raise UserError(f"--limit must be at least 1, not {limit}")
+    groups = {}
+    for index, record in enumerate(records):
+        groups.setdefault(record.get("category"), []).append(index)
+    limit = min(limit, len(records))
+    floor = 1 if limit >= len(groups) else 0
+    free = limit - floor * len(groups)
+    # share of each category beyond its first record, in records
+    share = {c: free * (len(g) - floor) / max(1, len(records) - floor * len(groups))
+             for c, g in groups.items()}
+    quota = {c: floor + int(share[c]) for c in groups}
+    by_remainder = sorted(groups, key=lambda c: int(share[c]) - share[c])
+    for category in by_remainder[:limit - sum(quota.values())]:
+        quota[category] += 1
+    picks = [g[(2 * i + 1) * len(g) // (2 * quota[c])]
+             for c, g in groups.items() for i in range(quota[c])]
+    return [records[i] for i in sorted(picks)]
+
+
+def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson score interval of a share of n trials, in percent. n = 0: (0, 100).
+
+    Unlike the normal interval it keeps its level, and a width, at 0 % and 100 %.
+    """
+    if n == 0:
+        return 0.0, 100.0
+    p = successes / n
+    middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * (p * (1 - p) / n + z * z / (4 * n * n)) ** 0.5
+    return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
+
+
+def bootstrap(records, verdicts, aggregate, seed: int, draws: int = 1000) -> tuple[float, float]:
+    """Percentile interval (95 %) of aggregate()["score"] over records drawn with replacement.
+
+    For scores that are no plain share: means of F1 or of several rates. The generator is explicit,
+    so the same seed gives the same interval.
+    """
+    import numpy as np
+    generator = np.random.default_rng(seed)
+    scores = []
+    for _ in range(draws):
+        picks = generator.integers(0, len(records), len(records))
+        scores.append(aggregate([records[i] for i in picks],
+                                [verdicts[i] for i in picks])["score"])
+    low, high = np.percentile(scores, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def interval(records, verdicts, aggregate, score: float, seed: int) -> dict:
+    """{"low", "high", "method"} in percent: Wilson when the score is passes / n, else bootstrap."""
+    n, passed = len(verdicts), sum(v.ok for v in verdicts)
+    if all(v.score in (0, 1) for v in verdicts) and n and abs(score - 100 * passed / n) < 1e-9:
+        low, high = wilson(passed, n)
+        return {"low": low, "high": high, "method": "Wilson"}
+    low, high = bootstrap(records, verdicts, aggregate, seed)
+    return {"low": low, "high": high, "method": f"bootstrap (1,000 draws, seed {seed})"}
+
+
+def mean_by(records, verdicts, key) -> dict:
+    """{key(record): {"score": percent, "n": count}} in order of first appearance."""
+    groups = {}
+    for record, verdict in zip(records, verdicts):
+        groups.setdefault(key(record), []).append(verdict.score)
+    return {name: {"score": 100 * sum(s) / len(s), "n": len(s)} for name, s in groups.items()}

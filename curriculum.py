@@ -1,0 +1,161 @@
+"""How difficult is a task, how difficult should it be, and which tasks are varied next.
+
+What of the paper this is: success rate (Eq. 2), environment reward R_env (Eq. 3), the k_min filter
+of Section 3, and the choice of seed tasks for the simulator. Everything is a plain function.
+
+How it is run: genenv.py calls it; the names of the functions below are the values of the options
+--alpha-schedule, --difficulty-reward and --seed-selection.
+
+To add a schedule, write one function whose name starts with `alpha_`:
+
+    def alpha_warmup(c):
+        \"\"\"Easy tasks first, alpha from then on.\"\"\"
+        return 0.8 if c.epoch <= 3 else c.alpha
+
+and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a function of
+(p_hat, alpha, beta) whose name starts with `reward_`, a seed selection one starting with `seeds_`.
+
+Where it differs on purpose: the paper keeps alpha at 0.5; here it may follow a schedule. The unit of
+p_hat is open in the paper: one task instance with G rollouts by default (see genenv.py --p-hat-unit).
+
+Symbols: p_hat success rate in [0, 1], alpha target success rate in (0, 1), beta sharpness of the
+bell, k_min half width of the band that the environment learns from.
+"""
+import math
+from dataclasses import dataclass
+
+import torch
+
+from data_pool import UserError
+
+
+def success_rate(rewards, threshold: float = 0.5) -> float:
+    """Eq. 2: the share of n attempts that succeeded. rewards: n numbers in [0, 1].
+
+    A structured answer earns 0 or 1; a free-form one earns a similarity, and counts as a success
+    from `threshold` on (open in the paper, ours is 0.5). Raises ValueError when n = 0.
+    """
+    if len(rewards) == 0:
+        raise ValueError("the success rate of no attempts is undefined")
+    return sum(r >= threshold for r in rewards) / len(rewards)  # Eq. 2: p_hat = k / n
+
+
+# ---------------------------------------------------------------------------------------------
+# difficulty rewards: functions of (p_hat, alpha, beta) -> R_env
+
+
+def reward_bell(p_hat, alpha, beta):
+    """Eq. 3, the paper's: 1 at the target, falling off like a Gaussian."""
+    return math.exp(-beta * (p_hat - alpha) ** 2)  # Eq. 3: R_env
+
+
+def reward_variance(p_hat, alpha, beta):
+    """4 p (1 - p): the gradient signal of Prop. 1 (Eq. 5) itself, which knows no alpha."""
+    return 4 * p_hat * (1 - p_hat)
+
+
+def reward_tent(p_hat, alpha, beta):
+    """Linear from 1 at alpha to 0 at the farther end, for comparison."""
+    return 1 - abs(p_hat - alpha) / max(alpha, 1 - alpha)
+
+
+def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
+    """The filter: the environment learns only from |p_hat - alpha| <= k_min (edges included).
+
+    p_hat moves in steps of 1/G, so k_min = 0.1 with G = 8 keeps only exactly 4/8.
+    """
+    return abs(p_hat - alpha) <= k_min + 1e-9  # 0.6 - 0.5 exceeds 0.1 in floating point
+
+
+# ---------------------------------------------------------------------------------------------
+# alpha schedules: functions of a small context -> the alpha of this epoch
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a schedule may look at."""
+    epoch: int        # 1 .. epochs
+    epochs: int
+    success: float    # success rate of the agent on generated tasks, last epoch
+    alpha: float      # --alpha, the value to start from
+    alpha_end: float  # --alpha-end, the value to arrive at
+
+    @property
+    def progress(self) -> float:
+        """0 in the first epoch, 1 in the last."""
+        return (self.epoch - 1) / max(1, self.epochs - 1)
+
+
+def alpha_constant(c):
+    """The paper's: alpha throughout."""
+    return c.alpha
+
+
+def alpha_linear(c):
+    """A straight line from alpha to alpha_end."""
+    return c.alpha + (c.alpha_end - c.alpha) * c.progress
+
+
+def alpha_cosine(c):
+    """A half cosine from alpha to alpha_end: slow, fast, slow."""
+    return c.alpha_end + (c.alpha - c.alpha_end) * (1 + math.cos(math.pi * c.progress)) / 2
+
+
+def alpha_step(c):
+    """alpha in the first half of the run, alpha_end in the second."""
+    return c.alpha if c.progress < 0.5 else c.alpha_end
+
+
+def alpha_adaptive(c):
+    """Aim past the target by half of the last miss: an agent that wins too often gets harder tasks."""
+    return min(0.95, max(0.05, c.alpha + 0.5 * (c.alpha - c.success)))
+
+
+# ---------------------------------------------------------------------------------------------
+# seeds: which tasks the simulator is asked to vary
+
+
+def seeds_uniform(p_hats, alpha):
+    """Every recent task alike."""
+    return [1.0] * len(p_hats)
+
+
+def seeds_curated(p_hats, alpha):
+    """Prefer tasks that were near the target when last measured."""
+    return [math.exp(-20 * (p - alpha) ** 2) for p in p_hats]
+
+
+def select_seeds(base, recent, n, base_share, weigh, alpha, generator):
+    """n seed tasks: a share from the base set for coverage, the rest from recent pool tasks.
+
+    base: tasks; recent: list of (task, p_hat); weigh: one of the seeds_ functions. While there are
+    no recent tasks all seeds come from base. Draws with replacement from `generator` (on the CPU).
+    """
+    n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
+    picks = torch.randint(len(base), (n_base,), generator=generator).tolist()
+    seeds = [base[i] for i in picks]
+    if n > n_base:
+        weights = torch.tensor(weigh([p for _, p in recent], alpha))
+        picks = torch.multinomial(weights, n - n_base, replacement=True, generator=generator)
+        seeds += [recent[i][0] for i in picks.tolist()]
+    return seeds
+
+
+# ---------------------------------------------------------------------------------------------
+# the names on the command line: every function above with the prefix
+
+
+def _named(prefix):
+    return {k[len(prefix):]: f for k, f in list(globals().items()) if k.startswith(prefix)}
+
+
+ALPHA_SCHEDULES, DIFFICULTY_REWARDS, SEED_SELECTIONS = map(_named, ("alpha_", "reward_", "seeds_"))
+
+
+def alpha_now(schedule: str, context: Context) -> float:
+    """alpha of this epoch. Raises UserError if a schedule leaves (0, 1)."""
+    alpha = ALPHA_SCHEDULES[schedule](context)
+    if not 0 < alpha < 1:
+        raise UserError(f"alpha schedule {schedule} gave {alpha:g} in epoch {context.epoch}: "
+                        "alpha must lie strictly between 0 and 1")
+    return alpha

@@ -1,0 +1,389 @@
+"""Bamboogle: 125 two-hop questions with one gold string each (Press et al. 2023, MIT).
+
+What of the paper this is: the column "Bamboogle" (68.0 for Qwen2.5-7B, 76.0 for GenEnv 7B). Those
+figures are NOT string matching: the protocol the paper means is ToolRL's (benchmarks/Bamboogle;
+the paper writes ToRL, whose repository holds only mathematics). There a model may call a live
+Google search in up to four turns and GPT-4o judges "semantically the same?". Neither the search
+nor the judge can be reproduced offline, so compare our number with the paper's only with care.
+
+What is scored here, without network:
+* `score`: one turn, no tools. The answer is read by ToolRL's rule (the first <response>, else what
+  follows </think>, else the whole text) and compared with the gold string. HEADLINE METRIC: EM,
+  because it is what Search-R1 publishes for offline question answering and has hardly any false
+  positives. Cover-EM accepts nearly every text where the gold answer is the one letter "l",
+  "yesterday" where it is "Yes", and any text that lists enough names. EM is a lower and cover-EM
+  (always reported beside it, with token F1) roughly an upper estimate of what a judge accepts.
+* `dialogue` / `score_dialogue`: ToolRL's whole loop with a pluggable model, search and judge. With
+  Google and GPT-4o plugged in it is the paper's protocol, in our own prompt wording.
+
+There is no training part: all 125 questions are the evaluation, `load(split="train")` raises and
+the module has no `base_task`.
+
+How to run:  python -m eval bamboogle --data DIR --model DIR
+             python -m eval verify bamboogle VERDICTS.jsonl --data DIR
+
+Where it differs on purpose: prompts are worded anew; a judge's reply that stops the official run
+with an exception counts as wrong, with the reason; an error of the user's own search function is
+raised instead of silently costing the model a turn.
+"""
+import ast
+import json
+import re
+import string
+import warnings
+from collections import Counter
+
+from data_pool import UserError
+from eval.common import Verdict, data_dir
+
+NAME = "bamboogle"
+PAPER = {"Qwen2.5-7B": 68.0, "GenEnv 7B": 76.0}  # GPT-4o judge + live search, see above
+MAX_NEW_TOKENS = 512
+MAX_TURNS = 4  # model turns of a ToolRL dialogue
+REQUIRED = {"metric": 1.0, "searchr1_extract": 1.0, "toolrl_dialogue": 1.0}
+NOTE = "exact match, one turn, no search; the paper's figure: GPT-4o judge with live search"
+GOLD_EXCEPTIONS = []  # every gold answer is an exact match of itself
+
+# What the official run records as the answer when the turns are used up; it scores 0 unjudged.
+NO_ANSWER = "Round Limit Exceeded, no answer is derived."
+MAX_LITERAL = 20_000  # characters of a tool call that are parsed at all
+
+FILES = ("bamboogle.json", "data.json")  # ours, and the name in the ToolRL repository
+
+
+# ------------------------------------------------------------------------------------- data
+
+def load(data, split: str = "test") -> list[dict]:
+    """The 125 questions: {"id", "category", "question", "answer"}.
+
+    data: the folder of benchmarks or of this one. Raises UserError naming file and record when
+    the file is missing or malformed, and for any split but "test" (there is no other).
+    """
+    if split != "test":
+        raise UserError(f"bamboogle has no {split} part: all 125 questions are the evaluation, "
+                        "so no base tasks can be made of it")
+    folder = data_dir(data, NAME)
+    path = next((folder / name for name in FILES if (folder / name).is_file()), folder / FILES[0])
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file (the list of questions)") from None
+    except ValueError as error:  # JSON and UTF-8 errors are both ValueErrors
+        raise UserError(f"{path}: not a JSON file ({error})") from None
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{path}: expected a non-empty list of questions")
+    return [_record(path, index, row) for index, row in enumerate(rows)]
+
+
+def _record(path, index, row) -> dict:
+    """One checked record; UserError names file and record."""
+    for key in ("Question", "Answer"):
+        if not isinstance(row, dict) or not isinstance(row.get(key), str):
+            raise UserError(f"{path}, record {index}: expected an object with a text \"{key}\"")
+    return {"id": f"bamboogle-{index:03d}", "category": "two-hop question",
+            "question": row["Question"], "answer": row["Answer"]}
+
+
+def prompt(record) -> list[dict]:
+    """Chat messages of the single-turn evaluation (no tools)."""
+    system = ("Answer the question from your own knowledge. Reason briefly between <think> and "
+              "</think>, then write the answer alone, as short as possible (a name, a date, a "
+              "number), between <response> and </response>.")
+    return [{"role": "system", "content": system},
+            {"role": "user", "content": record["question"]}]
+
+
+def gold(record) -> str:
+    """The response of a perfect model."""
+    return f"<response>{record['answer'].strip()}</response>"
+
+
+# ---------------------------------------------------------------------------------- metrics
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)  # ASCII only: curly quotes stay
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def normalize(text: str) -> str:
+    """Lower case, ASCII punctuation deleted, articles blanked, white space collapsed.
+
+    The order matters: punctuation is deleted, not blanked, so "10.8" becomes "108".
+    >>> normalize("The  U.S.A. (a country)")
+    'usa country'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def metrics(prediction: str | None, golds) -> dict:
+    """em, cover_em, f1, precision, recall, each the best over the gold answers.
+
+    prediction: answer text, None (nothing extracted) scores 0; golds: one text or a list of them.
+    Source: RULES (Search-R1 and FlashRAG agree on all of it).
+    """
+    golds = [golds] if isinstance(golds, str) else golds
+    result = {"em": 0, "cover_em": 0, "f1": 0.0, "precision": 0.0, "recall": 0.0}
+    if prediction is None:
+        return result
+    predicted = normalize(prediction)
+    for answer in map(normalize, golds):
+        result["em"] = max(result["em"], int(predicted == answer))
+        result["cover_em"] = max(result["cover_em"], int(answer in predicted))
+        for name, value in _token_overlap(predicted, answer).items():
+            result[name] = max(result[name], value)
+    return result
+
+
+def _token_overlap(predicted: str, answer: str) -> dict:
+    """Token precision, recall and F1 of two normalized texts."""
+    closed = ("yes", "no", "noanswer")
+    # a closed answer is right or wrong as a whole, a shared word in a longer text earns nothing
+    if predicted != answer and (predicted in closed or answer in closed):
+        return {}
+    ours, theirs = predicted.split(), answer.split()
+    same = sum((Counter(ours) & Counter(theirs)).values())
+    if same == 0:
+        return {}
+    precision, recall = same / len(ours), same / len(theirs)
+    return {"precision": precision, "recall": recall,
+            "f1": 2 * precision * recall / (precision + recall)}
+
+
+# ------------------------------------------------------------------------------- extraction
+
+def extract_toolrl(text: str) -> str:
+    """The answer of a ToolRL turn without a tool call.
+
+    >>> extract_toolrl("<think>1812</think> <response> James Madison </response>")
+    'James Madison'
+    >>> extract_toolrl("<think>1812</think> James Madison")
+    'James Madison'
+    """
+    if "<response>" in text:
+        return text.split("<response>")[1].split("</response>")[0].strip()
+    if "</think>" in text:
+        return text.split("</think>")[1].strip()
+    return text.strip()
+
+
+def extract_searchr1(text: str, minimum: int = 2) -> str | None:
+    """The last <answer>...</answer> of a Search-R1 transcript, None with fewer than `minimum`.
+
+    The official rule wants two, since its prompt, part of the transcript, holds one as an example;
+    pass minimum=1 for a response without its prompt.
+    """
+    # cut by hand: a lazy regular expression is quadratic on many unclosed tags
+    answers, position = [], 0
+    while (start := text.find("<answer>", position)) >= 0:
+        end = text.find("</answer>", start)
+        if end < 0:
+            break
+        answers.append(text[start + len("<answer>"):end].strip())
+        position = end + len("</answer>")
+    return answers[-1] if len(answers) >= max(minimum, 1) else None
+
+
+# ----------------------------------------------------------------------------------- scores
+
+def score(record, response: str, extraction: str = "toolrl") -> Verdict:
+    """One single-turn response. ok and score: EM; extra: all metrics and the extracted answer.
+
+    extraction: "toolrl" (what `prompt` asks for) or "searchr1" (<answer> tags). Raises ValueError
+    for another extraction, never because of the response.
+    """
+    if extraction not in ("toolrl", "searchr1"):
+        raise ValueError(f"extraction {extraction!r}: expected 'toolrl' or 'searchr1'")
+    answer = (extract_toolrl(response) if extraction == "toolrl"
+              else extract_searchr1(response, minimum=1))
+    values = metrics(answer, record["answer"])
+    ok = bool(values["em"])
+    return Verdict(ok, float(ok), _reason(answer, values, record["answer"]),
+                   {"answer": None if answer is None else answer[:1000], **values})
+
+
+def _reason(answer, values, gold_answer) -> str:
+    """Why the response got its verdict, in one printable sentence."""
+    if not answer:
+        return "no answer in the response"
+    shown = f"{answer[:80]!r}, gold {gold_answer.strip()!r}"
+    if values["em"]:
+        return f"exact match: {shown}"
+    if values["cover_em"]:
+        return f"no exact match, but the gold answer occurs in it: {shown}"
+    return f"no match (token F1 {values['f1']:.2f}): {shown}"
+
+
+def aggregate(records, verdicts) -> dict:
+    """score: EM in percent; metrics: the means of all five metrics in percent."""
+    n = len(records)
+    names = ("em", "cover_em", "f1", "precision", "recall")
+    means = {name: 100.0 * sum(v.extra[name] for v in verdicts) / n if n else 0.0
+             for name in names}
+    return {"score": means["em"], "n": n, "metrics": means,
+            "categories": {"two-hop question": {"score": means["em"], "n": n}} if n else {}}
+
+
+# -------------------------------------------------------------------------------- dialogues
+
+SYSTEM = """You answer questions and may look things up.
+
+Tool: Search, parameters {"query": text}: searches the web for the query.
+
+Write every turn in this form, with a tool call or with a response:
+<think> your reasoning </think>
+<tool_call>
+{"name": "Search", "parameters": {"query": "..."}}
+</tool_call>
+<response> the short final answer </response>"""
+MORE = "Search again if you must; once you know the answer, reply with it, briefly, and no call."
+LAST = "No more searches: reply with the short answer now."
+
+
+def render(history) -> str:
+    """The dialogue so far as the one user message that the model sees each turn."""
+    tags = {"user": "<user> {} </user>\n\n", "obs": "<obs> {} </obs>\n\n", "assistant": "{}\n"}
+    return "".join(tags[turn["role"]].format(turn["content"]) for turn in history).strip()
+
+
+def dialogue(question: str, reply, search) -> dict:
+    """ToolRL's loop: at most four model turns, one tool.
+
+    reply: messages -> text of the model; search: query -> text of the results.
+    Returns {"predicted": text, "rounds": int, "searches": [query], "history": [{"role",
+    "content"}]}. Raises only what `reply` or `search` raise.
+    """
+    history = [{"role": "user", "content": f"{question}\nSearch only where you are unsure."}]
+    searches = []
+    for turn in range(1, MAX_TURNS + 1):
+        text = reply([{"role": "system", "content": SYSTEM},
+                      {"role": "user", "content": render(history)}]).strip()
+        # a tool call wins over a response in the same turn
+        if "<tool_call>" not in text:
+            history.append({"role": "assistant", "content": text})
+            return {"predicted": extract_toolrl(text), "rounds": turn, "searches": searches,
+                    "history": history}
+        # a call that cannot be read costs the turn and leaves no trace in the history
+        found, call, query = _search_query(text)
+        if found:
+            searches.append(query)
+            history += _search_turns(text, call, search(query), turn)
+    return {"predicted": NO_ANSWER, "rounds": MAX_TURNS, "searches": searches, "history": history}
+
+
+def _search_query(text: str):
+    """(found, call, query) of the first line of the first tool call; tool names are not read."""
+    line = text.split("<tool_call>")[1].split("</tool_call>")[0].strip().split("\n")[0]
+    if len(line) > MAX_LITERAL:  # the parser itself refuses more than 200 nested brackets
+        return False, None, None
+    try:
+        # a Python literal, as in the official loop: JSON's true and null are errors
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd backslashes in model text are no news to a user
+            call = ast.literal_eval(line)
+        return True, call, call["parameters"]["query"]
+    except (ValueError, SyntaxError, TypeError, LookupError, MemoryError, RecursionError):
+        return False, None, None
+
+
+def _search_turns(text, call, results, turn) -> list[dict]:
+    """What a search adds to the history: the call, the results, the request to go on."""
+    if "<think>" in text:
+        thought = text.split("<think>")[1].split("</think>")[0].strip()
+    else:
+        thought = text.split("<tool_call>")[0].strip()
+    return [{"role": "assistant",
+             "content": f"<think> {thought} </think>\n<tool_call>\n{call}\n</tool_call>"},
+            {"role": "obs", "content": f"Results of the search:\n{results.strip()}"},
+            {"role": "user", "content": MORE if turn < MAX_TURNS - 1 else LAST}]
+
+
+def judge_messages(question: str, gold_answer: str, predicted: str) -> list[dict]:
+    """Chat messages for a judge model; its reply is read by `read_judgment`."""
+    system = ("Decide whether a predicted answer means the same as the true answer to a question. "
+              "Reply in two lines:\n- Thought: <brief reasoning>\n- Judgment: <Yes or No>")
+    user = f"Question: {question}\nTrue answer: {gold_answer}\nPredicted answer: {predicted}"
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def read_judgment(reply: str) -> bool:
+    """True iff the text after the first "- Judgment:" (up to a second) is exactly "Yes".
+
+    Raises ValueError when the "- Thought:" or the "- Judgment:" is missing.
+    """
+    parts = reply.split("- Judgment:")
+    if "- Thought:" not in reply or len(parts) < 2:
+        raise ValueError("the judge's reply lacks its \"- Thought:\" or \"- Judgment:\"")
+    return parts[1].strip() == "Yes"
+
+
+def score_dialogue(record, reply, search, judge) -> Verdict:
+    """A whole ToolRL dialogue; ok and score: the judge's Yes.
+
+    judge: (question, gold answer, predicted answer) -> text of the judge's reply; it is not asked
+    about an empty or missing answer. extra: the outcome of `dialogue`, the string metrics, and
+    crash (text or None: the official run stops on an unreadable judgment, we count it as wrong).
+    """
+    outcome = dialogue(record["question"], reply, search)
+    predicted, ok, crash = outcome["predicted"], False, None
+    if predicted in ("", NO_ANSWER):
+        reason = "no answer to judge"
+    else:
+        try:
+            ok = read_judgment(judge(record["question"], record["answer"], predicted))
+            reason = f"the judge {'accepts' if ok else 'rejects'} {predicted[:80]!r}"
+        except ValueError as error:
+            crash = reason = f"{error}: counted as wrong"
+    extra = {**outcome, **metrics(predicted, record["answer"]), "crash": crash}
+    return Verdict(ok, float(ok), reason, extra)
+
+
+# ------------------------------------------------------------------------ recorded verdicts
+
+def verify(data, rows):
+    """Yields (kind, agrees, detail) for each recorded verdict; the rows carry their own gold."""
+    checks = {"metric": _check_metric, "searchr1_extract": _check_extract,
+              "toolrl_dialogue": _check_dialogue}
+    for number, row in enumerate(rows, 1):
+        if row.get("kind") not in checks:
+            raise UserError(f"verdict {number} ({row.get('id')}): unknown kind {row.get('kind')!r}"
+                            f", expected one of {', '.join(checks)}")
+        try:
+            expected, got = checks[row["kind"]](row)
+        except KeyError as error:
+            raise UserError(f"verdict {number} ({row.get('id')}): no field {error}") from None
+        agrees = all(_same(expected[key], got[key]) for key in expected)
+        yield row["kind"], agrees, f"{row['id']}: expected {expected}, got {got}"
+
+
+def _same(a, b) -> bool:
+    """Equality, of numbers up to rounding."""
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return abs(a - b) < 1e-9
+    return a == b
+
+
+def _check_metric(row):
+    return row["official_verdict"], metrics(row["response"], row["gold"])
+
+
+def _check_extract(row):
+    answer = extract_searchr1(row["response"])
+    return row["official_verdict"], {"extracted": answer, **metrics(answer, row["gold"])}
+
+
+def _check_dialogue(row):
+    """A scripted model (its last turn repeats), a stub search and the recorded judge's reply."""
+    turns, official = iter(row["response"]), row["official_verdict"]
+    last = row["response"][-1]
+    record = {"question": row["question"], "answer": row["gold"]}
+    verdict = score_dialogue(record, lambda messages: next(turns, last),
+                             lambda query: f"1. Stub result\n- Snippet: about {query}",
+                             lambda *about: row["judge_reply"])
+    if official["crash"]:  # the official run ended without a score: only the crash compares
+        return {"crash": True}, {"crash": verdict.extra["crash"] is not None}
+    got = {"predicted": verdict.extra["predicted"], "score": verdict.score,
+           "crash": verdict.extra["crash"], "rounds": verdict.extra["rounds"],
+           "searches": verdict.extra["searches"],
+           "history_roles": [turn["role"] for turn in verdict.extra["history"]]}
+    detail = {key: row["detail"][key] for key in ("rounds", "searches", "history_roles")
+              if key in row["detail"]}
+    return {**official, **detail}, got

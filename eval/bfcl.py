@@ -1,0 +1,997 @@
+"""BFCL (Berkeley Function Calling Leaderboard): is the function call right?
+
+What of the paper this is: the column "BFCL" of the results table. The paper says that it takes the
+long-context subset "each turn independently" and no more. Our reading, the default here: turn i is
+asked with the function documents, and with the user messages, ground-truth calls and their results
+of all turns before it; 734 turns, of which 3 expect no call and are left out: 731.
+
+How to run: `python -m eval bfcl --data DIR --model M`. `python -m eval.bfcl DIR` makes the file
+derived/long_context_turns.jsonl from the official questions and answers (needs `bfcl-eval`).
+
+Two scorers:
+* single-turn Python categories and (ir)relevance: the official AST rules, numbered 1-7 below as in
+  the rule text, for both response formats (`[f(a=1)]` and Qwen's `<tool_call>` blocks);
+* long-context turns: a rule without simulator (`score`), or the official one (`score_official`,
+  optional package `bfcl-eval`), which runs the calls that our literal parser accepted.
+
+The rule without simulator reasons about what the calls may do. Every function either only reads,
+moves (`cd`), or changes the state; those that change it again when repeated are listed. Then
+(a) a call that must fail (unknown name or argument, argument missing, no login, unknown access
+token) changes nothing and returns nothing of use; (b) within one class the calls that change the
+state or move must be those of the ground truth, in their order; calls of different classes do not
+meet; (c) each ground-truth call that only reads must be made between the same two changes, unless
+the string it returns was already returned before the turn; (d) what is left over may read, move
+after the last expected call, or repeat a change that has no second effect. It cannot know that two
+different calls return the same text, or that an unforeseen change fails: there it says false.
+
+Where it differs on purpose:
+* the official decoder *evaluates* arithmetic in model text; here only literals are folded, within
+  bounds (FOLD_*), and everything else counts as undecodable. Responses over MAX_TEXT characters and
+  calls nested deeper than CPython's own limit of 200 brackets are undecodable;
+* a response on which the official script crashes (float of a 400-digit integer) is false;
+* Java and JavaScript categories are not scored.
+
+Unclear in the paper: its 7.0 for Qwen2.5-7B-Instruct equals the leaderboard's *whole-conversation*
+score (14 of 200 conversations), while 41.8 for GenEnv is no k/200 and fits 310/742 (the non-empty
+turns of the data before 2025-11-07). 7.0 -> 41.8 may therefore not compare like with like, and
+neither figure should be read as the baseline of ours. Say so wherever the numbers are quoted.
+
+Training part: the paper's number uses only the long-context turns, so the single-turn Python
+categories with an unambiguous answer are the base tasks. multi_turn_base is *not* used: its
+conversations are the long-context ones with shorter files.
+"""
+import ast
+import itertools
+import json
+import math
+import operator
+import re
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+from data_pool import UserError
+from eval.common import Verdict, data_dir, mean_by, one_line, read_rows
+
+NAME = "bfcl"
+PAPER = {"Qwen2.5-7B": 7.0, "GenEnv 7B": 41.8}
+MAX_NEW_TOKENS = 512
+REQUIRED = {"single_turn": 1.0, "relevance": 1.0}  # "multi_turn" is reported, with no rate asked
+
+AST_CATEGORIES = ("simple_python", "multiple", "parallel", "parallel_multiple", "live_simple",
+                  "live_multiple", "live_parallel", "live_parallel_multiple")
+RELEVANCE_CATEGORIES = ("irrelevance", "live_irrelevance", "live_relevance")
+LONG_CONTEXT = "multi_turn_long_context"
+GOLD_EXCEPTIONS = [
+    "live_relevance: no gold response exists (any call passes), gold() is None",
+    "single-turn: where an answer leaves out a required argument, or lists only values that the "
+    "official type check refuses, no response can pass (live_multiple and others, see tests)",
+]
+
+# Limits on model text: long enough for any answer, short enough for a verdict well within a second
+MAX_TEXT = 100_000
+FOLD_OPERATIONS = 200     # arithmetic operations per response
+FOLD_BITS = 20_000        # size of a folded integer
+FOLD_ITEMS = 10_000       # characters or items of a folded string or list
+
+
+class Undecodable(Exception):
+    """The text is not a list of calls; the message says why."""
+
+
+# ---------------------------------------------------------------------------------------------
+# decoding: text -> [(name, {argument: value})]
+
+
+def decode(text: str, fmt: str | None = None) -> list:
+    """Calls of a response as (name, arguments) pairs. Raises Undecodable, nothing else.
+
+    fmt: "prompt" (`[f(a=1)]`), "qwen_fc" (`<tool_call>` blocks), None = by the look of the text.
+    """
+    if not isinstance(text, str):
+        raise Undecodable("the response is not text")
+    if len(text) > MAX_TEXT:
+        raise Undecodable(f"longer than {MAX_TEXT} characters")
+    fmt = fmt or ("qwen_fc" if "<tool_call>" in text else "prompt")
+    if fmt not in ("prompt", "qwen_fc"):
+        raise UserError(f"unknown response format {fmt!r}: prompt or qwen_fc")
+    return decode_prompt(text) if fmt == "prompt" else decode_qwen(text)
+
+
+def decode_prompt(text: str) -> list:
+    """Calls of the prompt format: one Python list of calls, read but never evaluated."""
+    text = text.strip("`\n ")
+    text = ("" if text.startswith("[") else "[") + text + ("" if text.endswith("]") else "]")
+    try:
+        # invalid escapes in a string only warn; a caller's warning filter must not change verdicts
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            body = ast.parse(text, mode="eval").body
+        if not isinstance(body, (ast.List, ast.Tuple, ast.Set)):
+            raise Undecodable("not a list of calls")
+        if not all(isinstance(item, ast.Call) for item in body.elts):
+            raise Undecodable("a list item is not a call")
+        budget = itertools.count(1)
+        return [call_of(item, budget) for item in body.elts]
+    except (SyntaxError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError,
+            MemoryError) as error:
+        # NUL bytes, lone surrogates, 10,000 brackets, 5,000-digit integers, 1/0, {[]: 1}...
+        raise Undecodable(f"not Python literals: {one_line(error, 80)}") from None
+
+
+def call_of(node: ast.Call, budget) -> tuple:
+    """(dotted name, keyword arguments) of a call; positional arguments are dropped."""
+    parts, func = [], node.func
+    while isinstance(func, ast.Attribute):
+        parts.append(func.attr)
+        func = func.value
+    if isinstance(func, ast.Name):
+        parts.append(func.id)
+    # `**{...}` has the name None, which no document knows; of a repeated keyword the last counts
+    return ".".join(reversed(parts)), {k.arg: value_of(k.value, budget) for k in node.keywords}
+
+
+def value_of(node, budget):
+    """The value of an argument as the official decoder sees it; raises on what it refuses."""
+    match node:
+        case ast.Constant():
+            return "..." if node.value is Ellipsis else node.value
+        case ast.UnaryOp(operand=ast.Constant(value=value)):
+            return -value                      # whatever the operator: `+5` is -5 there too
+        case ast.List():
+            return [value_of(item, budget) for item in node.elts]
+        case ast.Tuple():
+            return tuple(value_of(item, budget) for item in node.elts)
+        case ast.Dict():
+            return {value_of(k, budget): value_of(v, budget)
+                    for k, v in zip(node.keys, node.values)}
+        case ast.Name():
+            return node.id                     # a bare name is a string
+        case ast.BinOp():
+            return fold(node, budget)
+        case ast.Call() if node.keywords:
+            name, arguments = call_of(node, budget)
+            return {name: arguments}
+        case ast.Call():
+            return ast.unparse(node)
+        case ast.Subscript():
+            return f"{ast.unparse(node.value)}[{ast.unparse(node.slice)}]"
+    raise Undecodable(f"{type(node).__name__} is no literal")
+
+
+BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+          ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+          ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+          ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor}
+UNARY = {ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Invert: operator.invert,
+         ast.Not: operator.not_}
+
+
+def fold(node, budget):
+    """Arithmetic of literals (`2**10`, `"a" * 3`) with bounds on work and size of the result."""
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.List():
+            return [fold(item, budget) for item in node.elts]
+        case ast.Tuple():
+            return tuple(fold(item, budget) for item in node.elts)
+        case ast.Dict():
+            return {fold(k, budget): fold(v, budget) for k, v in zip(node.keys, node.values)}
+        case ast.UnaryOp() if type(node.op) in UNARY:
+            return UNARY[type(node.op)](fold(node.operand, budget))
+        case ast.BinOp() if type(node.op) in BINARY:
+            left, right = fold(node.left, budget), fold(node.right, budget)
+            if next(budget) > FOLD_OPERATIONS or not small_result(node.op, left, right):
+                raise Undecodable("arithmetic too large")
+            return BINARY[type(node.op)](left, right)
+    raise Undecodable(f"arithmetic with {type(node).__name__} is no literal")
+
+
+def small_result(op, left, right) -> bool:
+    """Whether `left op right` stays within the FOLD bounds, judged before it is computed."""
+    if isinstance(left, int) and isinstance(right, int):
+        bits, exponent = max(1, left.bit_length()), max(0, right)
+        if isinstance(op, ast.Pow):
+            return exponent <= FOLD_BITS and bits * exponent <= FOLD_BITS
+        if isinstance(op, ast.LShift):
+            return bits + exponent <= FOLD_BITS
+        return bits + right.bit_length() <= FOLD_BITS
+    if isinstance(op, ast.Mult) and (isinstance(left, int) or isinstance(right, int)):
+        number, other = (left, right) if isinstance(left, int) else (right, left)
+        return items(other) * max(1, number) <= FOLD_ITEMS
+    if isinstance(op, ast.Mod) and isinstance(left, (str, bytes)):
+        # `"%9999999d" % 1` would fill the memory: no `*`, no width of more than three digits
+        shape = left if isinstance(left, str) else left.decode("latin-1")
+        return not re.search(r"\*|\d{4}", shape) and items(left) + 999 * shape.count("%") \
+            + items(right) * shape.count("%") <= FOLD_ITEMS
+    return items(left) + items(right) <= FOLD_ITEMS
+
+
+def items(value) -> int:
+    """Characters or nested items of a value, at least 1."""
+    if isinstance(value, (str, bytes)):
+        return max(1, len(value))
+    if isinstance(value, dict):
+        return 1 + sum(items(v) for v in value.values())
+    if isinstance(value, (list, tuple)):
+        return 1 + sum(map(items, value))
+    return 1
+
+
+def decode_qwen(text: str) -> list:
+    """Calls of `<tool_call>` blocks, newlines needed; blocks that are no JSON are skipped."""
+    calls = []
+    for block in tool_call_blocks(text):
+        try:
+            call = json.loads(block)
+        except (ValueError, RecursionError):
+            continue
+        calls.append(call)
+    for call in calls:
+        if not isinstance(call, dict) or not isinstance(call.get("arguments"), dict) \
+                or isinstance(call.get("name", []), (list, dict)):
+            raise Undecodable("a <tool_call> block is no call")
+    return [(call["name"], dict(call["arguments"])) for call in calls]
+
+
+def tool_call_blocks(text: str) -> list[str]:
+    """What stands between `<tool_call>\\n` and the next `\\n</tool_call>`, in linear time."""
+    blocks, start = [], text.find("<tool_call>\n")
+    while start >= 0:
+        start += len("<tool_call>\n")
+        end = text.find("\n</tool_call>", start)
+        if end < 0:
+            break
+        blocks.append(text[start:end])
+        start = text.find("<tool_call>\n", end + len("\n</tool_call>"))
+    return blocks
+
+
+# ---------------------------------------------------------------------------------------------
+# AST rules for the single-turn Python categories
+
+
+PYTHON_TYPE = {"string": str, "any": str, "integer": int, "float": float, "boolean": bool,
+               "array": list, "tuple": list, "dict": dict}
+
+
+def check_ast(record: dict, calls: list) -> str:
+    """Why the calls are wrong, or "" (rules 1 and 2)."""
+    expected = record["ground_truth"]
+    if len(calls) != len(expected):
+        return f"{len(calls)} calls where {len(expected)} are expected"     # rule 1
+    if "parallel" not in record["category"]:
+        name = next(iter(expected[0]))
+        docs = record["function"]
+        doc = find(docs, name) if "multiple" in record["category"] else docs[0]
+        return check_call(doc, calls[0], expected[0])
+    free = list(calls)
+    for answer in expected:
+        doc, errors = find(record["function"], next(iter(answer))), []
+        for call in free:
+            errors.append(check_call(doc, call, answer))
+            if not errors[-1]:
+                free.remove(call)
+                break
+        else:
+            return f"no call matches {next(iter(answer))}: {errors[0] if errors else 'none left'}"
+    return ""
+
+
+def find(docs: list, name: str) -> dict:
+    """The function document of that name."""
+    return next(doc for doc in docs if doc["name"] == name)
+
+
+def check_call(doc: dict, call: tuple, answer: dict) -> str:
+    """Why one call is wrong, or "" (rule 2)."""
+    name, arguments = call
+    alternatives = next(iter(answer.values()))
+    if name != doc["name"]:
+        return f"function {short(name)} is not {doc['name']}"
+    properties = doc["parameters"]["properties"]
+    for required in doc["parameters"].get("required", []):
+        if required not in arguments:
+            return f"required argument {required} is missing"
+    for argument, value in arguments.items():
+        if argument not in properties or argument not in alternatives:
+            return f"argument {short(argument)} is not expected"
+        if not value_matches(properties[argument], value, alternatives[argument]):
+            return f"argument {argument} = {short(value)} is wrong"
+    for argument, listed in alternatives.items():
+        if argument not in arguments and "" not in listed:
+            return f"argument {argument} is missing and not optional"
+    return ""
+
+
+def value_matches(doc: dict, value, listed: list) -> bool:
+    """Whether a value has the right type and is among the listed ones (rules 3-6)."""
+    kind = doc["type"]
+    expected = PYTHON_TYPE[kind]
+    if kind == "tuple" and type(value) is tuple:
+        value = list(value)
+    if kind == "float" and type(value) is int:                            # rule 3: int promoted
+        try:
+            value = float(value)
+        except OverflowError:
+            return False
+    item_type = PYTHON_TYPE[doc["items"]["type"]] if kind in ("array", "tuple") else None
+    answer_type = next((type(a) for a in listed if a != ""), None)        # A of rule 5
+    if type(value) is expected:
+        if item_type and not any(items_fit(value, a, item_type) for a in listed):
+            return False                                                  # rule 4: final
+        variable = answer_type is not None and answer_type is not expected
+    elif answer_type is not None and type(value) is answer_type:
+        variable = True                                                   # rule 5
+    else:
+        return False
+    if variable:
+        return value in listed
+    try:
+        return listed_value(expected, item_type, value, listed)
+    except (TypeError, AttributeError, KeyError, IndexError):
+        return False        # the official checker stops here: answers of mixed types
+
+
+def items_fit(value: list, alternative, item_type) -> bool:
+    """Rule 4: all items have the document's type or that of the alternative's first item."""
+    if not isinstance(alternative, list):
+        return True
+    first = next((type(a) for a in alternative if a != ""), None)
+    return all(type(item) is item_type or (first is not None and type(item) is first)
+               for item in value)
+
+
+def listed_value(expected, item_type, value, listed: list) -> bool:
+    """Rule 6: the comparison by type."""
+    if expected is dict:
+        return any(dict_matches(value, a) for a in listed if a != "")
+    if expected is list and item_type is dict:
+        return any(len(a) == len(value)
+                   and all(b != "" and dict_matches(v, b) for v, b in zip(value, a))
+                   for a in listed)
+    if expected is str:
+        return plain(value) in [plain(a) for a in listed if isinstance(a, str)]
+    if expected is list:
+        return [plain(v) for v in value] in [[plain(item) for item in a] for a in listed]
+    return value in listed
+
+
+def dict_matches(value: dict, alternative: dict) -> bool:
+    """Keys known, values listed (normalised), absent keys list ""."""
+    return all(key in alternative and plain(v) in [plain(a) for a in alternative[key]]
+               for key, v in value.items()) \
+        and all(key in value or "" in listed for key, listed in alternative.items())
+
+
+def plain(value):
+    """Strings without ` ,./-_*^`, in lower case, `'` as `"`; all else as it is."""
+    if type(value) is not str:
+        return value
+    return re.sub(r"[ ,./\-_*^]", "", value).lower().replace("'", '"')
+
+
+def short(value, width: int = 60) -> str:
+    """A value for a sentence; integers too long for repr() included."""
+    try:
+        return one_line(repr(value)[:4 * width], width)
+    except (ValueError, RecursionError):
+        return f"a huge {type(value).__name__}"
+
+
+# ---------------------------------------------------------------------------------------------
+# long-context turns without simulator
+
+
+FUNCTION_DOCS = {"GorillaFileSystem": "gorilla_file_system", "MathAPI": "math_api",
+                 "MessageAPI": "message_api", "TwitterAPI": "posting_api",
+                 "TicketAPI": "ticket_api", "TradingBot": "trading_bot",
+                 "TravelAPI": "travel_booking", "VehicleControlAPI": "vehicle_control"}
+# what a function may do to the public state, from the function documents
+READS = re.compile(r"""get_|list_|view_|search_|estimate_|filter_|find|.*_login_status$|pwd$|ls$
+    |cat$|wc$|sort$|grep$|tail$|diff$|du$|displayCarStatus$|display_log$|check_tire_pressure$
+    |compute_exchange_rate$|verify_traveler_information$|notify_price_change$|retrieve_invoice$
+    |contact_customer_support$|gallon_to_liter$|liter_to_gallon$""", re.VERBOSE)
+# reads whose answer no call of the conversation can change
+CONSTANT = re.compile(r"""get_(stock_info|symbol_by_name|available_stocks|flight_cost|current_time
+    |nearest_airport_by_city|zipcode_based_on_city|outside_temperature.*)$|filter_stocks_by_price$
+    |list_all_airports$|compute_exchange_rate$|estimate_distance$|gallon_to_liter$
+    |liter_to_gallon$""", re.VERBOSE)
+# repeated with the same arguments these add a second entry; the others leave or refuse
+NOT_IDEMPOTENT = {"send_message", "delete_message", "post_tweet", "comment", "mention",
+                  "create_ticket", "place_order", "fund_account", "withdraw_funds", "book_flight",
+                  "register_credit_card", "purchase_insurance", "fillFuelTank"}
+# class: (key of the configuration that says "logged in", the call that logs in, who needs it)
+LOGIN = {"TicketAPI": ("current_user", "ticket_login", {"create_ticket"}),
+         "MessageAPI": ("current_user", "message_login", {"send_message", "delete_message"}),
+         "TwitterAPI": ("authenticated", "authenticate_twitter",
+                        {"post_tweet", "retweet", "comment", "follow_user", "unfollow_user"}),
+         "TradingBot": ("authenticated", "trading_login",
+                        {"place_order", "cancel_order", "fund_account", "withdraw_funds"})}
+# arguments that name something which exists already; a name never heard of makes the call fail
+LOOKED_UP = {"access_token", "stock", "symbol", "source", "folder", "ticket_id", "order_id",
+             "booking_id", "card_id", "receiver_id"}
+LOOKED_UP_BY = {"rm": {"file_name"}, "rmdir": {"dir_name"}}
+
+
+def decode_steps(response, fmt=None) -> list:
+    """Calls of all steps of a turn; steps that do not decode are text to the user."""
+    calls = []
+    for step in response if isinstance(response, list) else [response]:
+        try:
+            calls += decode(step, fmt)
+        except Undecodable:
+            pass
+    return calls
+
+
+def only_reads(name: str, owner: dict) -> bool:
+    """Whether a function leaves the public state and the current directory as they are."""
+    return owner[name] == "MathAPI" or bool(READS.match(name))
+
+
+def turn_calls(record: dict) -> list:
+    """Ground-truth calls of a turn as (name, arguments)."""
+    return [decode_prompt(call)[0] for call in record["gt_calls_kw"]]
+
+
+def key_of(call: tuple, doc: dict) -> tuple:
+    """A call in comparable form: defaults left out; True, 1 and (for integers) 1.0 differ."""
+    name, arguments = call
+    properties = doc["parameters"]["properties"]
+    kept = {}
+    for argument, value in arguments.items():
+        spec = properties[argument]
+        if type(value) is int and spec["type"] == "float" and abs(value) < 1e300:
+            value = float(value)
+        # 2.0 finds what is filed under 2; elsewhere an integer shows up in the result as it is
+        if type(value) is float and name.startswith("get_") and value.is_integer() \
+                and argument.endswith("_id"):
+            value = int(value)
+        if not ("default" in spec and repr(spec["default"]) in (repr(value), repr(str(value)))):
+            kept[argument] = value
+    return name, repr(sorted(kept.items()))
+
+
+def can_run(call: tuple, record: dict, logins: set) -> bool:
+    """Whether a call is not bound to fail: documented, complete, logged in, known things only."""
+    name, arguments = call
+    if name not in record["owner"]:
+        return False
+    parameters = next(d for d in record["function"] if d["name"] == name)["parameters"]
+    if not set(arguments) <= set(parameters["properties"]) \
+            or not set(parameters.get("required", [])) <= set(arguments):
+        return False
+    for argument in LOOKED_UP | LOOKED_UP_BY.get(name, set()):
+        if argument in arguments and not is_known(arguments[argument], record["known"]):
+            return False
+    cls = record["owner"][name]
+    if name == "trading_login" and cls in record["logged_in"]:
+        return False                           # answered with "already logged in"
+    _, login, needing = LOGIN.get(cls, (None, None, ()))
+    return name not in needing or cls in record["logged_in"] or login in logins
+
+
+def is_known(value, text: str) -> bool:
+    """Whether a name or number occurs, as a word, in what the conversation has shown so far."""
+    if not isinstance(value, (str, int)) or not 0 < len(short(value, 300)) < 300:
+        return isinstance(value, float)
+    found = re.search(rf"(?<!\w){re.escape(str(value))}(?!\w)", text)
+    return value != "" and (found is not None or value == "..")
+
+
+def match_class(model: list, truth: list, made: set) -> tuple[str, list]:
+    """Compare the calls of one class.
+
+    model: [(key, name, only reads)] in order; truth: [(key, name, result, changes)] in order;
+    made: keys of calls of earlier turns.
+    Returns (why the state differs or "", results that the model's calls did not return).
+    """
+    changes = [key for key, _, _, changing in truth if changing]
+    reads = {key for key, _, _, changing in truth if not changing}
+    at, seen = 0, Counter()
+    for key, name, reading in model:
+        if at < len(changes) and key == changes[at]:
+            at += 1
+            made = made | {key}
+        elif key in reads or reading:
+            # a read between change at-1 and change at
+            seen[key, 0 if CONSTANT.match(name) else at] += 1
+        elif not (name == "cd" and at == len(changes)
+                  or key in made and name not in NOT_IDEMPOTENT | {"cd"}):
+            return f"{name} changes the state and is not expected here", []
+    if at < len(changes):
+        return f"{changes[at][0]} with the expected arguments is missing", []
+    missing, epoch = [], 0
+    for key, name, result, changing in truth:
+        if changing:
+            epoch += 1
+            continue
+        when = 0 if CONSTANT.match(name) else epoch
+        if seen[key, when]:
+            seen[key, when] -= 1
+        else:
+            missing.append((name, result))
+    return "", missing
+
+
+def check_turn(record: dict, calls: list) -> str:
+    """Why the calls of a long-context turn are wrong, or "" (rule without simulator)."""
+    truth = turn_calls(record)
+    if not truth:
+        return ""
+    if not calls:
+        return "no call could be decoded"
+    docs, owner = {doc["name"]: doc for doc in record["function"]}, record["owner"]
+    logins = set(record["logins"])
+    by_class = {name: ([], []) for name in record["involved_classes"]}
+    for call in calls:
+        name = call[0]
+        if can_run(call, record, logins):
+            by_class[owner[name]][0].append(
+                (key_of(call, docs[name]), name, only_reads(name, owner)))
+            logins.add(name)
+    for call, result in zip(truth, record["gt_results"]):
+        name = call[0]
+        # a call that failed left the state as it was
+        failed = result.startswith(('{"error"', "Error during"))
+        changing = not (failed or only_reads(name, owner))
+        by_class[owner[name]][1].append((key_of(call, docs[name]), name, result, changing))
+    before, left = Counter(record["earlier_results"]), []
+    made = {key_of(call, docs[call[0]]) for call in record["made"]}
+    for model, expected in by_class.values():
+        reason, missing = match_class(model, expected, made)
+        if reason:
+            return reason
+        left += missing
+    for name, result in left:
+        if not before[result]:
+            return f"the result of {name} is missing"
+        before[result] -= 1
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------
+# long-context turns with the official simulator (optional package)
+
+
+def simulator():
+    """The official checker's modules (executor, checker); UserError when they are not there."""
+    try:
+        from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker, multi_turn_utils
+    except ImportError as error:
+        raise UserError("the official simulator needs `pip install --no-deps bfcl-eval mpmath` "
+                        f"({one_line(error, 60)})") from None
+    return multi_turn_utils, multi_turn_checker
+
+
+def is_literal(value) -> bool:
+    """Whether repr(value) is a literal of plain data; the executor evaluates that text."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_literal, value))
+    if isinstance(value, dict):
+        return all(is_literal(k) and is_literal(v) for k, v in value.items())
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or type(value) in (str, int, bool)
+
+
+def safe_call(call: tuple, names) -> str:
+    """The call as text for the executor: documented names and plain data only.
+
+    Anything else becomes a call that fails there, so that no model text is ever evaluated.
+    """
+    name, arguments = call
+    if name in names and all(isinstance(k, str) and k.isidentifier() and is_literal(v)
+                             for k, v in arguments.items()):
+        try:
+            return f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+        except ValueError:
+            pass                               # an integer too long to print
+    return "no_such_function()"
+
+
+RUNS = itertools.count()
+
+
+def score_official(record: dict, response, fmt=None) -> Verdict:
+    """Verdict of the official simulator on one long-context turn; earlier turns from ground truth.
+
+    Raises UserError when bfcl-eval is not installed or the record is no long-context turn.
+    """
+    utils, checker = simulator()
+    if record["category"] != LONG_CONTEXT:
+        raise UserError(f"{record['id']}: the simulator is for {LONG_CONTEXT} only")
+    steps = []
+    for step in response if isinstance(response, list) else [response]:
+        calls = decode_steps(step, fmt)
+        steps += [[safe_call(call, record["owner"]) for call in calls]] if calls else []
+    earlier = record["earlier_calls"]
+    run = f"run{next(RUNS)}"
+    entry = {"id": run, "initial_config": record["initial_config"],
+             "involved_classes": record["involved_classes"]}
+    try:
+        result = checker.multi_turn_checker([[calls] for calls in earlier] + [steps],
+                                            earlier + [record["gt_calls"]],
+                                            entry, LONG_CONTEXT, "genenv")
+    finally:
+        # the executor keeps one instance per run in its module; ours are used once
+        for name in [n for n in vars(utils) if f"_{run}_" in n]:
+            delattr(utils, name)
+    ok = bool(result["valid"])
+    return Verdict(ok, float(ok), "simulator: " + ("passed" if ok else result["error_type"]))
+
+
+def make_turns(data) -> Path:
+    """Write derived/long_context_turns.jsonl by running the ground truth in the simulator."""
+    folder, (utils, _) = data_dir(data, NAME), simulator()
+    docs, rows = function_docs(folder), []
+    for entry, answer in with_answers(folder, LONG_CONTEXT):
+        run, state = f"run{next(RUNS)}", None
+        order = {doc["name"]: list(doc["parameters"]["properties"])
+                 for name in entry["involved_classes"] for doc in docs[name]}
+        for turn, calls in enumerate(answer):
+            results, instances = utils.execute_multi_turn_func_call(
+                calls, entry["initial_config"], entry["involved_classes"], "genenv", run,
+                long_context=True)
+            shown = {name: {k: repr(v) for k, v in vars(instance).items() if k[:1] != "_"}
+                     for name, instance in instances.items()}
+            if state is None:
+                state = initial_state(utils, entry)
+            rows.append({"id": entry["id"], "turn": turn,
+                         "involved_classes": entry["involved_classes"],
+                         "user": [m["content"] for m in entry["question"][turn]],
+                         "gt_calls": calls, "gt_calls_kw": [keywords(c, order) for c in calls],
+                         "gt_results": results, "gt_changes_state": shown != state})
+            state = shown
+    path = folder / "derived" / "long_context_turns.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def initial_state(utils, entry: dict) -> dict:
+    """Public attributes of fresh instances, as text."""
+    _, instances = utils.execute_multi_turn_func_call(
+        [], entry["initial_config"], entry["involved_classes"], "genenv", f"run{next(RUNS)}",
+        long_context=True)
+    return {name: {k: repr(v) for k, v in vars(instance).items() if k[:1] != "_"}
+            for name, instance in instances.items()}
+
+
+def keywords(call: str, order: dict) -> str:
+    """A ground-truth call with its positional arguments named after the function document."""
+    node = ast.parse(call, mode="eval").body
+    named = dict(zip(order[node.func.id], map(ast.literal_eval, node.args)))
+    named |= {k.arg: ast.literal_eval(k.value) for k in node.keywords}
+    return f"{node.func.id}({', '.join(f'{k}={v!r}' for k, v in named.items())})"
+
+
+# ---------------------------------------------------------------------------------------------
+# data
+
+
+def load(data, split: str = "test", categories=None) -> list[dict]:
+    """Records of BFCL.
+
+    split "test": the 731 long-context turns; "train": records of the single-turn Python categories
+    that have a base task. categories: any of AST_CATEGORIES, RELEVANCE_CATEGORIES and LONG_CONTEXT
+    instead. Raises UserError naming file and record.
+    """
+    if split not in ("test", "train"):
+        raise UserError(f"unknown split {split!r}: test or train")
+    folder = data_dir(data, NAME)
+    default = (LONG_CONTEXT,) if split == "test" else AST_CATEGORIES
+    records = []
+    for category in categories or default:
+        if category not in AST_CATEGORIES + RELEVANCE_CATEGORIES + (LONG_CONTEXT,):
+            raise UserError(f"bfcl: unknown category {category!r}")
+        if split == "train" and category not in AST_CATEGORIES:
+            raise UserError(f"bfcl: {category} is evaluated or has no answers, not for training")
+        records += load_turns(folder) if category == LONG_CONTEXT else load_single(folder, category)
+    if split == "train":
+        return [record for record in records if base_task(record)]
+    return [r for r in records if r["category"] != LONG_CONTEXT or r["gt_calls"]]
+
+
+def load_single(folder: Path, category: str) -> list[dict]:
+    """Records of one single-turn category: {id, category, question, function, ground_truth}."""
+    if category in RELEVANCE_CATEGORIES:
+        rows = read_rows(folder / f"BFCL_v4_{category}.json", ("id", "question", "function"))
+        return [checked({**row, "category": category}) for row in rows]
+    return [checked({**row, "category": category, "ground_truth": answer})
+            for row, answer in with_answers(folder, category)]
+
+
+def checked(record: dict) -> dict:
+    """The record, or UserError when a scorer could not work with it."""
+    where = f"bfcl {record['category']}, record {record['id']}"
+    try:
+        names = {doc["name"] for doc in record["function"]}
+        messages = [m["role"] + m["content"] for m in record["question"][0]]
+        for doc in record["function"]:
+            for spec in doc["parameters"]["properties"].values():
+                known = spec["type"] in PYTHON_TYPE
+                if spec["type"] in ("array", "tuple"):
+                    known = known and spec["items"]["type"] in PYTHON_TYPE
+                assert known or "ground_truth" not in record, f"unknown type {spec['type']}"
+        for answer in record.get("ground_truth", []):
+            (name, listed), = answer.items()
+            assert name in names and all(isinstance(a, list) for a in listed.values()), \
+                "answer without document or list"
+        assert messages, "no message"
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
+        raise UserError(f"{where}: malformed ({type(error).__name__}: "
+                        f"{one_line(error, 60)})") from None
+    return record
+
+
+def with_answers(folder: Path, category: str) -> list[tuple]:
+    """(question record, ground truth) pairs of a category; the two files go by id."""
+    name = f"BFCL_v4_{category}.json"
+    answers = {row["id"]: row["ground_truth"]
+               for row in read_rows(folder / "possible_answer" / name, ("id", "ground_truth"))}
+    pairs = []
+    for row in read_rows(folder / name, ("id", "question")):
+        if not answers.get(row["id"]):
+            raise UserError(f"{folder / 'possible_answer' / name}: no answer for {row['id']}")
+        pairs.append((row, answers[row["id"]]))
+    return pairs
+
+
+def function_docs(folder: Path) -> dict:
+    """{class name: function documents}, the field `response` left out (half of the tokens)."""
+    docs = {}
+    for name, file in FUNCTION_DOCS.items():
+        rows = read_rows(folder / "multi_turn_func_doc" / f"{file}.json", ("name", "parameters"))
+        docs[name] = [{k: v for k, v in row.items() if k != "response"} for row in rows]
+    return docs
+
+
+def load_turns(folder: Path) -> list[dict]:
+    """All long-context turns (734), each with what came before it (teacher forcing)."""
+    path = folder / "derived" / "long_context_turns.jsonl"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; `python -m eval.bfcl DIR` makes it")
+    keys = ("id", "turn", "involved_classes", "user", "gt_calls", "gt_calls_kw", "gt_results")
+    docs, history, records = function_docs(folder), {}, []
+    entries = {row["id"]: row for row in
+               read_rows(folder / f"BFCL_v4_{LONG_CONTEXT}.json", ("id", "initial_config"))}
+    for number, row in enumerate(read_rows(path, keys), 1):
+        where = f"{path}, record {number}"
+        before = history.setdefault(row["id"], [])
+        if row["turn"] != len(before) or row["id"] not in entries:
+            raise UserError(f"{where}: turn {row['turn']} of {row['id']} is out of order")
+        try:
+            records.append(turn_record(row, before, docs, entries[row["id"]]))
+        except (KeyError, TypeError, ValueError, AttributeError, Undecodable,
+                IndexError) as error:
+            raise UserError(f"{where}: malformed ({type(error).__name__}: "
+                            f"{one_line(error, 60)})") from None
+        before.append(row)
+    return records
+
+
+def turn_record(row: dict, before: list, docs: dict, entry: dict) -> dict:
+    """One long-context turn with its history, documents and what the scorer wants to know."""
+    hidden = set(entry.get("excluded_function", []))
+    owner = {doc["name"]: name for name in row["involved_classes"] for doc in docs[name]}
+    functions = [doc for name in row["involved_classes"] for doc in docs[name]]
+    for call, _ in zip(row["gt_calls_kw"], row["gt_results"], strict=True):
+        key_of(decode_prompt(call)[0], {d["name"]: d for d in functions}[decode_prompt(call)[0][0]])
+    return {"id": f"{row['id']}:{row['turn']}", "category": LONG_CONTEXT,
+            "turn": row["turn"], "involved_classes": row["involved_classes"],
+            "user": "\n".join(row["user"]), "function": functions, "owner": owner,
+            "shown": [doc for doc in functions if doc["name"] not in hidden],
+            "history": [{"user": "\n".join(t["user"]), "calls": t["gt_calls"],
+                         "results": t["gt_results"]} for t in before],
+            "gt_calls": row["gt_calls"], "gt_calls_kw": row["gt_calls_kw"],
+            "gt_results": row["gt_results"], "initial_config": entry["initial_config"],
+            "earlier_calls": [t["gt_calls"] for t in before],
+            "earlier_results": [result for t in before for result in t["gt_results"]],
+            "made": [decode_prompt(c)[0] for t in before for c in t["gt_calls_kw"]],
+            "logins": {c.split("(")[0] for t in before for c in t["gt_calls"]},
+            "logged_in": {name for name, (key, _, _) in LOGIN.items()
+                          if entry["initial_config"].get(name, {}).get(key)},
+            # where a token or a symbol may have come from: configuration, users, calls, results
+            "known": json.dumps([entry["initial_config"], before, row], ensure_ascii=False)}
+
+
+# ---------------------------------------------------------------------------------------------
+# prompt and gold response
+
+
+INSTRUCTIONS = """You can call the functions documented below, one JSON object per function.
+Answer with calls only, as a Python list with every argument named:
+[name(argument=value, other=value), another_name(argument=value)]
+Write no other text. If no function fits the request, or a required value is missing, say so \
+in one sentence without any call.
+"""
+INSTRUCTIONS_TURNS = """Call everything that is needed to fulfil the latest request, in order. \
+The results of earlier calls are given to you.
+"""
+
+
+def prompt(record: dict) -> list[dict]:
+    """Chat messages of a record; documents in the system message, history as a conversation."""
+    turns = record["category"] == LONG_CONTEXT
+    docs = record["shown"] if turns else record["function"]
+    system = INSTRUCTIONS + (INSTRUCTIONS_TURNS if turns else "") + "\nFunctions:\n" \
+        + "\n".join(json.dumps(doc, ensure_ascii=False) for doc in docs)
+    if not turns:
+        asked = record["question"][0]
+        extra = [m["content"] for m in asked if m["role"] == "system"]
+        return [{"role": "system", "content": "\n\n".join([system] + extra)}] \
+            + [dict(m) for m in asked if m["role"] != "system"]
+    messages = [{"role": "system", "content": system}]
+    for past in record["history"]:
+        messages.append({"role": "user", "content": past["user"]})
+        if past["calls"]:
+            messages.append({"role": "assistant", "content": f"[{', '.join(past['calls'])}]"})
+            # results come in a user message: not every chat template knows the role "tool"
+            messages.append({"role": "user", "content": "Results:\n" + "\n".join(past["results"])})
+            messages.append({"role": "assistant", "content": "Done."})
+    return messages + [{"role": "user", "content": record["user"]}]
+
+
+def gold(record: dict) -> str | None:
+    """The response of a perfect model, or None where no single one is meant (relevance)."""
+    if record["category"] == LONG_CONTEXT:
+        return f"[{', '.join(record['gt_calls_kw'])}]"
+    if record["category"] == "live_relevance":
+        return None
+    if record["category"] in RELEVANCE_CATEGORIES:
+        return "None of the functions fits this request."
+    calls = gold_calls(record)
+    text = ", ".join(f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+                     for name, arguments in calls)
+    try:
+        if decode(f"[{text}]", "prompt") == calls:
+            return f"[{text}]"
+    except Undecodable:
+        pass
+    # names that Python cannot write (`my-function`, `from=`) exist only in the other format
+    return "\n".join("<tool_call>\n" + json.dumps({"name": n, "arguments": a}) + "\n</tool_call>"
+                     for n, a in calls)
+
+
+def gold_calls(record: dict) -> list[tuple]:
+    """The ground truth as calls: of every argument the first alternative that passes.
+
+    Arguments that may be left out ("" is listed) are left out, unless the document requires them.
+    """
+    calls = []
+    for answer in record["ground_truth"]:
+        (name, listed), = answer.items()
+        parameters = find(record["function"], name)["parameters"]
+        arguments = {}
+        for argument, alternatives in listed.items():
+            if "" in alternatives and argument not in parameters.get("required", []):
+                continue
+            # an answer may name an argument that the document lacks: then nothing can pass
+            spec = parameters["properties"].get(argument, {"type": "any"})
+            # and a required list whose answer lists "" is passed by the empty list
+            values = [settle(a) for a in alternatives] + [[]]
+            arguments[argument] = next(
+                (v for v in values if value_matches(spec, v, alternatives)), values[0])
+        calls.append((name, arguments))
+    return calls
+
+
+def settle(value):
+    """A ground-truth alternative as a plain value: its dicts hold lists of alternatives."""
+    if isinstance(value, dict):
+        return {k: v[0] for k, v in value.items() if v and v[0] != ""}
+    if isinstance(value, list):
+        return [settle(item) if isinstance(item, dict) else item for item in value]
+    return value
+
+
+# ---------------------------------------------------------------------------------------------
+# score
+
+
+def score(record: dict, response, fmt: str | None = None) -> Verdict:
+    """Verdict on one response; pure, raises on no text, evaluates nothing.
+
+    response: text, or for a long-context turn also a list of texts (steps). fmt: see decode.
+    """
+    if record["category"] == LONG_CONTEXT:
+        reason = check_turn(record, decode_steps(response, fmt))
+        return Verdict(not reason, float(not reason), reason or "the expected calls")
+    try:
+        calls, problem = decode(response, fmt), ""
+    except Undecodable as error:
+        calls, problem = [], str(error)
+    if record["category"] in RELEVANCE_CATEGORIES:                        # rule 7
+        ok = bool(calls) != ("irrelevance" in record["category"])
+        return Verdict(ok, float(ok), f"{len(calls)} calls{': ' + problem if problem else ''}")
+    reason = problem or check_ast(record, calls)
+    return Verdict(not reason, float(not reason), reason or "the expected calls")
+
+
+def aggregate(records: list, verdicts: list) -> dict:
+    """Percent passed, over all and per category; long-context turns also by their position."""
+    categories = mean_by(records, verdicts, lambda r: r["category"])
+    turns = [(r, v) for r, v in zip(records, verdicts) if r["category"] == LONG_CONTEXT]
+    if turns:
+        categories |= mean_by(*zip(*turns), lambda r: f"turn {r['turn']}")
+    total = sum(v.score for v in verdicts)
+    return {"score": 100 * total / len(verdicts) if verdicts else 0.0, "n": len(verdicts),
+            "categories": categories}
+
+
+def verify(data, rows):
+    """Re-score recorded verdicts; yields (kind, agrees, detail).
+
+    Kinds: single_turn and relevance (100 % required), multi_turn (reported; rule without
+    simulator). Raises UserError on rows that lack fields or name an unknown record.
+    """
+    folder, known = data_dir(data, NAME), {}
+    for number, row in enumerate(rows, 1):
+        where = f"bfcl, recorded verdict {number}"
+        missing = [k for k in ("category", "id", "response", "official_verdict") if k not in row]
+        if missing:
+            raise UserError(f"{where}: no {missing[0]!r}")
+        category = row["category"]
+        if category not in known:
+            if category not in AST_CATEGORIES + RELEVANCE_CATEGORIES + (LONG_CONTEXT,):
+                raise UserError(f"{where}: category {category!r} is not scored here")
+            found = load_turns(folder) if category == LONG_CONTEXT \
+                else load_single(folder, category)
+            known[category] = {r["id"]: r for r in found}
+        name = f"{row['id']}:{row.get('turn')}" if category == LONG_CONTEXT else row["id"]
+        if name not in known[category]:
+            raise UserError(f"{where}: no record {name} in {category}")
+        verdict = score(known[category][name], row["response"], row.get("format"))
+        kind = "multi_turn" if category == LONG_CONTEXT else \
+            "relevance" if category in RELEVANCE_CATEGORIES else "single_turn"
+        agrees = verdict.ok == bool(row["official_verdict"])
+        yield kind, agrees, f"{name} ({row.get('kind', '')}): official " \
+            f"{bool(row['official_verdict'])}, ours {verdict.ok}: {verdict.reason}"
+
+
+# ---------------------------------------------------------------------------------------------
+# base tasks
+
+
+def base_task(record: dict) -> dict | None:
+    """A single-turn record as base task {"task", "tools", "calls"}.
+
+    None for evaluated records, for those asked in several messages, and where no response passes.
+    """
+    if record["category"] not in AST_CATEGORIES:
+        return None
+    asked = record["question"][0]
+    if len(asked) != 1 or asked[0]["role"] != "user" or not score(record, gold(record)).ok:
+        return None
+    tools = [{"name": doc["name"], "description": doc.get("description", ""),
+              "parameters": json_schema(doc["parameters"])} for doc in record["function"]]
+    return {"task": asked[0]["content"], "tools": tools,
+            "calls": [{"name": name, "arguments": arguments}
+                      for name, arguments in gold_calls(record)]}
+
+
+def json_schema(spec: dict) -> dict:
+    """A BFCL parameter document as JSON schema: dict, float, tuple and any by their JSON names."""
+    names = {"dict": "object", "float": "number", "tuple": "array"}
+    schema = {k: v for k, v in spec.items() if k in ("description", "enum", "default", "required")}
+    if spec.get("type") not in (None, "any"):
+        schema["type"] = names.get(spec["type"], spec["type"])
+    if "properties" in spec:
+        schema["properties"] = {k: json_schema(v) for k, v in spec["properties"].items()}
+    if isinstance(spec.get("items"), dict):
+        schema["items"] = json_schema(spec["items"])
+    return schema
+
+
+if __name__ == "__main__":
+    try:
+        if len(sys.argv) != 2:
+            raise UserError("usage: python -m eval.bfcl DIR")
+        print(make_turns(sys.argv[1]))
+    except UserError as problem:
+        print(f"genenv: {problem}", file=sys.stderr)
+        sys.exit(2)

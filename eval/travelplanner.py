@@ -1,0 +1,1179 @@
+"""TravelPlanner, sole-planning (Xie et al. 2024; code MIT, data CC-BY-4.0).
+
+What of the paper this is: the column "TravelPlanner" (14.3 for Qwen2.5-7B, 16.6 for GenEnv 7B). A
+model sees a travel request with all reference information and writes a day-by-day plan; the plan
+is checked against eight commonsense and, if it holds up, five hard constraints. The paper's number
+is the mean of four rates on the 180 validation queries: commonsense micro and macro, hard micro and
+macro. The paper says neither which version of the within-city rule it ran, so both are computed:
+`fixed=False` (default, the code behind the figures published up to 2025-11-07) tests a stay day's
+city character by character, `fixed=True` is the upstream one-line repair of that date; nor whether
+its figure is sole-planning or two-stage: sole-planning, which needs no tools, is scored here.
+
+How to run:  python -m eval travelplanner --data DIR --model DIR
+             python -m eval verify travelplanner VERDICTS.jsonl --data DIR
+
+A plan is a list of days; a day is an object with the text values days, current_city,
+transportation, breakfast, attraction, lunch, dinner, accommodation ("-": nothing). `parse_plan`
+says how one is read out of a response.
+
+Where it differs on purpose:
+* The official pipeline asks for free text and lets GPT-4 turn it into JSON; `prompt` asks for the
+  JSON itself, in our own words, so that no second model is needed. Free text is read as a fallback.
+* The reference information in the prompt leaves out the columns that no rule reads (coordinates,
+  addresses, web sites, ratings): 10,600 characters on average where the official tables have
+  26,300. `prompt(record, full=True)` keeps all columns.
+* A plan on which the official evaluator stops with an exception fails, with the reason.
+* "Gold" exists for the 45 training queries only; the validation part publishes no plans.
+* The official flight table has 4 million rows. With the subset that holds just the flights which
+  the reference information shows, an invented number is "not in the database" all the same.
+"""
+import ast
+import csv
+import functools
+import gzip
+import io
+import itertools
+import json
+import math
+import re
+import warnings
+import zlib
+from bisect import bisect_left
+from pathlib import Path
+
+from data_pool import UserError
+from eval.common import Verdict, data_dir, one_line, read_rows
+
+NAME = "travelplanner"
+PAPER = {"Qwen2.5-7B": 14.3, "GenEnv 7B": 16.6}
+MAX_NEW_TOKENS = 2048  # the longest training plan is 3,600 characters of JSON
+MAX_PLAN_CHARS = 100_000  # longer texts are no plans: bounds what a response can cost to score
+MAX_LITERAL_CHARS = 30_000  # the same for Python literals, which are slower to parse
+MAX_DEPTH = 50  # bracket nesting beyond which a text is no plan
+PARTS = {"test": "validation", "train": "train"}  # our split -> the official part
+NOTE = "sole-planning, mean of four rates; old within-city rule, the repaired one beside it"
+GOLD_EXCEPTIONS = [
+    "validation (the evaluation): comes without annotated plans, gold() is None",
+    "train: 45 of 45 pass; under the repaired within-city rule 44, since the human plan of "
+    "train-041 lists another city's attraction on a day without travel"]
+
+MEALS = ("breakfast", "lunch", "dinner")
+FIELDS = ("days", "current_city", "transportation", "breakfast", "attraction", "lunch", "dinner",
+          "accommodation")
+CONTENT = ("transportation", "breakfast", "lunch", "dinner", "attraction", "accommodation")
+UNUSED_DAY = "You don't need to fill in the information for this or later days."
+QUERY_KEYS = ("org", "dest", "days", "visiting_city_number", "people_number", "local_constraint",
+              "budget", "query", "level")
+CONSTRAINTS = ("house rule", "cuisine", "room type", "transportation")
+
+
+# ------------------------------------------------------------------------------------- data
+
+def _file(path: Path) -> Path:
+    """The file, or its .gz twin where only that exists."""
+    zipped = path.with_name(path.name + ".gz")
+    return zipped if zipped.is_file() and not path.is_file() else path
+
+
+def _read_text(path: Path) -> str:
+    """A text file, gzipped or not; UserError when it cannot be read."""
+    path = _file(path)
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file (see the data table in eval/README.md)") from None
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
+
+
+# what pandas, which the official evaluator reads the tables with, takes for a missing value
+_MISSING = {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND",
+            "1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
+
+
+def _table(path: Path, columns, complete=True):
+    """Yields (line, row) of a CSV file; complete: only the rows without any missing value.
+
+    Raises UserError naming file and line (or the column that is missing).
+    """
+    # io.StringIO(newline="") keeps line breaks inside quoted cells as they are
+    reader = csv.DictReader(io.StringIO(_read_text(path), newline=""))
+    absent = [name for name in columns if name not in (reader.fieldnames or ())]
+    if absent:
+        raise UserError(f"{path}: no column {', '.join(absent)}")
+    try:
+        for row in reader:
+            if None in row:
+                raise UserError(f"{path}, line {reader.line_num}: more cells than columns")
+            if not complete or not any(v is None or v in _MISSING for v in row.values()):
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
+
+
+def _number(path, line, text, kind=float):
+    """A cell as a number; UserError names file and line."""
+    try:
+        return kind(text.replace(",", ""))
+    except ValueError:
+        raise UserError(f"{path}, line {line}: {text!r} is not a number") from None
+
+
+@functools.lru_cache(maxsize=4)
+def database(folder: str) -> dict:
+    """The tables of `folder`/database (or `folder`), loaded once and indexed.
+
+    Returns {"restaurants" | "attractions" | "hotels": {city: [row]}, "flights": {number: [(price,
+    origin, destination)]}, "roads": {(origin, destination): km or None}, "states": {city: state}}.
+    Rows keep the order of the files, since attributes come from the first row that matches.
+    """
+    # the official archive unpacks to a folder of this name
+    root = Path(folder) / "database" if (Path(folder) / "database").is_dir() else Path(folder)
+    return {"restaurants": _restaurants(root / "restaurants/clean_restaurant_2022.csv"),
+            "attractions": _attractions(root / "attractions/attractions.csv"),
+            "hotels": _hotels(root / "accommodations/clean_accommodations_2022.csv"),
+            "flights": _flights(root / "flights"),
+            "roads": _roads(root / "googleDistanceMatrix/distance.csv"),
+            "states": _states(root / "background/citySet_with_states.txt")}
+
+
+def _restaurants(path) -> dict:
+    table = {}
+    for line, row in _table(path, ("Name", "City", "Cuisines", "Average Cost")):
+        table.setdefault(row["City"], []).append(
+            {"name": row["Name"], "cuisines": row["Cuisines"],
+             "cost": _number(path, line, row["Average Cost"])})
+    return table
+
+
+def _attractions(path) -> dict:
+    table = {}
+    for _, row in _table(path, ("Name", "City")):
+        table.setdefault(row["City"], []).append({"name": row["Name"]})
+    return table
+
+
+def _hotels(path) -> dict:
+    table = {}
+    columns = ("NAME", "city", "price", "room type", "house_rules", "minimum nights",
+               "maximum occupancy")
+    for line, row in _table(path, columns):
+        table.setdefault(row["city"], []).append(
+            {"name": row["NAME"], "type": row["room type"], "rules": row["house_rules"],
+             "price": _number(path, line, row["price"]),
+             "nights": _number(path, line, row["minimum nights"]),
+             "people": _number(path, line, row["maximum occupancy"])})
+    return table
+
+
+def _flights(folder) -> dict:
+    """The full table, else the subset that holds what the reference information shows."""
+    names = ("clean_Flights_2022.csv", "clean_Flights_2022.subset.csv")
+    path = next((folder / n for n in names if (folder / n).is_file()), folder / names[0])
+    table = {}
+    columns = ("Flight Number", "Price", "OriginCityName", "DestCityName")
+    for line, row in _table(path, columns):
+        table.setdefault(row["Flight Number"], []).append(
+            (_number(path, line, row["Price"]), row["OriginCityName"], row["DestCityName"]))
+    return table
+
+
+def _roads(path) -> dict:
+    """Kilometres, None where there is no road or the drive takes more than a day."""
+    table = {}
+    columns = ("origin", "destination", "duration", "distance")
+    for line, row in _table(path, columns, complete=False):
+        known = row["duration"] not in _MISSING and row["distance"] not in _MISSING
+        km = None
+        if known and "day" not in row["duration"]:
+            km = _number(path, line, row["distance"].replace("km", ""))
+        # pairs occur twice: the first row counts, even an empty one
+        table.setdefault((row["origin"], row["destination"]), km)
+    return table
+
+
+def _states(path) -> dict:
+    table = {}
+    for line, text in enumerate(_read_text(path).split("\n"), 1):
+        if not text.strip():
+            continue
+        city, tab, state = text.partition("\t")
+        if not tab:
+            raise UserError(f"{path}, line {line}: expected a city, a tab and its state")
+        table[city] = state
+    return table
+
+
+def load(data, split: str = "test") -> list[dict]:
+    """The queries of a split: "test" (180 validation queries, the evaluation) or "train" (45).
+
+    A record is the official query (org, dest, days, people_number, local_constraint, budget,
+    query, level, ...) with "id", "category" (the level), "split", "row", "data" (the folder that
+    the scorer finds the database in), "reference" (reference information or None) and, in the
+    training part, "annotated_plan". Raises UserError naming file and record.
+    """
+    if split not in PARTS:
+        raise UserError(f"travelplanner has no split {split!r}: expected test or train")
+    folder, part = data_dir(data, NAME), PARTS[split]
+    path, queries = _queries(folder, part)
+    references = _references(folder, part, len(queries))
+    records = []
+    # the official files have no ids: the position is the id
+    for row, (query, reference) in enumerate(zip(queries, references)):
+        _check_query(path, row, query)
+        records.append({**query, "id": f"{part}-{row:03d}", "category": query["level"],
+                        "split": split, "row": row, "data": str(folder), "reference": reference})
+    return records
+
+
+def _queries(folder, part):
+    """(path, queries) of a part: a JSONL extract where there is one, else the official CSV file."""
+    path = _file(folder / f"{part}_queries.jsonl")
+    if path.is_file():
+        return path, read_rows(path)
+    path = folder / f"{part}.csv"
+    return path, [_from_csv(path, row, cells)
+                  for row, (_, cells) in enumerate(_table(path, QUERY_KEYS, complete=False))]
+
+
+def _from_csv(path, row, cells) -> dict:
+    """A query of the official CSV file, whose structured cells are Python literals."""
+    query = {key: cells[key] for key in ("org", "dest", "query", "level")}
+    try:
+        for key in ("days", "visiting_city_number", "people_number", "budget"):
+            query[key] = int(cells[key])
+        for key in ("local_constraint", "date", "annotated_plan"):
+            if cells.get(key):
+                query[key] = ast.literal_eval(cells[key])
+    except (ValueError, SyntaxError) as error:
+        raise UserError(f"{path}, record {row}: field {key} cannot be read "
+                        f"({one_line(error)})") from None
+    # the annotation is the query once more and then the list of days
+    if "annotated_plan" in query:
+        query["annotated_plan"] = query["annotated_plan"][1]
+    return query
+
+
+def _check_query(path, row, query):
+    """UserError unless a query has all the fields that the rules read, in the right type."""
+    absent = [key for key in QUERY_KEYS if key not in query]
+    if absent:
+        raise UserError(f"{path}, record {row}: no field {', '.join(absent)}")
+    for key in ("days", "visiting_city_number", "people_number", "budget"):
+        if not isinstance(query[key], int):
+            raise UserError(f"{path}, record {row}: {key} is not a whole number")
+    limits = query["local_constraint"]
+    if not isinstance(limits, dict) or any(key not in limits for key in CONSTRAINTS):
+        raise UserError(f"{path}, record {row}: local_constraint lacks one of "
+                        f"{', '.join(CONSTRAINTS)}")
+
+
+def _references(folder, part, n) -> list:
+    """Reference information by position; None for each query where the file is absent."""
+    name = f"{part}_ref_info.jsonl"
+    for path in (_file(folder / name), _file(folder / "database" / name)):
+        if path.is_file():
+            values = read_rows(path)
+            # queries and references are matched by position only
+            if len(values) != n:
+                raise UserError(f"{path}: {len(values)} records, but {part} has {n} queries")
+            return values
+    return [None] * n
+
+
+# ------------------------------------------------------------------------ prompt, base tasks
+
+FORMAT = """Write the plan as a JSON list and nothing else: one object per day, in order, with the \
+keys "days" (1, 2, ...), "current_city", "transportation", "breakfast", "attraction", "lunch", \
+"dinner" and "accommodation". Except for "days" all values are strings; "-" stands for nothing.
+- current_city: the city of a day without travel, or "from A to B" on a day of travel. Day 1 \
+leaves the home city and the last day returns to it.
+- transportation: "Flight Number: F1234567, from A to B, Departure Time: 08:10, Arrival Time: \
+09:55", or "Self-driving, from A to B, duration: 2 hours, distance: 180 km, cost: 9", or "Taxi, \
+from A to B, ..."; never mix self-driving with flights or taxis in one trip.
+- breakfast, lunch, dinner, accommodation: "Name, City". Every day without travel needs all three \
+meals, every night but the last day's needs an accommodation.
+- attraction: "Name, City;Name, City;", each one closed by a semicolon. Every day without travel \
+needs one.
+Use only names from the information given, no restaurant or attraction twice. Stay at least the \
+minimum nights of an accommodation and within the budget, and keep to every wish of the request. \
+Where the destination is a state, write a city as "City(State)" or "City", and spend two days or \
+more in each of the cities.
+Example of one day: {"days": 2, "current_city": "Springfield", "transportation": "-", "breakfast": \
+"Blue Door, Springfield", "attraction": "City Park, Springfield;Old Mill, Springfield;", "lunch": \
+"Noodle Bar, Springfield", "dinner": "Corner Grill, Springfield", "accommodation": "Sunny Loft, \
+Springfield"}"""
+
+# first word of a reference entry -> the columns that some rule reads
+_COLUMNS = {"Attractions": ("Name",), "Restaurants": ("Name", "Average Cost", "Cuisines"),
+            "Accommodations": ("NAME", "price", "room type", "house_rules", "minimum nights",
+                               "maximum occupancy"),
+            "Flight": ("Flight Number", "Price", "DepTime", "ArrTime")}
+
+
+def reference_text(record, full=False, rows=None, keep="") -> str:
+    """The reference information as small tables, cells parted by " | ".
+
+    full: all columns. rows: at most so many rows of a table, where the rows whose name, with a
+    comma behind it, occurs in the text `keep` come first. Raises UserError when the record has no reference information.
+    """
+    if record["reference"] is None:
+        raise UserError(f"{record['data']}: no {PARTS[record['split']]}_ref_info.jsonl: the prompt "
+                        f"of {record['id']} needs its reference information")
+    parts = []
+    for title, entry in record["reference"].items():
+        if not isinstance(entry, list) or not entry:
+            parts.append(f"{title}: {entry or 'none'}")
+            continue
+        columns = tuple(entry[0]) if full else _COLUMNS.get(title.split(" ")[0], tuple(entry[0]))
+        if rows is not None:
+            # a base task must stay solvable as its reference solves it
+            named = [r for r in entry if f"{r.get(columns[0])}," in keep]
+            entry = (named + [r for r in entry if r not in named])[:max(rows, len(named))]
+        lines = [" | ".join(str(row.get(name, "-")) for name in columns) for row in entry]
+        parts.append("\n".join([f"{title}:", " | ".join(columns), *lines]))
+    return "\n\n".join(parts)
+
+
+def prompt(record, full=False) -> list[dict]:
+    """Chat messages; full: with all columns of the reference information."""
+    return [{"role": "system", "content": "You plan trips from given information only.\n" + FORMAT},
+            {"role": "user", "content": f"Information:\n{reference_text(record, full)}\n\n"
+                                        f"Request: {record['query']}"}]
+
+
+def gold(record) -> str | None:
+    """The annotated plan of a training query as a response; None for the evaluation part."""
+    plan = record.get("annotated_plan")
+    if not plan:
+        return None
+    return json.dumps([day for day in plan if day], ensure_ascii=False)
+
+
+def base_task(record) -> dict | None:
+    """A training query as a base task {"task", "reference"}; None for the evaluation part.
+
+    The tables are cut to four rows, besides those that the annotated plan names.
+    """
+    answer = gold(record) if record["split"] == "train" else None
+    if answer is None:
+        return None
+    # names as they are spelled in the tables, where quotes are not escaped
+    spoken = json.dumps(json.loads(answer), ensure_ascii=False).replace('\\"', '"')
+    return {"task": f"{record['query']}\n\n{FORMAT}\n\nInformation:\n"
+                    f"{reference_text(record, rows=4, keep=spoken)}",
+            "reference": answer}
+
+
+# ------------------------------------------------------------------------------- the parser
+
+def parse_plan(text: str):
+    """(plan, how) of a response: a list of days, or None and why there is none.
+
+    The text after the last </think> is read; the first of these readings that gives a list of days
+    wins: the whole text, each fenced block, each list of objects that starts somewhere, the stretch
+    from the first "[" to the last "]" (every one as JSON, then as a Python literal), and at last
+    free text "Day 1:" / "Current City: ..." / "Breakfast: ...". An object that holds the list under
+    "plan", and one whose values are the days, count as the list. Keys are read in any case, with
+    spaces or underscores. Nothing is evaluated; texts over MAX_PLAN_CHARS hold no plan.
+    """
+    text = text.rsplit("</think>", 1)[-1].strip()
+    if not text:
+        return None, "the response is empty"
+    if len(text) > MAX_PLAN_CHARS:
+        return None, f"the response is longer than {MAX_PLAN_CHARS} characters"
+    # the outermost brackets catch a Python list between two sentences
+    stretch = text[text.find("["):text.rfind("]") + 1] if "[" in text else ""
+    # every second piece lies inside a fence; its first line may name a language
+    fences = [block.partition("\n")[2] if block[:1] not in "[{" else block
+              for block in text.split("```")[1:16:2]]
+    # lazily, best first: most responses are done after the first reading
+    readings = itertools.chain(
+        ((_literal(piece), how) for piece, how in
+         [(text, "whole text"), *((block, "fenced block") for block in fences)]),
+        ((value, "list in the text") for value in _lists_inside(text)),
+        [(_literal(stretch), "list in the text"), (_free_text(text), "free text")])
+    for value, how in readings:
+        plan = _as_plan(value)
+        if plan:
+            return plan, how
+    return None, "no list of days can be read from the response"
+
+
+def _too_deep(text: str) -> bool:
+    """Whether brackets nest deeper than MAX_DEPTH (those inside strings count too)."""
+    depth = 0
+    for bracket in re.findall(r"[\[\](){}]", text):
+        depth += 1 if bracket in "[({" else -1
+        if depth > MAX_DEPTH:
+            return True
+    return False
+
+
+def _literal(text: str):
+    """The JSON or Python literal that the whole text is, else None."""
+    text = text.strip()
+    # only containers can be plans, and deep nesting only wastes the parser's stack
+    if text[:1] not in ("[", "{") or _too_deep(text):
+        return None
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        pass
+    if len(text) > MAX_LITERAL_CHARS:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd backslashes in model text are no news to a user
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+
+
+def _lists_inside(text: str):
+    """Yields the JSON lists of objects that start within the text, the first eight at most."""
+    decoder = json.JSONDecoder(strict=False)
+    for match in itertools.islice(re.finditer(r"\[\s*\{", text), 8):
+        if not _too_deep(text[match.start():]):
+            try:
+                yield decoder.raw_decode(text, match.start())[0]
+            except (ValueError, RecursionError):
+                continue
+
+
+def _as_plan(value):
+    """The list of days in a parsed value, keys normalised; None when it is no list of days."""
+    if isinstance(value, dict) and isinstance(value.get("plan"), (list, dict)):
+        value = value["plan"]
+    if isinstance(value, dict) and value and all(isinstance(day, dict) for day in value.values()):
+        value = list(value.values())
+    if not isinstance(value, list) or not any(isinstance(day, dict) and day for day in value):
+        return None
+    return [{_field(key): content for key, content in day.items()} if isinstance(day, dict)
+            else day for day in value]
+
+
+def _field(key) -> str:
+    """A key or line label as a field name: "**Current City" -> current_city."""
+    return str(key).strip(" *#-_\t•").lower().replace(" ", "_")
+
+
+def _is_heading(name, colon, value) -> bool:
+    """Whether a line starts a day: "Day 2", "Day 2 (Tuesday):" or "Day: 2"."""
+    if re.fullmatch(r"day_?\d{1,3}", name):
+        return True
+    if name == "day":
+        return value.isdigit()
+    return bool(colon and not value and len(name) < 60 and re.match(r"day_?\d{1,3}\D", name))
+
+
+def _free_text(text: str) -> list[dict]:
+    """Days from lines "Day N:" and "Label: value"; each attraction gets its closing semicolon."""
+    days = []
+    for line in text.split("\n"):
+        label, colon, value = line.partition(":")
+        name = _field(label)
+        if _is_heading(name, colon, value.strip(" *")):
+            days.append({"days": len(days) + 1})
+        elif colon and days and name in FIELDS[1:]:
+            days[-1][name] = value.strip(" *\t\r")
+    # a heading without entries, as in an overview, is no day
+    days = [day for day in days if len(day) > 1]
+    # the evaluator ignores an attraction without ";", which people do not write at the end
+    for day in days:
+        if day.get("attraction", "-") != "-":
+            pieces = [piece.strip().rstrip(".") for piece in day["attraction"].split(";")]
+            day["attraction"] = "".join(f"{piece};" for piece in pieces if piece)
+    return days if any("current_city" in day for day in days) else []
+
+
+# ---------------------------------------------------------------------------- text helpers
+# Each of them raises TypeError on anything but text, as the official regular expressions do: that
+# is what turns a number or an object in a plan into a "crash".
+
+def _text(value) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {type(value).__name__}")
+    return value
+
+
+def from_to(text: str):
+    r"""(A, B) of the first "from A to B", else (None, None).
+
+    The same answer as re.search(r"from\s+(.+?)\s+to\s+([^,]+)(?=[,\s]|$)", text), which takes
+    quadratic time on hostile text; here it is linear but for a binary search.
+    >>> from_to("Taxi, from New York to Reno(Nevada), cost: 4")
+    ('New York', 'Reno(Nevada)')
+    """
+    # where A may end: at the white space before each "to" that some non-comma follows
+    ends = [match.start() for match in re.finditer(r"(?=\sto\s[^,])", _text(text))]
+    if not ends:
+        return None, None
+    breaks = [match.start() for match in re.finditer("\n", text)]
+    heads = {}  # index into ends -> start of the white space that ends there
+    for match in re.finditer(r"from(\s+)", text):
+        # \s+ is greedy: A starts behind all white space, or, failing that, ever earlier in it
+        for start in range(match.end(), match.start(1), -1):
+            index = bisect_left(ends, start + 1)
+            if index == len(ends):
+                continue
+            if index not in heads:
+                heads[index] = len(text[:ends[index]].rstrip())
+            end = max(heads[index], start + 1)
+            # A stays on its line
+            newline = bisect_left(breaks, start)
+            if newline == len(breaks) or breaks[newline] >= end:
+                return text[start:end], _destination(text, ends[index] + 3)
+    return None, None
+
+
+def _destination(text, start) -> str:
+    """B: from the last white space after "to" that leaves B something, to the next comma."""
+    after = start
+    while after < len(text) and text[after].isspace():
+        after += 1
+    if after == len(text) or text[after] == ",":
+        after -= 1
+    comma = text.find(",", after)
+    return text[after:] if comma < 0 else text[after:comma]
+
+
+def before_paren(text: str) -> str:
+    """The text before a first "(" that is closed, else the text; it is not stripped.
+
+    >>> before_paren("Abilene(Texas)"), before_paren("Reno (Nevada")
+    ('Abilene', 'Reno (Nevada')
+    """
+    head, paren, tail = _text(text).partition("(")
+    return head if paren and ")" in tail and "\n" not in head else text
+
+
+def name_city(text: str):
+    """(name, city) of "Name, City": parted at the last comma; ("-", "-") where that fails.
+
+    >>> name_city("Bright, Modern Home, Abilene(Texas)")
+    ('Bright, Modern Home', 'Abilene')
+    """
+    head, comma, tail = _text(text).rpartition(",")
+    if not comma or not tail:
+        return "-", "-"
+    # a name never spans lines: it starts after the last line break
+    return head.rpartition("\n")[2].strip(), before_paren(tail.strip()).strip()
+
+
+def hits(table: dict, text: str) -> list[dict]:
+    """The rows of the named city whose name contains the given name, case-sensitive."""
+    name, city = name_city(text)
+    return [row for row in table.get(city, ()) if name in row["name"]]
+
+
+def _km(db, origin, destination):
+    """Road distance in km, None where there is no road."""
+    return db["roads"].get((before_paren(origin), before_paren(destination)))
+
+
+def _days(query, plan):
+    """Yields (number, day) of the days that are read: no more than the query asks for."""
+    for index in range(min(query["days"], len(plan))):
+        yield index + 1, plan[index]
+
+
+def _filled(day, key) -> bool:
+    """Whether a day has something other than "-" under a key that may be missing."""
+    return bool(key in day and day[key] and day[key] != "-")
+
+
+def _show(value) -> str:
+    """A value for a message: short, and printable whatever the model wrote."""
+    return repr(value if not isinstance(value, str) else value[:80])[:90]
+
+
+# ------------------------------------------------------------- eight commonsense constraints
+# A rule takes (query, plan, db) and returns (passed, reason); it raises what the official code
+# raises on the same plan. The numbers are those of the rules text.
+
+def _route(query, plan):
+    """(cities in order, None), or (None, reason) when the trip starts in a wrong city."""
+    # "from" anywhere makes a day of travel: "from Reno" without " to " is a crash
+    route = []
+    for number, day in _days(query, plan):
+        if "from" not in day["current_city"]:
+            route.append(before_paren(day["current_city"]))
+            continue
+        origin, destination = map(before_paren, from_to(day["current_city"]))
+        if number == 1 and origin != query["org"]:
+            return None, f"day 1 leaves from {_show(origin)}, not from {query['org']}"
+        route += [origin, destination]
+    return route, None
+
+
+def city_route(query, plan, db):
+    """1. A closed tour of three stops or more through known cities, each visited in one go."""
+    route, wrong_start = _route(query, plan)
+    if wrong_start:
+        return False, wrong_start
+    # a first day without "from" is never compared with the home city
+    if route[0] != route[-1]:
+        return False, f"the trip starts in {_show(route[0])} but ends in {_show(route[-1])}"
+    if not _is_sequence(route):
+        return False, "a city is visited twice, or for a single entry, or there are too few"
+    for index, city in enumerate(route):
+        if city not in db["states"]:
+            return False, f"{_show(city)} is no city of the database"
+        # short trips visit a city, longer ones a state
+        inside = 0 < index < len(route) - 1
+        if inside and query["days"] > 3 and db["states"][city] != query["dest"]:
+            return False, f"{_show(city)} does not lie in {query['dest']}"
+    return True, None
+
+
+def _is_sequence(route) -> bool:
+    """Runs of equal cities: none comes back (but at the ends), none inside is a single entry."""
+    if len(route) < 3:
+        return False
+    last, visited, start = len(route) - 1, set(), 0
+    for city, run in itertools.groupby(route):
+        length = sum(1 for _ in run)
+        if city in visited and start not in (0, last):
+            return False
+        if length == 1 and 0 < start < last:
+            return False
+        visited.add(city)
+        start += length
+    return True
+
+
+def diverse_restaurants(query, plan, db):
+    """2. No restaurant text occurs twice."""
+    seen = []  # a list: values need not be hashable
+    for number, day in _days(query, plan):
+        for meal in MEALS:
+            if _filled(day, meal):
+                if day[meal] in seen:
+                    return False, f"day {number}: the {meal} at {_show(day[meal])} is a repetition"
+                seen.append(day[meal])
+    return True, None
+
+
+def diverse_attractions(query, plan, db):
+    """3. No attraction occurs twice; what follows the last semicolon is not read."""
+    seen = set()
+    for number, day in _days(query, plan):
+        if _filled(day, "attraction"):
+            for piece in day["attraction"].split(";")[:-1]:
+                if piece in seen:
+                    return False, f"day {number}: the attraction {_show(piece)} is a repetition"
+                seen.add(piece)
+    return True, None
+
+
+def minimum_nights(query, plan, db):
+    """4. Every stay lasts the minimum nights, as far as the name fits exactly one hotel."""
+    stays = []
+    for number, day in _days(query, plan):
+        if "accommodation" not in day:
+            return False, f"day {number} has no accommodation entry"
+        stays.append(day["accommodation"])
+    # an unknown or an ambiguous name is not held against the plan here
+    for hotel, run in itertools.groupby(stays):
+        if hotel not in ("-", ""):
+            nights, found = sum(1 for _ in run), hits(db["hotels"], hotel)
+            if len(found) == 1 and nights < found[0]["nights"]:
+                return False, (f"{_show(hotel)} asks for {found[0]['nights']:g} nights, "
+                               f"the stay is {nights}")
+    return True, None
+
+
+def _mode(text):
+    """Taxi, self-driving or flight: the first of them that the text mentions."""
+    text = text.lower()
+    return next((mode for mode in ("taxi", "self-driving", "flight") if mode in text), None)
+
+
+def consistent_transportation(query, plan, db):
+    """5. Day 1 has transportation, and no car is mixed with flights or taxis."""
+    # day 1 must say how the trip starts: a missing key is a crash
+    first = plan[0]["transportation"]
+    if not first or first == "-":
+        return False, "day 1 has no transportation"
+    modes = {_mode(first)}
+    for _, day in _days(query, plan):
+        if _filled(day, "transportation"):
+            modes.add(_mode(day["transportation"]))
+    if "self-driving" in modes and modes & {"flight", "taxi"}:
+        return False, "self-driving is mixed with a flight or a taxi"
+    return True, None
+
+
+def _near(stops, place) -> bool:
+    """Whether a place mentions some stop; a frozenset of stops holds single characters."""
+    if not isinstance(stops, frozenset):
+        return any(stop in place for stop in stops)
+    items = place if isinstance(place, str) else [item for item in place if isinstance(item, str)]
+    return bool(stops) and not stops.isdisjoint(items)
+
+
+def _near_all(stops, place) -> bool:
+    """Whether a place mentions every stop."""
+    if not isinstance(stops, frozenset):
+        return all(stop in place for stop in stops)
+    items = place if isinstance(place, str) else [item for item in place if isinstance(item, str)]
+    return stops.issubset(items)
+
+
+def _stops(city_text, fixed):
+    """(stops, last stop or None) of a day.
+
+    Until the fix of 2025-11-07 the official code looped over a stay day's city as if it were a
+    list, so that its single CHARACTERS are the stops; a frozenset marks that case.
+    """
+    if "from" in city_text:
+        stops = [before_paren(city) for city in from_to(city_text)]
+        return stops, stops[-1]
+    city = before_paren(city_text)
+    if fixed:
+        return [city], city
+    return frozenset(city), city[-1] if city else None
+
+
+def within_city(query, plan, db, fixed=False):
+    """6. Meals, attractions and hotel lie in the day's city, the transportation names it."""
+    for number, day in _days(query, plan):
+        stops, last = _stops(day["current_city"], fixed)
+        if _filled(day, "transportation") and not _near_all(stops, day["transportation"]):
+            return False, f"day {number}: the transportation does not fit the current city"
+        for meal in MEALS:
+            if _filled(day, meal) and not _near(stops, day[meal]):
+                return False, f"day {number}: the {meal} is not in the current city"
+        if _filled(day, "attraction"):
+            for piece in day["attraction"].split(";")[:-1]:
+                if not _near(stops, piece):
+                    return False, f"day {number}: an attraction is not in the current city"
+        # the night is spent where the day ends
+        if _filled(day, "accommodation"):
+            if last is None:
+                raise IndexError("the current city is empty, so that it has no last character")
+            if last not in day["accommodation"]:
+                return False, f"day {number}: the accommodation is not in the current city"
+    return True, None
+
+
+def within_sandbox(query, plan, db):
+    """7. Flights, roads, restaurants, attractions and hotels exist in the database."""
+    for number, day in _days(query, plan):
+        trip = day["transportation"]  # a missing key is an exception here, unlike below
+        if trip and trip != "-" and not _trip_exists(day, trip, db):
+            return False, f"day {number}: {_show(trip)} is not in the database"
+        for meal in MEALS:
+            if _filled(day, meal) and not hits(db["restaurants"], day[meal]):
+                return False, f"day {number}: the {meal} {_show(day[meal])} is not in the database"
+        if _filled(day, "attraction"):
+            for piece in dict.fromkeys(day["attraction"].split(";")[:-1]):
+                if not hits(db["attractions"], piece):
+                    return False, (f"day {number}: the attraction {_show(piece)} is not in the "
+                                   "database")
+        if _filled(day, "accommodation") and not hits(db["hotels"], day["accommodation"]):
+            return False, (f"day {number}: the accommodation {_show(day['accommodation'])} is not "
+                           "in the database")
+    return True, None
+
+
+def _leg(day, trip):
+    """(A, B) of a transportation text, else of the day's current city."""
+    origin, destination = from_to(trip)
+    return (origin, destination) if origin is not None else from_to(day["current_city"])
+
+
+def _flight_number(trip) -> str:
+    """The number after the exact label; IndexError without it, as in the official code."""
+    return trip.split("Flight Number: ")[1].split(",")[0]
+
+
+def _trip_exists(day, trip, db) -> bool:
+    """Whether a flight or a road of the text is in the database; other texts are not checked."""
+    origin, destination = _leg(day, trip)
+    if "flight number" in trip.lower():
+        if origin is None:
+            raise ValueError("a flight without from and to")
+        origin, destination = before_paren(origin), before_paren(destination)
+        # date, times and price are not compared
+        return any((start, end) == (origin, destination)
+                   for _, start, end in db["flights"].get(_flight_number(trip), ()))
+    if _mode(trip) in ("taxi", "self-driving"):
+        return origin is not None and _km(db, origin, destination) is not None
+    return True
+
+
+def complete(query, plan, db):
+    """8. All days, cities and entries that the trip needs are there, at least half of it filled."""
+    # days beyond the end of the trip may be empty objects or carry a stock phrase
+    used = sum(day != {} and day["current_city"] != UNUSED_DAY for _, day in _days(query, plan))
+    if used != query["days"]:
+        return False, f"{used} days are planned, {query['days']} are asked for"
+    route, wrong_start = _route(query, plan)
+    if wrong_start:
+        return False, wrong_start
+    # home does not count as a city visited
+    cities = set(route) - {query["org"]}
+    if len(cities) != query["visiting_city_number"]:
+        return False, f"{len(cities)} cities are visited, not {query['visiting_city_number']}"
+    values = 0
+    for number, day in _days(query, plan):
+        gap = _gap(query, number, day)
+        if gap:
+            return False, f"day {number} has no {gap}"
+        values += sum(1 for key in day if day[key] and day[key] != "-")
+    # the denominator knows six entries a day, though "days" and "current_city" count above
+    if values / (6 * query["days"]) < 0.5:
+        return False, "more than half of the plan is empty"
+    return True, None
+
+
+def _gap(query, number, day) -> str | None:
+    """What a day lacks, or None."""
+    for key in CONTENT:
+        if key not in day:
+            return f"{key} entry"
+    city, empty = day["current_city"], ["", "-"]
+    if ("from " in city or "to " in city) and day["transportation"] in empty:
+        return "transportation although it is a day of travel"
+    # here " to " has a leading blank: "Sacramento (California)" is travel above and a stay here
+    if "from " not in city and " to " not in city and day["attraction"] in empty:
+        return "attraction although it is a day without travel"
+    # the last night is spent at home
+    if number != query["days"] and day["accommodation"] in empty:
+        return "accommodation"
+    if "from " not in city:
+        return next((meal for meal in MEALS if day[meal] in empty), None)
+    return None
+
+
+# The official names and their order: the first rule that raises is the crash that is recorded.
+COMMONSENSE = {"is_reasonable_visiting_city": city_route,
+               "is_valid_restaurants": diverse_restaurants,
+               "is_valid_attractions": diverse_attractions,
+               "is_valid_accommodation": minimum_nights,
+               "is_valid_transportation": consistent_transportation,
+               "is_valid_information_in_current_city": within_city,
+               "is_valid_information_in_sandbox": within_sandbox,
+               "is_not_absent": complete}
+
+
+# ------------------------------------------------------------------- five hard constraints
+
+def _stays(query, plan, db):
+    """Yields the first matching hotel of each night that names a known one."""
+    for _, day in _days(query, plan):
+        if day["accommodation"] and day["accommodation"] != "-":
+            found = hits(db["hotels"], day["accommodation"])
+            if found:
+                yield found[0]
+
+
+def total_cost(query, plan, db) -> float:
+    """Dollars for all travellers: trips, meals, and nights in as many rooms as are needed."""
+    people, cost = query["people_number"], 0
+    for _, day in _days(query, plan):
+        if day["transportation"] and day["transportation"] != "-":
+            cost += _trip_cost(day, day["transportation"], people, db)
+        for meal in MEALS:
+            if day[meal] and day[meal] != "-":
+                found = hits(db["restaurants"], day[meal])
+                cost += found[0]["cost"] * people if found else 0
+    # a hotel is paid on every day that names it
+    for hotel in _stays(query, plan, db):
+        cost += hotel["price"] * math.ceil(people / hotel["people"])
+    return float(cost)
+
+
+def _trip_cost(day, trip, people, db) -> float:
+    """A flight per head, 5 cents per km and car of five, a dollar per km and taxi of four."""
+    origin, destination = _leg(day, trip)
+    # a trip from nowhere to nowhere is free
+    if origin is None:
+        return 0
+    if "flight number" in trip.lower():
+        found = db["flights"].get(_flight_number(trip))  # by number only
+        return found[0][0] * people if found else 0
+    # unlike `_mode`, the price looks for self-driving before taxi
+    if "self-driving" in trip.lower():
+        return int(_km(db, origin, destination) * 0.05) * math.ceil(people / 5)
+    if "taxi" in trip.lower():
+        return int(_km(db, origin, destination)) * math.ceil(people / 4)
+    return 0
+
+
+def room_rule(query, plan, db):
+    """Hard 2. No hotel forbids what the travellers need."""
+    need = query["local_constraint"]["house rule"]
+    if need is None:
+        return None, None
+    for hotel in _stays(query, plan, db):
+        if f"No {need}" in hotel["rules"]:
+            return False, f"{_show(hotel['name'])} does not allow {need}"
+    return True, None
+
+
+def room_type(query, plan, db):
+    """Hard 3. Every hotel is of the wanted type."""
+    want = query["local_constraint"]["room type"]
+    if want is None:
+        return None, None
+    types = {"shared room": "Shared room", "private room": "Private room",
+             "entire room": "Entire home/apt"}
+    for hotel in _stays(query, plan, db):
+        shared = want == "not shared room" and hotel["type"] == "Shared room"
+        if shared or want in types and hotel["type"] != types[want]:
+            return False, f"{_show(hotel['name'])} is a {hotel['type']}, not a(n) {want}"
+    return True, None
+
+
+def cuisine(query, plan, db):
+    """Hard 4. Every wanted cuisine is eaten away from home."""
+    wanted = query["local_constraint"]["cuisine"]
+    if not wanted:
+        return None, None
+    eaten = set()
+    for _, day in _days(query, plan):
+        for meal in MEALS:
+            if day[meal] and day[meal] != "-":
+                if name_city(day[meal])[1] == query["org"]:
+                    break  # a meal at home ends the day, even its later meals elsewhere
+                found = hits(db["restaurants"], day[meal])
+                eaten |= {kind for kind in wanted if found and kind in found[0]["cuisines"]}
+    # the message names the first cuisine that is missing, in the order of the request
+    missing = [kind for kind in wanted if kind not in eaten]
+    return (False, f"no {missing[0]} restaurant") if missing else (True, None)
+
+
+def transportation(query, plan, db):
+    """Hard 5. The unwanted means of travel is not named, in the official spelling."""
+    limit = query["local_constraint"]["transportation"]
+    if limit is None:
+        return None, None
+    # case-sensitive: "self-driving" slips through
+    unwanted = {"no flight": "Flight", "no self-driving": "Self-driving"}.get(limit)
+    for number, day in _days(query, plan):
+        trip = day["transportation"]
+        if trip and trip != "-" and unwanted and unwanted in trip:
+            return False, f"day {number} travels by {unwanted} in spite of {limit!r}"
+    return True, None
+
+
+HARD = {"valid_cuisine": cuisine, "valid_room_rule": room_rule,
+        "valid_transportation": transportation, "valid_room_type": room_type}
+
+
+# ------------------------------------------------------------------------ verdict and rates
+
+def judge(query, plan, db, fixed=False) -> dict:
+    """The official verdict on a plan of any shape; never raises.
+
+    fixed: the repaired within-city rule. Returns {"delivered", "crash" (text or None),
+    "commonsense" and "hard" ({name: [passed, reason]} or None), "hard_evaluated",
+    "commonsense_pass", "hard_pass", "final_pass", "total_cost" (or None), and the numbers of checks
+    that are true, "soft_passed" and "hard_passed"}.
+    """
+    result = {"delivered": bool(plan), "crash": None, "commonsense": None, "hard": None,
+              "hard_evaluated": False, "commonsense_pass": False, "hard_pass": False,
+              "final_pass": False, "total_cost": None, "soft_passed": 0, "hard_passed": 0}
+    # null, "", [] and {} are no plans; any other shape is delivered and may crash below
+    if not plan:
+        return result
+    stage = "commonsense"
+    try:
+        soft = {name: rule(query, plan, db, fixed) if rule is within_city
+                else rule(query, plan, db) for name, rule in COMMONSENSE.items()}
+        stage, hard, cost = "hard", None, None
+        # hard constraints count only for complete plans without inventions
+        if soft["is_not_absent"][0] and soft["is_valid_information_in_sandbox"][0]:
+            hard = {name: rule(query, plan, db) for name, rule in HARD.items()}
+            cost = total_cost(query, plan, db)
+            hard["valid_cost"] = (cost <= query["budget"], _budget_reason(cost, query["budget"]))
+    except (TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
+        # the official run stops here and gives no score at all
+        return {**result, "crash": f"{stage}: {type(error).__name__}: {str(error)[:200]}"}
+    soft_pass = all(passed for passed, _ in soft.values())
+    hard_pass = hard is not None and all(passed is not False for passed, _ in hard.values())
+    return {**result, "commonsense": soft, "hard": hard, "hard_evaluated": hard is not None,
+            "commonsense_pass": soft_pass, "hard_pass": hard_pass,
+            "final_pass": soft_pass and hard_pass, "total_cost": cost,
+            "soft_passed": _passed(soft), "hard_passed": _passed(hard)}
+
+
+def _budget_reason(cost, budget):
+    return f"the trip costs {cost:g}, the budget is {budget:g}" if cost > budget else None
+
+
+def score(record, response: str, fixed: bool = False) -> Verdict:
+    """One response. ok: the plan passes everything (the official final pass).
+
+    score: the mean of this plan's four parts: share of the commonsense checks passed, all of them
+    (0/1), share of its hard checks passed, all of them (0/1). `aggregate` pools the checks, as the
+    official rates do, so its number may differ a little from the mean of these scores.
+    extra: "how" (how the plan was read), "headline" ("old" or "fixed") and the two verdicts of
+    `judge` under "old" and "fixed".
+    """
+    plan, how = parse_plan(response)
+    db = database(record["data"])
+    extra = {"how": how, "headline": "fixed" if fixed else "old",
+             "old": judge(record, plan, db, False), "fixed": judge(record, plan, db, True)}
+    chosen = extra[extra["headline"]]
+    parts = (chosen["soft_passed"] / len(COMMONSENSE), chosen["commonsense_pass"],
+             chosen["hard_passed"] / _hard_checks(record), chosen["hard_pass"])
+    return Verdict(chosen["final_pass"], sum(parts) / 4, _reason(chosen, how), extra)
+
+
+def _passed(checks) -> int:
+    """How many checks of a stage are true (none where the stage was not reached)."""
+    return sum(passed is True for passed, _ in (checks or {}).values())
+
+
+def _hard_checks(query) -> int:
+    """How many hard constraints a query has: the budget and its wishes."""
+    return 1 + sum(query["local_constraint"][key] is not None for key in CONSTRAINTS)
+
+
+def _reason(verdict, how) -> str:
+    """A verdict in a sentence: what failed, first things first."""
+    if not verdict["delivered"]:
+        return f"no plan: {how}"
+    if verdict["crash"]:
+        return f"counted as failed: the official evaluator stops with {verdict['crash']}"
+    checks = {**verdict["commonsense"], **(verdict["hard"] or {})}
+    failed = [reason for passed, reason in checks.values() if passed is False]
+    if not failed:
+        return f"passes every check, cost {verdict['total_cost']:g}"
+    return f"fails {len(failed)} of {len(checks)} checks: " + "; ".join(failed)
+
+
+def rates(queries, results) -> dict:
+    """The six official rates, in [0, 1], of the verdicts of `judge` on these queries.
+
+    On the whole part the denominators are the official constants (180, 1440 and 420; for training
+    45, 360 and 105): plans that were not delivered count as failures everywhere.
+    """
+    n = len(queries)
+    soft_all, hard_all = n * len(COMMONSENSE), sum(map(_hard_checks, queries))
+    counts = {"Delivery Rate": (sum(r["delivered"] for r in results), n),
+              "Commonsense Constraint Micro Pass Rate":
+                  (sum(r["soft_passed"] for r in results), soft_all),
+              "Commonsense Constraint Macro Pass Rate":
+                  (sum(r["commonsense_pass"] for r in results), n),
+              "Hard Constraint Micro Pass Rate":
+                  (sum(r["hard_passed"] for r in results), hard_all),
+              "Hard Constraint Macro Pass Rate": (sum(r["hard_pass"] for r in results), n),
+              "Final Pass Rate": (sum(r["final_pass"] for r in results), n)}
+    return {name: passed / total if total else 0.0 for name, (passed, total) in counts.items()}
+
+
+def headline(values: dict) -> float:
+    """The paper's number in percent: the mean of the two micro and the two macro rates."""
+    return 100.0 * sum(values[name] for name in values if "Constraint" in name) / 4
+
+
+def aggregate(records, verdicts) -> dict:
+    """score: the paper's number under the rule that `score` was called with (old by default).
+
+    Returns {"score", "n", "categories": {level: {"score", "n"}}, "rates": the six rates,
+    "other_rule": {"rule", "score", "rates"}} with scores in percent and rates in [0, 1].
+    """
+    rule = verdicts[0].extra["headline"] if verdicts else "old"
+    other = "old" if rule == "fixed" else "fixed"
+
+    def of(name, chosen):
+        return rates([records[i] for i in chosen], [verdicts[i].extra[name] for i in chosen])
+
+    levels = {}
+    for index, record in enumerate(records):
+        levels.setdefault(record["category"], []).append(index)
+    ours, theirs = of(rule, range(len(records))), of(other, range(len(records)))
+    return {"score": headline(ours), "n": len(records), "rule": rule, "rates": ours,
+            "categories": {level: {"score": headline(of(rule, chosen)), "n": len(chosen)}
+                           for level, chosen in levels.items()},
+            "other_rule": {"rule": other, "score": headline(theirs), "rates": theirs}}
+
+
+# ------------------------------------------------------------------------ recorded verdicts
+
+_KINDS = ("gold", "constructed-pass", "perturbed", "undelivered", "malformed", "official-example",
+          "aggregate")
+REQUIRED = {name: 1.0 for kind in _KINDS for name in (kind, f"{kind}/fixed")}
+
+
+def verify(data, rows):
+    """Yields (kind, agrees, detail) for each recorded verdict, once per version of the rule.
+
+    kind: that of the row, with "/fixed" for the repaired within-city rule. Aggregates name plans
+    by id. Where the rows lack some of those, agrees is False when the recorded rates lie outside
+    the range between none and all of the missing plans passing, else None: it cannot be decided.
+    """
+    rows = list(rows)
+    parts = {part: load(data, split) for split, part in PARTS.items()}
+    by_id = {row.get("id"): row for row in rows}
+    for number, row in enumerate(rows, 1):
+        try:
+            if row["kind"] == "aggregate":
+                yield from _check_aggregate(row, parts[row["split"]], by_id)
+            else:
+                query = parts[row["split"]][row["row"]]
+                yield from _check_plan(row, query)
+        except (KeyError, IndexError) as error:
+            raise UserError(f"verdict {number} ({row.get('id')}): no {error}") from None
+
+
+def _check_plan(row, query):
+    """The two comparisons of one plan."""
+    db = database(query["data"])
+    for fixed in (False, True):
+        expected = row["official_verdict"]
+        if fixed and row["official_verdict_fixed"] != "same":
+            expected = row["official_verdict_fixed"]
+        got = judge(query, row["response"], db, fixed)
+        wrong = [f"{key} is {_brief(got)[key]}, recorded {value}"
+                 for key, value in _brief(expected).items() if _brief(got)[key] != value]
+        yield row["kind"] + "/fixed" * fixed, not wrong, f"{row['id']}: {'; '.join(wrong) or 'ok'}"
+
+
+def _brief(verdict) -> dict:
+    """What is compared: everything but the wording of the reasons.
+
+    Of a crash the stage and the type of the exception; costs to a hundredth of a cent.
+    """
+    brief = {key: verdict[key] for key in ("delivered", "hard_evaluated", "commonsense_pass",
+                                           "hard_pass", "final_pass")}
+    cost, crash = verdict["total_cost"], verdict["crash"]
+    brief["total_cost"] = None if cost is None else round(cost, 4)
+    brief["crash"] = None if crash is None else crash.split(": ")[:2]
+    for stage in ("commonsense", "hard"):
+        checks = verdict[stage]
+        brief[stage] = checks and {name: passed for name, (passed, _) in sorted(checks.items())}
+    return brief
+
+
+def _check_aggregate(row, queries, by_id):
+    """The two comparisons of six rates over the plans of all queries of a part."""
+    missing = [name for name in row["rows"] if name is not None and name not in by_id]
+    for fixed in (False, True):
+        expected = row["official_verdict_fixed" if fixed else "official_verdict"]
+        if expected == "same":
+            expected = row["official_verdict"]
+        low, high = (rates(queries, [_recorded(query, name, by_id, fixed, passes)
+                                     for query, name in zip(queries, row["rows"])])
+                     for passes in (False, True))
+        agrees = all(low[name] - 1e-9 <= expected[name] <= high[name] + 1e-9 for name in low)
+        if missing and agrees:
+            agrees = None
+        detail = f"{len(missing)} of its plans are not in this file" if missing else f"got {low}"
+        yield "aggregate" + "/fixed" * fixed, agrees, f"{row['id']}: recorded {expected}, {detail}"
+
+
+def _recorded(query, name, by_id, fixed, passes) -> dict:
+    """The verdict on a plan named in an aggregate; a missing one passes all or nothing."""
+    if name is None or name in by_id:
+        plan = None if name is None else by_id[name]["response"]
+        return judge(query, plan, database(query["data"]), fixed)
+    return {"delivered": passes, "commonsense_pass": passes, "hard_pass": passes,
+            "final_pass": passes, "soft_passed": passes * len(COMMONSENSE),
+            "hard_passed": passes * _hard_checks(query)}

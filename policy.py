@@ -1,0 +1,519 @@
+"""One frozen base model, two LoRA adapters, and the reference policy for free.
+
+What of the paper this is: pi_agent and pi_env of Algorithm 1, "both initialised from the same
+instruct model". Here they *are* the same model: adapter "agent", adapter "env", and with both
+switched off the initial policy, which is the reference of every KL term.
+
+How it is run: it is not; genenv.py, grpo.py, rwr.py and eval/ call it.
+
+    policy = Policy.load("Qwen/Qwen2.5-7B-Instruct", quant="nf4")
+    rollouts = policy.sample("agent", [policy.encode("2+2=")], G=8)
+    with policy.use("agent"):
+        logp, mask = policy.logprobs([("prompt ids", ["response ids", ...])])
+
+Where it differs on purpose: G rollouts of one prompt are *one row* of the batch, in sampling and
+in training alike. The prompt is encoded once, its keys and values are stored once, and a mask lets
+each rollout see the prompt and itself. A group costs P + G*R tokens where repeating the prompt
+costs G*(P + R). `logprobs_dense` is the plain path, kept so that the tests can compare.
+
+Shapes everywhere: B prompts (groups), G rollouts, P prompt, R response, V vocabulary, D hidden,
+N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts still running).
+"""
+import json
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache, DynamicLayer
+
+from data_pool import UserError
+
+LOGIT_CHUNK = 1024  # tokens whose (chunk, V) fp32 logits exist at once: 0.6 GB at V = 152k
+PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
+
+
+@dataclass
+class Rollout:
+    """One sampled response. Token ids are kept: sampled text is never tokenised again."""
+    group: int           # index of its prompt in the call
+    prompt: list[int]    # (P,) ids
+    response: list[int]  # (R,) ids, the terminal EOS included unless truncated
+    logps: list[float]   # (R,) log-probs at the sampling temperature
+    truncated: bool      # ran into max_new_tokens before any EOS
+
+
+# ---------------------------------------------------------------------------------------------
+# pure functions: layout of a group, log-softmax, drawing a token
+
+
+def pack(groups, pad_id: int, device=None) -> dict:
+    """Lay each group out as one row: prompt, then its responses one after another.
+
+    groups: list of (prompt ids, list of response ids). The last token of a response predicts
+    nothing, so it is a target but not an input. Returns ids, positions (B, L), owner (B, L): who a
+    token belongs to, and for the M response tokens the index `source` of the hidden state that
+    predicts each (into B*L), its `target` id and its (row, col) in the (N, R) result.
+    """
+    lengths = [len(p) + sum(len(r) - 1 for r in rs) for p, rs in groups]
+    B, L = len(groups), max(lengths)
+    ids = torch.full((B, L), pad_id)                  # (B, L)
+    positions = torch.zeros(B, L, dtype=torch.long)   # (B, L)
+    owner = torch.full((B, L), PADDING)               # (B, L)
+    source, target, rows, cols, row = [], [], [], [], 0
+    for b, (prompt, responses) in enumerate(groups):
+        P = end = len(prompt)
+        ids[b, :P], positions[b, :P], owner[b, :P] = torch.tensor(prompt), torch.arange(P), PROMPT
+        for g, response in enumerate(responses):
+            R, start, end = len(response), end, end + len(response) - 1
+            ids[b, start:end] = torch.tensor(response[:-1], dtype=torch.long)
+            positions[b, start:end] = torch.arange(P, P + R - 1)  # every response starts at P again
+            owner[b, start:end] = g
+            # the first response token is predicted by the prompt's last one, the others in turn
+            source += [b * L + P - 1] + list(range(b * L + start, b * L + end))
+            target += response
+            rows += [row] * R
+            cols += range(R)
+            row += 1
+    packed = dict(ids=ids, positions=positions, owner=owner, source=torch.tensor(source),
+                  target=torch.tensor(target), rows=torch.tensor(rows), cols=torch.tensor(cols))
+    return {key: value.to(device) for key, value in packed.items()}
+
+
+def group_mask(query_owner, key_owner, causal: bool):
+    """Who sees whom: (B, Q), (B, K) owners -> (B, 1, Q, K) bool, True = visible.
+
+    A token sees the prompt of its row and the earlier tokens of its own rollout. With `causal`
+    queries and keys are the same tokens in order; the diagonal stays True for padding too, as a
+    row that sees nothing would be NaN in the softmax.
+    """
+    visible = (query_owner[:, :, None] == key_owner[:, None, :]) | (key_owner == PROMPT)[:, None, :]
+    if causal:
+        visible = visible.tril()
+    return visible[:, None]
+
+
+def token_logprobs(hidden, head, target, temperature: float):
+    """log pi(target) from hidden states, without ever holding all logits.
+
+    hidden (M, D), target (M,) -> (M,) fp32. Temperature divides the logits exactly as in sampling,
+    otherwise the policy scored would not be the policy that acted.
+    """
+    def chunk_logprobs(h, y):
+        logits = head(h).float() / temperature  # (chunk, V), fp32: bf16 log-softmax is noise
+        return logits.gather(-1, y[:, None])[:, 0] - logits.logsumexp(-1)
+
+    if hidden.shape[0] <= LOGIT_CHUNK or not torch.is_grad_enabled():
+        parts = [chunk_logprobs(h, y) for h, y in
+                 zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))]
+    else:  # recompute each chunk's logits in the backward pass rather than keep them
+        parts = [checkpoint(chunk_logprobs, h, y, use_reentrant=False) for h, y in
+                 zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))]
+    return torch.cat(parts)
+
+
+def draw(logits, temperature: float, generator):
+    """Sample one token per row: logits (..., V) -> ids (...), log-probs (...).
+
+    Only temperature shapes the distribution: top-k or top-p would put the sampler off the policy
+    that the loss scores. Temperature 0 is greedy, its log-probs are those at temperature 1.
+    """
+    logps = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    if temperature == 0:
+        ids = logps.argmax(-1)
+    else:  # exponential race: argmax(p / Exp(1)) ~ p, and needs no host synchronisation
+        race = torch.empty_like(logps).exponential_(generator=generator)
+        ids = (logps.exp() / race).argmax(-1)
+    return ids, logps.gather(-1, ids[..., None])[..., 0]
+
+
+def split_groups(groups, token_budget: int):
+    """Micro-batches of groups under a token budget; yields lists of (group index, response indices).
+
+    Groups are sorted by length so that a micro-batch pads little; a group that alone exceeds the
+    budget is split over its responses, at the price of encoding its prompt again.
+    """
+    pieces = []  # (length, group, [responses])
+    for i, (prompt, responses) in enumerate(groups):
+        length, members = len(prompt), []
+        for j, response in enumerate(responses):
+            if members and length + len(response) > token_budget:
+                pieces.append((length, i, members))
+                length, members = len(prompt), []
+            length, members = length + len(response), members + [j]
+        pieces.append((length, i, members))
+    batch, widest = [], 0
+    for length, i, members in sorted(pieces):
+        if batch and max(widest, length) * (len(batch) + 1) > token_budget:
+            yield batch
+            batch, widest = [], 0
+        batch, widest = batch + [(i, members)], max(widest, length)
+    if batch:
+        yield batch
+
+
+# ---------------------------------------------------------------------------------------------
+# the policy handle
+
+
+class Policy:
+    """A frozen causal language model with named LoRA adapters.
+
+    active: name of the adapter in force, None for the bare base (= the reference policy).
+    params: {adapter: its parameters}, gathered once by name. Optimisers are built from these lists
+    and never from requires_grad, which PEFT flips whenever adapters are switched.
+    """
+
+    def __init__(self, model, tokenizer, adapters=("agent", "env"), rank=16, seed=0, paths=None):
+        """model: a transformers causal LM. Adapters start at zero: B = 0, so pi = reference."""
+        from peft import LoraConfig, PeftModel, get_peft_model
+        self.tokenizer, self.active = tokenizer, None
+        model.requires_grad_(False)
+        config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0,
+                            target_modules="all-linear", task_type="CAUSAL_LM")
+        with torch.random.fork_rng():  # PEFT draws the A matrices from the global generator
+            torch.manual_seed(seed)
+            for name in adapters:
+                path = (paths or {}).get(name)
+                if isinstance(model, PeftModel):
+                    model.load_adapter(path, name) if path else model.add_adapter(name, config)
+                elif path:
+                    model = PeftModel.from_pretrained(model, path, adapter_name=name)
+                else:
+                    model = get_peft_model(model, config, adapter_name=name)
+        self.model = model.eval()
+        self.lm = model.get_base_model() if adapters else model  # head + decoder, LoRA inside
+        self.params = {name: [p for n, p in model.named_parameters() if f".{name}." in n]
+                       for name in adapters}
+        self.device = self.lm.get_input_embeddings().weight.device
+        self.eos_ids = _eos_ids(self.lm, tokenizer)
+        self._activate(None)
+
+    @classmethod
+    def load(cls, model: str, adapters=("agent", "env"), rank=16, quant=None, dtype="auto",
+             device="auto", seed=0, adapter_paths=None) -> "Policy":
+        """Load a local folder or hub name. Raises UserError with one line if that cannot work.
+
+        quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU).
+        """
+        from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if dtype == "auto":
+            dtype = "bfloat16" if device.startswith("cuda") else "float32"
+        _check_model_folder(model)
+        options = dict(dtype=getattr(torch, dtype), device_map={"": device})
+        if quant == "nf4":
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=getattr(torch, dtype))
+        elif quant:
+            raise UserError(f"unknown quantisation {quant!r}: use nf4 or leave it out")
+        try:
+            tokenizer = _load_tokenizer(model)
+            lm = AutoModelForCausalLM.from_pretrained(model, **options)
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"cannot load the model {model}: {reason}") from None
+        return cls(lm, tokenizer, adapters, rank, seed, adapter_paths)
+
+    # ---- adapters
+
+    def _activate(self, adapter):
+        """Put one adapter (or none) in force and keep every adapter's gradients switched on."""
+        if self.params:
+            if adapter is None:
+                self.model.base_model.disable_adapter_layers()
+            else:
+                self.model.base_model.enable_adapter_layers()
+                self.model.set_adapter(adapter)
+            # PEFT freezes the inactive adapter, and autograd then drops its pending gradients
+            for params in self.params.values():
+                for p in params:
+                    p.requires_grad_(True)
+        self.active = adapter
+
+    @contextmanager
+    def use(self, adapter):
+        """`with policy.use("agent")`: that adapter inside, the former one after, errors or not.
+
+        A backward pass belongs inside too: gradient checkpointing runs the forward again.
+        """
+        if adapter is not None and adapter not in self.params:
+            raise ValueError(f"no adapter {adapter!r}, there are {sorted(self.params)}")
+        former = self.active
+        self._activate(adapter)
+        try:
+            yield self
+        finally:
+            self._activate(former)
+
+    def optimizer(self, adapter, lr: float, weight_decay: float = 0.0):
+        """AdamW over exactly the parameters of one adapter."""
+        return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=weight_decay)
+
+    def save_adapter(self, adapter, folder):
+        """Write `folder` in PEFT format: PeftModel.from_pretrained(base, folder) reads it."""
+        from peft import get_peft_model_state_dict
+        from safetensors.torch import save_file
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = get_peft_model_state_dict(self.model, adapter_name=adapter)
+        save_file({k: v.detach().cpu().contiguous() for k, v in weights.items()},
+                  str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+        self.model.peft_config[adapter].save_pretrained(str(folder))
+
+    def generator(self, seed: int):
+        """An explicit random generator on the device of the model."""
+        return torch.Generator(device=self.device).manual_seed(seed)
+
+    # ---- text
+
+    def encode(self, prompt) -> list[int]:
+        """str -> ids without special tokens; list of chat messages -> ids by the chat template."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_special_tokens=False)
+        if not self.tokenizer.chat_template:
+            raise UserError("the model's tokenizer has no chat template: use an instruct model")
+        # the template writes BOS and headers itself: text first, then ids, no special token twice
+        text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids) -> str:
+        """ids -> text without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    # ---- log-probabilities of given responses
+
+    def logprobs(self, groups, temperature: float = 1.0, grad_checkpoint: bool = False):
+        """Log-probs of responses under the active adapter, each prompt encoded once.
+
+        groups: list of (prompt ids, list of response ids), N responses in all.
+        Returns logp (N, R) fp32, zero where padded, and mask (N, R) bool. Differentiable.
+        """
+        x = pack(groups, self.eos_ids[0], self.device)
+        mask = group_mask(x["owner"], x["owner"], causal=True)  # (B, 1, L, L)
+        hidden = self._hidden(x["ids"], x["positions"], mask, grad_checkpoint)  # (B, L, D)
+        picked = hidden.flatten(0, 1)[x["source"]]  # (M, D): response tokens only
+        logp = token_logprobs(picked, self.lm.get_output_embeddings(), x["target"], temperature)
+        return _scatter(logp, x["rows"], x["cols"])
+
+    def logprobs_dense(self, groups, temperature: float = 1.0):
+        """The same numbers the plain way: one row per response, the prompt repeated in each."""
+        rows = [(prompt, [response]) for prompt, responses in groups for response in responses]
+        x = pack(rows, self.eos_ids[0], self.device)
+        ids, P = x["ids"], [len(p) for p, _ in rows]
+        logits = self.lm(input_ids=ids, use_cache=False).logits.float() / temperature  # (N, L, V)
+        logps = logits.log_softmax(-1)
+        width = max(len(r) for _, (r,) in rows)
+        out = logps.new_zeros(len(rows), width)
+        mask = torch.zeros(len(rows), width, dtype=torch.bool, device=self.device)
+        for n, (_, (response,)) in enumerate(rows):
+            for t, token in enumerate(response):  # logits at P-1+t score token P+t
+                out[n, t], mask[n, t] = logps[n, P[n] - 1 + t, token], True
+        return out, mask
+
+    def _hidden(self, ids, positions, mask, grad_checkpoint):
+        """Last hidden states (B, L, D). Checkpointing is live in train mode only, so switch."""
+        decoder = self.lm.base_model
+        checkpointing = grad_checkpoint and torch.is_grad_enabled()
+        if checkpointing:
+            self.lm.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.train()  # dropout is 0 in adapters and checked by the loader of options
+        try:
+            return decoder(input_ids=ids, position_ids=positions, attention_mask=mask,
+                           use_cache=False).last_hidden_state
+        finally:
+            if checkpointing:
+                self.model.eval()  # rollouts need eval mode: train mode drops the KV cache
+
+    # ---- sampling
+
+    @torch.no_grad()
+    def sample(self, adapter, prompts, G=1, max_new_tokens=64, temperature=1.0, generator=None,
+               progress=None, max_rows=256) -> list[Rollout]:
+        """G responses to each prompt, in prompt order: rollout i belongs to prompts[i // G].
+
+        prompts: list of id lists. adapter: a name, or None for the base. temperature 0 is greedy.
+        max_rows bounds the rollouts that run at once; progress(n) is told of n new tokens.
+        Raises ValueError on an empty prompt.
+        """
+        if any(len(p) == 0 for p in prompts):
+            raise ValueError("cannot sample from an empty prompt")
+        out = [None] * (len(prompts) * G)
+        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        width = max(1, max_rows // G)
+        with self.use(adapter):
+            for start in range(0, len(by_length), width):
+                members = by_length[start:start + width]
+                rows = self._sample_rows([prompts[i] for i in members], G, max_new_tokens,
+                                         temperature, generator, progress)
+                for b, i in enumerate(members):
+                    for g in range(G):
+                        out[i * G + g] = Rollout(i, list(prompts[i]), *rows[b * G + g])
+        return out
+
+    def _sample_rows(self, prompts, G, T, temperature, generator, progress):
+        """One wide batch: prefill, then decode until every rollout has ended.
+
+        prompts: B id lists -> B*G tuples (response ids, log-probs, truncated).
+        """
+        cache, owner, hidden = self._prefill(prompts)  # owner (B, K), hidden (B, D)
+        B, dev, head = len(prompts), self.device, self.lm.get_output_embeddings()
+        lengths = torch.tensor([len(p) for p in prompts], device=dev)  # (B,)
+        eos = torch.tensor(self.eos_ids, device=dev)
+        tokens = torch.zeros(B, G, T, dtype=torch.long, device=dev)    # (B, G, T)
+        logps = torch.zeros(B, G, T, device=dev)                       # (B, G, T)
+        count = torch.zeros(B, G, dtype=torch.long, device=dev)        # (B, G) response lengths
+        done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
+        live = torch.arange(B, device=dev)                             # (b,) groups still decoded
+        slot = torch.arange(G, device=dev).expand(B, G)                # (b, S) rollout in each slot
+        hidden = hidden[:, None].expand(B, G, -1)                      # (b, S, D)
+        every = 1 if dev.type == "cpu" else 16  # asking a GPU how many still run makes it wait
+        for t in range(T):
+            ids, logp = draw(head(hidden), temperature, generator)     # (b, S)
+            at = (live[:, None], slot)
+            tokens[(*at, t)], logps[(*at, t)] = ids, logp
+            count[at] += ~done[at]  # a finished rollout may keep its slot a while: it adds nothing
+            done[at] |= torch.isin(ids, eos)
+            if t == T - 1:
+                break
+            if (t + 1) % every == 0:
+                keep, slot = _compact(done[live], slot)
+                if progress:
+                    progress(int(slot.numel()) * every)
+                if len(keep) == 0:
+                    break
+                if len(keep) < len(live):  # finished groups leave, and their keys with them
+                    live, owner, slot = live[keep], owner[keep], slot[keep]
+                    cache.batch_select_indices(keep)
+            owner = torch.cat([owner, slot], dim=1)                    # (b, K + S)
+            hidden = self.lm.base_model(
+                input_ids=tokens[live[:, None], slot, t], past_key_values=cache, use_cache=True,
+                position_ids=(lengths[live, None] + t).expand_as(slot),
+                attention_mask=group_mask(slot, owner, causal=False)).last_hidden_state
+        tokens, logps = tokens.flatten(0, 1).tolist(), logps.flatten(0, 1).tolist()
+        return [(tokens[n][:c], logps[n][:c], not d) for n, (c, d) in
+                enumerate(zip(count.flatten().tolist(), done.flatten().tolist()))]
+
+    def _prefill(self, prompts):
+        """Encode each prompt once. Returns the cache, owner (B, P) and the last hidden (B, D).
+
+        Right-padded: causality alone then hides the padding from the real tokens.
+        """
+        lengths = torch.tensor([len(p) for p in prompts], device=self.device)
+        ids = torch.full((len(prompts), int(lengths.max())), self.eos_ids[0])
+        for b, prompt in enumerate(prompts):
+            ids[b, :len(prompt)] = torch.tensor(prompt)
+        cache = Cache(layer_class_to_replicate=_GrowingLayer)
+        hidden = self.lm.base_model(input_ids=ids.to(self.device), past_key_values=cache,
+                                    use_cache=True).last_hidden_state  # (B, P, D)
+        columns = torch.arange(ids.shape[1], device=self.device)
+        owner = torch.where(columns < lengths[:, None], PROMPT, PADDING)
+        return cache, owner, hidden[torch.arange(len(prompts)), lengths - 1]
+
+
+class _GrowingLayer(DynamicLayer):
+    """Keys and values of one layer in a buffer with room to spare.
+
+    The library's dynamic layer copies the whole cache for every token; this one copies only when
+    the buffer is full, which then grows by half.
+    """
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Append (b, heads, S, d) keys and values; returns views of all so far."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[3])
+            self.values = value_states.new_empty(*value_states.shape[:2], 0, value_states.shape[3])
+            self.buffers = (self.keys, self.values)
+        K, S = self.keys.shape[2], key_states.shape[2]
+        if K + S > self.buffers[0].shape[2]:
+            room = K + S + max(32 * S if K else 0, K // 2)
+            self.buffers = tuple(_grown(x, room) for x in (self.keys, self.values))
+        for buffer, new in zip(self.buffers, (key_states, value_states)):
+            buffer[:, :, K:K + S] = new
+        self.keys, self.values = (buffer[:, :, :K + S] for buffer in self.buffers)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices):
+        """Keep only the rows `indices` of the batch."""
+        super().batch_select_indices(indices)
+        self.buffers = (self.keys, self.values)
+
+
+# ---------------------------------------------------------------------------------------------
+# helpers
+
+
+def _grown(x, room):
+    """x (b, heads, K, d) copied to the front of a buffer (b, heads, room, d)."""
+    buffer = x.new_empty(x.shape[0], x.shape[1], room, x.shape[3])
+    buffer[:, :, :x.shape[2]] = x
+    return buffer
+
+
+def _compact(done, slot):
+    """Which groups and rollouts go on: done (b, G) -> rows to keep (b',), slots (b, S').
+
+    Running rollouts move to the front; S' is the most that any group still runs. Rows are only
+    dropped once a quarter of them has finished, because dropping copies the cache.
+    """
+    running = (~done).sum(1).tolist()
+    if max(running) == 0:
+        return [], slot
+    order = done.long().argsort(dim=1, stable=True)  # running first
+    keep = [b for b, n in enumerate(running) if n > 0]
+    if len(keep) > 0.75 * len(running):
+        keep = range(len(running))
+    return torch.tensor(list(keep), device=done.device), order[:, :max(running)]
+
+
+def _scatter(logp, rows, cols):
+    """Flat token values (M,) -> padded (N, R) and its mask; rows and cols say where each goes."""
+    N, R = int(rows.max()) + 1, int(cols.max()) + 1
+    out = logp.new_zeros(N, R).index_put((rows, cols), logp)
+    mask = torch.zeros(N, R, dtype=torch.bool, device=logp.device)
+    mask[rows, cols] = True
+    return out, mask
+
+
+def _eos_ids(lm, tokenizer) -> list[int]:
+    """Every id that ends a response: some chat models stop on several."""
+    ids = lm.generation_config.eos_token_id if lm.generation_config else None
+    ids = ids if isinstance(ids, list) else [ids]
+    ids = [i for i in dict.fromkeys([*ids, tokenizer.eos_token_id]) if i is not None]
+    if not ids:
+        raise UserError("the model names no end-of-sequence token: set eos_token in its tokenizer")
+    return ids
+
+
+def _load_tokenizer(model):
+    """The tokenizer of a model; one saved as a plain tokenizer.json is taken at its word.
+
+    The automatic class would be guessed from the model's type, whose own splitting rules would then
+    replace those in the file.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    config = Path(model) / "tokenizer_config.json"
+    kind = json.loads(config.read_text()).get("tokenizer_class") if config.is_file() else None
+    plain = kind in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(model)
+
+
+def _check_model_folder(model):
+    """A local folder must hold a model and a tokenizer; anything else is taken as a hub name."""
+    folder = Path(model)
+    if not folder.exists():
+        if folder.is_absolute() or str(model).startswith("."):
+            raise UserError(f"model folder {model} does not exist")
+        return
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model folder {model} has no config.json: is it a transformers model?")
+    if not any((folder / name).is_file() for name in
+               ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")):
+        raise UserError(f"model folder {model} has no tokenizer: save one beside the model "
+                        "with tokenizer.save_pretrained")

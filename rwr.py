@@ -1,0 +1,145 @@
+"""Reward-weighted regression by hand: how the environment simulator learns to write tasks.
+
+What of the paper this is: the environment half of the dual update of Algorithm 1. Generations whose
+success rate fell into the band are imitated, each weighted by exp(lam * R_env) (R_env: Eq. 3),
+under a KL penalty to the initial simulator and a cap on how far one update may move.
+
+How it is run: genenv.py calls `rwr_update` once per epoch.
+
+Where it differs on purpose: the paper gives neither the penalty's coefficient nor the cap's value;
+here the cap is a real one, the step that crosses it is undone. Note how mild the weights are: with
+the paper's lam = 1, beta = 2 the largest possible ratio of two weights is
+exp(1 - exp(-0.5)) = 1.48, so nearly all selection is done by the k_min filter.
+
+Shapes: n generations, (n, R) response tokens; r_env (n,), weights (n,).
+"""
+import copy
+
+import torch
+
+from grpo import pad_rows, score, subset, token_kl
+from policy import split_groups
+
+
+def rwr_weights(r_env, lam: float):
+    """Weights proportional to exp(lam * R_env), mean one: r_env (n,) -> (n,).
+
+    The maximum is subtracted first, so no lam overflows; mean one keeps the learning rate's
+    meaning the same for every lam.
+    """
+    w = (lam * (r_env - r_env.max())).exp()  # RWR: w ~ exp(lam * R_env)
+    return w / w.mean()
+
+
+def effective_sample_size(weights) -> float:
+    """(sum w)^2 / sum w^2: how many equally weighted generations the update amounts to."""
+    return float(weights.sum() ** 2 / (weights ** 2).sum())
+
+
+def weighted_nll(logp, mask, weights, tokens: int):
+    """Weighted negative log-likelihood of the responses, per token of the whole mini-batch.
+
+    logp, mask (n, R); weights (n,). Prompt tokens are not in logp and so never trained on.
+    """
+    return -(weights[:, None] * logp * mask).sum() / max(tokens, 1)
+
+
+def draw_batches(n_fresh, aged_priority, n_batches, batch, fresh_share, generator):
+    """Mini-batches over the fresh records and those of D_env: lists of indices.
+
+    Indices 0 .. n_fresh-1 mean fresh records, the following ones aged records, drawn by priority.
+    The fresh set is shuffled and walked through: all are met before any is met twice.
+    """
+    deck, batches = [], []
+    n_aged = min(len(aged_priority), round(batch * (1 - fresh_share)))
+    for _ in range(n_batches if n_fresh + n_aged else 0):
+        picks = []
+        while len(picks) < min(n_fresh, batch - n_aged):
+            deck = deck or torch.randperm(n_fresh, generator=generator).tolist()
+            picks.append(deck.pop())
+        if n_aged:
+            ids = torch.multinomial(torch.tensor(aged_priority), n_aged, generator=generator)
+            picks += (n_fresh + ids).tolist()
+        batches.append(picks)
+    return batches
+
+
+def rwr_update(policy, adapter, optimizer, records, batches, probe, *, lam=1.0, temperature=1.0,
+               kl_coef=0.05, kl_kind="k3", kl_cap=0.1, grad_clip=1.0, token_budget=16384,
+               grad_checkpoint=False) -> dict:
+    """Imitate weighted generations; stop, and undo the last step, where the KL cap is crossed.
+
+    records: generations with .prompt, .response (ids) and .r_env; batches: lists of indices into
+    them (draw_batches). probe: fresh generations (prompt ids, [response ids]) of the simulator as
+    it was before this update; the KL of the update is measured on them after every step.
+    Returns env_kl (of the simulator that wrote the probe, to the initial one, nats per token),
+    env_kl_step (how far this update moved), env_ess, env_loss, env_steps and env_capped.
+    """
+    fixed = dict(temperature=temperature, token_budget=token_budget)
+    stats = {"env_loss": 0.0, "env_ess": 0.0, "env_steps": 0, "env_capped": 0,
+             "env_kl": 0.0, "env_kl_step": 0.0}
+    if not probe:
+        return stats
+    with policy.use(None):
+        initial = score(policy, probe, **fixed)
+    with policy.use(adapter):
+        before = score(policy, probe, **fixed)
+        stats["env_kl"] = mean_kl(before, initial)
+        if not batches:
+            return stats
+        weights = rwr_weights(torch.tensor([r.r_env for r in records]), lam)
+        stats["env_ess"] = effective_sample_size(weights)
+        for batch in batches:
+            saved = _snapshot(policy.params[adapter], optimizer)
+            loss = _step(policy, policy.params[adapter], optimizer, [records[i] for i in batch],
+                         weights[batch], kl_coef, kl_kind, grad_clip, grad_checkpoint, fixed)
+            # the probe was written by `before`, so E[k3(before, now)] = KL(before || now)
+            step_kl = mean_kl(before, score(policy, probe, **fixed))
+            if step_kl > kl_cap:
+                _restore(policy.params[adapter], optimizer, saved)
+                stats["env_capped"] = 1
+                break
+            stats.update(env_loss=loss, env_kl_step=step_kl, env_steps=stats["env_steps"] + 1)
+    return stats
+
+
+def mean_kl(logps, others) -> float:
+    """k3 estimate of KL(pi || other), nats per token, on text that pi wrote (as scored by both)."""
+    a = torch.cat([row for rows in logps for row in rows])
+    b = torch.cat([row for rows in others for row in rows])
+    return float(token_kl(a, b, "k3").mean())
+
+
+def _step(policy, params, optimizer, records, weights, kl_coef, kl_kind, grad_clip,
+          grad_checkpoint, fixed):
+    """One optimiser step on one mini-batch of records; returns its loss."""
+    groups = [(r.prompt, [r.response]) for r in records]
+    tokens = sum(len(r.response) for r in records)
+    with policy.use(None):
+        ref = score(policy, groups, **fixed)
+    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
+    for batch in split_groups(groups, fixed["token_budget"]):
+        members = [i for i, _ in batch]
+        logp, mask = policy.logprobs(subset(groups, batch), fixed["temperature"], grad_checkpoint)
+        ref_logp = pad_rows([ref[i][0] for i in members])
+        loss = weighted_nll(logp, mask, weights[members].to(logp), tokens)
+        loss = loss + kl_coef * (token_kl(logp, ref_logp, kl_kind) * mask).sum() / tokens
+        loss.backward()
+        total += float(loss)
+    torch.nn.utils.clip_grad_norm_(params, grad_clip)
+    optimizer.step()
+    return total
+
+
+def _snapshot(params, optimizer):
+    """Copies of one adapter and of its optimiser's state: a few MB, the base is not touched."""
+    return [p.detach().clone() for p in params], copy.deepcopy(optimizer.state_dict())
+
+
+def _restore(params, optimizer, saved):
+    """Undo: put the copies of `_snapshot` back, bit for bit."""
+    with torch.no_grad():
+        for p, old in zip(params, saved[0]):
+            p.copy_(old)
+    optimizer.load_state_dict(saved[1])

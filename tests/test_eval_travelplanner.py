@@ -1,0 +1,497 @@
+"""TravelPlanner: each rule on a hand-made database, the plan parser, and recorded official verdicts.
+
+Run: python -m pytest tests/test_eval_travelplanner.py -q
+"""
+import copy
+import json
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from data_pool import UserError
+from eval import travelplanner as tp
+
+SHARED = Path(__file__).resolve().parents[1] / ".." / "shared" / "benchmarks"
+shared = pytest.mark.skipif(not (SHARED / "golden/travelplanner.jsonl").is_file(),
+                            reason="no ../shared/benchmarks")
+
+DB = {"restaurants": {
+          "Reno": [{"name": n, "cost": c, "cuisines": k} for n, c, k in (
+          ("Blue Door", 10.0, "Pizza, Indian"), ("Red Door", 20.0, "French"), ("Inn", 5.0, "Tea"),
+          ("Diner", 8.0, "BBQ"), ("Grill", 9.0, "BBQ"))],
+          "Home": [{"name": "Mum", "cost": 1.0, "cuisines": "Indian, Tea"}]},
+      "attractions": {"Reno": [{"name": "Museum"}, {"name": "Zoo (old)"}]},
+      "hotels": {"Reno": [{"name": "Loft", "price": 100.0, "type": "Private room", "nights": 2.0,
+                           "people": 2.0, "rules": "No parties & No pets"},
+                          {"name": "Long Stay", "price": 50.0, "type": "Entire home/apt",
+                           "nights": 9.0, "people": 4.0, "rules": "No smoking"}]},
+      "flights": {"F1": [(70.0, "Home", "Reno")], "F2": [(30.0, "Reno", "Home")]},
+      "roads": {("Home", "Reno"): 193.0, ("Reno", "Home"): 200.0, ("Reno", "Far"): None},
+      "states": {"Home": "Ohio", "Reno": "Nevada", "Elko": "Nevada", "Far": "Utah"}}
+QUERY = {"org": "Home", "dest": "Reno", "days": 3, "visiting_city_number": 1, "people_number": 3,
+         "budget": 1000, "query": "3 days in Reno, please", "level": "easy", "local_constraint":
+             {"house rule": None, "cuisine": None, "room type": None, "transportation": None}}
+PLAN = [{"days": 1, "current_city": "from Home to Reno",
+         "transportation": "Flight Number: F1, from Home to Reno, Departure Time: 05:00",
+         "breakfast": "-", "attraction": "-", "lunch": "-", "dinner": "Blue Door, Reno",
+         "accommodation": "Loft, Reno"},
+        {"days": 2, "current_city": "Reno", "transportation": "-", "breakfast": "Red Door, Reno",
+         "attraction": "Museum, Reno;Zoo (old), Reno;", "lunch": "Inn, Reno",
+         "dinner": "Diner, Reno(Nevada)", "accommodation": "Loft, Reno"},
+        {"days": 3, "current_city": "from Reno to Home",
+         "transportation": "Flight Number: F2, from Reno to Home", "breakfast": "Grill, Reno",
+         "attraction": "-", "lunch": "-", "dinner": "-", "accommodation": "-"}]
+ADVERSARIAL = [
+    "", "garbage", "[" * 10_000, "{" * 10_000 + "}" * 10_000, "[{" * 10_000, "x" * 10**6,
+    "\x00" * 50, "\ud800 lone \udfff", "[__import__('os').system('false')]", "`" * 10**6,
+    "[" + "-" * 20_000 + "1]", "[" + "9" * 20_000 + "]", "[" + "1+" * 14_000 + "1j]", " " * 10**6,
+    "Day 1:\nCurrent City: from " * 3000, "Day 1:\n" * 14_000, "[ {" * 30_000, "[" * 10**6,
+    json.dumps([{**PLAN[0], "current_city": "from a" * 7000 + "\nx to B"}]),
+    json.dumps([{**PLAN[0], "transportation": "from \n" * 7000 + "x to B"}]),
+    json.dumps([{**PLAN[1], "attraction": "e, Reno;" * 10_000}]),
+    json.dumps([{**PLAN[1], "current_city": "ab" * 20_000, "breakfast": ["c"] * 10_000}]),
+    json.dumps([{**PLAN[1], "breakfast": "(" * 40_000 + "," * 40_000}]),
+    json.dumps([{**PLAN[1], "dinner": "\ud800"}]), json.dumps([{**PLAN[0], "days": 10**400}])]
+
+
+def judge(plan=PLAN, fixed=False, **changes):
+    """The verdict on a plan for QUERY with some fields changed."""
+    return tp.judge({**QUERY, **changes}, plan, DB, fixed)
+
+
+def changed(**fields):
+    """PLAN with some fields changed: breakfast_2="..." is the breakfast of day 2."""
+    plan = copy.deepcopy(PLAN)
+    for name, value in fields.items():
+        key, number = name.rsplit("_", 1)
+        plan[int(number) - 1][key] = value
+    return plan
+
+
+def failed(verdict) -> set:
+    """The names of the checks that failed."""
+    assert verdict["crash"] is None
+    return {name for stage in ("commonsense", "hard")
+            for name, (passed, _) in (verdict[stage] or {}).items() if passed is False}
+
+
+def wishes(**values):
+    """A local constraint with some wishes."""
+    return {"local_constraint": {**QUERY["local_constraint"], **values}}
+
+
+def test_a_good_plan_passes_and_costs_what_it_should():
+    verdict = judge()
+    assert verdict["final_pass"] and failed(verdict) == set()
+    # flights 70 + 30 and meals 10 + 20 + 5 + 8 + 9 for three, two rooms for two nights
+    assert verdict["total_cost"] == 3 * (100 + 52) + 2 * 2 * 100
+    assert (verdict["soft_passed"], verdict["hard_passed"]) == (8, 1)
+
+
+# -------------------------------------------------------------- eight commonsense constraints
+
+ROUTE, SANDBOX = "is_reasonable_visiting_city", "is_valid_information_in_sandbox"
+CITY, ABSENT = "is_valid_information_in_current_city", "is_not_absent"
+
+
+@pytest.mark.parametrize("names, fields", [
+    ({ROUTE, CITY, ABSENT}, {"current_city_1": "from Far to Reno"}),
+    ({ROUTE, CITY, ABSENT}, {"current_city_3": "from Reno to Far"}),
+    ({ROUTE, ABSENT}, {"current_city_2": "Elko"}),  # Reno, Elko, Reno: comes back to Reno
+    ({ABSENT}, {"current_city_1": "Reno", "current_city_3": "Reno"}),  # no way home: day 1 needs meals
+    ({"is_valid_restaurants"}, {"dinner_2": "Red Door, Reno"}),
+    (set(), {"dinner_2": "Red Door, Reno "}),  # the raw texts differ
+    ({"is_valid_attractions"}, {"attraction_2": "Museum, Reno;Museum, Reno;"}),
+    (set(), {"attraction_2": "Museum, Reno;Museum, Reno"}),  # the tail is never read
+    ({"is_valid_accommodation"}, dict.fromkeys(("accommodation_1", "accommodation_2"),
+                                               "Long Stay, Reno")),
+    (set(), dict.fromkeys(("accommodation_1", "accommodation_2"), "o, Reno")),  # two hits: unchecked
+    ({"is_valid_transportation", ABSENT}, {"transportation_1": "-"}),
+    ({"is_valid_transportation"}, {"transportation_3": "Self-driving, from Reno to Home"}),
+    (set(), {"transportation_3": "Taxi, from Reno to Home"}),
+    ({SANDBOX}, {"breakfast_3": "Blue Whale, Home"}),
+    ({CITY, SANDBOX}, {"breakfast_3": "Blue Whale, Oslo"}),
+    ({CITY, SANDBOX}, {"accommodation_1": "Loft, Home"}),
+    ({SANDBOX}, {"lunch_2": "inn, Reno"}),  # case-sensitive
+    (set(), {"lunch_2": "n, Reno"}),  # any part of a name will do
+    ({SANDBOX}, {"transportation_1": "Flight Number: F2, from Home to Reno"}),
+    (set(), {"transportation_2": "Bus within Reno"}),  # other means are not looked up
+    ({SANDBOX}, {"transportation_2": "Taxi within Reno"}),  # a taxi needs from and to
+    ({ABSENT}, {"lunch_2": "-"}), ({ABSENT}, {"attraction_2": ""}), ({ABSENT}, {"accommodation_2": "-"}),
+    ({SANDBOX}, {"accommodation_3": "Loft, Home"})])
+def test_commonsense_rules(names, fields):
+    assert failed(judge(changed(**fields))) == names
+
+
+def test_missing_and_surplus_days():
+    assert failed(judge(PLAN[:2])) == {ROUTE, ABSENT}
+    assert judge(PLAN + [{}, "beyond the trip"])["final_pass"]
+    unused = {**PLAN[1], "current_city": tp.UNUSED_DAY}
+    assert "2 days are planned" in judge([PLAN[0], unused, PLAN[2]])["commonsense"][ABSENT][1]
+
+
+def test_city_sequences():
+    for route, good in ((["A", "B"], False), (["A", "B", "B", "A"], True), (["A", "B", "A"], False),
+                        (["A", "B", "B", "C", "C", "A"], True), (["A", "A", "B", "B", "A"], True),
+                        (["A", "B", "B", "C", "C", "B", "B", "A"], False), (["A"] * 4, True)):
+        assert tp._is_sequence(route) is good, route
+
+
+def test_longer_trips_stay_in_the_state():
+    plan = changed()
+    plan[1:2] = [plan[1], {**PLAN[1], "breakfast": "-"}]
+    assert "does not lie in Utah" in judge(plan, days=4, dest="Utah")["commonsense"][ROUTE][1]
+    assert judge(plan, days=4, dest="Nevada")["commonsense"][ROUTE][0]
+    assert not judge(changed(current_city_1="from Home to Oz"))["commonsense"][ROUTE][0]
+
+
+def test_both_versions_of_the_within_city_rule():
+    # every letter of "Reno" occurs: only the repaired rule notices the other city
+    plan = changed(lunch_2="Mum, Home", accommodation_2="Loft, Otto", transportation_2="orange n R")
+    old, fixed = judge(plan)["commonsense"], judge(plan, fixed=True)["commonsense"]
+    assert old[CITY][0] is True and fixed[CITY][0] is False
+    assert judge(changed(accommodation_2="Villa, Rom"))["commonsense"][CITY][0] is False
+    assert judge(changed(transportation_2="Metro"))["commonsense"][CITY][0] is False  # no "n"
+    # an empty city has no last letter, which only the old rule asks for
+    empty = changed(current_city_2="", breakfast_2="-", lunch_2="-", dinner_2="-", attraction_2="-")
+    assert judge(empty)["crash"].startswith("commonsense: IndexError")
+    assert judge(empty, fixed=True)["crash"] is None
+
+
+def test_completeness_counts_all_keys_but_divides_by_six():
+    base = {"current_city": "from Home to Home", "transportation": "Bus", "breakfast": "-",
+            "lunch": "-", "dinner": "-", "attraction": "-", "accommodation": "x"}
+    query = {**QUERY, "days": 1, "visiting_city_number": 0}
+    assert tp.complete(query, [base], DB)[0] is True  # 3 of 6
+    assert tp.complete(query, [{**base, "accommodation": "-"}], DB)[0] is False
+    assert tp.complete(query, [{**base, "accommodation": "-", "note": "x"}], DB)[0] is True
+    # "to " alone asks for transportation on a stay day, as in "Sacramento (California)"
+    assert "travel" in tp._gap(QUERY, 2, {**PLAN[1], "current_city": "Sacramento (California)"})
+
+
+@pytest.mark.parametrize("plan, crash", [
+    ("text", "TypeError"), ({"a": 1}, "KeyError"), (True, "TypeError"), ([[]], "TypeError"),
+    ([None], "TypeError"), ([{}], "KeyError"), (5, "TypeError"),
+    (changed(dinner_2=7), "TypeError"), (changed(dinner_2={"a": 1}), "TypeError"),
+    (changed(attraction_2=["Museum, Reno"]), "AttributeError"),
+    (changed(current_city_1="from Home"), "TypeError"), (changed(current_city_1=None), "TypeError"),
+    (changed(accommodation_3=None), "TypeError"), (changed(transportation_2=["x"]), "AttributeError"),
+    (changed(transportation_1="flight number: F1, from Home to Reno"), "IndexError"),
+    (changed(transportation_2="Flight Number: Reno"), "ValueError")])
+def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
+    verdict = judge(plan)
+    assert verdict["crash"].startswith(f"commonsense: {crash}")
+    assert verdict["delivered"] and not verdict["final_pass"] and verdict["soft_passed"] == 0
+
+
+@pytest.mark.parametrize("plan", [None, "", [], {}, 0])
+def test_empty_plans_are_not_delivered(plan):
+    assert judge(plan) == {**judge(None), "delivered": False}
+
+
+# ------------------------------------------------------------------- five hard constraints
+
+@pytest.mark.parametrize("plan, limits, name", [
+    (PLAN, {"budget": 855}, "valid_cost"), (PLAN, wishes(**{"house rule": "pets"}), "valid_room_rule"),
+    (PLAN, wishes(**{"house rule": "parties"}), "valid_room_rule"),
+    (PLAN, wishes(**{"room type": "entire room"}), "valid_room_type"),
+    (PLAN, wishes(**{"room type": "shared room"}), "valid_room_type"),
+    (PLAN, wishes(cuisine=["Indian", "Mexican"]), "valid_cuisine"),
+    (PLAN, wishes(transportation="no flight"), "valid_transportation")])
+def test_hard_rules_fail(plan, limits, name):
+    verdict = judge(plan, **limits)
+    assert failed(verdict) == {name} and verdict["commonsense_pass"] and not verdict["hard_pass"]
+
+
+@pytest.mark.parametrize("limits", [
+    {"budget": 856}, wishes(**{"house rule": "smoking"}), wishes(**{"room type": "private room"}),
+    wishes(**{"room type": "not shared room"}), wishes(cuisine=["Indian", "BBQ"]),
+    wishes(transportation="no self-driving")])
+def test_hard_rules_pass(limits):
+    assert judge(**limits)["final_pass"]
+
+
+def test_hard_constraints_need_a_complete_plan_without_inventions():
+    assert judge(changed(lunch_2="-"))["hard"] is None
+    assert judge(changed(lunch_2="Nowhere, Reno"))["hard"] is None
+    assert judge(changed(dinner_2="Red Door, Reno"))["hard_evaluated"]  # another rule broken
+
+
+def test_a_meal_at_home_ends_the_day_for_cuisines():
+    query = {**QUERY, **wishes(cuisine=["Tea"])}
+    assert tp.cuisine(query, changed(breakfast_2="Mum, Home"), DB) == (False, "no Tea restaurant")
+    assert tp.cuisine(query, changed(dinner_2="Mum, Home"), DB)[0] is True
+
+
+def test_road_costs_round_down_and_count_cars():
+    day = {"current_city": "from Home to Reno"}
+    assert tp._trip_cost(day, "Self-driving", 3, DB) == 9  # int(193 * 0.05), from current_city
+    assert tp._trip_cost(day, "Self-driving, from Reno to Home", 6, DB) == 20
+    assert tp._trip_cost(day, "Taxi", 5, DB) == 386
+    assert tp._trip_cost(day, "Flight F1", 5, DB) == 0  # no label: never looked up, free
+    assert tp._trip_cost({"current_city": "Reno"}, "Taxi", 5, DB) == 0
+    assert tp._trip_exists(day, "self-driving, from Reno to Far", DB) is False
+
+
+# -------------------------------------------------------------------------- text helpers
+
+def test_linear_helpers_agree_with_the_regular_expressions():
+    travel = re.compile(r"from\s+(.+?)\s+to\s+([^,]+)(?=[,\s]|$)")
+    paren, place = re.compile(r"^(.*?)\([^)]*\)"), re.compile(r"(.*?),\s*([^,]+)(\(\w[\w\s]*\))?$")
+    pieces = ["from", "to", " ", "  ", "\n", ",", "A", "b", "(", ")", "from ", " to ", "\u00a0"]
+    generator, found = random.Random(0), 0
+    for _ in range(20_000):
+        text = "".join(generator.choice(pieces) for _ in range(generator.randint(0, 14)))
+        match = travel.search(text)
+        assert tp.from_to(text) == (match.groups() if match else (None, None)), text
+        found += match is not None
+        match = paren.search(text)
+        assert tp.before_paren(text) == (match.group(1) if match else text), text
+        match = place.search(text)
+        expected = ((match.group(1).strip(), tp.before_paren(match.group(2).strip()).strip())
+                    if match else ("-", "-"))
+        assert tp.name_city(text) == expected, text
+    assert found > 500
+
+
+# --------------------------------------------------------------------------------- parser
+
+FREE_TEXT = """<think>Day 1: Current City: Oz</think>Travel Plan:
+**Day 1:**
+**Current City:** from Home to Reno
+- Transportation: Flight Number: F1, from Home to Reno, Departure Time: 05:00
+Breakfast: -
+Attraction: -
+Lunch: -
+Dinner: Blue Door, Reno
+Accommodation: Loft, Reno
+
+Day 2 (Tuesday):
+Current City: Reno
+Transportation: -
+Breakfast: Red Door, Reno
+Attraction: Museum, Reno;Zoo (old), Reno.
+Lunch: Inn, Reno
+Dinner: Diner, Reno(Nevada)
+Accommodation: Loft, Reno
+
+### Day 3
+Current City: from Reno to Home
+Transportation: Flight Number: F2, from Reno to Home
+Breakfast: Grill, Reno
+Attraction: -
+Lunch: -
+Dinner: -
+Accommodation: -
+"""
+DUMP = json.dumps(PLAN)
+
+
+@pytest.mark.parametrize("text", [
+    DUMP, json.dumps(PLAN, indent=2), repr(PLAN), f"Here:\n```json\n{DUMP}\n```\nEnjoy [1]!",
+    f"```\n{PLAN}\n```", f"<think>[{{}}] hm</think> My plan is {DUMP}. [done]",
+    f"Sure: {PLAN!r} bye", json.dumps({"idx": 1, "plan": PLAN}),
+    json.dumps({f"Day {n}": day for n, day in enumerate(PLAN, 1)}),
+    DUMP.replace("current_city", "Current City"), FREE_TEXT], ids=range(11))
+def test_plans_are_read_from_many_forms(text):
+    assert tp.parse_plan(text)[0] == PLAN
+
+
+@pytest.mark.parametrize("text", ["", "No.", "[]", "[{}]", "{}", "[1, 2]", '"[]"', "null", "Day 1",
+                                  DUMP[:-5], "[{'a': open('x')}]", "Day 1: fun\nDay 2: more fun"])
+def test_other_texts_hold_no_plan(text):
+    plan, why = tp.parse_plan(text)
+    assert plan is None and why
+
+
+# ------------------------------------------------------------------- a data folder on disk
+
+@pytest.fixture
+def folder(tmp_path):
+    """A data folder with the tables of DB in the official layout, and one query per part."""
+    tables = {
+        "restaurants/clean_restaurant_2022.csv": "Name,City,Cuisines,Average Cost\n" + "".join(
+            f'{r["name"]},{city},"{r["cuisines"]}",{r["cost"]:g}\n'
+            for city, rows in DB["restaurants"].items() for r in rows) + "Ghost,Reno,,7\n",
+        "attractions/attractions.csv": "Name,City\nMuseum,Reno\nZoo (old),Reno\n",
+        "accommodations/clean_accommodations_2022.csv":
+            "NAME,room type,price,minimum nights,house_rules,maximum occupancy,city\n"
+            "Loft,Private room,100.0,2.0,No parties & No pets,2,Reno\n"
+            "Long Stay,Entire home/apt,50.0,9.0,No smoking,4,Reno\nGap,,1,1,,1,Reno\n",
+        "flights/clean_Flights_2022.csv":
+            "Flight Number,Price,OriginCityName,DestCityName\nF1,70,Home,Reno\nF2,30,Reno,Home\n",
+        "googleDistanceMatrix/distance.csv":
+            'origin,destination,cost,duration,distance\nHome,Reno,,2 hours,193 km\n'
+            'Reno,Home,,2 hours,200 km\nReno,Far,,1 day 2 hours,"2,000 km"\n'
+            'Home,Reno,,9 hours,900 km\n',
+        "background/citySet_with_states.txt": "Home\tOhio\nReno\tNevada\nElko\tNevada\nFar\tUtah"}
+    for name, text in tables.items():
+        path = tmp_path / "database" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    (tmp_path / "validation_queries.jsonl").write_text(json.dumps(QUERY) + "\n")
+    (tmp_path / "train_queries.jsonl").write_text(
+        json.dumps({**QUERY, "query": "trip", "annotated_plan": PLAN + [{}]}) + "\n")
+    reference = {"Attractions in Reno": [{"Name": n, "Phone": "1"} for n in
+                                         ("A", "B", "C", "D", "Museum", "Zoo (old)")],
+                 "Taxi from Home to Reno": "No valid information."}
+    for part in ("train", "validation"):
+        (tmp_path / f"{part}_ref_info.jsonl").write_text(json.dumps(reference) + "\n")
+    tp.database.cache_clear()
+    return tmp_path
+
+
+def test_tables_on_disk_are_the_hand_made_ones(folder):
+    assert tp.database(str(folder)) == DB
+
+
+def test_load_prompt_gold_score_and_aggregate(folder):
+    record, = tp.load(folder, "train")
+    assert record["id"] == "train-000" and record["category"] == "easy"
+    text = tp.prompt(record)[1]["content"]
+    assert "Zoo (old)" in text and "trip" in text and "Phone" not in text
+    assert "Phone" in tp.prompt(record, full=True)[1]["content"]
+    verdicts = [tp.score(record, tp.gold(record)), tp.score(record, "no")]
+    assert verdicts[0].ok and verdicts[0].score == 1 and "cost 856" in verdicts[0].reason
+    assert not verdicts[1].ok and verdicts[1].score == 0 and "no plan" in verdicts[1].reason
+    result = tp.aggregate([record] * 2, verdicts)
+    assert result["score"] == 50 and result["rates"]["Delivery Rate"] == 0.5
+    assert result["categories"] == {"easy": {"score": 50, "n": 2}}
+    assert tp.score(record, tp.gold(record), fixed=True).extra["headline"] == "fixed"
+    assert tp.aggregate([], [])["n"] == 0
+
+
+def test_base_tasks_come_from_the_training_part_only(folder):
+    (train,), (test,) = tp.load(folder, "train"), tp.load(folder)
+    assert tp.base_task(test) is None and tp.gold(test) is None
+    task = tp.base_task(train)
+    assert set(task) == {"task", "reference"} and json.loads(task["reference"]) == PLAN
+    # cut tables keep what the reference plan names
+    rows = task["task"].split("Attractions in Reno:")[1].split("\n\n")[0]
+    assert "Museum" in rows and "Zoo (old)" in rows and "D" not in rows
+
+
+def test_broken_data_is_one_line_with_file_and_record(folder):
+    hotels = folder / "database/accommodations/clean_accommodations_2022.csv"
+    cases = [(hotels, "NAME\n", "no column"), (hotels, hotels.read_text().replace("100.0", "x"),
+                                               "line 2"),
+             (folder / "validation_queries.jsonl", "{}\n", "record 0"),
+             (folder / "validation_queries.jsonl", "[\n", "record 1"),
+             (folder / "validation_queries.jsonl", json.dumps({**QUERY, "days": "3"}), "days"),
+             (folder / "validation_ref_info.jsonl", "{}\n{}\n", "2 records"),
+             (folder / "database/background/citySet_with_states.txt", "Reno", "line 1")]
+    for path, text, hint in cases:
+        good = path.read_text()
+        path.write_text(text)
+        tp.database.cache_clear()
+        with pytest.raises(UserError, match=hint) as caught:
+            tp.database(tp.load(folder)[0]["data"])
+        assert path.name in str(caught.value) and "\n" not in str(caught.value)
+        path.write_text(good)
+    (folder / "validation_ref_info.jsonl").unlink()
+    with pytest.raises(UserError, match="ref_info"):
+        tp.prompt(tp.load(folder)[0])
+    hotels.unlink()
+    with pytest.raises(UserError, match="clean_accommodations"):
+        tp.database(str(folder))
+    with pytest.raises(UserError, match="split"):
+        tp.load(folder, "valid")
+
+
+@pytest.mark.parametrize("text", ADVERSARIAL, ids=lambda text: repr(text[:12]))
+def test_hostile_text_is_scored_quickly_and_never_passes(folder, text):
+    record, = tp.load(folder)
+    tp.database(record["data"])
+    start = time.perf_counter()
+    verdict = tp.score(record, text)
+    assert time.perf_counter() - start < 1.0
+    assert not verdict.ok and verdict.reason.encode("utf-8")
+
+
+def test_aggregates_over_absent_plans_are_undecided_or_refuted(folder):
+    row = {"kind": "aggregate", "id": "a", "split": "validation", "rows": ["gone"],
+           "official_verdict": dict.fromkeys(tp.rates([], []), 0.5), "official_verdict_fixed": "same"}
+    assert [agrees for _, agrees, _ in tp.verify(folder, [row])] == [None, None]
+    row["rows"] = [None]
+    assert [agrees for _, agrees, _ in tp.verify(folder, [row])] == [False, False]
+
+
+# ------------------------------------------------------------------------- official verdicts
+
+@pytest.fixture(scope="module")
+def golden():
+    lines = (SHARED / "golden/travelplanner.jsonl").read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]
+
+
+@shared
+def test_all_recorded_verdicts_are_reproduced(golden):
+    results = list(tp.verify(SHARED, golden))
+    assert len(results) == 2 * len(golden) > 900
+    assert [detail for _, agrees, detail in results if agrees is False] == []
+    assert {kind for kind, agrees, _ in results if agrees} == set(tp.REQUIRED)
+
+
+@shared
+def test_reasons_point_at_the_same_day_as_the_official_messages(golden):
+    queries, compared = {p: tp.load(SHARED, s) for s, p in tp.PARTS.items()}, 0
+    for row in golden:
+        soft = row["kind"] != "aggregate" and row["official_verdict"]["commonsense"]
+        for name, (_, message) in (soft or {}).items():
+            query = queries[row["split"]][row["row"]]
+            day = re.search(r"in day (\d)", message or "")
+            if day:
+                got = tp.judge(query, row["response"], tp.database(query["data"]))
+                assert f"day {day.group(1)}" in got["commonsense"][name][1], row["id"]
+                compared += 1
+    assert compared > 100
+
+
+@shared
+def test_responses_with_recorded_plans_get_the_recorded_outcome(golden):
+    queries = {part: tp.load(SHARED, split) for split, part in tp.PARTS.items()}
+    for row in golden:
+        if row["kind"] in ("gold", "constructed-pass", "perturbed"):
+            verdict = tp.score(queries[row["split"]][row["row"]], json.dumps(row["response"]))
+            assert verdict.ok == row["official_verdict"]["final_pass"], row["id"]
+
+
+@shared
+def test_gold_responses_score_100_percent():
+    records = tp.load(SHARED, "train")
+    verdicts = [tp.score(record, tp.gold(record)) for record in records]
+    result = tp.aggregate(records, verdicts)
+    assert len(records) == 45 and result["score"] == 100
+    # the one exception under the repaired rule, named in GOLD_EXCEPTIONS
+    assert [r["id"] for r, v in zip(records, verdicts) if not v.extra["fixed"]["final_pass"]] == [
+        "train-041"]
+
+
+@shared
+def test_denominators_are_the_official_constants():
+    for split, n, checks in (("test", 180, 420), ("train", 45, 105)):
+        records = tp.load(SHARED, split)
+        assert (len(records), sum(map(tp._hard_checks, records))) == (n, checks)
+
+
+@shared
+def test_the_official_csv_gives_the_same_records(tmp_path):
+    for split, part in tp.PARTS.items():
+        (tmp_path / f"{part}.csv.gz").write_bytes(
+            (SHARED / f"travelplanner/{part}.csv.gz").read_bytes())
+        for ours, theirs in zip(tp.load(tmp_path, split), tp.load(SHARED, split), strict=True):
+            for key in (*tp.QUERY_KEYS, "date"):
+                assert ours[key] == theirs[key], (theirs["id"], key)
+            assert tp.gold(ours) == tp.gold(theirs)
+
+
+@shared
+def test_training_and_evaluation_parts_are_disjoint():
+    train, test = tp.load(SHARED, "train"), tp.load(SHARED)
+    assert {r["query"] for r in train}.isdisjoint(r["query"] for r in test)
+    assert {r["id"] for r in train}.isdisjoint(r["id"] for r in test)
+    assert all(tp.base_task(r) for r in train) and not any(tp.base_task(r) for r in test)
+    assert all(len(tp.base_task(r)["task"]) < 8000 for r in train)

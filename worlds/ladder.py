@@ -1,0 +1,312 @@
+"""The embedded world: a ladder of twelve tools on a digit, and a tiny model that half knows them.
+
+What of the paper this is: nothing of its data, all of its situation. An instruct model has skills
+that are latent (it can do the hard thing sometimes), base data that stays easy, and a target
+distribution that is broader and harder. Here all three are made from scratch in under a minute, so
+that co-evolution can be watched on a laptop.
+
+How it is run: it is the default world of genenv.py. `python -m worlds.ladder` builds the base model
+alone and prints how well it knows each tool.
+
+A task is a start digit and a chain of tools with step indices; the response repeats index and tool
+and gives the resulting digit, `3 s1 inc s2 dbl =` -> `s1 inc 4 s2 dbl 8`. The indices make copying
+learnable in seconds. The base model, a two-layer Qwen2, is trained on imperfect demonstrations:
+tool j is shown with a wrong result at a slip rate rising from .05 (rung 0) to .95 (rung 11). It also
+learns the simulator's role: given a seed task and the recent success, write a *near* variation,
+whose direction does not depend on the success: that is left to RWR.
+
+Where it differs on purpose from a real domain: the checker is exact (it computes the chain), and
+the simulator cannot write an ambiguous task.
+"""
+import hashlib
+import json
+import random
+import re
+import shutil
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from data_pool import Task, UserError
+from policy import Policy
+from worlds import InvalidTask
+
+TOOLS = {  # rung by rung; neighbours differ on most digits
+    "inc": lambda d: d + 1, "dec": lambda d: d - 1, "dbl": lambda d: 2 * d,
+    "neg": lambda d: -d, "hop": lambda d: d + 3, "tpl": lambda d: 3 * d,
+    "mir": lambda d: 9 - d, "sqr": lambda d: d * d, "half": lambda d: d // 2,
+    "drop": lambda d: d - 4, "cube": lambda d: d ** 3, "tri": lambda d: d * (d + 1) // 2,
+}
+NAMES = list(TOOLS)
+RUNG = {name: rung for rung, name in enumerate(NAMES)}
+MAX_STEPS = 5       # the longest chain a generated task may have
+BASE_TOOLS = 4      # three would give 390 distinct chains of 1-3 steps, fewer than 544
+N_BASE = 544        # size of the paper's base set
+PER_RUNG = 10       # held-out tasks per rung, for each of the two splits
+BASE_SEED = 20251219  # base model and task sets are the same for every --seed of a run
+
+BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
+WORDS = ["<pad>", "<eos>", "=", "vary", "=>", *(str(d) for d in range(10)), *NAMES,
+         *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS]
+MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
+PRETRAIN = dict(steps=800, batch=64, lr=6e-3)
+
+
+# ---------------------------------------------------------------------------------------------
+# tasks
+
+
+def run_tools(start: int, tools) -> list[int]:
+    """The digits after each step: the executable checker's truth."""
+    digits = [start]
+    for name in tools:
+        digits.append(TOOLS[name](digits[-1]) % 10)
+    return digits[1:]
+
+
+def _chain(tools, digits=None) -> str:
+    """`s1 inc s2 dbl`, or with digits `s1 inc 4 s2 dbl 8`."""
+    steps = zip(range(1, len(tools) + 1), tools, digits or [""] * len(tools))
+    return " ".join(f"s{i} {tool} {digit}".strip() for i, tool, digit in steps)
+
+
+def _task(start, tools, origin, seed="", epoch=0) -> Task:
+    spec = {"start": start, "tools": list(tools)}
+    return Task(f"{start} {_chain(tools)}", spec, origin, seed, epoch)
+
+
+@lru_cache
+def _held_out() -> dict:
+    """{split: tasks}: for each rung chains of 2-3 steps whose hardest tool is that rung's.
+
+    Two disjoint splits: "validation" is only ever reported, "tuning" is for choosing settings.
+    """
+    rng, splits, seen = random.Random(BASE_SEED), {"validation": [], "tuning": []}, set()
+    for rung in range(len(NAMES)):
+        for split in splits.values():
+            wanted = len(split) + PER_RUNG
+            while len(split) < wanted:
+                tools = rng.choices(NAMES[:rung + 1], k=rng.choice((2, 3)))
+                tools[rng.randrange(len(tools))] = NAMES[rung]
+                task = _task(rng.randrange(10), tools, "validation")
+                if task.id not in seen:
+                    seen.add(task.id)
+                    split.append(task)
+    return splits
+
+
+@lru_cache
+def _held_out_ids() -> frozenset:
+    return frozenset(t.id for split in _held_out().values() for t in split)
+
+
+def prepare(o):
+    """Nothing to check: this world brings everything with it."""
+    if o.model or o.base_tasks:
+        raise UserError("the ladder world makes its own model and base tasks: leave out "
+                        "--model and --base-tasks, or choose another --world")
+
+
+def base_tasks(o=None) -> list[Task]:
+    """544 distinct chains of 1-3 steps over the four easiest tools, none of them held out."""
+    rng, tasks = random.Random(BASE_SEED + 1), {}
+    while len(tasks) < N_BASE:
+        tools = rng.choices(NAMES[:BASE_TOOLS], k=rng.choice((1, 2, 3)))
+        task = _task(rng.randrange(10), tools, "base")
+        if task.id not in _held_out_ids():
+            tasks[task.id] = task
+    return list(tasks.values())
+
+
+def validation_tasks(o=None, split="validation") -> list[Task]:
+    """120 tasks, ten per rung."""
+    return _held_out()[split]
+
+
+# ---------------------------------------------------------------------------------------------
+# the two roles
+
+
+def env_prompt(seed: Task, success: float, alpha: float) -> str:
+    """What the simulator reads: the recent success in eighths and the seed task."""
+    return f"vary {BUCKETS[round(8 * success)]} {seed.text} =>"
+
+
+def agent_prompt(task: Task) -> str:
+    """What the agent reads."""
+    return f"{task.text} ="
+
+
+def parse_task(text: str, seed: Task, epoch: int) -> Task:
+    """The simulator's text -> a verified task. Raises InvalidTask with the reason to count."""
+    words = text.split()
+    steps, tools = words[1:], words[2::2]
+    well_formed = (len(words) >= 3 and words[0].isdigit() and len(words[0]) == 1
+                   and steps == _chain(tools).split() and all(t in TOOLS for t in tools))
+    if not well_formed:
+        raise InvalidTask("malformed")
+    if len(tools) > MAX_STEPS:
+        raise InvalidTask("too long")
+    task = _task(int(words[0]), tools, "env", seed.id, epoch)
+    if task.id == seed.id:
+        raise InvalidTask("copy of the seed")
+    if task.id in _held_out_ids():
+        raise InvalidTask("held-out task")
+    return task
+
+
+def score(task: Task, response: str) -> tuple[float, bool]:
+    """Eq. 1, structured branch: 1 if the whole trajectory is right, else 0; and well-formedness."""
+    tools = task.spec["tools"]
+    truth = _chain(tools, run_tools(task.spec["start"], tools))
+    valid = re.fullmatch(r"(s\d [a-z]+ \d ?)+", response.strip()[:200]) is not None
+    return float(response.split() == truth.split()), valid  # Eq. 1: 1[a' = a]
+
+
+def skills(task: Task) -> list[str]:
+    """The tools of the chain."""
+    return task.spec["tools"]
+
+
+def task_length(task: Task) -> int:
+    """Number of steps."""
+    return len(task.spec["tools"])
+
+
+def category(task: Task) -> str:
+    """The hardest tool of the chain."""
+    return max(task.spec["tools"], key=RUNG.get)
+
+
+# ---------------------------------------------------------------------------------------------
+# the stand-in for an instruct model
+
+
+def slip_rate(rung: int) -> float:
+    """How often the demonstrations show tool `rung` with a wrong result: .05 to .95."""
+    return 0.05 + 0.90 * rung / (len(NAMES) - 1)
+
+
+def _demonstrate(rng) -> tuple[str, str]:
+    """(prompt, response) of the agent's role, with slips."""
+    tools = rng.choices(NAMES, k=rng.randint(1, MAX_STEPS))
+    start = digit = rng.randrange(10)
+    digits = []
+    for name in tools:
+        truth, rung = TOOLS[name](digit) % 10, RUNG[name]
+        # a slip shows the neighbouring tool's effect, or any other digit where the two agree
+        wrong = TOOLS[NAMES[rung - 1 if rung else 1]](digit) % 10
+        wrong = wrong if wrong != truth else (truth + 5) % 10
+        digit = wrong if rng.random() < slip_rate(rung) else truth
+        digits.append(digit)
+    return agent_prompt(_task(start, tools, "demo")), _chain(tools, digits)
+
+
+def vary(start: int, tools: list, rng) -> tuple[int, list]:
+    """A near variation: one or two edits (a tool one rung up or down, a step more or less)."""
+    start, tools = rng.randrange(10), list(tools)
+    for _ in range(rng.choice((1, 1, 2))):
+        i = rng.randrange(len(tools))
+        edit = rng.choice(("up", "down", "insert", "remove"))
+        near = NAMES[min(len(NAMES) - 1, max(0, RUNG[tools[i]] + rng.choice((-1, 0, 1))))]
+        if edit == "insert" and len(tools) < MAX_STEPS:
+            tools.insert(i, near)
+        elif edit == "remove" and len(tools) > 1:
+            tools.pop(i)
+        else:
+            step = 1 if edit in ("up", "insert") else -1
+            tools[i] = NAMES[min(len(NAMES) - 1, max(0, RUNG[tools[i]] + step))]
+    return start, tools
+
+
+def _imagine(rng) -> tuple[str, str]:
+    """(prompt, response) of the simulator's role."""
+    seed = _task(rng.randrange(10), rng.choices(NAMES, k=rng.randint(1, MAX_STEPS)), "demo")
+    start, tools = vary(seed.spec["start"], seed.spec["tools"], rng)
+    return env_prompt(seed, rng.random(), 0.5), f"{start} {_chain(tools)}"
+
+
+def _tokenizer():
+    """One token per word, as a plain transformers tokenizer that can be saved."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>",
+                                   clean_up_tokenization_spaces=False)
+
+
+def _batch(tokenizer, rng, size):
+    """Half demonstrations, half variations -> ids (size, L), targets with -100 on the prompt."""
+    pairs = [_demonstrate(rng) if i % 2 else _imagine(rng) for i in range(size)]
+    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+    rows = [(encode(p), encode(r) + [tokenizer.eos_token_id]) for p, r in pairs]
+    L = max(len(p) + len(r) for p, r in rows)
+    ids, labels = torch.zeros(size, L, dtype=torch.long), torch.full((size, L), -100)
+    for b, (p, r) in enumerate(rows):
+        ids[b, :len(p) + len(r)] = torch.tensor(p + r)
+        labels[b, len(p):len(p) + len(r)] = torch.tensor(r)
+    return ids, labels
+
+
+def _pretrain(folder, progress=True):
+    """Train the base model from scratch on both roles and save it to `folder`."""
+    from tqdm import tqdm
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    rng, tokenizer, steps = random.Random(BASE_SEED), _tokenizer(), PRETRAIN["steps"]
+    with torch.random.fork_rng():  # transformers initialises weights from the global generator
+        torch.manual_seed(BASE_SEED)
+        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(WORDS), eos_token_id=1, pad_token_id=0,
+                                             bos_token_id=None, **MODEL))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=PRETRAIN["lr"], weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PRETRAIN["lr"], steps, pct_start=0.1)
+    for _ in tqdm(range(steps), desc="base model (once)", disable=not progress, leave=False):
+        ids, labels = _batch(tokenizer, rng, PRETRAIN["batch"])
+        loss = model(input_ids=ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def base_model(cache_dir) -> Path:
+    """Folder of the base model, trained if it is not cached under this very configuration."""
+    key = json.dumps([WORDS, MODEL, PRETRAIN, BASE_SEED, N_BASE, PER_RUNG, BASE_TOOLS, 1])
+    folder = Path(cache_dir) / f"ladder-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    if not (folder / "config.json").is_file():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # train beside it and rename: a build that is interrupted leaves no half of a model
+        scratch = tempfile.mkdtemp(dir=folder.parent)
+        _pretrain(scratch)
+        try:
+            Path(scratch).rename(folder)
+        except OSError:  # another run was faster
+            shutil.rmtree(scratch)
+    return folder
+
+
+def load_policy(o) -> Policy:
+    """The base model with two fresh adapters."""
+    return Policy.load(str(base_model(o.cache_dir)), rank=o.rank, seed=o.seed)
+
+
+def main():
+    """Build the base model and print its success rate on single steps, rung by rung."""
+    policy = Policy.load(str(base_model("runs/cache")), adapters=())
+    for name in NAMES:
+        tasks = [_task(d, [name], "demo") for d in range(10)]
+        out = policy.sample(None, [policy.encode(agent_prompt(t)) for t in tasks], G=20,
+                            generator=policy.generator(0))
+        hits = [score(tasks[i // 20], policy.decode(r.response))[0] for i, r in enumerate(out)]
+        print(f"{name:5s} p = {sum(hits) / len(hits):.2f}   demonstrated "
+              f"{1 - slip_rate(RUNG[name]):.2f}")
+
+
+if __name__ == "__main__":
+    main()
