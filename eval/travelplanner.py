@@ -316,7 +316,8 @@ def reference_text(record, full=False, rows=None, keep="") -> str:
     """The reference information as small tables, cells parted by " | ".
 
     full: all columns. rows: at most so many rows of a table, where the rows whose name, with a
-    comma behind it, occurs in the text `keep` come first. Raises UserError when the record has no reference information.
+    comma behind it, occurs in the text `keep` come first. Raises UserError when the record has no
+    reference information.
     """
     if record["reference"] is None:
         raise UserError(f"{record['data']}: no {PARTS[record['split']]}_ref_info.jsonl: the prompt "
