@@ -43,10 +43,14 @@ MAX_NEW_TOKENS = 512
 REQUIRED = {"toolrl_exact": 1.0, "damo_exec": 0.97}
 
 GOLD_EXCEPTIONS = [
-    "toolrl: none, all 597 gold calls pass",
-    "damo: list arguments written '['a', 'b']' as the benchmark's own outputs write them end at the "
-    "first inner quote; undocumented argument device_id; second steps of ForgotPassword, RegisterUser "
-    "of an existing account (fresh database); DeleteMeeting (its check looks for a missing field)",
+    "toolrl: none, all 597 gold responses pass",
+    "damo (604 of 620 pass): TimedSwitch and CancelTimedSwitch with the undocumented device_id "
+    "(8), the second step of ForgotPassword (4) and RegisterUser of an existing account (1) on a "
+    "fresh database, DeleteMeeting, whose check looks for a field that is not there (3)",
+    "damo: the benchmark's own outputs write lists as '['a', 'b']', which its pattern cuts at the "
+    "first inner quote, so 48 more of them fail; gold() writes lists without the outer quotes",
+    "damo: of the benchmark's own level-1 outputs 337 of 399 pass there and 355 here; what the 18 "
+    "turn on (APIs behind the network, a database changed since) does not follow from the text",
 ]
 MAX_TEXT = 200_000        # characters of a response that are looked at
 MAX_ARGUMENTS = 20_000    # characters of the argument list under the damo rule
@@ -181,7 +185,7 @@ def readings(value):
     """Health data: name and value of each item as text, in any order."""
     try:
         return sorted((str(item["name"]), str(item["value"])) for item in value)
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError, RecursionError):
         return object()
 
 
@@ -261,7 +265,10 @@ def score_damo(record: dict, response: str) -> Verdict:
         except (ValueError, RecursionError) as error:
             return verdict(f"argument {argument}: {one_line(error, 80)}")
     reason = fails_fresh(gold_call, record.get("accounts", set()))
-    return verdict(reason or differing(name, given, gold_call["parameters"], declared))
+    try:
+        return verdict(reason or differing(name, given, gold_call["parameters"], declared))
+    except RecursionError:
+        return verdict("a list argument is nested too deeply")
 
 
 def differing(name: str, given: dict, expected: dict, declared: dict) -> str:
@@ -309,9 +316,9 @@ def read_array(path: Path, required) -> list[dict]:
 def load(data, split: str = "test", rule: str = "toolrl") -> list[dict]:
     """Records of API-Bank.
 
-    split "test" with rule "toolrl": the 597 records of that protocol; with rule "damo": the official
-    calls, ToolSearcher left out. "train": calls of dialogues that are not evaluated. Raises
-    UserError naming file and record.
+    split "test" with rule "toolrl": the 597 records of that protocol; with rule "damo": the
+    official calls, ToolSearcher left out (620). "train": calls of dialogues that are not
+    evaluated. Raises UserError naming file and record.
     """
     if split not in ("test", "train") or rule not in ("toolrl", "damo"):
         raise UserError(f"api_bank: unknown split {split!r} or rule {rule!r}")

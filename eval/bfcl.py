@@ -24,6 +24,10 @@ the string it returns was already returned before the turn; (d) what is left ove
 after the last expected call, or repeat a change that has no second effect. It cannot know that two
 different calls return the same text, or that an unforeseen change fails: there it says false.
 
+Measured: 833 of the 836 recorded multi-turn verdicts; on calls altered at random (dropped, swapped,
+repeated, taken from other turns...) 96-97 % of 6,500 verdicts of the official simulator, of which
+nearly all others are too strict. All 731 gold responses pass under both.
+
 Where it differs on purpose:
 * the official decoder *evaluates* arithmetic in model text; here only literals are folded, within
   bounds (FOLD_*), and everything else counts as undecodable. Responses over MAX_TEXT characters and
@@ -64,13 +68,15 @@ AST_CATEGORIES = ("simple_python", "multiple", "parallel", "parallel_multiple", 
 RELEVANCE_CATEGORIES = ("irrelevance", "live_irrelevance", "live_relevance")
 LONG_CONTEXT = "multi_turn_long_context"
 GOLD_EXCEPTIONS = [
-    "live_relevance: no gold response exists (any call passes), gold() is None",
-    "single-turn: where an answer leaves out a required argument, or lists only values that the "
-    "official type check refuses, no response can pass (live_multiple and others, see tests)",
+    "live_simple_106-63-0, live_simple_112-68-0: a required argument lists no value at all",
+    "live_multiple_862-181-3: the answer names an argument that the document lacks",
+    "live_multiple_964-207-0: the answer lacks an argument that the document requires",
+    "live_relevance (16): any call passes, so there is no gold response; gold() is None",
 ]
 
 # Limits on model text: long enough for any answer, short enough for a verdict well within a second
-MAX_TEXT = 100_000
+MAX_TEXT = 50_000
+MAX_CALLS = 200           # per turn; the longest ground truth has 34
 FOLD_OPERATIONS = 200     # arithmetic operations per response
 FOLD_BITS = 20_000        # size of a folded integer
 FOLD_ITEMS = 10_000       # characters or items of a folded string or list
@@ -419,7 +425,8 @@ LOOKED_UP_BY = {"rm": {"file_name"}, "rmdir": {"dir_name"}}
 def decode_steps(response, fmt=None) -> list:
     """Calls of all steps of a turn; steps that do not decode are text to the user."""
     calls = []
-    for step in response if isinstance(response, list) else [response]:
+    # the official run stops a turn after 20 steps
+    for step in response[:20] if isinstance(response, list) else [response]:
         try:
             calls += decode(step, fmt)
         except Undecodable:
@@ -450,9 +457,15 @@ def key_of(call: tuple, doc: dict) -> tuple:
         if type(value) is float and name.startswith("get_") and value.is_integer() \
                 and argument.endswith("_id"):
             value = int(value)
-        if not ("default" in spec and repr(spec["default"]) in (repr(value), repr(str(value)))):
+        # documents write the default None as the text "None"
+        default = spec.get("default", kept)
+        if not (value is None and default == "None" or type(value) is type(default)
+                and value == default):
             kept[argument] = value
-    return name, repr(sorted(kept.items()))
+    try:
+        return name, repr(sorted(kept.items()))
+    except (ValueError, RecursionError):
+        return name, "unprintable"             # 5,000 digits, 900 nested lists: equal to no gold
 
 
 def can_run(call: tuple, record: dict, logins: set) -> bool:
@@ -476,10 +489,14 @@ def can_run(call: tuple, record: dict, logins: set) -> bool:
 
 def is_known(value, text: str) -> bool:
     """Whether a name or number occurs, as a word, in what the conversation has shown so far."""
-    if not isinstance(value, (str, int)) or not 0 < len(short(value, 300)) < 300:
-        return isinstance(value, float)
-    found = re.search(rf"(?<!\w){re.escape(str(value))}(?!\w)", text)
-    return value != "" and (found is not None or value == "..")
+    if type(value) is int and abs(value) < 10**18:
+        value = str(value)
+    if not isinstance(value, str):
+        return isinstance(value, float)        # 2.0 may name what is filed under 2
+    if value in ("", ".."):
+        return value == ".."
+    # the plain test first: it is fast, and a response may hold many unknown names
+    return value in text and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
 def match_class(model: list, truth: list, made: set) -> tuple[str, list]:
@@ -524,6 +541,8 @@ def check_turn(record: dict, calls: list) -> str:
         return ""
     if not calls:
         return "no call could be decoded"
+    if len(calls) > MAX_CALLS:
+        return f"more than {MAX_CALLS} calls"
     docs, owner = {doc["name"]: doc for doc in record["function"]}, record["owner"]
     logins = set(record["logins"])
     by_class = {name: ([], []) for name in record["involved_classes"]}
@@ -785,7 +804,7 @@ def turn_record(row: dict, before: list, docs: dict, entry: dict) -> dict:
             "turn": row["turn"], "involved_classes": row["involved_classes"],
             "user": "\n".join(row["user"]), "function": functions, "owner": owner,
             "shown": [doc for doc in functions if doc["name"] not in hidden],
-            "history": [{"user": "\n".join(t["user"]), "calls": t["gt_calls"],
+            "history": [{"user": "\n".join(t["user"]), "calls": t["gt_calls_kw"],
                          "results": t["gt_results"]} for t in before],
             "gt_calls": row["gt_calls"], "gt_calls_kw": row["gt_calls_kw"],
             "gt_results": row["gt_results"], "initial_config": entry["initial_config"],

@@ -1,0 +1,290 @@
+"""API-Bank: both rules by hand, hostile text, recorded verdicts, gold responses, train / test.
+
+Run: python -m pytest tests/test_eval_api_bank.py -q. What needs the data skips without ../shared.
+"""
+import json
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data_pool import UserError
+from eval import api_bank
+from eval.common import Verdict
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
+needs_data = pytest.mark.skipif(not (SHARED / "api_bank").is_dir(),
+                                reason="no ../shared/benchmarks")
+GOLD = {"name": "AddAlarm", "parameters": {"token": "t1", "time": "2023-03-25 08:30:00"}}
+RECORD = {"id": "x", "category": "level-1", "system": "s", "user": "u", "gold": GOLD,
+          "parameters": {"token": "str", "time": "str"}}
+
+
+def record(name, parameters, declared=None):
+    return RECORD | {"gold": {"name": name, "parameters": parameters},
+                     "parameters": declared or dict.fromkeys(parameters, "str")}
+
+
+CALL = json.dumps(GOLD)
+WRONG = '{"name": "A", "parameters": {}}'
+
+
+@pytest.mark.parametrize("text, ok", [
+    (f"<think>x</think>\n<tool_call>\n{CALL}\n</tool_call>", True),
+    (CALL, True), (f"<tool_call>{CALL}</tool_call>", True), (f"<tool_call>\n{CALL}", True),
+    (f"```json\n{CALL}\n```", True),
+    # the last opening tag counts, up to the next closing tag
+    (f"I write <tool_call> now\n<tool_call>\n{CALL}\n</tool_call>\nbye", True),
+    (f"<tool_call>\n{CALL}\n</tool_call> I used <tool_call>", False),
+    (f"<tool_call>\n{WRONG}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>", True),
+    (f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{WRONG}\n</tool_call>", False),
+    # any line; lines that are no JSON are dropped
+    (f"<tool_call>\n{WRONG}\n{CALL}\n</tool_call>", True),
+    (f"<tool_call>\n{CALL}\n{WRONG}\n</tool_call>", True),
+    (f"<tool_call>\n{{oops\n{CALL}\n</tool_call>", True),
+    (json.dumps(GOLD, indent=1), False), (str(GOLD), False), (f"[{CALL}]", False),
+    # an object without name or parameters passes for the gold function
+    (json.dumps(GOLD["parameters"]), True), (json.dumps({"parameters": GOLD["parameters"]}), False),
+    (json.dumps({"name": "AddAlarm", "arguments": GOLD["parameters"]}), False),
+    (json.dumps(GOLD | {"id": 7}), True),
+    # JSON that is no container, or text that is no JSON, ends the scan
+    (f"42\n{CALL}", False), (f"null\n{CALL}", False), (f'"hello"\n{CALL}', False),
+    (f"{CALL}\n42", True), (json.dumps(CALL), True), (f"[1]\n{CALL}", True),
+    ("", False), ("Done.", False), ("<tool_call>", False), ("<tool_call>\n</tool_call>", False),
+    (CALL.replace("AddAlarm", "addalarm"), False), (CALL.replace("t1", " t1"), False),
+    (CALL.replace('"t1"', "1"), False), (CALL.replace('"t1"', "null"), False)])
+def test_toolrl_rule(text, ok):
+    assert api_bank.score(RECORD, text).ok == ok, api_bank.score(RECORD, text).reason
+
+
+ARGS = "token='t1', time='2023-03-25 08:30:00'"
+
+
+@pytest.mark.parametrize("text, ok", [
+    (f"API-Request: [AddAlarm({ARGS})]", True), (f"[AddAlarm({ARGS})]", True),
+    ("[AddAlarm(time = \"2023-03-25 08:30:00\", token=t1)]", True),
+    (f"Sure! [AddAlarm({ARGS})] it is.", True),
+    (f"[AddAlarm({ARGS}), GetToday()]", True), (f"[AddAlarm({ARGS}), Other(z='1')]", False),
+    (f"[AddAlarm({ARGS})]\n[Other()]", True), (f"[Other()]\n[AddAlarm({ARGS})]", False),
+    (f"AddAlarm({ARGS})", False), (f"[AddAlarm({ARGS}", False),
+    (f"[AddAlarm({ARGS})]".replace(", ", ",\n"), False),
+    ("[AddAlarm('t1', '2023-03-25 08:30:00')]", False), ("[AddAlarm(token='t1')]", False),
+    (f"[AddAlarm({ARGS}, loud='1')]", False), ("[AddAlarm()]", False),
+    ("[AddAlarm(token='', time='2023-03-25 08:30:00')]", False),
+    ("[AddAlarm(token='t1', time='2023-03-25T08:30:00')]", False), (CALL, False), ("", False)])
+def test_damo_rule(text, ok):
+    assert api_bank.score(RECORD, text, rule="damo").ok == ok
+
+
+@pytest.mark.parametrize("rec, same, different", [
+    (record("AddReminder", {"content": "call my mom", "time": "t"}),
+     "content='Call mom my', time='t'", "content='buy milk', time='t'"),
+    (record("AddAgenda", {"content": "call my mom"}), "content='call my mom soon'",
+     "content='CALL MY MOM'"),
+    (record("DeleteReminder", {"content": "x", "time": "t"}), "content='y', time='t'",
+     "content='x', time='u'"),
+    (record("PlayMusic", {"music_name": "Hello"}), "music_name=' HELLO'", "music_name='Hi'"),
+    (record("QueryStock", {"stock_code": "MSFT", "date": "2022-02-04"}),
+     "stock_code='msft', date='2022-2-4'", "stock_code='msft', date='2022-02-05'"),
+    (record("QueryHistoryToday", {"date": "10-06"}), "date='2023-10-06'", "date='10/06'"),
+    (record("Calculator", {"formula": "(1+2)*3"}), "formula='(1 + 2) * 3'", "formula='1+2*3'"),
+    (record("RecordHealthData", {"health_data": [{"name": "a", "value": "1"},
+                                                 {"name": "b", "value": "2"}]},
+            {"health_data": "list"}),
+     "health_data=[{'name': 'b', 'value': 2}, {'name': 'a', 'value': '1'}]",
+     "health_data=[{'name': 'a', 'value': '1'}]"),
+    (record("Geocoding", {"address": "Paris", "n": 2, "x": 1.5, "on": True},
+            {"address": "str", "n": "int", "x": "float", "on": "bool"}),
+     "address='Paris', n='2', x='1.50', on='True'",
+     "address='Paris', n='2.0', x='1.5', on='True'")])
+def test_damo_comparison_of_each_kind(rec, same, different):
+    name = rec["gold"]["name"]
+    verdict = api_bank.score(rec, f"[{name}({same})]", "damo")
+    assert verdict.ok, verdict.reason
+    assert not api_bank.score(rec, f"[{name}({different})]", "damo").ok
+
+
+def test_damo_fresh_database():
+    rec = record("ForgotPassword", {"status": "Verification Code", "verification_code": "1"})
+    assert not api_bank.score(rec, api_bank.gold(rec, "damo"), "damo").ok
+    rec = record("RegisterUser", {"username": "foo"})
+    assert api_bank.score(rec, api_bank.gold(rec, "damo"), "damo").ok
+    assert not api_bank.score(rec | {"accounts": {"foo"}}, api_bank.gold(rec, "damo"), "damo").ok
+
+
+HOSTILE = ["", " ", "\0", "\ud800", "garbage " * 1000, "[" * 10_000, "{" * 10_000,
+           '{"name": ' * 10_000, "[" * 900 + "]" * 900, "9" * 5000, "x" * 1_000_000,
+           "{}\n" * 300_000, "\n" * 1_000_000, "<tool_call>" * 100_000, "[a(" * 300_000,
+           "[AddAlarm(" + "token=[" * 2500 + ")]", "[AddAlarm(" + "w" * 19_000 + ")]",
+           "[AddAlarm(" + "token='" * 2500 + ")]", "[AddAlarm(" * 30_000 + ")]",
+           "[AddAlarm(" + "w " * 9000 + ")]", "[AddAlarm(token=" + "9" * 6000 + ", time=1)]",
+           "[AddAlarm(token=" + "[" * 900 + "]" * 900 + ")]", None, 5, []]
+
+
+def test_hostile_text_is_fast_and_false(tmp_path):
+    trap = tmp_path / "touched"
+    call = f"__import__('pathlib').Path({str(trap)!r}).touch()"
+    hostile = HOSTILE + [call, f"[{call}]", f"[AddAlarm(token={call})]", f'{{"name": {call}}}']
+    recs = [RECORD] + [RECORD | {"parameters": {"token": kind, "time": "str"}}
+                       for kind in ("int", "float", "list", "bool")]
+    recs += [record("AddAlarm", {"token": [{"name": "a", "value": "1"}]}, {"token": "list"})]
+    for rec in recs:
+        for text in hostile:
+            for rule in ("toolrl", "damo"):
+                start = time.perf_counter()
+                verdict = api_bank.score(rec, text, rule)
+                assert time.perf_counter() - start < 1, (repr(text)[:40], rule)
+                assert isinstance(verdict, Verdict) and not verdict.ok and verdict.reason
+    # values too deep to print
+    deep = "health_data=[{'name': 'a', 'value': " + "[" * 900 + "]" * 900 + "}]"
+    rec = record("RecordHealthData", {"health_data": [{"name": "a", "value": "1"}]},
+                 {"health_data": "list"})
+    assert not api_bank.score(rec, f"[RecordHealthData({deep})]", "damo").ok
+    assert not trap.exists()
+    with pytest.raises(UserError, match="unknown rule"):
+        api_bank.score(RECORD, "", rule="other")
+
+
+# ---- data
+
+
+@needs_data
+def test_recorded_verdicts():
+    path = SHARED / "golden" / "api_bank.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    agree, total, details = Counter(), Counter(), []
+    for kind, agrees, detail in api_bank.verify(SHARED, rows):
+        total[kind] += 1
+        agree[kind] += agrees
+        details += [] if agrees else [detail]
+    assert set(total) == set(api_bank.REQUIRED) and sum(total.values()) == len(rows)
+    for kind, rate in api_bank.REQUIRED.items():
+        assert agree[kind] >= rate * total[kind], details
+    # plain equality of name and arguments reaches 0.972; the rule must do better than that
+    assert agree["damo_exec"] >= 0.99 * total["damo_exec"], details
+
+
+@needs_data
+def test_counts_and_gold():
+    recs = api_bank.load(SHARED)
+    assert Counter(r["category"] for r in recs) == {"level-1": 399, "level-2": 67, "level-3": 131}
+    verdicts = [api_bank.score(r, api_bank.gold(r)) for r in recs]
+    result = api_bank.aggregate(recs, verdicts)
+    assert result["score"] == 100.0 and result["n"] == 597
+    assert result["categories"]["level-2"] == {"score": 100.0, "n": 67}
+    official = api_bank.load(SHARED, rule="damo")
+    assert len(official) == 620
+    failing = Counter(r["gold"]["name"] for r in official
+                      if not api_bank.score(r, api_bank.gold(r, "damo"), "damo").ok)
+    assert failing == {"TimedSwitch": 3, "CancelTimedSwitch": 5, "ForgotPassword": 4,
+                       "RegisterUser": 1, "DeleteMeeting": 3}
+
+
+@needs_data
+def test_known_oddities():
+    recs = api_bank.load(SHARED)
+    hidden = [r for r in recs if r["gold"]["name"] not in api_bank.prompt_tools(r["system"])]
+    assert len(hidden) == 6 and {r["category"] for r in hidden} == {"level-2"}
+    undocumented = [r for r in recs if r not in hidden
+                    and not set(r["gold"]["parameters"]) <= set(r["parameters"])]
+    assert Counter(r["category"] for r in undocumented)["level-1"] >= 8
+    assert all(m["content"] for r in recs for m in api_bank.prompt(r))
+
+
+@needs_data
+def test_train_and_test_are_disjoint():
+    test, train = api_bank.load(SHARED), api_bank.load(SHARED, split="train")
+    assert len(train) == 7
+    assert not {r["dialogue"] for r in test} & {r["dialogue"] for r in train}
+    assert not {r["id"] for r in test} & {r["id"] for r in train}
+    asked = {api_bank.request_of(r["user"]) for r in test}
+    assert not asked & {api_bank.request_of(r["user"]) for r in train}
+    # the comparison must be able to see an overlap: both texts of one dialogue give one request
+    lines = "User: Can you perform some basic arithmetic calculation for me?\nAI: Sure"
+    assert api_bank.request_of(lines) in asked
+    assert all(api_bank.base_task(r) is None for r in test)
+    for task in map(api_bank.base_task, train):
+        tool = next(t for t in task["tools"] if t["name"] == task["calls"][0]["name"])
+        assert set(task["calls"][0]["arguments"]) <= set(tool["parameters"]["properties"])
+        assert task["task"].startswith("User:")
+
+
+SEARCH = "API-Request: [ToolSearcher(keywords='retreats')]->" + str(
+    {"name": "Retreats", "description": "Finds retreats.", "input_parameters": {
+        "place": {"type": "str", "description": "Where."}, "n": {"type": "int"}}})
+
+
+def test_official_training_format():
+    row = {"input": "{\"apiCode\": \"ToolSearcher\"}\nUser: Book two retreats in Bali.\n"
+                    f"{SEARCH}\nGenerate API Request: ",
+           "output": "API-Request: [Retreats(place='Bali', n=2)]"}
+    rec, = api_bank.train_level3("t", row)
+    task = api_bank.base_task(rec)
+    assert task["task"] == "User: Book two retreats in Bali."
+    assert task["calls"] == [{"name": "Retreats", "arguments": {"place": "Bali", "n": 2}}]
+    assert task["tools"][0]["parameters"]["properties"]["n"]["type"] == "integer"
+    # later calls see the results of earlier ones; searches are no tasks; unknown tools neither
+    later = row | {"input": row["input"].replace(
+        "Generate", "API-Request: [Retreats(place='Bali', n=1)]->{'price': 5}\nGenerate")}
+    assert api_bank.train_level3("t", later)[0]["user"].endswith(
+        "Result of Retreats: {'price': 5}")
+    assert api_bank.train_level3("t", row | {"output": "[ToolSearcher(keywords='x')]"}) == []
+    rec, = api_bank.train_level3("t", row | {"output": "[Other(place='Bali')]"})
+    assert api_bank.base_task(rec) is None
+
+
+def copy_of_data(tmp_path):
+    folder = tmp_path / "api_bank"
+    shutil.copytree(SHARED / "api_bank", folder)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755)
+    return folder
+
+
+@needs_data
+def test_training_file_is_used_unless_evaluated(tmp_path):
+    folder = copy_of_data(tmp_path)
+    row = {"input": f"User: Book a retreat.\n{SEARCH}\n", "output": "[Retreats(place='Bali', n=2)]"}
+    evaluated = next(r for r in api_bank.load(SHARED) if r["category"] == "level-3")
+    request = api_bank.request_of(evaluated["user"])
+    clash = row | {"input": row["input"].replace("Book a retreat.", request.capitalize())}
+    (folder / "official/training-data").mkdir()
+    path = folder / "official/training-data/lv3-api-train.json"
+    path.write_text(json.dumps([row, clash]))
+    extra = [r for r in api_bank.load(tmp_path, split="train") if r["category"] == "lv3-train"]
+    assert [r["id"] for r in extra] == ["lv3-train-0"]
+
+
+@needs_data
+def test_bad_data_is_named(tmp_path):
+    with pytest.raises(UserError, match="no data folder"):
+        api_bank.load(tmp_path / "nowhere")
+    folder = copy_of_data(tmp_path)
+    path = folder / "toolrl" / "level-2-api_processed.json"
+    rows = json.loads(path.read_text())
+    for bad in (7, {"system": "s"}, rows[1] | {"answer": []}, rows[1] | {"answer": {"name": 1}}):
+        path.write_text(json.dumps([rows[0], bad]))
+        with pytest.raises(UserError, match="level-2.*record 1"):
+            api_bank.load(tmp_path)
+    path.write_text("[")
+    with pytest.raises(UserError, match="level-2-api_processed.json: not JSON"):
+        api_bank.load(tmp_path)
+    path.unlink()
+    with pytest.raises(UserError, match="no such file"):
+        api_bank.load(tmp_path)
+    with pytest.raises(UserError, match="unknown split"):
+        api_bank.load(tmp_path, split="dev")
+
+
+@needs_data
+def test_bad_verdict_rows_are_named():
+    row = {"scorer": "toolrl_exact", "category": "level-1", "id": "Level1_0", "response": "",
+           "official_verdict": False}
+    assert list(api_bank.verify(SHARED, [row]))[0][:2] == ("toolrl_exact", True)
+    for change, message in (({"id": "none"}, "no record none"), ({"scorer": "x"}, "scorer 'x'")):
+        with pytest.raises(UserError, match=f"verdict 2.*{message}"):
+            list(api_bank.verify(SHARED, [row, row | change]))
+    with pytest.raises(UserError, match="no 'response'"):
+        list(api_bank.verify(SHARED, [{k: v for k, v in row.items() if k != "response"}]))

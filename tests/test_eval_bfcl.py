@@ -1,0 +1,456 @@
+"""BFCL: every numbered rule by hand, hostile text, recorded verdicts, gold responses, train / test.
+
+Run: python -m pytest tests/test_eval_bfcl.py -q. What needs the data skips without ../shared.
+"""
+import json
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from data_pool import UserError
+from eval import bfcl
+from eval.common import Verdict
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
+needs_data = pytest.mark.skipif(not (SHARED / "bfcl").is_dir(), reason="no ../shared/benchmarks")
+
+
+def record(properties, answer, required=(), category="simple_python", name="f"):
+    """A single-call record from {argument: type or document} and {argument: listed values}."""
+    documents = {k: {"type": v} if isinstance(v, str) else v for k, v in properties.items()}
+    return {"id": "x", "category": category, "ground_truth": [{name: answer}],
+            "question": [[{"role": "user", "content": "?"}]],
+            "function": [{"name": name, "parameters": {
+                "type": "dict", "properties": documents, "required": list(required)}}]}
+
+
+def passes(rec, text, fmt="prompt"):
+    return bfcl.score(rec, text, fmt).ok
+
+
+def values(kind, listed, texts):
+    """{text of the value: verdict} for one argument of a type."""
+    rec = record({"a": kind}, {"a": listed})
+    return {text: passes(rec, f"[f(a={text})]") for text in texts}
+
+
+# ---- decoding
+
+
+@pytest.mark.parametrize("text, calls", [
+    ("[f(a=1)]", [("f", {"a": 1})]),
+    ("f(a=1), g()", [("f", {"a": 1}), ("g", {})]),
+    ("```\n[f(a=1)]\n```", [("f", {"a": 1})]),
+    ("", []), ("[]", []), ("`\n `", []),
+    ("[m.n.f(1, a=2)]", [("m.n.f", {"a": 2})]),                   # positional arguments dropped
+    ("[f(a=x)]", [("f", {"a": "x"})]),                            # a bare name is a string
+    ("[f(a=true, b=True, c=None)]", [("f", {"a": "true", "b": True, "c": None})]),
+    ("[f(a=2+3*4, b=2**10, c='a'*3, d=[1]*2, e=-3, g=1_000)]",
+     [("f", {"a": 14, "b": 1024, "c": "aaa", "d": [1, 1], "e": -3, "g": 1000})]),
+    ("[f(a=+5, b=~5)]", [("f", {"a": -5, "b": -5})]),             # any sign is a minus there
+    ("[f(a=g(1), b=g(c=1), d=x[0], e=...)]",
+     [("f", {"a": "g(1)", "b": {"g": {"c": 1}}, "d": "x[0]", "e": "..."})]),
+    ("[f(a=(1, 'b'), c={'k': [1]})]", [("f", {"a": (1, "b"), "c": {"k": [1]}})]),
+    ("[f(**{'a': 1})]", [("f", {None: {"a": 1}})]),
+    ("[f(a=1, a=2)]", [("f", {"a": 2})]),
+    ("(f(a=1))", [("f", {"a": 1})]), ("[f(b := 1)]", [("f", {})]),
+    ("[f(a='it\\'s \\d')]", [("f", {"a": "it's \\d"})]),
+])
+def test_decode_prompt(text, calls):
+    assert bfcl.decode(text, "prompt") == calls
+
+
+@pytest.mark.parametrize("text", [
+    "Sure: [f(a=1)]", "[f(a=1)] done", "```python\n[f(a=1)]\n```", '{"name": "f"}', "[f(a=1",
+    "['f']", "[1]", "[[f(a=1)]]", "[f(a=1)][0]", "\t[f(a=1)]", "[f(a=1)] + [g()]",
+    "[f(a={1})]", "[f(a=f'{1}')]", "[f(a=lambda: 1)]", "[f(a=x.y)]", "[f(a=1 < 2)]",
+    "[f(a=1 if x else 2)]", "[f(a=[i for i in x])]", "[f(a=[*b])]", "[f(a={**b})]", "[f(*a)]x",
+    "[f(a={[]: 1})]", "[f(a=-'x')]", "[f(a=- -5)]", "[f(a=x + 1)]", "[f(a=1/0)]", "[f(a=(b := 1))]",
+    "[f(a=len('abc') + 1)]"])
+def test_undecodable(text):
+    with pytest.raises(bfcl.Undecodable):
+        bfcl.decode(text, "prompt")
+
+
+def block(call):
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
+def test_decode_qwen():
+    call = {"name": "f", "arguments": {"a": 1}}
+    expected = [("f", {"a": 1})]
+    assert bfcl.decode(block(call)) == expected                   # recognised by the tag
+    assert bfcl.decode("<think> f? </think>\n" + block(call) + "\nDone.", "qwen_fc") == expected
+    assert bfcl.decode(block(call) + block(call), "qwen_fc") == expected * 2
+    # newlines are needed; blocks that are no JSON are skipped
+    assert bfcl.decode(f"<tool_call>{json.dumps(call)}</tool_call>", "qwen_fc") == []
+    assert bfcl.decode("<tool_call>\n{oops\n</tool_call>\n" + block(call), "qwen_fc") == expected
+    assert bfcl.decode("[f(a=1)]", "qwen_fc") == []
+    for bad in ([call], 42, "f", {"name": "f"}, {"arguments": {}}, {"name": "f", "arguments": "{}"},
+                {"name": ["f"], "arguments": {}}):
+        with pytest.raises(bfcl.Undecodable):
+            bfcl.decode(block(bad), "qwen_fc")
+    with pytest.raises(UserError, match="unknown response format"):
+        bfcl.decode("x", "xml")
+
+
+# ---- rules 1-7
+
+
+def test_rule_1_number_and_choice_of_calls():
+    rec = record({"a": "integer"}, {"a": [1]}, ["a"])
+    assert passes(rec, "[f(a=1)]")
+    assert not passes(rec, "[]") and not passes(rec, "[f(a=1), f(a=1)]")
+    rec["category"], rec["ground_truth"] = "parallel", [{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}]
+    assert passes(rec, "[f(a=2), f(a=1)]")
+    # the first unused call is taken, so the order can decide where answers overlap
+    assert not passes(rec, "[f(a=1), f(a=2)]")
+    assert not passes(rec, "[f(a=1), f(a=1), f(a=2)]")
+    rec["category"], rec["ground_truth"] = "multiple", [{"m.g": {"a": [1]}}]
+    rec["function"].append({"name": "m.g", "parameters": {
+        "type": "dict", "properties": {"a": {"type": "integer"}}, "required": ["a"]}})
+    assert passes(rec, "[m.g(a=1)]") and not passes(rec, "[f(a=1)]")
+
+
+def test_rule_2_names_and_presence():
+    rec = record({"a": "integer", "b": "string", "c": "integer"}, {"a": [1], "b": ["x", ""]},
+                 ["a"], name="m.f")
+    assert passes(rec, "[m.f(a=1)]") and passes(rec, "[m.f(b='x', a=1)]")
+    for text in ("[f(a=1)]", "[m_f(a=1)]", "[M.f(a=1)]", "[m.f(b='x')]", "[m.f(a=1, c=2)]",
+                 "[m.f(a=1, d=2)]", "[m.f(1)]"):
+        assert not passes(rec, text), text
+    # an answer argument that does not list "" must be given, required or not
+    assert not passes(record({"a": "integer"}, {"a": [1]}), "[f()]")
+
+
+def test_rule_3_exact_types():
+    assert values("integer", [5], ["5", "5.0", "True", "'5'", "[5]", "None"]) == {
+        "5": True, "5.0": False, "True": False, "'5'": False, "[5]": False, "None": False}
+    assert values("integer", [1], ["True"]) == {"True": False}
+    assert values("float", [5.0], ["5", "5.0", "'5'", "True"]) == {
+        "5": True, "5.0": True, "'5'": False, "True": False}
+    assert not any(values("float", [5.0], ["0x" + "f" * 400]).values())     # too large for a float
+    assert values("boolean", [True], ["True", "1", "true", "'True'"]) == {
+        "True": True, "1": False, "true": False, "'True'": False}
+    assert values("any", ["x"], ["'x'", "x", "1"]) == {"'x'": True, "x": True, "1": False}
+    assert values("dict", [{"k": [1]}], ["{'k': 1}", "'{}'", "[1]"]) == {
+        "{'k': 1}": True, "'{}'": False, "[1]": False}
+    array, pair = ({"type": t, "items": {"type": "integer"}} for t in ("array", "tuple"))
+    assert values(array, [[1, 2]], ["[1, 2]", "(1, 2)"]) == {"[1, 2]": True, "(1, 2)": False}
+    assert values(pair, [[1, 2]], ["[1, 2]", "(1, 2)"]) == {"[1, 2]": True, "(1, 2)": True}
+
+
+def test_rule_4_item_types():
+    array = {"type": "array", "items": {"type": "integer"}}
+    assert values(array, [[1, 2]], ["[1.0, 2.0]", "[1, '2']", "[True, 2]", "[]"]) == {
+        "[1.0, 2.0]": False, "[1, '2']": False, "[True, 2]": False, "[]": False}
+    # items may have the document's type or that of the answer's first item
+    assert values(array, [[1.5, 2]], ["[1.5, 2]"]) == {"[1.5, 2]": True}
+    # a blank alternative lets any item through this step, not through the comparison
+    assert values(array, ["", [1]], ["['x']", "[1]", "[]"]) == {
+        "['x']": False, "[1]": True, "[]": True}
+
+
+def test_rule_5_variables():
+    # None as first answer: None passes, and what is compared is compared exactly
+    assert values("integer", [None], ["None", "0"]) == {"None": True, "0": False}
+    assert values("string", [None, "x y"], ["None", "'x y'", "'X y'"]) == {
+        "None": True, "'x y'": True, "'X y'": False}
+    array = {"type": "array", "items": {"type": "string"}}
+    assert values(array, ["my_list"], ["my_list", "'My_list'", "['my_list']"]) == {
+        "my_list": True, "'My_list'": False, "['my_list']": False}
+
+
+def test_rule_6_comparison():
+    assert values("string", ["New York, NY"], [
+        "'new york ny'", "'New-York/NY.'", "'New York\\n, NY'", "'New York: NY'", "'York'"]) == {
+        "'new york ny'": True, "'New-York/NY.'": True, "'New York\\n, NY'": False,
+        "'New York: NY'": False, "'York'": False}
+    assert values("string", ["it's"], ["'it\"s'", "''"]) == {"'it\"s'": True, "''": False}
+    assert values("string", ["x", ""], ["''", "' .'"]) == {"''": True, "' .'": True}
+    array = {"type": "array", "items": {"type": "string"}}
+    assert values(array, [["A b", "c"]], ["['ab', 'C']", "['c', 'ab']"]) == {
+        "['ab', 'C']": True, "['c', 'ab']": False}
+    answer = [{"k": ["A b"], "n": [1, ""]}]
+    assert values("dict", answer, ["{'k': 'ab'}", "{'n': 1, 'k': 'ab'}", "{'n': 1}", "{}",
+                                   "{'k': 'ab', 'z': 1}", "{'k': 'ab', 'n': 2}"]) == {
+        "{'k': 'ab'}": True, "{'n': 1, 'k': 'ab'}": True, "{'n': 1}": False, "{}": False,
+        "{'k': 'ab', 'z': 1}": False, "{'k': 'ab', 'n': 2}": False}
+    dicts = {"type": "array", "items": {"type": "dict"}}
+    assert values(dicts, [[{"k": [1]}, {"k": [2]}]], [
+        "[{'k': 1}, {'k': 2}]", "[{'k': 2}, {'k': 1}]", "[{'k': 1}]"]) == {
+        "[{'k': 1}, {'k': 2}]": True, "[{'k': 2}, {'k': 1}]": False, "[{'k': 1}]": False}
+    assert values("float", [0.1], ["0.1", "0.10000001", "0.05 + 0.05"]) == {
+        "0.1": True, "0.10000001": False, "0.05 + 0.05": True}
+
+
+def test_rule_7_relevance():
+    rec = record({}, {}, category="irrelevance")
+    for text, called in (("No function fits.", False), ("[]", False), ("", False), ("[f()]", True),
+                         ("['f']", False), ("[f(", False), ("call f(a=1)", False), ("g()", True)):
+        assert passes(rec, text) != called, text
+        assert passes({**rec, "category": "live_relevance"}, text) == called, text
+
+
+# ---- hostile text
+
+
+HOSTILE = ["", " ", "\0", "[f(a='\0')]", "[f(a='\ud800')]", "garbage " * 1000, "[" * 10_000,
+           "[f(a=" + "[" * 10_000 + "]" * 10_000 + ")]", "(" * 10_000 + ")" * 10_000,
+           "[f(a=" + "(" * 90 + "1" + ")" * 90 + "+x)]", "x" * 1_000_000, "[" + "f()," * 300_000,
+           "[f(a=9**9**9)]", "[f(a=9**9**9**9)]", "[f(a=1 << 10**9)]", "[f(a='a' * 10**12)]",
+           "[f(a='%999999999d' % 1)]", "[f(a=[[['a'] * 9999] * 9999] * 9999)]",
+           "[f(a=" + "9" * 5000 + ")]", "[f(a=0x" + "f" * 40_000 + ")]",
+           "[f(a=" + "1+" * 20_000 + "1)]", "[f(a=" + "-" * 40_000 + "1)]",
+           "[f(a=" + "'a'+" * 10_000 + "'a')]", "[f" + ".a" * 20_000 + "()]",
+           "[f" + "()" * 20_000 + "]", "[f(a=" + "lambda:" * 7000 + "1)]", "<tool_call>\n" * 80_000,
+           "<tool_call>\n" + "[" * 10_000 + "\n</tool_call>",
+           "<tool_call>\n" + '{"name": "f", "arguments": ' * 900 + "1\n</tool_call>",
+           block({"name": "f", "arguments": {}}).replace("{}", '{"a": ' + "9" * 5000 + "}"),
+           None, 5, ["[f(", None]]
+INTRUDER = "__import__('pathlib').Path({!r}).touch()"
+
+
+def turn(**changes):
+    """A hand-made long-context turn in the file system."""
+    docs = [{"name": n, "parameters": {"properties": {k: {"type": "string"} for k in a},
+                                       "required": a}}
+            for n, a in (("cd", ["folder"]), ("touch", ["file_name"]), ("cat", ["file_name"]),
+                         ("rm", ["file_name"]), ("pwd", []), ("mv", ["source", "destination"]))]
+    docs[2]["parameters"]["properties"]["lines"] = {"type": "integer", "default": 10}
+    row = {"id": "c:1", "turn": 1, "category": bfcl.LONG_CONTEXT, "involved_classes": ["Files"],
+           "function": docs, "owner": {d["name"]: "Files" for d in docs}, "logins": set(),
+           "logged_in": set(), "made": [("touch", {"file_name": "old"})],
+           "earlier_results": ["seen"], "known": '["a.txt", "docs", "old"]',
+           "gt_calls_kw": ["cd(folder='docs')", "cat(file_name='a.txt')", "touch(file_name='b')"],
+           "gt_results": ["in docs", "text", "None"]}
+    return row | changes
+
+
+def test_hostile_text_is_fast_and_false(tmp_path):
+    trap = tmp_path / "touched"
+    recs = [record({"a": k}, {"a": [1]}, ["a"]) for k in ("integer", "string", "any", "float")]
+    recs += [record({"a": {"type": "array", "items": {"type": "dict"}}}, {"a": [[{"k": [1]}]]}),
+             turn()]
+    call = INTRUDER.format(str(trap))
+    hostile = HOSTILE + [call, f"[{call}]", f"[f(a={call})]", f"[f(a={call}+1)]",
+                         f"[f(a=[{call}])]"]
+    for rec in recs:
+        for text in hostile:
+            for fmt in (None, "prompt", "qwen_fc"):
+                start = time.perf_counter()
+                verdict = bfcl.score(rec, text, fmt)
+                assert time.perf_counter() - start < 1, (repr(text)[:40], fmt)
+                assert isinstance(verdict, Verdict) and not verdict.ok, repr(text)[:40]
+                assert verdict.reason and "\n" not in verdict.reason
+    assert not trap.exists()
+
+
+# ---- long-context turns by hand
+
+
+@pytest.mark.parametrize("text, ok", [
+    ("[cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='b')]", True),
+    # a default spelled out; reading more; a call that must fail; moving after the last call
+    ("[cd(folder='docs'), pwd(), cat(file_name='a.txt', lines=10), touch(file_name='b')]", True),
+    ("[cd(folder='docs'), nothing(x=1), cat(file_name='a.txt'), touch(file_name='b')]", True),
+    ("[rm(file_name='unheard'), cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='b')]",
+     True),
+    ("[cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='b'), cd(folder='..')]", True),
+    # a change repeated, now or from an earlier turn, where that has no effect
+    ("[cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='b'), touch(file_name='b')]",
+     True),
+    ("[touch(file_name='old'), cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='b')]",
+     True),
+    (["[cd(folder='docs')]", "Reading.", "[cat(file_name='a.txt'), touch(file_name='b')]"], True),
+    # missing, in the wrong place, wrong value, unexpected change
+    ("[cd(folder='docs'), touch(file_name='b')]", False),
+    ("[cat(file_name='a.txt'), cd(folder='docs'), touch(file_name='b')]", False),
+    ("[cd(folder='docs'), cat(file_name='a.txt')]", False),
+    ("[cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='c')]", False),
+    ("[cd(folder='docs'), cat(file_name='a.txt'), rm(file_name='a.txt'), touch(file_name='b')]",
+     False),
+    ("[cd(folder='docs'), cat(file_name='a.txt'), touch('b')]", False),
+    ("All done.", False), ("[]", False), ("[" + "pwd()," * 201 + "]", False)])
+def test_turn_rule(text, ok):
+    assert bfcl.score(turn(), text).ok == ok, bfcl.score(turn(), text).reason
+
+
+def test_turn_rule_results_of_earlier_turns():
+    # what was returned before need not be asked again; once per earlier result
+    rec = turn(gt_calls_kw=["cat(file_name='a.txt')"], gt_results=["seen"])
+    assert bfcl.score(rec, "[pwd()]").ok and not bfcl.score(rec, "[]").ok
+    rec = turn(gt_calls_kw=["cat(file_name='a.txt')"] * 2, gt_results=["seen", "seen"])
+    assert not bfcl.score(rec, "[pwd()]").ok
+    assert bfcl.score(rec, "[cat(file_name='a.txt')]").ok
+    # a ground-truth call that failed changed nothing
+    rec = turn(gt_calls_kw=["rm(file_name='a.txt')", "pwd()"],
+               gt_results=['{"error": "no"}', "here"])
+    assert bfcl.score(rec, "[pwd(), rm(file_name='a.txt')]").ok
+    assert not bfcl.score(rec, "[pwd()]").ok
+    assert bfcl.score(turn(gt_calls_kw=[], gt_results=[]), "Nothing to do.").ok
+
+
+def test_safe_call_lets_plain_data_through_only():
+    names = {"cat"}
+    assert bfcl.safe_call(("cat", {"a": [1, {"b": "x('y')"}], "c": None}), names) \
+        == "cat(a=[1, {'b': \"x('y')\"}], c=None)"
+    for call in (("exit", {}), ("cat", {"a b": 1}), ("cat", {None: 1}), ("cat", {"a": 1j}),
+                 ("cat", {"a": float("inf")}), ("cat", {"a": b"x"}), ("cat", {"a": 16 ** 5000})):
+        assert bfcl.safe_call(call, names) == "no_such_function()"
+
+
+def test_simulator_is_optional(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bfcl_eval", None)           # as if not installed
+    with pytest.raises(UserError, match="bfcl-eval") as error:
+        bfcl.score_official(turn(), "[pwd()]")
+    assert "\n" not in str(error.value)
+
+
+def test_keywords_names_positional_arguments():
+    assert bfcl.keywords("f(1, 'x', c=[2])", {"f": ["a", "b", "c"]}) == "f(a=1, b='x', c=[2])"
+
+
+# ---- data
+
+
+@needs_data
+def test_recorded_verdicts():
+    path = SHARED / "golden" / "bfcl.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    agree, total, details = Counter(), Counter(), []
+    for kind, agrees, detail in bfcl.verify(SHARED, rows):
+        total[kind] += 1
+        agree[kind] += agrees
+        details += [] if agrees else [detail]
+    assert set(total) == {"single_turn", "relevance", "multi_turn"} and sum(total.values()) == 2816
+    for kind, rate in bfcl.REQUIRED.items():
+        assert agree[kind] >= rate * total[kind], details
+    # no rate is required of the rule without simulator; a plain subset test reaches 0.92
+    assert agree["multi_turn"] >= 0.97 * total["multi_turn"], details
+
+
+@needs_data
+def test_counts_and_gold():
+    turns = bfcl.load(SHARED)
+    assert len(turns) == 731 and all(bfcl.score(r, bfcl.gold(r)).ok for r in turns)
+    assert len({r["id"] for r in turns}) == 731
+    failing = []
+    for rec in bfcl.load(SHARED, categories=bfcl.AST_CATEGORIES + bfcl.RELEVANCE_CATEGORIES):
+        response = bfcl.gold(rec)
+        assert (response is None) == (rec["category"] == "live_relevance")
+        if response is not None and not bfcl.score(rec, response).ok:
+            failing.append(rec["id"])
+    assert len(failing) == 4 and all(any(i in line for line in bfcl.GOLD_EXCEPTIONS)
+                                     for i in failing), failing
+
+
+@needs_data
+def test_prompt_is_teacher_forced():
+    rec = next(r for r in bfcl.load(SHARED) if r["turn"] == 2)
+    messages = bfcl.prompt(rec)
+    assert messages[0]["role"] == "system" and messages[-1]["content"] == rec["user"]
+    users = [m["content"] for m in messages if m["role"] == "user"]
+    assert [p["user"] for p in rec["history"]] == [u for u in users if u[:8] != "Results:"][:-1]
+    text = json.dumps(messages)
+    assert all(json.dumps(r)[1:-1] in text for p in rec["history"] for r in p["results"])
+    # the answer of the turn itself must not be in its prompt
+    assert bfcl.gold(rec) not in [m["content"] for m in messages]
+
+
+@needs_data
+def test_train_and_test_are_disjoint():
+    test, train = bfcl.load(SHARED), bfcl.load(SHARED, split="train")
+    assert len(train) == 2299
+    assert not {r["id"] for r in test} & {r["id"] for r in train}
+    tasks = [bfcl.base_task(r) for r in train]
+    assert not {r["user"].strip() for r in test} & {t["task"].strip() for t in tasks}
+    assert not {json.dumps(r["function"]) for r in test} & {json.dumps(r["function"])
+                                                            for r in train}
+    assert all(bfcl.base_task(r) is None for r in test)
+    for task in tasks:
+        names = {tool["name"] for tool in task["tools"]}
+        assert task["calls"] and all(c["name"] in names for c in task["calls"])
+        assert all(tool["parameters"]["type"] == "object" for tool in task["tools"])
+        json.dumps(task)
+    with pytest.raises(UserError):
+        bfcl.load(SHARED, split="train", categories=[bfcl.LONG_CONTEXT])
+
+
+def copy_of_data(tmp_path):
+    folder = tmp_path / "bfcl"
+    shutil.copytree(SHARED / "bfcl", folder)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755)
+    return folder
+
+
+@needs_data
+def test_bad_data_is_named(tmp_path):
+    with pytest.raises(UserError, match="no data folder"):
+        bfcl.load(tmp_path / "nowhere")
+    folder = copy_of_data(tmp_path)
+    path = folder / "BFCL_v4_parallel.json"
+    lines = path.read_text().split("\n")
+    for bad, message in (("{", "record 2"), ('{"id": 1}', "record 2"),
+                         (json.dumps(json.loads(lines[1]) | {"function": [{}]}), "parallel_1"),
+                         (json.dumps(json.loads(lines[1]) | {"id": "new"}), "no answer for new")):
+        path.write_text("\n".join([lines[0], bad] + lines[2:]))
+        with pytest.raises(UserError, match=message):
+            bfcl.load(tmp_path, categories=["parallel"])
+    path.unlink()
+    with pytest.raises(UserError, match="BFCL_v4_parallel.json: no such file"):
+        bfcl.load(tmp_path, categories=["parallel"])
+    turns = folder / "derived" / "long_context_turns.jsonl"
+    rows = turns.read_text().split("\n")
+    for row in (json.loads(rows[1]) | {"gt_calls_kw": ["nothing()", "cd()"]},
+                json.loads(rows[1]) | {"gt_results": []}, json.loads(rows[1]) | {"turn": 7}):
+        turns.write_text("\n".join([rows[0], json.dumps(row)] + rows[2:]))
+        with pytest.raises(UserError, match="record 2"):
+            bfcl.load(tmp_path)
+    turns.unlink()
+    with pytest.raises(UserError, match="python -m eval.bfcl"):
+        bfcl.load(tmp_path)
+
+
+@needs_data
+def test_bad_verdict_rows_are_named():
+    row = {"category": "parallel", "id": "parallel_0", "response": "", "official_verdict": False}
+    assert list(bfcl.verify(SHARED, [row]))[0][:2] == ("single_turn", True)
+    for change, message in (({"id": "none"}, "no record none"), ({"category": "java"}, "java")):
+        with pytest.raises(UserError, match=f"verdict 2.*{message}"):
+            list(bfcl.verify(SHARED, [row, row | change]))
+    with pytest.raises(UserError, match="no 'response'"):
+        list(bfcl.verify(SHARED, [{k: v for k, v in row.items() if k != "response"}]))
+
+
+@needs_data
+def test_official_simulator_where_it_is_installed():
+    pytest.importorskip("bfcl_eval")
+    for rec in bfcl.load(SHARED)[::50]:
+        assert bfcl.score_official(rec, bfcl.gold(rec)).ok
+        assert not bfcl.score_official(rec, "[]").ok
+        assert not bfcl.score_official(rec, "[print(1)]").ok
+
+
+@needs_data
+def test_turns_can_be_made_with_the_simulator(tmp_path):
+    pytest.importorskip("bfcl_eval")
+    folder = copy_of_data(tmp_path)
+    (folder / "derived" / "long_context_turns.jsonl").unlink()
+    made = [json.loads(line) for line in bfcl.make_turns(tmp_path).read_text().splitlines()]
+    path = SHARED / "bfcl" / "derived" / "long_context_turns.jsonl"
+    given = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(made) == 734 and all({k: g[k] for k in m} == m for m, g in zip(made, given))
+
+
+def test_aggregate():
+    recs = [turn(), turn(turn=2), turn(turn=2)]
+    result = bfcl.aggregate(recs, [Verdict(ok, float(ok), "") for ok in (True, False, True)])
+    assert result["n"] == 3 and abs(result["score"] - 200 / 3) < 1e-9
+    assert result["categories"]["turn 2"] == {"score": 50.0, "n": 2}
+    assert bfcl.aggregate([], [])["n"] == 0
