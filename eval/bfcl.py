@@ -425,8 +425,7 @@ LOOKED_UP_BY = {"rm": {"file_name"}, "rmdir": {"dir_name"}}
 def decode_steps(response, fmt=None) -> list:
     """Calls of all steps of a turn; steps that do not decode are text to the user."""
     calls = []
-    # the official run stops a turn after 20 steps
-    for step in response[:20] if isinstance(response, list) else [response]:
+    for step in response[:MAX_CALLS] if isinstance(response, list) else [response]:
         try:
             calls += decode(step, fmt)
         except Undecodable:

@@ -331,7 +331,7 @@ def test_recorded_verdicts():
     for kind, rate in bfcl.REQUIRED.items():
         assert agree[kind] >= rate * total[kind], details
     # no rate is required of the rule without simulator; a plain subset test reaches 0.92
-    assert agree["multi_turn"] >= 0.97 * total["multi_turn"], details
+    assert agree["multi_turn"] >= 0.99 * total["multi_turn"], details
 
 
 @needs_data
