@@ -138,8 +138,8 @@ class TrainPool:
         if self.path.is_file():
             for n, record in enumerate(read_jsonl(self.path), 1):
                 with _field_errors(f"{self.path}, record {n}"):
-                    self._apply(Task(**record["task"]), float(record["p_hat"]),
-                                int(record["epoch"]), len(record["traces"]))
+                    self._apply(Task(**record["task"]), record["p_hat"], int(record["epoch"]),
+                                len(record["traces"]))
 
     def add(self, task, traces, p_hat: float, epoch: int) -> bool:
         """D_train <- D_train + Valid(E_t). A task none of whose traces is valid is not kept."""
@@ -151,9 +151,16 @@ class TrainPool:
                              "traces": [asdict(t) for t in valid]})
         return True
 
+    def add_untried(self, task):
+        """Keep a task that was written ahead of training (the static ablation)."""
+        self._apply(task, None, task.epoch, 0)
+        self.pending.append({"task": asdict(task), "p_hat": None, "epoch": task.epoch,
+                             "traces": []})
+
     def _apply(self, task, p_hat, epoch, n_traces):
         self.tasks.setdefault(task.id, task)
-        self.p_hat[task.id] = (p_hat, epoch)
+        if p_hat is not None:
+            self.p_hat[task.id] = (float(p_hat), epoch)
         self.n_traces += n_traces
 
     def recent(self, epoch: int, max_age: int):

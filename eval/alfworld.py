@@ -2,8 +2,8 @@
 
 What of the paper this is: the ALFWorld column, 14.2 (Qwen2.5-7B) -> 54.5 (GenEnv 7B).
 
-    python -m eval alfworld --data DIR --model DIR [--split SPLIT] [--limit N]
-    python -m eval alfworld --data DIR --model DIR --episodes      # needs the alfworld package
+    python -m eval alfworld --data DIR --model DIR [--variant SPLIT] [--limit N]
+    python -m eval alfworld --data DIR --model DIR --variant episodes  # needs the alfworld package
 
 What is unclear, and our choice. ALFWorld's official score is won games / 274, in episodes of at
 most 50 commands; there is *no* official step score. The paper says that the tasks are "decomposed
@@ -11,7 +11,7 @@ into single steps" and no more, so the single-step figures here are ours and the
 them only for orientation. Our definition: one record per step of an expert trajectory of the 140
 valid_seen and 134 valid_unseen games; context = goal, first observation, the expert's earlier
 commands with their observations, the commands that are admissible now; target = the expert's
-command. The paper does not say which expert. Two are in the data (`--split`):
+command. The paper does not say which expert. Two are in the data (`--variant`):
 
     test          planner walkthrough, 1,600 steps: short and always won, but the planner knows where
                   things are, so the first "go to" is often a guess from the observations alone
@@ -84,7 +84,8 @@ def load(data, split: str = "test") -> list[dict]:
 def _trajectories(data, part: str) -> list[dict]:
     """Rows of one trajectory file, every step checked for what the records need."""
     path = data_dir(data, NAME) / f"{part}.trajectories.jsonl.gz"
-    rows = read_rows(path, ("id", "split", "task_type", "goal", "policy", "init_obs", "steps", "won"))
+    rows = read_rows(path, ("id", "split", "task_type", "goal", "policy", "init_obs", "steps", "won"),
+                     nonempty=True)
     for number, row in enumerate(rows, 1):
         where = f"{path}, record {number}"
         if not isinstance(row["steps"], list) or not row["steps"]:
@@ -240,7 +241,7 @@ def _train_steps(data) -> list[dict]:
     trials of training tasks, so 141 of the 3,553 are).
     """
     path = data_dir(data, NAME) / "train.goals_walkthroughs.jsonl.gz"
-    rows = read_rows(path, ("id", "task_type", "goal", "walkthrough"))
+    rows = read_rows(path, ("id", "task_type", "goal", "walkthrough"), nonempty=True)
     evaluated = {tuple(step["action"] for step in row["steps"])
                  for part in ("valid_seen", "valid_unseen") for row in _trajectories(data, part)
                  if row["policy"] == "walkthrough"}
@@ -314,21 +315,18 @@ def base_task(record: dict) -> dict:
 # whole episodes; the simulator is optional
 
 
-def episodes(data, respond, split: str = "test", limit=None, max_steps: int = MAX_STEPS):
-    """Play whole games with the official simulator, all side by side.
+def episodes(data, respond, records: list, max_steps: int = MAX_STEPS):
+    """Play the games of some records with the official simulator, side by side.
 
     respond: list of chat prompts -> list of response texts (None = cannot be answered, the episode
     ends lost). Yields one {"id", "category", "won", "steps", "commands", "reason"} per game. The
     command given is GenEnv's reading of the response, normalised. Raises UserError when the package
     `alfworld` or the game files are absent.
     """
-    from eval.common import spread
     start = _simulator()
-    games = {r["game"]: r for r in load(data, split) if r["step"] == 0}
-    chosen = spread(list(games.values()), limit)
     with tempfile.TemporaryDirectory() as folder:
-        paths = unpack_games(data, [r["game"] for r in chosen], folder)
-        live = [_Episode(r, start(paths[r["game"]])) for r in chosen]
+        paths = unpack_games(data, [r["game"] for r in records], folder)
+        live = [_Episode(r, start(paths[r["game"]])) for r in records]
         while live:
             replies = respond([prompt(e.record()) for e in live])
             for episode, reply in zip(live, replies):

@@ -59,11 +59,12 @@ def data_dir(data, bench: str) -> Path:
     raise UserError(f"no data folder {data}: pass --data DIR (see the data table in eval/README.md)")
 
 
-def read_rows(path, required=()) -> list[dict]:
+def read_rows(path, required=(), nonempty=False) -> list[dict]:
     """JSON objects of a .jsonl or .jsonl.gz file, one per line.
 
-    required: keys that every record must have. Raises UserError naming file and record when the
-    file is missing, unreadable, not UTF-8, not JSON line by line, or lacks a required key.
+    required: keys that every record must have; nonempty: a file without records is an error too.
+    Raises UserError naming file and record when the file is missing, unreadable, not UTF-8, not
+    JSON line by line, or lacks a required key.
     """
     path = Path(path)
     if not path.is_file():
@@ -78,6 +79,8 @@ def read_rows(path, required=()) -> list[dict]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             rows.append(parse_row(line, f"{path}, record {number}", required))
+    if nonempty and not rows:
+        raise UserError(f"{path}: holds no records")
     return rows
 
 
@@ -96,8 +99,9 @@ def parse_row(line: str, where: str, required=()) -> dict:
 
 
 def one_line(error, width: int = 160) -> str:
-    """The text of an exception on a single line of at most `width` characters."""
-    return " ".join((str(error) or type(error).__name__).split())[:width]
+    """The text of an exception, or a text, on one printable line of at most `width` characters."""
+    text = " ".join((str(error) or type(error).__name__).split())[:width]
+    return text.encode("utf-8", "backslashreplace").decode()  # model text may hold lone surrogates
 
 
 def folder_hash(folder) -> str:

@@ -19,7 +19,7 @@ import importlib
 
 from data_pool import UserError
 
-WORLDS = ("ladder",)
+WORLDS = ("ladder", "tool_calls")
 
 
 class InvalidTask(ValueError):

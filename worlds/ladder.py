@@ -206,19 +206,17 @@ def _demonstrate(rng) -> tuple[str, str]:
 
 
 def vary(start: int, tools: list, rng) -> tuple[int, list]:
-    """A near variation: one or two edits (a tool one rung up or down, a step more or less)."""
+    """A near variation: another start, and one tool a rung up or down, or the last step twice or
+    not at all. (Steps in the middle stay where they are: an index that shifts is hard to learn.)"""
     start, tools = rng.randrange(10), list(tools)
-    for _ in range(rng.choice((1, 1, 2))):
-        i = rng.randrange(len(tools))
-        edit = rng.choice(("up", "down", "insert", "remove"))
-        near = NAMES[min(len(NAMES) - 1, max(0, RUNG[tools[i]] + rng.choice((-1, 0, 1))))]
-        if edit == "insert" and len(tools) < MAX_STEPS:
-            tools.insert(i, near)
-        elif edit == "remove" and len(tools) > 1:
-            tools.pop(i)
-        else:
-            step = 1 if edit in ("up", "insert") else -1
-            tools[i] = NAMES[min(len(NAMES) - 1, max(0, RUNG[tools[i]] + step))]
+    i, edit = rng.randrange(len(tools)), rng.choice(("up", "down", "insert", "remove", "none"))
+    if edit == "insert" and len(tools) < MAX_STEPS:
+        tools.append(tools[-1])
+    elif edit == "remove" and len(tools) > 1:
+        tools.pop()
+    elif edit in ("up", "down"):
+        rung = RUNG[tools[i]] + (1 if edit == "up" else -1)
+        tools[i] = NAMES[min(len(NAMES) - 1, max(0, rung))]
     return start, tools
 
 
@@ -277,7 +275,7 @@ def _pretrain(folder, progress=True):
 
 def base_model(cache_dir) -> Path:
     """Folder of the base model, trained if it is not cached under this very configuration."""
-    key = json.dumps([WORDS, MODEL, PRETRAIN, BASE_SEED, N_BASE, PER_RUNG, BASE_TOOLS, 1])
+    key = json.dumps([WORDS, MODEL, PRETRAIN, BASE_SEED, N_BASE, PER_RUNG, BASE_TOOLS, 3])
     folder = Path(cache_dir) / f"ladder-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)

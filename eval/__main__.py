@@ -1,0 +1,580 @@
+"""python -m eval: the paper's five benchmarks from one command.
+
+What of the paper this is: its results table (API-Bank, ALFWorld, BFCL, Bamboogle, TravelPlanner);
+the paper ships no evaluation code. How it is run, BENCH being one of the five or `all`:
+
+    python -m eval BENCH --data DIR --model DIR [--adapter DIR] [--limit N] [--variant NAME]
+    python -m eval BENCH --data DIR --responses FILE      # JSONL {"id", "response"}, no model needed
+    python -m eval verify BENCH VERDICTS.jsonl --data DIR # re-score recorded verdicts
+    python -m eval gold BENCH --data DIR                  # what gold responses score, and why
+    python -m eval.make_base BENCH --data DIR --out FILE  # base tasks, see make_base.py
+
+Responses are greedy. Each run writes NAME.jsonl (every prompt, response and verdict, as they come)
+and NAME.json (the summary) below --out, NAME holding a hash of everything that decides the
+responses. The same command run again takes up the responses that are there and only scores anew, so
+an interrupted run is continued and no response is ever overwritten.
+
+Where it differs on purpose: the paper's figures stand in the table for orientation. Its protocols
+are partly unknown (eval/README.md lists what is), and a variant is shown without them.
+"""
+import argparse
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+
+from data_pool import UserError
+from eval import common
+from eval.common import Verdict, one_line
+
+BENCHES = ("api_bank", "alfworld", "bfcl", "bamboogle", "travelplanner")
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "numpy")
+
+# variant: (arguments of load, arguments of score). "scorer" names another scoring function.
+VARIANTS = {
+    "api_bank": {"damo": ({"rule": "damo"}, {"rule": "damo"})},
+    "alfworld": {"handcoded": ({"split": "handcoded"}, {}),
+                 "valid_seen": ({"split": "valid_seen"}, {}),
+                 "valid_unseen": ({"split": "valid_unseen"}, {}),
+                 "episodes": ({}, {})},
+    "bfcl": {"single_turn": ({"categories": (
+                 "simple_python", "multiple", "parallel", "parallel_multiple", "live_simple",
+                 "live_multiple", "live_parallel", "live_parallel_multiple")}, {}),
+             "relevance": ({"categories": ("irrelevance", "live_irrelevance", "live_relevance")},
+                           {}),
+             "official": ({}, {"scorer": "score_official"})},
+    "bamboogle": {"searchr1": ({}, {"extraction": "searchr1"})},
+    "travelplanner": {"fixed": ({}, {"fixed": True}), "train": ({"split": "train"}, {})},
+}
+
+BATCH_TOKENS = 65_536  # prompts of a batch times its longest: long prompts go in smaller batches
+RESPONSES_ONLY = ("searchr1",)  # reads what other systems wrote; our prompts ask for another form
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line."""
+
+    def error(self, message):
+        raise UserError(f"{message} (python -m eval --help)")
+
+
+def main(argv=None) -> int:
+    """Run one command; returns the exit code: 0, 1 (verify: rate missed), 2 (bad input)."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    command = {"verify": verify, "gold": gold}.get(argv[0] if argv else None, run)
+    try:
+        return command(argv[1:] if command is not run else argv)
+    except UserError as error:
+        print(f"eval: {one_line(error, 1000)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\neval: interrupted; the same command continues from the responses so far",
+              file=sys.stderr)
+        return 130
+
+
+def arguments() -> Parser:
+    """The options of an evaluation run."""
+    parser = Parser("python -m eval", description=__doc__.split("\n\n")[1], epilog=__doc__,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bench", choices=BENCHES + ("all",))
+    parser.add_argument("--data", required=True, metavar="DIR",
+                        help="folder with a subfolder per benchmark (table in eval/README.md)")
+    parser.add_argument("--model", metavar="DIR", help="chat model, local folder or hub name")
+    parser.add_argument("--adapter", metavar="DIR", help="PEFT folder of a LoRA adapter")
+    parser.add_argument("--quant", choices=("nf4",), help="load the model in 4 bit")
+    parser.add_argument("--responses", metavar="FILE", help="score responses made elsewhere; with "
+                        "`all` a folder that holds BENCH.jsonl files")
+    parser.add_argument("--variant", help="other protocol or part of one benchmark: " + "; ".join(
+        f"{bench}: {', '.join(names)}" for bench, names in VARIANTS.items()))
+    parser.add_argument("--limit", type=int, metavar="N", help="N records, evenly spread")
+    parser.add_argument("--batch-size", type=int, default=16, metavar="N")
+    parser.add_argument("--max-prompt", type=int, metavar="TOKENS",
+                        help="longer prompts fail (default: what the model's context leaves)")
+    parser.add_argument("--max-new", type=int, metavar="TOKENS",
+                        help="response length (default: that of the benchmark)")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap intervals")
+    parser.add_argument("--out", default="results", metavar="DIR")
+    return parser
+
+
+# ---------------------------------------------------------------------------------------------
+# one evaluation run
+
+
+def run(argv) -> int:
+    """Evaluate, write the results, print one table."""
+    args = arguments().parse_args(argv)
+    if (args.model is None) == (args.responses is None):
+        raise UserError("pass either --model DIR or --responses FILE")
+    if args.adapter and not args.model:
+        raise UserError("--adapter needs the --model that it belongs to")
+    for name in ("limit", "batch_size", "max_prompt", "max_new"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    benches = BENCHES if args.bench == "all" else (args.bench,)
+    if args.variant and args.bench == "all":
+        raise UserError("--variant belongs to one benchmark, not to `all`")
+    if args.variant in RESPONSES_ONLY and args.model:
+        raise UserError(f"--variant {args.variant} reads responses made elsewhere: pass --responses")
+    # all data first: a missing file should not show up after hours of generation
+    parts = {bench: chosen_records(bench, args) for bench in benches}
+    answers = {bench: read_responses(bench, parts[bench], args) for bench in benches} \
+        if args.responses else None
+    folder = make_folder(args.out)
+    policy = None if args.responses else load_policy(args)
+    summaries = []
+    for bench in benches:
+        records = common.spread(parts[bench], args.limit)
+        summaries.append(evaluate(bench, records, policy, answers and answers[bench], args, folder))
+    print_table(summaries)
+    return 0
+
+
+def module(bench: str):
+    """The module of a benchmark."""
+    return importlib.import_module(f"eval.{bench}")
+
+
+def variant(bench: str, name):
+    """(arguments of load, arguments of score) of a variant; the default protocol is ({}, {})."""
+    if name is not None and name not in VARIANTS[bench]:
+        raise UserError(f"{bench} has no variant {name!r}: it has {', '.join(VARIANTS[bench])}")
+    return VARIANTS[bench].get(name, ({}, {}))
+
+
+def load_records(bench: str, data, **options) -> list:
+    """The records of a benchmark module; UserError when there are none."""
+    try:
+        records = module(bench).load(data, **options)
+    except RecursionError:
+        raise UserError(f"{bench}: a file in {data} is nested too deeply to be read") from None
+    if not records:
+        raise UserError(f"{bench}: no records in {data}")
+    return records
+
+
+def chosen_records(bench: str, args) -> list:
+    """Records of the run before --limit; for whole episodes one record per game."""
+    records = load_records(bench, args.data, **variant(bench, args.variant)[0])
+    module(bench).prompt(records[0])  # a prompt may need files that the records do not
+    if args.variant == "episodes":
+        records = [{**r, "id": r["game"]} for r in records if r["step"] == 0]
+    return records
+
+
+def make_folder(path) -> Path:
+    """The output folder; UserError when it cannot be made."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {path}: cannot make the folder ({error.strerror})") from None
+    return folder
+
+
+def read_responses(bench: str, records: list, args) -> dict:
+    """{id: text} from --responses. Unknown and repeated ids end the run, missing ones fail."""
+    path = Path(args.responses)
+    if args.bench == "all":
+        path = path / f"{bench}.jsonl"
+    if args.variant == "episodes":
+        raise UserError("whole episodes need a model: a response decides what is asked next")
+    known, answers = {r["id"] for r in records}, {}
+    for number, row in enumerate(common.read_rows(path, ("id", "response"), True), 1):
+        where = f"{path}, record {number}"
+        if not isinstance(row["id"], str) or not isinstance(row["response"], str):
+            raise UserError(f"{where}: 'id' and 'response' must be strings")
+        if row["id"] in answers:
+            raise UserError(f"{where}: a second response to {row['id']!r}")
+        if row["id"] not in known:
+            raise UserError(f"{where}: unknown id {row['id']!r}, {bench} has ids like "
+                            f"{records[0]['id']!r}")
+        answers[row["id"]] = row["response"]
+    missing = [r["id"] for r in common.spread(records, args.limit) if r["id"] not in answers]
+    if missing:
+        print(f"eval: {path}: no response for {len(missing)} of {bench}'s records, first "
+              f"{missing[0]!r}: they count as failed", file=sys.stderr)
+    return answers
+
+
+def load_policy(args):
+    """The model, with --adapter as adapter "agent"."""
+    from policy import Policy  # only here: scoring needs no torch
+    if args.adapter is None:
+        return Policy.load(args.model, adapters=(), quant=args.quant)
+    if not (Path(args.adapter) / "adapter_config.json").is_file():
+        raise UserError(f"--adapter {args.adapter}: no adapter_config.json, is it a PEFT folder?")
+    try:
+        return Policy.load(args.model, adapters=("agent",), quant=args.quant,
+                           adapter_paths={"agent": args.adapter})
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise UserError(f"--adapter {args.adapter} does not fit {args.model}: "
+                        f"{one_line(error)}") from None
+
+
+def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> dict:
+    """Responses, verdicts, results of one benchmark; returns the summary that was written."""
+    bench_module, began = module(bench), time.time()
+    settings = run_settings(bench, policy, args)
+    name = "-".join([bench] + [args.variant] * bool(args.variant) + [
+        common.file_name(Path(args.model or args.responses).stem if args.responses else
+                         Path(args.model).name), digest(settings)[:10]])
+    path = folder / f"{name}.jsonl"
+    prompts = {} if args.variant == "episodes" else {
+        r["id"]: bench_module.prompt(r) for r in records}
+    rows = earlier_rows(path, prompts, records)
+    if answers is not None:
+        made = (response_row(r, prompts[r["id"]], answers.get(r["id"])) for r in records
+                if r["id"] not in rows)
+    elif args.variant == "episodes":
+        made = play(bench_module, [r for r in records if r["id"] not in rows], policy, settings,
+                    args)
+    else:
+        made = generate([r for r in records if r["id"] not in rows], prompts, policy, settings,
+                        args, f"{bench}: {len(rows)} there, " if rows else bench)
+    # every response is on disk before the next batch: an interrupted run loses one batch at most
+    with open(path, "a", encoding="utf-8") as file:
+        for row in made:
+            rows[row["id"]] = row
+            file.write(json.dumps(row, ensure_ascii=True) + "\n")
+            file.flush()
+    verdicts = [verdict_of(bench_module, record, rows[record["id"]], args) for record in records]
+    write_rows(path, [rows[r["id"]] for r in records], verdicts)
+    summary = summarise(bench, records, verdicts, rows, settings, args, time.time() - began)
+    common.write_json(folder / f"{name}.json", summary)
+    return {**summary, "file": str(folder / f"{name}.json")}
+
+
+def digest(value) -> str:
+    """sha256 of a value by its JSON text."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def run_settings(bench: str, policy, args) -> dict:
+    """Everything that decides the responses; its hash is part of the file names."""
+    settings = {"benchmark": bench, "variant": args.variant, "limit": args.limit,
+                "model": args.model, "adapter": args.adapter, "quant": args.quant,
+                "batch_size": args.batch_size, "seed": args.seed,
+                "data_sha256": common.folder_hash(common.data_dir(args.data, bench))}
+    if policy is None:
+        path = Path(args.responses)
+        path = path / f"{bench}.jsonl" if args.bench == "all" else path
+        return settings | {"responses_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    context = policy.lm.config.max_position_embeddings
+    # a small context still leaves half of itself to the prompt
+    new = min(args.max_new or module(bench).MAX_NEW_TOKENS, context // 2)
+    return settings | {"model_stamp": stamp(args.model), "device": policy.device.type,
+                       "adapter_stamp": stamp(args.adapter), "max_new_tokens": new,
+                       "max_prompt": min(args.max_prompt or context, context - new)}
+
+
+def stamp(folder):
+    """Tells one state of a model folder from another by file names, sizes and times; a retrained
+    model at the same place is another model. None for hub names and None."""
+    if folder is None or not Path(folder).is_dir():
+        return None
+    return digest([[p.name, p.stat().st_size, p.stat().st_mtime_ns]
+                   for p in sorted(Path(folder).iterdir()) if p.is_file()])
+
+
+# ---------------------------------------------------------------------------------------------
+# responses
+
+
+def response_row(record, messages, text, truncated=False, sizes=(None, None), problem="") -> dict:
+    """One line of the results file before its verdict."""
+    return {"id": record["id"], "category": record["category"], "prompt": messages,
+            "response": text, "truncated": truncated, "prompt_tokens": sizes[0],
+            "response_tokens": sizes[1], "problem": problem or ("" if text is not None else
+                                                                "no response")}
+
+
+def earlier_rows(path: Path, prompts: dict, records: list) -> dict:
+    """{id: row} of an earlier run with the same settings; rows with another prompt do not count.
+
+    A half-written last line (the run was killed) is dropped, any other damage is a UserError.
+    """
+    if not path.is_file():
+        return {}
+    known, rows = {r["id"] for r in records}, {}
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines[:-1], 1):  # what follows the last newline is unfinished
+        row = common.parse_row(line, f"{path}, record {number}",
+                               ("id", "prompt", "response", "truncated", "problem"))
+        if row["id"] in known and row["prompt"] == prompts.get(row["id"], row["prompt"]):
+            rows[row["id"]] = row
+    if lines[-1]:
+        path.write_text("".join(line + "\n" for line in lines[:-1]), encoding="utf-8")
+    return rows
+
+
+def encode(policy, record, messages) -> list:
+    """Token ids of a chat prompt. Templates without a system role get its text in front."""
+    import jinja2  # comes with transformers, which renders templates by it
+    for attempt in (messages, folded(messages)):
+        try:
+            return policy.encode(attempt)
+        except jinja2.exceptions.TemplateError as error:
+            problem = one_line(error)
+    raise UserError(f"the model's chat template refuses the prompt of {record['id']}: {problem}")
+
+
+def folded(messages: list) -> list:
+    """The system message put in front of the first user message."""
+    if len(messages) < 2 or messages[0]["role"] != "system":
+        return messages
+    first = messages[1]
+    text = messages[0]["content"] + "\n\n" + first["content"]
+    return [{**first, "content": text}] + messages[2:]
+
+
+def generate(records: list, prompts: dict, policy, settings: dict, args, label: str):
+    """Greedy responses, batch by batch; yields rows. Prompts over the limit get none."""
+    from tqdm import tqdm
+    todo = []
+    for record in records:
+        ids = encode(policy, record, prompts[record["id"]])
+        if len(ids) > settings["max_prompt"]:
+            problem = f"prompt too long: {len(ids)} tokens, the limit is {settings['max_prompt']}"
+            yield response_row(record, prompts[record["id"]], None, False, (len(ids), 0), problem)
+        else:
+            todo.append((record, ids))
+    # similar lengths share a batch, so little is padded; the longest first, so that a batch that
+    # does not fit in memory fails at once
+    todo.sort(key=lambda pair: -len(pair[1]))
+    with tqdm(total=len(todo), desc=label, unit="response", mininterval=1.0) as bar:
+        for batch in batches(todo, args.batch_size):
+            for (record, ids), rollout in zip(batch, sample(policy, [i for _, i in batch],
+                                                            settings)):
+                yield response_row(record, prompts[record["id"]], policy.decode(rollout.response),
+                                   rollout.truncated, (len(ids), len(rollout.response)))
+            bar.update(len(batch))
+
+
+def batches(todo: list, size: int):
+    """Lists of at most `size` (record, ids), longest first, within BATCH_TOKENS where possible."""
+    start = 0
+    while start < len(todo):
+        room = max(1, BATCH_TOKENS // max(1, len(todo[start][1])))
+        yield todo[start:start + min(size, room)]
+        start += min(size, room)
+
+
+def sample(policy, prompts: list, settings: dict) -> list:
+    """Greedy rollouts of token prompts, all in one batch. UserError when memory does not do."""
+    import torch
+    try:
+        return policy.sample("agent" if settings["adapter"] else None, prompts, G=1,
+                             temperature=0.0, max_new_tokens=settings["max_new_tokens"],
+                             max_rows=len(prompts))
+    except torch.OutOfMemoryError:
+        raise UserError(f"out of memory with {len(prompts)} prompts of up to "
+                        f"{max(map(len, prompts))} tokens: lower --batch-size or --max-prompt; "
+                        "the responses so far are kept") from None
+
+
+def play(bench_module, records: list, policy, settings: dict, args):
+    """Whole ALFWorld episodes, a batch of games at a time; yields rows with the outcome."""
+    from tqdm import tqdm
+
+    def respond(prompts):
+        ids = [encode(policy, {"id": "an episode"}, p) for p in prompts]
+        fits = [i for i in ids if len(i) <= settings["max_prompt"]]
+        texts = iter([policy.decode(r.response) for r in sample(policy, fits, settings)]
+                     if fits else [])
+        return [next(texts) if len(i) <= settings["max_prompt"] else None for i in ids]
+
+    with tqdm(total=len(records), desc="alfworld episodes", unit="game") as bar:
+        for start in range(0, len(records), args.batch_size):
+            for game in bench_module.episodes(args.data, respond,
+                                              records[start:start + args.batch_size]):
+                problem = "prompt too long" if "too long" in game["reason"] else ""
+                yield {**game, "prompt": None, "response": "\n".join(game["commands"]),
+                       "truncated": False, "problem": problem}
+                bar.update(1)
+
+
+# ---------------------------------------------------------------------------------------------
+# verdicts and summary
+
+
+def verdict_of(bench_module, record, row: dict, args) -> Verdict:
+    """The verdict on one row. A response that does not exist fails whatever the benchmark says."""
+    if args.variant == "episodes":
+        return Verdict(row["won"], float(row["won"]), row["reason"], {"steps": row["steps"]})
+    options = dict(variant(bench_module.NAME, args.variant)[1])
+    scorer = getattr(bench_module, options.pop("scorer", "score"))
+    if row["problem"]:
+        # the extras of an empty response keep the aggregates complete
+        return Verdict(False, 0.0, row["problem"], scorer(record, "", **options).extra)
+    return scorer(record, row["response"], **options)
+
+
+def write_rows(path: Path, rows: list, verdicts: list):
+    """The results file with verdicts, in the order of the records, replaced in one step."""
+    draft = path.with_name(path.name + ".tmp")
+    with open(draft, "w", encoding="utf-8") as file:
+        for row, v in zip(rows, verdicts):
+            shown = {"ok": v.ok, "score": v.score, "reason": v.reason, "extra": v.extra}
+            file.write(json.dumps({**row, "verdict": shown}, ensure_ascii=True) + "\n")
+    draft.replace(path)
+
+
+def summarise(bench, records, verdicts, rows, settings, args, seconds) -> dict:
+    """The summary of one benchmark: score, interval, categories, settings, versions."""
+    bench_module = module(bench)
+    aggregate = plain_share if args.variant == "episodes" else bench_module.aggregate
+    result = aggregate(records, verdicts)
+    return {
+        "benchmark": bench, "variant": args.variant, "model": args.model, "adapter": args.adapter,
+        "responses": args.responses, "n": len(records), "score": result["score"],
+        "interval_95": common.interval(records, verdicts, aggregate, result["score"], args.seed),
+        "passed": sum(v.ok for v in verdicts), "categories": result["categories"],
+        "metrics": {k: v for k, v in result.items() if k not in ("score", "n", "categories")},
+        "prompts_too_long": sum("too long" in rows[r["id"]]["problem"] for r in records),
+        "responses_missing": sum(rows[r["id"]]["problem"] == "no response" for r in records),
+        "responses_truncated": sum(bool(rows[r["id"]]["truncated"]) for r in records),
+        "paper": None if args.variant else bench_module.PAPER, "settings": settings,
+        "note": vars(bench_module).get("NOTE", ""), "seconds": round(seconds, 1),
+        "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES}}
+
+
+def plain_share(records, verdicts) -> dict:
+    """Percent passed, over all and per category."""
+    return {"score": 100 * sum(v.score for v in verdicts) / max(1, len(verdicts)),
+            "n": len(verdicts),
+            "categories": common.mean_by(records, verdicts, lambda r: r["category"])}
+
+
+def version(package: str):
+    """The installed version of a package or None; nothing is imported."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def table(head: list, rows: list) -> str:
+    """Aligned columns; the first is text, the others are numbers."""
+    rows = [head] + [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
+                       for i, (cell, w) in enumerate(zip(row, widths))).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0])] + lines[1:])
+
+
+def print_table(summaries: list):
+    """One table: ours with its interval, and the paper's figures beside it."""
+    systems = ("Qwen2.5-7B", "GenEnv 7B")
+    rows = []
+    for s in summaries:
+        low, high = s["interval_95"]["low"], s["interval_95"]["high"]
+        paper = s["paper"] or {}
+        rows.append([s["benchmark"] + (f" ({s['variant']})" if s["variant"] else ""), s["n"],
+                     f"{s['score']:.1f}", f"{low:.1f} to {high:.1f}", s["prompts_too_long"],
+                     s["responses_truncated"] + s["responses_missing"]]
+                    + [paper.get(name, "-") for name in systems])
+    print(table(["benchmark", "n", "score %", "95 % interval", "too long", "cut/missing",
+                 *(f"paper: {name}" for name in systems)], rows))
+    print("\nInterval: " + "; ".join(dict.fromkeys(s["interval_95"]["method"] for s in summaries))
+          + ". The paper's protocols are partly unknown: see eval/README.md before comparing.")
+    for s in summaries:
+        print(f"{s['benchmark']}: {s['note'] + '; ' if s['note'] else ''}{s['file']}")
+
+
+# ---------------------------------------------------------------------------------------------
+# recorded verdicts, gold responses
+
+
+def verify(argv) -> int:
+    """Re-score recorded verdicts: agreement per kind, every disagreement; 0 if the rate is met."""
+    parser = Parser("python -m eval verify")
+    parser.add_argument("bench", choices=BENCHES)
+    parser.add_argument("verdicts", metavar="VERDICTS.jsonl")
+    parser.add_argument("--data", required=True, metavar="DIR")
+    args = parser.parse_args(argv)
+    rows = common.read_rows(args.verdicts, ("id", "official_verdict"), nonempty=True)
+    for number, row in enumerate(rows, 1):
+        if row.get("benchmark", args.bench) != args.bench:
+            raise UserError(f"{args.verdicts}, record {number}: a verdict of {row['benchmark']!r}, "
+                            f"not of {args.bench}")
+    kinds = {}
+    for kind, agrees, detail in checked(module(args.bench).verify(args.data, rows), args.verdicts):
+        kinds.setdefault(kind, []).append(agrees)
+        if agrees is False:
+            print(f"disagrees  {kind}  {one_line(detail, 1000)}")
+    return print_agreement(kinds, module(args.bench).REQUIRED)
+
+
+def checked(results, path):
+    """The results of a module's verify; fields of the wrong shape become a UserError."""
+    try:
+        yield from results
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
+        raise UserError(f"{path}: a recorded verdict is malformed "
+                        f"({type(error).__name__}: {one_line(error)})") from None
+
+
+def print_agreement(kinds: dict, required: dict) -> int:
+    """Table of agreement per kind; 0 if every required rate is met, else 1."""
+    rows, met = [], True
+    for kind, results in sorted(kinds.items()):
+        decided = [r for r in results if r is not None]
+        rate, need = sum(decided) / max(1, len(decided)), required.get(kind)
+        short = need is not None and bool(decided) and rate < need
+        met = met and not short
+        rows.append([kind, len(decided), sum(decided), f"{100 * rate:.2f}" if decided else "-",
+                     "-" if need is None else f"{100 * need:g}", len(results) - len(decided),
+                     "MISSED" if short else "none decided" if not decided else "ok"])
+    print(table(["kind", "verdicts", "agree", "rate %", "required %", "undecidable", ""], rows))
+    return 0 if met and any(r is not None for results in kinds.values() for r in results) else 1
+
+
+def gold(argv) -> int:
+    """Score the gold response of every record, variant by variant, and say where it fails."""
+    parser = Parser("python -m eval gold")
+    parser.add_argument("bench", choices=BENCHES + ("all",))
+    parser.add_argument("--data", required=True, metavar="DIR")
+    args = parser.parse_args(argv)
+    rows = []
+    for bench in BENCHES if args.bench == "all" else (args.bench,):
+        for name in [None, *VARIANTS[bench]]:
+            if name != "episodes" and name not in RESPONSES_ONLY:
+                rows.append(gold_row(bench, name, args.data))
+    print(table(["benchmark", "records", "without gold", "pass", "rate %"], rows))
+    return 0
+
+
+def gold_row(bench: str, name, data) -> list:
+    """One row of the gold table; prints every gold response that fails."""
+    bench_module, (loading, options) = module(bench), variant(bench, name)
+    records, options = load_records(bench, data, **loading), dict(options)
+    title = bench + (f" ({name})" if name else "")
+    scorer = getattr(bench_module, options.pop("scorer", "score"))
+    rule = {"rule": options["rule"]} if "rule" in options else {}
+    absent = passed = 0
+    for record in records:
+        response = bench_module.gold(record, **rule)
+        if response is None:
+            absent += 1
+            continue
+        try:
+            result = scorer(record, response, **options)
+        except UserError as error:
+            print(f"{title}: skipped, {one_line(error)}")
+            return [title, len(records), "-", "-", "skipped"]
+        passed += result.ok
+        if not result.ok:
+            print(f"{title}: gold of {record['id']} fails: {one_line(result.reason, 300)}")
+    scored = len(records) - absent
+    return [title, len(records), absent, passed, f"{100 * passed / scored:.1f}" if scored else "-"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""python -m eval.make_base: base tasks for training from what a benchmark does not evaluate.
+
+What of the paper this is: the base set (544 samples there, never published). How it is run:
+
+    python -m eval.make_base BENCH --data DIR --out base.jsonl [--limit N]
+    python genenv.py --base-tasks base.jsonl ...
+
+One JSON object per line: {"task", "tools"?, "calls"?, "reference"?}, the format that
+worlds/tool_calls.py documents. The records are the benchmark's training part, or, where it has
+none, parts that its evaluation leaves out (BFCL: single-turn categories, while the evaluation is
+the long-context turns). Bamboogle has neither: all 125 questions are the evaluation.
+
+What it refuses: a record whose id, game, or request is in the evaluation part ends the run with
+nothing written, and a file that exists is never overwritten. The check is made here on the texts
+themselves, whatever the benchmark module promises.
+"""
+import json
+import sys
+from pathlib import Path
+
+from data_pool import UserError
+from eval.__main__ import BENCHES, Parser, load_records
+from eval.__main__ import module as bench_module
+from eval.common import one_line, spread
+
+
+def main(argv=None) -> int:
+    """Write base tasks; returns the exit code: 0, or 2 on bad input with one line on stderr."""
+    try:
+        return run(sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"eval: {one_line(error, 1000)}", file=sys.stderr)
+        return 2
+
+
+def run(argv) -> int:
+    """Parse the options, collect the base tasks, write them."""
+    parser = Parser("python -m eval.make_base", description=__doc__.split("\n\n")[0])
+    parser.add_argument("bench", choices=BENCHES)
+    parser.add_argument("--data", required=True, metavar="DIR")
+    parser.add_argument("--out", required=True, metavar="FILE")
+    parser.add_argument("--limit", type=int, metavar="N", help="N records, evenly spread")
+    args = parser.parse_args(argv)
+    out = Path(args.out)
+    if out.exists():
+        raise UserError(f"--out {out} exists and is not overwritten: choose another name")
+    records, tasks = base_tasks(args.bench, args.data, args.limit)
+    text = "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with open(out, "x", encoding="utf-8") as file:  # "x": not even if it appeared meanwhile
+            file.write(text)
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
+    print(f"{len(tasks)} base tasks from {records} records of {args.bench}: {out}")
+    return 0
+
+
+def base_tasks(bench: str, data, limit=None) -> tuple[int, list]:
+    """(number of records used, distinct base tasks) of the training part of a benchmark.
+
+    Raises UserError where there is none, and where a record is in the evaluation part.
+    """
+    module = bench_module(bench)
+    records = load_records(bench, data, split="train")
+    if "base_task" not in vars(module):
+        raise UserError(f"{bench} has no training part, so no base tasks can be made of it")
+    usable = [{**r, "base_task": module.base_task(r)} for r in records]
+    usable = [r for r in usable if r["base_task"] is not None]
+    if not usable:
+        raise UserError(f"{bench}: no record outside the evaluation part makes a base task")
+    refuse_evaluated(module, usable, load_records(bench, data, split="test"))
+    chosen = spread(usable, limit)
+    # duplicates of a task would weigh double in the base set
+    distinct = {json.dumps(r["base_task"], sort_keys=True): r["base_task"] for r in chosen}
+    return len(chosen), list(distinct.values())
+
+
+def refuse_evaluated(module, records: list, evaluated: list):
+    """Raise UserError if any of `records` (with "base_task") is one of the evaluation records."""
+    used = set().union(*(identity(r, module.prompt(r)[-1]["content"]) for r in evaluated))
+    for record in records:
+        shared = used & identity(record, record["base_task"]["task"])
+        if shared:
+            raise UserError(f"{module.NAME}: refusing to write {record['id']!r}, it is in the "
+                            f"evaluation part ({one_line(sorted(shared)[0], 80)})")
+
+
+def identity(record: dict, request: str) -> set:
+    """What tells a record: its id, its game, and its requests without case and spacing."""
+    requests = [request] + [record[key] for key in ("user", "question", "query")
+                            if isinstance(record.get(key), str)]
+    marks = {("request", " ".join(text.casefold().split())) for text in requests}
+    return marks | {(key, record[key]) for key in ("id", "game") if key in record}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

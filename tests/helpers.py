@@ -1,0 +1,142 @@
+"""What the tests share: a tiny random Qwen2 with two adapters, toy tokens, and naive references.
+
+A reference here is slow and obvious on purpose: one forward pass per token, python loops, no mask,
+no cache. The code under test must agree with it.
+"""
+from contextlib import contextmanager
+
+import torch
+
+from policy import Policy
+
+WORDS = ["<pad>", "<eos>", "<stop>", "<bos>", *(f"w{i}" for i in range(36))]  # V = 40
+PAD, EOS, STOP, BOS = range(4)
+TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor %}"
+            "{% if add_generation_prompt %}w1{% endif %}")
+
+
+def toy_tokenizer(chat=False, bos=False):
+    """One token per word. bos: a tokenizer that puts <bos> in front unless told otherwise."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if bos:
+        words.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", BOS)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>",
+        additional_special_tokens=["<stop>"], clean_up_tokenization_spaces=False)
+    if chat:
+        tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def tiny_lm(seed=0, vocab=len(WORDS), eos=EOS, spread=0.3):
+    """A random two-layer Qwen2 with grouped keys; spread makes its distributions far from flat."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        lm = Qwen2ForCausalLM(Qwen2Config(
+            vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+            eos_token_id=eos, pad_token_id=PAD, bos_token_id=None, initializer_range=spread,
+            tie_word_embeddings=False))
+    return lm.eval()
+
+
+def tiny_policy(seed=0, adapters=("agent", "env"), live=True, chat=False, bos=False, **lm):
+    """A Policy on the tiny model. live: B matrices are random, so that every adapter differs."""
+    policy = Policy(tiny_lm(seed, **lm), toy_tokenizer(chat, bos), adapters, rank=4, seed=seed)
+    if live:
+        randomise(policy, seed)
+    return policy
+
+
+def randomise(policy, seed=0, scale=0.1):
+    """Give every adapter its own non-zero B."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for params in policy.params.values():
+            for p in params:
+                p.add_(scale * torch.randn(p.shape, generator=generator))
+
+
+def random_groups(shapes, seed=0, vocab=len(WORDS)):
+    """shapes: list of (P, [R, ...]) -> groups of random ids, none of them special."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = lambda n: torch.randint(4, vocab, (n,), generator=generator).tolist()
+    return [(ids(P), [ids(R) for R in Rs]) for P, Rs in shapes]
+
+
+MIXED = [(5, [4, 1, 7]), (2, [3, 3]), (9, [2, 6, 1, 5]), (1, [2])]  # prompts, G and lengths differ
+
+
+def naive_logps(policy, prompt, response, temperature=1.0):
+    """log pi(response | prompt), one whole forward pass per token, as a list of scalars."""
+    out = []
+    for t, token in enumerate(response):
+        ids = torch.tensor([list(prompt) + list(response[:t])])
+        logits = policy.lm(input_ids=ids, use_cache=False).logits[0, -1] / temperature
+        out.append(logits.log_softmax(-1)[token])
+    return out
+
+
+def gradients(policy, adapter):
+    """Copies of the gradients of one adapter, in the order of its parameters."""
+    return [p.grad.clone() if p.grad is not None else None for p in policy.params[adapter]]
+
+
+def clear(policy):
+    """Forget all gradients."""
+    for params in policy.params.values():
+        for p in params:
+            p.grad = None
+
+
+def weights(policy, adapter=None):
+    """Bit copies of the parameters of one adapter, or of the base (adapter None)."""
+    if adapter:
+        return [p.detach().clone() for p in policy.params[adapter]]
+    return [p.detach().clone() for n, p in policy.model.named_parameters()
+            if not any(f".{name}." in n for name in policy.params)]
+
+
+def same(a, b):
+    """Bit equality of two lists of tensors."""
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+def close(a, b, tolerance=1e-5):
+    """Near equality of two lists of tensors, relative to the largest entry of all."""
+    scale = max(float(y.abs().max()) for y in b)
+    return max(float((x - y).abs().max()) for x, y in zip(a, b)) <= tolerance * max(scale, 1e-3)
+
+
+class Table:
+    """A policy that ignores its prompt: one softmax over K answers of one token each.
+
+    It has just the methods that grpo_update and rwr_update call, so that their fixed points can be
+    compared with arithmetic. The reference (adapter None) is the table it started from.
+    """
+
+    def __init__(self, logits, adapter="env"):
+        self.initial = torch.as_tensor(logits, dtype=torch.float64)
+        self.logits = self.initial.clone().requires_grad_(True)
+        self.params, self.active, self.name = {adapter: [self.logits]}, None, adapter
+
+    @contextmanager
+    def use(self, adapter):
+        former, self.active = self.active, adapter
+        try:
+            yield self
+        finally:
+            self.active = former
+
+    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False):
+        table = (self.logits if self.active else self.initial) / temperature
+        ids = torch.tensor([response for _, responses in groups for response in responses])
+        return table.log_softmax(-1)[ids], torch.ones(ids.shape, dtype=torch.bool)
+
+    def probs(self):
+        return self.logits.detach().softmax(-1)

@@ -1,0 +1,799 @@
+"""The command line of eval/: responses of every kind, bad input, resuming, base tasks.
+
+Run: python -m pytest tests/test_eval_harness.py -q
+
+A tiny data set of all five benchmarks is written by the tests (one to three records each), so that
+nothing here needs the real data, except for the tests marked `needs_data`.
+"""
+import functools
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eval import common, make_base
+from eval import __main__ as harness
+from eval.common import Verdict
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = ROOT.parent / "shared" / "benchmarks"
+needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/benchmarks")
+
+
+# ---------------------------------------------------------------------------------------------
+# a tiny data set of all five benchmarks
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def tiny_alfworld(folder):
+    """Three games of one expert each, and training walkthroughs, one of them an evaluation one."""
+    def trajectory(part, number, thing):
+        plan = ["go to desk 1", f"take {thing} 1 from desk 1", "go to shelf 1",
+                f"move {thing} 1 to shelf 1"]
+        go = ["go to desk 1", "go to shelf 1", "help", "inventory", "look"]
+        steps = [{"admissible": sorted(go + [action]), "action": action, "obs": f"You did {action}.",
+                  "in_admissible": True, "reward": 0.0, "done": False} for action in plan]
+        return {"id": f"{part}/put-{number}/trial", "split": part, "goal": f"put {thing} in shelf",
+                "task_type": "pick_and_place_simple", "policy": "walkthrough", "won": True,
+                "init_obs": f"You are in a room.\n\nYour task is to: put {thing} in shelf.",
+                "steps": steps, "n_steps": 4, "human_task_descs": []}
+    files = {"valid_seen": [trajectory("valid_seen", 0, "pen"), trajectory("valid_seen", 1, "cup")],
+             "valid_unseen": [trajectory("valid_unseen", 2, "mug")]}
+    for part, rows in files.items():
+        (folder / f"{part}.trajectories.jsonl.gz").write_bytes(gzip.compress(lines(*rows).encode()))
+    plans = [[s["action"] for s in files["valid_seen"][0]["steps"]],
+             [s["action"].replace("pen", "book") for s in files["valid_seen"][0]["steps"]]]
+    rows = [{"id": f"train/{i}/trial", "task_type": "pick_and_place_simple", "solvable": True,
+             "goal": "put it in shelf", "walkthrough": plan} for i, plan in enumerate(plans)]
+    (folder / "train.goals_walkthroughs.jsonl.gz").write_bytes(gzip.compress(lines(*rows).encode()))
+
+
+def tiny_api_bank(folder):
+    (folder / "toolrl").mkdir()
+    for level in (1, 2, 3):
+        answer = {"name": "Add", "parameters": {"a": "1"}}
+        row = {"system": "You may call tools.", "user": f"add one, level {level}",
+               "answer": answer if level == 2 else [answer], "other": {"file": f"d{level}"}}
+        (folder / "toolrl" / f"level-{level}-api_processed.json").write_text(json.dumps([row]))
+
+
+def tiny_bfcl(folder):
+    for sub in ("derived", "multi_turn_func_doc", "possible_answer"):
+        (folder / sub).mkdir()
+    from eval.bfcl import FUNCTION_DOCS
+    doc = {"name": "mean", "description": "Mean.", "parameters": {
+        "type": "dict", "properties": {"numbers": {"type": "array", "items": {"type": "float"}}},
+        "required": ["numbers"]}}
+    for name, file in FUNCTION_DOCS.items():
+        row = doc if name == "MathAPI" else {**doc, "name": f"{name}_mean"}
+        (folder / "multi_turn_func_doc" / f"{file}.json").write_text(lines(row))
+    call = "mean(numbers=[1, 2])"
+    turns = [{"id": "multi_turn_long_context_0", "turn": t, "involved_classes": ["MathAPI"],
+              "user": [f"mean, please ({t})"], "gt_calls": [call], "gt_calls_kw": [call],
+              "gt_results": ['{"result": 1.5}'], "gt_changes_state": False} for t in (0, 1)]
+    (folder / "derived" / "long_context_turns.jsonl").write_text(lines(*turns))
+    entry = {"id": "multi_turn_long_context_0", "question": [], "initial_config": {"MathAPI": {}},
+             "path": [], "involved_classes": ["MathAPI"]}
+    (folder / "BFCL_v4_multi_turn_long_context.json").write_text(lines(entry))
+
+
+def tiny_bamboogle(folder):
+    rows = [{"Question": "Who followed the president of 1812?", "Answer": "James Monroe"},
+            {"Question": "Is it so?", "Answer": "Yes"}]
+    (folder / "bamboogle.json").write_text(json.dumps(rows))
+
+
+def tiny_travelplanner(folder):
+    tables = {
+        "accommodations/clean_accommodations_2022.csv":
+            "NAME,room type,price,minimum nights,house_rules,maximum occupancy,city\n"
+            "Inn,Private room,50,1,No smoking,2,Elgin\n",
+        "restaurants/clean_restaurant_2022.csv": "Name,City,Cuisines,Average Cost\nDiner,Elgin,BBQ,9\n",
+        "attractions/attractions.csv": "Name,City\nPark,Elgin\n",
+        "googleDistanceMatrix/distance.csv":
+            "origin,destination,cost,duration,distance\nReno,Elgin,,1 hour,100 km\n",
+        "background/citySet_with_states.txt": "Reno\tNevada\nElgin\tIllinois\n",
+        "flights/clean_Flights_2022.csv":
+            "Flight Number,Price,OriginCityName,DestCityName\nF1,70,Reno,Elgin\n"}
+    for name, text in tables.items():
+        path = folder / "database" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    query = {"org": "Reno", "dest": "Elgin", "days": 3, "visiting_city_number": 1, "level": "easy",
+             "people_number": 1, "budget": 500, "date": ["2022-03-01"], "query": "Plan a trip.",
+             "local_constraint": dict.fromkeys(
+                 ("house rule", "cuisine", "room type", "transportation"))}
+    info = {"Restaurants in Elgin": [{"Name": "Diner", "Average Cost": 9, "Cuisines": "BBQ"}]}
+    for part in ("validation", "train"):
+        (folder / f"{part}_queries.jsonl").write_text(lines(query))
+        (folder / f"{part}_ref_info.jsonl").write_text(lines(info))
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder with the five tiny data sets."""
+    for bench in harness.BENCHES:
+        (tmp_path / "data" / bench).mkdir(parents=True)
+        globals()[f"tiny_{bench}"](tmp_path / "data" / bench)
+    return tmp_path / "data"
+
+
+def command(*argv, capsys, main=harness.main):
+    """(exit code, stdout, stderr) of a command."""
+    capsys.readouterr()
+    code = main([str(a) for a in argv])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def gold_file(data, path, bench, change=lambda rows: rows):
+    """Write the gold responses of a benchmark (or empty ones where there is no gold)."""
+    module = harness.module(bench)
+    rows = [{"id": r["id"], "response": module.gold(r) or ""} for r in module.load(data)]
+    path.write_text(lines(*change(rows)))
+    return path
+
+
+# ---------------------------------------------------------------------------------------------
+# scoring responses made elsewhere
+
+
+def test_gold_responses_of_all_five_give_one_table(data, tmp_path, capsys):
+    folder = tmp_path / "responses"
+    folder.mkdir()
+    for bench in harness.BENCHES:
+        gold_file(data, folder / f"{bench}.jsonl", bench)
+    code, out, err = command("all", "--data", data, "--responses", folder,
+                             "--out", tmp_path / "results", capsys=capsys)
+    assert code == 0 and err == ""
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    assert [rows[b][2] for b in harness.BENCHES] == ["100.0"] * 4 + ["0.0"]  # no gold for the last
+    assert rows["bfcl"][-2:] == ["7.0", "41.8"]  # the paper's figures beside ours
+    assert len(list((tmp_path / "results").glob("*.json"))) == 5
+
+
+def test_summary_and_rows_hold_what_they_should(data, tmp_path, capsys):
+    path = gold_file(data, tmp_path / "r.jsonl", "alfworld",
+                     lambda rows: rows[:6] + [{"id": rows[6]["id"], "response": "look"}])
+    code, _, err = command("alfworld", "--data", data, "--responses", path,
+                           "--out", tmp_path / "out", capsys=capsys)
+    assert code == 0 and "no response for 5" in err and err.count("\n") == 1
+    summary = json.loads(next((tmp_path / "out").glob("alfworld-r-*.json")).read_text())
+    assert summary["n"] == 12 and summary["score"] == 50.0 and summary["passed"] == 6
+    assert summary["interval_95"]["method"] == "Wilson" and summary["responses_missing"] == 5
+    assert summary["metrics"]["extra"]["admissible"] == pytest.approx(100 * 7 / 12)
+    assert len(summary["settings"]["data_sha256"]) == 64 and summary["versions"]["python"]
+    rows = common.read_rows(next((tmp_path / "out").glob("*.jsonl")))
+    assert [r["verdict"]["ok"] for r in rows] == [True] * 6 + [False] * 6
+    assert rows[6]["response"] == "look" and rows[6]["verdict"]["reason"]
+    assert rows[11]["verdict"]["reason"] == "no response"
+    assert rows[0]["prompt"][-1]["role"] == "user"
+
+
+def test_the_same_command_again_gives_the_same_files(data, tmp_path, capsys):
+    path = gold_file(data, tmp_path / "r.jsonl", "bamboogle")
+    argv = ("bamboogle", "--data", data, "--responses", path, "--out", tmp_path / "out")
+    command(*argv, capsys=capsys)
+    first = {p.name: p.read_text() for p in (tmp_path / "out").glob("*.jsonl")}
+    command(*argv, capsys=capsys)
+    assert {p.name: p.read_text() for p in (tmp_path / "out").glob("*.jsonl")} == first
+
+
+def test_other_data_is_another_result(data, tmp_path, capsys):
+    path = gold_file(data, tmp_path / "r.jsonl", "bamboogle")
+    argv = ("bamboogle", "--data", data, "--responses", path, "--out", tmp_path / "out")
+    command(*argv, capsys=capsys)
+    file = data / "bamboogle" / "bamboogle.json"
+    file.write_text(file.read_text().replace("Monroe", "Madison"))
+    command(*argv, capsys=capsys)
+    scores = [json.loads(p.read_text())["score"] for p in (tmp_path / "out").glob("*.json")]
+    assert sorted(scores) == [50.0, 100.0]
+
+
+DEEP = 10_000
+HOSTILE = {
+    "empty": "", "garbage": "zu: }{ 💥 \\ud800 <tool_call> [f(", "nul": "\0" * 100 + "[f(a='\0')]",
+    "surrogate": "\ud800 [f(a='\udfff')]", "million": "a" * 1_000_000,
+    "brackets": "[" * DEEP + "]" * DEEP, "parens": "(" * DEEP + ")" * DEEP,
+    "braces": "{" * DEEP + "}" * DEEP, "open brackets": "[" * DEEP, "dicts": '{"a":' * DEEP,
+    "nested call": "[f(a=" + "[" * DEEP + "]" * DEEP + ")]", "calls": "f(" * DEEP + ")" * DEEP,
+    "tool call": "<tool_call>\n" + "[" * DEEP + "]" * DEEP + "\n</tool_call>",
+    "tool calls": "<tool_call>\n" * 80_000, "tool ends": "<tool_call>\n{}\n</tool_call>\n" * 30_000,
+    "boxes": "\\boxed{" * 140_000, "boxed": "\\boxed{" + "{" * DEEP + "}" * DEEP,
+    "quotes": "`" * 500_000 + "'\"" * 250_000, "spaces": " " * 1_000_000, "lines": "\n" * 1_000_000,
+    "answers": "<answer>" * 120_000, "tags": "<response>" * 100_000, "thinks": "<think>" * 140_000,
+    "words": "w=" * 500_000, "word": "[Add(" + "w" * 900_000 + ")]", "number": "9" * 1_000_000,
+    "power": "[f(a=9**9**9**9)]", "repeat": "[f(a='x'*10**12)]", "format": "[f(a='%9999999999d'%1)]",
+    "minus": "[f(a=" + "-" * DEEP + "1)]", "plus": "[f(a=" + "1+" * DEEP + "1)]",
+    "import": "[__import__('os').system('touch {made}')]",
+    "import argument": "[f(a=__import__('os').system('touch {made}'))]",
+    "import tool": "<tool_call>\n__import__('os').system('touch {made}')\n</tool_call>",
+    "import plan": "[{{'days': __import__('os').system('touch {made}')}}]",
+    "open": "[open('{made}', 'w')]", "eval": "eval(\"open('{made}', 'w')\")",
+    "json list": json.dumps([{"days": 1, "current_city": ["a"]}] * 3),
+    "json null": "null", "json number": "<tool_call>\n42\n</tool_call>", "plan rows": "[{}," * 50_000,
+    "days": "Day 1:\n" * 100_000, "from to": "from " * 100_000 + "to " * 100_000,
+}
+
+
+@pytest.mark.parametrize("bench", harness.BENCHES)
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_responses_never_crash_take_long_or_execute(bench, case, data, tmp_path):
+    made = tmp_path / "made-by-model-text"
+    text = HOSTILE[case].replace("{made}", str(made)).replace("{{", "{").replace("}}", "}") \
+        if "made" in HOSTILE[case] else HOSTILE[case]
+    module = harness.module(bench)
+    record = module.load(data)[0]
+    module.score(record, "warm up")  # tables of TravelPlanner are read once
+    variants = [({}, {})] + list(harness.VARIANTS[bench].values())
+    for _, options in variants:
+        if "scorer" in options:
+            continue
+        began = time.process_time()
+        verdict = module.score(record, text, **options)
+        assert time.process_time() - began < 1.0
+        assert isinstance(verdict, Verdict) and verdict.reason and not verdict.ok
+        assert 0 <= verdict.score < 1
+        json.dumps(verdict.extra)  # it goes into the results file
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("bench", harness.BENCHES)
+def test_hostile_responses_go_through_the_whole_command(bench, data, tmp_path, capsys):
+    records = harness.module(bench).load(data)
+    path = tmp_path / "r.jsonl"
+    path.write_text(lines({"id": records[0]["id"], "response": HOSTILE["surrogate"] + "\0"}))
+    code, out, err = command(bench, "--data", data, "--responses", path, "--limit", 1,
+                             "--out", tmp_path / "out", capsys=capsys)
+    assert code == 0 and bench in out
+    assert len(err.splitlines()) <= 1
+
+
+# ---------------------------------------------------------------------------------------------
+# bad input: one line, exit code 2, nothing written
+
+
+OPTIONS = {
+    "no command": [], "unknown benchmark": ["gsm8k", "--data", "{data}", "--model", "m"],
+    "no data": ["bfcl", "--model", "m"], "no model": ["bfcl", "--data", "{data}"],
+    "both sources": ["bfcl", "--data", "{data}", "--model", "m", "--responses", "r"],
+    "unknown option": ["bfcl", "--data", "{data}", "--model", "m", "--shots", "3"],
+    "limit 0": ["bfcl", "--data", "{data}", "--model", "m", "--limit", "0"],
+    "limit -1": ["bfcl", "--data", "{data}", "--model", "m", "--limit", "-1"],
+    "limit text": ["bfcl", "--data", "{data}", "--model", "m", "--limit", "few"],
+    "batch 0": ["bfcl", "--data", "{data}", "--model", "m", "--batch-size", "0"],
+    "prompt 0": ["bfcl", "--data", "{data}", "--model", "m", "--max-prompt", "0"],
+    "new 0": ["bfcl", "--data", "{data}", "--model", "m", "--max-new", "0"],
+    "quant": ["bfcl", "--data", "{data}", "--model", "m", "--quant", "int3"],
+    "unknown variant": ["bfcl", "--data", "{data}", "--model", "m", "--variant", "x"],
+    "variant of all": ["all", "--data", "{data}", "--model", "m", "--variant", "fixed"],
+    "variant for responses": ["bamboogle", "--data", "{data}", "--model", "m", "--variant",
+                              "searchr1"],
+    "episodes of responses": ["alfworld", "--data", "{data}", "--responses", "r", "--variant",
+                              "episodes"],
+    "adapter alone": ["bfcl", "--data", "{data}", "--responses", "r", "--adapter", "a"],
+    "data missing": ["bfcl", "--data", "{data}/none", "--model", "m"],
+    "data empty": ["all", "--data", "{tmp}", "--model", "m"],
+    "model missing": ["bamboogle", "--data", "{data}", "--model", "{tmp}/none"],
+    "model empty": ["bamboogle", "--data", "{data}", "--model", "{tmp}"],
+    "adapter missing": ["bamboogle", "--data", "{data}", "--model", "{tmp}", "--adapter", "{tmp}/a"],
+    "responses missing": ["bamboogle", "--data", "{data}", "--responses", "{tmp}/none"],
+    "responses folder": ["bamboogle", "--data", "{data}", "--responses", "{tmp}"],
+    "all from one file": ["all", "--data", "{data}", "--responses", "{file}"],
+    "out is a file": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--out", "{file}"],
+    "verify alone": ["verify"], "verify file": ["verify", "bfcl", "--data", "{data}"],
+    "verify bench": ["verify", "all", "{good}", "--data", "{data}"],
+    "verify missing": ["verify", "bfcl", "{tmp}/none", "--data", "{data}"],
+    "verify responses": ["verify", "bamboogle", "{good}", "--data", "{data}"],
+    "verify empty": ["verify", "bfcl", "{empty}", "--data", "{data}"],
+    "gold alone": ["gold"], "gold bench": ["gold", "x", "--data", "{data}"],
+    "gold data": ["gold", "bfcl", "--data", "{data}/none"],
+}
+
+
+def one_line_error(code, out, err):
+    """Exit code 2 and exactly one line, which is no traceback."""
+    assert code == 2, (code, out, err)
+    assert err.startswith("eval: ") and err.endswith("\n") and err.count("\n") == 1, err
+    assert "Traceback" not in err and out == ""
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_wrong_options_end_in_one_line(case, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    good = gold_file(data, tmp_path / "good.jsonl", "bamboogle")
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "file").write_text("x")
+    names = {"data": data, "tmp": tmp_path, "good": good, "empty": tmp_path / "empty",
+             "file": tmp_path / "file"}
+    before = sorted(tmp_path.rglob("*.json*"))
+    one_line_error(*command(*[a.format(**names) for a in OPTIONS[case]], capsys=capsys))
+    assert sorted(tmp_path.rglob("*.json*")) == before and (tmp_path / "file").read_text() == "x"
+
+
+RESPONSES = {
+    "empty": "", "not json": "{", "list": "[1]\n", "no id": '{"response": ""}\n', "no response": '{"id": "x"}\n',
+    "number id": '{"id": 3, "response": ""}\n', "null response": '{"id": "{id}", "response": null}\n',
+    "list response": '{"id": "{id}", "response": []}\n', "unknown id": '{"id": "x", "response": ""}\n',
+    "id twice": '{"id": "{id}", "response": ""}\n{"id": "{id}", "response": ""}\n',
+    "half a line": '{"id": "{id}", "response": "a"}\n{"id": "bambo', "bytes": b"\xff\xfe\n",
+    "nested": '{"id": ' + "[" * 100_000, "infinite": '{"id": NaN, "response": ""}\n',
+}
+
+
+@pytest.mark.parametrize("case", RESPONSES)
+def test_malformed_responses_end_in_one_line_naming_the_record(case, data, tmp_path, capsys):
+    path, text = tmp_path / "r.jsonl", RESPONSES[case]
+    text = text if isinstance(text, bytes) else text.replace("{id}", "bamboogle-000").encode()
+    path.write_bytes(text)
+    code, out, err = command("bamboogle", "--data", data, "--responses", path,
+                             "--out", tmp_path / "out", capsys=capsys)
+    one_line_error(code, out, err)
+    assert str(path) in err
+    assert not (tmp_path / "out").exists()
+
+
+FILES = {"alfworld": ["valid_seen.trajectories.jsonl.gz", "valid_unseen.trajectories.jsonl.gz"],
+         "api_bank": [f"toolrl/level-{n}-api_processed.json" for n in (1, 2, 3)],
+         "bfcl": ["derived/long_context_turns.jsonl", "multi_turn_func_doc/math_api.json",
+                  "BFCL_v4_multi_turn_long_context.json"],
+         "bamboogle": ["bamboogle.json"],
+         "travelplanner": ["validation_queries.jsonl", "validation_ref_info.jsonl"]}
+DAMAGE = {"missing": None, "empty": b"", "not json": b"{", "a list": b"[1, 2]\n", "a text": b'"x"\n',
+          "object without fields": b"{}\n", "bytes": b"\xff\xfe\x00", "null": b"null\n",
+          "nested": b"[" * 100_000}
+
+
+@pytest.mark.parametrize("bench, file", [(b, f) for b, names in FILES.items() for f in names])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_data_ends_in_one_line(bench, file, damage, data, tmp_path, capsys):
+    good = gold_file(data, tmp_path / "r.jsonl", bench)
+    path, content = data / bench / file, DAMAGE[damage]
+    path.unlink()
+    if content is not None:
+        path.write_bytes(gzip.compress(content) if file.endswith(".gz") else content)
+    if damage == "object without fields" and file.endswith("ref_info.jsonl"):
+        pytest.skip("an entry without tables is valid")
+    code, out, err = command(bench, "--data", data, "--responses", good, "--limit", 1,
+                             "--out", tmp_path / "out", capsys=capsys)
+    one_line_error(code, out, err)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x1f\x8b\x08\x00garbage", b"plain text"])
+def test_damaged_gzip_ends_in_one_line(damage, data, tmp_path, capsys):
+    path = data / "alfworld" / "valid_seen.trajectories.jsonl.gz"
+    path.write_bytes(damage)
+    code, out, err = command("gold", "alfworld", "--data", data, capsys=capsys)
+    one_line_error(code, out, err)
+    assert path.name in err
+
+
+FIELDS = [("steps", []), ("steps", "x"), ("steps", [{}]), ("steps", [{"action": 1}]), ("goal", None),
+          ("init_obs", 3), ("id", ["x"]),
+          ("steps", [{"action": "a", "obs": "b", "admissible": [1]}])]
+
+
+@pytest.mark.parametrize("key, value", FIELDS)
+def test_wrong_field_names_file_and_record(key, value, data, capsys):
+    path = data / "alfworld" / "valid_seen.trajectories.jsonl.gz"
+    rows = common.read_rows(path)
+    rows[1][key] = value
+    path.write_bytes(gzip.compress(lines(*rows).encode()))
+    code, out, err = command("gold", "alfworld", "--data", data, capsys=capsys)
+    one_line_error(code, out, err)
+    assert f"{path.name}, record 2" in err
+
+
+def test_real_process_exits_with_2_and_one_line(data, tmp_path):
+    done = subprocess.run([sys.executable, "-m", "eval", "bfcl", "--data", str(tmp_path / "none"),
+                           "--model", "m"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    one_line_error(done.returncode, done.stdout, done.stderr)
+
+
+# ---------------------------------------------------------------------------------------------
+# a scripted model: batches, limits, interruption
+
+
+class Scripted:
+    """Stands for policy.Policy: one token per character, answers by a function of the prompt."""
+    class lm:
+        class config:
+            max_position_embeddings = 6_000
+
+    class device:
+        type = "cpu"
+
+    def __init__(self, answer, stop_after=None):
+        self.answer, self.stop_after, self.asked = answer, stop_after, []
+
+    def encode(self, messages):
+        return [ord(c) for c in "".join(m["content"] for m in messages)]
+
+    def decode(self, ids):
+        return "".join(map(chr, ids))
+
+    def sample(self, adapter, prompts, G, temperature, max_new_tokens, max_rows):
+        from policy import Rollout
+        assert temperature == 0.0 and G == 1 and max_rows == len(prompts)
+        if self.stop_after is not None and len(self.asked) >= self.stop_after:
+            raise KeyboardInterrupt
+        self.asked += [self.decode(p) for p in prompts]
+        texts = [self.answer(self.decode(p))[:max_new_tokens] for p in prompts]
+        return [Rollout(i, p, [ord(c) for c in t], [0.0] * len(t), len(t) == max_new_tokens)
+                for i, (p, t) in enumerate(zip(prompts, texts))]
+
+
+def answers_from(data, bench):
+    """prompt text -> gold response."""
+    module = harness.module(bench)
+    table = {"".join(m["content"] for m in module.prompt(r)): module.gold(r)
+             for r in module.load(data)}
+    return table.__getitem__
+
+
+def with_model(monkeypatch, policy):
+    monkeypatch.setattr(harness, "load_policy", lambda args: policy)
+
+
+def summary_of(folder):
+    path, = Path(folder).glob("*.json")
+    return json.loads(path.read_text())
+
+
+def test_scripted_model_is_batched_and_scored(data, tmp_path, capsys, monkeypatch):
+    policy = Scripted(answers_from(data, "alfworld"))
+    with_model(monkeypatch, policy)
+    code, out, _ = command("alfworld", "--data", data, "--model", "m/tiny", "--batch-size", 5,
+                           "--out", tmp_path, capsys=capsys)
+    assert code == 0 and len(policy.asked) == 12 and "100.0" in out
+    assert policy.asked == sorted(policy.asked, key=len, reverse=True)
+    rows = common.read_rows(next(tmp_path.glob("alfworld-tiny-*.jsonl")))
+    assert [r["id"] for r in rows] == [r["id"] for r in harness.module("alfworld").load(data)]
+    assert all(r["prompt_tokens"] > 0 and r["response_tokens"] > 0 for r in rows)
+
+
+def test_long_prompts_and_cut_responses_are_counted_not_fatal(data, tmp_path, capsys, monkeypatch):
+    policy = Scripted(answers_from(data, "alfworld"))
+    with_model(monkeypatch, policy)
+    lengths = sorted(len("".join(m["content"] for m in harness.module("alfworld").prompt(r)))
+                     for r in harness.module("alfworld").load(data))
+    code, _, _ = command("alfworld", "--data", data, "--model", "m", "--max-prompt", lengths[5],
+                         "--max-new", 4, "--out", tmp_path, capsys=capsys)
+    summary = summary_of(tmp_path)
+    too_long = sum(n > lengths[5] for n in lengths)
+    assert code == 0 and summary["prompts_too_long"] == too_long and summary["n"] == 12
+    assert summary["responses_truncated"] == 12 - too_long == len(policy.asked)
+    assert summary["score"] == 0.0
+    rows = common.read_rows(next(tmp_path.glob("*.jsonl")))
+    assert sum("prompt too long" in r["verdict"]["reason"] for r in rows) == too_long
+
+
+@pytest.mark.parametrize("bench", harness.BENCHES)
+def test_a_prompt_too_long_fails_in_every_benchmark(bench, data, tmp_path, capsys, monkeypatch):
+    with_model(monkeypatch, Scripted(None))
+    code, _, _ = command(bench, "--data", data, "--model", "m", "--max-prompt", 1,
+                         "--out", tmp_path, capsys=capsys)
+    summary = summary_of(tmp_path)
+    assert code == 0 and summary["score"] == 0.0 and summary["prompts_too_long"] == summary["n"]
+
+
+def test_interrupted_run_continues_where_it_stopped(data, tmp_path, capsys, monkeypatch):
+    answer = answers_from(data, "alfworld")
+    argv = ("alfworld", "--data", data, "--model", "m", "--batch-size", 4, "--out", tmp_path)
+    with_model(monkeypatch, Scripted(answer, stop_after=8))
+    code, _, err = command(*argv, capsys=capsys)
+    assert code == 130 and "continues" in err
+    path, = tmp_path.glob("*.jsonl")
+    assert len(common.read_rows(path)) == 8 and not list(tmp_path.glob("*.json"))
+    # a kill in the middle of a write leaves half a line
+    path.write_text(path.read_text() + '{"id": "valid_s')
+    second = Scripted(answer)
+    with_model(monkeypatch, second)
+    assert command(*argv, capsys=capsys)[0] == 0
+    assert len(second.asked) == 4 and summary_of(tmp_path)["score"] == 100.0
+    third = Scripted(answer)
+    with_model(monkeypatch, third)
+    assert command(*argv, capsys=capsys)[0] == 0 and third.asked == []
+
+
+def test_damaged_results_are_reported_and_kept(data, tmp_path, capsys, monkeypatch):
+    argv = ("bamboogle", "--data", data, "--model", "m", "--out", tmp_path)
+    with_model(monkeypatch, Scripted(answers_from(data, "bamboogle")))
+    command(*argv, capsys=capsys)
+    path, = tmp_path.glob("*.jsonl")
+    path.write_text("{broken}\n" + path.read_text())
+    before = path.read_text()
+    code, out, err = command(*argv, capsys=capsys)
+    one_line_error(code, out, err)
+    assert path.name in err and path.read_text() == before
+
+
+def test_retrained_model_at_the_same_place_is_another_run(tmp_path):
+    (tmp_path / "model.safetensors").write_text("old")
+    before = harness.stamp(tmp_path)
+    os.utime(tmp_path / "model.safetensors", ns=(1, 1))
+    assert harness.stamp(tmp_path) != before and harness.stamp("hub/name") is None
+
+
+def test_system_role_is_folded_where_the_template_refuses_it():
+    import jinja2
+
+    class Refusing(Scripted):
+        def encode(self, messages):
+            if messages[0]["role"] == "system":
+                raise jinja2.exceptions.TemplateError("System role not supported")
+            return super().encode(messages)
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
+    assert Refusing(None).decode(harness.encode(Refusing(None), {"id": "x"}, messages)) == "S\n\nU"
+
+
+def test_long_prompts_go_in_smaller_batches():
+    todo = [(None, [0] * n) for n in (40_000, 30_000, 30_000, 10, 10, 10)]
+    assert [len(b) for b in harness.batches(todo, 2)] == [1, 2, 2, 1]
+    assert [len(b) for b in harness.batches([(None, [0] * 100_000)] * 2, 8)] == [1, 1]
+
+
+# ---------------------------------------------------------------------------------------------
+# sampling of records, intervals
+
+
+def test_spread_is_even_deterministic_and_ordered():
+    records = [{"id": i, "category": "abc"[min(i // 60, 2)]} for i in range(140)]  # 60, 60, 20
+    chosen = common.spread(records, 14)
+    assert [r["id"] for r in chosen] == sorted(r["id"] for r in chosen) and len(chosen) == 14
+    assert [sum(r["category"] == c for r in chosen) for c in "abc"] == [6, 6, 2]
+    assert common.spread(records, 14) == chosen
+    assert {r["category"] for r in common.spread(records, 3)} == set("abc")
+    assert common.spread(records, 1000) == records == common.spread(records, None)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 7, 50, 99, 100, 101])
+def test_spread_gives_exactly_the_number_asked_for(limit):
+    records = [{"id": i, "category": i % 7 if i < 90 else "rare"} for i in range(100)]
+    assert len(common.spread(records, limit)) == min(limit, 100)
+
+
+@pytest.mark.parametrize("k, n", [(0, 10), (5, 10), (10, 10), (14, 200), (472, 597), (1, 1)])
+def test_wilson_solves_the_score_equation(k, n):
+    """Independent reference: the ends are the p at which |k/n - p| = z sqrt(p (1-p) / n)."""
+    def solve(low, high, sign):
+        for _ in range(100):  # bisection
+            p = (low + high) / 2
+            inside = sign * (k / n - p) <= 1.959964 * (p * (1 - p) / n) ** 0.5
+            low, high = (low, p) if inside == (sign > 0) else (p, high)
+        return 100 * low
+    assert common.wilson(k, n) == pytest.approx(
+        (solve(0, k / n, 1) if k else 0.0, solve(k / n, 1, -1) if k < n else 100.0), abs=1e-3)
+
+
+def test_bootstrap_is_seeded_and_near_the_normal_interval():
+    verdicts = [Verdict(False, i / 199, "") for i in range(200)]
+
+    def aggregate(records, verdicts):
+        return {"score": 100 * sum(v.score for v in verdicts) / len(verdicts)}
+    low, high = common.bootstrap([0] * 200, verdicts, aggregate, seed=3)
+    assert (low, high) == common.bootstrap([0] * 200, verdicts, aggregate, seed=3)
+    half = 1.96 * 100 * (1 / 12) ** 0.5 / 200 ** 0.5  # uniform scores
+    assert low == pytest.approx(50 - half, abs=1) and high == pytest.approx(50 + half, abs=1)
+    result = common.interval([0] * 200, verdicts, aggregate, 50.0, seed=3)
+    assert "seed 3" in result["method"]
+
+
+# ---------------------------------------------------------------------------------------------
+# recorded verdicts
+
+
+@needs_data
+@pytest.mark.parametrize("bench", harness.BENCHES)
+def test_golden_verdicts_are_met_from_the_command_line(bench, capsys):
+    code, out, err = command("verify", bench, SHARED / "golden" / f"{bench}.jsonl",
+                             "--data", SHARED, capsys=capsys)
+    assert code == 0 and err == "" and "MISSED" not in out
+    for kind, rate in harness.module(bench).REQUIRED.items():
+        row = next((line for line in out.splitlines() if line.startswith(kind + " ")), None)
+        assert row is None or float(row.split()[3]) >= 100 * rate or "none decided" in row
+
+
+@needs_data
+@pytest.mark.parametrize("bench, key", [
+    ("alfworld", "in_admissible"), ("api_bank", None), ("bfcl", None), ("bamboogle", "em"),
+    ("travelplanner", "final_pass")])
+def test_tampered_verdicts_are_noticed(bench, key, tmp_path, capsys):
+    rows = common.read_rows(SHARED / "golden" / f"{bench}.jsonl")[:60]
+    rows = [r for r in rows if key is None or key in r["official_verdict"]]
+    row = rows[7]
+    if key is None:
+        row["official_verdict"] = not row["official_verdict"]
+    else:
+        row["official_verdict"][key] = not row["official_verdict"][key]
+    path = tmp_path / "tampered.jsonl"
+    path.write_text(lines(*rows))
+    code, out, err = command("verify", bench, path, "--data", SHARED, capsys=capsys)
+    assert code == 1 and err == "" and "MISSED" in out
+    shown = [line for line in out.splitlines() if line.startswith("disagrees")]
+    assert shown and all(str(row["id"]) in line for line in shown)
+
+
+@needs_data
+@pytest.mark.parametrize("bench", harness.BENCHES)
+@pytest.mark.parametrize("change", [
+    {"official_verdict": None}, {"official_verdict": []}, {"response": None}, {"response": 7},
+    {"id": "nobody"}, {"kind": "unheard of"}, {"id": None, "game": 3, "scorer": "x", "row": "x"},
+    {"prefix": "x", "category": "x", "split": "x", "gold": 3, "detail": 4}])
+def test_malformed_verdicts_never_end_in_a_traceback(bench, change, tmp_path, capsys):
+    row = common.read_rows(SHARED / "golden" / f"{bench}.jsonl")[0]
+    path = tmp_path / "v.jsonl"
+    path.write_text(lines({**row, **change}))
+    code, out, err = command("verify", bench, path, "--data", SHARED, capsys=capsys)
+    assert code in (0, 1, 2) and err.count("\n") == (code == 2)
+
+
+def test_verdicts_of_another_benchmark_are_refused(data, tmp_path, capsys):
+    path = tmp_path / "v.jsonl"
+    path.write_text(lines({"id": "x", "benchmark": "bfcl", "official_verdict": True}))
+    one_line_error(*command("verify", "bamboogle", path, "--data", data, capsys=capsys))
+
+
+def test_undecidable_verdicts_are_counted_apart(capsys):
+    assert harness.print_agreement({"a": [True, None], "b": [None]}, {"a": 1.0, "b": 1.0}) == 0
+    assert "none decided" in capsys.readouterr().out
+    assert harness.print_agreement({"a": [True, False]}, {"a": 0.5}) == 0
+    assert harness.print_agreement({"a": [True, False]}, {"a": 0.51}) == 1
+    assert harness.print_agreement({"a": [None]}, {}) == 1
+
+
+@needs_data
+def test_gold_responses_pass_where_the_rules_allow_it(capsys):
+    code, out, _ = command("gold", "all", "--data", SHARED, capsys=capsys)
+    rates = {line[:24].strip(): line.split()[-1] for line in out.splitlines()
+             if line[:1].isalpha() and ": " not in line}
+    assert code == 0
+    for name in ("api_bank", "alfworld", "alfworld (handcoded)", "bfcl", "bfcl (relevance)",
+                 "bamboogle", "travelplanner (train)"):
+        assert rates[name] == "100.0", name
+    assert float(rates["bfcl (single_turn)"]) > 99.5 and float(rates["api_bank (damo)"]) > 97
+
+
+# ---------------------------------------------------------------------------------------------
+# base tasks
+
+
+def base_file(bench, data, out, capsys, *more):
+    return command(bench, "--data", data, "--out", out, *more, capsys=capsys, main=make_base.main)
+
+
+def test_base_tasks_leave_evaluation_walkthroughs_out(data, tmp_path, capsys):
+    out = tmp_path / "base.jsonl"
+    code, said, _ = base_file("alfworld", data, out, capsys)
+    tasks = common.read_rows(out, ("task", "reference"))
+    assert code == 0 and tasks and str(len(tasks)) in said
+    assert all("pen 1" not in t["task"] for t in tasks) and any("book 1" in t["task"] for t in tasks)
+
+
+def test_base_tasks_are_never_overwritten(data, tmp_path, capsys):
+    out = tmp_path / "base.jsonl"
+    out.write_text("mine")
+    one_line_error(*base_file("alfworld", data, out, capsys))
+    assert out.read_text() == "mine"
+
+
+@pytest.mark.parametrize("argv", [
+    ["bamboogle", "--data", "{data}", "--out", "{tmp}/b"], ["x", "--data", "{data}", "--out", "o"],
+    ["alfworld", "--data", "{data}"], ["alfworld", "--out", "{tmp}/b"],
+    ["alfworld", "--data", "{data}/none", "--out", "{tmp}/b"],
+    ["alfworld", "--data", "{data}", "--out", "{tmp}"],
+    ["alfworld", "--data", "{data}", "--out", "{tmp}/file/b"],
+    ["alfworld", "--data", "{data}", "--out", "{tmp}/b", "--limit", "0"], []])
+def test_base_tasks_of_wrong_options(argv, data, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    argv = [a.format(data=data, tmp=tmp_path) for a in argv]
+    one_line_error(*command(*argv, capsys=capsys, main=make_base.main))
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("key, value", [
+    ("id", "valid_seen/put-0/trial"), ("walkthrough", None)])
+def test_evaluation_games_in_the_training_file_are_refused(key, value, data, tmp_path, capsys):
+    path = data / "alfworld" / "train.goals_walkthroughs.jsonl.gz"
+    rows = common.read_rows(path)
+    rows[1][key] = value
+    path.write_bytes(gzip.compress(lines(*rows).encode()))
+    code, out, err = base_file("alfworld", data, tmp_path / "b", capsys)
+    one_line_error(code, out, err)
+    assert not (tmp_path / "b").exists()
+
+
+def test_evaluation_requests_are_refused_whatever_the_module_says(data, tmp_path, capsys,
+                                                                  monkeypatch):
+    """A module whose training part is its evaluation part must not get through."""
+    module = harness.module("travelplanner")
+    load = module.load
+    monkeypatch.setattr(module, "load", lambda data, split="test": load(data, "test"))
+    monkeypatch.setattr(module, "base_task", lambda r: {"task": r["query"], "reference": "x"})
+    code, out, err = base_file("travelplanner", data, tmp_path / "b", capsys)
+    one_line_error(code, out, err)
+    assert "refusing" in err and not (tmp_path / "b").exists()
+
+
+@needs_data
+@pytest.mark.parametrize("bench", ["alfworld", "api_bank", "bfcl", "travelplanner"])
+def test_base_tasks_and_evaluation_are_disjoint(bench, tmp_path, capsys, monkeypatch):
+    out, module = tmp_path / "base.jsonl", harness.module(bench)
+    monkeypatch.setattr(module, "load", functools.lru_cache(module.load))  # read each part once
+    code, _, err = base_file(bench, SHARED, out, capsys)
+    assert code == 0 and err == ""
+    tasks = common.read_rows(out, ("task",))
+    assert all(("calls" in t) != ("reference" in t) for t in tasks)
+    assert len({json.dumps(t, sort_keys=True) for t in tasks}) == len(tasks)
+    asked = {" ".join(module.prompt(r)[-1]["content"].split()) for r in module.load(SHARED, split="test")}
+    assert not asked & {" ".join(t["task"].split()) for t in tasks}
+    train, test = ({r["id"] for r in module.load(SHARED, split=s)} for s in ("train", "test"))
+    assert train and not train & test
+
+
+@needs_data
+def test_limit_of_base_tasks_is_spread_over_categories(tmp_path, capsys):
+    code, said, _ = base_file("alfworld", SHARED, tmp_path / "b", capsys, "--limit", 10)
+    assert code == 0 and len(common.read_rows(tmp_path / "b")) == 10
+
+
+# ---------------------------------------------------------------------------------------------
+# a random chat model from loading to the table
+
+
+def small_chat_model(folder, context=2048):
+    """A random Qwen2 of one layer with a byte tokenizer and a chat template, saved to `folder`."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+    vocab = {c: i for i, c in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|end|>"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>",
+                                   pad_token="<|end|>")
+    fast.chat_template = ("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+                          "assistant:")
+    fast.save_pretrained(folder)
+    end = vocab["<|end|>"]
+    config = Qwen2Config(vocab_size=len(vocab), hidden_size=32, intermediate_size=64,
+                         num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+                         max_position_embeddings=context, eos_token_id=end, pad_token_id=end)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen2ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_random_chat_model_runs_all_five_to_the_table(data, tmp_path, capsys):
+    pytest.importorskip("policy")
+    model = small_chat_model(tmp_path / "random-chat")
+    argv = ("all", "--data", data, "--model", model, "--limit", 2, "--max-new", 8)
+    code, out, _ = command(*argv, "--out", tmp_path / "a", capsys=capsys)
+    assert code == 0
+    table = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    for bench in harness.BENCHES:
+        assert bench in table and float(table[bench][2]) == 0.0
+        summary = json.loads(next((tmp_path / "a").glob(f"{bench}-random-chat-*.json")).read_text())
+        assert summary["versions"]["torch"] and summary["n"] == min(2, int(table[bench][1]))
+    assert command(*argv, "--out", tmp_path / "b", capsys=capsys)[0] == 0
+    for path in (tmp_path / "a").glob("*.jsonl"):  # the same seed and CPU: the same bits
+        assert path.read_text() == (tmp_path / "b" / path.name).read_text()
+
+
+def test_adapter_that_does_not_fit_is_one_line(data, tmp_path, capsys):
+    model = small_chat_model(tmp_path / "m")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "adapter_config.json").write_text("{")
+    code, out, err = command("bamboogle", "--data", data, "--model", model, "--adapter",
+                             tmp_path / "a", "--out", tmp_path / "o", capsys=capsys)
+    assert code == 2 and "Traceback" not in err and err.splitlines()[-1].startswith("eval: ")

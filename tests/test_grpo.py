@@ -1,0 +1,488 @@
+"""GRPO: every term against a naive loop, and the update against what Eq. 4 says it must do.
+
+Run: python -m pytest tests/test_grpo.py -q
+"""
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import grpo
+from grpo import (aggregate, group_advantages, grpo_loss, grpo_update, has_signal, score,
+                  surrogate, token_kl)
+from helpers import (MIXED, Table, clear, close, gradients, naive_logps, random_groups, same,
+                     tiny_policy, weights)
+
+RAGGED = [(5, [4, 1, 7]), (2, [3, 3, 2]), (9, [2, 6, 5]), (1, [2, 8, 1])]  # equal G, all else not
+REWARDS = torch.tensor([[1., 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 1]])
+
+
+class Frozen:
+    """An optimiser that does nothing: grpo_update then leaves its gradients to be looked at."""
+
+    def zero_grad(self, set_to_none=True):
+        """As torch's; the parameters are cleared by the test."""
+
+    def step(self):
+        """Nothing."""
+
+
+def update_gradients(policy, groups, rewards, **options):
+    """The gradient of the agent that one grpo_update makes, unclipped; nothing is moved."""
+    clear(policy)
+    grpo_update(policy, "agent", Frozen(), groups, rewards, grad_clip=1e9, **options)
+    return gradients(policy, "agent")
+
+
+def values(seed=0, N=4, R=5):
+    """Random log-probs of a policy, an old and a reference one, advantages and a ragged mask."""
+    g = torch.Generator().manual_seed(seed)
+    logp, old, ref = (-3 * torch.rand(N, R, generator=g, dtype=torch.float64) for _ in range(3))
+    mask = torch.arange(R) < torch.tensor([5, 1, 3, 2])[:, None]
+    return logp, old, ref, torch.randn(N, generator=g, dtype=torch.float64), mask
+
+
+# ---------------------------------------------------------------------------------------------
+# the pure functions
+
+
+def test_advantages_equal_numpy():
+    """Eq. 4's baseline or the scaling would be another one."""
+    rewards = torch.rand(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    r = rewards.numpy()
+    centred = r - r.mean(1, keepdims=True)
+    np.testing.assert_allclose(group_advantages(rewards, "none"), centred)
+    np.testing.assert_allclose(group_advantages(rewards, "std"),
+                               centred / (r.std(1, ddof=1, keepdims=True) + 1e-4))
+
+
+@pytest.mark.parametrize("G, scaled, plain", [(4, 1.50, 0.75), (8, 2.47, 0.875)])
+def test_one_success_in_a_group_earns_the_documented_advantage(G, scaled, plain):
+    """Population instead of sample deviation (1.73, 2.65), or a baseline that leaves itself out."""
+    rewards = torch.zeros(1, G)
+    rewards[0, 2] = 1
+    assert float(group_advantages(rewards, "std")[0, 2]) == pytest.approx(scaled, abs=0.01)
+    assert float(group_advantages(rewards, "none")[0, 2]) == plain
+
+
+def test_near_tie_stays_tiny():
+    """A difference of rounding would be blown up to an advantage of one."""
+    rewards = torch.tensor([[0.5, 0.5, 0.5, 0.5 - 1e-6]], dtype=torch.float64)
+    assert group_advantages(rewards).abs().max() < 0.01
+    assert not torch.isnan(group_advantages(torch.full((1, 4), 0.3))).any()
+
+
+def test_advantages_refuse_what_has_no_baseline():
+    """G = 1 gives NaN with the sample deviation."""
+    with pytest.raises(ValueError, match="G >= 2"):
+        group_advantages(torch.ones(3, 1))
+    with pytest.raises(ValueError, match="unknown advantage scale 'leave-one-out'"):
+        group_advantages(torch.ones(3, 2), "leave-one-out")
+
+
+def test_signal_is_max_minus_min():
+    """std == 0 is never exactly true: groups of equal floats would be trained on noise."""
+    rewards = torch.tensor([[0.1] * 3, [0.1, 0.1, 0.1 + 1e-8], [0.1, 0.1, 0.2], [1., 0, 0]])
+    assert has_signal(rewards).tolist() == [False, False, True, True]
+
+
+def test_kl_estimators_equal_numpy():
+    """A sign or a factor in one of the estimators."""
+    logp, _, ref, _, _ = values()
+    p, q = logp.numpy(), ref.numpy()
+    np.testing.assert_allclose(token_kl(logp, ref, "k1"), p - q)
+    np.testing.assert_allclose(token_kl(logp, ref, "k2"), (p - q) ** 2 / 2)
+    np.testing.assert_allclose(token_kl(logp, ref, "k3"), np.exp(q - p) - 1 - (q - p))
+    assert (token_kl(logp, ref, "k3") >= 0).all()
+    with pytest.raises(ValueError, match="unknown KL estimator 'k4'"):
+        token_kl(logp, ref, "k4")
+
+
+def test_kl_values_and_gradients_on_a_table():
+    """What token_kl's docstring claims: values of all, and E[grad] of k1, k2 and k3 exactly."""
+    g = torch.Generator().manual_seed(0)
+    theta = torch.randn(6, generator=g, dtype=torch.float64, requires_grad=True)
+    q = torch.randn(6, generator=g, dtype=torch.float64).softmax(-1)
+
+    def grad(loss):
+        return torch.autograd.grad(loss, theta)[0]
+
+    logp = theta.log_softmax(-1)
+    p = logp.exp().detach()  # the sampler: expectations are weighted sums without a gradient
+    expected = {k: (p * token_kl(logp, q.log(), k)).sum() for k in ("k1", "k2", "k3")}
+    reverse, forward = (logp.exp() * (logp - q.log())).sum(), (q * (q.log() - logp)).sum()
+    torch.testing.assert_close(expected["k1"], reverse)
+    torch.testing.assert_close(expected["k3"], reverse)
+    assert grad(expected["k1"]).abs().max() < 1e-12
+    torch.testing.assert_close(grad(expected["k2"]), grad(reverse))
+    torch.testing.assert_close(grad(expected["k3"]), grad(forward))
+    assert (grad(reverse) - grad(forward)).abs().max() > 0.01  # else the table tells nothing
+
+
+def test_surrogate_equals_a_loop_on_both_sides_of_the_clip():
+    """The clip would cut the wrong side, or the minimum be a maximum."""
+    logp, old, _, advantages, _ = values()
+    expected = torch.zeros_like(logp)
+    for n in range(4):
+        for t in range(5):
+            ratio = math.exp(logp[n, t] - old[n, t])
+            clipped = min(max(ratio, 0.8), 1.2)
+            expected[n, t] = -min(ratio * advantages[n], clipped * advantages[n])
+    torch.testing.assert_close(surrogate(logp, old, advantages, 0.2), expected)
+
+
+@pytest.mark.parametrize("ratio, advantage, trains", [
+    (1.5, 1, False), (1.5, -1, True), (0.5, 1, True), (0.5, -1, False), (1.1, 1, True)])
+def test_clip_stops_only_what_went_far_enough_in_its_direction(ratio, advantage, trains):
+    """A clipped token must have no gradient, one that moved the wrong way must keep it."""
+    logp = torch.tensor([[math.log(ratio)]], requires_grad=True)
+    surrogate(logp, torch.zeros(1, 1), torch.tensor([float(advantage)]), 0.2).sum().backward()
+    assert bool(logp.grad.abs() > 0) == trains
+
+
+def test_aggregations_equal_loops():
+    """Token and sequence means would be mixed up, or count padding."""
+    x, _, _, _, mask = values()
+    lengths = mask.sum(1).tolist()
+    token = sum(x[n, t] for n in range(4) for t in range(lengths[n])) / sum(lengths)
+    sequence = sum(sum(x[n, t] for t in range(lengths[n])) / lengths[n] for n in range(4)) / 4
+    assert float(aggregate(x, mask, "token", 11, 4)) == pytest.approx(float(token))
+    assert float(aggregate(x, mask, "sequence", 11, 4)) == pytest.approx(float(sequence))
+    with pytest.raises(ValueError, match="unknown aggregation 'mean'"):
+        aggregate(x, mask, "mean", 11, 4)
+
+
+@pytest.mark.parametrize("how", ["token", "sequence"])
+def test_empty_rows_are_zero_and_not_nan(how):
+    """0 / 0: one empty response would turn all weights into NaN."""
+    x = torch.randn(3, 4, requires_grad=True)
+    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask[0, :2] = True
+    loss = aggregate(x, mask, how, 2, 3)
+    loss.backward()
+    assert torch.isfinite(loss) and torch.isfinite(x.grad).all() and (x.grad[1:] == 0).all()
+    assert float(aggregate(x, torch.zeros_like(mask), how, 0, 0)) == 0
+
+
+@pytest.mark.parametrize("how", ["token", "sequence"])
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_loss_equals_a_loop(how, kind):
+    """The objective would be another one: every option against plain arithmetic."""
+    logp, old, ref, advantages, mask = values(1)
+    loss, stats = grpo_loss(logp, old, ref, advantages, mask, 11, 4, clip=0.2, kl_coef=0.3,
+                            kl_kind=kind, how=how)
+    rows, kl, clipped = [], 0.0, 0
+    for n in range(4):
+        row = []
+        for t in range(int(mask[n].sum())):
+            ratio, d = math.exp(logp[n, t] - old[n, t]), float(logp[n, t] - ref[n, t])
+            k = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}
+            gain = min(ratio * advantages[n], min(max(ratio, 0.8), 1.2) * advantages[n])
+            row.append(float(-gain) + 0.3 * k[kind])
+            kl, clipped = kl + k["k3"], clipped + (abs(ratio - 1) > 0.2)
+        rows.append(row)
+    flat = [x for row in rows for x in row]
+    mean = sum(flat) / len(flat) if how == "token" else sum(sum(r) / len(r) for r in rows) / 4
+    assert float(loss) == pytest.approx(mean)
+    assert stats == {"kl": pytest.approx(kl / 11), "clip_fraction": pytest.approx(clipped / 11)}
+
+
+def test_losses_mutate_no_input():
+    """A label edited through a view once multiplied a peer's denominator by six."""
+    logp, old, ref, advantages, mask = values()
+    rewards = torch.rand(3, 4)
+    before = [x.clone() for x in (logp, old, ref, advantages, mask, rewards)]
+    for kind in ("k1", "k2", "k3"):
+        for how in ("token", "sequence"):
+            grpo_loss(logp, old, ref, advantages, mask, 11, 4, clip=0.2, kl_coef=0.1,
+                      kl_kind=kind, how=how)
+    group_advantages(rewards), has_signal(rewards)
+    assert same([logp, old, ref, advantages, mask, rewards], before)
+
+
+# ---------------------------------------------------------------------------------------------
+# the update
+
+
+@pytest.mark.parametrize("scale", ["std", "none"])
+def test_first_gradient_is_that_of_eq_4(scale):
+    """On-policy the update must be REINFORCE with a group baseline, computed here the plain way."""
+    policy, groups = tiny_policy(), random_groups(RAGGED)
+    made = update_gradients(policy, groups, REWARDS, temperature=0.7, kl_coef=0, scale=scale)
+    clear(policy)
+    r = REWARDS.numpy()
+    advantages = r - r.mean(1, keepdims=True)
+    if scale == "std":
+        advantages = advantages / (r.std(1, ddof=1, keepdims=True) + 1e-4)
+    with policy.use("agent"):
+        loss = 0
+        for (prompt, responses), row in zip(groups, advantages):
+            for response, a in zip(responses, row):
+                loss = loss - float(a) * sum(naive_logps(policy, prompt, response, 0.7))
+        (loss / sum(len(x) for _, rs in groups for x in rs)).backward()
+    assert close(made, gradients(policy, "agent"), 1e-4)
+
+
+@pytest.mark.parametrize("how", ["token", "sequence"])
+def test_micro_batches_do_not_change_the_gradient(how):
+    """A mean of means: memory settings would change the learning (-0.94 became 0.01 elsewhere)."""
+    policy, groups, results = tiny_policy(), random_groups(RAGGED), []
+    for budget in (10_000, 30, 12, 1):  # 1: every response alone, groups are split
+        pieces = len(list(grpo.split_groups(groups, budget)))
+        results.append((pieces, update_gradients(policy, groups, REWARDS, how=how, kl_coef=0.1,
+                                                 kl_kind="k2", token_budget=budget)))
+    assert [n for n, _ in results][0] == 1 and results[-1][0] == 12
+    assert all(close(grads, results[0][1]) for _, grads in results[1:])
+
+
+def test_micro_batch_test_can_fail(monkeypatch):
+    """With a denominator per micro-batch the comparison above must break."""
+    policy, groups = tiny_policy(), random_groups(RAGGED)
+    honest = update_gradients(policy, groups, REWARDS, token_budget=12)
+    real = grpo.aggregate
+    monkeypatch.setattr(grpo, "aggregate", lambda x, mask, how, tokens, rows:
+                        real(x, mask, how, int(mask.sum()), len(mask)))
+    assert not close(update_gradients(policy, groups, REWARDS, token_budget=12), honest, 1e-2)
+
+
+def test_gradient_checkpointing_changes_nothing_in_the_update():
+    """The option for small GPUs would train something else."""
+    policy, groups = tiny_policy(), random_groups(RAGGED)
+    plain, saved = (update_gradients(policy, groups, REWARDS, grad_checkpoint=c)
+                    for c in (False, True))
+    assert close(saved, plain)
+
+
+def spy_on_ratios(monkeypatch):
+    """Collect max |ratio - 1| over the tokens of every call of the loss."""
+    seen, real = [], grpo.grpo_loss
+
+    def spy(logp, old_logp, ref_logp, advantages, mask, *args, **kwargs):
+        seen.append(float((((logp - old_logp).exp() - 1).abs() * mask).max().detach()))
+        return real(logp, old_logp, ref_logp, advantages, mask, *args, **kwargs)
+
+    monkeypatch.setattr(grpo, "grpo_loss", spy)
+    return seen
+
+
+def test_on_policy_ratio_is_exactly_one_at_temperature_07(monkeypatch):
+    """Sampled at T, scored at 1, or scored on another numeric path: a biased gradient."""
+    policy, seen = tiny_policy(), spy_on_ratios(monkeypatch)
+    out = policy.sample("agent", [[4, 5], [6]], G=3, max_new_tokens=6, temperature=0.7,
+                        generator=policy.generator(0))
+    groups = [(out[3 * b].prompt, [r.response for r in out[3 * b:3 * b + 3]]) for b in range(2)]
+    grpo_update(policy, "agent", policy.optimizer("agent", 0), groups, REWARDS[:2],
+                temperature=0.7, token_budget=16)
+    assert len(seen) > 1 and max(seen) == 0.0
+    # and the sampler agrees with the scores up to rounding
+    with policy.use("agent"):
+        scored = score(policy, groups, 0.7, 10_000)
+    for r, row in zip(out, (row for rows in scored for row in rows)):
+        torch.testing.assert_close(torch.tensor(r.logps), row, atol=3e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [dict(inner_epochs=2), dict(mini_batch=2),
+                                     dict(inner_epochs=2, mini_batch=3, token_budget=20)])
+def test_recomputed_old_logprobs_start_at_ratio_one(monkeypatch, options):
+    """Old log-probs of another numeric path, row order or temperature: the clip acts at once."""
+    policy, seen = tiny_policy(), spy_on_ratios(monkeypatch)
+    grpo_update(policy, "agent", policy.optimizer("agent", 0), random_groups(RAGGED), REWARDS,
+                temperature=0.7, generator=torch.Generator().manual_seed(0), **options)
+    assert max(seen) < 2e-5  # lr 0: nothing may move the ratio
+    seen.clear()
+    grpo_update(policy, "agent", policy.optimizer("agent", 1e-2), random_groups(RAGGED), REWARDS,
+                temperature=0.7, generator=torch.Generator().manual_seed(0), **options)
+    assert seen[0] < 2e-5 and seen[-1] > 1e-3  # old stays what it was while the policy moves
+
+
+def test_number_of_optimiser_steps():
+    """Mini-batches or inner epochs would be ignored."""
+    class Counting(Frozen):
+        steps = 0
+
+        def step(self):
+            Counting.steps += 1
+
+    policy, groups = tiny_policy(), random_groups(RAGGED)
+    for options, steps in ((dict(), 1), (dict(inner_epochs=3), 3), (dict(mini_batch=2), 2),
+                           (dict(mini_batch=3, inner_epochs=2), 4)):
+        Counting.steps = 0
+        stats = grpo_update(policy, "agent", Counting(), groups, REWARDS, **options)
+        assert Counting.steps == steps
+        assert stats["trained_tokens"] == 44 * options.get("inner_epochs", 1)
+
+
+def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl(monkeypatch):
+    """Half of the compute for nothing, or a KL pull without a reward."""
+    policy, groups, rewards = tiny_policy(), random_groups(RAGGED), REWARDS.clone()
+    rewards[1], rewards[3] = 0, 1
+    scored, real = [], policy.logprobs
+
+    def spy(pairs, *args, **kwargs):
+        scored.extend(tuple(p) for p, _ in pairs)
+        return real(pairs, *args, **kwargs)
+
+    monkeypatch.setattr(policy, "logprobs", spy)
+    made = update_gradients(policy, groups, rewards, kl_coef=0.5)
+    assert set(scored) == {tuple(groups[0][0]), tuple(groups[2][0])} and len(scored) == 4
+    alone = update_gradients(policy, [groups[0], groups[2]], rewards[[0, 2]], kl_coef=0.5)
+    assert close(made, alone)
+    stats = grpo_update(policy, "agent", Frozen(), groups, rewards)
+    assert stats["zero_variance"] == 0.5
+
+
+def test_batch_without_any_signal_is_a_no_op(monkeypatch):
+    """An undefined loss, or an optimiser step on stale momentum."""
+    policy, groups = tiny_policy(), random_groups(RAGGED)
+    optimizer = policy.optimizer("agent", 1e-2)
+    grpo_update(policy, "agent", optimizer, groups, REWARDS)  # momentum is there now
+    before, state = weights(policy, "agent"), copy.deepcopy(optimizer.state_dict())
+    monkeypatch.setattr(policy, "logprobs", lambda *a, **k: pytest.fail("a forward pass"))
+    for batch, rewards in ((groups, torch.ones(4, 3)), ([], torch.zeros(0, 3))):
+        stats = grpo_update(policy, "agent", optimizer, batch, rewards)
+        assert stats["zero_variance"] == 1 and stats["trained_tokens"] == 0
+    assert same(weights(policy, "agent"), before)
+    assert state["state"][0]["step"] == optimizer.state_dict()["state"][0]["step"]
+
+
+def test_only_the_trained_adapter_moves_and_the_reference_stays():
+    """The other policy, the base or the reference would drift along."""
+    policy, groups = tiny_policy(), random_groups(RAGGED)
+    others = {name: weights(policy, name) for name in ("env", None)}
+    agent = weights(policy, "agent")
+    with policy.use(None):
+        reference = score(policy, groups, 1.0, 10_000)
+    optimizer = policy.optimizer("agent", 1e-2, weight_decay=0.1)
+    for checkpointing in (False, True):
+        grpo_update(policy, "agent", optimizer, groups, REWARDS, inner_epochs=2, mini_batch=2,
+                    kl_coef=0.1, grad_checkpoint=checkpointing,
+                    generator=torch.Generator().manual_seed(0))
+    assert all(not torch.equal(a, b) for a, b in zip(weights(policy, "agent"), agent))
+    assert same(weights(policy, "env"), others["env"]) and same(weights(policy), others[None])
+    with policy.use(None):
+        after = score(policy, groups, 1.0, 10_000)
+    assert all(same(a, b) for a, b in zip(after, reference))
+    assert policy.active is None and not policy.model.training
+
+
+def test_update_leaves_its_inputs_alone():
+    """Groups and rewards go into the pools after the update."""
+    policy, groups, rewards = tiny_policy(), random_groups(RAGGED), REWARDS.clone()
+    before = copy.deepcopy(groups)
+    grpo_update(policy, "agent", policy.optimizer("agent", 1e-2), groups, rewards, token_budget=9,
+                inner_epochs=2, mini_batch=2)
+    assert groups == before and torch.equal(rewards, REWARDS)
+
+
+@pytest.mark.parametrize("budget", [10_000, 1])
+def test_advantages_stay_with_their_response(budget):
+    """After sorting, splitting and dropping groups a response would get another one's reward."""
+    policy, groups = tiny_policy(), random_groups([(P, [3] * 4) for P in (7, 2, 9, 4)], seed=5)
+    rewards = torch.zeros(4, 4)
+    for b, g in ((0, 3), (1, 0), (3, 2)):  # group 2 has no signal
+        rewards[b, g] = 1
+    with policy.use("agent"):
+        before = score(policy, groups, 1.0, 10_000)
+    optimizer = policy.optimizer("agent", 1e-2)
+    for _ in range(8):
+        grpo_update(policy, "agent", optimizer, groups, rewards, kl_coef=0, token_budget=budget)
+    with policy.use("agent"):
+        after = score(policy, groups, 1.0, 10_000)
+    for b in (0, 1, 3):
+        gain = [float((y - x).sum()) for x, y in zip(before[b], after[b])]
+        assert gain[int(rewards[b].argmax())] > 1 and np.argmax(gain) == int(rewards[b].argmax())
+
+
+def test_gradient_clipping_bounds_the_step_and_reports_the_norm_before():
+    """A spike would go through, or the log would show the clip instead of the spike."""
+    policy, groups = tiny_policy(), random_groups(RAGGED)
+    free = update_gradients(policy, groups, REWARDS)
+    norm = math.sqrt(sum(float((g ** 2).sum()) for g in free))
+    before = weights(policy, "agent")
+    stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups,
+                        REWARDS, grad_clip=norm / 10)
+    moved = [a - b for a, b in zip(before, weights(policy, "agent"))]
+    assert stats["grad_norm"] == pytest.approx(norm, rel=1e-3)
+    assert math.sqrt(sum(float((m ** 2).sum()) for m in moved)) == pytest.approx(norm / 10, rel=1e-3)
+
+
+def test_kl_term_pulls_towards_the_reference():
+    """The KL would push away from the reference, or towards the other adapter."""
+    policy, groups = tiny_policy(), random_groups(RAGGED)
+    optimizer, kls = policy.optimizer("agent", 3e-3), []
+    for _ in range(12):
+        stats = grpo_update(policy, "agent", optimizer, groups, REWARDS * 1e-3, scale="none",
+                            kl_coef=10.0, kl_kind="k2")
+        kls.append(stats["kl"])
+    assert kls[-1] < 0.5 * kls[0]
+
+
+def test_same_generator_same_bits():
+    """A run would not reproduce."""
+    results = []
+    for seed in (0, 0, 1):
+        policy = tiny_policy()
+        grpo_update(policy, "agent", policy.optimizer("agent", 1e-2), random_groups(RAGGED),
+                    REWARDS, mini_batch=1, generator=torch.Generator().manual_seed(seed))
+        results.append(weights(policy, "agent"))
+    assert same(results[0], results[1]) and not same(results[0], results[2])
+
+
+def test_active_adapter_is_restored_when_an_update_fails(monkeypatch):
+    """An interrupted update would leave the wrong adapter answering."""
+    policy = tiny_policy()
+    monkeypatch.setattr(grpo, "grpo_loss", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        grpo_update(policy, "agent", policy.optimizer("agent", 1), random_groups(RAGGED), REWARDS)
+    assert policy.active is None
+
+
+def test_groups_of_equal_prompts_stay_apart():
+    """Grouping by text: two attempts at one task in a batch would share a baseline."""
+    policy = tiny_policy()
+    [(prompt, a), (_, b)] = random_groups([(4, [3, 2, 4]), (4, [2, 5, 1])])
+    joint = update_gradients(policy, [(prompt, a), (prompt, b)], REWARDS[:2], kl_coef=0)
+    parts = [update_gradients(policy, [(prompt, x)], REWARDS[i:i + 1], kl_coef=0)
+             for i, x in enumerate((a, b))]
+    expected = [9 / 17 * x + 8 / 17 * y for x, y in zip(*parts)]  # shares of the tokens
+    assert close(joint, expected)
+
+
+def test_grpo_on_a_table_finds_the_rewarded_answer():
+    """The sign of the update: expected reward must rise from 1/6 to nearly 1."""
+    table, generator = Table([0.0] * 6, "agent"), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(table.params["agent"], lr=2.0)
+    for _ in range(60):
+        ids = torch.multinomial(table.probs(), 32, replacement=True, generator=generator).view(4, 8)
+        groups = [([0], [[int(i)] for i in row]) for row in ids]
+        grpo_update(table, "agent", optimizer, groups, (ids == 3).double(), kl_coef=0)
+    assert table.probs()[3] > 0.9
+
+
+def test_the_policy_learns_two_tasks_with_distinct_answers():
+    """End to end on a real model: each prompt must learn its own answer, not the other one's."""
+    policy = tiny_policy(live=False, spread=0.15)
+    prompts, answers = [[10, 11], [12, 13]], [[4, 5, 6, 7, 8, 9], [20, 21, 22, 23, 24, 25]]
+    optimizer, generator = policy.optimizer("agent", 1e-2), policy.generator(0)
+    for _ in range(25):
+        out = policy.sample("agent", prompts, G=32, max_new_tokens=1, generator=generator)
+        rewards = torch.tensor([float(r.response[0] in answers[r.group]) for r in out]).view(2, 32)
+        groups = [(p, [r.response for r in out[32 * b:32 * b + 32]]) for b, p in enumerate(prompts)]
+        grpo_update(policy, "agent", optimizer, groups, rewards)
+    assert (rewards.mean(1) > 0.8).all()
+
+
+def test_mixed_group_sizes_are_scored_in_their_own_order():
+    """score() would hand a row to another group."""
+    policy, groups = tiny_policy(), random_groups(MIXED)
+    for budget in (10_000, 14, 1):
+        with policy.use("env"):
+            rows = score(policy, groups, 0.7, budget)
+            for (prompt, responses), mine in zip(groups, rows):
+                for response, row in zip(responses, mine):
+                    with torch.no_grad():
+                        expected = torch.stack(naive_logps(policy, prompt, response, 0.7))
+                    torch.testing.assert_close(row, expected, atol=3e-5, rtol=1e-5)
+                    assert not row.requires_grad

@@ -1,0 +1,650 @@
+"""The policy handle: scoring, sampling and adapter switching, each against a naive reference.
+
+Run: python -m pytest tests/test_policy.py -q
+"""
+import copy
+import json
+from collections import Counter
+
+import pytest
+import torch
+
+import policy as policy_module
+from data_pool import UserError
+from helpers import (BOS, EOS, MIXED, PAD, STOP, clear, close, gradients, naive_logps,
+                     random_groups, randomise, same, tiny_lm, tiny_policy, toy_tokenizer, weights)
+from policy import Policy, draw, group_mask, pack, split_groups
+
+ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """One live policy for the tests that change nothing."""
+    return tiny_policy()
+
+
+@pytest.fixture(scope="module")
+def ending():
+    """One live policy whose rollouts end early, at different times."""
+    return tiny_policy(eos=ENDINGS)
+
+
+# ---------------------------------------------------------------------------------------------
+# scoring
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_shared_prompt_logprobs_equal_a_token_by_token_loop(shared, temperature):
+    """Off-by-one, wrong positions or a leaking mask: the packed path would score another model."""
+    groups = random_groups(MIXED)
+    for adapter in ("agent", "env", None):
+        with shared.use(adapter), torch.no_grad():
+            logp, mask = shared.logprobs(groups, temperature)
+            rows = [(p, r) for p, rs in groups for r in rs]
+            for (prompt, response), row, m in zip(rows, logp, mask):
+                expected = torch.stack(naive_logps(shared, prompt, response, temperature))
+                torch.testing.assert_close(row[m], expected, atol=3e-5, rtol=1e-5)
+
+
+def test_shared_prompt_logprobs_equal_the_dense_path(shared):
+    """Encoding a prompt once would give other values or gradients than repeating it G times."""
+    groups, grads, values = random_groups(MIXED), [], []
+    weigh = torch.randn(10, 7, generator=torch.Generator().manual_seed(1))  # no symmetric sums
+    for path in (shared.logprobs, shared.logprobs_dense):
+        clear(shared)
+        with shared.use("agent"):
+            logp, mask = path(groups, 0.7)
+            (logp * weigh * mask).sum().backward()
+        values.append((logp.detach(), mask))
+        grads.append(gradients(shared, "agent"))
+    clear(shared)
+    torch.testing.assert_close(values[0][0], values[1][0], atol=3e-5, rtol=1e-5)
+    assert torch.equal(values[0][1], values[1][1])
+    assert close(*grads)
+    assert all(g.abs().max() > 0 for g in grads[0])
+
+
+def test_dense_path_comparison_can_fail(shared, monkeypatch):
+    """If a rollout that sees its siblings went unnoticed, the test above would be worthless."""
+    groups = random_groups(MIXED)
+    monkeypatch.setattr(policy_module, "group_mask", lambda q, k, causal: torch.ones(
+        q.shape[0], q.shape[1], k.shape[1], dtype=torch.bool).tril()[:, None])
+    with shared.use("agent"), torch.no_grad():
+        leaky, dense = shared.logprobs(groups)[0], shared.logprobs_dense(groups)[0]
+    assert (leaky - dense).abs().max() > 0.1
+
+
+def test_mask_has_the_length_of_each_response_and_padding_scores_zero(shared):
+    """The token denominator would count padding."""
+    groups = random_groups(MIXED)
+    logp, mask = shared.logprobs(groups)
+    lengths = [len(r) for _, rs in groups for r in rs]
+    assert mask.sum(1).tolist() == lengths and mask.dtype == torch.bool
+    assert all(m[:n].all() for m, n in zip(mask, lengths))  # no holes
+    assert logp.dtype == torch.float32 and (logp[~mask] == 0).all() and (logp[mask] < 0).all()
+
+
+def test_padding_changes_nothing(shared):
+    """A group would score differently beside a longer one."""
+    groups = random_groups(MIXED)
+    with shared.use("env"), torch.no_grad():
+        together, mask = shared.logprobs(groups)
+        alone = [shared.logprobs([g]) for g in groups]
+    rows = [row[m] for logp, m2 in alone for row, m in zip(logp, m2)]
+    for row, m, expected in zip(together, mask, rows):
+        torch.testing.assert_close(row[m], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_siblings_and_later_tokens_do_not_reach_a_rollout(shared):
+    """A response would see its siblings, or its own future."""
+    [(prompt, (a, b, c))] = random_groups([(6, [5, 5, 5])])
+    with torch.no_grad():
+        before = shared.logprobs([(prompt, [a, b, c])])[0]
+        changed = b[:3] + [4 if b[3] != 4 else 5] + b[4:]
+        after = shared.logprobs([(prompt, [a, changed, c])])[0]
+    torch.testing.assert_close(before[0], after[0])
+    torch.testing.assert_close(before[2], after[2])
+    torch.testing.assert_close(before[1, :3], after[1, :3])
+    assert (before[1, 3:] != after[1, 3:]).all()
+
+
+def test_chunked_log_softmax_equals_the_whole(shared, monkeypatch):
+    """Cutting the tokens into chunks would change values or gradients."""
+    groups, results = random_groups(MIXED), []
+    for chunk in (10_000, 3, 1):
+        monkeypatch.setattr(policy_module, "LOGIT_CHUNK", chunk)
+        clear(shared)
+        with shared.use("agent"):
+            logp, mask = shared.logprobs(groups, 0.7)
+            (logp.exp() * mask).sum().backward()
+            with torch.no_grad():
+                quiet = shared.logprobs(groups, 0.7)[0]
+        torch.testing.assert_close(quiet, logp.detach(), atol=1e-5, rtol=1e-5)
+        results.append((logp.detach(), gradients(shared, "agent")))
+    clear(shared)
+    for logp, grads in results[1:]:
+        torch.testing.assert_close(logp, results[0][0], atol=1e-5, rtol=1e-5)
+        assert close(grads, results[0][1])
+
+
+def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, monkeypatch):
+    """The memory promise: (chunk, V) logits, never (B, L, V)."""
+    monkeypatch.setattr(policy_module, "LOGIT_CHUNK", 4)
+    seen, groups = [], random_groups(MIXED)
+    head = shared.lm.get_output_embeddings()
+    hook = head.register_forward_hook(lambda m, args, out: seen.append(out.shape[:-1].numel()))
+    try:
+        with torch.no_grad():
+            shared.logprobs(groups)
+    finally:
+        hook.remove()
+    assert sum(seen) == sum(len(r) for _, rs in groups for r in rs) and max(seen) <= 4
+
+
+def test_each_prompt_is_encoded_once_for_its_group(shared):
+    """The speed promise: P + sum(R - 1) tokens per group instead of G * (P + R)."""
+    seen, groups = [], random_groups([(9, [4, 4, 4, 4])] * 2)
+    hook = shared.lm.get_input_embeddings().register_forward_hook(
+        lambda m, args, out: seen.append(args[0].numel()))
+    try:
+        with torch.no_grad():
+            shared.logprobs(groups)
+            shared.sample(None, [p for p, _ in groups], G=4, max_new_tokens=1)
+    finally:
+        hook.remove()
+    assert seen == [2 * (9 + 4 * 3), 2 * 9]
+
+
+def test_half_precision_logits_are_normalised_in_fp32():
+    """A log-softmax in bf16 is noise of a few per cent."""
+    head = torch.nn.Linear(16, 500, bias=False).to(torch.bfloat16)
+    hidden, target = torch.randn(64, 16).to(torch.bfloat16), torch.randint(500, (64,))
+    logp = policy_module.token_logprobs(hidden, head, target, 0.7)
+    expected = (head(hidden).double() / 0.7).log_softmax(-1).gather(-1, target[:, None])[:, 0]
+    assert logp.dtype == torch.float32
+    torch.testing.assert_close(logp.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_scoring_leaves_its_input_alone(shared):
+    """Ids edited in place would corrupt the pools."""
+    groups = random_groups(MIXED)
+    before = copy.deepcopy(groups)
+    shared.logprobs(groups)
+    shared.logprobs_dense(groups)
+    shared.sample("agent", [p for p, _ in groups], G=2, max_new_tokens=4)
+    list(split_groups(groups, 8))
+    assert groups == before
+
+
+def test_pack_of_a_group_by_hand():
+    """The layout that everything rests on: shared prompt, restarted positions, shifted targets."""
+    x = pack([([7, 8], [[1, 2, 3], [4]]), ([9], [[5, 6]])], pad_id=0)
+    assert x["ids"].tolist() == [[7, 8, 1, 2], [9, 5, 0, 0]]
+    assert x["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 0, 0]]
+    assert x["owner"].tolist() == [[-1, -1, 0, 0], [-1, 0, -2, -2]]
+    assert x["source"].tolist() == [1, 2, 3, 1, 4, 5]
+    assert x["target"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert x["rows"].tolist() == [0, 0, 0, 1, 2, 2] and x["cols"].tolist() == [0, 1, 2, 0, 0, 1]
+
+
+def test_group_mask_by_hand():
+    """Who sees whom in `prompt a a b b pad`."""
+    owner = torch.tensor([[-1, 0, 0, 1, 1, -2]])
+    assert group_mask(owner, owner, causal=True)[0, 0].int().tolist() == [
+        [1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0],
+        [1, 0, 0, 1, 0, 0], [1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("budget", [1, 9, 16, 40, 10_000])
+def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
+    """A response would be trained twice, or never, or memory would exceed the budget."""
+    groups = random_groups(MIXED)
+    batches = list(split_groups(groups, budget))
+    met = [(i, j) for batch in batches for i, members in batch for j in members]
+    assert sorted(met) == [(i, j) for i, (_, rs) in enumerate(groups) for j in range(len(rs))]
+    for batch in batches:
+        responses = sum(len(members) for _, members in batch)
+        picked = [(groups[i][0], [groups[i][1][j] for j in members]) for i, members in batch]
+        assert responses == 1 or pack(picked, 0)["ids"].numel() <= budget
+    assert len(batches) == 1 if budget == 10_000 else len(batches) > 1
+
+
+# ---------------------------------------------------------------------------------------------
+# sampling
+
+
+@pytest.mark.parametrize("adapter, temperature", [("agent", 1.0), ("agent", 0.7), (None, 0.7)])
+def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temperature):
+    """Cache, positions, compaction or temperature: the sampler would be another policy."""
+    dropped, compact = [], policy_module._compact
+
+    def spy(done, slot):
+        keep, new = compact(done, slot)
+        dropped.append((len(keep) < len(done), new.shape[1] < slot.shape[1]))
+        return keep, new
+
+    monkeypatch.setattr(policy_module, "_compact", spy)
+    prompts = [p for p, _ in random_groups([(P, [1]) for P in (5, 1, 9, 3, 14, 2, 2, 7)])]
+    out = ending.sample(adapter, prompts, G=3, max_new_tokens=24, temperature=temperature,
+                        generator=ending.generator(0))
+    # the case is only worth something if whole groups and single rollouts left on the way
+    assert any(rows for rows, _ in dropped) and any(slots for _, slots in dropped)
+    assert len({len(r.response) for r in out}) > 5
+    groups = [(p, [r.response for r in out[3 * b:3 * b + 3]]) for b, p in enumerate(prompts)]
+    with ending.use(adapter), torch.no_grad():
+        logp, mask = ending.logprobs(groups, temperature)
+    for rollout, row, m in zip(out, logp, mask):
+        torch.testing.assert_close(torch.tensor(rollout.logps), row[m], atol=3e-5, rtol=1e-5)
+
+
+def test_first_two_sampled_tokens_follow_the_exact_softmax():
+    """The sampler would be biased: a chi-square over pairs of tokens, 8 words, temperature 0.7."""
+    policy, T, n = tiny_policy(vocab=8, spread=0.5, eos=1), 0.7, 20_000
+    prompt = [4, 5, 6]
+    out = policy.sample("agent", [prompt] * 200, G=n // 200, max_new_tokens=2, temperature=T,
+                        max_rows=n, generator=policy.generator(3))
+    seen = Counter(tuple(r.response) for r in out)
+    with policy.use("agent"), torch.no_grad():
+        first = torch.stack([naive_logps(policy, prompt, [a], T)[0] for a in range(8)]).exp()
+        pairs = {(1,): float(first[1])}
+        for a in set(range(8)) - {1}:  # token 1 ends the response
+            for b in range(8):
+                pairs[a, b] = float(first[a] * naive_logps(policy, prompt, [a, b], T)[1].exp())
+    assert sum(pairs.values()) == pytest.approx(1, abs=1e-5) and set(seen) <= set(pairs)
+    cells = [(n * p, seen[k]) for k, p in pairs.items() if n * p >= 5]
+    chi_square = sum((o - e) ** 2 / e for e, o in cells)
+    # mean = degrees of freedom, standard deviation = sqrt(2 dof): five of them is generous
+    assert len(cells) > 20 and chi_square < len(cells) + 5 * (2 * len(cells)) ** 0.5
+    # the same counts do not fit temperature 1: the test can tell
+    with policy.use("agent"), torch.no_grad():
+        other = torch.stack([naive_logps(policy, prompt, [a], 1.0)[0] for a in range(8)]).exp()
+    firsts = Counter(k[0] for k in seen.elements())
+    assert sum((firsts[a] - n * p) ** 2 / (n * p) for a, p in enumerate(other.tolist())) > 100
+
+
+def test_rollouts_of_a_group_are_independent_draws(shared):
+    """All G rollouts would be one and the same, or share their noise."""
+    out = shared.sample("agent", [[4, 5], [4, 5]], G=64, max_new_tokens=3,
+                        generator=shared.generator(0))
+    firsts = [r.response[0] for r in out]
+    assert len(set(firsts[:64])) > 8 and firsts[:64] != firsts[64:]
+
+
+def test_greedy_equals_the_argmax_of_the_dense_path(ending):
+    """Temperature 0 would not be the mode, or its log-probs not those at temperature 1."""
+    prompts = [p for p, _ in random_groups([(P, [1]) for P in (5, 1, 9, 3)])]
+    out = ending.sample("env", prompts, max_new_tokens=8, temperature=0)
+    with ending.use("env"), torch.no_grad():
+        for prompt, rollout in zip(prompts, out):
+            ids = list(prompt)
+            for token, logp in zip(rollout.response, rollout.logps):
+                row = ending.lm(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+                assert token == int(row.argmax())
+                assert logp == pytest.approx(float(row.max()), abs=3e-5)
+                ids.append(token)
+
+
+def test_terminal_eos_is_counted_once_trained_and_nothing_follows_it(ending):
+    """EOS masked out: the model would never learn to stop. Tokens after it: noise is trained."""
+    out = ending.sample("agent", [[20, 21], [22]], G=40, max_new_tokens=12,
+                        generator=ending.generator(1))
+    for r in out:
+        assert [t in ENDINGS for t in r.response[:-1]] == [False] * (len(r.response) - 1)
+        assert r.truncated == (r.response[-1] not in ENDINGS)
+        assert len(r.response) == len(r.logps) <= 12
+    finished = next(r for r in out if not r.truncated and len(r.response) > 2)
+    with ending.use("agent"), torch.no_grad():
+        logp, mask = ending.logprobs([(finished.prompt, [finished.response])])
+    assert int(mask.sum()) == len(finished.response)
+    assert float(logp[0, mask[0]][-1]) == pytest.approx(finished.logps[-1], abs=3e-5)
+
+
+def test_every_eos_id_of_the_model_ends_a_response(ending):
+    """Chat models that stop on several ids would run on to the limit."""
+    assert ending.eos_ids == ENDINGS
+    out = ending.sample("agent", [[20, 21]], G=300, max_new_tokens=6,
+                        generator=ending.generator(2))
+    ends = {r.response[-1] for r in out if not r.truncated}
+    assert len(ends) > 5 and ends <= set(ENDINGS)
+
+
+def test_the_tokenizers_eos_is_one_of_them_even_if_the_model_names_another():
+    """A response would not stop where its chat template says."""
+    policy = tiny_policy(eos=STOP, adapters=())
+    assert policy.eos_ids == [STOP, EOS]
+
+
+def test_truncated_flag_and_length_limit(shared, monkeypatch):
+    """A response cut off by the limit would pass as finished."""
+    for token, length, truncated in ((20, 5, True), (EOS, 1, False)):
+        monkeypatch.setattr(policy_module, "draw", lambda logits, *a: (
+            torch.full(logits.shape[:-1], token), torch.zeros(logits.shape[:-1])))
+        out = shared.sample(None, [[4], [5, 6]], G=2, max_new_tokens=5)
+        assert all((len(r.response), r.truncated) == (length, truncated) for r in out)
+
+
+def test_an_end_at_the_very_limit_is_no_truncation(ending):
+    """A response whose last allowed token is EOS would lose its reward."""
+    out = ending.sample("agent", [[20, 21]], G=200, max_new_tokens=2, generator=ending.generator(0))
+    assert {r.truncated for r in out if len(r.response) == 2} == {True, False}
+    assert all(r.truncated == (r.response[-1] not in ENDINGS) for r in out)
+
+
+def test_rollouts_come_in_prompt_order_with_their_prompt(shared):
+    """Rewards would be given to the wrong task."""
+    prompts = [p for p, _ in random_groups([(P, [1]) for P in (9, 1, 5, 7, 2)])]
+    for max_rows in (1, 4, 256):
+        out = shared.sample("agent", prompts, G=3, max_new_tokens=2, max_rows=max_rows,
+                            generator=shared.generator(0))
+        assert [r.group for r in out] == [b for b in range(5) for _ in range(3)]
+        assert [r.prompt for r in out] == [prompts[b] for b in range(5) for _ in range(3)]
+
+
+def test_number_of_rows_at_once_does_not_change_greedy_answers(ending):
+    """A smaller GPU would give other evaluation results."""
+    prompts = [p for p, _ in random_groups([(P, [1]) for P in (9, 1, 5, 7, 2)])]
+    runs = [[r.response for r in ending.sample("agent", prompts, max_new_tokens=8, temperature=0,
+                                               max_rows=rows)] for rows in (1, 2, 256)]
+    assert runs[0] == runs[1] == runs[2]
+
+
+def test_same_seed_same_bits_and_the_global_generator_is_untouched(shared):
+    """Runs would not reproduce."""
+    def run(seed):
+        return [(r.response, r.logps) for r in shared.sample(
+            "agent", [[4, 5], [6]], G=4, max_new_tokens=6, generator=shared.generator(seed))]
+    state = torch.random.get_rng_state()
+    first = run(0)
+    torch.manual_seed(123)
+    assert run(0) == first and run(1) != first
+    torch.random.set_rng_state(state)
+    run(0)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_draw_takes_any_shape_and_breaks_no_probability():
+    """Impossible tokens would be drawn, or log-probs belong to other tokens."""
+    logits = torch.tensor([[[0.0, float("-inf"), 1.0]] * 5] * 2)
+    for T in (0.0, 0.3, 1.0):
+        ids, logps = draw(logits, T, torch.Generator().manual_seed(0))
+        assert ids.shape == logps.shape == (2, 5) and not (ids == 1).any()
+        expected = (logits / (T or 1)).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+        torch.testing.assert_close(logps, expected)
+
+
+def test_empty_prompt_is_refused_and_no_prompt_gives_nothing(shared):
+    """An empty prompt would be scored from a padding token."""
+    with pytest.raises(ValueError, match="empty prompt"):
+        shared.sample("agent", [[4], []])
+    assert shared.sample("agent", []) == []
+
+
+def test_progress_is_told_of_new_tokens(shared):
+    """The progress bar would stand still."""
+    told = []
+    shared.sample("agent", [[4, 5]] * 4, G=4, max_new_tokens=10, progress=told.append,
+                  generator=shared.generator(0))
+    assert len(told) > 3 and all(n > 0 for n in told)
+
+
+def test_sampling_builds_no_graph_and_stays_in_eval_mode(shared):
+    """Rollouts would hold memory for gradients, or run with dropout and without their cache."""
+    shared.sample("agent", [[4, 5]], G=2, max_new_tokens=3)
+    assert not shared.model.training and not any(m.training for m in shared.model.modules())
+
+
+# ---------------------------------------------------------------------------------------------
+# adapters
+
+
+def test_fresh_adapters_are_the_reference_bit_for_bit():
+    """The KL to the initial policy would not start at zero."""
+    policy, groups = tiny_policy(live=False), random_groups(MIXED)
+    scores = []
+    for adapter in ("agent", "env", None):
+        with policy.use(adapter), torch.no_grad():
+            scores.append(policy.logprobs(groups)[0])
+    assert torch.equal(scores[0], scores[2]) and torch.equal(scores[1], scores[2])
+
+
+def test_reference_is_the_bare_base_model(shared):
+    """Adapters 'off' would leave a part of them on."""
+    groups, bare = random_groups(MIXED), tiny_policy(adapters=())
+    with shared.use(None), torch.no_grad():
+        off = shared.logprobs(groups)[0]
+    with bare.use(None), torch.no_grad():
+        assert torch.equal(off, bare.logprobs(groups)[0])
+    with shared.use("agent"), torch.no_grad():
+        agent = shared.logprobs(groups)[0]
+    with shared.use("env"), torch.no_grad():
+        env = shared.logprobs(groups)[0]
+    assert not torch.allclose(agent, off) and not torch.allclose(agent, env)
+
+
+def test_active_adapter_is_restored_after_an_exception(shared):
+    """One failed reference pass would leave the agent untrained from then on."""
+    with pytest.raises(RuntimeError):
+        with shared.use("agent"):
+            with pytest.raises(KeyError):
+                with shared.use(None):
+                    raise KeyError
+            assert shared.active == "agent"
+            with shared.use("env"):
+                assert shared.active == "env"
+            assert shared.active == "agent"
+            raise RuntimeError
+    assert shared.active is None
+    groups = random_groups(MIXED)
+    with torch.no_grad():
+        after = shared.logprobs(groups)[0]
+        with shared.use(None):
+            assert torch.equal(shared.logprobs(groups)[0], after)
+
+
+def test_active_name_and_the_weights_in_force_agree_after_an_exception(shared):
+    """`active` would say agent while env answers."""
+    groups = random_groups(MIXED)
+    with shared.use("agent"), torch.no_grad():
+        before = shared.logprobs(groups)[0]
+        with pytest.raises(KeyError):
+            with shared.use("env"):
+                raise KeyError
+        assert torch.equal(shared.logprobs(groups)[0], before)
+
+
+def test_unknown_adapter_is_refused_by_name(shared):
+    """A typing error would silently train the base."""
+    with pytest.raises(ValueError, match="no adapter 'judge'"):
+        with shared.use("judge"):
+            pass
+
+
+def test_gradients_survive_a_switch_of_adapters_before_the_backward_pass():
+    """PEFT freezes the inactive adapter and autograd then drops its pending gradient."""
+    policy, groups = tiny_policy(), random_groups(MIXED)
+    with policy.use("agent"):
+        policy.logprobs(groups)[0].sum().backward()
+        expected = gradients(policy, "agent")
+        clear(policy)
+        loss = policy.logprobs(groups)[0].sum()
+        with policy.use("env"), torch.no_grad():
+            policy.logprobs(groups)
+        with policy.use(None), torch.no_grad():
+            policy.logprobs(groups)
+        loss.backward()
+    assert all(p.requires_grad for params in policy.params.values() for p in params)
+    assert close(gradients(policy, "agent"), expected)
+    assert all(g is None for g in gradients(policy, "env"))
+
+
+def test_only_adapters_are_trainable_and_each_optimiser_has_its_own():
+    """The wrong adapter, or the base, would be trained."""
+    policy = tiny_policy()
+    owned = {name: {id(p) for p in params} for name, params in policy.params.items()}
+    assert owned["agent"] and len(owned["agent"]) == len(owned["env"])
+    assert not owned["agent"] & owned["env"]
+    trainable = {id(p) for p in policy.model.parameters() if p.requires_grad}
+    assert trainable == owned["agent"] | owned["env"]
+    for active in (None, "agent", "env"):  # whatever is in force while it is built
+        with policy.use(active):
+            optimizer = policy.optimizer("env", 1e-3)
+        assert {id(p) for g in optimizer.param_groups for p in g["params"]} == owned["env"]
+
+
+def test_both_adapters_cover_all_linear_layers_of_the_decoder():
+    """Some layers would stay frozen: 7 linear layers, A and B, in each of 2 blocks."""
+    policy = tiny_policy()
+    assert len(policy.params["agent"]) == 7 * 2 * 2
+    assert all(p.dtype == torch.float32 for p in policy.params["agent"])
+
+
+def test_seed_decides_the_adapters_and_the_global_generator_is_untouched():
+    """Two runs of one seed would start from other adapters."""
+    state = torch.random.get_rng_state()
+    a, b, c = (tiny_policy(live=False), tiny_policy(live=False),
+               Policy(tiny_lm(0), toy_tokenizer(), rank=4, seed=7))
+    assert same(weights(a, "agent"), weights(b, "agent"))
+    assert not same(weights(a, "agent"), weights(c, "agent"))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_gradient_checkpointing_gives_the_same_nonzero_gradients():
+    """With a frozen base a careless checkpoint gives LoRA weights no gradient at all."""
+    policy, groups, results = tiny_policy(), random_groups(MIXED), []
+    for grad_checkpoint in (False, True):
+        clear(policy)
+        with policy.use("agent"):
+            logp, mask = policy.logprobs(groups, 0.7, grad_checkpoint)
+            (logp * mask).sum().backward()
+        results.append((logp.detach(), gradients(policy, "agent")))
+    torch.testing.assert_close(results[1][0], results[0][0])
+    assert close(results[1][1], results[0][1])
+    assert all(g is not None and g.abs().max() > 0 for g in results[1][1])
+
+
+def test_gradient_checkpointing_really_recomputes_the_blocks():
+    """The option would be accepted and do nothing."""
+    policy, groups, calls = tiny_policy(), random_groups(MIXED), []
+    layer = policy.lm.base_model.layers[0].input_layernorm
+    hook = layer.register_forward_hook(lambda *a: calls.append(1))
+    for grad_checkpoint, expected in ((False, 1), (True, 2)):
+        calls.clear()
+        with policy.use("agent"):
+            policy.logprobs(groups, 1.0, grad_checkpoint)[0].sum().backward()
+        assert len(calls) == expected
+    hook.remove()
+
+
+def test_rollouts_keep_their_cache_after_gradient_checkpointing():
+    """transformers drops the cache in training mode: decoding would become quadratic, silently."""
+    policy, groups, widths = tiny_policy(), random_groups(MIXED), []
+    plain = policy.sample("agent", [[4, 5, 6]], G=2, max_new_tokens=6, temperature=0)
+    with policy.use("agent"):
+        policy.logprobs(groups, 1.0, True)[0].sum().backward()
+    hook = policy.lm.get_input_embeddings().register_forward_hook(
+        lambda m, args, out: widths.append(args[0].shape[1]))
+    after = policy.sample("agent", [[4, 5, 6]], G=2, max_new_tokens=6, temperature=0)
+    hook.remove()
+    assert after == plain and widths[0] == 3 and max(widths[1:]) <= 2  # one token per rollout
+    assert not policy.model.training
+
+
+def test_saved_adapter_is_read_by_peft_and_by_load(tmp_path):
+    """A run's adapters could not be used afterwards."""
+    from peft import PeftModel
+    policy, groups = tiny_policy(), random_groups(MIXED)
+    with policy.use("env"), torch.no_grad():
+        expected = policy.logprobs(groups)[0]
+    policy.save_adapter("env", tmp_path / "env")
+    lm = PeftModel.from_pretrained(tiny_lm(), str(tmp_path / "env"))
+    lone = Policy(lm.merge_and_unload(), toy_tokenizer(), adapters=())
+    with torch.no_grad():
+        torch.testing.assert_close(lone.logprobs(groups)[0], expected, atol=1e-4, rtol=1e-4)
+    tiny_lm().save_pretrained(tmp_path / "base")
+    toy_tokenizer().save_pretrained(tmp_path / "base")
+    for adapters in (("agent", "env"), ("env", "agent"), ("env",)):
+        loaded = Policy.load(str(tmp_path / "base"), adapters, device="cpu",
+                             adapter_paths={"env": str(tmp_path / "env")})
+        with loaded.use("env"), torch.no_grad():
+            assert torch.equal(loaded.logprobs(groups)[0], expected)
+        assert all(p.requires_grad for ps in loaded.params.values() for p in ps)
+        assert loaded.encode("w1 w2") == [5, 6] and loaded.eos_ids == [EOS]
+
+
+# ---------------------------------------------------------------------------------------------
+# text, and what a user may get wrong
+
+
+def test_plain_text_gets_no_special_tokens():
+    """A second BOS would move every prompt off the distribution."""
+    assert tiny_policy(adapters=(), bos=True).encode("w1 w2 =") == [5, 6, PAD]
+
+
+def test_chat_messages_become_the_golden_ids():
+    """No generation prompt: the model writes its own header. BOS twice: another prompt."""
+    policy = tiny_policy(adapters=(), chat=True, bos=True)
+    ids = policy.encode([{"role": "user", "content": "w9 w8"}])
+    assert ids == [BOS, 4, 13, 12, EOS, 5]
+
+
+def test_chat_messages_without_a_template_are_a_clear_error():
+    """A base model would be fed something that is no chat."""
+    with pytest.raises(UserError, match="chat template"):
+        tiny_policy(adapters=()).encode([{"role": "user", "content": "w9"}])
+
+
+def test_decoded_text_has_no_special_tokens(shared):
+    """Parsers would see template tokens."""
+    assert shared.decode([BOS, 5, 6, STOP, EOS, PAD]) == "w1 w2"
+
+
+def test_model_folders_that_cannot_work_are_named(tmp_path):
+    """A missing folder, model or tokenizer would end in a traceback."""
+    with pytest.raises(UserError, match="does not exist"):
+        Policy.load(str(tmp_path / "none"))
+    with pytest.raises(UserError, match="no config.json"):
+        Policy.load(str(tmp_path))
+    tiny_lm().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no tokenizer"):
+        Policy.load(str(tmp_path))
+    toy_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="unknown quantisation 'int3'"):
+        Policy.load(str(tmp_path), quant="int3")
+
+
+@pytest.mark.parametrize("file, content", [("config.json", "{"), ("tokenizer.json", "{"),
+                                           ("config.json", json.dumps({"model_type": "nothing"}))])
+def test_broken_model_files_are_one_clear_line(tmp_path, file, content):
+    """A half-copied model would end in a traceback of the library."""
+    tiny_lm().save_pretrained(tmp_path)
+    toy_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match="cannot load the model") as error:
+        Policy.load(str(tmp_path), device="cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_missing_adapter_folder_is_named(tmp_path):
+    """A wrong adapter path would end in a traceback of the library."""
+    tiny_lm().save_pretrained(tmp_path)
+    toy_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="nowhere"):
+        Policy.load(str(tmp_path), device="cpu",
+                    adapter_paths={"agent": str(tmp_path / "nowhere")})
+
+
+def test_model_without_any_end_token_is_refused():
+    """Every response would run to the limit."""
+    tokenizer = toy_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="end-of-sequence"):
+        Policy(tiny_lm(eos=None), tokenizer, adapters=())
+
+
+def test_randomised_adapters_really_differ():
+    """The helper would make every comparison of adapters trivial."""
+    policy = tiny_policy(live=False)
+    before = weights(policy, "agent")
+    randomise(policy)
+    assert not any(torch.equal(a, b) for a, b in zip(before, policy.params["agent"]))

@@ -1,0 +1,588 @@
+"""A real domain: JSON tool calls and short answers, with any chat model as the base.
+
+What of the paper this is: a task instance carries a prompt (tool specs, goal) and an evaluation spec
+(the calls it takes, or a reference answer), and `score` is both branches of Eq. 1.
+
+How it is run: `python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE`. The file holds one
+JSON object per line, of either kind (worlds/example_tasks.jsonl has 48, and is the default):
+
+    {"task": "Dim the study to 30 percent.",
+     "tools": [{"name": "set_light", "description": "...", "parameters": JSON schema}, ...],
+     "calls": [{"name": "set_light", "arguments": {"room": "study", "brightness": 30}}],
+     "ordered": true}          optional: the calls have to come in this order
+    {"task": "Who wrote Dune?", "reference": "Frank Herbert"}      or a list of accepted answers
+
+`parameters` is an object schema of these keywords: type, properties, required, items, enum, minimum,
+maximum, default, and the notes description, title, format, examples, additionalProperties (which
+is always taken as false). An eighth of the file is held out for validation, another for tuning.
+
+When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0, and
+both are integers as JSON schema has it), but 5 is not "5" and true is not 1; strings must agree in
+every character; an argument left out equals its schema's `default`. The whole list must agree: all
+calls and no other, in any order unless `ordered`. Part of the list earns nothing.
+
+Where it differs on purpose: there is no executor for invented tools, so `valid` means that every
+call parses and satisfies the schema of a declared tool; the simulator must keep the kind of its
+seed, since a drift to free-form answers, whose references nothing checks, would be rewarded too.
+Two tasks with the same calls are the same task however they are worded (its id says so), which
+also keeps rewordings of one task on one side of the validation split.
+"""
+import hashlib
+import json
+import math
+import re
+import string
+from collections import Counter
+from functools import lru_cache
+from pathlib import Path
+
+from data_pool import Task, UserError, task_id
+from policy import Policy
+from worlds import InvalidTask
+
+EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
+HELD_OUT = 8          # one task in so many for validation, as many again for tuning
+MAX_CHARS = 32_768    # of a model's text; more is not even looked at
+MAX_DEPTH = 24        # nesting of its JSON: far below what would exhaust the parser's stack
+MAX_DIGITS = 18       # of an integer
+MAX_CALLS, MAX_TOOLS = 8, 32
+MIN_LETTERS = 10      # letters and digits that a task text needs to ask for anything
+
+# every reason parse_task can give; the loop adds "too long", "duplicate in the batch" and so on
+REASONS = ("no JSON object", "malformed task", "trivial text", "tool schema", "unknown tool",
+           "wrong arguments", "other kind than the seed", "answer leaked", "copy of the seed",
+           "held-out task")
+
+_held_out = {"ids": frozenset(), "texts": frozenset()}  # set by prepare: parse_task has no options
+
+
+def _invalid(reason: str, detail: str) -> InvalidTask:
+    """InvalidTask to raise: counted under `reason`; `detail` is for the author of a file."""
+    error = InvalidTask(reason)
+    error.detail = detail
+    return error
+
+
+# ---------------------------------------------------------------------------------------------
+# JSON from a model: bounded, and only ever parsed
+
+
+def find_object(text: str, start: int = 0):
+    """(begin, end) of the first balanced {...} from `start` on, or None.
+
+    Quoted braces do not count. None also if it never closes or nests deeper than MAX_DEPTH.
+    """
+    begin, depth, quoted = text.find("{", start), 0, False
+    if begin < 0:
+        return None
+    for mark in re.finditer(r'\\.|["{}\[\]]', text[begin:], re.DOTALL):
+        sign = mark.group()
+        if sign == '"':
+            quoted = not quoted
+        elif not quoted and len(sign) == 1:
+            depth += 1 if sign in "{[" else -1
+            if depth == 0:
+                return begin, begin + mark.end()
+            if depth > MAX_DEPTH:
+                return None
+    return None
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError("an integer of too many digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError("a number out of range")
+    return value
+
+
+def load_object(text: str):
+    """One JSON object that is all of `text` -> dict, or None if it is anything else.
+
+    Refused besides bad JSON: infinities, NaN, huge integers, NUL and lone surrogates, which no
+    tokenizer takes.
+    """
+    span = find_object(text) if "\0" not in text and "\\u0000" not in text else None
+    if span is None or text[:span[0]].strip() or text[span[1]:].strip():
+        return None
+    try:
+        value = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError):  # bad JSON and bad Unicode are ValueErrors too
+        return None
+    return value
+
+
+def first_object(text: str, tries: int = 8):
+    """The first JSON object in a model's text, in a ```json fence or bare; None if there is none."""
+    if len(text) > MAX_CHARS:
+        return None
+    span = find_object(text)
+    for _ in range(tries):  # prose before it may hold braces that are no JSON
+        if span is None:
+            return None
+        value = load_object(text[slice(*span)])
+        if value is not None:
+            return value
+        span = find_object(text, span[1])
+    return None
+
+
+# ---------------------------------------------------------------------------------------------
+# JSON schema, the part of it that tool specs use
+
+
+TYPES = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None)}
+NUMBERS = ("integer", "number")
+NOTES = {"description", "title", "format", "examples", "additionalProperties"}
+KEYWORDS = NOTES | {"type", "properties", "required", "items", "enum", "minimum", "maximum",
+                    "default"}
+
+
+def canonical(value) -> str:
+    """JSON text that is equal for equal values: keys sorted, 5.0 written as 5, true apart from 1."""
+    def plain(v):
+        if isinstance(v, dict):
+            return {key: plain(item) for key, item in v.items()}
+        if isinstance(v, list):
+            return [plain(item) for item in v]
+        return int(v) if isinstance(v, float) and v.is_integer() else v
+    return json.dumps(plain(value), sort_keys=True)
+
+
+def conforms(value, schema: dict) -> bool:
+    """Whether a value satisfies a schema that check_schema has passed."""
+    kind = schema["type"]
+    if kind in NUMBERS:
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
+        fits = fits and (kind == "number" or value == int(value))
+        fits = fits and schema.get("minimum", value) <= value <= schema.get("maximum", value)
+    else:
+        fits = isinstance(value, TYPES[kind])
+    if fits and "enum" in schema:
+        fits = canonical(value) in map(canonical, schema["enum"])
+    if fits and kind == "array" and "items" in schema:
+        fits = all(conforms(item, schema["items"]) for item in value)
+    if fits and kind == "object" and "properties" in schema:
+        fits = not argument_fault(value, schema)
+    return fits
+
+
+def argument_fault(arguments: dict, schema: dict) -> str:
+    """What is wrong with the members of an object, in words; empty if nothing is."""
+    properties = schema.get("properties", {})
+    for name in schema.get("required", []):
+        if name not in arguments:
+            return f"the required argument {name!r} is missing"
+    for name, value in arguments.items():
+        if name not in properties:
+            return f"the argument {name!r} is not declared"
+        if not conforms(value, properties[name]):
+            return f"the argument {name!r} does not fit its schema"
+    return ""
+
+
+def check_schema(schema, where: str):
+    """Raise InvalidTask("tool schema") unless `schema` is one that `conforms` can check."""
+    def need(holds, what):
+        if not holds:
+            raise _invalid("tool schema", f"{where}: {what}")
+    need(isinstance(schema, dict), "the schema is no object")
+    need(not set(schema) - KEYWORDS, "unsupported keyword "
+         + ", ".join(sorted(map(repr, set(schema) - KEYWORDS))))
+    kind = schema.get("type")
+    need(isinstance(kind, str) and (kind in TYPES or kind in NUMBERS), f"unknown type {kind!r}")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    need(isinstance(properties, dict), "properties is no object")
+    for name, inner in properties.items():
+        check_schema(inner, f"{where}.{name}")
+    need(isinstance(required, list) and all(r in properties for r in required if
+         isinstance(r, str)) and all(isinstance(r, str) for r in required),
+         "required names something that properties does not have")
+    if "items" in schema:
+        check_schema(schema["items"], f"{where}[]")
+    for bound in ("minimum", "maximum"):
+        need(type(schema.get(bound, 0)) in (int, float), f"{bound} is no number")
+    need(isinstance(schema.get("enum", [0]), list) and schema.get("enum", [0]), "enum is no list")
+    need("default" not in schema or conforms(schema["default"], schema),
+         "the default does not fit the schema")
+
+
+# ---------------------------------------------------------------------------------------------
+# tools and calls
+
+
+def check_tools(tools) -> dict:
+    """A list of tool specs -> {name: spec}. Raises InvalidTask("tool schema")."""
+    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
+        raise _invalid("tool schema", f"tools is no list of 1 to {MAX_TOOLS} tool specs")
+    by_name = {}
+    for tool in tools:
+        name = tool.get("name") if isinstance(tool, dict) else None
+        # identifier-like, with the dots and dashes that some benchmarks use
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w.\-]{0,63}", name):
+            raise _invalid("tool schema", f"a tool has no proper name, it has {name!r:.80}")
+        if name in by_name:
+            raise _invalid("tool schema", f"two tools are called {name!r}")
+        if set(tool) != {"name", "description", "parameters"} \
+                or not isinstance(tool["description"], str):
+            raise _invalid("tool schema", f"tool {name!r} needs exactly name, description (text) "
+                           "and parameters")
+        check_schema(tool["parameters"], name)
+        if tool["parameters"]["type"] != "object":
+            raise _invalid("tool schema", f"the parameters of tool {name!r} are no object schema")
+        by_name[name] = tool
+    return by_name
+
+
+def check_calls(calls, tools: dict):
+    """Raise InvalidTask unless every call is of a declared tool with fitting arguments."""
+    if not isinstance(calls, list) or not 1 <= len(calls) <= MAX_CALLS:
+        raise _invalid("malformed task", f"calls is no list of 1 to {MAX_CALLS} calls")
+    for call in calls:
+        if not isinstance(call, dict) or set(call) != {"name", "arguments"} \
+                or not isinstance(call["arguments"], dict) or not isinstance(call["name"], str):
+            raise _invalid("malformed task", "a call needs exactly name (text) and arguments (object)")
+        if call["name"] not in tools:
+            raise _invalid("unknown tool", f"tool {call['name']!r:.80} is not declared")
+        fault = argument_fault(call["arguments"], tools[call["name"]]["parameters"])
+        if fault:
+            raise _invalid("wrong arguments", f"call of {call['name']!r}: {fault:.200}")
+
+
+def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:
+    """Checked calls as canonical texts, defaults filled in; sorted unless the order matters."""
+    texts = []
+    for call in calls:
+        properties = tools[call["name"]]["parameters"].get("properties", {})
+        defaults = {k: p["default"] for k, p in properties.items() if "default" in p}
+        texts.append(canonical([call["name"], {**defaults, **call["arguments"]}]))
+    return texts if ordered else sorted(texts)
+
+
+def parse_calls(response: str):
+    """The calls in <tool_call> tags of a response, or None if there are none or one is no JSON."""
+    blocks = response[:MAX_CHARS + 1].split("<tool_call>")[1:]
+    if len(response) > MAX_CHARS or not 1 <= len(blocks) <= 2 * MAX_CALLS:
+        return None
+    calls = []
+    for block in blocks:
+        body, closed, _ = block.partition("</tool_call>")
+        calls.append(load_object(body) if closed else None)
+    return None if None in calls else calls
+
+
+# ---------------------------------------------------------------------------------------------
+# tasks: from the simulator and from files
+
+
+def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
+    """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if it is neither."""
+    def need(holds, what, reason="malformed task"):
+        if not holds:
+            raise _invalid(reason, what)
+    text = record.get("task")
+    need(isinstance(text, str), "no text under 'task'")
+    text = text.strip()
+    need(sum(map(str.isalnum, text)) >= MIN_LETTERS, "the task text says too little",
+         "trivial text")
+    need(("calls" in record) != ("reference" in record), "needs either 'calls' or 'reference'")
+    fields = {"task", "tools", "calls", "ordered"} if "calls" in record else {"task", "reference"}
+    need(not set(record) - fields, "unknown field " + ", ".join(sorted(set(record) - fields)))
+    if "reference" in record:
+        answers = record["reference"]
+        answers = answers if isinstance(answers, list) else [answers]
+        need(answers and all(isinstance(a, str) and normal_words(a) for a in answers),
+             "the reference is no text or list of texts")
+        key = {"question": normal_words(text)}
+        return Task(text, {"reference": answers}, origin, seed, epoch, task_id(key))
+    ordered = record.get("ordered", False)
+    need(isinstance(ordered, bool), "ordered is neither true nor false")
+    tools = check_tools(record.get("tools"))
+    check_calls(record["calls"], tools)
+    spec = {"tools": record["tools"], "calls": record["calls"], "ordered": ordered}
+    key = {"calls": normal_calls(record["calls"], tools, ordered=False)}
+    return Task(text, spec, origin, seed, epoch, task_id(key))
+
+
+def structured(task: Task) -> bool:
+    """Whether the task asks for calls (a in A_struct of Eq. 1) or for a free-form answer."""
+    return "calls" in task.spec
+
+
+def leaks_answer(task: Task) -> bool:
+    """Whether the text of a task gives its calls away: as JSON, as f(...), or in tags."""
+    if "<tool_call>" in task.text or any(c["name"] + "(" in task.text for c in task.spec["calls"]):
+        return True
+    answers = {canonical(part) for call in task.spec["calls"] for part in
+               (call, call["arguments"]) if part}
+    span = find_object(task.text)
+    while span is not None:
+        value = load_object(task.text[slice(*span)])
+        if value is not None and canonical(value) in answers:
+            return True
+        span = find_object(task.text, span[0] + 1 if value is None else span[1])
+    return False
+
+
+def parse_task(text: str, seed: Task, epoch: int) -> Task:
+    """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
+    record = first_object(text)
+    if record is None:
+        raise InvalidTask("no JSON object")
+    task = make_task(record, "env", seed.id, epoch)
+    if structured(task) != structured(seed):
+        raise InvalidTask("other kind than the seed")
+    if structured(task) and leaks_answer(task):
+        raise InvalidTask("answer leaked")
+    if task.id == seed.id or normal_words(task.text) == normal_words(seed.text):
+        raise InvalidTask("copy of the seed")
+    if task.id in _held_out["ids"] or " ".join(normal_words(task.text)) in _held_out["texts"]:
+        raise InvalidTask("held-out task")
+    return task
+
+
+@lru_cache
+def read_tasks(path: str) -> tuple:
+    """Every task of a JSONL file. Raises UserError naming the file and the line at fault."""
+    if not Path(path).is_file():
+        raise UserError(f"{path}: no such file; --base-tasks and --validation-tasks take JSONL, "
+                        "see worlds/tool_calls.py for the format")
+    tasks, seen = [], {}
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        where, record = f"{path}, line {number}", load_object(line.decode("utf-8", "replace"))
+        if record is None:
+            raise UserError(f"{where}: not one JSON object; correct or remove it")
+        try:
+            task = make_task(record, "base")
+        except InvalidTask as fault:
+            raise UserError(f"{where}: {fault}: {fault.detail}") from None
+        first = seen.setdefault(canonical([task.text, task.spec]), number)
+        if first != number:
+            raise UserError(f"{where}: repeats line {first}; remove one of them")
+        tasks.append(task)
+    return tuple(tasks)
+
+
+@lru_cache
+def _splits(base_file: str, validation_file: str) -> dict:
+    """{"base", "validation", "tuning": tasks}, by the order of the ids, which are hashes.
+
+    Tasks with one id stay together. A validation file takes the place of the held-out eighth.
+    """
+    tasks = read_tasks(base_file or str(EXAMPLE_TASKS))
+    given = read_tasks(validation_file) if validation_file else ()
+    taken = {task.id for task in given}
+    tasks = [task for task in tasks if task.id not in taken]
+    # ids are hashes already; hashing again keeps the split apart from any other use of their order
+    ids = sorted({t.id for t in tasks}, key=lambda i: hashlib.sha256(i.encode()).hexdigest())
+    n = max(1, len(ids) // HELD_OUT)
+    if len(ids) < 2 * n + 1:
+        raise UserError(f"{base_file}: {len(ids)} distinct tasks are too few: some are held out "
+                        "for validation and for tuning, so give at least 3 (better 40)")
+    tuning, validation = set(ids[:n]), set() if given else set(ids[n:2 * n])
+    pick = lambda chosen: [task for task in tasks if task.id in chosen]
+    return {"tuning": pick(tuning), "validation": list(given) or pick(validation),
+            "base": pick(set(ids) - tuning - validation)}
+
+
+def prepare(o):
+    """Check the model option and both task files; remember what is held out."""
+    if not o.model:
+        raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
+                        "such as Qwen/Qwen2.5-7B-Instruct")
+    splits = _splits(o.base_tasks, o.validation_tasks)
+    held_out = splits["validation"] + splits["tuning"]
+    _held_out["ids"] = frozenset(task.id for task in held_out)
+    _held_out["texts"] = frozenset(" ".join(normal_words(task.text)) for task in held_out)
+
+
+def base_tasks(o) -> list[Task]:
+    """The tasks of --base-tasks that are not held out."""
+    return _splits(o.base_tasks, o.validation_tasks)["base"]
+
+
+def validation_tasks(o, split="validation") -> list[Task]:
+    """The held-out eighth, or --validation-tasks; "tuning" is another eighth."""
+    return _splits(o.base_tasks, o.validation_tasks)[split]
+
+
+# ---------------------------------------------------------------------------------------------
+# the two roles
+
+
+AGENT_CALLS = """\
+You answer requests by calling tools. These are the tools, as JSON, one per line:
+{tools}
+
+Reply with every call that the request needs and no other. Write each one as a JSON object between \
+tags, on a line of its own:
+<tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>"""
+
+AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
+
+ENV_SYSTEM = """\
+You write practice tasks for an assistant. You are given one task and how often the assistant \
+succeeds at it, and you write a new one.
+The new task is a variation, not a copy: another situation that asks for other {answers}. Every \
+value of the answer must follow from the task text, exactly one answer may be right, and the text \
+must not state the answer itself.
+If the assistant succeeds more often than the target, make the new task harder; if less often, \
+easier.
+Reply with one JSON object and nothing else, of this form:
+{form}"""
+
+CALLS_FORM = """\
+{"task": "what the user says", "tools": [{"name": "tool_name", "description": "what it does", \
+"parameters": {"type": "object", "properties": {"argument": {"type": "string", "description": \
+"what it means"}}, "required": ["argument"]}}], "calls": [{"name": "tool_name", "arguments": \
+{"argument": "value"}}]}
+"calls" are the calls that the task needs. Add "ordered": true only if they must come in that \
+order. Tools that the task does not need make it harder."""
+ANSWER_FORM = '{"task": "a question with a short answer", "reference": "the answer"}'
+
+ENV_USER = """\
+The task:
+{seed}
+
+The assistant {words}: its recent success rate is {success:.0f} %. The target is {alpha:.0f} %.
+Write the variation."""
+
+
+def success_words(success: float) -> str:
+    """A success rate in [0, 1] as a person would put it."""
+    steps = ((0.0, "never solves it"), (0.2, "rarely solves it"), (0.4, "sometimes solves it"),
+             (0.6, "solves it about half of the time"), (0.8, "often solves it"),
+             (0.999, "nearly always solves it"))
+    return next((words for limit, words in steps if success <= limit), "always solves it")
+
+
+def _json(value) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def env_prompt(seed: Task, success: float, alpha: float) -> list[dict]:
+    """Chat messages for the simulator: the form of a task, the seed, its success, the target."""
+    if structured(seed):
+        record = {"task": seed.text, **seed.spec}
+        record = record if record["ordered"] else {k: record[k] for k in ("task", "tools", "calls")}
+        system = ENV_SYSTEM.format(answers="calls", form=CALLS_FORM)
+    else:
+        record = {"task": seed.text, "reference": seed.spec["reference"][0]}
+        system = ENV_SYSTEM.format(answers="answers", form=ANSWER_FORM)
+    user = ENV_USER.format(seed=_json(record), words=success_words(success),
+                           success=100 * success, alpha=100 * alpha)
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+
+
+def agent_prompt(task: Task) -> list[dict]:
+    """Chat messages for the agent: tool specs and the form of a call, then the task."""
+    system = AGENT_ANSWER
+    if structured(task):
+        system = AGENT_CALLS.format(tools="\n".join(map(_json, task.spec["tools"])))
+    return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
+
+
+def load_policy(o) -> Policy:
+    """The chat model with two fresh adapters; both prompts of every task are tried first.
+
+    Raises UserError if the model has no usable chat template or a prompt is over the limit.
+    """
+    from jinja2 import TemplateError  # what transformers renders chat templates with
+    policy = Policy.load(o.model, rank=o.rank, quant=o.quant or None, device=o.device, seed=o.seed)
+    splits = _splits(o.base_tasks, o.validation_tasks)
+    try:
+        for task in [task for tasks in splits.values() for task in tasks]:
+            longest = max(len(policy.encode(agent_prompt(task))),
+                          len(policy.encode(env_prompt(task, 0.5, 0.5))))
+            if longest > o.max_prompt_tokens:
+                raise UserError(f"the task {task.text[:60]!r} makes a prompt of {longest} tokens: "
+                                f"raise --max-prompt-tokens ({o.max_prompt_tokens}) or remove it")
+    except TemplateError as error:
+        raise UserError(f"the chat template of {o.model} cannot write a system and a user message "
+                        f"({error}): choose a model whose template can") from None
+    return policy
+
+
+# ---------------------------------------------------------------------------------------------
+# Eq. 1
+
+
+def normal_words(text: str) -> list[str]:
+    """Words for comparing free text as SQuAD does: lower case, no punctuation, no articles."""
+    text = text.lower().translate(str.maketrans("", "", string.punctuation))
+    return [word for word in text.split() if word not in ("a", "an", "the")]
+
+
+def token_f1(answer: str, reference: str) -> float:
+    """Harmonic mean of the precision and recall of words, in [0, 1]; 0 if either has none."""
+    a, b = normal_words(answer), normal_words(reference)
+    common = sum((Counter(a) & Counter(b)).values())
+    return 2 * common / (len(a) + len(b)) if common else 0.0
+
+
+def score(task: Task, response: str) -> tuple[float, bool]:
+    """Eq. 1 -> (reward in [0, 1], valid). Only the response is read, never the prompt.
+
+    Structured: 1 if the calls are exactly those expected, else 0; valid if all of them parse and
+    satisfy the schema of a declared tool. Free-form: the best token-F1 over the references; valid
+    if the response has any word.
+    """
+    if len(response) > MAX_CHARS:
+        return 0.0, False
+    if not structured(task):
+        valid = bool(normal_words(response))
+        return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
+    tools = {tool["name"]: tool for tool in task.spec["tools"]}
+    calls, ordered = parse_calls(response), task.spec["ordered"]
+    try:
+        check_calls(calls, tools)
+    except InvalidTask:
+        return 0.0, False
+    expected = normal_calls(task.spec["calls"], tools, ordered)
+    return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
+
+
+def agree(policy, tasks, k: int, generator, max_new_tokens: int, temperature: float = 1.0,
+          success_at: float = 0.5, max_rows: int = 256) -> list[bool]:
+    """The agreement check: does the simulator, solving its own tasks k times, ever confirm them?
+
+    A task whose stated answer its author never reproduces is probably wrong or ambiguous, and
+    would land near alpha all the same. All tasks are tried in one wide batch, with the adapter
+    "env" on the agent's prompt. Returns one bool per task.
+    """
+    prompts = [policy.encode(agent_prompt(task)) for task in tasks]
+    rollouts = policy.sample("env", prompts, k, max_new_tokens, temperature, generator,
+                             max_rows=max_rows)
+    agreed = [False] * len(tasks)
+    for n, r in enumerate(rollouts):
+        reward, valid = score(tasks[n // k], policy.decode(r.response))
+        agreed[n // k] |= valid and not r.truncated and reward >= success_at
+    return agreed
+
+
+# ---------------------------------------------------------------------------------------------
+# what the figures need
+
+
+def skills(task: Task) -> list[str]:
+    """Names of the tools that the task calls; none for a free-form question."""
+    return [call["name"] for call in task.spec.get("calls", [])]
+
+
+def task_length(task: Task) -> int:
+    """Words of the task text: the one unit that both kinds share."""
+    return len(task.text.split())
+
+
+def category(task: Task) -> str:
+    """`1 call`, `2 calls`, `3+ calls` or `free-form`."""
+    n = len(task.spec.get("calls", []))
+    return {0: "free-form", 1: "1 call", 2: "2 calls"}.get(n, "3+ calls")
