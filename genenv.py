@@ -1,47 +1,60 @@
 """GenEnv, the loop: an agent and an environment simulator that train each other (Algorithm 1).
 
-    python genenv.py                                  # the embedded world, a laptop, ~2 minutes
+    python genenv.py                                  # the embedded world on a laptop
     python genenv.py --variant random                 # the simulator is never trained (ablation)
     python genenv.py --alpha-schedule linear --alpha 0.7 --alpha-end 0.4
+    python genenv.py --resume --out runs/000-genenv   # go on where a run stopped
     python genenv.py --help                           # every option with its meaning
 
 What of the paper this is: Algorithm 1. `epoch` below reads like it: generate and interact, update
 both policies, aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate,
 R_env and filter in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1).
 
-Where it differs on purpose: an epoch is a number of small steps, so that the agent sees tasks of
-the present simulator; the simulator itself is updated once per epoch, as in the paper. Tasks of
-D_train are rolled out afresh, so GRPO stays on-policy. README.md lists what the paper leaves open.
+Where it differs on purpose: an epoch is several small steps, so that the agent meets tasks of the
+present simulator; the simulator itself is updated once per epoch, as in the paper. Tasks of D_train
+are rolled out afresh, so GRPO stays on-policy. README.md lists what the paper leaves open.
 
-A run folder holds config.json, metrics.jsonl, samples.jsonl, train.jsonl (D_train), env.jsonl
-(D_env), adapters/agent and adapters/env in PEFT format, figures/*.png.
+A run folder holds config.json, metrics.jsonl (a record per epoch), samples.jsonl (tasks and traces
+to read), train.jsonl (D_train), env.jsonl (D_env), adapters/{agent,env} in PEFT format, figures/,
+report.html and checkpoints/.
 """
 import argparse
 import dataclasses
+import inspect
 import json
-import math
 import os
+import re
 import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-warnings.filterwarnings("ignore", category=FutureWarning)
+warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
 
 import torch
 from tqdm import tqdm
 
+import checkpoint
 import curriculum
+import export
+import measure
+import report
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl
 from grpo import grpo_update
+from presets import PRESETS
 from rwr import draw_batches, rwr_update
 from worlds import InvalidTask, load_world
 
-VARIANTS = ("genenv", "random", "static")
+CHOICES = {"variant": ("genenv", "random", "static"), "kl_estimator": ("k1", "k2", "k3"),
+           "scale": ("std", "none"), "aggregation": ("token", "sequence"),
+           "p_hat_unit": ("task", "seed"), "quant": ("", "nf4"),
+           "alpha_schedule": tuple(curriculum.ALPHA_SCHEDULES),
+           "difficulty_reward": tuple(curriculum.DIFFICULTY_REWARDS),
+           "seed_selection": tuple(curriculum.SEED_SELECTIONS)}
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,8 @@ class Options:
     """Every option of a run; the comment beside each is its --help text."""
     # the run
     out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
-    variant: str = "genenv"           # genenv | random (simulator never trained) | static (tasks written once)
+    resume: bool = False              # go on with the run in --out from its last checkpoint
+    variant: str = "genenv"           # genenv; random: simulator never trained; static: tasks written once
     world: str = "ladder"             # domain, a module of worlds/
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0 = all cores
@@ -57,6 +71,8 @@ class Options:
     # models
     model: str = ""                   # local folder or hub name of a chat model (not for the ladder world)
     base_tasks: str = ""              # JSONL of base tasks (not for the ladder world)
+    quant: str = ""                   # nf4 = 4-bit base model
+    device: str = "auto"              # auto, cpu or cuda
     rank: int = 16                    # LoRA rank of both adapters
     # the loop
     epochs: int = 24                  # T of Algorithm 1
@@ -64,20 +80,23 @@ class Options:
     seeds: int = 16                   # seed tasks per step that the simulator varies
     variations: int = 4               # tasks written per seed (paper: 4)
     G: int = 8                        # rollouts per task
-    replay: float = 0.125             # share of each agent batch replayed from D_train and base
+    replay: float = 0.125             # tasks replayed from D_train and base, per task written
     base_share: float = 0.5           # share of seeds (and of replayed tasks) from the base set
-    seed_selection: str = "uniform"   # which recent tasks become seeds: uniform | curated (near alpha)
+    seed_selection: str = "uniform"   # which recent tasks become seeds; curated prefers p_hat near alpha
     pool_age: int = 2                 # epochs for which a generated task counts as recent
+    temperature: float = 1.0          # of sampling and of every log-prob
     max_task_tokens: int = 24         # length limit of a generated task
     max_response_tokens: int = 24     # length limit of an agent response
-    temperature: float = 1.0          # of sampling and of every log-prob
+    max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
+    agreement: int = 0                # k > 0: a task is kept only if the simulator solves it in k tries
+    val_samples: int = 8              # attempts per validation task
     # agent (GRPO)
     agent_lr: float = 1e-3            # AdamW on the agent's LoRA weights
     clip: float = 0.2                 # epsilon of the clipped surrogate
     agent_kl: float = 0.001           # KL coefficient to the initial policy
-    kl_estimator: str = "k3"          # k1 | k2 | k3, see grpo.token_kl
-    scale: str = "std"                # advantages divided by the group's std, or none
-    aggregation: str = "token"        # mean over tokens, or over sequences
+    kl_estimator: str = "k3"          # estimator of both KL terms, see grpo.token_kl
+    scale: str = "std"                # std: advantages divided by the group's standard deviation
+    aggregation: str = "token"        # loss as a mean over tokens or over sequences
     inner_epochs: int = 1             # passes over each rollout batch
     mini_batch: int = 0               # groups per optimiser step; 0 = the whole batch
     # environment (RWR)
@@ -99,8 +118,25 @@ class Options:
     env_kl_cap: float = 0.15          # largest KL of one update, nats per token; beyond it is undone
     env_probe: int = 128              # fresh generations on which that KL is measured
     # memory
+    grad_checkpoint: bool = False     # recompute activations in the backward pass
     token_budget: int = 16384         # padded tokens per micro-batch of a training pass
     max_rows: int = 512               # rollouts decoded at once
+
+
+@dataclass
+class Part:
+    """What of an epoch has been done so far: what a checkpoint in mid-epoch must hold."""
+    t: int = 0
+    step: int = 0
+    seconds: float = 0.0
+    written: int = 0
+    invalid: Counter = field(default_factory=Counter)
+    tries: list = field(default_factory=list)    # (Task, p_hat, [Trace])
+    replays: list = field(default_factory=list)  # (p_hat before, epochs ago, p_hat now)
+    agent: list = field(default_factory=list)    # statistics of each grpo_update
+    fresh: list = field(default_factory=list)    # EnvRecords of this epoch
+    rollout_tokens: int = 0
+    rollout_seconds: float = 0.0
 
 
 # ---------------------------------------------------------------------------------------------
@@ -110,71 +146,79 @@ class Options:
 def train(o: Options) -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError on what a user can mend."""
     run = prepare_run(o)
-    log_epoch(run, 0, dry_epoch(run), time.time())  # the state before training
-    for t in range(1, o.epochs + 1):
-        started = time.time()
-        log_epoch(run, t, epoch(run, t), started)
+    with checkpoint.stop_signals(run):
+        if run.part.t == 0:
+            dry_epoch(run)
+            end_epoch(run, {}, o.alpha)  # the state before training
+        for t in range(run.part.t, o.epochs + 1):
+            epoch(run, t)
     finish(run)
     return run.folder
 
 
-def epoch(run, t: int) -> dict:
-    """One epoch of Algorithm 1; returns its statistics."""
-    o, stats, fresh, probe = run.o, new_stats(), [], []
+def epoch(run, t: int):
+    """One epoch of Algorithm 1."""
+    o, part, started = run.o, run.part, time.time()
     alpha = curriculum.alpha_now(o.alpha_schedule, curriculum.Context(
         t, o.epochs, run.success, o.alpha, o.alpha_end))
-    for _ in tqdm(range(o.steps), desc=f"epoch {t}", leave=False, disable=not run.progress):
+    bar = tqdm(range(part.step, o.steps), desc=f"epoch {t}", leave=False, disable=not run.progress)
+    for part.step in bar:
         # 1. generate and interact: T_t ~ pi_env, then G attempts of the agent at every task
-        generations = generate(run, t, alpha, stats)
-        tasks = [g.task for g in generations] + replayed(run, len(generations))
-        groups, rewards = interact(run, tasks, t, stats)  # Eq. 1, Eq. 2
+        generations = generate(run, alpha)
+        tasks = [g.task for g in generations] + replayed(run)
+        groups, rewards = interact(run, tasks)  # Eq. 1, Eq. 2; D_train <- D_train + Valid(E_t)
         # 2a. agent update: GRPO on r
-        stats["agent"].append(grpo_update(
+        part.agent.append(grpo_update(
             run.policy, "agent", run.agent_optimizer, groups, rewards, temperature=o.temperature,
             clip=o.clip, kl_coef=o.agent_kl, kl_kind=o.kl_estimator, scale=o.scale,
             how=o.aggregation, inner_epochs=o.inner_epochs, mini_batch=o.mini_batch,
-            token_budget=o.token_budget, generator=run.rng))
-        # 3. aggregate: D_train <- D_train + Valid(E_t) happened in interact; D_env below
-        fresh += records_of(run, generations, t)
+            token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint, generator=run.rng))
+        part.fresh += records_of(run, generations)
+        bar.set_postfix(measure.postfix(part))
+        checkpoint.stop_if_asked(run, started)
     # 2b. environment update: RWR on what fell into the band
-    stats.update(update_environment(run, fresh, alpha, t))
-    run.env_pool.add(fresh)
-    return {**stats, "alpha": alpha}
+    env_stats = update_environment(run, alpha)
+    # 3. aggregate: D_env <- D_env + weighted generations
+    run.env_pool.add(part.fresh)
+    part.seconds += time.time() - started
+    end_epoch(run, env_stats, alpha)
 
 
-def generate(run, t, alpha, stats) -> list:
-    """A task batch from the simulator: `seeds` seed tasks, `variations` of each, verified.
-
-    Returns namespaces (task, prompt ids, response ids, text, seed id); duplicates within the batch
-    and everything that is no task are dropped and counted by reason.
-    """
-    o, world = run.o, run.world
+def generate(run, alpha) -> list:
+    """A task batch T_t: `seeds` seed tasks, `variations` of each, verified. See write_tasks."""
+    o = run.o
     if o.variant == "static":
         return draw_static(run)
-    recent = run.train_pool.recent(t, o.pool_age)
+    recent = run.train_pool.recent(run.part.t, o.pool_age)
     seeds = curriculum.select_seeds(run.train_pool.base, recent, o.seeds, o.base_share,
                                     curriculum.SEED_SELECTIONS[o.seed_selection], alpha, run.rng)
-    return write_tasks(run, seeds, o.variations, t, alpha, stats)
+    return agreed(run, write_tasks(run, seeds, o.variations, alpha))
 
 
-def write_tasks(run, seeds, variations, t, alpha, stats) -> list:
-    """Ask the simulator for variations of each seed; parse, verify, drop duplicates."""
-    o, world = run.o, run.world
+def write_tasks(run, seeds, variations, alpha) -> list:
+    """Ask the simulator for variations of each seed; parse, verify, drop duplicates.
+
+    Returns namespaces (task, prompt, response, text, seed, slot). What is no task is counted under
+    the reason that the world gives for it, and never trained on.
+    """
+    o, world, part = run.o, run.world, run.part
     prompts = [run.policy.encode(world.env_prompt(s, recent_success(run, s), alpha)) for s in seeds]
     rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                  run.sampler, max_rows=o.max_rows)
     out, seen = [], set()
     for i, r in enumerate(rollouts):
         seed, text = seeds[i // variations], run.policy.decode(r.response)
-        stats["written"] += 1
+        part.written += 1
         try:
             if r.truncated:
                 raise InvalidTask("too long")
-            task = world.parse_task(text, seed, t)
+            task = world.parse_task(text, seed, part.t)
             if task.id in seen:
                 raise InvalidTask("duplicate in the batch")
+            if len(run.policy.encode(world.agent_prompt(task))) > o.max_prompt_tokens:
+                raise InvalidTask("prompt too long")
         except InvalidTask as reason:
-            stats["invalid"][str(reason)] += 1
+            part.invalid[str(reason)] += 1
             continue
         seen.add(task.id)
         out.append(SimpleNamespace(task=task, prompt=r.prompt, response=r.response, text=text,
@@ -182,39 +226,58 @@ def write_tasks(run, seeds, variations, t, alpha, stats) -> list:
     return out
 
 
+def agreed(run, generations) -> list:
+    """Optional check of generated answers: the simulator must solve its own task once in k tries.
+
+    A task with a wrong or ambiguous answer also lands near alpha, so R_env alone would reward it.
+    """
+    o = run.o
+    if not (o.agreement and generations):
+        return generations
+    prompts = [run.policy.encode(run.world.agent_prompt(g.task)) for g in generations]
+    tries = run.policy.sample("env", prompts, o.agreement, o.max_response_tokens, o.temperature,
+                              run.sampler, max_rows=o.max_rows)
+    solved = {r.group for r in tries
+              if trace_of(run, generations[r.group].task, r).reward >= o.success_at}
+    run.part.invalid["no agreement"] += len(generations) - len(solved)
+    return [g for b, g in enumerate(generations) if b in solved]
+
+
 def recent_success(run, seed: Task) -> float:
     """The success signal in the simulator's context: the seed's own p_hat, else the agent's."""
     return run.train_pool.p_hat.get(seed.id, (run.success, 0))[0]
 
 
-def replayed(run, n_fresh: int) -> list:
+def replayed(run) -> list:
     """Tasks of D_train for the agent's batch, so that earlier curricula are kept."""
     o = run.o
-    n = round(o.seeds * o.variations * o.replay)
-    return run.train_pool.sample(n, o.base_share, run.rng)
+    return run.train_pool.sample(round(o.seeds * o.variations * o.replay), o.base_share, run.rng)
 
 
-def interact(run, tasks, t, stats):
-    """G attempts at every task; fills D_train and the statistics.
+def interact(run, tasks):
+    """G attempts of the agent at every task; fills D_train.
 
-    Returns groups (prompt ids, G response ids) and rewards (B, G) for grpo_update.
+    Returns groups (prompt ids, G response ids) and rewards (B, G), the input of grpo_update.
     """
-    o, world = run.o, run.world
-    prompts = [run.policy.encode(world.agent_prompt(task)) for task in tasks]
+    o, part = run.o, run.part
+    prompts = [run.policy.encode(run.world.agent_prompt(task)) for task in tasks]
     started = time.time()
     rollouts = run.policy.sample("agent", prompts, o.G, o.max_response_tokens, o.temperature,
                                  run.sampler, max_rows=o.max_rows)
-    stats["rollout_seconds"] += time.time() - started
-    stats["rollout_tokens"] += sum(len(r.response) for r in rollouts)
+    part.rollout_seconds += time.time() - started
+    part.rollout_tokens += sum(len(r.response) for r in rollouts)
     groups, rewards = [], torch.zeros(len(tasks), o.G)
     for b, task in enumerate(tasks):
         members = rollouts[b * o.G:(b + 1) * o.G]
         traces = [trace_of(run, task, r) for r in members]
+        groups.append((prompts[b], [r.response for r in members]))
         rewards[b] = torch.tensor([e.reward for e in traces])
         p_hat = curriculum.success_rate([e.reward for e in traces], o.success_at)  # Eq. 2
-        groups.append((prompts[b], [r.response for r in members]))
-        run.train_pool.add(task, traces, p_hat, t)  # D_train <- D_train + Valid(E_t)
-        stats["tries"].append((task, p_hat, traces))
+        if task.id in run.train_pool.p_hat:
+            before, measured = run.train_pool.p_hat[task.id]
+            part.replays.append((before, part.t - measured, p_hat))
+        run.train_pool.add(task, traces, p_hat, part.t)
+        part.tries.append((task, p_hat, traces))
     return groups, rewards
 
 
@@ -227,167 +290,60 @@ def trace_of(run, task, rollout) -> Trace:
     return Trace(text, reward, valid, rollout.truncated, len(rollout.response))
 
 
-def records_of(run, generations, t) -> list:
+def records_of(run, generations) -> list:
     """D_env records of a batch, each with the p_hat of its task, or of all tasks of its seed."""
-    p_hat = {g.task.id: run.train_pool.p_hat.get(g.task.id) for g in generations}
-    generations = [g for g in generations if p_hat[g.task.id] and g.prompt]
-    values = [p_hat[g.task.id][0] for g in generations]
+    measured = {task.id: p_hat for task, p_hat, _ in run.part.tries}
+    generations = [g for g in generations if g.prompt]  # static tasks have no context
+    values = [measured[g.task.id] for g in generations]
     if run.o.p_hat_unit == "seed":
         by_seed = {}
         for g, p in zip(generations, values):
             by_seed.setdefault(g.slot, []).append(p)
         values = [sum(by_seed[g.slot]) / len(by_seed[g.slot]) for g in generations]
-    return [EnvRecord(g.prompt, g.response, g.text, g.task.id, g.seed, p, t)
+    return [EnvRecord(g.prompt, g.response, g.text, g.task.id, g.seed, p, run.part.t)
             for g, p in zip(generations, values)]
 
 
-def update_environment(run, fresh, alpha, t) -> dict:
-    """RWR on the records inside the band, fresh ones and those of D_env not yet too old."""
-    o = run.o
+def update_environment(run, alpha) -> dict:
+    """RWR on the records inside the band: fresh ones, and those of D_env not yet too old."""
+    o, fresh, t = run.o, run.part.fresh, run.part.t
     if o.variant != "genenv":
-        return {"env_kept": 0}
+        return {}
     kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
     aged = [(r, w) for r, w in run.env_pool.aged(t, o.env_age)
             if curriculum.in_band(r.p_hat, alpha, o.k_min)]
     records = kept + [r for r, _ in aged]
-    for r in records:  # alpha may have moved since the record was written
-        r.r_env = curriculum.DIFFICULTY_REWARDS[o.difficulty_reward](r.p_hat, alpha, o.beta)
+    for r in records:  # alpha may have moved since an aged record was written
+        r.r_env = curriculum.DIFFICULTY_REWARDS[o.difficulty_reward](r.p_hat, alpha, o.beta)  # Eq. 3
     batches = draw_batches(len(kept), [w for _, w in aged], o.env_updates, o.env_batch,
                            o.env_fresh, run.rng) if kept else []
     probe = [(r.prompt, [r.response]) for r in fresh[:o.env_probe]]
     stats = rwr_update(run.policy, "env", run.env_optimizer, records, batches, probe, lam=o.lam,
                        temperature=o.temperature, kl_coef=o.env_kl, kl_kind=o.kl_estimator,
-                       kl_cap=o.env_kl_cap, token_budget=o.token_budget)
+                       kl_cap=o.env_kl_cap, token_budget=o.token_budget,
+                       grad_checkpoint=o.grad_checkpoint)
     return {**stats, "env_kept": len(kept)}
 
 
-# ---------------------------------------------------------------------------------------------
-# the static ablation: tasks are written once, before training
+def dry_epoch(run):
+    """Epoch 0: one batch is written and tried, nothing is trained."""
+    if run.o.variant == "static":
+        write_static(run)
+    interact(run, [g.task for g in generate(run, run.o.alpha)])
 
 
-def write_static(run, stats):
-    """GenEnv-Static: five variations of every base task by the untrained simulator."""
-    base = run.train_pool.base
-    written = write_tasks(run, base, 5, 0, run.o.alpha, stats)
-    run.static = base + [dataclasses.replace(g.task, origin="static") for g in written]
+def write_static(run):
+    """GenEnv-Static: the untrained simulator writes five variations of every base task, once."""
+    for g in write_tasks(run, run.train_pool.base, 5, run.o.alpha):
+        run.train_pool.add_untried(dataclasses.replace(g.task, origin="static"))
 
 
 def draw_static(run) -> list:
-    """As many tasks as the simulator would write, drawn from the static set."""
-    n = run.o.seeds * run.o.variations
-    picks = torch.randint(len(run.static), (n,), generator=run.rng).tolist()
-    return [SimpleNamespace(task=run.static[i], prompt=None, seed="", slot=0) for i in picks]
-
-
-# ---------------------------------------------------------------------------------------------
-# measuring
-
-
-def new_stats() -> dict:
-    """Empty accumulators of one epoch."""
-    return {"written": 0, "invalid": Counter(), "tries": [], "agent": [],
-            "rollout_tokens": 0, "rollout_seconds": 0.0}
-
-
-def dry_epoch(run) -> dict:
-    """Epoch 0: one batch is written and tried, nothing is trained."""
-    stats = new_stats()
-    if run.o.variant == "static":
-        write_static(run, stats)
-    tasks = [g.task for g in generate(run, 0, run.o.alpha, stats)]
-    interact(run, tasks, 0, stats)
-    return {**stats, "alpha": run.o.alpha, "env_kept": 0}
-
-
-@torch.no_grad()
-def validate(run, split="validation", samples=4) -> dict:
-    """Held-out tasks: greedy success, per category, and the mean of `samples` sampled attempts."""
-    o, world = run.o, run.world
-    tasks = world.validation_tasks(o, split)
-    prompts = [run.policy.encode(world.agent_prompt(task)) for task in tasks]
-    generator = run.policy.generator(0)  # the same noise every time: epochs are comparable
-    rate = {}
-    for G, temperature in ((1, 0.0), (samples, o.temperature)):
-        out = run.policy.sample("agent", prompts, G, o.max_response_tokens, temperature, generator,
-                                max_rows=o.max_rows)
-        wins = [curriculum.success_rate(
-            [trace_of(run, task, r).reward for r in out[b * G:(b + 1) * G]], o.success_at)
-            for b, task in enumerate(tasks)]
-        rate[temperature] = wins
-    groups = {}
-    for task, win in zip(tasks, rate[0.0]):
-        groups.setdefault(world.category(task), []).append(win)
-    return {"validation": mean(rate[0.0]), "validation_sampled": mean(rate[o.temperature]),
-            "validation_unsolved": mean([w == 0 for w in rate[o.temperature]]),
-            "validation_by": {name: mean(wins) for name, wins in groups.items()}}
-
-
-def mean(values) -> float:
-    """Arithmetic mean; NaN-free: 0 for an empty list."""
-    values = list(values)
-    return sum(values) / len(values) if values else 0.0
-
-
-def entropy(labels) -> float:
-    """Entropy of a list of labels in bits."""
-    counts = Counter(labels)
-    total = sum(counts.values())
-    return -sum(n / total * math.log2(n / total) for n in counts.values()) if total else 0.0
-
-
-def measure(run, t, stats, started) -> dict:
-    """The metrics record of an epoch."""
-    new = [(task, p, e) for task, p, e in stats["tries"] if task.origin != "base" and
-           (task.epoch == t or task.origin == "static")]
-    traces = [e for _, _, es in stats["tries"] for e in es]
-    agent = stats["agent"]
-    record = {
-        "epoch": t, "alpha": stats["alpha"],
-        "success_rate": mean(p for _, p, _ in new),
-        **validate(run),
-        "reward": mean(e.reward for e in traces),
-        "task_length": mean(run.world.task_length(task) for task, _, _ in new),
-        "response_length": mean(e.tokens for e in traces),
-        "solved": mean(p == 1 for _, p, _ in new), "unsolved": mean(p == 0 for _, p, _ in new),
-        "distinct_tasks": len({task.id for task, _, _ in new}),
-        "skill_entropy": entropy(s for task, _, _ in new for s in run.world.skills(task)),
-        "written": stats["written"], "invalid": dict(stats["invalid"]),
-        "truncated": mean(e.truncated for e in traces),
-        **{key: mean(a[key] for a in agent) for key in
-           ("kl", "clip_fraction", "grad_norm", "zero_variance")if agent},
-        **{key: stats.get(key, 0) for key in ("env_kept", "env_kl", "env_kl_step", "env_ess",
-                                              "env_loss", "env_steps", "env_capped")},
-        "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
-        "tokens_per_s": stats["rollout_tokens"] / max(1e-9, stats["rollout_seconds"]),
-        "seconds": time.time() - started,
-    }
-    return {k: round(v, 5) if isinstance(v, float) else v for k, v in record.items()}
-
-
-def log_epoch(run, t, stats, started):
-    """Measure, print one line, and put the epoch on disk."""
-    record = measure(run, t, stats, started)
-    run.success = record["success_rate"]
-    append_jsonl(run.folder / "metrics.jsonl", [record])
-    append_jsonl(run.folder / "samples.jsonl", samples(run, t, stats))
-    run.train_pool.save()
-    run.env_pool.save()
-    run.history.append(record)
-    print(f"epoch {t:3d}  success {record['success_rate']:.2f}  validation "
-          f"{record['validation']:.2f}/{record['validation_sampled']:.2f}  task length {record['task_length']:.2f}  "
-          f"response {record['response_length']:.1f}  band {record['env_kept']:3d}  "
-          f"env KL {record['env_kl']:.3f}  distinct {record['distinct_tasks']:3d} H {record['skill_entropy']:.2f} steps {record['env_steps']} "
-          f"{record['tokens_per_s']:5.0f} tok/s  {record['seconds']:.1f} s", flush=True)
-    if record["written"] and not record["distinct_tasks"]:
-        raise UserError(f"the simulator wrote no valid task in epoch {t} "
-                        f"({dict(stats['invalid'])}); what there is stays in {run.folder}")
-
-
-def samples(run, t, stats, n=4) -> list:
-    """A few tasks with two traces each, for a person to read."""
-    return [{"epoch": t, "task": task.text, "origin": task.origin, "p_hat": p_hat,
-             "traces": [{"text": e.text, "reward": e.reward} for e in traces[:2]]}
-            for task, p_hat, traces in stats["tries"][:n]]
+    """As many tasks as the simulator would write, drawn from the base and static sets."""
+    tasks = list(run.train_pool.tasks.values())
+    picks = torch.randint(len(tasks), (run.o.seeds * run.o.variations,), generator=run.rng)
+    unique = dict.fromkeys(picks.tolist())
+    return [SimpleNamespace(task=tasks[i], prompt=None, seed="", slot=0) for i in unique]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -395,41 +351,133 @@ def samples(run, t, stats, n=4) -> list:
 
 
 def prepare_run(o: Options):
-    """Folder, world, policy, pools, optimisers and generators of a run."""
+    """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
+    torch.set_num_threads(o.threads or os.cpu_count() or 1)
     world = load_world(o.world)
     world.prepare(o)
-    torch.set_num_threads(o.threads or os.cpu_count() or 1)
-    folder = make_folder(o)
-    policy = world.load_policy(o)
-    return SimpleNamespace(
-        o=o, world=world, policy=policy, folder=folder, history=[], success=0.5,
-        progress=sys.stderr.isatty(), static=[],
-        train_pool=TrainPool(folder / "train.jsonl", world.base_tasks(o)),
+    folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
+    base, policy = world.base_tasks(o), world.load_policy(o)
+    checkpoint.create_folder(folder, o)
+    if o.resume:
+        checkpoint.rewind(folder)
+    run = SimpleNamespace(
+        o=o, world=world, policy=policy, folder=folder, part=Part(), history=[], success=0.5,
+        progress=sys.stderr.isatty(), stop=None,
+        train_pool=TrainPool(folder / "train.jsonl", base),
         env_pool=EnvPool(folder / "env.jsonl"),
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=policy.optimizer("env", o.env_lr),
         rng=torch.Generator().manual_seed(o.seed),      # choices of the loop
         sampler=policy.generator(o.seed + 1))           # tokens
+    if o.resume:
+        checkpoint.load(run)
+    return run
 
 
-def make_folder(o: Options) -> Path:
-    folder = Path(o.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(asdict(o), indent=1))
-    return folder
+def end_epoch(run, env_stats, alpha):
+    """Measure, print one line, put everything on disk, start the next epoch's account."""
+    record = measure.epoch_record(run, env_stats, alpha)
+    run.success = record["success_rate"]
+    run.history.append(record)
+    append_jsonl(run.folder / "metrics.jsonl", [record])
+    append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
+    print(measure.line(record), flush=True)
+    if run.part.written and not record["distinct_tasks"]:
+        raise UserError(f"the simulator wrote no valid task in epoch {run.part.t} "
+                        f"({record['invalid']}); everything so far is in {run.folder}")
+    run.part = Part(t=run.part.t + 1)
+    checkpoint.save(run)
 
 
 def finish(run):
-    for name in ("agent", "env"):
+    """Adapters, figures, report and the closing words."""
+    for name in run.policy.params:
         run.policy.save_adapter(name, run.folder / "adapters" / name)
+    report.write(run.folder)
+    print(report.closing_words(run.folder))
 
 
-def main():
-    p = argparse.ArgumentParser()
+# ---------------------------------------------------------------------------------------------
+# the command line
+
+
+def check_options(o: Options) -> Options:
+    """Raises UserError for the first option whose value cannot work; returns the options."""
+    def need(ok, name, what):
+        if not ok:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(o, name)!r}: {what}")
+    for name in ("alpha", "alpha_end"):
+        need(0 < getattr(o, name) < 1, name, "must lie strictly between 0 and 1")
+    need(o.G >= 2, "G", "a group needs at least 2 rollouts, with one there is no baseline")
+    for name in ("seeds", "variations", "steps", "rank", "max_task_tokens", "max_response_tokens",
+                 "max_prompt_tokens", "val_samples", "inner_epochs", "env_batch", "env_probe",
+                 "token_budget", "max_rows"):
+        need(getattr(o, name) >= 1, name, "must be at least 1")
+    for name in ("epochs", "threads", "agreement", "mini_batch", "env_updates", "env_age",
+                 "pool_age", "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed"):
+        need(getattr(o, name) >= 0, name, "must not be negative")
+    for name in ("base_share", "env_fresh", "success_at"):
+        need(0 <= getattr(o, name) <= 1, name, "must lie between 0 and 1")
+    for name in ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap"):
+        need(getattr(o, name) > 0, name, "must be greater than 0")
+    for name, choices in CHOICES.items():
+        need(getattr(o, name) in choices, name, f"choose from {', '.join(filter(None, choices))}")
+    return o
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are UserErrors: one line each, like all others."""
+
+    def error(self, message):
+        raise UserError(f"{message}; see python genenv.py --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """An argument parser made from Options: name, type, default and the comment as help."""
+    comments = dict(re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(Options), re.MULTILINE))
+    p = _Parser(prog="genenv.py", description="GenEnv: an agent and a task simulator co-evolve.",
+                argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    p.add_argument("--preset", help=f"a set of options: {', '.join(PRESETS)}; others override it")
     for f in dataclasses.fields(Options):
-        p.add_argument("--" + f.name.replace("_", "-"), type=type(f.default), default=f.default)
-    train(Options(**vars(p.parse_args())))
+        flag, text = "--" + f.name.replace("_", "-"), f"{comments[f.name]} (default: {f.default!r})"
+        if f.type is bool:
+            p.add_argument(flag, action=argparse.BooleanOptionalAction, help=text.replace("%", "%%"))
+        else:
+            p.add_argument(flag, type=f.type, help=text.replace("%", "%%"))
+    return p
+
+
+def parse_options(argv) -> Options:
+    """Command line -> Options: defaults, then the preset or the resumed run's, then what is given.
+
+    Raises UserError for unknown options, values of the wrong kind, and options that a resumed run
+    must not change.
+    """
+    given = vars(parser().parse_args(argv))
+    preset = given.pop("preset", None)
+    if preset is not None and preset not in PRESETS:
+        raise UserError(f"unknown preset {preset!r}: choose from {', '.join(PRESETS)}")
+    base = dict(PRESETS[preset]) if preset else {}
+    if given.get("resume"):
+        base = checkpoint.resumed_options(given, base, Options)
+    return check_options(Options(**{**base, **given}))
+
+
+def main(argv=None) -> int:
+    """Entry point; returns the exit code: 0, 2 for a user's mistake, 128 + n after a signal n."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if argv[:1] == ["export"]:
+            return export.main(argv[1:])
+        train(parse_options(argv))
+        return 0
+    except UserError as error:
+        print(f"genenv: {error}", file=sys.stderr)
+        return 2
+    except checkpoint.Stopped as stopped:
+        print(stopped)
+        return 128 + stopped.signal
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

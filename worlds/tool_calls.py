@@ -4,7 +4,7 @@ What of the paper this is: a task instance carries a prompt (tool specs, goal) a
 (the calls it takes, or a reference answer), and `score` is both branches of Eq. 1.
 
 How it is run: `python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE`. The file holds one
-JSON object per line, of either kind (worlds/example_tasks.jsonl has 48, and is the default):
+JSON object per line, of either kind (worlds/example_tasks.jsonl has 51, and is the default):
 
     {"task": "Dim the study to 30 percent.",
      "tools": [{"name": "set_light", "description": "...", "parameters": JSON schema}, ...],
@@ -201,8 +201,8 @@ def check_schema(schema, where: str):
     need(isinstance(properties, dict), "properties is no object")
     for name, inner in properties.items():
         check_schema(inner, f"{where}.{name}")
-    need(isinstance(required, list) and all(r in properties for r in required if
-         isinstance(r, str)) and all(isinstance(r, str) for r in required),
+    need(isinstance(required, list) and all(
+        isinstance(name, str) and name in properties for name in required),
          "required names something that properties does not have")
     if "items" in schema:
         check_schema(schema["items"], f"{where}[]")
@@ -229,10 +229,8 @@ def check_tools(tools) -> dict:
             raise _invalid("tool schema", f"a tool has no proper name, it has {name!r:.80}")
         if name in by_name:
             raise _invalid("tool schema", f"two tools are called {name!r}")
-        if set(tool) != {"name", "description", "parameters"} \
-                or not isinstance(tool["description"], str):
-            raise _invalid("tool schema", f"tool {name!r} needs exactly name, description (text) "
-                           "and parameters")
+        if not isinstance(tool.get("description"), str) or "parameters" not in tool:
+            raise _invalid("tool schema", f"tool {name!r} needs a description (text) and parameters")
         check_schema(tool["parameters"], name)
         if tool["parameters"]["type"] != "object":
             raise _invalid("tool schema", f"the parameters of tool {name!r} are no object schema")
@@ -321,12 +319,11 @@ def leaks_answer(task: Task) -> bool:
         return True
     answers = {canonical(part) for call in task.spec["calls"] for part in
                (call, call["arguments"]) if part}
-    span = find_object(task.text)
-    while span is not None:
-        value = load_object(task.text[slice(*span)])
+    for brace in re.finditer("{", task.text):  # an object may sit inside another
+        span = find_object(task.text, brace.start())
+        value = load_object(task.text[slice(*span)]) if span else None
         if value is not None and canonical(value) in answers:
             return True
-        span = find_object(task.text, span[0] + 1 if value is None else span[1])
     return False
 
 
@@ -357,11 +354,14 @@ def read_tasks(path: str) -> tuple:
     for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
-        where, record = f"{path}, line {number}", load_object(line.decode("utf-8", "replace"))
-        if record is None:
-            raise UserError(f"{where}: not one JSON object; correct or remove it")
+        where = f"{path}, line {number}"
         try:
+            record = load_object(line.decode("utf-8"))
+            if record is None:
+                raise UserError(f"{where}: not one JSON object; correct or remove it")
             task = make_task(record, "base")
+        except UnicodeDecodeError:
+            raise UserError(f"{where}: not UTF-8; save the file in that encoding") from None
         except InvalidTask as fault:
             raise UserError(f"{where}: {fault}: {fault.detail}") from None
         first = seen.setdefault(canonical([task.text, task.spec]), number)
@@ -385,7 +385,7 @@ def _splits(base_file: str, validation_file: str) -> dict:
     ids = sorted({t.id for t in tasks}, key=lambda i: hashlib.sha256(i.encode()).hexdigest())
     n = max(1, len(ids) // HELD_OUT)
     if len(ids) < 2 * n + 1:
-        raise UserError(f"{base_file}: {len(ids)} distinct tasks are too few: some are held out "
+        raise UserError(f"{base_file or EXAMPLE_TASKS}: {len(ids)} distinct tasks are too few: some are held out "
                         "for validation and for tuning, so give at least 3 (better 40)")
     tuning, validation = set(ids[:n]), set() if given else set(ids[n:2 * n])
     pick = lambda chosen: [task for task in tasks if task.id in chosen]
@@ -398,6 +398,8 @@ def prepare(o):
     if not o.model:
         raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                         "such as Qwen/Qwen2.5-7B-Instruct")
+    read_tasks.cache_clear()  # the files may have been corrected since an earlier run
+    _splits.cache_clear()
     splits = _splits(o.base_tasks, o.validation_tasks)
     held_out = splits["validation"] + splits["tuning"]
     _held_out["ids"] = frozenset(task.id for task in held_out)

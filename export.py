@@ -1,0 +1,113 @@
+"""Take D_train elsewhere: for those who outgrow one GPU and continue in veRL.
+
+What of the paper this is: nothing of the method; its own experiments ran in veRL.
+
+How it is run: `python genenv.py export RUN --format verl` calls `export_verl`. Each task of D_train,
+base tasks included, becomes a record
+
+    {"data_source": "genenv/WORLD", "prompt": [chat messages], "ability": category,
+     "reward_model": {"style": "rule", "ground_truth": "the task's evaluation spec, JSON text"},
+     "extra_info": {"split": "train", "index": 0, "id": ..., "origin": ..., "seed": ..., "epoch": ...,
+                    "p_hat": last success rate, -1 if never tried}}
+
+and veRL scores responses with `compute_score` below, which is Eq. 1 of this project:
+
+    custom_reward_function.path=export.py custom_reward_function.name=compute_score
+
+Where it differs from a plain dump on purpose: ground_truth is a text, as parquet needs one type per
+column while specs differ from task to task; traces stay behind, as they would be stale there.
+
+The adapters need no export: they are PEFT folders already.
+
+    model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B-Instruct")
+    model = PeftModel.from_pretrained(model, "RUN/adapters/agent")
+"""
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+from data_pool import Task, TrainPool, UserError
+from worlds import load_world
+
+FORMATS = ("jsonl", "parquet")
+
+
+def export_verl(run_folder, out, fmt: str = "") -> int:
+    """Write D_train of a run for veRL; returns the number of records.
+
+    out: file to write, replaced only when complete. fmt: jsonl, parquet (needs pyarrow), or empty
+    to go by the file's suffix. Raises UserError if the run or its base tasks cannot be read.
+    """
+    out = Path(out)
+    fmt = fmt or ("parquet" if out.suffix == ".parquet" else "jsonl")
+    if fmt not in FORMATS:
+        raise UserError(f"unknown export format {fmt!r}: choose from {', '.join(FORMATS)}")
+    records = verl_records(run_folder)
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent}: no such folder to write {out.name} to; create it first")
+    scratch = out.with_name(out.name + ".part")
+    (_write_parquet if fmt == "parquet" else _write_jsonl)(scratch, records)
+    os.replace(scratch, out)
+    return len(records)
+
+
+def verl_records(run_folder) -> list[dict]:
+    """Every task of D_train of a run as a veRL record, base tasks first."""
+    o = run_options(run_folder)
+    world = load_world(o.world)
+    pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks(o))
+    return [_record(world, o.world, n, task, pool.p_hat.get(task.id, (-1.0, 0))[0])
+            for n, task in enumerate(pool.tasks.values())]
+
+
+def run_options(run_folder) -> SimpleNamespace:
+    """The options of a run, as its config.json has them. Raises UserError if there are none."""
+    path = Path(run_folder) / "config.json"
+    if not path.is_file():
+        raise UserError(f"{run_folder} is no run folder: it has no config.json")
+    try:
+        options = json.loads(path.read_text(encoding="utf-8"))
+        return SimpleNamespace(**{"world": options["world"], **options})
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path}: not the options of a run ({error})") from None
+
+
+def _record(world, world_name: str, index: int, task: Task, p_hat: float) -> dict:
+    prompt = world.agent_prompt(task)
+    if isinstance(prompt, str):  # worlds without a chat template write plain text
+        prompt = [{"role": "user", "content": prompt}]
+    return {
+        "data_source": f"genenv/{world_name}",
+        "prompt": prompt,
+        "ability": world.category(task),
+        "reward_model": {"style": "rule", "ground_truth": json.dumps(task.spec)},
+        "extra_info": {"split": "train", "index": index, "id": task.id, "origin": task.origin,
+                       "seed": task.seed, "epoch": task.epoch, "p_hat": p_hat},
+    }
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float:
+    """Eq. 1 with the signature of veRL's custom reward functions -> reward in [0, 1].
+
+    Raises UserError if data_source is not one that export_verl writes.
+    """
+    project, _, world = data_source.partition("/")
+    if project != "genenv":
+        raise UserError(f"{data_source!r} is no data source of genenv: expected genenv/WORLD")
+    return load_world(world).score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1
+
+
+def _write_jsonl(path, records):
+    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records),
+                    encoding="utf-8")
+
+
+def _write_parquet(path, records):
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise UserError("parquet needs pyarrow: `pip install pyarrow`, or write JSONL, "
+                        "which veRL reads as well") from None
+    parquet.write_table(pyarrow.Table.from_pylist(records), str(path))

@@ -1,0 +1,90 @@
+"""Ready-made sets of options: `python genenv.py --preset 7b-24gb --base-tasks FILE`.
+
+Plain dictionaries of option names (genenv.Options) to values; every option not named keeps its
+default, and what stands on the command line wins over the preset.
+
+Where the 7B presets differ from the paper, on purpose:
+
+* Learning rates. The paper trains all weights with 1e-6 (agent) and 5e-7 (simulator). Low-rank
+  adapters start at B = 0 and move a layer by (alpha/r) B A, so the same rate moves the function far
+  less; rates for LoRA are commonly 10 to 100 times those of full fine-tuning. We take 20 times and
+  keep the paper's ratio of 2 between the two players. They are starting points, not tuned values.
+* The caps of the simulator's KL: the paper names a penalty and a cap but gives no value.
+* Batches: 64 tasks per agent step and 64 generations per simulator step as in the paper, but an epoch
+  is 8 steps (about one pass over a base set of 544).
+"""
+
+# What all 7B presets share: the paper's method on one NF4 base.
+_7B = {
+    "world": "tool_calls",
+    "model": "Qwen/Qwen2.5-7B-Instruct",
+    "quant": "nf4",              # 5.6 GB once for both policies and the reference
+    "rank": 16,                  # all linear layers: 40 M parameters per policy
+    "grad_checkpoint": True,     # training only; rollouts keep their KV cache
+    # the loop: 16 seeds x 4 variations = the paper's batch of 64
+    "epochs": 10,
+    "steps": 8,
+    "seeds": 16,
+    "variations": 4,
+    "G": 8,
+    "temperature": 1.0,
+    # agent, as in the official configuration but for the learning rate
+    "agent_lr": 2e-5,
+    "clip": 0.2,
+    "agent_kl": 0.001,
+    "kl_estimator": "k3",
+    "mini_batch": 16,            # groups per optimiser step: four steps per rollout batch
+    # environment: the paper's alpha, beta, k_min and lambda
+    "alpha": 0.5,
+    "alpha_end": 0.5,
+    "beta": 2.0,
+    "k_min": 0.1,                # with G = 8 only exactly 4 of 8 passes
+    "lam": 1.0,
+    "env_lr": 1e-5,
+    "env_batch": 64,
+    "env_updates": 4,            # few pass the band: more steps would only repeat them
+    "env_kl": 0.05,
+    "env_kl_cap": 0.05,          # nats per token; texts of hundreds of tokens need a tight one
+    # lengths in tokens
+    "max_prompt_tokens": 4096,
+    "max_response_tokens": 512,
+    "max_task_tokens": 768,      # one JSON object with two or three tool specs
+}
+
+PRESETS = {
+    # The whole loop in seconds, in any world: to try an installation, a model or a task file.
+    "tiny": {
+        "epochs": 2,
+        "steps": 1,
+        "seeds": 4,
+        "variations": 2,
+        "G": 4,
+        "env_updates": 2,
+        "env_batch": 8,
+        "env_probe": 16,
+        "token_budget": 4096,
+        "max_rows": 64,
+    },
+    # One RTX 3090 / 4090 / A10: what grows with the batch is kept narrow.
+    "7b-24gb": {
+        **_7B,
+        "token_budget": 8192,    # one group of 4096 + 8 x 512 tokens
+        "max_rows": 32,          # the simulator's 8 prompts of 4096 make a prefill of 8 GB
+    },
+    # One A100 / H100: four times as wide, for the same updates.
+    "7b-80gb": {
+        **_7B,
+        "token_budget": 32768,
+        "max_rows": 256,
+    },
+    # 9,000 tokens in all, the paper's limit, still on 24 GB: fewer rows at once, and a group's
+    # responses go through training four at a time.
+    "7b-9k": {
+        **_7B,
+        "max_prompt_tokens": 7976,
+        "max_response_tokens": 1024,
+        "max_task_tokens": 1024,
+        "token_budget": 12288,
+        "max_rows": 16,
+    },
+}

@@ -1,0 +1,334 @@
+"""ALFWorld: readers and rules against independent references, recorded verdicts, base tasks.
+
+Run: python -m pytest tests/test_eval_alfworld.py -q
+
+The episode test needs the optional package `alfworld` and is skipped without it.
+"""
+import collections
+import gzip
+import itertools
+import json
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from data_pool import UserError
+from eval import alfworld
+from eval.common import read_rows
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
+needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/benchmarks")
+
+
+@pytest.fixture(scope="module")
+def golden():
+    return read_rows(SHARED / "golden" / "alfworld.jsonl")
+
+
+@pytest.fixture(scope="module")
+def records():
+    return alfworld.load(SHARED)
+
+
+def step(expert="go to desk 1", admissible=("go to desk 1", "look")):
+    return {"id": "x#0", "category": "valid_seen/pick_and_place_simple", "game": "x", "step": 0,
+            "goal": "g", "observation": "o", "history": [], "admissible": list(admissible),
+            "expert": expert}
+
+
+# ---------------------------------------------------------------------------------------------
+# readers
+
+
+@pytest.mark.parametrize("text, command", [
+    (r"\boxed{go to desk 1}", "go to desk 1"), (r"\boxed{a} then \boxed{ b }", "b"),
+    (r"\boxed{\text{a}}", r"\text{a"), (r"\boxed{a} \boxed{b", "a"), (r"\boxed{", r"\boxed{"),
+    (r"\boxed{}", ""), ("$go$", "go"), ("$", "$"), ("$$", ""), ("  plain  ", "plain"),
+    (r"$ \boxed{a} $", "a"), ("$a$b$", "a$b"), ("\\boxed{a\nb}", "a\nb")])
+def test_boxed_reader(text, command):
+    assert alfworld.read_boxed(text) == command
+
+
+def test_boxed_reader_equals_the_lazy_pattern_on_random_texts():
+    """Independent reference: the last match of the lazy regular expression."""
+    rng = random.Random(0)
+    for _ in range(3000):
+        text = "".join(rng.choices(["\\boxed{", "}", "{", "go", " ", "\n", "$"], k=rng.randrange(9)))
+        found = re.findall(r"\\boxed\{([\s\S]*?)\}", text)
+        if found:
+            assert alfworld.read_boxed(text) == found[-1].strip()
+
+
+@pytest.mark.parametrize("text, wanted", [
+    ("  Go  TO\tdesk 1\n", "go to desk 1"), ("`'go'`", "go"), ("'`go`'", "`go`"),
+    ('"go"', "go"), ("\"' go '\"", " go "), ("", "")])
+def test_normalisation_strips_in_the_published_order(text, wanted):
+    assert alfworld.normalise(text) == wanted
+
+
+@pytest.mark.parametrize("response, command, valid", [
+    ("<think>a</think><action> Go </action>", "go", 1), ("<action>go</action>", "go", 0),
+    ("<think></think><action>a</action><action>b</action>", "a", 1),
+    ("<Think></Think><ACTION>go</ACTION>", "go", 0), ("<think>去</think><action>a</action>", "a", 0),
+    ("<think></think></action>go<action>", "", 1), ("x" * 40 + "<action>go", "x" * 20 + "<action>go", 0),
+    ("", "", 0)])
+def test_projection(response, command, valid):
+    assert alfworld.projection(response) == (command, valid)
+
+
+@pytest.mark.parametrize("command, does", [
+    ("go to desk 1", True), (" go to desk 1\n", True), ("Go to desk 1", False),
+    ("go to desk 1.", False), ("go  to desk 1", False), ("", False), ("> go to desk 1", False)])
+def test_only_the_exact_string_acts(command, does):
+    assert alfworld.acts(command, ["go to desk 1", "look"]) is does
+
+
+@pytest.mark.parametrize("response, ok, admissible, acts", [
+    (r"\boxed{go to desk 1}", 1, 1, 1), (r"\boxed{GO TO DESK 1}", 1, 1, 0),
+    (r"\boxed{look}", 0, 1, 1), (r"\boxed{fly}", 0, 0, 0), ("", 0, 0, 0),
+    ("<think></think><action>go to desk 1</action>", 0, 0, 0)])
+def test_score_is_exact_with_softer_scores_beside_it(response, ok, admissible, acts):
+    verdict = alfworld.score(step(), response)
+    assert (verdict.ok, verdict.score) == (bool(ok), float(ok))
+    assert (verdict.extra["admissible"], verdict.extra["acts"]) == (admissible, acts)
+    assert verdict.extra["verl_agent_exact"] == ("<action>" in response)
+    assert verdict.reason and "\n" not in verdict.reason
+
+
+@pytest.mark.parametrize("text", ["\\boxed{" * 150_000, "$" * 1_000_000, "<action>" * 120_000,
+                                  "`" * 1_000_000, "\\boxed{" + " \t" * 500_000 + "}"])
+def test_a_megabyte_is_read_in_linear_time(text):
+    began = time.process_time()
+    alfworld.score(step(), text)
+    assert time.process_time() - began < 1.0
+
+
+def test_prompt_shows_the_past_and_the_options_but_not_the_answer():
+    record = step(admissible=("look", "inventory"), expert="secret command")
+    record["history"] = [("go to bed 1", "You see a pen 1.")]
+    text = alfworld.prompt(record)[-1]["content"]
+    assert "> go to bed 1\nYou see a pen 1." in text and "look\ninventory" in text
+    assert "secret" not in text
+
+
+# ---------------------------------------------------------------------------------------------
+# records
+
+
+@needs_data
+def test_record_counts_are_those_of_the_data(records):
+    assert len(records) == 1600 and len({r["id"] for r in records}) == 1600
+    assert len({r["game"] for r in records}) == 274
+    per_split = collections.Counter(r["category"].split("/")[0] for r in records)
+    assert per_split == {"valid_seen": 812, "valid_unseen": 788}
+    assert len({r["category"] for r in records}) == 12
+    handcoded = alfworld.load(SHARED, "handcoded")
+    assert len({r["game"] for r in handcoded}) == 129 + 128  # the games that this expert won
+
+
+@needs_data
+def test_every_record_continues_the_one_before(records):
+    for before, after in itertools.pairwise(records):
+        if after["step"]:
+            assert after["game"] == before["game"] and after["step"] == before["step"] + 1
+            assert [c for c, _ in after["history"]] == [c for c, _ in before["history"]] \
+                + [before["expert"]]
+    assert all(r["expert"] in r["admissible"] for r in records)
+
+
+@needs_data
+def test_gold_scores_100_percent_by_every_rule(records):
+    verdicts = [alfworld.score(r, alfworld.gold(r)) for r in records]
+    result = alfworld.aggregate(records, verdicts)
+    assert result["score"] == 100 and result["n"] == 1600
+    assert result["extra"]["admissible"] == 100 and result["extra"]["acts"] == 100
+    assert {c["score"] for c in result["categories"].values()} == {100.0}
+    assert sum(c["n"] for c in result["categories"].values()) == 2 * 1600  # by split and by type
+
+
+def test_unknown_split_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match="no split 'dev'"):
+        alfworld.load(tmp_path, "dev")
+
+
+# ---------------------------------------------------------------------------------------------
+# recorded verdicts
+
+
+@needs_data
+def test_every_recorded_verdict_is_reproduced(golden):
+    results = list(alfworld.verify(SHARED, golden))
+    assert [detail for _, agrees, detail in results if agrees is False] == []
+    undecided = sum(agrees is None for _, agrees, _ in results)
+    assert len(results) == len(golden) and undecided <= 0.01 * len(golden)
+
+
+@needs_data
+@pytest.mark.parametrize("kind, key", [
+    ("step-string", "in_admissible"), ("step-string", "nothing_happens"),
+    ("step-string", "state_changed"), ("step-string", "feedback"), ("step-string", "won"),
+    ("step-string", "reward"), ("step-admissible", "in_admissible"), ("step-admissible", "done"),
+    ("raw-text", "genenv_reward_vs_expert"), ("raw-text", "projection_action"),
+    ("raw-text", "projection_valid"), ("raw-text", "projected_in_admissible"),
+    ("episode", "won_at_step"), ("episode", "success_within_50")])
+def test_every_compared_field_can_disagree(golden, kind, key):
+    """No field is compared with itself: a changed record is noticed."""
+    row = next(r for r in golden if r["kind"] == kind and (
+        key != "feedback" or r["official_verdict"]["nothing_happens"])
+        and r["response"] == (r["detail"].get("expert_action") if key == "done" else r["response"]))
+    value = row["official_verdict"][key]
+    changed = 49 if value is None else value + "x" if isinstance(value, str) else \
+        not value if isinstance(value, bool) else value + 1
+    row = {**row, "official_verdict": {**row["official_verdict"], key: changed}}
+    (_, agrees, detail), = alfworld.verify(SHARED, [row])
+    assert agrees is False and key in detail
+
+
+@needs_data
+def test_replay_knows_its_limits(golden):
+    """A game won off the recorded path is no verdict, instead of a wrong one."""
+    row = next(r for r in golden if r["kind"] == "episode" and r["variant"] == "walkthrough"
+               and r["task_type"] == "pick_and_place_simple")
+    place = row["response"][0].removeprefix("go to ")
+    other = [f"open {place}", *row["response"]]  # cannot be known to act from where one stands
+    (_, agrees, _), = alfworld.verify(SHARED, [{**row, "response": other}])
+    assert agrees is False  # nothing happens, so the win comes one step later than recorded
+    unsure = [row["response"][0], f"close {place}", *row["response"][1:]]
+    results = [alfworld._replay(world, unsure) for world in worlds(row["game"])]
+    assert results[0] is None or results[0]["won_at_step"] in (None, len(unsure))
+
+
+def worlds(game):
+    """The world of one game from both of its trajectories."""
+    world = None
+    for row in alfworld._trajectories(SHARED, game.split("/")[0]):
+        if row["id"] == game:
+            world = world or alfworld._World(row["task_type"])
+            world.add(row)
+    yield world
+
+
+# ---------------------------------------------------------------------------------------------
+# base tasks
+
+
+def test_first_commands_by_hand():
+    plan = ["go to desk 1", "take pen 1 from desk 1", "go to shelf 1", "move pen 1 to shelf 1"]
+    # walking to the shelf first could still be followed by a valid order only through a second
+    # "go to desk 1", which is not there
+    assert alfworld._first_commands([], plan) == {"go to desk 1"}
+    assert alfworld._first_commands(plan[:1], plan[1:]) == {"take pen 1 from desk 1"}
+    assert alfworld._first_commands(plan[:3], plan[3:]) == {plan[3]}
+    lamp = ["go to desk 1", "use desklamp 1", "take pen 1 from desk 1"]
+    assert len(alfworld._first_commands(lamp[:1], lamp[1:])) == 2  # either order: no base task
+
+
+def test_first_commands_equal_brute_force_over_all_orders():
+    """Independent reference: try every permutation with a simulator written the other way round."""
+    def runs(done, order):
+        place = held = None
+        closed = {c[5:] for c in order if c.startswith("open ")}
+        for number, command in enumerate(done + list(order)):
+            words = command.split(" ")
+            there = words[-2] + " " + words[-1]
+            if words[0] == "go":
+                if there == place and number >= len(done):
+                    return False
+                place = there
+                continue
+            if words[0] == "open":
+                closed.discard(there)
+            if number >= len(done) and (there != place or
+                                        (words[0] in ("take", "move") and there in closed)):
+                return False
+            thing = words[1] + " " + words[2]
+            if words[0] == "take":
+                if held and number >= len(done):
+                    return False
+                held = thing
+            elif words[0] != "open":
+                if held != thing:
+                    return False
+                held = None if words[0] == "move" else held
+        return True
+    plan = ["go to fridge 1", "open fridge 1", "take egg 1 from fridge 1", "go to microwave 1",
+            "heat egg 1 with microwave 1", "go to shelf 1", "move egg 1 to shelf 1"]
+    for k in range(len(plan)):
+        wanted = {order[0] for order in itertools.permutations(plan[k:]) if runs(plan[:k], order)}
+        assert alfworld._first_commands(plan[:k], plan[k:]) == wanted
+
+
+@needs_data
+def test_base_tasks_come_from_training_games_only(records):
+    train = alfworld.load(SHARED, "train")
+    games = {r["game"] for r in train}
+    assert games and all(game.startswith("train/") for game in games)
+    trials = {game.split("/")[-1] for game in games}
+    assert not trials & {r["game"].split("/")[-1] for r in records}
+    # nor may a training game have the very walkthrough of an evaluation game
+    plans = collections.defaultdict(list)
+    for record in records:
+        plans[record["game"]].append(record["expert"])
+    evaluated = set(map(tuple, plans.values()))
+    assert not evaluated & {tuple(r["done"] + r["left"]) for r in train}
+    tasks = [alfworld.base_task(r) for r in train]
+    assert all(set(t) == {"task", "reference"} and t["reference"] in t["task"] for t in tasks)
+
+
+# ---------------------------------------------------------------------------------------------
+# whole episodes
+
+
+def test_episodes_without_the_package_are_one_clear_line(tmp_path, monkeypatch):
+    import sys
+    monkeypatch.setitem(sys.modules, "textworld", None)
+    with pytest.raises(UserError, match="pip install alfworld"):
+        next(alfworld.episodes(tmp_path, None, [step()]))
+
+
+@needs_data
+def test_game_files_are_unpacked_by_name(tmp_path, records):
+    game = records[0]["game"]
+    paths = alfworld.unpack_games(SHARED, [game], tmp_path)
+    assert set(json.loads(paths[game].read_text())) >= {"pddl_problem", "grammar", "walkthrough"}
+    with pytest.raises(UserError, match="no game file for valid_seen/none"):
+        alfworld.unpack_games(SHARED, ["valid_seen/none"], tmp_path)
+
+
+def test_damaged_archive_is_one_clear_line(tmp_path):
+    (tmp_path / "alfworld").mkdir()
+    path = tmp_path / "alfworld" / "json_2.1.1.valid_seen+valid_unseen.tar.xz"
+    with pytest.raises(UserError, match="no such file"):
+        alfworld.unpack_games(tmp_path, ["x"], tmp_path)
+    for content in (b"", b"no archive", gzip.compress(b"x" * 2000)):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match="cannot be read"):
+            alfworld.unpack_games(tmp_path, ["x"], tmp_path)
+
+
+@needs_data
+def test_episodes_of_the_official_simulator(records, golden):
+    pytest.importorskip("alfworld")
+    first = [r for r in records if r["step"] == 0][::90]
+    plans = {r["game"]: [s["expert"] for s in records if s["game"] == r["game"]] for r in first}
+    turn = collections.Counter()
+
+    def expert(prompts):
+        """Games still running are asked in order; each gets its next expert command."""
+        live = [g for g in plans if turn[g] < len(plans[g])]
+        assert len(live) == len(prompts)
+        for game in live:
+            turn[game] += 1
+        return [f"\\boxed{{{plans[g][turn[g] - 1]}}}" for g in live]
+    results = {e["id"]: e for e in alfworld.episodes(SHARED, expert, first)}
+    assert all(e["won"] and e["steps"] == len(plans[g]) for g, e in results.items())
+    lost = list(alfworld.episodes(SHARED, lambda prompts: ["look"] * len(prompts), first[:1]))
+    assert not lost[0]["won"] and lost[0]["steps"] == alfworld.MAX_STEPS
+    unanswered = list(alfworld.episodes(SHARED, lambda prompts: [None], first[:1]))
+    assert "prompt too long" in unanswered[0]["reason"]
+    row = next(r for r in golden if r["kind"] == "episode")
+    assert alfworld._replay_simulated(SHARED, row["game"], row["response"]) == \
+        row["official_verdict"]

@@ -1,0 +1,410 @@
+"""RWR: weights and losses against loops, the fixed point against arithmetic, the cap bit for bit.
+
+Run: python -m pytest tests/test_rwr.py -q
+"""
+import copy
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import rwr
+from grpo import score
+from helpers import (Table, clear, close, gradients, naive_logps, random_groups, same,
+                     tiny_policy, weights)
+from rwr import (draw_batches, effective_sample_size, mean_kl, rwr_update, rwr_weights,
+                 weighted_nll)
+
+SHAPES = [(5, [4]), (2, [7]), (9, [1]), (3, [3]), (3, [2]), (6, [5])]
+
+
+def records_of(groups, r_env):
+    """Records as genenv.py makes them: one generation each."""
+    return [SimpleNamespace(prompt=p, response=rs[0], r_env=r) for (p, rs), r in zip(groups, r_env)]
+
+
+def six_records():
+    """Records, batches over all of them, and the probe: the generations themselves."""
+    groups = random_groups(SHAPES)
+    return records_of(groups, [1.0, 0.2, 0.9, 0.6, 0.1, 0.8]), groups
+
+
+class Frozen:
+    """An optimiser that does nothing, so that the gradients can be looked at."""
+
+    def zero_grad(self, set_to_none=True):
+        """The test clears them."""
+
+    def step(self):
+        """Nothing."""
+
+    def state_dict(self):
+        """Nothing to save."""
+        return {}
+
+
+# ---------------------------------------------------------------------------------------------
+# the pure functions
+
+
+def test_weights_equal_numpy():
+    """The weights would not be proportional to exp(lam * R_env), or change the learning rate."""
+    r = torch.rand(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for lam in (0.0, 1.0, 4.0):
+        expected = np.exp(lam * r.numpy())
+        w = rwr_weights(r, lam)
+        np.testing.assert_allclose(w, expected / expected.mean())
+        assert float(w.mean()) == pytest.approx(1)
+
+
+def test_largest_ratio_of_the_papers_weights():
+    """The documented 1.48: R_env between exp(-0.5) at p_hat = 0 or 1 and 1 at alpha."""
+    from curriculum import reward_bell
+    w = rwr_weights(torch.tensor([reward_bell(0.5, 0.5, 2.0), reward_bell(0.0, 0.5, 2.0)]), 1.0)
+    assert float(w[0] / w[1]) == pytest.approx(math.exp(1 - math.exp(-0.5)), rel=1e-5)
+    assert float(w[0] / w[1]) == pytest.approx(1.48, abs=0.005)
+
+
+@pytest.mark.parametrize("lam", [1e4, -1e4])
+def test_weights_do_not_overflow(lam):
+    """A sharp lam would give NaN instead of the best generation alone."""
+    w = rwr_weights(torch.tensor([0.1, 1.0, 0.99]), lam)
+    assert torch.isfinite(w).all() and float(w.mean()) == pytest.approx(1)
+    assert w.tolist() == pytest.approx([0, 3, 0] if lam > 0 else [3, 0, 0])
+
+
+def test_effective_sample_size():
+    """The starving of the environment would be reported wrongly."""
+    assert effective_sample_size(torch.ones(7)) == pytest.approx(7)
+    assert effective_sample_size(torch.tensor([3.0, 0, 0])) == pytest.approx(1)
+    w = torch.tensor([1.0, 2.0, 3.0])
+    assert effective_sample_size(w) == pytest.approx(36 / 14)
+    assert effective_sample_size(5 * w) == pytest.approx(36 / 14)  # scale does not matter
+
+
+def test_weighted_nll_equals_a_loop():
+    """Weights would be applied per token, or padding would count."""
+    g = torch.Generator().manual_seed(0)
+    logp, w = -torch.rand(3, 4, generator=g), torch.tensor([2.0, 0.5, 0.5])
+    mask = torch.arange(4) < torch.tensor([4, 1, 2])[:, None]
+    expected = -sum(w[n] * logp[n, t] for n, R in enumerate((4, 1, 2)) for t in range(R)) / 7
+    before = [x.clone() for x in (logp, mask, w)]
+    assert float(weighted_nll(logp, mask, w, 7)) == pytest.approx(float(expected))
+    assert same([logp, mask, w], before)
+    assert float(weighted_nll(logp, torch.zeros_like(mask), w, 0)) == 0
+
+
+def test_mean_kl_estimates_the_kl_of_the_policy_that_wrote_the_text():
+    """The cap would measure another direction: k3 on samples of p against the exact KL(p || q)."""
+    g = torch.Generator().manual_seed(0)
+    p, q = (torch.randn(8, generator=g).log_softmax(-1) for _ in range(2))
+    ids = torch.multinomial(p.exp(), 200_000, replacement=True, generator=g)
+    estimate = mean_kl([[p[ids]]], [[q[ids]]])
+    forward, reverse = float((p.exp() * (p - q)).sum()), float((q.exp() * (q - p)).sum())
+    assert estimate == pytest.approx(forward, rel=0.05)
+    assert abs(reverse - forward) > 0.1 * forward  # the other direction would be noticed
+    assert mean_kl([[p]], [[p.clone()]]) == 0
+
+
+# ---------------------------------------------------------------------------------------------
+# mini-batches
+
+
+def test_batches_meet_every_fresh_record_before_any_twice():
+    """A part of the fresh set would never be learned from."""
+    batches = draw_batches(10, [], 5, 4, 1.0, torch.Generator().manual_seed(0))
+    flat = [i for b in batches for i in b]
+    assert [len(b) for b in batches] == [4] * 5
+    assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(10))
+
+
+def test_batches_mix_fresh_and_aged_records_in_their_share():
+    """D_env would be ignored, or drown the fresh generations."""
+    batches = draw_batches(100, [1.0] * 50, 20, 32, 0.75, torch.Generator().manual_seed(0))
+    for batch in batches:
+        fresh, aged = [i for i in batch if i < 100], [i for i in batch if i >= 100]
+        assert len(fresh) == 24 and len(aged) == len(set(aged)) == 8
+    assert all(100 <= i < 150 for b in batches for i in b if i >= 100)
+
+
+def test_aged_records_are_drawn_by_priority():
+    """Old records would be drawn as often as new ones."""
+    batches = draw_batches(1, [8.0, 1.0, 1.0], 2000, 2, 0.5, torch.Generator().manual_seed(0))
+    aged = [i for b in batches for i in b if i > 0]
+    assert len(aged) == 2000 and aged.count(1) / 2000 == pytest.approx(0.8, abs=0.03)
+
+
+@pytest.mark.parametrize("fresh, aged, sizes", [
+    (0, [], []), (3, [], [3, 3]), (0, [1.0] * 20, [8, 8]), (2, [1.0], [3, 3])])
+def test_small_sets_give_small_batches(fresh, aged, sizes):
+    """Few records in the band would crash the update or be repeated within one step."""
+    batches = draw_batches(fresh, aged, 2, 32, 0.75, torch.Generator().manual_seed(0))
+    assert [len(b) for b in batches] == sizes
+    assert all(len(set(b)) == len(b) for b in batches)
+
+
+def test_batches_reproduce():
+    """Two runs of one seed would learn from other mini-batches."""
+    def draw(seed):
+        return draw_batches(9, [1.0] * 5, 4, 4, 0.5, torch.Generator().manual_seed(seed))
+    assert draw(0) == draw(0) != draw(1)
+
+
+# ---------------------------------------------------------------------------------------------
+# the update
+
+
+def test_gradient_is_that_of_the_weighted_imitation_loss():
+    """Weights on the wrong record, a missing KL term, another normaliser: the plain way says so."""
+    policy, (records, probe), kl_coef, lam = tiny_policy(), six_records(), 0.3, 3.0
+    clear(policy)
+    rwr_update(policy, "env", Frozen(), records, [[4, 0, 2, 1]], probe, lam=lam, temperature=0.7,
+               kl_coef=kl_coef, kl_cap=1e9, grad_clip=1e9)
+    made = gradients(policy, "env")
+    clear(policy)
+    w = np.exp(lam * np.array([r.r_env for r in records]))
+    w, loss, tokens = w / w.mean(), 0, 0
+    for i in (4, 0, 2, 1):
+        r = records[i]
+        with policy.use(None), torch.no_grad():
+            ref = naive_logps(policy, r.prompt, r.response, 0.7)
+        with policy.use("env"):
+            for a, b in zip(naive_logps(policy, r.prompt, r.response, 0.7), ref):
+                loss = loss - float(w[i]) * a + kl_coef * ((b - a).exp() - 1 + a - b)
+        tokens += len(r.response)
+    (loss / tokens).backward()
+    assert close(made, gradients(policy, "env"), 1e-4)
+
+
+def test_micro_batches_do_not_change_the_gradient():
+    """Memory settings would change what the simulator learns."""
+    policy, (records, probe), results = tiny_policy(), six_records(), []
+    for budget in (10_000, 14, 1):
+        clear(policy)
+        rwr_update(policy, "env", Frozen(), records, [list(range(6))], probe, kl_coef=0.2,
+                   kl_cap=1e9, grad_clip=1e9, token_budget=budget, grad_checkpoint=budget == 14)
+        results.append(gradients(policy, "env"))
+    assert close(results[1], results[0]) and close(results[2], results[0])
+
+
+def test_prompt_tokens_are_not_trained_on(monkeypatch):
+    """The simulator would learn to write its own context."""
+    policy, (records, probe), seen = tiny_policy(), six_records(), []
+    real = rwr.weighted_nll
+
+    def spy(logp, mask, w, tokens):
+        seen.append((int(mask.sum()), tokens, len(w)))
+        return real(logp, mask, w, tokens)
+
+    monkeypatch.setattr(rwr, "weighted_nll", spy)
+    rwr_update(policy, "env", policy.optimizer("env", 1e-4), records, [[0, 1], [2, 3, 5]], probe)
+    assert seen == [(11, 11, 2), (9, 9, 3)]  # response lengths 4 + 7 and 1 + 3 + 5
+
+
+def test_cap_undoes_the_step_that_crosses_it_bit_for_bit():
+    """The cap would only be reported: parameters, momentum and step count must be as before."""
+    records, probe = six_records()
+    batches = [[0, 1, 2], [3, 4, 5], [1, 3, 5], [0, 2, 4]] * 5
+
+    def run(cap, n):
+        policy = tiny_policy()
+        optimizer = policy.optimizer("env", 3e-3, weight_decay=0.01)
+        stats = rwr_update(policy, "env", optimizer, records, batches[:n], probe, kl_cap=cap)
+        return stats, weights(policy, "env"), optimizer.state_dict()
+
+    free, *_ = run(1e9, len(batches))
+    assert free["env_capped"] == 0 and free["env_steps"] == len(batches)
+    cap = free["env_kl_step"] / 4
+    stats, params, state = run(cap, len(batches))
+    taken = stats["env_steps"]
+    assert stats["env_capped"] == 1 and 0 < taken < len(batches)
+    assert 0 < stats["env_kl_step"] <= cap
+    # the same update that was never asked for the crossing step
+    expected, expected_params, expected_state = run(1e9, taken)
+    assert same(params, expected_params)
+    assert state["param_groups"] == expected_state["param_groups"]
+    for mine, theirs in zip(state["state"].values(), expected_state["state"].values(), strict=True):
+        assert mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
+    assert {k: v for k, v in stats.items() if k != "env_capped"} == \
+        {k: v for k, v in expected.items() if k != "env_capped"}
+
+
+def test_cap_crossed_by_the_very_first_step_leaves_everything_as_it_was():
+    """The first step is the largest of Adam: it would slip through, or leave half a state."""
+    policy, (records, probe) = tiny_policy(), six_records()
+    optimizer, before = policy.optimizer("env", 1.0), weights(policy, "env")
+    stats = rwr_update(policy, "env", optimizer, records, [[0, 1], [2, 3]], probe, kl_cap=0.01)
+    assert stats["env_capped"] == 1 and stats["env_steps"] == 0 and stats["env_kl_step"] == 0
+    assert same(weights(policy, "env"), before) and optimizer.state_dict()["state"] == {}
+
+
+def test_training_goes_on_after_a_capped_update():
+    """The optimiser would hold tensors of the undone step and move nothing, or something else."""
+    policy, (records, probe) = tiny_policy(), six_records()
+    optimizer, before = policy.optimizer("env", 3e-3), weights(policy, "env")
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0
+    rwr_update(policy, "env", optimizer, records, [[0, 1]], probe, kl_cap=1e-6)
+    for group in optimizer.param_groups:
+        group["lr"] = 3e-3
+    stats = rwr_update(policy, "env", optimizer, records, [[0, 1, 2]], probe, kl_cap=1e9)
+    assert stats["env_steps"] == 1 and not same(weights(policy, "env"), before)
+
+
+def test_a_step_without_rate_never_meets_the_cap():
+    """Numeric noise between two scorings would count as KL."""
+    policy, (records, probe) = tiny_policy(), six_records()
+    stats = rwr_update(policy, "env", policy.optimizer("env", 0.0), records, [[0, 1]] * 3, probe,
+                       kl_cap=1e-9)
+    assert stats["env_steps"] == 3 and stats["env_kl_step"] < 1e-9
+
+
+def test_kl_to_the_initial_simulator_is_measured_with_adapters_off():
+    """The reference would move with the simulator (as it does in the released code)."""
+    policy, (records, probe) = tiny_policy(live=False), six_records()
+    optimizer = policy.optimizer("env", 3e-3)
+    options = dict(kl_cap=1e9, kl_coef=0.0)
+    first = rwr_update(policy, "env", optimizer, records, [[0, 1, 2]] * 6, probe, **options)
+    assert first["env_kl"] == 0  # fresh adapters are the reference
+    second = rwr_update(policy, "env", optimizer, records, [], probe, **options)
+    with policy.use("env"), torch.no_grad():
+        now = score(policy, probe, 1.0, 10_000)
+    with policy.use(None), torch.no_grad():
+        initial = score(policy, probe, 1.0, 10_000)
+    assert second["env_kl"] == pytest.approx(mean_kl(now, initial), rel=1e-5) != 0
+    assert second["env_steps"] == 0 and second["env_ess"] == 0
+
+
+def test_penalty_keeps_the_simulator_near_the_initial_one():
+    """The KL penalty would have no effect, or the wrong sign."""
+    (records, probe), moved = six_records(), []
+    for kl_coef in (0.0, 5.0):
+        policy = tiny_policy(live=False)
+        optimizer = policy.optimizer("env", 3e-3)
+        rwr_update(policy, "env", optimizer, records, [list(range(6))] * 12, probe,
+                   kl_coef=kl_coef, kl_cap=1e9)
+        moved.append(rwr_update(policy, "env", optimizer, records, [], probe)["env_kl"])
+    assert moved[1] < 0.5 * moved[0]
+
+
+def test_only_the_simulator_moves():
+    """The agent, the base or the reference would drift along."""
+    policy, (records, probe) = tiny_policy(), six_records()
+    agent, base, env = weights(policy, "agent"), weights(policy), weights(policy, "env")
+    with policy.use(None):
+        reference = score(policy, probe, 1.0, 10_000)
+    rwr_update(policy, "env", policy.optimizer("env", 1e-2, weight_decay=0.1), records,
+               [[0, 1], [2, 3, 4, 5]], probe, kl_cap=1e9)
+    rwr_update(policy, "env", policy.optimizer("env", 1.0), records, [[0, 1]], probe, kl_cap=1e-6)
+    assert same(weights(policy, "agent"), agent) and same(weights(policy), base)
+    assert all(not torch.equal(a, b) for a, b in zip(weights(policy, "env"), env))
+    with policy.use(None):
+        assert all(same(a, b) for a, b in zip(score(policy, probe, 1.0, 10_000), reference))
+    assert policy.active is None and not policy.model.training
+
+
+def test_update_leaves_its_inputs_alone():
+    """Records go to disk after the update."""
+    policy, (records, probe) = tiny_policy(), six_records()
+    before = copy.deepcopy((records, probe))
+    batches = [[0, 1], [2, 3]]
+    rwr_update(policy, "env", policy.optimizer("env", 1e-2), records, batches, probe)
+    assert (records, probe) == before and batches == [[0, 1], [2, 3]]
+
+
+def test_nothing_to_learn_from_is_a_no_op():
+    """An empty band would crash the epoch or move the simulator on stale momentum."""
+    policy, (records, probe) = tiny_policy(), six_records()
+    optimizer = policy.optimizer("env", 1e-2)
+    rwr_update(policy, "env", optimizer, records, [[0, 1]], probe, kl_cap=1e9)
+    before = weights(policy, "env")
+    for batches, measured in (([], probe), ([], [])):
+        stats = rwr_update(policy, "env", optimizer, [], batches, measured)
+        assert stats["env_steps"] == 0 and math.isfinite(stats["env_kl"])
+    assert same(weights(policy, "env"), before)
+
+
+def test_effective_sample_size_is_that_of_the_weights_used():
+    """The report would describe other weights."""
+    policy, (records, probe) = tiny_policy(), six_records()
+    stats = rwr_update(policy, "env", policy.optimizer("env", 0.0), records, [[0]], probe, lam=4.0)
+    w = np.exp(4 * np.array([r.r_env for r in records]))
+    assert stats["env_ess"] == pytest.approx(w.sum() ** 2 / (w ** 2).sum(), rel=1e-5)
+
+
+def test_active_adapter_is_restored_when_an_update_fails(monkeypatch):
+    """An interrupted update would leave the simulator answering for the agent."""
+    policy, (records, probe) = tiny_policy(), six_records()
+    monkeypatch.setattr(rwr, "weighted_nll", lambda *a: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        rwr_update(policy, "env", policy.optimizer("env", 1), records, [[0]], probe)
+    assert policy.active is None
+
+
+def test_undo_can_fail(monkeypatch):
+    """Without the restore the bit-for-bit comparison above must notice."""
+    policy, (records, probe) = tiny_policy(), six_records()
+    before = weights(policy, "env")
+    monkeypatch.setattr(rwr, "_restore", lambda *a: None)
+    rwr_update(policy, "env", policy.optimizer("env", 1.0), records, [[0, 1]], probe, kl_cap=0.01)
+    assert not same(weights(policy, "env"), before)
+
+
+# ---------------------------------------------------------------------------------------------
+# a toy categorical simulator
+
+
+COUNTS = [20, 40, 13, 27, 7]  # what it writes in 107 generations, without sampling noise
+INITIAL = torch.tensor(COUNTS, dtype=torch.float64).log()
+R_ENV = [0.61, 1.0, 0.75, 0.97, 0.88]
+
+
+def written(ids):
+    """Records, and the probe, of generations of one token each."""
+    records = [SimpleNamespace(prompt=[0], response=[k], r_env=R_ENV[k]) for k in ids]
+    return records, [([0], [[k]]) for k in ids]
+
+
+ALL = written([k for k, n in enumerate(COUNTS) for _ in range(n)])
+
+
+@pytest.mark.parametrize("lam", [1.0, 6.0])
+def test_rwr_on_a_categorical_simulator_finds_the_reweighted_distribution(lam):
+    """The point of the whole update: pi <- pi_0 exp(lam R_env) / Z, here in closed form."""
+    table, (records, probe) = Table(INITIAL), ALL
+    initial = table.probs()
+    optimizer = torch.optim.SGD(table.params["env"], lr=4.0)
+    stats = rwr_update(table, "env", optimizer, records, [list(range(107))] * 60, probe, lam=lam,
+                       kl_coef=0.0, kl_cap=1e9)
+    target = initial * torch.exp(lam * torch.tensor(R_ENV, dtype=torch.float64))
+    target = target / target.sum()
+    torch.testing.assert_close(table.probs(), target, atol=1e-3, rtol=0)
+    exact = float((initial * (initial / target).log()).sum())
+    assert stats["env_kl_step"] == pytest.approx(exact, rel=0.02)  # KL(before || now)
+
+
+def test_repeated_rwr_on_samples_climbs_to_the_best_answer():
+    """Sampling, weighting and imitating in turn must raise E[R_env] epoch by epoch."""
+    table, generator, means = Table(INITIAL), torch.Generator().manual_seed(0), []
+    reward = torch.tensor(R_ENV, dtype=torch.float64)
+    for _ in range(8):
+        means.append(float((table.probs() * reward).sum()))
+        ids = torch.multinomial(table.probs(), 150, replacement=True, generator=generator).tolist()
+        records, probe = written(ids)
+        batches = draw_batches(150, [], 10, 150, 1.0, generator)
+        rwr_update(table, "env", torch.optim.SGD(table.params["env"], lr=4.0), records, batches,
+                   probe, lam=6.0, kl_coef=0.0, kl_cap=1e9)
+    assert means[-1] > means[3] > means[0] and means[-1] > 0.97
+
+
+def test_cap_bounds_the_step_of_the_categorical_simulator_exactly():
+    """The measured KL would not be that of the distribution: exact values beside it."""
+    table, (records, probe), cap = Table(INITIAL), ALL, 0.02
+    before = table.probs()
+    stats = rwr_update(table, "env", torch.optim.SGD(table.params["env"], lr=0.3), records,
+                       [list(range(107))] * 200, probe, lam=6.0, kl_coef=0.0, kl_cap=cap)
+    exact = float((before * (before / table.probs()).log()).sum())
+    assert stats["env_capped"] == 1 and 0.5 * cap < exact < cap
+    assert stats["env_kl_step"] == pytest.approx(exact, rel=1e-3)
