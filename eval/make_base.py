@@ -6,7 +6,8 @@ What of the paper this is: the base set (544 samples there, never published). Ho
     python genenv.py --base-tasks base.jsonl ...
 
 One JSON object per line: {"task", "tools"?, "calls"?, "reference"?}, the format that
-worlds/tool_calls.py documents. The records are the benchmark's training part, or, where it has
+worlds/tool_calls.py documents; records that its reader would refuse are left out and counted (in
+BFCL mostly documents whose default has another type than their argument). The records are the benchmark's training part, or, where it has
 none, parts that its evaluation leaves out (BFCL: single-turn categories, while the evaluation is
 the long-context turns). Bamboogle has neither: all 125 questions are the evaluation.
 
@@ -16,6 +17,7 @@ themselves, whatever the benchmark module promises.
 """
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 from data_pool import UserError
@@ -44,7 +46,7 @@ def run(argv) -> int:
     out = Path(args.out)
     if out.exists():
         raise UserError(f"--out {out} exists and is not overwritten: choose another name")
-    records, tasks = base_tasks(args.bench, args.data, args.limit)
+    tasks, faults = base_tasks(args.bench, args.data, args.limit)
     text = "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -52,12 +54,13 @@ def run(argv) -> int:
             file.write(text)
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written ({error.strerror})") from None
-    print(f"{len(tasks)} base tasks from {records} records of {args.bench}: {out}")
+    left_out = "".join(f"; left out: {reason} ({n})" for reason, n in faults.most_common())
+    print(f"{len(tasks)} base tasks of {args.bench}: {out}{left_out}")
     return 0
 
 
-def base_tasks(bench: str, data, limit=None) -> tuple[int, list]:
-    """(number of records used, distinct base tasks) of the training part of a benchmark.
+def base_tasks(bench: str, data, limit=None) -> tuple[list, Counter]:
+    """(distinct base tasks, records left out by reason) of the training part of a benchmark.
 
     Raises UserError where there is none, and where a record is in the evaluation part.
     """
@@ -65,15 +68,32 @@ def base_tasks(bench: str, data, limit=None) -> tuple[int, list]:
     records = load_records(bench, data, split="train")
     if "base_task" not in vars(module):
         raise UserError(f"{bench} has no training part, so no base tasks can be made of it")
-    usable = [{**r, "base_task": module.base_task(r)} for r in records]
-    usable = [r for r in usable if r["base_task"] is not None]
+    usable, faults = [], Counter()
+    for record in records:
+        task = module.base_task(record)
+        fault = "no task in it" if task is None else unreadable(task)
+        faults[fault] += 1
+        if not fault:
+            usable.append({**record, "base_task": task})
     if not usable:
         raise UserError(f"{bench}: no record outside the evaluation part makes a base task")
     refuse_evaluated(module, usable, load_records(bench, data, split="test"))
     chosen = spread(usable, limit)
     # duplicates of a task would weigh double in the base set
     distinct = {json.dumps(r["base_task"], sort_keys=True): r["base_task"] for r in chosen}
-    return len(chosen), list(distinct.values())
+    del faults[""]
+    return list(distinct.values()), faults
+
+
+def unreadable(task: dict) -> str:
+    """Why the reader of --base-tasks would refuse a task, or "". It is the reader that says so."""
+    from worlds import InvalidTask
+    from worlds.tool_calls import make_task
+    try:
+        make_task(task, "base")
+    except InvalidTask as fault:
+        return str(fault)
+    return ""
 
 
 def refuse_evaluated(module, records: list, evaluated: list):
