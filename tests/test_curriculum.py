@@ -1,0 +1,269 @@
+"""Success rate, R_env, the band, schedules and seeds: the analytic cases of Eq. 2 and 3.
+
+Run: python -m pytest tests/test_curriculum.py -q
+"""
+import dataclasses
+import importlib.util
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import curriculum
+from curriculum import (ALPHA_SCHEDULES, DIFFICULTY_REWARDS, SEED_SELECTIONS, Context, alpha_now,
+                        in_band, select_seeds, success_rate)
+from data_pool import UserError
+
+EIGHTHS = [k / 8 for k in range(9)]
+
+
+def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3):
+    """A Context with defaults."""
+    return Context(epoch, epochs, success, alpha, alpha_end)
+
+
+def schedule(name, **fields):
+    """The alphas of a whole run of ten epochs."""
+    return [alpha_now(name, context(epoch=t, **fields)) for t in range(1, 11)]
+
+
+# ---------------------------------------------------------------------------------------------
+# Eq. 2, Eq. 3 and the filter
+
+
+def test_success_rate_is_k_over_n():
+    """Eq. 2 would count something else than successes."""
+    assert success_rate([1, 0, 0, 1]) == 0.5
+    assert success_rate([0.0] * 8) == 0 and success_rate([1.0] * 8) == 1
+    assert [success_rate([1] * k + [0] * (8 - k)) for k in range(9)] == EIGHTHS
+    with pytest.raises(ValueError, match="no attempts"):
+        success_rate([])
+
+
+def test_soft_rewards_count_from_the_threshold_on():
+    """A similarity of .49 would count, or .5 would not."""
+    assert success_rate([0.49, 0.5, 0.51, 1.0]) == 0.75
+    assert success_rate([0.49, 0.5, 0.51, 1.0], threshold=0.9) == 0.25
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("beta", [0.5, 2.0, 10.0])
+def test_bell_is_eq_3(alpha, beta):
+    """R_env: 1 at the target, symmetric, falling, and exp(-beta d^2) everywhere."""
+    bell = DIFFICULTY_REWARDS["bell"]
+    assert bell(alpha, alpha, beta) == 1
+    for d in (0.05, 0.1, 0.2):
+        assert bell(alpha + d, alpha, beta) == pytest.approx(math.exp(-beta * d * d))
+        assert bell(alpha + d, alpha, beta) == pytest.approx(bell(alpha - d, alpha, beta))
+    assert bell(alpha, alpha, beta) > bell(alpha + 0.1, alpha, beta) > bell(1, alpha, beta) > 0
+
+
+def test_bell_at_the_papers_values():
+    """alpha = .5, beta = 2: exp(-1/2) at both ends."""
+    assert DIFFICULTY_REWARDS["bell"](0, 0.5, 2) == pytest.approx(0.60653, abs=1e-5)
+    assert DIFFICULTY_REWARDS["bell"](1, 0.5, 2) == pytest.approx(0.60653, abs=1e-5)
+
+
+def test_other_difficulty_rewards():
+    """p(1-p) must be Remark 1's parabola with maximum 1, the tent linear with its top at alpha."""
+    variance, tent = DIFFICULTY_REWARDS["variance"], DIFFICULTY_REWARDS["tent"]
+    for p in EIGHTHS:
+        assert variance(p, 0.9, 2) == pytest.approx(4 * (0.25 - (p - 0.5) ** 2))  # Remark 1
+        assert tent(p, 0.5, 2) == pytest.approx(1 - 2 * abs(p - 0.5))
+    assert tent(0.75, 0.75, 2) == 1 and tent(0, 0.75, 2) == 0
+    assert tent(1, 0.75, 2) == pytest.approx(2 / 3) and tent(0.375, 0.75, 2) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("name", sorted(DIFFICULTY_REWARDS))
+def test_every_difficulty_reward_lies_in_the_unit_interval(name):
+    """The weights exp(lam R_env) would leave their documented range."""
+    for alpha in (0.05, 0.5, 0.95):
+        assert all(0 <= DIFFICULTY_REWARDS[name](p, alpha, 2.0) <= 1 for p in EIGHTHS)
+
+
+def test_band_includes_its_edges_in_spite_of_rounding():
+    """0.8 - 0.7 exceeds 0.1 in floating point: the edge of the paper's filter would be lost."""
+    assert 0.8 - 0.7 > 0.1 and 0.4 - 0.3 > 0.1  # the trap is real
+    for p_hat, alpha in ((0.8, 0.7), (0.3, 0.4), (0.4, 0.3), (0.6, 0.5), (0.4, 0.5)):
+        assert in_band(p_hat, alpha, 0.1)
+    assert not in_band(0.601, 0.5, 0.1) and not in_band(0.399, 0.5, 0.1)
+
+
+@pytest.mark.parametrize("k_min, kept", [
+    (0.0, [4]), (0.1, [4]), (0.125, [3, 4, 5]), (0.26, [2, 3, 4, 5, 6]), (0.5, list(range(9)))])
+def test_which_eighths_pass_the_filter(k_min, kept):
+    """With G = 8 the paper's .1 keeps exactly 4/8; the demo's .26 keeps 2/8 to 6/8."""
+    assert [k for k in range(9) if in_band(k / 8, 0.5, k_min)] == kept
+
+
+# ---------------------------------------------------------------------------------------------
+# schedules
+
+
+def test_constant_schedule_is_the_papers():
+    """alpha would move although nobody asked."""
+    assert schedule("constant") == [0.7] * 10
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine", "step"])
+@pytest.mark.parametrize("ends", [(0.7, 0.3), (0.3, 0.7), (0.5, 0.5)])
+def test_schedules_start_and_end_where_asked_and_never_turn_back(name, ends):
+    """--alpha or --alpha-end would not be met, or the curriculum would run backwards."""
+    alphas = schedule(name, alpha=ends[0], alpha_end=ends[1])
+    assert alphas[0] == pytest.approx(ends[0]) and alphas[-1] == pytest.approx(ends[1])
+    steps = [(b - a) * (ends[1] - ends[0]) for a, b in zip(alphas, alphas[1:])]
+    assert all(s >= -1e-12 for s in steps)
+    assert all(min(ends) - 1e-12 <= a <= max(ends) + 1e-12 for a in alphas)
+
+
+def test_shapes_of_the_schedules():
+    """Linear would be bent, the cosine straight, the step soft."""
+    linear, cosine, step = (schedule(n) for n in ("linear", "cosine", "step"))
+    diffs = [a - b for a, b in zip(linear, linear[1:])]
+    assert diffs == pytest.approx([0.4 / 9] * 9)
+    assert cosine[0] - cosine[1] < 0.4 / 9 < cosine[4] - cosine[5]
+    assert cosine[3] == pytest.approx(0.3 + 0.4 * (1 + math.cos(math.pi / 3)) / 2)
+    assert set(step) == {0.7, 0.3} and step == sorted(step, reverse=True)
+
+
+def test_a_run_of_one_epoch_uses_the_starting_alpha():
+    """0 / 0 in the progress."""
+    for name in ALPHA_SCHEDULES:
+        assert alpha_now(name, context(epochs=1, success=0.7)) == pytest.approx(0.7)
+
+
+def test_adaptive_schedule_moves_against_the_miss():
+    """An agent that wins too often would get easier tasks: difficulty would run away."""
+    adaptive = lambda s: alpha_now("adaptive", context(success=s, alpha=0.5))
+    assert adaptive(0.5) == 0.5 and adaptive(0.9) < 0.5 < adaptive(0.1)
+    values = [adaptive(s) for s in EIGHTHS]
+    assert values == sorted(values, reverse=True)
+
+
+@pytest.mark.parametrize("name", sorted(ALPHA_SCHEDULES))
+def test_every_schedule_stays_inside_zero_and_one(name):
+    """alpha = 0 or 1 asks for tasks that carry no signal."""
+    for alpha in (0.01, 0.5, 0.99):
+        for success in (0.0, 0.5, 1.0):
+            for end in (0.01, 0.99):
+                alphas = schedule(name, alpha=alpha, alpha_end=end, success=success)
+                assert all(0 < a < 1 for a in alphas)
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.0, -0.2, 1.5, math.nan])
+def test_alpha_outside_zero_and_one_is_one_clear_line(bad, monkeypatch):
+    """A wrong schedule would train towards impossible tasks without a word."""
+    monkeypatch.setitem(ALPHA_SCHEDULES, "wild", lambda c: bad)
+    with pytest.raises(UserError, match="alpha schedule wild gave .* in epoch 3") as error:
+        alpha_now("wild", context(epoch=3))
+    assert "strictly between 0 and 1" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_context_cannot_be_changed_by_a_schedule():
+    """One schedule's scribbles would reach the loop."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        context().alpha = 0.1
+
+
+def load_variant(source, tmp_path):
+    """Import an edited copy of curriculum.py under another name."""
+    path = tmp_path / "edited.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("edited", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+NEW = '''
+
+def alpha_warmup(c):
+    """Easy tasks first, alpha from then on."""
+    return 0.8 if c.epoch <= 3 else c.alpha
+
+
+def reward_cliff(p_hat, alpha, beta):
+    """All or nothing."""
+    return float(p_hat == alpha)
+
+
+def seeds_hard(p_hats, alpha):
+    """The hardest."""
+    return [1 - p for p in p_hats]
+
+'''
+
+
+@pytest.mark.parametrize("place", ["beside the others", "at the end of the file"])
+def test_new_functions_are_picked_up_by_their_name(place, tmp_path):
+    """The promise of the docstring: write one function, name it on the command line, no more."""
+    source = Path(curriculum.__file__).read_text()
+    mark = "def alpha_adaptive" if place == "beside the others" else None
+    at = source.index(mark) if mark else len(source)
+    module = load_variant(source[:at] + NEW + source[at:], tmp_path)
+    c = module.Context(2, 10, 0.5, 0.6, 0.5)
+    assert module.alpha_now("warmup", c) == 0.8
+    assert module.alpha_now("warmup", dataclasses.replace(c, epoch=4)) == 0.6
+    assert module.DIFFICULTY_REWARDS["cliff"](0.5, 0.5, 2) == 1
+    assert module.SEED_SELECTIONS["hard"]([0.2, 1.0], 0.5) == [0.8, 0.0]
+
+
+def test_names_on_the_command_line():
+    """A name of the documentation would be missing, or a helper offered as a choice."""
+    assert set(ALPHA_SCHEDULES) == {"constant", "linear", "cosine", "step", "adaptive"}
+    assert set(DIFFICULTY_REWARDS) == {"bell", "variance", "tent"}
+    assert set(SEED_SELECTIONS) == {"uniform", "curated"}
+
+
+# ---------------------------------------------------------------------------------------------
+# seeds
+
+
+BASE = [f"base{i}" for i in range(20)]
+RECENT = [(f"env{i}", p) for i, p in enumerate([0.0, 0.5, 1.0, 0.5])]
+
+
+def seeds(n, recent=RECENT, share=0.5, how="uniform", alpha=0.5, seed=0):
+    """select_seeds with defaults."""
+    return select_seeds(BASE, recent, n, share, SEED_SELECTIONS[how], alpha,
+                        torch.Generator().manual_seed(seed))
+
+
+def test_seeds_mix_base_and_recent_tasks_in_their_share():
+    """Coverage or drift would be lost."""
+    picked = seeds(4000, share=0.25)
+    assert len(picked) == 4000
+    assert sum(s.startswith("base") for s in picked) / 4000 == pytest.approx(0.25, abs=0.03)
+    counts = Counter(picked)
+    assert set(counts) == set(BASE) | {t for t, _ in RECENT}
+    assert all(counts[t] / 3000 == pytest.approx(0.25, abs=0.04) for t, _ in RECENT)
+
+
+def test_curated_seeds_prefer_p_hat_near_alpha():
+    """The curated option would do nothing."""
+    counts = Counter(seeds(4000, share=0.0, how="curated"))
+    assert counts["env1"] + counts["env3"] > 0.95 * 4000
+    harder = Counter(seeds(4000, share=0.0, how="curated", alpha=0.05))
+    assert harder["env0"] > 0.9 * 4000
+
+
+def test_without_recent_tasks_all_seeds_come_from_base():
+    """The first epoch would have fewer seeds, or none."""
+    for share in (0.0, 0.5):
+        picked = seeds(16, recent=[], share=share)
+        assert len(picked) == 16 and set(picked) <= set(BASE)
+
+
+@pytest.mark.parametrize("share, prefix", [(1.0, "base"), (0.0, "env")])
+def test_extreme_shares(share, prefix):
+    """A share of 0 or 1 would still mix."""
+    assert all(s.startswith(prefix) for s in seeds(50, share=share))
+
+
+def test_seeds_reproduce_and_change_no_input():
+    """Two runs of one seed would vary other tasks."""
+    recent = list(RECENT)
+    assert seeds(30, recent) == seeds(30, recent) != seeds(30, recent, seed=1)
+    assert recent == RECENT

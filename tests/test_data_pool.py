@@ -1,0 +1,310 @@
+"""The pools: nothing written is ever lost or rewritten, nothing wrong is read in silence.
+
+Run: python -m pytest tests/test_data_pool.py -q
+"""
+import copy
+import json
+
+import pytest
+import torch
+
+from data_pool import (EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl,
+                       read_jsonl, set_torn_line_aside, task_id)
+
+
+def base(n=5):
+    """n base tasks."""
+    return [Task(f"base {i}", {"i": i}) for i in range(n)]
+
+
+def written(i, epoch=1):
+    """A generated task."""
+    return Task(f"env {i}", {"i": 100 + i}, "env", seed="abc", epoch=epoch)
+
+
+def trace(reward=1.0, valid=True):
+    """An attempt."""
+    return Trace("s1 inc 4", reward, valid, False, 4)
+
+
+def record(i=0, epoch=1, p_hat=0.5):
+    """A generation of the simulator."""
+    return EnvRecord([5, 6], [7, i, 1], f"text {i}", f"task{i}", "seed", p_hat, epoch, 0.9)
+
+
+def generator(seed=0):
+    """A seeded generator."""
+    return torch.Generator().manual_seed(seed)
+
+
+# ---------------------------------------------------------------------------------------------
+# tasks and JSONL
+
+
+def test_equal_specs_are_the_same_task():
+    """De-duplication would miss a task that was merely written in another order."""
+    a, b = Task("x", {"start": 1, "tools": ["inc"]}), Task("y", {"tools": ["inc"], "start": 1})
+    assert a.id == b.id == task_id(a.spec) and len(a.id) == 16
+    assert a.id != Task("x", {"start": 2, "tools": ["inc"]}).id
+    assert Task("x", {"tools": ["a", "b"]}).id != Task("x", {"tools": ["b", "a"]}).id
+
+
+def test_written_records_are_read_back(tmp_path):
+    """Unicode, nesting and numbers would change on the way to the disk."""
+    records = [{"a": "ü 💥\n\"quoted\"", "b": [1, 2.5, None]}, {}, {"c": {"d": True}}]
+    size = append_jsonl(tmp_path / "x", records[:2])
+    assert size == (tmp_path / "x").stat().st_size
+    append_jsonl(tmp_path / "x", records[2:])
+    assert read_jsonl(tmp_path / "x") == records
+
+
+def test_blank_lines_are_skipped_and_still_counted(tmp_path):
+    """The error would name another line than the editor shows."""
+    (tmp_path / "x").write_text('{"a": 1}\n\n  \n{"a": }\n')
+    with pytest.raises(UserError, match="line 4"):
+        read_jsonl(tmp_path / "x")
+
+
+@pytest.mark.parametrize("line", [b"{", b"nonsense", b"[1, 2]", b"3", b'"text"', b"null",
+                                  b'{"a": 1} {"b": 2}', b'\xff\xfe{"a"', b"[" * 100_000])
+def test_malformed_line_is_named_by_file_and_number_in_one_line(tmp_path, line):
+    """A traceback, or worse: records dropped in silence."""
+    path = tmp_path / "pool.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\n' + line + b'\n{"a": 3}\n')
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"pool.jsonl, line 3: ") as error:
+        read_jsonl(path)
+    assert "\n" not in str(error.value) and path.read_bytes() == before
+
+
+def test_missing_file_is_named(tmp_path):
+    """A typing error in a path would end in a traceback."""
+    with pytest.raises(UserError, match="none.jsonl: no such file"):
+        read_jsonl(tmp_path / "none.jsonl")
+
+
+def test_torn_last_line_is_set_aside_and_nothing_else_touched(tmp_path):
+    """A run that was killed while writing could not go on, or would lose its last words."""
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a": 3, "b": "\xc3')
+    message = set_torn_line_aside(path)
+    assert "train.jsonl" in message and "torn" in message and "\n" not in message
+    assert read_jsonl(path) == [{"a": 1}, {"a": 2}]
+    assert (tmp_path / "train.jsonl.torn").read_bytes() == b'{"a": 3, "b": "\xc3\n'
+    append_jsonl(path, [{"a": 4}])
+    assert read_jsonl(path)[-1] == {"a": 4}
+
+
+def test_second_torn_line_does_not_overwrite_the_first(tmp_path):
+    """What was set aside once would be lost at the next crash."""
+    path = tmp_path / "x"
+    for torn in (b"first", b"second"):
+        with open(path, "ab") as file:
+            file.write(b"{}\n" + torn)
+        assert set_torn_line_aside(path)
+    assert (tmp_path / "x.torn").read_bytes() == b"first\nsecond\n"
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"a": 1}\n'])
+def test_whole_files_are_left_alone(tmp_path, content):
+    """A healthy pool would be reported as torn."""
+    path = tmp_path / "x"
+    if content is not None:
+        path.write_bytes(content)
+    assert set_torn_line_aside(path) == ""
+    assert [p.name for p in tmp_path.iterdir()] == (["x"] if content is not None else [])
+
+
+# ---------------------------------------------------------------------------------------------
+# D_train
+
+
+def test_only_valid_traces_enter_d_train(tmp_path):
+    """Valid(E_t): malformed attempts would be exported as training data."""
+    pool = TrainPool(tmp_path / "t", base())
+    assert pool.add(written(0), [trace(), trace(0.0, valid=False), trace(0.0)], 1 / 3, 1)
+    assert not pool.add(written(1), [trace(0.0, valid=False)], 0.0, 1)
+    pool.save()
+    [line] = read_jsonl(tmp_path / "t")
+    assert len(line["traces"]) == 2 and line["task"]["id"] == written(0).id
+    assert written(1).id not in pool.tasks and written(1).id not in pool.p_hat
+    assert pool.n_traces == 2
+
+
+def test_known_task_without_a_valid_trace_still_gets_its_new_p_hat(tmp_path):
+    """A task that has become unsolvable would keep the success rate of better days."""
+    pool = TrainPool(tmp_path / "t", base())
+    pool.add(written(0), [trace()], 1.0, 1)
+    assert pool.add(written(0), [trace(0.0, valid=False)], 0.0, 2)
+    assert pool.p_hat[written(0).id] == (0.0, 2)
+
+
+def test_equal_tasks_are_kept_once(tmp_path):
+    """A task written in two epochs would be replayed twice as often."""
+    pool = TrainPool(tmp_path / "t", base())
+    for epoch in (1, 2, 3):
+        pool.add(written(0, epoch), [trace()], 0.25 * epoch, epoch)
+    assert len(pool.tasks) == 6 and len(pool.recent(3, 0)) == 1
+    assert pool.tasks[written(0).id].epoch == 1  # who wrote it first
+    assert pool.p_hat[written(0).id] == (0.75, 3)  # how hard it is now
+
+
+def test_p_hat_remembers_its_epoch_and_goes_stale(tmp_path):
+    """Seeds would be chosen by success rates of an agent long gone."""
+    pool = TrainPool(tmp_path / "t", base())
+    for i, epoch in enumerate((1, 3, 4)):
+        pool.add(written(i, epoch), [trace()], i / 4, epoch)
+    names = lambda age: [task.text for task, _ in pool.recent(5, age)]
+    assert names(1) == ["env 2"] and names(2) == ["env 1", "env 2"] and len(names(4)) == 3
+    pool.add(written(0), [trace()], 1.0, 5)  # measured again: fresh again
+    assert ("env 0", 1.0) in [(task.text, p) for task, p in pool.recent(5, 0)]
+
+
+def test_base_tasks_are_never_recent(tmp_path):
+    """Base tasks would enter the seeds twice: by their share and as pool tasks."""
+    pool = TrainPool(tmp_path / "t", base())
+    pool.add(pool.base[0], [trace()], 0.5, 1)
+    assert pool.recent(1, 9) == [] and pool.p_hat[pool.base[0].id] == (0.5, 1)
+
+
+def test_file_only_grows_and_earlier_bytes_stay(tmp_path):
+    """Append-only: a crash could then cost at most the last line."""
+    path, states = tmp_path / "t", []
+    pool = TrainPool(path, base())
+    for i in range(4):
+        pool.add(written(i), [trace()], 0.5, i)
+        assert pool.save() == path.stat().st_size
+        states.append(path.read_bytes())
+    assert all(later.startswith(earlier) and len(later) > len(earlier)
+               for earlier, later in zip(states, states[1:]))
+    pool.save()
+    assert path.read_bytes() == states[-1]  # nothing is written twice
+
+
+def test_reloaded_pool_equals_the_pool(tmp_path):
+    """A resumed run would go on from another D_train."""
+    pool = TrainPool(tmp_path / "t", base())
+    for i in (3, 1, 2, 1):
+        pool.add(written(i, i), [trace(), trace(0.0)], i / 8, i + 1)
+    pool.add(pool.base[2], [trace()], 0.75, 2)
+    pool.save()
+    again = TrainPool(tmp_path / "t", base())
+    assert again.tasks == pool.tasks and list(again.tasks) == list(pool.tasks)
+    assert again.p_hat == pool.p_hat and list(again.p_hat) == list(pool.p_hat)
+    assert again.n_traces == pool.n_traces and again.pending == []
+    assert again.sample(20, 0.5, generator()) == pool.sample(20, 0.5, generator())
+    assert again.recent(4, 2) == pool.recent(4, 2)
+
+
+def test_untried_task_is_kept_without_a_p_hat(tmp_path):
+    """The static set would pass as measured, or be lost on the way to the disk."""
+    pool = TrainPool(tmp_path / "t", base())
+    pool.add_untried(written(0))
+    pool.save()
+    for p in (pool, TrainPool(tmp_path / "t", base())):
+        assert p.tasks[written(0).id] == written(0) and p.p_hat == {} and p.recent(1, 9) == []
+        assert [t.text for t in p.sample(3, 0.0, generator())] == ["env 0"] * 3
+
+
+def test_sample_mixes_base_and_kept_tasks_in_their_share(tmp_path):
+    """Earlier curricula would be forgotten, or base tasks never met again."""
+    pool = TrainPool(tmp_path / "t", base())
+    assert all(t.origin == "base" for t in pool.sample(20, 0.0, generator()))  # nothing kept yet
+    for i in range(8):
+        pool.add(written(i), [trace()], 0.5, 1)
+    picked = pool.sample(4000, 0.3, generator())
+    assert sum(t.origin == "base" for t in picked) / 4000 == pytest.approx(0.3, abs=0.03)
+    assert len({t.id for t in picked}) == 13
+    assert pool.sample(9, 0.3, generator()) == pool.sample(9, 0.3, generator())
+    assert {t.origin for t in pool.sample(50, 1.0, generator())} == {"base"}
+    assert {t.origin for t in pool.sample(50, 0.0, generator())} == {"env"}
+
+
+def test_adding_changes_neither_task_nor_traces(tmp_path):
+    """The caller still uses them."""
+    pool, task, traces = TrainPool(tmp_path / "t", base()), written(0), [trace(), trace(0.0, False)]
+    before = copy.deepcopy((task, traces))
+    pool.add(task, traces, 0.5, 1)
+    assert (task, traces) == before
+
+
+# ---------------------------------------------------------------------------------------------
+# D_env
+
+
+def test_reloaded_d_env_equals_d_env(tmp_path):
+    """A resumed run would imitate other generations."""
+    pool = EnvPool(tmp_path / "e")
+    pool.add([record(0), record(1, 2, 0.25)])
+    pool.save()
+    pool.add([record(2, 3)])
+    assert pool.save() == (tmp_path / "e").stat().st_size
+    again = EnvPool(tmp_path / "e")
+    assert again.records == pool.records and again.pending == []
+    assert [r["text"] for r in read_jsonl(tmp_path / "e")] == ["text 0", "text 1", "text 2"]
+
+
+def test_aged_records_lose_priority_and_leave():
+    """The simulator would imitate what was right for an agent long gone."""
+    pool = EnvPool("nowhere.jsonl")
+    pool.add([record(i, epoch) for i, epoch in enumerate((1, 2, 4, 5, 6))])
+    aged = pool.aged(6, max_age=4)
+    assert [r.epoch for r, _ in aged] == [2, 4, 5]  # this epoch's are fresh, the first too old
+    assert [w for _, w in aged] == pytest.approx([0.25, 0.5, 0.5 ** 0.5])
+
+
+def test_pool_of_a_list_does_not_grow_the_list(tmp_path):
+    """The caller's list of fresh records would become the pool."""
+    pool, fresh = EnvPool(tmp_path / "e"), [record(0)]
+    pool.add(fresh)
+    pool.add([record(1)])
+    assert fresh == [record(0)] and len(pool.records) == 2
+
+
+# ---------------------------------------------------------------------------------------------
+# damaged pool files
+
+
+GOOD = {"task": {"text": "t", "spec": {"i": 1}, "origin": "env", "seed": "", "epoch": 1,
+                 "id": "a" * 16}, "p_hat": 0.5, "epoch": 1, "traces": []}
+
+
+@pytest.mark.parametrize("change", [
+    {"task": None}, {"task": "text"}, {"task": {"text": "t"}}, {"task": {**GOOD["task"], "x": 1}},
+    {"p_hat": "half"}, {"p_hat": [1]}, {"epoch": None}, {"traces": 3}, {"traces": None}])
+def test_damaged_record_of_d_train_is_one_clear_line(tmp_path, change):
+    """A file edited by hand would end in a traceback, epochs later."""
+    path = tmp_path / "train.jsonl"
+    append_jsonl(path, [GOOD, {**GOOD, **change}])
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="train.jsonl, .*2: ") as error:
+        TrainPool(path, base())
+    assert "\n" not in str(error.value) and path.read_bytes() == before
+
+
+@pytest.mark.parametrize("missing", ["task", "p_hat", "epoch", "traces"])
+def test_missing_field_of_d_train_is_one_clear_line(tmp_path, missing):
+    """As above, for a pool of another version."""
+    append_jsonl(tmp_path / "x", [{k: v for k, v in GOOD.items() if k != missing}])
+    with pytest.raises(UserError, match=missing):
+        TrainPool(tmp_path / "x", base())
+
+
+@pytest.mark.parametrize("change", [{"extra": 1}, {"p_hat": "half"}, {"epoch": None},
+                                    {"prompt": 5}, {"response": ["a"]}, {"p_hat": None}])
+def test_damaged_record_of_d_env_is_one_clear_line(tmp_path, change):
+    """A file edited by hand would end in a traceback when the record is first drawn."""
+    good = json.loads(json.dumps(vars(record())))
+    append_jsonl(tmp_path / "env.jsonl", [good, {**good, **change}])
+    with pytest.raises(UserError, match="env.jsonl, .*2: ") as error:
+        EnvPool(tmp_path / "env.jsonl")
+    assert "\n" not in str(error.value)
+
+
+def test_pool_file_that_is_not_jsonl_names_the_line(tmp_path):
+    """A torn file read without setting the line aside."""
+    append_jsonl(tmp_path / "x", [GOOD])
+    with open(tmp_path / "x", "ab") as file:
+        file.write(b'{"task": {"te')
+    with pytest.raises(UserError, match="line 2"):
+        TrainPool(tmp_path / "x", base())

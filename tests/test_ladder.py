@@ -1,0 +1,317 @@
+"""The embedded world: an exact checker, honest splits, and tasks that are what they say.
+
+Run: python -m pytest tests/test_ladder.py -q
+"""
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data_pool import Task, UserError
+from policy import Policy
+from worlds import InvalidTask, ladder, load_world
+
+PLAIN = {  # the tools once more, as tables written out by hand
+    "inc": "1234567890", "dec": "9012345678", "dbl": "0246802468", "neg": "0987654321",
+    "hop": "3456789012", "tpl": "0369258147", "mir": "9876543210", "sqr": "0149656941",
+    "half": "0011223344", "drop": "6789012345", "cube": "0187456329", "tri": "0136051865"}
+
+
+def task(start, *tools):
+    """A task of the ladder."""
+    return ladder._task(start, tools, "env")
+
+
+def answer(t):
+    """The whole right trajectory, from the hand-written tables."""
+    digit, words = t.spec["start"], []
+    for i, name in enumerate(t.spec["tools"], 1):
+        digit = int(PLAIN[name][digit])
+        words += [f"s{i}", name, str(digit)]
+    return " ".join(words)
+
+
+SEED = task(3, "inc", "dbl")
+
+
+# ---------------------------------------------------------------------------------------------
+# the checker
+
+
+@pytest.mark.parametrize("name", ladder.NAMES)
+def test_every_tool_does_what_its_table_says(name):
+    """The checker's truth would be wrong."""
+    assert "".join(str(ladder.run_tools(d, [name])[0]) for d in range(10)) == PLAIN[name]
+
+
+def test_checker_executes_the_chain_step_by_step():
+    """Each step must start from the digit before it."""
+    assert ladder.run_tools(3, ["inc", "dbl", "mir"]) == [4, 8, 1]
+    assert ladder.score(task(3, "inc", "dbl"), "s1 inc 4 s2 dbl 8") == (1.0, True)
+    for t in ladder.validation_tasks() + ladder.base_tasks()[:50]:
+        assert ladder.score(t, answer(t)) == (1.0, True)
+
+
+@pytest.mark.parametrize("response", [
+    "", "8", "s2 dbl 8", "s1 inc 4", "s1 inc 5 s2 dbl 8", "s1 inc 4 s2 dbl 0", "s2 inc 4 s1 dbl 8",
+    "s1 inc 4 s2 dbl 8 s3 inc 9", "s1 dbl 4 s2 inc 8", "s1 inc 4 s2 dbl 8 =", "3 s1 inc 4 s2 dbl 8",
+    "s1 inc 4 s2 dbl 8 s1 inc 4 s2 dbl 8", "s1 inc 4 s2 dbl 08", "S1 INC 4 S2 DBL 8"])
+def test_only_the_whole_trajectory_earns_the_reward(response):
+    """Eq. 1 is exact match: a right last digit, a part or a superset would be rewarded."""
+    assert ladder.score(task(3, "inc", "dbl"), response)[0] == 0
+
+
+def test_reward_is_binary_for_every_single_wrong_digit():
+    """One wrong digit in the middle would pass."""
+    t = task(7, "hop", "sqr", "neg")
+    words = answer(t).split()
+    for i in (2, 5, 8):
+        for digit in "0123456789":
+            changed = words[:i] + [digit] + words[i + 1:]
+            assert ladder.score(t, " ".join(changed))[0] == float(changed == words)
+
+
+@pytest.mark.parametrize("response", ["", "garbage", "s1 inc", "s1 inc x", "inc 4", "s1 vary 4",
+                                      "s1 inc 4 s2", "=", "s1 foo 4", "s1 inc 44"])
+def test_malformed_responses_are_invalid(response):
+    """Valid(E_t) would keep traces whose tool calls do not parse or name no tool."""
+    assert ladder.score(task(3, "inc"), response) == (0.0, False)
+
+
+def test_wrong_but_well_formed_responses_are_valid():
+    """Valid(E_t) would keep successes only."""
+    assert ladder.score(task(3, "inc"), "s1 inc 7") == (0.0, True)
+
+
+@pytest.mark.parametrize("response", ["s1 inc 4 " * 200_000, "s1 " * 300_000, "\ud800", "\x00",
+                                      "s1 inc 4" + " " * 10 ** 6, "٣" * 1000])
+def test_checker_survives_any_text_quickly(response):
+    """One long or odd response would hang or crash the run."""
+    assert ladder.score(task(3, "inc", "inc"), response)[0] == 0
+
+
+# ---------------------------------------------------------------------------------------------
+# task sets
+
+
+def test_base_tasks_are_544_distinct_easy_chains():
+    """Duplicates, hard tools or another number than the paper's."""
+    base = ladder.base_tasks()
+    assert len(base) == len({t.id for t in base}) == len({t.text for t in base}) == 544
+    assert {t.origin for t in base} == {"base"}
+    assert {len(t.spec["tools"]) for t in base} == {1, 2, 3}
+    assert {s for t in base for s in t.spec["tools"]} == set(ladder.NAMES[:ladder.BASE_TOOLS])
+    assert base == ladder.base_tasks()  # the same in every run
+
+
+def test_held_out_splits_are_disjoint_from_each_other_and_from_base():
+    """Validation would measure what was trained on."""
+    splits = [{t.id for t in ladder.validation_tasks(None, s)} for s in ("validation", "tuning")]
+    base = {t.id for t in ladder.base_tasks()}
+    assert [len(s) for s in splits] == [120, 120]
+    assert not splits[0] & splits[1] and not (splits[0] | splits[1]) & base
+
+
+@pytest.mark.parametrize("split", ["validation", "tuning"])
+def test_held_out_tasks_cover_all_rungs_equally(split):
+    """Validation would be easier or harder than stated."""
+    tasks = ladder.validation_tasks(None, split)
+    assert Counter(ladder.category(t) for t in tasks) == {name: 10 for name in ladder.NAMES}
+    assert {len(t.spec["tools"]) for t in tasks} == {2, 3}
+
+
+def test_accessors():
+    """Figures would count something else."""
+    t = task(3, "dbl", "tri", "inc")
+    assert ladder.category(t) == "tri" and ladder.task_length(t) == 3
+    assert list(ladder.skills(t)) == ["dbl", "tri", "inc"]
+
+
+# ---------------------------------------------------------------------------------------------
+# the two roles
+
+
+def test_prompts_of_both_roles():
+    """The base model was trained on exactly these forms."""
+    assert ladder.agent_prompt(SEED) == "3 s1 inc s2 dbl ="
+    for success, bucket in ((0, "b0"), (0.5, "b4"), (0.95, "b8"), (1, "b8"), (0.12, "b1")):
+        assert ladder.env_prompt(SEED, success, 0.5) == f"vary {bucket} 3 s1 inc s2 dbl =>"
+
+
+def test_written_task_is_read_back():
+    """A task would change on its way through text."""
+    t = ladder.parse_task(" 7 s1 tri s2 inc ", SEED, 4)
+    assert t.spec == {"start": 7, "tools": ["tri", "inc"]} and t.text == "7 s1 tri s2 inc"
+    assert (t.origin, t.seed, t.epoch) == ("env", SEED.id, 4)
+    assert t.id == task(7, "tri", "inc").id
+
+
+@pytest.mark.parametrize("text", [
+    "", "3", "s1 inc", "3 inc", "3 s1", "3 s2 inc", "3 s1 inc s1 dbl", "3 s1 inc s3 dbl",
+    "33 s1 inc", "-3 s1 inc", "x s1 inc", "3 s1 vary", "3 s1 inc =", "3 s1 inc 4", "² s1 inc",
+    "٣ s1 inc", "3 s1 inc s2", "3 s01 inc", "vary b4 3 s1 inc =>", "3 3 s1 inc"])
+def test_text_that_is_no_task_is_malformed(text):
+    """Nonsense would be tried by the agent, or crash the run."""
+    with pytest.raises(InvalidTask, match="^malformed$"):
+        ladder.parse_task(text, SEED, 1)
+
+
+def test_each_other_reason_of_rejection():
+    """The counts by reason, and with them the honesty of the validation, would be wrong."""
+    held_out = ladder.validation_tasks()[0], ladder.validation_tasks(None, "tuning")[-1]
+    for text, reason in ((SEED.text, "copy of the seed"),
+                         ("3 " + ladder._chain(["inc"] * 6), "too long"),
+                         *((t.text, "held-out task") for t in held_out)):
+        with pytest.raises(InvalidTask, match=f"^{reason}$"):
+            ladder.parse_task(text, SEED, 1)
+    assert ladder.parse_task("3 " + ladder._chain(["inc"] * 5), SEED, 1)
+
+
+def test_no_held_out_task_can_enter_by_any_seed():
+    """Validation tasks would be trained on."""
+    for t in ladder.validation_tasks() + ladder.validation_tasks(None, "tuning"):
+        with pytest.raises(InvalidTask):
+            ladder.parse_task(t.text, SEED, 1)
+
+
+def test_variations_are_near_and_leave_the_seed_alone():
+    """The untrained simulator would jump over the whole ladder by itself."""
+    rng, lengths, rungs = random.Random(0), Counter(), Counter()
+    for _ in range(2000):
+        tools = rng.choices(ladder.NAMES, k=rng.randint(1, ladder.MAX_STEPS))
+        before = list(tools)
+        start, new = ladder.vary(3, tools, rng)
+        assert tools == before and 0 <= start <= 9 and 1 <= len(new) <= ladder.MAX_STEPS
+        lengths[len(new) - len(tools)] += 1
+        moves = [ladder.RUNG[b] - ladder.RUNG[a] for a, b in zip(tools, new)]
+        assert sum(map(abs, moves)) <= 1  # one tool by one rung
+        rungs[sum(moves)] += 1
+    assert set(lengths) == {-1, 0, 1} and set(rungs) == {-1, 0, 1}
+    # the direction is left to RWR: untrained, harder is no likelier than easier
+    assert abs(lengths[1] - lengths[-1]) < 150 and abs(rungs[1] - rungs[-1]) < 150
+
+
+def test_what_the_base_learns_to_write_is_a_task():
+    """The simulator would be trained on texts that its own parser refuses."""
+    rng, reasons = random.Random(0), Counter()
+    for _ in range(500):
+        prompt, text = ladder._imagine(rng)
+        head, bucket, *seed, arrow = prompt.split()
+        assert head == "vary" and bucket in ladder.BUCKETS and arrow == "=>"
+        seed = task(int(seed[0]), *seed[2::2])
+        try:
+            ladder.parse_task(text, seed, 1)
+        except InvalidTask as reason:
+            reasons[str(reason)] += 1
+    assert set(reasons) <= {"copy of the seed", "held-out task"} and sum(reasons.values()) < 50
+
+
+# ---------------------------------------------------------------------------------------------
+# the base model's demonstrations
+
+
+def test_slips_rise_over_the_ladder_and_show_the_neighbours_effect():
+    """Without them the base would be perfect, or fail at random instead of systematically."""
+    rng, shown, slipped = random.Random(0), Counter(), Counter()
+    for _ in range(6000):
+        prompt, response = ladder._demonstrate(rng)
+        words, digit = response.split(), int(prompt.split()[0])
+        for name, result in zip(words[1::3], map(int, words[2::3])):
+            truth, rung = int(PLAIN[name][digit]), ladder.RUNG[name]
+            neighbour = int(PLAIN[ladder.NAMES[rung - 1 if rung else 1]][digit])
+            wrong = neighbour if neighbour != truth else (truth + 5) % 10
+            assert result in (truth, wrong)
+            shown[name] += 1
+            slipped[name] += result != truth
+            digit = result
+    for rung, name in enumerate(ladder.NAMES):
+        expected = 0.05 + 0.9 * rung / 11
+        assert slipped[name] / shown[name] == pytest.approx(expected, abs=0.05)
+        assert ladder.slip_rate(rung) == pytest.approx(expected)
+
+
+def test_every_word_of_both_roles_has_its_own_token():
+    """Unknown words would all become the padding token."""
+    tokenizer = ladder._tokenizer()
+    texts = [ladder.agent_prompt(t) + " " + answer(t) for t in ladder.validation_tasks()]
+    texts.append(ladder.env_prompt(task(0, *ladder.NAMES[:5]), 1.0, 0.5))
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.pad_token_id not in ids and tokenizer.decode(ids) == text
+    assert len(tokenizer) == len(set(ladder.WORDS)) == len(ladder.WORDS)
+
+
+def test_pretraining_batch_trains_responses_and_their_end_only():
+    """The base would learn to write prompts, or never to stop."""
+    tokenizer = ladder._tokenizer()
+    ids, labels = ladder._batch(tokenizer, random.Random(0), 32)
+    for row, target in zip(ids, labels):
+        trained = target != -100
+        assert torch.equal(row[trained], target[trained])
+        assert (target[trained] == tokenizer.eos_token_id).sum() == 1
+        assert target[trained][-1] == tokenizer.eos_token_id
+        first = int(trained.nonzero()[0])
+        assert tokenizer.decode(row[first - 1]) in ("=", "=>")
+
+
+def test_base_model_is_cached_under_its_configuration(tmp_path, monkeypatch):
+    """A change of the settings would silently go on with the old model."""
+    monkeypatch.setattr(ladder, "PRETRAIN", dict(steps=12, batch=4, lr=1e-3))
+    built, real = [], ladder._pretrain
+    monkeypatch.setattr(ladder, "_pretrain", lambda folder: (built.append(1), real(folder, False)))
+    folder = ladder.base_model(tmp_path / "cache")
+    assert ladder.base_model(tmp_path / "cache") == folder and len(built) == 1
+    first = (folder / "model.safetensors").read_bytes()
+    monkeypatch.setattr(ladder, "PRETRAIN", dict(steps=13, batch=4, lr=1e-3))
+    other = ladder.base_model(tmp_path / "cache")
+    assert other != folder and len(built) == 2
+    assert {p.name for p in (tmp_path / "cache").iterdir()} == {folder.name, other.name}
+    monkeypatch.setattr(ladder, "PRETRAIN", dict(steps=12, batch=4, lr=1e-3))
+    again = ladder.base_model(tmp_path / "elsewhere")
+    assert (again / "model.safetensors").read_bytes() == first  # same seed, same bits
+    options = SimpleNamespace(cache_dir=str(tmp_path / "cache"), rank=4, seed=0)
+    policy = ladder.load_policy(options)
+    assert isinstance(policy, Policy) and set(policy.params) == {"agent", "env"}
+    assert policy.decode(policy.encode("3 s1 inc =")) == "3 s1 inc ="
+
+
+def test_interrupted_build_leaves_nothing_that_passes_for_a_model(tmp_path, monkeypatch):
+    """Half a model would be loaded by the next run."""
+    def interrupted(folder):
+        (ladder.Path(folder) / "config.json").write_text("{}")
+        raise KeyboardInterrupt
+    monkeypatch.setattr(ladder, "_pretrain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ladder.base_model(tmp_path)
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith("ladder-")]
+
+
+# ---------------------------------------------------------------------------------------------
+# choosing the world
+
+
+def test_worlds_are_loaded_by_name_and_have_every_function():
+    """A world would fail in the middle of a run."""
+    world = load_world("ladder")
+    for name in ("prepare", "load_policy", "base_tasks", "validation_tasks", "env_prompt",
+                 "parse_task", "agent_prompt", "score", "skills", "task_length", "category"):
+        assert callable(getattr(world, name))
+    with pytest.raises(UserError, match="unknown world 'chess': choose from ladder"):
+        load_world("chess")
+
+
+def test_ladder_refuses_a_model_of_ones_own():
+    """--model would be ignored without a word."""
+    ladder.prepare(SimpleNamespace(model="", base_tasks=""))
+    for options in (dict(model="x", base_tasks=""), dict(model="", base_tasks="x")):
+        with pytest.raises(UserError, match="leave out"):
+            ladder.prepare(SimpleNamespace(**options))
+
+
+def test_tasks_are_plain_json():
+    """Specs could not be written to the pools."""
+    import json
+    for t in ladder.base_tasks()[:3] + [ladder.parse_task("7 s1 tri", SEED, 1)]:
+        assert Task(**json.loads(json.dumps(vars(t)))) == t

@@ -1,0 +1,132 @@
+"""The paper's two statements, checked by enumeration and simulation with the project's functions.
+
+Run: python -m pytest tests/test_theory.py -q
+"""
+import math
+
+import pytest
+import torch
+
+from curriculum import reward_bell, success_rate
+from grpo import group_advantages, surrogate
+
+K = 40  # answers of the toy policy
+
+
+def table(successes, spread, seed=0):
+    """Logits of K answers, and which of them succeed: `successes` of them, chosen at random."""
+    g = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(K, generator=g, dtype=torch.float64)
+    reward = torch.zeros(K, dtype=torch.float64)
+    reward[torch.randperm(K, generator=g)[:successes]] = 1
+    return logits, reward
+
+
+def exact(logits, reward):
+    """(p, E||g||^2, C_min, C_max) of Eq. 4 by enumeration: g = (r - p) grad log pi(a)."""
+    pi = logits.softmax(-1)
+    p = float((pi * reward).sum())
+    scores = torch.eye(K, dtype=pi.dtype) - pi  # row a: grad log pi(a)
+    norms = (scores ** 2).sum(1)
+    second_moment = float((pi * (reward - p) ** 2 * norms).sum())
+    return p, second_moment, float(norms.min()), float(norms.max())
+
+
+def simulated(logits, reward, G=4000, seed=0):
+    """E||g||^2 from rollouts, through the advantages and the surrogate that train; its error."""
+    g = torch.Generator().manual_seed(seed)
+    ids = torch.multinomial(logits.softmax(-1), G, replacement=True, generator=g)
+    advantages = group_advantages(reward[ids][None], "none")[0]
+    # one copy of the logits per rollout gives each rollout's own gradient
+    copies = logits.expand(G, K).clone().requires_grad_(True)
+    logp = copies.log_softmax(-1).gather(1, ids[:, None])
+    surrogate(logp, logp.detach(), advantages, 0.2).sum().backward()
+    norms = (copies.grad ** 2).sum(1)
+    return float(norms.mean()), float(norms.std() / G ** 0.5)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
+def test_prop_1_bounds_hold_for_every_success_rate(spread):
+    """C_min p(1-p) <= E||g||^2 <= C_max p(1-p), by enumeration and in simulation."""
+    for successes in (2, 8, 14, 20, 26, 32, 38):
+        logits, reward = table(successes, spread, seed=successes)
+        p, moment, c_min, c_max = exact(logits, reward)
+        assert c_min * p * (1 - p) - 1e-12 <= moment <= c_max * p * (1 - p) + 1e-12
+        estimate, error = simulated(logits, reward)
+        assert abs(estimate - moment) < 4 * error and error < 0.25 * moment
+
+
+def test_prop_1_gradient_signal_peaks_at_one_half():
+    """With a score norm that does not depend on p the signal is a parabola with its top at 1/2."""
+    rates = [k / K for k in range(0, K + 1, 4)]
+    signal = [simulated(*table(round(p * K), 0.0))[0] for p in rates]
+    assert rates[signal.index(max(signal))] == 0.5
+    assert signal[0] == signal[-1] == 0
+    for p, s in zip(rates, signal):
+        assert s == pytest.approx((1 - 1 / K) * p * (1 - p), abs=0.01)
+
+
+def test_prop_1_peak_needs_the_bounded_score():
+    """Its condition matters: with two answers the score norm falls with p, the peak moves."""
+    def moment(p):
+        return sum(pi * (r - p) ** 2 * 2 * (1 - pi) ** 2 for pi, r in ((p, 1), (1 - p, 0)))
+    assert moment(0.25) > moment(0.5) < moment(0.75)
+    for p in (0.1, 0.25, 0.5, 0.75, 0.9):  # the bounds hold all the same
+        norms = (2 * (1 - p) ** 2, 2 * p ** 2)
+        assert min(norms) * p * (1 - p) <= moment(p) <= max(norms) * p * (1 - p)
+
+
+def test_std_scaling_flattens_the_peak():
+    """What dividing by the deviation does to Prop. 1: every group carries the same signal."""
+    for k in (1, 4, 7):
+        rewards = torch.tensor([[1.0] * k + [0.0] * (8 - k)])
+        plain, scaled = ((group_advantages(rewards, s) ** 2).mean() for s in ("none", "std"))
+        assert float(plain) == pytest.approx(k / 8 * (1 - k / 8))
+        assert float(scaled) == pytest.approx(7 / 8, abs=0.01)
+
+
+# ---------------------------------------------------------------------------------------------
+# Thm. 1
+
+
+def misranked(p1, p2, n, alpha=0.5, trials=4000, seed=0):
+    """How often R_env ranks the type that is nearer to alpha not above the other."""
+    g = torch.Generator().manual_seed(seed)
+    wrong = 0
+    hits = [torch.rand(trials, n, generator=g) < p for p in (p1, p2)]
+    for a, b in zip(*(h.sum(1).tolist() for h in hits)):
+        wrong += reward_bell(a / n, alpha, 2.0) <= reward_bell(b / n, alpha, 2.0)
+    return wrong / trials
+
+
+def bound(p1, p2, n, alpha=0.5):
+    """Eq. 9."""
+    delta = abs(p2 - alpha) - abs(p1 - alpha)
+    assert delta > 0
+    return 4 * math.exp(-2 / 9 * delta ** 2 * n)
+
+
+@pytest.mark.parametrize("p1, p2, alpha", [(0.5, 0.9, 0.5), (0.45, 0.05, 0.5), (0.6, 0.95, 0.5),
+                                           (0.7, 0.3, 0.75)])
+def test_thm_1_misranking_stays_under_its_bound(p1, p2, alpha):
+    """R_env of measured success rates would rank task types worse than the theorem allows."""
+    rates = [misranked(p1, p2, n, alpha) for n in (8, 16, 40, 80, 160)]
+    for n, rate in zip((8, 16, 40, 80, 160), rates):
+        assert rate <= bound(p1, p2, n, alpha)
+    assert rates[0] > 0.002  # few rollouts do misrank: the simulation is no constant
+    assert rates[-1] < bound(p1, p2, 160, alpha) < 1  # and the bound says something there
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_thm_1_the_reversed_ranking_breaks_the_bound():
+    """The check above can fail: the wrong order is far above the bound."""
+    assert 1 - misranked(0.5, 0.9, 160) > bound(0.5, 0.9, 160)
+
+
+def test_r_env_of_a_measured_success_rate_is_biased_downwards_near_alpha():
+    """Var p_hat = p(1-p)/n costs about beta p(1-p)/n: what more rollouts buy."""
+    g = torch.Generator().manual_seed(0)
+    for n in (8, 32):
+        hits = torch.rand(4000, n, generator=g) < 0.5
+        mean = sum(reward_bell(success_rate(row), 0.5, 2.0) for row in hits.float().tolist()) / 4000
+        assert 1 - mean == pytest.approx(2.0 * 0.25 / n, rel=0.2)
