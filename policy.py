@@ -26,12 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache, DynamicLayer
 
 from data_pool import UserError
 
-LOGIT_CHUNK = 1024  # tokens whose (chunk, V) fp32 logits exist at once: 0.6 GB at V = 152k
+LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
 PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
 
 
@@ -99,19 +98,29 @@ def token_logprobs(hidden, head, target, temperature: float):
     """log pi(target) from hidden states, without ever holding all logits.
 
     hidden (M, D), target (M,) -> (M,) fp32. Temperature divides the logits exactly as in sampling,
-    otherwise the policy scored would not be the policy that acted.
+    otherwise the policy scored would not be the policy that acted. Differentiable in `hidden` (the
+    head is frozen), once.
     """
     def chunk_logprobs(h, y):
-        logits = head(h).float() / temperature  # (chunk, V), fp32: bf16 log-softmax is noise
-        return logits.gather(-1, y[:, None])[:, 0] - logits.logsumexp(-1)
+        logits = head(h).float()  # (chunk, V), fp32: bf16 log-softmax is noise
+        logits = logits if temperature == 1 else logits / temperature
+        return -torch.nn.functional.cross_entropy(logits, y, reduction="none")
 
-    if hidden.shape[0] <= LOGIT_CHUNK or not torch.is_grad_enabled():
-        parts = [chunk_logprobs(h, y) for h, y in
-                 zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))]
-    else:  # recompute each chunk's logits in the backward pass rather than keep them
-        parts = [checkpoint(chunk_logprobs, h, y, use_reentrant=False) for h, y in
-                 zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))]
-    return torch.cat(parts)
+    chunks = list(zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK)))
+    if not hidden.requires_grad or not torch.is_grad_enabled():
+        return torch.cat([chunk_logprobs(h, y) for h, y in chunks])
+    # A token's log-prob depends on its own hidden state alone, so its gradient (D numbers) can be
+    # taken now and the logits (V numbers) forgotten: nothing is kept, nothing computed again.
+    logps, slopes = [], []
+    for h, y in chunks:
+        with torch.enable_grad():
+            h = h.detach().requires_grad_(True)
+            logp = chunk_logprobs(h, y)
+            slopes.append(torch.autograd.grad(logp.sum(), h)[0])
+        logps.append(logp.detach())
+    # zero plus the linear term: the value stays, the gradient is the slope
+    zero = (hidden - hidden.detach()).float()
+    return torch.cat(logps) + (torch.cat(slopes) * zero).sum(-1)
 
 
 def draw(logits, temperature: float, generator):
@@ -120,13 +129,17 @@ def draw(logits, temperature: float, generator):
     Only temperature shapes the distribution: top-k or top-p would put the sampler off the policy
     that the loss scores. Temperature 0 is greedy, its log-probs are those at temperature 1.
     """
-    logps = (logits.float() / (temperature or 1.0)).log_softmax(-1)
+    logits = logits.float()
+    probs = (logits / temperature if temperature not in (0, 1) else logits).softmax(-1)
     if temperature == 0:
-        ids = logps.argmax(-1)
-    else:  # exponential race: argmax(p / Exp(1)) ~ p, and needs no host synchronisation
-        race = torch.empty_like(logps).exponential_(generator=generator)
-        ids = (logps.exp() / race).argmax(-1)
-    return ids, logps.gather(-1, ids[..., None])[..., 0]
+        ids = logits.argmax(-1, keepdim=True)
+    else:  # invert the distribution function: one random number per row, no host synchronisation
+        total = probs.cumsum(-1, dtype=torch.float64)  # fp32 would lose the tail of V = 152k
+        point = torch.rand(*total.shape[:-1], 1, dtype=total.dtype, device=total.device,
+                           generator=generator) * total[..., -1:]
+        # right: the first token whose sum exceeds the point, which is never one of probability 0
+        ids = torch.searchsorted(total, point, right=True).clamp(max=total.shape[-1] - 1)
+    return ids[..., 0], probs.gather(-1, ids)[..., 0].log()
 
 
 def split_groups(groups, token_budget: int):
