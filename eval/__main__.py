@@ -4,7 +4,7 @@ What of the paper this is: its results table (API-Bank, ALFWorld, BFCL, Bamboogl
 the paper ships no evaluation code. How it is run, BENCH being one of the five or `all`:
 
     python -m eval BENCH --data DIR --model DIR [--adapter DIR] [--limit N] [--variant NAME]
-    python -m eval BENCH --data DIR --responses FILE      # JSONL {"id", "response"}, no model needed
+    python -m eval BENCH --data DIR --responses FILE      # JSONL {"id", "response"}, no model
     python -m eval verify BENCH VERDICTS.jsonl --data DIR # re-score recorded verdicts
     python -m eval gold BENCH --data DIR                  # what gold responses score, and why
     python -m eval.make_base BENCH --data DIR --out FILE  # base tasks, see make_base.py
@@ -48,7 +48,8 @@ VARIANTS = {
                            {}),
              "official": ({}, {"scorer": "score_official"})},
     "bamboogle": {"searchr1": ({}, {"extraction": "searchr1"})},
-    "travelplanner": {"fixed": ({}, {"fixed": True}), "train": ({"split": "train"}, {})},
+    "travelplanner": {"fixed": ({}, {"fixed": True}), "train": ({"split": "train"}, {}),
+                      "train_fixed": ({"split": "train"}, {"fixed": True})},
 }
 
 BATCH_TOKENS = 65_536  # prompts of a batch times its longest: long prompts go in smaller batches
@@ -121,7 +122,7 @@ def run(argv) -> int:
     if args.variant and args.bench == "all":
         raise UserError("--variant belongs to one benchmark, not to `all`")
     if args.variant in RESPONSES_ONLY and args.model:
-        raise UserError(f"--variant {args.variant} reads responses made elsewhere: pass --responses")
+        raise UserError(f"--variant {args.variant} reads what others wrote: pass --responses FILE")
     # all data first: a missing file should not show up after hours of generation
     parts = {bench: chosen_records(bench, args) for bench in benches}
     answers = {bench: read_responses(bench, parts[bench], args) for bench in benches} \
@@ -196,6 +197,7 @@ def read_responses(bench: str, records: list, args) -> dict:
             raise UserError(f"{where}: unknown id {row['id']!r}, {bench} has ids like "
                             f"{records[0]['id']!r}")
         answers[row["id"]] = row["response"]
+    # a partial file is scored, since it may hold all that a cut-off run made, but not silently
     missing = [r["id"] for r in common.spread(records, args.limit) if r["id"] not in answers]
     if missing:
         print(f"eval: {path}: no response for {len(missing)} of {bench}'s records, first "
@@ -221,6 +223,7 @@ def load_policy(args):
 def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> dict:
     """Responses, verdicts, results of one benchmark; returns the summary that was written."""
     bench_module, began = module(bench), time.time()
+    # the name says which run it is: another model, option or data set is another file
     settings = run_settings(bench, policy, args)
     name = "-".join([bench] + [args.variant] * bool(args.variant) + [
         common.file_name(Path(args.model or args.responses).stem if args.responses else
@@ -229,6 +232,7 @@ def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> 
     prompts = {} if args.variant == "episodes" else {
         r["id"]: bench_module.prompt(r) for r in records}
     rows = earlier_rows(path, prompts, records)
+    # one iterator of rows, wherever the responses come from
     if answers is not None:
         made = (response_row(r, prompts[r["id"]], answers.get(r["id"])) for r in records
                 if r["id"] not in rows)
@@ -244,6 +248,7 @@ def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> 
             rows[row["id"]] = row
             file.write(json.dumps(row, ensure_ascii=True) + "\n")
             file.flush()
+    # scores are never taken from an earlier run: a corrected scorer must show
     verdicts = [verdict_of(bench_module, record, rows[record["id"]], args) for record in records]
     write_rows(path, [rows[r["id"]] for r in records], verdicts)
     summary = summarise(bench, records, verdicts, rows, settings, args, time.time() - began)
@@ -266,6 +271,7 @@ def run_settings(bench: str, policy, args) -> dict:
         path = Path(args.responses)
         path = path / f"{bench}.jsonl" if args.bench == "all" else path
         return settings | {"responses_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    # prompt and response share the context; beyond it positions were never trained
     context = policy.lm.config.max_position_embeddings
     # a small context still leaves half of itself to the prompt
     new = min(args.max_new or module(bench).MAX_NEW_TOKENS, context // 2)
@@ -385,6 +391,7 @@ def play(bench_module, records: list, policy, settings: dict, args):
 
     def respond(prompts):
         ids = [encode(policy, {"id": "an episode"}, p) for p in prompts]
+        # the transcript grows with every step and may outgrow the context before the game ends
         fits = [i for i in ids if len(i) <= settings["max_prompt"]]
         texts = iter([policy.decode(r.response) for r in sample(policy, fits, settings)]
                      if fits else [])
@@ -429,6 +436,7 @@ def write_rows(path: Path, rows: list, verdicts: list):
 def summarise(bench, records, verdicts, rows, settings, args, seconds) -> dict:
     """The summary of one benchmark: score, interval, categories, settings, versions."""
     bench_module = module(bench)
+    # the interval resamples records through the same aggregate that made the score
     aggregate = plain_share if args.variant == "episodes" else bench_module.aggregate
     result = aggregate(records, verdicts)
     return {
@@ -472,6 +480,7 @@ def table(head: list, rows: list) -> str:
 def print_table(summaries: list):
     """One table: ours with its interval, and the paper's figures beside it."""
     systems = ("Qwen2.5-7B", "GenEnv 7B")
+    # a variant follows another protocol, so the paper's figure does not belong beside it
     rows = []
     for s in summaries:
         low, high = s["interval_95"]["low"], s["interval_95"]["high"]
@@ -504,6 +513,7 @@ def verify(argv) -> int:
         if row.get("benchmark", args.bench) != args.bench:
             raise UserError(f"{args.verdicts}, record {number}: a verdict of {row['benchmark']!r}, "
                             f"not of {args.bench}")
+    # disagreements are printed as they come: a long run should show them early
     kinds = {}
     for kind, agrees, detail in checked(module(args.bench).verify(args.data, rows), args.verdicts):
         kinds.setdefault(kind, []).append(agrees)
@@ -525,6 +535,7 @@ def print_agreement(kinds: dict, required: dict) -> int:
     """Table of agreement per kind; 0 if every required rate is met, else 1."""
     rows, met = [], True
     for kind, results in sorted(kinds.items()):
+        # what cannot be decided is neither agreement nor disagreement
         decided = [r for r in results if r is not None]
         rate, need = sum(decided) / max(1, len(decided)), required.get(kind)
         short = need is not None and bool(decided) and rate < need
@@ -542,12 +553,15 @@ def gold(argv) -> int:
     parser.add_argument("bench", choices=BENCHES + ("all",))
     parser.add_argument("--data", required=True, metavar="DIR")
     args = parser.parse_args(argv)
-    rows = []
-    for bench in BENCHES if args.bench == "all" else (args.bench,):
+    rows, benches = [], BENCHES if args.bench == "all" else (args.bench,)
+    for bench in benches:
         for name in [None, *VARIANTS[bench]]:
             if name != "episodes" and name not in RESPONSES_ONLY:
                 rows.append(gold_row(bench, name, args.data))
     print(table(["benchmark", "records", "without gold", "pass", "rate %"], rows))
+    for bench in benches:
+        for known in module(bench).GOLD_EXCEPTIONS:
+            print(f"known of {bench}: {known}")
     return 0
 
 
@@ -558,6 +572,7 @@ def gold_row(bench: str, name, data) -> list:
     title = bench + (f" ({name})" if name else "")
     scorer = getattr(bench_module, options.pop("scorer", "score"))
     rule = {"rule": options["rule"]} if "rule" in options else {}
+    # records without a gold response are counted apart, not as failures
     absent = passed = 0
     for record in records:
         response = bench_module.gold(record, **rule)

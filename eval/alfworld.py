@@ -7,14 +7,14 @@ What of the paper this is: the ALFWorld column, 14.2 (Qwen2.5-7B) -> 54.5 (GenEn
 
 What is unclear, and our choice. ALFWorld's official score is won games / 274, in episodes of at
 most 50 commands; there is *no* official step score. The paper says that the tasks are "decomposed
-into single steps" and no more, so the single-step figures here are ours and the paper's stand beside
-them only for orientation. Our definition: one record per step of an expert trajectory of the 140
-valid_seen and 134 valid_unseen games; context = goal, first observation, the expert's earlier
-commands with their observations, the commands that are admissible now; target = the expert's
-command. The paper does not say which expert. Two are in the data (`--variant`):
+into single steps" and no more, so the single-step figures here are ours and the paper's stand
+beside them only for orientation. Our definition: one record per step of an expert
+trajectory of the 140 valid_seen and 134 valid_unseen games; context = goal, first observation, the
+expert's earlier commands with their observations, the commands that are admissible now; target =
+the expert's command. The paper does not say which expert. Two are in the data (`--variant`):
 
-    test          planner walkthrough, 1,600 steps: short and always won, but the planner knows where
-                  things are, so the first "go to" is often a guess from the observations alone
+    test          planner walkthrough, 1,600 steps: short and always won, but the planner knows
+                  where things are, so from the observations its first "go to" is often a guess
     valid_seen, valid_unseen   the two halves of it
     handcoded     the rule-based expert of the official DAgger training, games that it won only:
                   it searches, looks around and closes doors, 9 steps for every 3 of the planner
@@ -55,10 +55,10 @@ LOOKING = ("look", "inventory", "help", "examine")
 SILENT = LOOKING + ("clean", "heat", "cool", "use")
 UNSURE = "?"  # stands in a replay before a command that may or may not have acted
 
-SYSTEM = ("You act in a household through text commands, one command per turn. Names carry numbers, "
-          "as in countertop 1. You can hold one object at a time.")
-ASK = ("Give the next command, copied exactly from the list. Think briefly if you need to, then end "
-       "with the command in \\boxed{}, for example \\boxed{go to desk 1}.")
+SYSTEM = ("You act in a household through text commands, one command per turn. Names carry "
+          "numbers, as in countertop 1. You can hold one object at a time.")
+ASK = ("Give the next command, copied exactly from the list. Think briefly if you need to, then "
+       "end with the command in \\boxed{}, for example \\boxed{go to desk 1}.")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -84,8 +84,8 @@ def load(data, split: str = "test") -> list[dict]:
 def _trajectories(data, part: str) -> list[dict]:
     """Rows of one trajectory file, every step checked for what the records need."""
     path = data_dir(data, NAME) / f"{part}.trajectories.jsonl.gz"
-    rows = read_rows(path, ("id", "split", "task_type", "goal", "policy", "init_obs", "steps", "won"),
-                     nonempty=True)
+    rows = read_rows(path, ("id", "split", "task_type", "goal", "policy", "init_obs", "steps",
+                            "won"), nonempty=True)
     for number, row in enumerate(rows, 1):
         where = f"{path}, record {number}"
         if not isinstance(row["steps"], list) or not row["steps"]:
@@ -94,8 +94,8 @@ def _trajectories(data, part: str) -> list[dict]:
             good = (isinstance(step, dict) and isinstance(step.get("action"), str)
                     and isinstance(step.get("obs"), str) and _strings(step.get("admissible")))
             if not good:
-                raise UserError(f"{where}: step {k} needs the strings 'action' and 'obs' and a list "
-                                "of strings 'admissible'")
+                raise UserError(f"{where}: step {k} needs the strings 'action' and 'obs' and a "
+                                "list of strings 'admissible'")
         if not all(isinstance(row[key], str) for key in ("id", "goal", "init_obs", "task_type")):
             raise UserError(f"{where}: 'id', 'goal', 'init_obs' and 'task_type' must be strings")
     return rows
@@ -159,7 +159,7 @@ def read_boxed(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """GenEnv's normalisation: ends stripped of space, backticks, quotes; space runs to one; lower."""
+    """GenEnv's normalisation: space, backticks, quotes off the ends; single spaces; lower case."""
     text = text.strip().strip("`").strip('"').strip("'")
     return re.sub(r"\s+", " ", text).lower()
 
@@ -248,15 +248,16 @@ def _train_steps(data) -> list[dict]:
     records = []
     for number, row in enumerate(rows, 1):
         plan = row["walkthrough"]
-        if not _strings(plan) or not all(isinstance(row[k], str) for k in ("id", "goal", "task_type")):
-            raise UserError(f"{path}, record {number}: 'id', 'task_type' and 'goal' must be strings "
-                            "and 'walkthrough' a list of strings")
+        if not _strings(plan) or not _strings([row["id"], row["goal"], row["task_type"]]):
+            raise UserError(f"{path}, record {number}: 'id', 'task_type' and 'goal' must be "
+                            "strings and 'walkthrough' a list of strings")
         if tuple(plan) in evaluated:
             continue
         records += [{"id": f"{row['id']}#plan-{k:02d}", "category": f"train/{row['task_type']}",
                      "game": row["id"], "goal": row["goal"], "done": plan[:k], "left": plan[k:],
                      "expert": plan[k]}
-                    for k in range(len(plan) - 1) if _first_commands(plan[:k], plan[k:]) == {plan[k]}]
+                    for k in range(len(plan) - 1)
+                    if _first_commands(plan[:k], plan[k:]) == {plan[k]}]
     return records
 
 
@@ -274,7 +275,7 @@ def _first_commands(done: list, left: list) -> set:
 
 
 def _completes(state, left: list) -> bool:
-    """Whether the commands left can be executed in some order from this state (None: it is none)."""
+    """Whether the commands left can be executed in some order from a state; None is no state."""
     return state is not None and (not left or any(
         _completes(_after(state, command, left), left[:i] + left[i + 1:])
         for i, command in enumerate(left)))
@@ -476,7 +477,7 @@ def _canonical(key: tuple, command: str) -> tuple:
 
 
 def _step_verdict(world: _World, row: dict, verdict: dict):
-    """What the rules say of one command or one raw text at a recorded state; None = unknown state."""
+    """What the rules say of a command or a raw text at a recorded state; None: unknown state."""
     key = ()
     for command in row.get("prefix") or []:
         key = _canonical(key, command)

@@ -56,7 +56,7 @@ def data_dir(data, bench: str) -> Path:
     for folder in (root / bench, root):
         if folder.is_dir():
             return folder
-    raise UserError(f"no data folder {data}: pass --data DIR (see the data table in eval/README.md)")
+    raise UserError(f"no data folder {data}: pass --data DIR (data table: eval/README.md)")
 
 
 def read_rows(path, required=(), nonempty=False) -> list[dict]:

@@ -6,10 +6,11 @@ What of the paper this is: the base set (544 samples there, never published). Ho
     python genenv.py --base-tasks base.jsonl ...
 
 One JSON object per line: {"task", "tools"?, "calls"?, "reference"?}, the format that
-worlds/tool_calls.py documents; records that its reader would refuse are left out and counted (in
-BFCL mostly documents whose default has another type than their argument). The records are the benchmark's training part, or, where it has
-none, parts that its evaluation leaves out (BFCL: single-turn categories, while the evaluation is
-the long-context turns). Bamboogle has neither: all 125 questions are the evaluation.
+worlds/tool_calls.py documents; tasks that its reader would refuse are left out and counted (in
+BFCL mostly documents whose default has another type than their argument). The records are the
+benchmark's training part, or, where it has none, parts that its evaluation leaves out (BFCL:
+single-turn categories, while the evaluation is the long-context turns). Bamboogle has neither: all
+125 questions are the evaluation.
 
 What it refuses: a record whose id, game, or request is in the evaluation part ends the run with
 nothing written, and a file that exists is never overwritten. The check is made here on the texts

@@ -56,7 +56,8 @@ def test_boxed_reader_equals_the_lazy_pattern_on_random_texts():
     """Independent reference: the last match of the lazy regular expression."""
     rng = random.Random(0)
     for _ in range(3000):
-        text = "".join(rng.choices(["\\boxed{", "}", "{", "go", " ", "\n", "$"], k=rng.randrange(9)))
+        pieces = ["\\boxed{", "}", "{", "go", " ", "\n", "$"]
+        text = "".join(rng.choices(pieces, k=rng.randrange(9)))
         found = re.findall(r"\\boxed\{([\s\S]*?)\}", text)
         if found:
             assert alfworld.read_boxed(text) == found[-1].strip()
@@ -72,8 +73,10 @@ def test_normalisation_strips_in_the_published_order(text, wanted):
 @pytest.mark.parametrize("response, command, valid", [
     ("<think>a</think><action> Go </action>", "go", 1), ("<action>go</action>", "go", 0),
     ("<think></think><action>a</action><action>b</action>", "a", 1),
-    ("<Think></Think><ACTION>go</ACTION>", "go", 0), ("<think>去</think><action>a</action>", "a", 0),
-    ("<think></think></action>go<action>", "", 1), ("x" * 40 + "<action>go", "x" * 20 + "<action>go", 0),
+    ("<Think></Think><ACTION>go</ACTION>", "go", 0),
+    ("<think>去</think><action>a</action>", "a", 0),
+    ("<think></think></action>go<action>", "", 1),
+    ("x" * 40 + "<action>go", "x" * 20 + "<action>go", 0),
     ("", "", 0)])
 def test_projection(response, command, valid):
     assert alfworld.projection(response) == (command, valid)

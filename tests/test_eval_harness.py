@@ -39,7 +39,7 @@ def tiny_alfworld(folder):
         plan = ["go to desk 1", f"take {thing} 1 from desk 1", "go to shelf 1",
                 f"move {thing} 1 to shelf 1"]
         go = ["go to desk 1", "go to shelf 1", "help", "inventory", "look"]
-        steps = [{"admissible": sorted(go + [action]), "action": action, "obs": f"You did {action}.",
+        steps = [{"admissible": sorted(go + [action]), "action": action, "obs": f"Did {action}.",
                   "in_admissible": True, "reward": 0.0, "done": False} for action in plan]
         return {"id": f"{part}/put-{number}/trial", "split": part, "goal": f"put {thing} in shelf",
                 "task_type": "pick_and_place_simple", "policy": "walkthrough", "won": True,
@@ -96,7 +96,8 @@ def tiny_travelplanner(folder):
         "accommodations/clean_accommodations_2022.csv":
             "NAME,room type,price,minimum nights,house_rules,maximum occupancy,city\n"
             "Inn,Private room,50,1,No smoking,2,Elgin\n",
-        "restaurants/clean_restaurant_2022.csv": "Name,City,Cuisines,Average Cost\nDiner,Elgin,BBQ,9\n",
+        "restaurants/clean_restaurant_2022.csv":
+            "Name,City,Cuisines,Average Cost\nDiner,Elgin,BBQ,9\n",
         "attractions/attractions.csv": "Name,City\nPark,Elgin\n",
         "googleDistanceMatrix/distance.csv":
             "origin,destination,cost,duration,distance\nReno,Elgin,,1 hour,100 km\n",
@@ -108,7 +109,8 @@ def tiny_travelplanner(folder):
         path.parent.mkdir(parents=True)
         path.write_text(text)
     query = {"org": "Reno", "dest": "Elgin", "days": 3, "visiting_city_number": 1, "level": "easy",
-             "people_number": 1, "budget": 500, "date": ["2022-03-01"], "query": "Plan a trip.",
+             "people_number": 1, "budget": 500, "date": ["2022-03-01"],
+             "query": "Plan a short trip to Elgin.",
              "local_constraint": dict.fromkeys(
                  ("house rule", "cuisine", "room type", "transportation"))}
     info = {"Restaurants in Elgin": [{"Name": "Diner", "Average Cost": 9, "Cuisines": "BBQ"}]}
@@ -200,7 +202,8 @@ def test_other_data_is_another_result(data, tmp_path, capsys):
 
 DEEP = 10_000
 HOSTILE = {
-    "empty": "", "garbage": "zu: }{ 💥 \\ud800 <tool_call> [f(", "nul": "\0" * 100 + "[f(a='\0')]",
+    "empty": "", "garbage": "zu: }{ 💥 \\ud800 <tool_call> [f(",
+    "nul": "\0" * 100 + "[f(a='\0')]",
     "surrogate": "\ud800 [f(a='\udfff')]", "million": "a" * 1_000_000,
     "brackets": "[" * DEEP + "]" * DEEP, "parens": "(" * DEEP + ")" * DEEP,
     "braces": "{" * DEEP + "}" * DEEP, "open brackets": "[" * DEEP, "dicts": '{"a":' * DEEP,
@@ -211,7 +214,8 @@ HOSTILE = {
     "quotes": "`" * 500_000 + "'\"" * 250_000, "spaces": " " * 1_000_000, "lines": "\n" * 1_000_000,
     "answers": "<answer>" * 120_000, "tags": "<response>" * 100_000, "thinks": "<think>" * 140_000,
     "words": "w=" * 500_000, "word": "[Add(" + "w" * 900_000 + ")]", "number": "9" * 1_000_000,
-    "power": "[f(a=9**9**9**9)]", "repeat": "[f(a='x'*10**12)]", "format": "[f(a='%9999999999d'%1)]",
+    "power": "[f(a=9**9**9**9)]", "repeat": "[f(a='x'*10**12)]",
+    "format": "[f(a='%9999999999d'%1)]",
     "minus": "[f(a=" + "-" * DEEP + "1)]", "plus": "[f(a=" + "1+" * DEEP + "1)]",
     "import": "[__import__('os').system('touch {made}')]",
     "import argument": "[f(a=__import__('os').system('touch {made}'))]",
@@ -219,7 +223,8 @@ HOSTILE = {
     "import plan": "[{{'days': __import__('os').system('touch {made}')}}]",
     "open": "[open('{made}', 'w')]", "eval": "eval(\"open('{made}', 'w')\")",
     "json list": json.dumps([{"days": 1, "current_city": ["a"]}] * 3),
-    "json null": "null", "json number": "<tool_call>\n42\n</tool_call>", "plan rows": "[{}," * 50_000,
+    "json null": "null", "json number": "<tool_call>\n42\n</tool_call>",
+    "plan rows": "[{}," * 50_000,
     "days": "Day 1:\n" * 100_000, "from to": "from " * 100_000 + "to " * 100_000,
 }
 
@@ -284,7 +289,8 @@ OPTIONS = {
     "data empty": ["all", "--data", "{tmp}", "--model", "m"],
     "model missing": ["bamboogle", "--data", "{data}", "--model", "{tmp}/none"],
     "model empty": ["bamboogle", "--data", "{data}", "--model", "{tmp}"],
-    "adapter missing": ["bamboogle", "--data", "{data}", "--model", "{tmp}", "--adapter", "{tmp}/a"],
+    "adapter missing": ["bamboogle", "--data", "{data}", "--model", "{tmp}", "--adapter",
+                        "{tmp}/a"],
     "responses missing": ["bamboogle", "--data", "{data}", "--responses", "{tmp}/none"],
     "responses folder": ["bamboogle", "--data", "{data}", "--responses", "{tmp}"],
     "all from one file": ["all", "--data", "{data}", "--responses", "{file}"],
@@ -320,9 +326,11 @@ def test_wrong_options_end_in_one_line(case, data, tmp_path, capsys, monkeypatch
 
 
 RESPONSES = {
-    "empty": "", "not json": "{", "list": "[1]\n", "no id": '{"response": ""}\n', "no response": '{"id": "x"}\n',
-    "number id": '{"id": 3, "response": ""}\n', "null response": '{"id": "{id}", "response": null}\n',
-    "list response": '{"id": "{id}", "response": []}\n', "unknown id": '{"id": "x", "response": ""}\n',
+    "empty": "", "not json": "{", "list": "[1]\n", "no id": '{"response": ""}\n',
+    "no response": '{"id": "x"}\n', "number id": '{"id": 3, "response": ""}\n',
+    "null response": '{"id": "{id}", "response": null}\n',
+    "list response": '{"id": "{id}", "response": []}\n',
+    "unknown id": '{"id": "x", "response": ""}\n',
     "id twice": '{"id": "{id}", "response": ""}\n{"id": "{id}", "response": ""}\n',
     "half a line": '{"id": "{id}", "response": "a"}\n{"id": "bambo', "bytes": b"\xff\xfe\n",
     "nested": '{"id": ' + "[" * 100_000, "infinite": '{"id": NaN, "response": ""}\n',
@@ -347,9 +355,9 @@ FILES = {"alfworld": ["valid_seen.trajectories.jsonl.gz", "valid_unseen.trajecto
                   "BFCL_v4_multi_turn_long_context.json"],
          "bamboogle": ["bamboogle.json"],
          "travelplanner": ["validation_queries.jsonl", "validation_ref_info.jsonl"]}
-DAMAGE = {"missing": None, "empty": b"", "not json": b"{", "a list": b"[1, 2]\n", "a text": b'"x"\n',
-          "object without fields": b"{}\n", "bytes": b"\xff\xfe\x00", "null": b"null\n",
-          "nested": b"[" * 100_000}
+DAMAGE = {"missing": None, "empty": b"", "not json": b"{", "a list": b"[1, 2]\n",
+          "a text": b'"x"\n', "object without fields": b"{}\n", "bytes": b"\xff\xfe\x00",
+          "null": b"null\n", "nested": b"[" * 100_000}
 
 
 @pytest.mark.parametrize("bench, file", [(b, f) for b, names in FILES.items() for f in names])
@@ -377,8 +385,8 @@ def test_damaged_gzip_ends_in_one_line(damage, data, tmp_path, capsys):
     assert path.name in err
 
 
-FIELDS = [("steps", []), ("steps", "x"), ("steps", [{}]), ("steps", [{"action": 1}]), ("goal", None),
-          ("init_obs", 3), ("id", ["x"]),
+FIELDS = [("steps", []), ("steps", "x"), ("steps", [{}]), ("steps", [{"action": 1}]),
+          ("goal", None), ("init_obs", 3), ("id", ["x"]),
           ("steps", [{"action": "a", "obs": "b", "admissible": [1]}])]
 
 
@@ -676,7 +684,8 @@ def test_base_tasks_leave_evaluation_walkthroughs_out(data, tmp_path, capsys):
     code, said, _ = base_file("alfworld", data, out, capsys)
     tasks = common.read_rows(out, ("task", "reference"))
     assert code == 0 and tasks and str(len(tasks)) in said
-    assert all("pen 1" not in t["task"] for t in tasks) and any("book 1" in t["task"] for t in tasks)
+    assert all("pen 1" not in t["task"] for t in tasks)
+    assert any("book 1" in t["task"] for t in tasks)
 
 
 def test_base_tasks_are_never_overwritten(data, tmp_path, capsys):
@@ -718,7 +727,7 @@ def test_evaluation_requests_are_refused_whatever_the_module_says(data, tmp_path
     module = harness.module("travelplanner")
     load = module.load
     monkeypatch.setattr(module, "load", lambda data, split="test": load(data, "test"))
-    monkeypatch.setattr(module, "base_task", lambda r: {"task": r["query"], "reference": "x"})
+    monkeypatch.setattr(module, "base_task", lambda r: {"task": r["query"], "reference": "Elgin"})
     code, out, err = base_file("travelplanner", data, tmp_path / "b", capsys)
     one_line_error(code, out, err)
     assert "refusing" in err and not (tmp_path / "b").exists()
@@ -727,14 +736,19 @@ def test_evaluation_requests_are_refused_whatever_the_module_says(data, tmp_path
 @needs_data
 @pytest.mark.parametrize("bench", ["alfworld", "api_bank", "bfcl", "travelplanner"])
 def test_base_tasks_and_evaluation_are_disjoint(bench, tmp_path, capsys, monkeypatch):
+    from worlds.tool_calls import read_tasks
     out, module = tmp_path / "base.jsonl", harness.module(bench)
     monkeypatch.setattr(module, "load", functools.lru_cache(module.load))  # read each part once
     code, _, err = base_file(bench, SHARED, out, capsys)
     assert code == 0 and err == ""
     tasks = common.read_rows(out, ("task",))
+    some = tmp_path / "some.jsonl"
+    some.write_text(lines(*tasks[::7]))
+    assert len(read_tasks(str(some))) == len(tasks[::7])  # the reader of --base-tasks takes them
     assert all(("calls" in t) != ("reference" in t) for t in tasks)
     assert len({json.dumps(t, sort_keys=True) for t in tasks}) == len(tasks)
-    asked = {" ".join(module.prompt(r)[-1]["content"].split()) for r in module.load(SHARED, split="test")}
+    asked = {" ".join(module.prompt(r)[-1]["content"].split())
+             for r in module.load(SHARED, split="test")}
     assert not asked & {" ".join(t["task"].split()) for t in tasks}
     train, test = ({r["id"] for r in module.load(SHARED, split=s)} for s in ("train", "test"))
     assert train and not train & test
@@ -742,8 +756,13 @@ def test_base_tasks_and_evaluation_are_disjoint(bench, tmp_path, capsys, monkeyp
 
 @needs_data
 def test_limit_of_base_tasks_is_spread_over_categories(tmp_path, capsys):
-    code, said, _ = base_file("alfworld", SHARED, tmp_path / "b", capsys, "--limit", 10)
-    assert code == 0 and len(common.read_rows(tmp_path / "b")) == 10
+    code, said, _ = base_file("travelplanner", SHARED, tmp_path / "b", capsys, "--limit", 9)
+    assert code == 0 and "9 base tasks" in said
+    tasks = [t["task"] for t in common.read_rows(tmp_path / "b")]
+    records = harness.module("travelplanner").load(SHARED, "train")
+    queries = {r["query"]: r["level"] for r in records}
+    levels = [level for query, level in queries.items() if any(t.startswith(query) for t in tasks)]
+    assert sorted(levels) == ["easy"] * 3 + ["hard"] * 3 + ["medium"] * 3
 
 
 # ---------------------------------------------------------------------------------------------
