@@ -2,13 +2,13 @@
 
 What of the paper this is: nothing of the method; its own experiments ran in veRL.
 
-How it is run: `python genenv.py export RUN --format verl` calls `export_verl`. Each task of D_train,
-base tasks included, becomes a record
+How it is run: `python genenv.py export RUN --format verl --out tasks.jsonl` (or .parquet). Each
+task of D_train, base tasks included, becomes a record
 
     {"data_source": "genenv/WORLD", "prompt": [chat messages], "ability": category,
      "reward_model": {"style": "rule", "ground_truth": "the task's evaluation spec, JSON text"},
-     "extra_info": {"split": "train", "index": 0, "id": ..., "origin": ..., "seed": ..., "epoch": ...,
-                    "p_hat": last success rate, -1 if never tried}}
+     "extra_info": {"split": "train", "index": 0, "id": ..., "origin": ..., "seed": ...,
+                    "epoch": ..., "p_hat": last success rate, -1 if never tried}}
 
 and veRL scores responses with `compute_score` below, which is Eq. 1 of this project:
 
@@ -22,6 +22,7 @@ The adapters need no export: they are PEFT folders already.
     model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B-Instruct")
     model = PeftModel.from_pretrained(model, "RUN/adapters/agent")
 """
+import argparse
 import json
 import os
 from pathlib import Path
@@ -31,6 +32,25 @@ from data_pool import Task, TrainPool, UserError
 from worlds import load_world
 
 FORMATS = ("jsonl", "parquet")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise UserError(f"{message}; see python genenv.py export --help")
+
+
+def main(argv) -> int:
+    """The command `genenv.py export`; argv: what follows it. Raises UserError, returns 0."""
+    p = _Parser(prog="genenv.py export", allow_abbrev=False,
+                description="Write the tasks of a run for another trainer.")
+    p.add_argument("run", help="run folder, such as runs/001-genenv")
+    p.add_argument("--format", default="verl", choices=["verl"], help="whose records to write")
+    p.add_argument("--out", default="", help="file to write, .jsonl or .parquet (needs pyarrow); "
+                   "empty: RUN/verl.jsonl")
+    args = p.parse_args(argv)
+    out = args.out or Path(args.run) / "verl.jsonl"
+    print(f"{export_verl(args.run, out)} tasks written to {out}")
+    return 0
 
 
 def export_verl(run_folder, out, fmt: str = "") -> int:

@@ -43,13 +43,13 @@ import curriculum
 import export
 import measure
 import report
-from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl
+from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl, read_jsonl
 from grpo import grpo_update
 from presets import PRESETS
 from rwr import draw_batches, rwr_update
 from worlds import InvalidTask, load_world
 
-CHOICES = {"variant": ("genenv", "random", "static"), "kl_estimator": ("k1", "k2", "k3"),
+CHOICES = {"variant": ("genenv", "random", "static", "teacher"), "kl_estimator": ("k1", "k2", "k3"),
            "scale": ("std", "none"), "aggregation": ("token", "sequence"),
            "p_hat_unit": ("task", "seed"), "quant": ("", "nf4"),
            "alpha_schedule": tuple(curriculum.ALPHA_SCHEDULES),
@@ -63,7 +63,7 @@ class Options:
     # the run
     out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
     resume: bool = False              # go on with the run in --out from its last checkpoint
-    variant: str = "genenv"           # genenv; random: simulator never trained; static: tasks written once
+    variant: str = "genenv"           # genenv; random: simulator never trained; static, teacher: tasks fixed ahead
     world: str = "ladder"             # domain, a module of worlds/
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0 = all cores
@@ -71,6 +71,7 @@ class Options:
     # models
     model: str = ""                   # local folder or hub name of a chat model (not for the ladder world)
     base_tasks: str = ""              # JSONL of base tasks (not for the ladder world)
+    teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
     quant: str = ""                   # nf4 = 4-bit base model
     device: str = "auto"              # auto, cpu or cuda
     rank: int = 16                    # LoRA rank of both adapters
@@ -108,6 +109,7 @@ class Options:
     k_min: float = 0.26               # band |p_hat - alpha| <= k_min that is learned from (paper 0.1)
     lam: float = 1.0                  # weights ~ exp(lam * R_env)
     p_hat_unit: str = "task"          # success rate of one task, or of all variations of a seed
+    reward_noise: float = 0.0         # probability that an attempt's reward r becomes 1 - r (a study)
     success_at: float = 0.5           # reward from which an attempt counts as a success
     env_lr: float = 1e-3              # AdamW on the simulator's LoRA weights
     env_updates: int = 12             # optimiser steps per epoch
@@ -187,8 +189,8 @@ def epoch(run, t: int):
 def generate(run, alpha) -> list:
     """A task batch T_t: `seeds` seed tasks, `variations` of each, verified. See write_tasks."""
     o = run.o
-    if o.variant == "static":
-        return draw_static(run)
+    if o.variant in ("static", "teacher"):
+        return draw_fixed(run)
     recent = run.train_pool.recent(run.part.t, o.pool_age)
     seeds = curriculum.select_seeds(run.train_pool.base, recent, o.seeds, o.base_share,
                                     curriculum.SEED_SELECTIONS[o.seed_selection], alpha, run.rng)
@@ -211,7 +213,7 @@ def write_tasks(run, seeds, variations, alpha) -> list:
         part.written += 1
         try:
             if r.truncated:
-                raise InvalidTask("too long")
+                raise InvalidTask("truncated")
             task = world.parse_task(text, seed, part.t)
             if task.id in seen:
                 raise InvalidTask("duplicate in the batch")
@@ -287,6 +289,8 @@ def trace_of(run, task, rollout) -> Trace:
     reward, valid = run.world.score(task, text)
     if rollout.truncated:
         reward, valid = 0.0, False
+    if run.o.reward_noise and torch.rand((), generator=run.rng) < run.o.reward_noise:
+        reward = 1 - reward
     return Trace(text, reward, valid, rollout.truncated, len(rollout.response))
 
 
@@ -327,9 +331,14 @@ def update_environment(run, alpha) -> dict:
 
 def dry_epoch(run):
     """Epoch 0: one batch is written and tried, nothing is trained."""
+    started = time.time()
     if run.o.variant == "static":
         write_static(run)
+    if run.o.variant == "teacher":
+        for task in run.teacher:
+            run.train_pool.add_untried(task)
     interact(run, [g.task for g in generate(run, run.o.alpha)])
+    run.part.seconds = time.time() - started
 
 
 def write_static(run):
@@ -338,12 +347,28 @@ def write_static(run):
         run.train_pool.add_untried(dataclasses.replace(g.task, origin="static"))
 
 
-def draw_static(run) -> list:
-    """As many tasks as the simulator would write, drawn from the base and static sets."""
+def read_teacher(world, path) -> list:
+    """Tasks of a teacher's file: JSONL, the field "text" in the form the simulator would write.
+
+    Raises UserError naming the line that is no task of the world.
+    """
+    if not path:
+        raise UserError("--variant teacher needs --teacher-tasks FILE")
+    tasks = []
+    for n, record in enumerate(read_jsonl(path), 1):
+        try:
+            task = world.parse_task(str(record.get("text")), Task("", {}), 0)
+        except InvalidTask as reason:
+            raise UserError(f"{path}, record {n}: {reason}") from None
+        tasks.append(dataclasses.replace(task, origin="teacher"))
+    return tasks
+
+
+def draw_fixed(run) -> list:
+    """As many tasks as the simulator would write, drawn from the base and the ready-made ones."""
     tasks = list(run.train_pool.tasks.values())
-    picks = torch.randint(len(tasks), (run.o.seeds * run.o.variations,), generator=run.rng)
-    unique = dict.fromkeys(picks.tolist())
-    return [SimpleNamespace(task=tasks[i], prompt=None, seed="", slot=0) for i in unique]
+    picks = torch.randperm(len(tasks), generator=run.rng)[:run.o.seeds * run.o.variations]
+    return [SimpleNamespace(task=tasks[i], prompt=None, seed="", slot=0) for i in picks.tolist()]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -356,13 +381,14 @@ def prepare_run(o: Options):
     world = load_world(o.world)
     world.prepare(o)
     folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
+    teacher = read_teacher(world, o.teacher_tasks) if o.variant == "teacher" else []
     base, policy = world.base_tasks(o), world.load_policy(o)
     checkpoint.create_folder(folder, o)
     if o.resume:
         checkpoint.rewind(folder)
     run = SimpleNamespace(
         o=o, world=world, policy=policy, folder=folder, part=Part(), history=[], success=0.5,
-        progress=sys.stderr.isatty(), stop=None,
+        progress=sys.stderr.isatty(), stop=None, teacher=teacher,
         train_pool=TrainPool(folder / "train.jsonl", base),
         env_pool=EnvPool(folder / "env.jsonl"),
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
@@ -416,7 +442,7 @@ def check_options(o: Options) -> Options:
     for name in ("epochs", "threads", "agreement", "mini_batch", "env_updates", "env_age",
                  "pool_age", "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed"):
         need(getattr(o, name) >= 0, name, "must not be negative")
-    for name in ("base_share", "env_fresh", "success_at"):
+    for name in ("base_share", "env_fresh", "success_at", "reward_noise"):
         need(0 <= getattr(o, name) <= 1, name, "must lie between 0 and 1")
     for name in ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap"):
         need(getattr(o, name) > 0, name, "must be greater than 0")

@@ -29,6 +29,7 @@ def group_advantages(rewards, scale: str = "std"):
     """
     if rewards.shape[1] < 2:
         raise ValueError("a group needs G >= 2 rollouts: with one there is no baseline")
+    # the group's own mean is the baseline: no value network is needed
     advantages = rewards - rewards.mean(dim=1, keepdim=True)  # Eq. 4: r - b
     if scale == "std":
         advantages = advantages / (rewards.std(dim=1, keepdim=True) + STD_EPS)
@@ -68,8 +69,9 @@ def surrogate(logp, old_logp, advantages, clip: float):
 
     At the first step after sampling the ratio is exactly 1 and the gradient is that of Eq. 4.
     """
-    ratio = (logp - old_logp).exp()
+    ratio = (logp - old_logp).exp()  # (N, R), 1 everywhere while pi is still pi_old
     a = advantages[:, None]
+    # the smaller of the two is a pessimistic bound: no gain from moving a token beyond the clip
     return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
 
 
@@ -113,6 +115,7 @@ def grpo_update(policy, adapter, optimizer, groups, rewards, *, temperature=1.0,
     groups: B of (prompt ids, G response ids); rewards (B, G). mini_batch: groups per optimiser
     step, 0 = all; inner_epochs: passes over the batch. An empty batch is a no-op.
     """
+    # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
     keep = has_signal(rewards)
     advantages = group_advantages(rewards, scale)[keep]
     groups = [g for g, k in zip(groups, keep.tolist()) if k]
@@ -123,11 +126,14 @@ def grpo_update(policy, adapter, optimizer, groups, rewards, *, temperature=1.0,
     size = mini_batch or len(groups)
     fixed = dict(temperature=temperature, token_budget=token_budget)
     with policy.use(adapter):
+        # the reference policy is the same model with its adapters switched off
         with policy.use(None):
             ref = score(policy, groups, **fixed)
-        # with one step per rollout batch old = current, which costs no pass of its own
+        # old log-probs fix the policy that sampled; with a single step per batch old = current,
+        # and the training pass itself provides them
         several = inner_epochs > 1 or size < len(groups)
         old = score(policy, groups, **fixed) if several else None
+        # several passes, or several steps per pass, leave the sampling policy: there the clip bites
         for _ in range(inner_epochs):
             order = torch.randperm(len(groups), generator=generator).tolist() if several else \
                 range(len(groups))
@@ -166,12 +172,14 @@ def subset(groups, batch):
 def _step(policy, optimizer, groups, advantages, ref, old, *, params, temperature, token_budget,
           grad_checkpoint, grad_clip, **loss_options):
     """One optimiser step over all micro-batches of `groups`; the denominators are the step's."""
+    # one denominator for the whole step: micro-batches must not change what is optimised
     tokens = sum(len(r) for _, rs in groups for r in rs)
     rows = sum(len(rs) for _, rs in groups)
     total = {"kl": 0.0, "clip_fraction": 0.0}
     optimizer.zero_grad(set_to_none=True)
     for batch in split_groups(groups, token_budget):
         logp, mask = policy.logprobs(subset(groups, batch), temperature, grad_checkpoint)
+        # (group, response) of every row: a row must meet its own advantage and reference
         owners = [(i, j) for i, members in batch for j in members]
         ref_logp = pad_rows([ref[i][j] for i, j in owners])
         old_logp = pad_rows([old[i][j] for i, j in owners]) if old else logp.detach()
@@ -179,6 +187,7 @@ def _step(policy, optimizer, groups, advantages, ref, old, *, params, temperatur
         loss, stats = grpo_loss(logp, old_logp, ref_logp, a, mask, tokens, rows, **loss_options)
         loss.backward()
         total = {key: total[key] + stats[key] for key in total}
+    # clip over this adapter's parameters only; the other adapter has no gradient here
     norm = torch.nn.utils.clip_grad_norm_(params, grad_clip)
     optimizer.step()
     return {**total, "grad_norm": float(norm)}

@@ -12,33 +12,39 @@ moves smoothly; `validation_greedy` is the usual one attempt at temperature 0.
 import math
 from collections import Counter
 
-import torch
-
 import curriculum
 import health
 
 
-@torch.no_grad()
-def validate(run, split="validation") -> dict:
-    """Held-out tasks: success of sampled and greedy attempts, per category, share never solved."""
+def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
+    """Success rate of the agent on each of the tasks, G attempts each."""
     o, world = run.o, run.world
-    tasks = world.validation_tasks(o, split)
     prompts = [run.policy.encode(world.agent_prompt(task)) for task in tasks]
     generator = run.policy.generator(o.seed)  # the same noise every time: epochs are comparable
-    rates = {}
-    for name, G, temperature in (("sampled", o.val_samples, o.temperature), ("greedy", 1, 0.0)):
-        rollouts = run.policy.sample("agent", prompts, G, o.max_response_tokens, temperature,
-                                     generator, max_rows=o.max_rows)
-        rewards = [0.0 if r.truncated else world.score(tasks[r.group], run.policy.decode(r.response))[0]
-                   for r in rollouts]
-        rates[name] = [curriculum.success_rate(rewards[b * G:(b + 1) * G], o.success_at)
-                       for b in range(len(tasks))]
+    rollouts = run.policy.sample("agent", prompts, G, o.max_response_tokens, temperature,
+                                 generator, max_rows=o.max_rows)
+    rewards = [0.0 if r.truncated else world.score(tasks[r.group], run.policy.decode(r.response))[0]
+               for r in rollouts]
+    return [curriculum.success_rate(rewards[b * G:(b + 1) * G], o.success_at)
+            for b in range(len(tasks))]
+
+
+def validate(run) -> dict:
+    """Held-out tasks: success of sampled and greedy attempts, per category, share never solved.
+
+    "tuning" is the same on a second, disjoint split: settings are to be chosen by that one.
+    """
+    o = run.o
+    tasks, tuning = (run.world.validation_tasks(o, s) for s in ("validation", "tuning"))
+    sampled = rates_on(run, tasks, o.val_samples, o.temperature)
     by = {}
-    for task, rate in zip(tasks, rates["sampled"]):
-        by.setdefault(world.category(task), []).append(rate)
-    return {"validation": mean(rates["sampled"]), "validation_greedy": mean(rates["greedy"]),
-            "validation_unsolved": mean(r == 0 for r in rates["sampled"]),
-            "validation_by": {name: round(mean(values), 4) for name, values in by.items()}}
+    for task, rate in zip(tasks, sampled):
+        by.setdefault(run.world.category(task), []).append(rate)
+    return {"validation": mean(sampled),
+            "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
+            "validation_unsolved": mean(r == 0 for r in sampled),
+            "validation_by": {name: round(mean(values), 4) for name, values in by.items()},
+            "tuning": mean(rates_on(run, tuning, o.val_samples, o.temperature))}
 
 
 def epoch_record(run, env_stats: dict, alpha: float) -> dict:

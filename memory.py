@@ -121,7 +121,7 @@ def rollout_bytes(config, e, prompts, G, P, R, max_rows) -> dict:
     return {"keys and values": width * cache_keys(P, G, R) * kv_bytes_per_token(config, e),
             # prefill and decoding do not coincide; both are small beside the cache at short prompts
             "prefill": width * P * (I * (2 * e + 2 * FP32) + 4 * D * e),
-            # draw() holds logits, log-probs, noise, probabilities and their quotient
+            # draw() holds the logits as they come and in fp32, probabilities, and fp64 sums of them
             "logits of a step": width * G * V * (e + 4 * FP32)}
 
 
@@ -158,7 +158,9 @@ def training_bytes(config, e, rank, tokens, row, targets, grad_checkpoint) -> di
     return {"checkpointed layer inputs": tokens * layers * D * e if grad_checkpoint else 0,
             "activations": tokens * (gradients + saved * (1 if grad_checkpoint else layers)),
             "attention mask": mask,
-            "logit chunk": chunk * V * (e + 5 * FP32)}
+            # logits as they come and in fp32, their log-softmax and two gradients; then hidden
+            # states and slopes of all targets
+            "logit chunk": chunk * V * (e + 4 * FP32) + targets * D * (e + 3 * FP32)}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -247,8 +249,8 @@ def _refusal(phases, o, peak, available) -> str:
             if _can_lower(o, option):
                 advice.append(_advice(o, option))
     sizes = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in parts)
-    return (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
-            f"during {phase}, {sizes} GB; use {', '.join(dict.fromkeys(advice))}")
+    return (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are "
+            f"free: during {phase}, {sizes} GB; use {', '.join(dict.fromkeys(advice))}")
 
 
 def _can_lower(o, option) -> bool:
@@ -259,12 +261,12 @@ def _can_lower(o, option) -> bool:
 
 def _advice(o, option) -> str:
     flag = "--" + option.replace("_", "-")
-    fixed = {"quant": "--quant nf4", "grad_checkpoint": f"{flag} true", "model": "a smaller --model"}
+    fixed = {"quant": "--quant nf4", "grad_checkpoint": flag, "model": "a smaller --model"}
     return fixed.get(option) or f"a lower {flag} (now {vars(o)[option]})"
 
 
 def free_memory(device: str = "auto"):
-    """Free bytes of the device; on a CPU what the system calls available, None if it does not say."""
+    """Free bytes of the device; on a CPU what the system calls available, or None."""
     if _on_gpu(device):
         return torch.cuda.mem_get_info(None if device == "auto" else torch.device(device))[0]
     try:

@@ -212,7 +212,9 @@ class Policy:
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU).
         """
         from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+        from transformers.utils import logging as transformers_logging
         logging.getLogger("transformers").setLevel(logging.ERROR)
+        transformers_logging.disable_progress_bar()
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if dtype == "auto":

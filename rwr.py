@@ -50,6 +50,7 @@ def draw_batches(n_fresh, aged_priority, n_batches, batch, fresh_share, generato
     Indices 0 .. n_fresh-1 mean fresh records, the following ones aged records, drawn by priority.
     The fresh set is shuffled and walked through: all are met before any is met twice.
     """
+    # a fixed share of old records keeps earlier curricula alive in the simulator
     deck, batches = [], []
     n_aged = min(len(aged_priority), round(batch * (1 - fresh_share)))
     for _ in range(n_batches if n_fresh + n_aged else 0):
@@ -75,6 +76,8 @@ def rwr_update(policy, adapter, optimizer, records, batches, probe, *, lam=1.0, 
     Returns env_kl (of the simulator that wrote the probe, to the initial one, nats per token),
     env_kl_step (how far this update moved), env_ess, env_loss, env_steps and env_capped.
     """
+    # a probe of fresh generations measures both distances: to the initial simulator and, later,
+    # how far this update has moved
     fixed = dict(temperature=temperature, token_budget=token_budget)
     stats = {"env_loss": 0.0, "env_ess": 0.0, "env_steps": 0, "env_capped": 0,
              "env_kl": 0.0, "env_kl_step": 0.0}
@@ -87,9 +90,11 @@ def rwr_update(policy, adapter, optimizer, records, batches, probe, *, lam=1.0, 
         stats["env_kl"] = mean_kl(before, initial)
         if not batches:
             return stats
+        # weights over the whole set at once, so that a mini-batch of good records stays a good one
         weights = rwr_weights(torch.tensor([r.r_env for r in records]), lam)
         stats["env_ess"] = effective_sample_size(weights)
         for batch in batches:
+            # a step may turn out to be one too many: keep what is needed to take it back
             saved = _snapshot(policy.params[adapter], optimizer)
             loss = _step(policy, policy.params[adapter], optimizer, [records[i] for i in batch],
                          weights[batch], kl_coef, kl_kind, grad_clip, grad_checkpoint, fixed)
@@ -113,6 +118,7 @@ def mean_kl(logps, others) -> float:
 def _step(policy, params, optimizer, records, weights, kl_coef, kl_kind, grad_clip,
           grad_checkpoint, fixed):
     """One optimiser step on one mini-batch of records; returns its loss."""
+    # the context is the prompt and not trained on; the generation is the response
     groups = [(r.prompt, [r.response]) for r in records]
     tokens = sum(len(r.response) for r in records)
     with policy.use(None):
@@ -123,10 +129,11 @@ def _step(policy, params, optimizer, records, weights, kl_coef, kl_kind, grad_cl
         members = [i for i, _ in batch]
         logp, mask = policy.logprobs(subset(groups, batch), fixed["temperature"], grad_checkpoint)
         ref_logp = pad_rows([ref[i][0] for i in members])
+        # imitate, but stay near the initial simulator: it is the one that knows the language
         loss = weighted_nll(logp, mask, weights[members].to(logp), tokens)
         loss = loss + kl_coef * (token_kl(logp, ref_logp, kl_kind) * mask).sum() / tokens
         loss.backward()
-        total += float(loss)
+        total += float(loss.detach())
     torch.nn.utils.clip_grad_norm_(params, grad_clip)
     optimizer.step()
     return total

@@ -449,7 +449,8 @@ def summarise(bench, records, verdicts, rows, settings, args, seconds) -> dict:
         "responses_missing": sum(rows[r["id"]]["problem"] == "no response" for r in records),
         "responses_truncated": sum(bool(rows[r["id"]]["truncated"]) for r in records),
         "paper": None if args.variant else bench_module.PAPER, "settings": settings,
-        "note": vars(bench_module).get("NOTE", ""), "seconds": round(seconds, 1),
+        "note": "" if args.variant else vars(bench_module).get("NOTE", ""),
+        "seconds": round(seconds, 1),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES}}
 
 

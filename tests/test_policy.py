@@ -135,11 +135,13 @@ def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, m
     head = shared.lm.get_output_embeddings()
     hook = head.register_forward_hook(lambda m, args, out: seen.append(out.shape[:-1].numel()))
     try:
-        with torch.no_grad():
-            shared.logprobs(groups)
+        for grad in (False, True):
+            seen.clear()
+            with shared.use("agent"), torch.set_grad_enabled(grad):
+                shared.logprobs(groups)
+            assert sum(seen) == sum(len(r) for _, rs in groups for r in rs) and max(seen) <= 4
     finally:
         hook.remove()
-    assert sum(seen) == sum(len(r) for _, rs in groups for r in rs) and max(seen) <= 4
 
 
 def test_each_prompt_is_encoded_once_for_its_group(shared):
@@ -363,14 +365,23 @@ def test_same_seed_same_bits_and_the_global_generator_is_untouched(shared):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_draw_takes_any_shape_and_breaks_no_probability():
+def test_draw_takes_any_shape_and_never_an_impossible_token():
     """Impossible tokens would be drawn, or log-probs belong to other tokens."""
-    logits = torch.tensor([[[0.0, float("-inf"), 1.0]] * 5] * 2)
+    never = float("-inf")
+    logits = torch.tensor([[[never, 0.0, never, 1.0, never]] * 500] * 2)
     for T in (0.0, 0.3, 1.0):
         ids, logps = draw(logits, T, torch.Generator().manual_seed(0))
-        assert ids.shape == logps.shape == (2, 5) and not (ids == 1).any()
+        assert ids.shape == logps.shape == (2, 500) and set(ids.flatten().tolist()) <= {1, 3}
         expected = (logits / (T or 1)).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
         torch.testing.assert_close(logps, expected)
+
+
+def test_draw_reaches_the_tail_of_a_large_vocabulary():
+    """Sums in fp32 stop growing: the last words of a real vocabulary would never be drawn."""
+    V = 150_000
+    ids, _ = draw(torch.zeros(1, V).expand(2000, V), 1.0, torch.Generator().manual_seed(0))
+    assert ids.max() < V and ids.float().mean() == pytest.approx(V / 2, rel=0.05)
+    assert (ids > 0.95 * V).float().mean() == pytest.approx(0.05, abs=0.02)
 
 
 def test_empty_prompt_is_refused_and_no_prompt_gives_nothing(shared):

@@ -23,6 +23,7 @@ import json
 import random
 import re
 import shutil
+import sys
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -205,26 +206,22 @@ def _demonstrate(rng) -> tuple[str, str]:
     return agent_prompt(_task(start, tools, "demo")), _chain(tools, digits)
 
 
-def vary(start: int, tools: list, rng) -> tuple[int, list]:
-    """A near variation: another start, and one tool a rung up or down, or the last step twice or
-    not at all. (Steps in the middle stay where they are: an index that shifts is hard to learn.)"""
-    start, tools = rng.randrange(10), list(tools)
-    i, edit = rng.randrange(len(tools)), rng.choice(("up", "down", "insert", "remove", "none"))
-    if edit == "insert" and len(tools) < MAX_STEPS:
-        tools.append(tools[-1])
-    elif edit == "remove" and len(tools) > 1:
-        tools.pop()
-    elif edit in ("up", "down"):
-        rung = RUNG[tools[i]] + (1 if edit == "up" else -1)
-        tools[i] = NAMES[min(len(NAMES) - 1, max(0, rung))]
-    return start, tools
+def vary(tools: list, rng) -> list:
+    """A near variation: each tool may move one rung up or down, and a step may come or go at the
+    end. (Steps in the middle stay where they are: an index that shifts is hard to learn.)"""
+    rungs = [RUNG[t] + rng.choice((-1, 0, 0, 0, 1)) for t in tools]
+    tools = [NAMES[min(len(NAMES) - 1, max(0, rung))] for rung in rungs]
+    edit = rng.choice(("none", "none", "none", "longer", "shorter"))
+    if edit == "longer" and len(tools) < MAX_STEPS:
+        return tools + [rng.choice(tools)]
+    return tools[:-1] if edit == "shorter" and len(tools) > 1 else tools
 
 
 def _imagine(rng) -> tuple[str, str]:
     """(prompt, response) of the simulator's role."""
     seed = _task(rng.randrange(10), rng.choices(NAMES, k=rng.randint(1, MAX_STEPS)), "demo")
-    start, tools = vary(seed.spec["start"], seed.spec["tools"], rng)
-    return env_prompt(seed, rng.random(), 0.5), f"{start} {_chain(tools)}"
+    tools = vary(seed.spec["tools"], rng)
+    return env_prompt(seed, rng.random(), 0.5), f"{rng.randrange(10)} {_chain(tools)}"
 
 
 def _tokenizer():
@@ -275,7 +272,7 @@ def _pretrain(folder, progress=True):
 
 def base_model(cache_dir) -> Path:
     """Folder of the base model, trained if it is not cached under this very configuration."""
-    key = json.dumps([WORDS, MODEL, PRETRAIN, BASE_SEED, N_BASE, PER_RUNG, BASE_TOOLS, 3])
+    key = json.dumps([WORDS, MODEL, PRETRAIN, BASE_SEED, N_BASE, PER_RUNG, BASE_TOOLS, 4])
     folder = Path(cache_dir) / f"ladder-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -294,8 +291,27 @@ def load_policy(o) -> Policy:
     return Policy.load(str(base_model(o.cache_dir)), rank=o.rank, seed=o.seed)
 
 
+def write_teacher(n: int, path):
+    """n distinct tasks of a stronger teacher: base tasks edited up to three times by the rule that
+    `vary` demonstrates. The stand-in for the paper's offline augmentation (957 and 1,777 tasks)."""
+    rng, base, tasks = random.Random(BASE_SEED + 2), base_tasks(), {}
+    while len(tasks) < n:
+        seed = rng.choice(base)
+        tools = seed.spec["tools"]
+        for _ in range(rng.randint(1, 3)):
+            tools = vary(tools, rng)
+        task = _task(rng.randrange(10), tools, "teacher")
+        if task.id != seed.id and task.id not in _held_out_ids():
+            tasks[task.id] = task
+    with open(path, "w") as file:
+        file.writelines(json.dumps({"text": t.text}) + "\n" for t in tasks.values())
+
+
 def main():
-    """Build the base model and print its success rate on single steps, rung by rung."""
+    """Build the base model and print its success rate on single steps, rung by rung;
+    or, with `teacher N FILE`, write a teacher's tasks."""
+    if sys.argv[1:2] == ["teacher"]:
+        return write_teacher(int(sys.argv[2]), sys.argv[3])
     policy = Policy.load(str(base_model("runs/cache")), adapters=())
     for name in NAMES:
         tasks = [_task(d, [name], "demo") for d in range(10)]

@@ -1,7 +1,7 @@
 """A real domain: JSON tool calls and short answers, with any chat model as the base.
 
-What of the paper this is: a task instance carries a prompt (tool specs, goal) and an evaluation spec
-(the calls it takes, or a reference answer), and `score` is both branches of Eq. 1.
+What of the paper this is: a task instance carries a prompt (tool specs, goal) and an evaluation
+spec (the calls it takes, or a reference answer), and `score` is both branches of Eq. 1.
 
 How it is run: `python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE`. The file holds one
 JSON object per line, of either kind (worlds/example_tasks.jsonl has 51, and is the default):
@@ -12,9 +12,10 @@ JSON object per line, of either kind (worlds/example_tasks.jsonl has 51, and is 
      "ordered": true}          optional: the calls have to come in this order
     {"task": "Who wrote Dune?", "reference": "Frank Herbert"}      or a list of accepted answers
 
-`parameters` is an object schema of these keywords: type, properties, required, items, enum, minimum,
-maximum, default, and the notes description, title, format, examples, additionalProperties (which
-is always taken as false). An eighth of the file is held out for validation, another for tuning.
+`parameters` is an object schema of these keywords: type, properties, required, items, enum,
+minimum, maximum, default, and the notes description, title, format, examples, additionalProperties
+(which is always taken as false). An eighth of the file is held out for validation, another for
+tuning.
 
 When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0, and
 both are integers as JSON schema has it), but 5 is not "5" and true is not 1; strings must agree in
@@ -46,9 +47,10 @@ MAX_CHARS = 32_768    # of a model's text; more is not even looked at
 MAX_DEPTH = 24        # nesting of its JSON: far below what would exhaust the parser's stack
 MAX_DIGITS = 18       # of an integer
 MAX_CALLS, MAX_TOOLS = 8, 32
+MIN_TASK_TOKENS, MIN_RESPONSE_TOKENS = 64, 32  # below them no JSON task, no call would fit
 MIN_LETTERS = 10      # letters and digits that a task text needs to ask for anything
 
-# every reason parse_task can give; the loop adds "too long", "duplicate in the batch" and so on
+# every reason parse_task can give; the loop adds "truncated", "duplicate in the batch" and so on
 REASONS = ("no JSON object", "malformed task", "trivial text", "tool schema", "unknown tool",
            "wrong arguments", "other kind than the seed", "answer leaked", "copy of the seed",
            "held-out task")
@@ -119,7 +121,7 @@ def load_object(text: str):
 
 
 def first_object(text: str, tries: int = 8):
-    """The first JSON object in a model's text, in a ```json fence or bare; None if there is none."""
+    """The first JSON object in a model's text, in a ```json fence or bare, or None."""
     if len(text) > MAX_CHARS:
         return None
     span = find_object(text)
@@ -145,7 +147,7 @@ KEYWORDS = NOTES | {"type", "properties", "required", "items", "enum", "minimum"
 
 
 def canonical(value) -> str:
-    """JSON text that is equal for equal values: keys sorted, 5.0 written as 5, true apart from 1."""
+    """JSON text that is equal for equal values: keys sorted, 5.0 written as 5, true is not 1."""
     def plain(v):
         if isinstance(v, dict):
             return {key: plain(item) for key, item in v.items()}
@@ -230,7 +232,7 @@ def check_tools(tools) -> dict:
         if name in by_name:
             raise _invalid("tool schema", f"two tools are called {name!r}")
         if not isinstance(tool.get("description"), str) or "parameters" not in tool:
-            raise _invalid("tool schema", f"tool {name!r} needs a description (text) and parameters")
+            raise _invalid("tool schema", f"tool {name!r} needs description (text) and parameters")
         check_schema(tool["parameters"], name)
         if tool["parameters"]["type"] != "object":
             raise _invalid("tool schema", f"the parameters of tool {name!r} are no object schema")
@@ -245,7 +247,7 @@ def check_calls(calls, tools: dict):
     for call in calls:
         if not isinstance(call, dict) or set(call) != {"name", "arguments"} \
                 or not isinstance(call["arguments"], dict) or not isinstance(call["name"], str):
-            raise _invalid("malformed task", "a call needs exactly name (text) and arguments (object)")
+            raise _invalid("malformed task", "a call is exactly name (text) and arguments (object)")
         if call["name"] not in tools:
             raise _invalid("unknown tool", f"tool {call['name']!r:.80} is not declared")
         fault = argument_fault(call["arguments"], tools[call["name"]]["parameters"])
@@ -280,7 +282,7 @@ def parse_calls(response: str):
 
 
 def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
-    """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if it is neither."""
+    """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if neither."""
     def need(holds, what, reason="malformed task"):
         if not holds:
             raise _invalid(reason, what)
@@ -385,8 +387,8 @@ def _splits(base_file: str, validation_file: str) -> dict:
     ids = sorted({t.id for t in tasks}, key=lambda i: hashlib.sha256(i.encode()).hexdigest())
     n = max(1, len(ids) // HELD_OUT)
     if len(ids) < 2 * n + 1:
-        raise UserError(f"{base_file or EXAMPLE_TASKS}: {len(ids)} distinct tasks are too few: some are held out "
-                        "for validation and for tuning, so give at least 3 (better 40)")
+        raise UserError(f"{base_file or EXAMPLE_TASKS}: {len(ids)} distinct tasks are too few: "
+                        "some are held out for validation and tuning, so give 3 or more (better 40)")
     tuning, validation = set(ids[:n]), set() if given else set(ids[n:2 * n])
     pick = lambda chosen: [task for task in tasks if task.id in chosen]
     return {"tuning": pick(tuning), "validation": list(given) or pick(validation),
@@ -394,10 +396,15 @@ def _splits(base_file: str, validation_file: str) -> dict:
 
 
 def prepare(o):
-    """Check the model option and both task files; remember what is held out."""
+    """Check the model option, the lengths and both task files; remember what is held out."""
     if not o.model:
         raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                         "such as Qwen/Qwen2.5-7B-Instruct")
+    for name, least in (("max_task_tokens", MIN_TASK_TOKENS),
+                        ("max_response_tokens", MIN_RESPONSE_TOKENS)):
+        if vars(o)[name] < least:
+            raise UserError(f"--{name.replace('_', '-')} {vars(o)[name]} is too short for JSON: "
+                            f"give {least} or more, or start from a --preset")
     read_tasks.cache_clear()  # the files may have been corrected since an earlier run
     _splits.cache_clear()
     splits = _splits(o.base_tasks, o.validation_tasks)
@@ -424,8 +431,8 @@ AGENT_CALLS = """\
 You answer requests by calling tools. These are the tools, as JSON, one per line:
 {tools}
 
-Reply with every call that the request needs and no other. Write each one as a JSON object between \
-tags, on a line of its own:
+Reply with every call that the request needs, in the order it asks for, and no other. Write each \
+one as a JSON object between tags, on a line of its own:
 <tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>"""
 
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
@@ -550,24 +557,6 @@ def score(task: Task, response: str) -> tuple[float, bool]:
         return 0.0, False
     expected = normal_calls(task.spec["calls"], tools, ordered)
     return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
-
-
-def agree(policy, tasks, k: int, generator, max_new_tokens: int, temperature: float = 1.0,
-          success_at: float = 0.5, max_rows: int = 256) -> list[bool]:
-    """The agreement check: does the simulator, solving its own tasks k times, ever confirm them?
-
-    A task whose stated answer its author never reproduces is probably wrong or ambiguous, and
-    would land near alpha all the same. All tasks are tried in one wide batch, with the adapter
-    "env" on the agent's prompt. Returns one bool per task.
-    """
-    prompts = [policy.encode(agent_prompt(task)) for task in tasks]
-    rollouts = policy.sample("env", prompts, k, max_new_tokens, temperature, generator,
-                             max_rows=max_rows)
-    agreed = [False] * len(tasks)
-    for n, r in enumerate(rollouts):
-        reward, valid = score(tasks[n // k], policy.decode(r.response))
-        agreed[n // k] |= valid and not r.truncated and reward >= success_at
-    return agreed
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,0 +1,318 @@
+"""Does GenEnv's claim hold? Ablations, alpha schedules and open questions on the embedded world.
+
+    python experiments.py paper --seeds 5     # the claims of the paper: variants over seeds
+    python experiments.py alpha --seeds 3     # alpha schedules
+    python experiments.py open --seeds 3      # alpha 0.3-0.7, noisy rewards, forgetting
+    python experiments.py paper --quick       # two tiny runs of each kind, to see that it works
+
+What of the paper this is: RQ1-RQ4 and Figures 4-8. Every variant gets the same number of agent
+updates and of rollouts. Each run is a process of its own, as many at a time as there are cores; a
+run that is already in the results file is not repeated, so an interrupted suite just goes on.
+
+How it is read: experiments/SUITE.jsonl has one line per run; experiments/SUITE.md the table of
+means with 95 % t-intervals over seeds and paired differences; experiments/*.png the figures.
+EXPERIMENTS.md says what was seen.
+
+Where it differs on purpose: the world is the embedded ladder, so nothing here is a statement about
+7B models. Settings were chosen on the tuning split, the figures are of the validation split.
+"""
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from data_pool import UserError, append_jsonl, read_jsonl
+
+ROOT = Path(__file__).resolve().parent
+
+# name -> options of genenv.py; teacher files are made once by `python -m worlds.ladder teacher`
+PAPER = {
+    "genenv": [],
+    "random": ["--variant", "random"],
+    "static": ["--variant", "static"],
+    "teacher 1.76x": ["--variant", "teacher", "--teacher-tasks", "@teacher-957"],
+    "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", "@teacher-1777"],
+    "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
+    "genenv, no KL": ["--env-kl", "0", "--env-kl-cap", "1000"],
+    "genenv, no filter": ["--k-min", "1"],
+    "genenv, seed-level p_hat": ["--p-hat-unit", "seed"],
+}
+ALPHA = {
+    "constant 0.5": [],
+    "linear 0.7 to 0.4": ["--alpha-schedule", "linear", "--alpha", "0.7", "--alpha-end", "0.4"],
+    "cosine 0.7 to 0.4": ["--alpha-schedule", "cosine", "--alpha", "0.7", "--alpha-end", "0.4"],
+    "step 0.7 to 0.4": ["--alpha-schedule", "step", "--alpha", "0.7", "--alpha-end", "0.4"],
+    "adaptive 0.5": ["--alpha-schedule", "adaptive"],
+}
+OPEN = {
+    **{f"alpha {a}": ["--alpha", a] for a in ("0.3", "0.4", "0.5", "0.6", "0.7")},
+    "reward noise 0.1": ["--reward-noise", "0.1"],
+    "reward noise 0.2": ["--reward-noise", "0.2"],
+    "no replay": ["--replay", "0"],
+}
+SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN}
+KEPT = ("epoch", "alpha", "success_rate", "validation", "validation_greedy",
+        "validation_unsolved", "tuning", "reward", "task_length", "response_length", "solved",
+        "unsolved", "distinct_tasks", "skill_entropy", "env_kept", "env_kl", "env_ess", "synthetic",
+        "seconds")
+QUICK = ["--epochs", "2", "--steps", "2", "--seeds", "4", "--val-samples", "1"]
+
+
+# ---------------------------------------------------------------------------------------------
+# running
+
+
+def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra) -> Path:
+    """All runs of a suite that are not in out/SUITE.jsonl yet; returns that file."""
+    results = out / f"{suite}{'-quick' if quick else ''}.jsonl"
+    results.parent.mkdir(parents=True, exist_ok=True)
+    settings = (QUICK if quick else []) + extra
+    done = {(r["name"], r["seed"]): r["settings"] for r in
+            (read_jsonl(results) if results.is_file() else [])}
+    if any(s != settings for s in done.values()):
+        raise UserError(f"{results} holds runs with other settings: move it away first")
+    wanted = [(name, seed) for seed in range(1 if quick else seeds) for name in SUITES[suite]
+              if (name, seed) not in done]
+    with tempfile.TemporaryDirectory() as scratch:
+        make_shared(Path(scratch))
+        running, bar = [], tqdm(total=len(wanted), desc=suite)
+        while wanted or running:
+            while wanted and len(running) < jobs:
+                running.append(start(suite, *wanted.pop(0), settings, Path(scratch)))
+            for job in [j for j in running if j["process"].poll() is not None]:
+                running.remove(job)
+                append_jsonl(results, [collect(job, settings)])
+                bar.update()
+            time.sleep(0.2)
+        bar.close()
+    return results
+
+
+def make_shared(scratch: Path):
+    """Base model and teacher files once, before the runs that all need them."""
+    for n in (957, 1777):
+        command = [sys.executable, "-m", "worlds.ladder", "teacher", str(n),
+                   str(scratch / f"teacher-{n}.jsonl")]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "worlds.ladder"], cwd=ROOT, check=True,
+                   capture_output=True)
+
+
+def start(suite, name, seed, settings, scratch) -> dict:
+    """Launch one run on one thread; its output goes to a file in case it fails."""
+    folder = scratch / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
+    options = [str(scratch / f"{x[1:]}.jsonl") if x.startswith("@") else x
+               for x in SUITES[suite][name]]
+    log = open(f"{folder}.log", "w")
+    process = subprocess.Popen(
+        [sys.executable, "genenv.py", "--out", str(folder), "--seed", str(seed), "--threads", "1",
+         *settings, *options], cwd=ROOT, stdout=log, stderr=log,
+        env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return {"name": name, "seed": seed, "folder": folder, "process": process, "log": log}
+
+
+def collect(job, settings) -> dict:
+    """One line of results: every epoch's metrics, and how many synthetic tasks were met so far."""
+    job["log"].close()
+    if job["process"].returncode:
+        tail = Path(job["log"].name).read_text().strip().splitlines()[-1:]
+        raise UserError(f"run {job['name']!r} with seed {job['seed']} failed: {' '.join(tail)}")
+    metrics, seen, met = read_jsonl(job["folder"] / "metrics.jsonl"), set(), {}
+    for record in read_jsonl(job["folder"] / "train.jsonl"):
+        if record["task"]["origin"] != "base" and record["p_hat"] is not None:
+            seen.add(record["task"]["id"])
+        met[record["epoch"]] = len(seen)
+    for m in metrics:
+        m["synthetic"] = max([n for t, n in met.items() if t <= m["epoch"]], default=0)
+    metrics = [{key: m[key] for key in KEPT} for m in metrics]
+    return {"name": job["name"], "seed": job["seed"], "settings": settings, "metrics": metrics}
+
+
+# ---------------------------------------------------------------------------------------------
+# statistics
+
+T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+def interval(values):
+    """Mean and half width of the 95 % t-interval over seeds; the width is NaN for one seed."""
+    values = np.asarray(values, float)
+    if len(values) < 2:
+        return values.mean(), math.nan
+    return values.mean(), T_95.get(len(values) - 1, 1.96) * values.std(ddof=1) / len(values) ** 0.5
+
+
+def by_name(results: Path) -> dict:
+    """{name: {seed: metrics}} of a results file."""
+    table = {}
+    for r in read_jsonl(results):
+        table.setdefault(r["name"], {})[r["seed"]] = r["metrics"]
+    return table
+
+
+def last(metrics, key):
+    """The value after the last epoch."""
+    return metrics[-1][key]
+
+
+def band_share(metrics, low=0.4, high=0.6):
+    """Share of the epochs from the second on with a success rate inside [low, high]."""
+    inside = [low <= m["success_rate"] <= high for m in metrics if m["epoch"] >= 2]
+    return sum(inside) / max(1, len(inside))
+
+
+def growth(metrics):
+    """Response length on generated tasks, last epoch relative to the first."""
+    return metrics[-1]["response_length"] / metrics[0]["response_length"] - 1
+
+
+COLUMNS = [
+    ("validation", lambda m: last(m, "validation")),
+    ("greedy", lambda m: last(m, "validation_greedy")),
+    ("never solved in 8", lambda m: last(m, "validation_unsolved")),
+    ("success, mean", lambda m: np.mean([x["success_rate"] for x in m if x["epoch"] >= 2])),
+    ("epochs in [.4, .6]", band_share),
+    ("response growth", growth),
+    ("tool entropy kept", lambda m: last(m, "skill_entropy") / m[0]["skill_entropy"]),
+    ("synthetic tasks", lambda m: last(m, "synthetic")),
+]
+
+
+def table(results: Path) -> str:
+    """Markdown: mean and 95 % t-interval over seeds, then differences to the first row, paired."""
+    runs = by_name(results)
+    text = lambda v: f"{v[0]:.3f} ± {v[1]:.3f}" if abs(v[0]) < 100 else f"{v[0]:.0f} ± {v[1]:.0f}"
+    rows = ["| variant | seeds | " + " | ".join(c for c, _ in COLUMNS) + " |",
+            "|---|---|" + "---|" * len(COLUMNS)]
+    for name, seeds in runs.items():
+        cells = [text(interval([f(m) for m in seeds.values()])) for _, f in COLUMNS]
+        rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
+    first = next(iter(runs))
+    rows += ["", f"Paired differences in validation, {first} minus the other, same seeds:", "",
+             "| other | difference | 95 % interval |", "|---|---|---|"]
+    for name, seeds in list(runs.items())[1:]:
+        common = sorted(set(seeds) & set(runs[first]))
+        if common:
+            mean, half = interval([last(runs[first][s], "validation") - last(seeds[s], "validation")
+                                   for s in common])
+            rows.append(f"| {name} | {mean:+.3f} | {mean - half:+.3f} to {mean + half:+.3f} |")
+    return "\n".join([*rows, "", *claims(runs)]) + "\n"
+
+
+def claims(runs) -> list[str]:
+    """The further claims of the paper, where the variants they need are there."""
+    lines = []
+    mean_of = lambda name, f: np.mean([f(m) for m in runs[name].values()])
+    if {"genenv", "random"} <= set(runs):
+        ours, theirs = (mean_of(n, COLUMNS[2][1]) for n in ("genenv", "random"))
+        lines.append(f"* never-solved validation tasks: genenv {ours:.3f}, random {theirs:.3f} "
+                     f"({1 - ours / max(theirs, 1e-9):+.0%} fewer)")
+        lines.append(f"* response length on generated tasks, last against first epoch: "
+                     f"{mean_of('genenv', growth):+.0%}")
+    for rival in ("static", "teacher 3.27x"):
+        if {"genenv", rival} <= set(runs):
+            lines.append(data_efficiency(runs, rival))
+    return lines
+
+
+def data_efficiency(runs, rival) -> str:
+    """How many synthetic tasks genenv needs to reach the rival's final validation."""
+    ratios = []
+    for seed in sorted(set(runs["genenv"]) & set(runs[rival])):
+        goal = last(runs[rival][seed], "validation")
+        need = next((m["synthetic"] for m in runs["genenv"][seed] if m["validation"] >= goal), None)
+        ratios.append(None if not need else last(runs[rival][seed], "synthetic") / need)
+    reached = [r for r in ratios if r]
+    mean = f"{np.mean(reached):.2f}" if reached else "-"
+    return (f"* synthetic tasks of {rival} / those genenv needs for the same validation: {mean} "
+            f"(reached in {len(reached)} of {len(ratios)} seeds)")
+
+
+# ---------------------------------------------------------------------------------------------
+# figures
+
+CURVES = [("validation", "validation", "held-out success rate"),
+          ("success_rate", "success", "success rate on generated tasks"),
+          ("task_length", "task-length", "steps per generated task"),
+          ("response_length", "response-length", "tokens per response"),
+          ("reward", "reward", "training reward"),
+          ("unsolved", "unsolved", "share of tasks never solved"),
+          ("solved", "solved", "share of tasks always solved"),
+          ("skill_entropy", "entropy", "entropy over tools (bits)")]
+
+
+def draw(results: Path):
+    """One PNG per curve: mean over seeds with the range of the seeds shaded."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    runs = by_name(results)
+    for key, name, label in CURVES:
+        figure, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+        if key == "success_rate":
+            axis.axhspan(0.4, 0.6, color="green", alpha=0.12, lw=0)
+        for i, (variant, seeds) in enumerate(runs.items()):
+            _curve(axis, seeds, "epoch", key, variant, i)
+        axis.set(xlabel="epoch", ylabel=label)
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, fontsize=7)
+        figure.savefig(results.with_name(f"{results.stem}-{name}.png"), dpi=110,
+                       metadata={"Software": None})
+        plt.close(figure)
+    figure, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+    for i, (variant, seeds) in enumerate(runs.items()):
+        _curve(axis, seeds, "synthetic", "validation", variant, i)
+    axis.set(xlabel="distinct synthetic tasks met", ylabel="held-out success rate")
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=7)
+    figure.savefig(results.with_name(f"{results.stem}-data.png"), dpi=110,
+                   metadata={"Software": None})
+    plt.close(figure)
+
+
+def _curve(axis, seeds, x, y, label, i):
+    """Mean line over seeds, shaded from the least to the most."""
+    n = min(len(m) for m in seeds.values())
+    values = np.array([[r[y] for r in m[:n]] for m in seeds.values()])
+    at = np.mean([[r[x] for r in m[:n]] for m in seeds.values()], axis=0)
+    line, = axis.plot(at, values.mean(0), label=label, lw=1.5, ls="-" if i < 6 else "--")
+    axis.fill_between(at, values.min(0), values.max(0), color=line.get_color(), alpha=0.12, lw=0)
+
+
+def main(argv=None) -> int:
+    """Entry point; 0, or 2 with one line on a user's mistake."""
+    p = argparse.ArgumentParser(prog="experiments.py", description=__doc__.splitlines()[0])
+    p.add_argument("suite", choices=SUITES)
+    p.add_argument("--seeds", type=int, default=3, help="runs of each variant (default 3)")
+    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    p.add_argument("--quick", action="store_true", help="tiny runs, to see that it works")
+    p.add_argument("--out", default="experiments", help="folder of the results")
+    p.add_argument("--only-draw", action="store_true", help="table and figures of what is there")
+    args, extra = p.parse_known_args(argv)
+    try:
+        if args.seeds < 1 or args.jobs < 1:
+            raise UserError("--seeds and --jobs must be at least 1")
+        out = Path(args.out)
+        results = out / f"{args.suite}{'-quick' if args.quick else ''}.jsonl"
+        if not args.only_draw:
+            run_suite(args.suite, args.seeds, args.quick, args.jobs, out, extra)
+        text = table(results)
+        results.with_suffix(".md").write_text(text)
+        draw(results)
+        print(text)
+        return 0
+    except UserError as error:
+        print(f"experiments: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Export for veRL: the records, the reward function that goes with them, and its complaints.
+
+Run: python -m pytest tests/test_export.py -q
+"""
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import export
+from data_pool import Task, Trace, TrainPool, UserError
+from test_tool_calls import SEED, VALID, options, said
+from worlds import load_world
+
+
+def run_folder(tmp_path, world="tool_calls", tried=()):
+    """A run folder with one epoch of D_train: tried is a list of (task, p_hat)."""
+    o = {**vars(options()), "world": world}
+    (tmp_path / "config.json").write_text(json.dumps(o))
+    pool = TrainPool(tmp_path / "train.jsonl", load_world(world).base_tasks(SimpleNamespace(**o)))
+    for task, p_hat in tried:
+        pool.add(task, [Trace("text", 1.0, True, False, 3)], p_hat, 1)
+    pool.save()
+    return tmp_path
+
+
+def written(tmp_path):
+    """A task by the simulator, and a run folder that has tried it."""
+    task = load_world("tool_calls").parse_task(VALID, SEED, 1)
+    return task, run_folder(tmp_path, tried=[(task, 0.5)])
+
+
+def test_jsonl_round_trip(tmp_path):
+    """Every task of D_train, prompts as chat messages, and a reward that is Eq. 1 again."""
+    world, (task, run) = load_world("tool_calls"), written(tmp_path)
+    n = export.export_verl(run, tmp_path / "out.jsonl", "jsonl")
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    tasks = [*world.base_tasks(options()), task]
+    assert n == len(records) == len(tasks)
+    for index, (r, t) in enumerate(zip(records, tasks)):
+        assert set(r) == {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+        assert r["prompt"] == world.agent_prompt(t) and r["ability"] == world.category(t)
+        assert r["reward_model"]["style"] == "rule"
+        assert json.loads(r["reward_model"]["ground_truth"]) == t.spec
+        assert r["extra_info"]["index"] == index and r["extra_info"]["id"] == t.id
+        right = said(*t.spec["calls"]) if "calls" in t.spec else t.spec["reference"][0]
+        for answer, reward in ((right, 1.0), ("", 0.0)):
+            assert export.compute_score(r["data_source"], answer, r["reward_model"]["ground_truth"],
+                                        r["extra_info"]) == reward
+    assert records[-1]["extra_info"] == {"split": "train", "index": n - 1, "id": task.id, "origin":
+                                         "env", "seed": SEED.id, "epoch": 1, "p_hat": 0.5}
+    assert records[0]["extra_info"]["p_hat"] == -1.0
+
+
+def test_a_world_of_plain_text_becomes_one_user_message(tmp_path):
+    """The ladder's prompts are texts; veRL wants messages."""
+    ladder = load_world("ladder")
+    run = run_folder(tmp_path, world="ladder")
+    records = export.verl_records(run)
+    task = ladder.base_tasks()[0]
+    assert records[0]["prompt"] == [{"role": "user", "content": ladder.agent_prompt(task)}]
+    assert records[0]["data_source"] == "genenv/ladder" and len(records) == len(ladder.base_tasks())
+    right = ladder._chain(task.spec["tools"], ladder.run_tools(task.spec["start"],
+                                                               task.spec["tools"]))
+    truth = records[0]["reward_model"]["ground_truth"]
+    assert export.compute_score("genenv/ladder", right, truth) == 1.0
+    assert export.compute_score("genenv/ladder", "s1", truth) == 0.0
+
+
+def test_parquet_round_trip(tmp_path):
+    """The same records, nested columns and all."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    _, run = written(tmp_path)
+    export.export_verl(run, tmp_path / "out.parquet")
+    assert parquet.read_table(tmp_path / "out.parquet").to_pylist() == export.verl_records(run)
+
+
+def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
+    """It is no requirement of ours; nothing half-written may stay behind."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match="pip install pyarrow"):
+        export.export_verl(written(tmp_path)[1], tmp_path / "out.parquet")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path):
+    """An export must never replace a good file by half of one."""
+    out = tmp_path / "out.jsonl"
+    out.write_text("precious")
+    with pytest.raises(UserError, match="no run folder"):
+        export.export_verl(tmp_path, out)
+    (tmp_path / "config.json").write_text("[")
+    with pytest.raises(UserError, match="not the options of a run"):
+        export.export_verl(tmp_path, out)
+    _, run = written(tmp_path)
+    with pytest.raises(UserError, match="unknown export format"):
+        export.export_verl(run, out, "csv")
+    with pytest.raises(UserError, match="no such folder"):
+        export.export_verl(run, tmp_path / "absent" / "out.jsonl")
+    with open(run / "train.jsonl", "a") as file:
+        file.write('{"task": 1}\n')
+    with pytest.raises(UserError, match="record 2"):
+        export.export_verl(run, out)
+    assert out.read_text() == "precious"
+    with pytest.raises(UserError, match="no data source"):
+        export.compute_score("gsm8k", "42", "{}")
+
+
+def test_the_command(tmp_path, capsys):
+    """genenv.py export RUN --format verl, with and without a file name."""
+    _, run = written(tmp_path)
+    assert export.main([str(run), "--format", "verl"]) == 0
+    assert export.main([str(run), "--out", str(tmp_path / "tasks.jsonl")]) == 0
+    assert (run / "verl.jsonl").read_bytes() == (tmp_path / "tasks.jsonl").read_bytes()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[1].endswith("tasks.jsonl") and lines[1].split()[0].isdigit()
+    for argv in ([], [str(run), "--format", "csv"], [str(run), "--frob"]):
+        with pytest.raises(UserError, match="export --help"):
+            export.main(argv)
+
+
+def test_traces_and_unicode_stay_intact(tmp_path):
+    """A task in any script, and none of the stale traces."""
+    task = load_world("tool_calls").make_task(
+        {"task": "東京の明日の天気を教えてください。", "reference": "晴れ"}, "env")
+    run = run_folder(tmp_path, tried=[(task, 1.0)])
+    export.export_verl(run, tmp_path / "out.jsonl")
+    text = (tmp_path / "out.jsonl").read_text(encoding="utf-8")
+    assert "東京の明日" in text and "traces" not in text
+    assert Task("", json.loads(json.loads(text.splitlines()[-1])["reward_model"][
+        "ground_truth"])).spec == task.spec

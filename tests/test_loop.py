@@ -1,0 +1,282 @@
+"""The loop on a micro version of the embedded world, through the command line's entry point.
+
+    python -m pytest -q tests/test_loop.py
+
+The base model is trained for a few seconds only: it knows the format but few tools, which is all
+that these tests need.
+"""
+import json
+import os
+import random
+import signal
+import sys
+import time
+
+import pytest
+import torch
+
+import checkpoint
+import genenv
+import measure
+from data_pool import read_jsonl
+from worlds import ladder
+
+MICRO = ["--threads", "1", "--steps", "2", "--seeds", "4", "--val-samples", "1",
+         "--env-updates", "3", "--rank", "4"]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """A quickly trained base model, shared by all tests of this file."""
+    folder = tmp_path_factory.mktemp("cache")
+    full, ladder.PRETRAIN = ladder.PRETRAIN, dict(steps=150, batch=32, lr=6e-3)
+    yield str(folder)
+    ladder.PRETRAIN = full
+
+
+def run(out, cache, *more):
+    """genenv.main in this process -> exit code."""
+    return genenv.main(["--out", str(out), "--cache-dir", cache, *MICRO, *more])
+
+
+def same_run(a, b):
+    """Two run folders agree in everything but the clock."""
+    clock = ("seconds", "tokens_per_s")
+    metrics = [[{k: v for k, v in r.items() if k not in clock}
+                for r in read_jsonl(f / "metrics.jsonl")] for f in (a, b)]
+    assert metrics[0] == metrics[1]
+    for name in ("train.jsonl", "env.jsonl", "samples.jsonl"):
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    from safetensors.torch import load_file
+    for name in ("agent", "env"):
+        x, y = (load_file(f / "adapters" / name / "adapter_model.safetensors") for f in (a, b))
+        assert all(torch.equal(x[k], y[k]) for k in x)
+
+
+@pytest.fixture(scope="session")
+def four(tmp_path_factory, cache):
+    """An undisturbed run of four epochs."""
+    out = tmp_path_factory.mktemp("runs") / "four"
+    assert run(out, cache, "--epochs", "4") == 0
+    return out
+
+
+def test_every_file_is_written(four):
+    """The run folder holds what the documentation of genenv.py promises."""
+    for name in ("config.json", "metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl",
+                 "report.html", "adapters/agent/adapter_model.safetensors",
+                 "adapters/env/adapter_config.json", "figures/validation.png",
+                 "figures/success_rate.png", "figures/task_length.png",
+                 "figures/response_length.png", "figures/solved.png", "figures/kl.png"):
+        assert (four / name).stat().st_size > 0, name
+    records = read_jsonl(four / "metrics.jsonl")
+    assert [r["epoch"] for r in records] == [0, 1, 2, 3, 4]
+    for key in ("success_rate", "validation", "task_length", "response_length", "env_kept",
+                "env_kl", "env_ess", "distinct_tasks", "seconds", "tokens_per_s"):
+        assert all(key in r for r in records), key
+
+
+def test_both_policies_were_trained_and_nothing_held_out_was(four):
+    """Adapters have left zero, and no validation task is in D_train."""
+    from safetensors.torch import load_file
+    for name in ("agent", "env"):
+        weights = load_file(four / "adapters" / name / "adapter_model.safetensors")
+        assert any(w.abs().max() > 0 for k, w in weights.items() if "lora_B" in k), name
+    trained = {r["task"]["id"] for r in read_jsonl(four / "train.jsonl")}
+    held_out = {t.id for s in ("validation", "tuning") for t in ladder.validation_tasks(None, s)}
+    assert trained and not trained & held_out
+
+
+def test_two_plus_two_epochs_equal_four(four, tmp_path, cache):
+    """Resuming continues to the bit: metrics, pools, adapters."""
+    assert run(tmp_path / "two", cache, "--epochs", "2") == 0
+    assert genenv.main(["--resume", "--out", str(tmp_path / "two"), "--epochs", "4"]) == 0
+    same_run(four, tmp_path / "two")
+
+
+def test_other_seed_gives_another_run(four, tmp_path, cache):
+    """The seed reaches the sampler: this guards the equality tests against being vacuous."""
+    assert run(tmp_path / "other", cache, "--epochs", "1", "--seed", "1") == 0
+    assert read_jsonl(tmp_path / "other" / "samples.jsonl")[:4] != \
+        read_jsonl(four / "samples.jsonl")[:4]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_stops_at_the_next_step_and_loses_nothing(four, tmp_path, cache, number, monkeypatch):
+    """A signal in mid-epoch ends the run after the step, and the resumed run equals the quiet one."""
+    steps, real = [], genenv.interact
+
+    def interact(run, tasks):
+        steps.append(1)
+        if len(steps) == 4:  # epoch 0 has one step, epoch 1 two: this is in epoch 2
+            os.kill(os.getpid(), number)
+        return real(run, tasks)
+
+    monkeypatch.setattr(genenv, "interact", interact)
+    assert run(tmp_path / "cut", cache, "--epochs", "4") == 128 + number
+    monkeypatch.setattr(genenv, "interact", real)
+    assert genenv.main(["--resume", "--out", str(tmp_path / "cut")]) == 0
+    same_run(four, tmp_path / "cut")
+
+
+def test_killed_at_twenty_random_moments(tmp_path, cache, four):
+    """SIGKILL whenever it likes: the run resumes, repeats at most one epoch, and ends the same."""
+    out, rng, kills, epochs = tmp_path / "killed", random.Random(7), 0, []
+    argv = ["--out", str(out), "--cache-dir", cache, *MICRO, "--epochs", "4"]
+    while True:
+        pid = os.fork()
+        if pid == 0:  # the child is the run; its output would only clutter the report
+            sys.stdout = sys.stderr = open(os.devnull, "w")
+            resume = ["--resume"] if (out / "config.json").exists() else []
+            os._exit(genenv.main(argv + resume))
+        deadline = time.time() + (rng.uniform(0.05, 1.6) if kills < 20 else 120)
+        while time.time() < deadline and os.waitpid(pid, os.WNOHANG)[0] == 0:
+            time.sleep(0.01)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            status = os.waitpid(pid, 0)[1]
+        except (ProcessLookupError, ChildProcessError):
+            break  # it had ended by itself
+        kills += 1
+        done = len(checkpoint._checkpoints(out)) and checkpoint._checkpoints(out)[-1].name
+        epochs.append(done or "")
+        assert epochs == sorted(epochs), "a checkpoint went backwards"
+        if done and done.startswith("e0005"):
+            break
+    if not (out / "report.html").exists():
+        assert genenv.main(argv + ["--resume"]) == 0
+    assert kills >= 5
+    same_run(four, out)
+
+
+@pytest.mark.parametrize("variant", ["random", "static"])
+def test_ablations_never_train_the_simulator(tmp_path, cache, variant):
+    """In both ablations the env adapter stays exactly zero."""
+    from safetensors.torch import load_file
+    assert run(tmp_path / variant, cache, "--epochs", "1", "--variant", variant) == 0
+    weights = load_file(tmp_path / variant / "adapters" / "env" / "adapter_model.safetensors")
+    assert all(w.abs().max() == 0 for k, w in weights.items() if "lora_B" in k)
+
+
+def test_simulator_without_a_single_valid_task_ends_cleanly(tmp_path, cache, capsys, monkeypatch):
+    """One line that says so, exit code 2, and the run folder keeps what it has."""
+    def refuse(text, seed, epoch):
+        raise ladder.InvalidTask("malformed")
+    monkeypatch.setattr(ladder, "parse_task", refuse)
+    assert run(tmp_path / "mute", cache, "--epochs", "2") == 2
+    assert "no valid task" in capsys.readouterr().err
+    assert read_jsonl(tmp_path / "mute" / "metrics.jsonl")[0]["invalid"] == {"malformed": 16}
+
+
+def test_seed_unit_shares_p_hat_over_the_variations(tmp_path, cache):
+    """--p-hat-unit seed: all records of one seed in a step carry the same success rate."""
+    assert run(tmp_path / "seed", cache, "--epochs", "1", "--p-hat-unit", "seed") == 0
+    rates = {}
+    for r in read_jsonl(tmp_path / "seed" / "env.jsonl"):
+        rates.setdefault(tuple(r["prompt"]), set()).add(r["p_hat"])
+    assert all(len(values) <= 2 for values in rates.values())  # a seed may come twice in an epoch
+
+
+def test_schedule_written_by_a_user_is_found_by_name(tmp_path, cache, monkeypatch):
+    """One function in curriculum.py is all it takes."""
+    import curriculum
+    monkeypatch.setitem(curriculum.ALPHA_SCHEDULES, "mine", lambda c: 0.3)
+    monkeypatch.setitem(genenv.CHOICES, "alpha_schedule", tuple(curriculum.ALPHA_SCHEDULES))
+    assert run(tmp_path / "mine", cache, "--epochs", "1", "--alpha-schedule", "mine") == 0
+    assert read_jsonl(tmp_path / "mine" / "metrics.jsonl")[1]["alpha"] == 0.3
+
+
+# ---------------------------------------------------------------------------------------------
+# bad input: one line, exit code 2, nothing overwritten
+
+BAD = [
+    (["--alpha", "0"], "--alpha"), (["--alpha", "1"], "--alpha"), (["--alpha", "1.5"], "--alpha"),
+    (["--alpha", "nan"], "--alpha"), (["--alpha", "x"], "--alpha"),
+    (["--alpha-end", "0"], "--alpha-end"), (["--G", "1"], "--G"), (["--G", "0"], "--G"),
+    (["--k-min", "-0.1"], "--k-min"), (["--beta", "-1"], "--beta"), (["--lam", "-1"], "--lam"),
+    (["--world", "moon"], "unknown world"), (["--alpha-schedule", "moon"], "--alpha-schedule"),
+    (["--difficulty-reward", "moon"], "--difficulty-reward"),
+    (["--seed-selection", "moon"], "--seed-selection"), (["--variant", "moon"], "--variant"),
+    (["--kl-estimator", "k9"], "--kl-estimator"), (["--scale", "max"], "--scale"),
+    (["--aggregation", "word"], "--aggregation"), (["--p-hat-unit", "day"], "--p-hat-unit"),
+    (["--nonsense", "1"], "unrecognized"), (["--alp", "0.5"], "unrecognized"),
+    (["stray"], "unrecognized"), (["--epochs"], "--epochs"), (["--epochs", "two"], "--epochs"),
+    (["--epochs", "-1"], "--epochs"), (["--steps", "0"], "--steps"), (["--seeds", "0"], "--seeds"),
+    (["--variations", "0"], "--variations"), (["--rank", "0"], "--rank"),
+    (["--temperature", "0"], "--temperature"), (["--agent-lr", "0"], "--agent-lr"),
+    (["--env-lr", "-1"], "--env-lr"), (["--clip", "0"], "--clip"),
+    (["--base-share", "1.5"], "--base-share"), (["--env-fresh", "-1"], "--env-fresh"),
+    (["--success-at", "2"], "--success-at"), (["--token-budget", "0"], "--token-budget"),
+    (["--max-rows", "0"], "--max-rows"), (["--preset", "moon"], "unknown preset"),
+    (["--model", "x"], "--model"), (["--base-tasks", "x"], "--base-tasks"),
+    (["--quant", "int3"], "--quant"), (["--val-samples", "0"], "--val-samples"),
+]
+
+
+def one_line(capsys, code, word):
+    """Exactly one line on stderr, it names the culprit, no traceback, exit code 2."""
+    err = capsys.readouterr().err
+    assert code == 2
+    assert err.startswith("genenv: ") and err.count("\n") == 1 and word in err, err
+
+
+@pytest.mark.parametrize("argv, word", BAD, ids=lambda x: " ".join(x) if isinstance(x, list) else "")
+def test_bad_option_is_one_line(argv, word, tmp_path, capsys):
+    """Every option's wrong value is refused by name before anything is written."""
+    one_line(capsys, genenv.main(["--out", str(tmp_path / "r"), *argv]), word)
+    assert not (tmp_path / "r").exists()
+
+
+def test_existing_run_is_not_overwritten(four, cache, capsys):
+    """The same --out again is refused, and the folder stays as it was."""
+    before = (four / "metrics.jsonl").read_bytes()
+    one_line(capsys, run(four, cache, "--epochs", "1"), "--resume")
+    assert (four / "metrics.jsonl").read_bytes() == before
+
+
+def test_folder_of_something_else_is_not_touched(tmp_path, cache, capsys):
+    """A folder with other files, and a file in place of a folder."""
+    (tmp_path / "notes.txt").write_text("mine")
+    one_line(capsys, run(tmp_path, cache), "not empty")
+    one_line(capsys, run(tmp_path / "notes.txt", cache), "is a file")
+
+
+def test_unwritable_folder(cache, capsys):
+    """A run folder that cannot be made."""
+    one_line(capsys, run("/proc/nowhere/run", cache), "cannot write")
+
+
+def test_resume_needs_a_run(tmp_path, capsys):
+    """--resume without --out, and of a folder that is no run."""
+    one_line(capsys, genenv.main(["--resume"]), "--out")
+    one_line(capsys, genenv.main(["--resume", "--out", str(tmp_path)]), "nothing to resume")
+
+
+@pytest.mark.parametrize("argv, word", [
+    (["--G", "4"], "--G"), (["--alpha", "0.4"], "--alpha"), (["--seed", "5"], "--seed"),
+    (["--variant", "random"], "--variant"), (["--agent-lr", "0.1"], "--agent-lr")])
+def test_resume_refuses_a_changed_option_by_name(four, capsys, argv, word):
+    """A resumed run is the same run."""
+    one_line(capsys, genenv.main(["--resume", "--out", str(four), *argv]), word)
+
+
+DAMAGE = {
+    "config.json": [b"", b"[]", b"{", b'{"G": "eight"}', b'{"unheard_of": 1}'],
+    "train.jsonl": [b"", b"not json\n", b'{"task": 1}\n'],
+    "env.jsonl": [b"[]\n", b'{"prompt": 3}\n'],
+    "checkpoints/LAST/state.pt": [b"", b"junk"],
+    "checkpoints/LAST/part.json": [b"", b"{}", b"[1]", b'{"part": {}, "success": 1, "sizes": {}}'],
+}
+
+
+@pytest.mark.parametrize("name, damage", [(n, d) for n, ds in DAMAGE.items() for d in ds + [None]])
+def test_damaged_run_folder_is_one_line(four, tmp_path, capsys, name, damage):
+    """A missing or damaged file of a run to be resumed: its name in one line, nothing changed."""
+    import shutil
+    folder = tmp_path / "r"
+    shutil.copytree(four, folder)
+    last = checkpoint._checkpoints(folder)[-1].name
+    path = folder / name.replace("LAST", last)
+    path.unlink() if damage is None else path.write_bytes(damage)
+    code = genenv.main(["--resume", "--out", str(folder)])
+    one_line(capsys, code, path.name)

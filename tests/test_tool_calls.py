@@ -1,0 +1,557 @@
+"""The tool-call world: task files, prompts, checks of written tasks, Eq. 1, a 4-bit model.
+
+Run: python -m pytest tests/test_tool_calls.py -q
+After a deliberate change of the prompts: python tests/test_tool_calls.py, and read the diff.
+"""
+import dataclasses
+import json
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from bitsandbytes.functional import has_avx512bf16
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import genenv
+from data_pool import TrainPool, UserError
+from policy import Policy, Rollout
+from presets import PRESETS
+from worlds import InvalidTask, load_world
+from worlds import tool_calls as world
+
+GOLDEN = Path(__file__).with_name("golden")
+CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
+          "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+NO_SYSTEM = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}"
+             "{% endif %}")
+
+
+def byte_tokenizer(template=CHATML):
+    """One token per byte, so that any text has ids and comes back from them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    marks = ["<pad>", "<|im_start|>", "<|im_end|>"]
+    words = [*marks, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    raw = Tokenizer(models.BPE({w: i for i, w in enumerate(words)}, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=raw, pad_token="<pad>", eos_token="<|im_end|>",
+        additional_special_tokens=marks[1:2], clean_up_tokenization_spaces=False)
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def chat_model(folder, template=CHATML, hidden=64):
+    """Save a small random Qwen2 chat model of V = 259 to `folder`; returns the folder as text."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    tokenizer = byte_tokenizer(template)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        lm = Qwen2ForCausalLM(Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=0, bos_token_id=None, initializer_range=0.1, tie_word_embeddings=False))
+    lm.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def options(**changes):
+    """What the world reads of the options."""
+    return SimpleNamespace(**{**dict(model="m", base_tasks="", validation_tasks="", rank=4, seed=0,
+                                     quant="", device="cpu", max_prompt_tokens=8192,
+                                     max_task_tokens=64, max_response_tokens=32), **changes})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A saved chat model."""
+    return chat_model(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def nf4(folder):
+    """The same model in four bits, both adapters live."""
+    policy = Policy.load(folder, rank=4, quant="nf4", device="cpu", seed=0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in [p for params in policy.params.values() for p in params]:
+            p.add_(0.05 * torch.randn(p.shape, generator=generator))
+    return policy
+
+
+# ---------------------------------------------------------------------------------------------
+# tasks to try things on
+
+
+LIGHT = {"name": "set_light", "description": "Switch a light.", "parameters": {
+    "type": "object", "required": ["room", "level"], "properties": {
+        "room": {"type": "string", "enum": ["hall", "study"]},
+        "level": {"type": "integer", "minimum": 0, "maximum": 100},
+        "colour": {"type": "string", "default": "white"},
+        "hours": {"type": "array", "items": {"type": "number"}},
+        "fade": {"type": "object", "properties": {"seconds": {"type": "number"}},
+                 "required": ["seconds"]}}}}
+DOOR = {"name": "lock.door", "description": "Lock a door.", "parameters": {
+    "type": "object", "properties": {"locked": {"type": "boolean"}}, "required": ["locked"]}}
+HALL = {"name": "set_light", "arguments": {"room": "hall", "level": 5}}
+LOCK = {"name": "lock.door", "arguments": {"locked": True}}
+
+
+def record(task="Put the hall light on level five.", tools=(LIGHT, DOOR), calls=(HALL,), **more):
+    """A record of the calls kind as a file or the simulator would have it."""
+    return {"task": task, "tools": list(tools), "calls": list(calls), **more}
+
+
+SEED = world.make_task(record("Lock the door behind me, please.", calls=[LOCK]), "base")
+ASK = world.make_task({"task": "Who wrote the novel Dune?", "reference": "Frank Herbert"}, "base")
+
+
+def said(*calls, before=""):
+    """A response that makes these calls."""
+    return before + "".join(f"<tool_call>{json.dumps(c)}</tool_call>\n" for c in calls)
+
+
+def light(**changes):
+    """The call of HALL with other arguments; None removes one."""
+    arguments = {**HALL["arguments"], **changes}
+    return {"name": "set_light", "arguments": {k: v for k, v in arguments.items() if v is not None}}
+
+
+# ---------------------------------------------------------------------------------------------
+# task files
+
+
+def test_every_shipped_task_is_solvable_and_does_not_leak():
+    """A typo in the example file would train the agent on a wrong answer."""
+    tasks = world.read_tasks(str(world.EXAMPLE_TASKS))
+    kinds = Counter(map(world.category, tasks))
+    assert len(tasks) >= 40 and kinds["free-form"] >= 8 and min(kinds.values()) >= 3
+    assert len({task.id for task in tasks}) == len(tasks)
+    for task in tasks:
+        if world.structured(task):
+            assert world.score(task, said(*task.spec["calls"])) == (1.0, True)
+            assert not world.leaks_answer(task)
+            assert set(world.skills(task)) <= {tool["name"] for tool in task.spec["tools"]}
+        else:
+            assert all(world.score(task, a) == (1.0, True) for a in task.spec["reference"])
+
+
+def test_splits_are_disjoint_deterministic_and_keep_rewordings_together(tmp_path):
+    """A held-out task that is also trained on makes every validation number a lie."""
+    world.prepare(options())
+    names = ("validation", "tuning")
+    parts = [world.base_tasks(options())] + [world.validation_tasks(options(), n) for n in names]
+    ids = [{task.id for task in part} for part in parts]
+    assert ids[0] | ids[1] | ids[2] == {t.id for t in world.read_tasks(str(world.EXAMPLE_TASKS))}
+    assert len(ids[1]) == len(ids[2]) == 51 // 8 and len(ids[0]) == 51 - 2 * (51 // 8)
+    lines = [record(f"{how} hall light to level {n}, please.", calls=[light(level=n)])
+             for n in range(40) for how in ("Set the", "I would like the")]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    parts = [world.base_tasks(options(base_tasks=str(path)))] + [
+        world.validation_tasks(options(base_tasks=str(path)), n) for n in names]
+    assert [len(part) for part in parts] == [60, 10, 10]  # 80 lines, 40 distinct call lists
+    assert [sorted(Counter(t.id for t in part).values())[0] for part in parts] == [2, 2, 2]
+
+
+def test_a_validation_file_replaces_the_held_out_part(tmp_path):
+    """Its tasks must leave the base set, and nothing else is held back for validation."""
+    shipped = world.EXAMPLE_TASKS.read_text().splitlines()
+    path = tmp_path / "validation.jsonl"
+    path.write_text("\n".join(shipped[:5]))
+    o = options(validation_tasks=str(path))
+    world.prepare(o)
+    texts = [json.loads(line)["task"] for line in shipped[:5]]
+    assert [t.text for t in world.validation_tasks(o)] == texts
+    assert len(world.base_tasks(o)) + len(world.validation_tasks(o, "tuning")) == 51 - 5
+    assert not {t.id for t in world.base_tasks(o)} & {t.id for t in world.validation_tasks(o)}
+
+
+BAD_LINES = {
+    "{'task': 1}": "not one JSON object",
+    "[1, 2]": "not one JSON object",
+    json.dumps(record()) + " x": "not one JSON object",
+    json.dumps({"task": "What is the tallest tree?"}): "either 'calls' or 'reference'",
+    json.dumps({"task": "What is the tallest tree?", "reference": "..."}): "reference",
+    json.dumps({"task": "What is the tallest tree?", "reference": "a fir", "id": 3}): "field id",
+    json.dumps({"task": "Hm?", "reference": "yes"}): "says too little",
+    json.dumps(record(calls=[])): "list of 1 to 8 calls",
+    json.dumps(record(calls=[light(level="5")])): "'level' does not fit its schema",
+    json.dumps(record(calls=[light(level=None)])): "required argument 'level' is missing",
+    json.dumps(record(calls=[light(size=1)])): "'size' is not declared",
+    json.dumps(record(tools=[LIGHT, LIGHT])): "two tools are called 'set_light'",
+    json.dumps(record(tools=[DOOR])): "'set_light' is not declared",
+    json.dumps(record(ordered="yes")): "ordered is neither true nor false",
+    json.dumps(record(tools=[{**LIGHT, "parameters": {"type": "object", "anyOf": []}}])): "'anyOf'",
+    json.dumps(record(tools=[{**LIGHT, "parameters": {"type": "dict"}}])): "unknown type 'dict'",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=list(BAD_LINES.values()))
+def test_a_bad_line_is_named(tmp_path, line):
+    """The user has to find the line among thousands."""
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps(record()) + "\n\n" + line + "\n")
+    with pytest.raises(UserError) as error:
+        world.read_tasks(str(path))
+    assert str(error.value).startswith(f"{path}, line 3: ") and BAD_LINES[line] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_other_faults_of_files_and_options(tmp_path):
+    """Every one is a UserError of one line before anything is loaded."""
+    twice, few, latin = (tmp_path / name for name in ("twice", "few", "latin"))
+    twice.write_text(2 * (json.dumps(record()) + "\n"))
+    few.write_text(json.dumps(record()))
+    latin.write_bytes('{"task": "Où est la gare, s\'il vous plaît?"}'.encode("latin-1"))
+    for changes, message in ((dict(model=""), "--model"),
+                             (dict(base_tasks="no.jsonl"), "no such file"),
+                             (dict(max_task_tokens=24), "--max-task-tokens 24 is too short"),
+                             (dict(base_tasks=str(twice)), "line 2: repeats line 1"),
+                             (dict(base_tasks=str(few)), "too few"),
+                             (dict(base_tasks=str(latin)), "line 1: not UTF-8")):
+        with pytest.raises(UserError, match=message):
+            world.prepare(options(**changes))
+
+
+# ---------------------------------------------------------------------------------------------
+# prompts
+
+
+def golden_prompts():
+    """{file name: chat messages}: both roles, both kinds of task."""
+    ordered = world.make_task(record("Lock up, then put the hall light on level five.",
+                                     calls=[LOCK, HALL], ordered=True), "base")
+    return {"agent_calls.txt": world.agent_prompt(ordered),
+            "agent_answer.txt": world.agent_prompt(ASK),
+            "env_calls.txt": world.env_prompt(ordered, 0.875, 0.5),
+            "env_answer.txt": world.env_prompt(ASK, 0.0, 0.7)}
+
+
+@pytest.mark.parametrize("name", ["agent_calls.txt", "agent_answer.txt", "env_calls.txt",
+                                  "env_answer.txt"])
+def test_chat_prompts_are_those_of_the_golden_files(nf4, name):
+    """Ids and back: the template is applied once, with its generation prompt, and no BOS twice."""
+    ids = nf4.encode(golden_prompts()[name])
+    text = nf4.tokenizer.decode(ids, skip_special_tokens=False)
+    assert text == (GOLDEN / name).read_text(encoding="utf-8")
+    assert ids[0] == nf4.tokenizer.convert_tokens_to_ids("<|im_start|>")  # one id, not ten bytes
+
+
+@pytest.mark.parametrize("success, words", [(0, "never solves it"), (0.125, "rarely"),
+                                            (0.25, "sometimes"), (0.5, "about half of the time"),
+                                            (0.75, "often"), (0.875, "nearly always"),
+                                            (1, "always solves it")])
+def test_the_simulator_reads_the_success_in_words_and_numbers(success, words):
+    """This is all that conditions it on the agent."""
+    text = world.env_prompt(SEED, success, 0.6)[1]["content"]
+    assert words in text and f"{100 * success:.0f} %" in text and "The target is 60 %" in text
+
+
+# ---------------------------------------------------------------------------------------------
+# what the simulator writes
+
+
+VALID = json.dumps(record())
+NESTED = '{"task": ' + "[" * 40 + "]" * 40 + "}"
+OF_REASON = {
+    "no JSON object": ["", "I would rather not.", VALID[:-1], NESTED, "{'task': 'x'}", "[1]",
+                       VALID.replace("five", "\\ud800"), VALID.replace("five", "\\u0000"),
+                       VALID.replace('"level": 5', '"level": NaN'),
+                       VALID.replace('"level": 5', '"level": 1e999'),
+                       VALID.replace('"level": 5', '"level": ' + 5000 * "9")],
+    "malformed task": ["{}", json.dumps({"task": 7}), json.dumps(record(calls=[])),
+                       json.dumps(record(calls=[{"name": "set_light"}])),
+                       json.dumps(record(calls=[{"name": "set_light", "arguments": "{}"}])),
+                       json.dumps(record(calls=9 * [HALL])), json.dumps(record(reference="x")),
+                       json.dumps({"task": "Who wrote the book?", "reference": 3})],
+    "trivial text": [json.dumps(record(task=t)) for t in ("", "...", " do it ", "?" * 50)],
+    "tool schema": [json.dumps(record(tools=t)) for t in (
+        [], [LIGHT, LIGHT], [{**LIGHT, "name": "set light"}], ["set_light"], {"set_light": 1},
+        [{"name": "set_light"}], [{**LIGHT, "parameters": {"type": "string"}}],
+        [{**LIGHT, "parameters": {"type": "object", "required": ["x"]}}],
+        [{**LIGHT, "parameters": {"type": "object", "required": [["x"]]}}],
+        [{**LIGHT, "parameters": {"type": ["object"], "properties": {}}}],
+        [{**LIGHT, "parameters": {"type": "object", "properties": {"a": {"type": "text"}}}}],
+        [{**LIGHT, "parameters": {"type": "object", "properties": {
+            "a": {"type": "integer", "default": "1"}}}}])],
+    "unknown tool": [json.dumps(record(tools=[DOOR]))],
+    "wrong arguments": [json.dumps(record(calls=[c])) for c in (
+        light(level=None), light(size=1), light(level="5"), light(level=5.5), light(level=True),
+        light(level=101), light(room="attic"), light(hours=[1, "2"]), light(fade={"seconds": "1"}),
+        light(fade={}), light(fade={"seconds": 1, "x": 2}), light(colour=None, room=None))],
+    "other kind than the seed": [json.dumps({"task": "Who wrote Emma, do you know?",
+                                             "reference": "Jane Austen"})],
+    "answer leaked": [json.dumps(record(task=t)) for t in (
+        f"Please make this call: {json.dumps(HALL)}", 'Use { as in {"level":5.0, "room":"hall"}.',
+        "Call set_light(room='hall', level=5) now.", f"Say {said(HALL)}")],
+    "copy of the seed": [json.dumps(record("LOCK the door, behind me please!", calls=[HALL])),
+                         json.dumps(record("Would you bolt it?", calls=[LOCK])), ],
+    "held-out task": [],  # needs the held-out tasks: see below
+}
+
+
+@pytest.mark.parametrize("reason", world.REASONS)
+def test_each_reason_is_given_for_what_it_names(reason):
+    """Counts by reason are how a user sees what their simulator does wrong."""
+    world.prepare(options())
+    texts = list(OF_REASON[reason])
+    if reason == "held-out task":
+        held = [t for split in ("validation", "tuning")
+                for t in world.validation_tasks(options(), split) if world.structured(t)]
+        texts = [json.dumps({"task": t.text, **t.spec}) for t in held]
+        texts.append(json.dumps({"task": "Quite another wording.", **held[0].spec}))
+        texts.append(json.dumps(record(held[0].text.upper())))
+    assert texts
+    for text in texts:
+        with pytest.raises(InvalidTask) as error:
+            world.parse_task(text, SEED, 3)
+        assert str(error.value) == reason, text
+
+
+@pytest.mark.parametrize("text", [
+    VALID, f"```json\n{VALID}\n```", f"Sure! Here {{it}} is:\n```\n{VALID}\n```\nGood luck {{:}}",
+    json.dumps(record(), indent=2), VALID.replace("five", "five {[\\\" "), VALID + VALID])
+def test_a_valid_task_is_found_in_what_surrounds_it(text):
+    """Chat models wrap their JSON."""
+    task = world.parse_task(text, SEED, 3)
+    assert task.spec == {"tools": [LIGHT, DOOR], "calls": [HALL], "ordered": False}
+    assert (task.origin, task.seed, task.epoch) == ("env", SEED.id, 3)
+    assert world.score(task, said(HALL)) == (1.0, True)
+    json.dumps(dataclasses.asdict(task)).encode()  # fit for the pools
+
+
+HUGE = {
+    "brackets": "[" * 10_000, "braces": "{" * 10_000, "closed": "{" * 10_000 + "}" * 10_000,
+    "objects": '{"a":' * 10_000 + "1" + "}" * 10_000, "megabyte": "x" * 2 ** 20,
+    "many objects": "{}" * 16_000, "quotes": '{"' * 16_000, "bad objects": "{a}" * 10_000,
+    "digits": '{"task": ' + "9" * 30_000 + "}", "exponent": '{"task": 1e400000}',
+    "nul": "{\0}", "surrogate": '{"task": "\ud800"}', "raw surrogate": "\udfff" * 100,
+    "calls": "<tool_call>" * 3_000,
+    "call of brackets": "<tool_call>" + "[" * 10_000 + "</tool_call>",
+    "call of objects": "<tool_call>" + '{"a":' * 3_000 + "}" * 3_000 + "</tool_call>",
+    "leaky braces": json.dumps(record("Put the light on. " + "{" * 23 + "{}" * 10_000)),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_hostile_text_is_refused_quickly(name):
+    """A policy under training writes anything; nothing of it may hang or crash the run."""
+    started = time.process_time()
+    with pytest.raises(InvalidTask):
+        if name == "leaky braces":  # slow at worst, but a proper task
+            world.parse_task(HUGE[name], SEED, 1)
+            raise InvalidTask("fine")
+        world.parse_task(HUGE[name], SEED, 1)
+    assert world.score(SEED, HUGE[name]) == (0.0, False)
+    assert world.score(ASK, HUGE[name])[0] == 0.0
+    assert time.process_time() - started < 2
+
+
+# ---------------------------------------------------------------------------------------------
+# Eq. 1
+
+
+TWO = world.make_task(record(calls=[HALL, LOCK]), "base")
+ORDERED = world.make_task(record(calls=[HALL, LOCK], ordered=True), "base")
+TWICE = world.make_task(record(calls=[HALL, HALL]), "base")
+NOTHING, WRONG, RIGHT = (0.0, False), (0.0, True), (1.0, True)
+SCORES = [
+    (TWO, said(HALL, LOCK), RIGHT, "all calls"),
+    (TWO, said(LOCK, HALL), RIGHT, "any order"),
+    (ORDERED, said(HALL, LOCK), RIGHT, "the stated order"),
+    (ORDERED, said(LOCK, HALL), WRONG, "ordered, but swapped"),
+    (TWO, said(HALL), WRONG, "a subset is no success"),
+    (TWO, said(HALL, LOCK, LOCK), WRONG, "nor is a superset"),
+    (TWICE, said(HALL), WRONG, "multiplicity counts"),
+    (TWICE, said(HALL, HALL), RIGHT, "twice as asked"),
+    (TWO, said(HALL, LOCK, before="I will do both. "), RIGHT, "prose around calls"),
+    (TWO, said(HALL, light(level=5.0, room="study")), WRONG, "a wrong value"),
+    (TWO, said(light(level=5.0), LOCK), RIGHT, "5.0 is the integer 5"),
+    (TWO, said(light(colour="white"), LOCK), RIGHT, "the default, spelt out"),
+    (TWO, said(light(colour="White"), LOCK), WRONG, "strings to the letter"),
+    (TWO, said(light(level="5"), LOCK), NOTHING, "a text is no number"),
+    (TWO, said(light(level=True), LOCK), NOTHING, "nor is true"),
+    (TWO, said(HALL, {"name": "lock.door", "arguments": {"locked": 1}}), NOTHING, "1 is not true"),
+    (TWO, said(HALL, LOCK, {"name": "sing", "arguments": {}}), NOTHING, "an undeclared tool"),
+    (TWO, said(HALL, {**LOCK, "id": 1}), NOTHING, "a third member"),
+    (TWO, said(HALL, LOCK)[:-13], NOTHING, "the last tag never closes"),
+    (TWO, said(HALL) + "<tool_call>{oops}</tool_call>", NOTHING, "one block is no JSON"),
+    (TWO, json.dumps([HALL, LOCK]), NOTHING, "no tags"),
+    (TWO, "", NOTHING, "silence"),
+    (ASK, "Frank Herbert", RIGHT, "the reference"),
+    (ASK, " the FRANK herbert. ", RIGHT, "articles, case and punctuation"),
+    (ASK, "Herbert", (pytest.approx(2 / 3), True), "half of the words"),
+    (ASK, "It was Frank Herbert", (pytest.approx(2 / 3), True), "two words too many"),
+    (ASK, "Isaac Asimov", WRONG, "nothing in common"),
+    (ASK, " ... ", NOTHING, "no word at all"),
+]
+
+
+@pytest.mark.parametrize("task, response, expected, why", SCORES, ids=[row[3] for row in SCORES])
+def test_score_table(task, response, expected, why):
+    """Both branches of Eq. 1; the prompt is not an argument, so it cannot be read."""
+    assert world.score(task, response) == expected
+
+
+def test_token_f1_is_the_harmonic_mean_of_precision_and_recall():
+    """Against the definition, word by word, over repeated words."""
+    for answer, reference in (("b b c", "b c c d"), ("x", "x y z"), ("q", "r"), ("b c", "c b")):
+        words, left = answer.split(), reference.split()
+        hits = sum(1 for w in words if w in left and not left.remove(w))
+        precision, recall = hits / len(words), hits / len(reference.split())
+        f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
+        assert world.token_f1(answer, reference) == pytest.approx(f1)
+    several = world.make_task({"task": "Who was he, again?",
+                               "reference": ["Mark Twain", "Samuel Clemens"]}, "base")
+    assert world.score(several, "Samuel Clemens") == RIGHT
+
+
+# ---------------------------------------------------------------------------------------------
+# a scripted simulator
+
+
+class Script:
+    """A policy that says what it is told to, in turn."""
+
+    def __init__(self, texts):
+        self.texts, self.prompts = list(texts), []
+
+    def encode(self, prompt):
+        self.prompts.append(prompt)
+        return [1]
+
+    def decode(self, ids):
+        return self.texts[ids[0]]
+
+    def sample(self, adapter, prompts, G=1, max_new_tokens=64, temperature=1.0, generator=None,
+               **_):
+        assert adapter == "env" and len(prompts) * G == len(self.texts)
+        return [Rollout(n // G, [1], [n], [0.0], self.texts[n].endswith("cut"))
+                for n in range(len(self.texts))]
+
+
+def test_a_scripted_simulator_is_counted_right(tmp_path):
+    """Valid, invalid of every reason, duplicate, copied and cut off: each under its name."""
+    world.prepare(options())
+    held = next(t for t in world.validation_tasks(options()) if world.structured(t))
+    reword = json.dumps(record("Could the hall have a little light, about five?"))
+    texts = [VALID, reword, json.dumps(record(calls=[HALL, LOCK])), VALID + " cut",
+             *(OF_REASON[reason][0] for reason in world.REASONS if OF_REASON[reason]),
+             json.dumps({"task": held.text, **held.spec})]
+    o = dataclasses.replace(genenv.Options(), world="tool_calls")
+    run = SimpleNamespace(o=o, world=world, policy=Script(texts), sampler=None, success=0.5,
+                          part=genenv.Part(t=1),
+                          train_pool=TrainPool(tmp_path / "train.jsonl", [SEED]))
+    written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
+    assert [g.text for g in written] == [texts[0], texts[2]]
+    assert run.part.written == len(texts)
+    assert run.part.invalid == Counter({"truncated": 1, "duplicate in the batch": 1,
+                                        **{reason: 1 for reason in world.REASONS}})
+
+
+# ---------------------------------------------------------------------------------------------
+# models
+
+
+def test_load_policy_refuses_what_cannot_work(tmp_path, folder):
+    """Found before the first epoch: no template, no system role, prompts over the limit."""
+    plain = chat_model(tmp_path / "plain", template=None)
+    gemma_like = chat_model(tmp_path / "strict", template=NO_SYSTEM)
+    for changes, message in ((dict(model=plain), "no chat template"),
+                             (dict(model=gemma_like), "no system role"),
+                             (dict(model=folder, max_prompt_tokens=600), "--max-prompt-tokens"),
+                             (dict(model=str(tmp_path / "absent")), "does not exist")):
+        with pytest.raises(UserError, match=message) as error:
+            world.load_policy(options(**changes))
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.xfail(has_avx512bf16(), strict=False, reason="on such CPUs bitsandbytes repacks 4-bit "
+                   "weights in eval mode into a form that has no backward pass")
+def test_nf4_samples_scores_and_trains_only_the_named_adapter(nf4):
+    """4-bit base, gradient checkpointing, LoRA: gradients reach every A and B of one adapter."""
+    linear = nf4.lm.base_model.layers[0].mlp.up_proj.base_layer
+    assert type(linear).__name__ == "Linear4bit" and linear.weight.dtype == torch.uint8
+    prompt = nf4.encode(world.agent_prompt(ASK))
+    rollouts = nf4.sample("agent", [prompt], G=4, max_new_tokens=12, generator=nf4.generator(1))
+    group = [(prompt, [r.response for r in rollouts])]
+    before = {name: [p.detach().clone() for p in ps] for name, ps in nf4.params.items()}
+    base = [p.detach().clone() for n, p in nf4.model.named_parameters() if "lora" not in n]
+    grads = []
+    for checkpointing in (False, True):
+        optimizer = nf4.optimizer("agent", lr=1e-2)
+        optimizer.zero_grad(set_to_none=True)
+        with nf4.use("agent"):
+            logp, mask = nf4.logprobs(group, grad_checkpoint=checkpointing)
+            torch.testing.assert_close(  # scored as it was sampled
+                logp[mask].detach(), torch.tensor([x for r in rollouts for x in r.logps]),
+                atol=1e-4, rtol=1e-4)
+            (-logp.sum()).backward()
+        grads.append([p.grad.clone() for p in nf4.params["agent"]])
+    assert all(float(g.abs().max()) > 0 for g in grads[1])
+    for plain, recomputed in zip(*grads):
+        torch.testing.assert_close(plain, recomputed, atol=1e-5, rtol=1e-4)
+    optimizer.step()
+    assert all(not torch.equal(a, b) for a, b in zip(before["agent"], nf4.params["agent"]))
+    assert all(torch.equal(a, b) for a, b in zip(before["env"], nf4.params["env"]))
+    after = [p for n, p in nf4.model.named_parameters() if "lora" not in n]
+    assert all(torch.equal(a, b) for a, b in zip(base, after))
+
+
+@pytest.mark.parametrize("quant", ["", "nf4"])
+def test_saved_adapters_load_with_peft_in_two_lines(tmp_path, folder, quant):
+    """What a user does with the result of a run; the logits must be those of the policy."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    policy = Policy.load(folder, rank=4, quant=quant or None, device="cpu", seed=0)
+    with torch.no_grad():
+        for p in policy.params["agent"]:
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    policy.save_adapter("agent", tmp_path / "agent")
+    four_bit = dict(quantization_config=BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32)) if quant else {}
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **four_bit)
+    model = PeftModel.from_pretrained(model, tmp_path / "agent")
+
+    # train mode, as there is no dropout: in eval mode bitsandbytes may round more on some CPUs
+    policy.model.train(), model.train()
+    ids = torch.tensor([policy.encode("any text will do")])
+    with torch.no_grad(), policy.use("agent"):
+        ours, theirs = policy.lm(input_ids=ids).logits, model(input_ids=ids).logits
+        with policy.use(None):
+            base = policy.lm(input_ids=ids).logits
+    assert torch.equal(ours, theirs) and not torch.allclose(ours, base, atol=1e-3)
+
+
+# ---------------------------------------------------------------------------------------------
+# presets
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_name_options_and_hold_values_of_their_type(name):
+    """A preset with a misspelt option would silently run with the default."""
+    fields = {f.name: f for f in dataclasses.fields(genenv.Options)}
+    for key, value in PRESETS[name].items():
+        assert key in fields, key
+        assert type(value) is type(fields[key].default), key
+    assert load_world(PRESETS[name].get("world", "ladder"))
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name, messages in golden_prompts().items():
+        text = byte_tokenizer().apply_chat_template(messages, tokenize=False,
+                                                    add_generation_prompt=True)
+        (GOLDEN / name).write_text(text, encoding="utf-8")
