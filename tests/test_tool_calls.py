@@ -19,7 +19,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import genenv
-from data_pool import TrainPool, UserError
+from data_pool import Task, TrainPool, UserError
 from policy import Policy, Rollout
 from presets import PRESETS
 from worlds import InvalidTask, load_world
@@ -328,6 +328,13 @@ def test_a_valid_task_is_found_in_what_surrounds_it(text):
     assert (task.origin, task.seed, task.epoch) == ("env", SEED.id, 3)
     assert world.score(task, said(HALL)) == (1.0, True)
     json.dumps(dataclasses.asdict(task)).encode()  # fit for the pools
+
+
+def test_without_a_seed_either_kind_is_a_task():
+    """The tasks of a teacher's file vary nothing."""
+    nothing = Task("", {})
+    for text in (VALID, OF_REASON["other kind than the seed"][0]):
+        assert world.parse_task(text, nothing, 0).seed == nothing.id
 
 
 HUGE = {

@@ -330,12 +330,15 @@ def leaks_answer(task: Task) -> bool:
 
 
 def parse_task(text: str, seed: Task, epoch: int) -> Task:
-    """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
+    """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS.
+
+    A seed with an empty spec stands for none: the text is a task in its own right (a teacher's).
+    """
     record = first_object(text)
     if record is None:
         raise InvalidTask("no JSON object")
     task = make_task(record, "env", seed.id, epoch)
-    if structured(task) != structured(seed):
+    if seed.spec and structured(task) != structured(seed):
         raise InvalidTask("other kind than the seed")
     if structured(task) and leaks_answer(task):
         raise InvalidTask("answer leaked")
@@ -388,7 +391,7 @@ def _splits(base_file: str, validation_file: str) -> dict:
     n = max(1, len(ids) // HELD_OUT)
     if len(ids) < 2 * n + 1:
         raise UserError(f"{base_file or EXAMPLE_TASKS}: {len(ids)} distinct tasks are too few: "
-                        "some are held out for validation and tuning, so give 3 or more (better 40)")
+                        "some are held out for validation and tuning; give 3 or more, better 40")
     tuning, validation = set(ids[:n]), set() if given else set(ids[n:2 * n])
     pick = lambda chosen: [task for task in tasks if task.id in chosen]
     return {"tuning": pick(tuning), "validation": list(given) or pick(validation),
