@@ -465,13 +465,15 @@ def test_the_policy_learns_two_tasks_with_distinct_answers():
     """End to end on a real model: each prompt must learn its own answer, not the other one's."""
     policy = tiny_policy(live=False, spread=0.15)
     prompts, answers = [[10, 11], [12, 13]], [[4, 5, 6, 7, 8, 9], [20, 21, 22, 23, 24, 25]]
-    optimizer, generator = policy.optimizer("agent", 1e-2), policy.generator(0)
+    optimizer, generator, history = policy.optimizer("agent", 1e-2), policy.generator(0), []
     for _ in range(25):
         out = policy.sample("agent", prompts, G=32, max_new_tokens=1, generator=generator)
         rewards = torch.tensor([float(r.response[0] in answers[r.group]) for r in out]).view(2, 32)
         groups = [(p, [r.response for r in out[32 * b:32 * b + 32]]) for b, p in enumerate(prompts)]
         grpo_update(policy, "agent", optimizer, groups, rewards)
-    assert (rewards.mean(1) > 0.8).all()
+        history.append(rewards.mean(1))
+    # a guess is right in 6 of 40 cases; rewards given to the other task would teach nothing
+    assert (history[0] < 0.4).all() and (sum(history[-5:]) / 5 > 0.5).all()
 
 
 def test_mixed_group_sizes_are_scored_in_their_own_order():
