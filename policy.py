@@ -26,7 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from data_pool import UserError
 
@@ -84,14 +87,72 @@ def pack(groups, pad_id: int, device=None) -> dict:
 def group_mask(query_owner, key_owner, causal: bool):
     """Who sees whom: (B, Q), (B, K) owners -> (B, 1, Q, K) bool, True = visible.
 
-    A token sees the prompt of its row and the earlier tokens of its own rollout. With `causal`
-    queries and keys are the same tokens in order; the diagonal stays True for padding too, as a
-    row that sees nothing would be NaN in the softmax.
+    A token sees the prompt of its row and the earlier tokens of its own rollout. With `causal` the
+    queries are the last Q of the keys, in order; the diagonal stays True for padding too, as a row
+    that sees nothing would be NaN in the softmax.
     """
     visible = (query_owner[:, :, None] == key_owner[:, None, :]) | (key_owner == PROMPT)[:, None, :]
     if causal:
-        visible = visible.tril()
+        visible = visible.tril(key_owner.shape[1] - query_owner.shape[1])
     return visible[:, None]
+
+
+def attention_layout(groups, device=None) -> dict:
+    """How `group_attention` cuts packed rows (B, L) into B prompts and N responses, and back.
+
+    P, R: longest prompt and longest response input. row (N,): the group of each response; tokens
+    (N*R,): where its inputs lie in B*L; mask (N, 1, R, P + R): what they see of [prompt, response];
+    back (B, L): where each packed token lies among the B*P prompt and N*R response outputs.
+    """
+    B, P = len(groups), max(len(p) for p, _ in groups)
+    prompts = torch.tensor([len(p) for p, rs in groups for _ in rs])         # (N,)
+    lengths = [[len(r) - 1 for r in rs] for _, rs in groups]
+    L = max(len(p) + sum(own) for (p, _), own in zip(groups, lengths))
+    starts = torch.tensor([len(p) + sum(own[:j]) for (p, _), own in zip(groups, lengths)
+                           for j in range(len(own))])                        # (N,) columns
+    row = torch.tensor([b for b, (_, rs) in enumerate(groups) for _ in rs])  # (N,)
+    lengths = torch.tensor(sum(lengths, []))                                 # (N,)
+    N, R = len(row), max(1, int(lengths.max()))
+    inside = torch.arange(R) < lengths[:, None]                              # (N, R)
+    tokens = (row[:, None] * L + starts[:, None] + torch.arange(R)).where(inside, 0)
+    owner = torch.where(inside, 0, PADDING)
+    prompt_owner = torch.where(torch.arange(P) < prompts[:, None], PROMPT, PADDING)
+    back = torch.arange(B)[:, None] * P + torch.arange(L).clamp(max=P - 1)   # (B, L)
+    back.view(-1)[tokens[inside]] = B * P + torch.arange(N * R).view(N, R)[inside]
+    mask = group_mask(owner, torch.cat([prompt_owner, owner], dim=1), causal=True)
+    layout = dict(row=row, tokens=tokens.flatten(), back=back, mask=mask)
+    return {"P": P, "R": R, **{key: value.to(device) for key, value in layout.items()}}
+
+
+def group_attention(module, query, key, value, attention_mask, layout=None, **kwargs):
+    """Attention as the library's models call it, of packed groups if there is a `layout`.
+
+    query (B, heads, L, d), key and value (B, key heads, L, d) -> (B, L, heads, d), None. Prompts
+    attend to themselves in a plain causal call, responses to [prompt, response] as N short rows: no
+    siblings are met, where a mask over (L, L) would compute them all in order to hide them.
+    """
+    if layout is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    P, R, row = layout["P"], layout["R"], layout["row"]
+
+    def own(x):  # (B, h, L, d) -> (N, h, R, d)
+        flat = x.transpose(1, 2).flatten(0, 1).index_select(0, layout["tokens"])
+        return flat.unflatten(0, (-1, R)).transpose(1, 2)
+
+    def prompt_and_own(x):  # (B, h, L, d) -> (N, h, P + R, d)
+        return torch.cat([x[:, :, :P].index_select(0, row), own(x)], dim=2)
+
+    prompts, _ = sdpa_attention_forward(module, query[:, :, :P], key[:, :, :P], value[:, :, :P],
+                                        None, **kwargs)                        # (B, P, heads, d)
+    responses, _ = sdpa_attention_forward(module, own(query), prompt_and_own(key),
+                                          prompt_and_own(value), layout["mask"], **kwargs)
+    both = torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])        # (B*P + N*R, ...)
+    return both.index_select(0, layout["back"].flatten()).unflatten(0, layout["back"].shape), None
+
+
+# ordinary calls keep the library's masks: only calls that bring a layout are treated differently
+AttentionInterface.register("prompt_once", group_attention)
+AttentionMaskInterface.register("prompt_once", sdpa_mask)
 
 
 def token_logprobs(hidden, head, target, temperature: float):
@@ -198,6 +259,7 @@ class Policy:
                     model = get_peft_model(model, config, adapter_name=name)
         self.model = model.eval()
         self.lm = model.get_base_model() if adapters else model  # head + decoder, LoRA inside
+        self.lm.set_attn_implementation("prompt_once")
         self.params = {name: [p for n, p in model.named_parameters() if f".{name}." in n]
                        for name in adapters}
         self.device = self.lm.get_input_embeddings().weight.device
@@ -310,8 +372,8 @@ class Policy:
         Returns logp (N, R) fp32, zero where padded, and mask (N, R) bool. Differentiable.
         """
         x = pack(groups, self.eos_ids[0], self.device)
-        mask = group_mask(x["owner"], x["owner"], causal=True)  # (B, 1, L, L)
-        hidden = self._hidden(x["ids"], x["positions"], mask, grad_checkpoint)  # (B, L, D)
+        layout = attention_layout(groups, self.device)
+        hidden = self._hidden(x["ids"], x["positions"], layout, grad_checkpoint)  # (B, L, D)
         picked = hidden.flatten(0, 1)[x["source"]]  # (M, D): response tokens only
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x["target"], temperature)
         return _scatter(logp, x["rows"], x["cols"])
@@ -331,7 +393,7 @@ class Policy:
                 out[n, t], mask[n, t] = logps[n, P[n] - 1 + t, token], True
         return out, mask
 
-    def _hidden(self, ids, positions, mask, grad_checkpoint):
+    def _hidden(self, ids, positions, layout, grad_checkpoint):
         """Last hidden states (B, L, D). Checkpointing is live in train mode only, so switch."""
         decoder = self.lm.base_model
         checkpointing = grad_checkpoint and torch.is_grad_enabled()
@@ -339,8 +401,9 @@ class Policy:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # dropout is 0 in adapters and checked by the loader of options
         try:
-            return decoder(input_ids=ids, position_ids=positions, attention_mask=mask,
-                           use_cache=False).last_hidden_state
+            # a mask of four dimensions passes the library's mask making untouched
+            return decoder(input_ids=ids, position_ids=positions, attention_mask=layout["mask"],
+                           layout=layout, use_cache=False).last_hidden_state
         finally:
             if checkpointing:
                 self.model.eval()  # rollouts need eval mode: train mode drops the KV cache
