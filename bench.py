@@ -11,22 +11,27 @@ them. Both benches build a random Qwen2 of a stated size, as speed does not depe
 How `trl` measures: one step is rollouts, reference log-probs, loss, backward and optimiser, of 4
 prompts and G = 8. TRL's GRPOTrainer and ours take turns within one run, on the same base weights,
 prompts, LoRA and optimiser. The end-of-sequence id lies outside the vocabulary, so every response
-has full length in both. No logging, no checkpointing of activations, fp32. Before that, the loss and
-the LoRA gradients of one step on the same completions and rewards are compared.
+has full length in both. No logging, no checkpointing of activations, fp32. With one thread the clock
+is the CPU time of this process, so that neighbours on the machine do not count; with more it is the
+wall clock. Before that, the loss and the LoRA gradients of one step on the same completions and
+rewards are compared. On a CPU TRL 1.16 projects every position, the prompt's too, to the vocabulary,
+which it does not do on a GPU; `--trl-head response` (the default) makes it project responses only,
+`--trl-head stock` leaves it as installed.
 
 How `gpu` measures: the training pass and the rollouts with each prompt once per group, then with the
 prompt repeated in every row (what TRL and most peers do), both through the same code; then a full
 epoch of both updates. The repeated layout has no prompt shared and is plain causal attention.
 """
 import argparse
-import contextlib
 import copy
 import json
+import logging
 import os
 import statistics
 import sys
 import tempfile
 import time
+import warnings
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,18 +107,25 @@ def bench_trl(o):
     """Compare one step with TRL's: values first, then time. The last line printed is the ratio."""
     if o.prompt < 1 or o.response < 2 or o.steps < 1 or o.hidden % 64:
         raise UserError("--prompt and --steps need 1 or more, --response 2, --hidden a multiple of 64")
-    with contextlib.suppress(ImportError):
+    if o.G < 2 or o.prompts < 1 or (o.trl_rows and o.prompts * o.G % o.trl_rows):
+        raise UserError("--G needs 2 or more, --prompts 1, and --trl-rows must divide their product")
+    try:
         import trl
-    if "trl" not in sys.modules:
-        raise UserError("TRL is not installed: pip install -r requirements-bench.txt")
+    except ImportError:
+        raise UserError("TRL is not installed: pip install -r requirements-bench.txt") from None
     from transformers import Qwen2ForCausalLM
+    quiet()
+    if o.trl_head == "response":
+        # TRL decides by the device whether to project responses only; the kernel itself stays torch
+        import trl.trainer.utils
+        trl.trainer.utils._use_triton = lambda device: True
     torch.set_num_threads(o.threads)
     torch.manual_seed(0)
     base = Qwen2ForCausalLM(small_config(o.hidden, o.layers, o.vocab))
     print(f"random Qwen2: hidden {o.hidden}, {o.layers} layers, vocabulary {o.vocab}, "
           f"{sum(p.numel() for p in base.parameters()) / 1e6:.1f} M parameters (head "
           f"{100 * head_share(base):.0f} % of the matrix weights); LoRA r={RANK} on all linear layers; "
-          f"fp32, {o.threads} thread(s); trl {trl.__version__}, torch {torch.__version__}")
+          f"fp32, {o.threads} thread(s); TRL's head on: {o.trl_head}; trl {trl.__version__}, torch {torch.__version__}")
     print(f"{o.prompts} prompts x G = {o.G}; prompt {o.prompt}, response {o.response} tokens", flush=True)
     policy = Policy(copy.deepcopy(base), word_tokenizer(o.vocab), ("agent",), RANK)
     check_against_trl(o, copy.deepcopy(base), policy)
@@ -127,6 +139,15 @@ def bench_trl(o):
     print(f"ratio {statistics.median(ratios):.2f}")
 
 
+def quiet():
+    """No warnings and no progress bars from the libraries: the table is the output."""
+    import transformers
+    warnings.filterwarnings("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
+
+
 def head_share(model) -> float:
     """Weights of the output head over all weights that a response token is multiplied with."""
     head = model.lm_head.weight.numel()
@@ -137,6 +158,7 @@ def trl_trainer(o, base, steps, prompts, callbacks=()):
     """GRPOTrainer on token-exact prompts, set to the objective of grpo.py and to no side work."""
     from datasets import Dataset
     from peft import LoraConfig
+    from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
     rows = o.prompts * o.G
     config = GRPOConfig(
@@ -157,8 +179,11 @@ def trl_trainer(o, base, steps, prompts, callbacks=()):
     def reward(completion_ids, **_):
         return [reward_of(ids) for ids in completion_ids]
 
-    return GRPOTrainer(base, reward_funcs=reward, args=config, train_dataset=data, peft_config=lora,
-                       processing_class=word_tokenizer(o.vocab), callbacks=list(callbacks))
+    trainer = GRPOTrainer(base, reward_funcs=reward, args=config, train_dataset=data,
+                          peft_config=lora, processing_class=word_tokenizer(o.vocab),
+                          callbacks=list(callbacks))
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def callback(**hooks):
@@ -239,20 +264,21 @@ def time_against_trl(o, base, policy):
     """
     prompts = random_prompts(o.prompts * (o.steps + 1), o.prompt, o.vocab)
     optimizer, generator = policy.optimizer("agent", LEARNING_RATE), policy.generator(0)
+    now = time.process_time if o.threads == 1 else time.perf_counter
     pairs, clock = [], {}
 
     def begin():
-        clock["begin"] = time.perf_counter()
+        clock["begin"] = now()
 
     def end():
-        theirs = time.perf_counter() - clock["begin"]
-        k, started = len(pairs) * o.prompts, time.perf_counter()
+        theirs = now() - clock["begin"]
+        k, started = len(pairs) * o.prompts, now()
         groups = grouped(policy.sample("agent", prompts[k:k + o.prompts], o.G, o.response, 1.0,
                                        generator), o.G)
-        sampled = time.perf_counter()
+        sampled = now()
         grpo_update(policy, "agent", optimizer, groups, rewards_of(groups), clip=CLIP,
                     kl_coef=KL_COEF, token_budget=o.token_budget)
-        ours = time.perf_counter() - started
+        ours = now() - started
         pairs.append((theirs, ours))
         print(f"{'warm-up' if len(pairs) == 1 else f'pair {len(pairs) - 1}'}: TRL {theirs:.2f} s "
               f"(rollout {clock['rollout']:.2f}), ours {ours:.2f} s (rollout {sampled - started:.2f}), "
@@ -263,14 +289,179 @@ def time_against_trl(o, base, policy):
     generate = trainer._generate_single_turn
 
     def timed_generate(*args, **kwargs):
-        started = time.perf_counter()
+        started = now()
         out = generate(*args, **kwargs)
-        clock["rollout"] = time.perf_counter() - started
+        clock["rollout"] = now() - started
         return out
 
     trainer._generate_single_turn = timed_generate
     trainer.train()
     return pairs[1:]
+
+
+# ---------------------------------------------------------------------------------------------
+# the 7B shape on one GPU
+
+QWEN_7B = dict(hidden=3584, layers=28, vocab=152064, heads=28, kv_heads=4, intermediate=18944)
+SHAPES_7B = [(1024, 256), (4096, 512), (8488, 512)]  # prompt, response; the last is 9,000 in all
+SHAPES_TINY = [(32, 8), (64, 16), (96, 8)]
+PROMPT_ROWS = {1024: 8, 4096: 2}  # prompts per step at a prompt length, else --prompts
+
+
+def bench_gpu(o):
+    """An epoch of both updates per shape, and both layouts beside each other. Writes a JSON file."""
+    if not o.random_weights:
+        raise UserError("say --random-weights: the bench builds its model and reads no other")
+    if not o.tiny and not torch.cuda.is_available():
+        raise UserError("no CUDA device: the 7B shape needs one; --tiny runs the script on a CPU")
+    if (o.prompt == 0) != (o.response == 0) or min(o.prompt, o.response) < 0 or o.prompts < 1:
+        raise UserError("give --prompt and --response together, both positive, or neither")
+    quiet()
+    shapes = [(o.prompt, o.response)] if o.prompt else SHAPES_TINY if o.tiny else SHAPES_7B
+    device, dtype = ("cpu", torch.float32) if o.tiny else ("cuda", torch.bfloat16)
+    config = small_config(128, 2, 512) if o.tiny else qwen2_config(**QWEN_7B)
+    policy = Policy(random_nf4(config, device, dtype), word_tokenizer(config.vocab_size), rank=RANK)
+    out = Path(o.out or f"bench_results/gpu-{'tiny' if o.tiny else '7b'}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    result = {**machine(device), "model": "tiny" if o.tiny else "Qwen2.5-7B shape, random weights",
+              "quantisation": "NF4, double", "rank": RANK, "G": o.G, "shapes": []}
+    run_shape(policy, o, 16, 4)  # warm-up: kernels are chosen and buffers made outside the clock
+    for P, R in shapes:
+        result["shapes"].append(run_shape(policy, o, P, R))
+        out.write_text(json.dumps(result, indent=1) + "\n")  # after every shape: nothing gets lost
+        print(markdown(result).splitlines()[-1], flush=True)
+    print("\n" + markdown(result, [] if not o.tiny else SHAPES_7B) + f"\n\nwritten to {out}")
+
+
+def machine(device) -> dict:
+    """What a number depends on: device, versions, date."""
+    import bitsandbytes
+    import peft
+    import transformers
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    modules = (torch, transformers, peft, bitsandbytes)
+    return {"device": name, "date": date.today().isoformat(),
+            "versions": {m.__name__: m.__version__ for m in modules}}
+
+
+def random_nf4(config, device, dtype):
+    """A random Qwen2 whose linear layers are NF4, made layer by layer: never whole in bf16."""
+    from transformers import Qwen2ForCausalLM
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+    layers, config.num_hidden_layers = config.num_hidden_layers, 0
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device), torch.random.fork_rng():
+            torch.manual_seed(0)
+            lm = Qwen2ForCausalLM(config)  # embeddings, final norm and head only
+            config.num_hidden_layers = layers
+            for i in range(layers):
+                layer = Qwen2DecoderLayer(config, i).requires_grad_(False)
+                for name, module in list(layer.named_modules()):
+                    if isinstance(module, torch.nn.Linear):
+                        layer.set_submodule(name, nf4_linear(module, device, dtype))
+                lm.model.layers.append(layer)
+    finally:
+        torch.set_default_dtype(former)
+    lm.is_loaded_in_4bit = True  # as the library's loader marks it; PEFT asks
+    return lm
+
+
+def nf4_linear(linear, device, dtype):
+    """The 4-bit copy of a linear layer, with double quantisation."""
+    import bitsandbytes as bnb
+    settings = dict(quant_type="nf4", compress_statistics=True)
+    out = bnb.nn.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
+                            compute_dtype=dtype, device="meta", **settings)
+    out.weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, **settings)
+    out.bias = linear.bias
+    return out.to(device)  # moving is what quantises
+
+
+def run_shape(policy, o, P, R) -> dict:
+    """All phases at one prompt and response length -> {phase: seconds, tokens/s, peak}, ratios."""
+    B, G, V = PROMPT_ROWS.get(P, o.prompts), o.G, policy.lm.config.vocab_size
+    prompts, budget = random_prompts(B, P, V), max(o.token_budget, P + G * R)
+    train = dict(token_budget=budget, grad_checkpoint=True)
+    optimizers = {name: policy.optimizer(name, LEARNING_RATE) for name in policy.params}
+    measure = meter(policy.device)
+    # an epoch: the simulator writes, the agent tries, both learn
+    sample = lambda name, prompts, G: policy.sample(name, prompts, G, R, 1.0, policy.generator(0))
+    written = measure("simulator rollouts", B * G * R, lambda: sample("env", prompts, G))
+    tries = measure("agent rollouts", B * G * R, lambda: sample("agent", prompts, G))
+    groups = grouped(tries, G)
+    measure("agent update (GRPO)", B * G * R, lambda: grpo_update(
+        policy, "agent", optimizers["agent"], groups, rewards_of(groups), **train))
+    records = [SimpleNamespace(prompt=r.prompt, response=r.response, r_env=1.0) for r in written]
+    probe = [(r.prompt, [r.response]) for r in written[:2]]
+    measure("simulator update (RWR)", B * G * R, lambda: rwr_update(
+        policy, "env", optimizers["env"], records, [list(range(len(records)))], probe, **train))
+    # the two layouts beside each other
+    measure("rollouts, prompt repeated", B * G * R, lambda: sample(
+        "agent", [p for p in prompts for _ in range(G)], 1))
+    single = [(p, [r]) for p, responses in groups for r in responses]
+    measure("training pass, prompt once", B * G * R, lambda: training_pass(policy, groups, budget))
+    measure("training pass, prompt repeated", B * G * R, lambda: training_pass(policy, single, budget))
+    phases = measure.phases
+    seconds = {name: phase["seconds"] for name, phase in phases.items()}
+    speed_up = seconds["training pass, prompt repeated"] / seconds["training pass, prompt once"]
+    limit = G * (P + R) / (P + G * R)
+    return {"prompt": P, "response": R, "prompts": B, "phases": phases,
+            "rollout_speed_up": seconds["rollouts, prompt repeated"] / seconds["agent rollouts"],
+            "training_speed_up": speed_up, "token_count_limit": limit, "efficiency": speed_up / limit}
+
+
+def meter(device):
+    """A function measure(name, tokens, f) that runs f and notes time, tokens/s and peak memory."""
+    def measure(name, tokens, f):
+        on_gpu = device.type == "cuda"
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        out = f()
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+        measure.phases[name] = {
+            "seconds": seconds, "response_tokens_per_s": tokens / seconds,
+            "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else None}
+        return out
+
+    measure.phases = {}
+    return measure
+
+
+def training_pass(policy, groups, token_budget):
+    """Forward and backward over all groups, gradients thrown away: what the layouts differ in."""
+    with policy.use("agent"):
+        for batch in split_groups(groups, token_budget):
+            logp, mask = policy.logprobs(subset(groups, batch), 1.0, True)
+            (logp * mask).sum().backward()
+    for p in policy.params["agent"]:
+        p.grad = None
+
+
+def markdown(result, missing=()) -> str:
+    """The README table; shapes in `missing` are named as not measured yet."""
+    versions = ", ".join(f"{name} {v}" for name, v in result["versions"].items())
+    phases = list(result["shapes"][0]["phases"])
+    lines = [f"{result['model']}, {result['quantisation']}, two adapters r={result['rank']}, "
+             f"G = {result['G']}; {result['device']}; {versions}; {result['date']}. "
+             "Each phase: response tokens/s (peak GB).", "",
+             "| prompt / response | prompts | " + " | ".join(phases) +
+             " | rollouts: once vs repeated | training: once vs repeated | token-count limit | "
+             "share of the limit |", "|" + "---|" * (len(phases) + 6)]
+    for s in result["shapes"]:
+        cells = [f"{p['response_tokens_per_s']:.0f} ({p['peak_gb']:.1f})" if p["peak_gb"] else
+                 f"{p['response_tokens_per_s']:.0f}" for p in s["phases"].values()]
+        lines.append(f"| {s['prompt']} / {s['response']} | {s['prompts']} | " + " | ".join(cells) +
+                     f" | {s['rollout_speed_up']:.2f}x | {s['training_speed_up']:.2f}x | "
+                     f"{s['token_count_limit']:.2f}x | {100 * s['efficiency']:.0f} % |")
+    lines += [f"| {P} / {R}, 7B shape | | " + "not measured yet | " * (len(phases) + 4)
+              for P, R in missing]
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -293,13 +484,26 @@ def parser():
     t.add_argument("--threads", type=int, default=1, help="torch threads")
     t.add_argument("--trl-rows", type=int, default=0, help="rows per micro-batch of TRL; 0 = all")
     t.add_argument("--token-budget", type=int, default=16384, help="tokens per micro-batch of ours")
+    t.add_argument("--trl-head", choices=("response", "stock"), default="response",
+                   help="positions that TRL projects to the vocabulary, see the top of bench.py")
     t.add_argument("--check", action="store_true", help="compare loss and gradients, time nothing")
     t.set_defaults(run=bench_trl)
+
+    g = sub.add_parser("gpu", help="the 7B shape on one GPU, an epoch of both updates")
+    g.add_argument("--random-weights", action="store_true", help="required: no weights are loaded")
+    g.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
+    g.add_argument("--prompt", type=int, default=0, help="one shape instead of the three")
+    g.add_argument("--response", type=int, default=0)
+    g.add_argument("--prompts", type=int, default=1, help="prompts per step at other lengths")
+    g.add_argument("--G", type=int, default=8, help="rollouts per prompt")
+    g.add_argument("--token-budget", type=int, default=8192, help="tokens per micro-batch")
+    g.add_argument("--out", default="", help="JSON file; default bench_results/gpu-7b.json")
+    g.set_defaults(run=bench_gpu)
 
     def error(message):
         raise UserError(f"{message}; see python bench.py --help")
 
-    for each in (p, t):
+    for each in (p, t, g):
         each.error = error
     return p
 

@@ -6,7 +6,7 @@ of Section 3, and the choice of seed tasks for the simulator. Everything is a pl
 How it is run: genenv.py calls it; the names of the functions below are the values of the options
 --alpha-schedule, --difficulty-reward and --seed-selection.
 
-To add a schedule, write one function whose name starts with `alpha_`:
+To add a schedule, write one function beside the others whose name starts with `alpha_`:
 
     def alpha_warmup(c):
         \"\"\"Easy tasks first, alpha from then on.\"\"\"
@@ -64,7 +64,7 @@ def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
 
     p_hat moves in steps of 1/G, so k_min = 0.1 with G = 8 keeps only exactly 4/8.
     """
-    return abs(p_hat - alpha) <= k_min + 1e-9  # 0.6 - 0.5 exceeds 0.1 in floating point
+    return abs(p_hat - alpha) <= k_min + 1e-9  # 0.8 - 0.7 exceeds 0.1 in floating point
 
 
 # ---------------------------------------------------------------------------------------------

@@ -179,8 +179,9 @@ class TrainPool:
 
     def save(self) -> int:
         """Append what is new to the file; returns its size in bytes."""
-        self.pending, new = [], self.pending
-        return append_jsonl(self.path, new)
+        size = append_jsonl(self.path, self.pending)
+        self.pending = []  # only now: a failed write must not lose them
+        return size
 
 
 class EnvPool:
@@ -192,7 +193,7 @@ class EnvPool:
         if self.path.is_file():
             for n, record in enumerate(read_jsonl(self.path), 1):
                 with _field_errors(f"{self.path}, record {n}"):
-                    self.records.append(EnvRecord(**record))
+                    self.records.append(_checked(EnvRecord(**record)))
 
     def add(self, records):
         """D_env <- D_env + weighted generations."""
@@ -209,8 +210,17 @@ class EnvPool:
 
     def save(self) -> int:
         """Append what is new to the file; returns its size in bytes."""
-        self.pending, new = [], self.pending
-        return append_jsonl(self.path, [asdict(r) for r in new])
+        size = append_jsonl(self.path, [asdict(r) for r in self.pending])
+        self.pending = []
+        return size
+
+
+def _checked(r: EnvRecord) -> EnvRecord:
+    """The record, if its numbers are numbers; a wrong one would only be noticed epochs later."""
+    ids = [*r.prompt, *r.response, r.epoch]
+    if not (all(type(i) is int for i in ids) and r.response and 0 <= float(r.p_hat) <= 1):
+        raise ValueError("prompt, response, epoch or p_hat has a wrong value")
+    return r
 
 
 class _field_errors:

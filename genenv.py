@@ -42,6 +42,7 @@ import checkpoint
 import curriculum
 import export
 import measure
+import memory
 import report
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl, read_jsonl
 from grpo import grpo_update
@@ -49,6 +50,7 @@ from presets import PRESETS
 from rwr import draw_batches, rwr_update
 from worlds import InvalidTask, load_world
 
+MUTE = 3  # epochs without a single valid task after which a run gives up
 CHOICES = {"variant": ("genenv", "random", "static", "teacher"), "kl_estimator": ("k1", "k2", "k3"),
            "scale": ("std", "none"), "aggregation": ("token", "sequence"),
            "p_hat_unit": ("task", "seed"), "quant": ("", "nf4"),
@@ -71,6 +73,7 @@ class Options:
     # models
     model: str = ""                   # local folder or hub name of a chat model (not for the ladder world)
     base_tasks: str = ""              # JSONL of base tasks (not for the ladder world)
+    validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
     teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
     quant: str = ""                   # nf4 = 4-bit base model
     device: str = "auto"              # auto, cpu or cuda
@@ -167,14 +170,11 @@ def epoch(run, t: int):
     for part.step in bar:
         # 1. generate and interact: T_t ~ pi_env, then G attempts of the agent at every task
         generations = generate(run, alpha)
-        tasks = [g.task for g in generations] + replayed(run)
+        tasks = [g.task for g in generations]
+        tasks += replayed(run, len(tasks))
         groups, rewards = interact(run, tasks)  # Eq. 1, Eq. 2; D_train <- D_train + Valid(E_t)
         # 2a. agent update: GRPO on r
-        part.agent.append(grpo_update(
-            run.policy, "agent", run.agent_optimizer, groups, rewards, temperature=o.temperature,
-            clip=o.clip, kl_coef=o.agent_kl, kl_kind=o.kl_estimator, scale=o.scale,
-            how=o.aggregation, inner_epochs=o.inner_epochs, mini_batch=o.mini_batch,
-            token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint, generator=run.rng))
+        part.agent.append(update_agent(run, groups, rewards))
         part.fresh += records_of(run, generations)
         bar.set_postfix(measure.postfix(part))
         checkpoint.stop_if_asked(run, started)
@@ -205,8 +205,9 @@ def write_tasks(run, seeds, variations, alpha) -> list:
     """
     o, world, part = run.o, run.world, run.part
     prompts = [run.policy.encode(world.env_prompt(s, recent_success(run, s), alpha)) for s in seeds]
-    rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
-                                 run.sampler, max_rows=o.max_rows)
+    with memory.peak_memory(run.peaks, "simulator rollouts", run.policy.device):
+        rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
+                                     run.sampler, max_rows=o.max_rows)
     out, seen = [], set()
     for i, r in enumerate(rollouts):
         seed, text = seeds[i // variations], run.policy.decode(r.response)
@@ -250,10 +251,14 @@ def recent_success(run, seed: Task) -> float:
     return run.train_pool.p_hat.get(seed.id, (run.success, 0))[0]
 
 
-def replayed(run) -> list:
-    """Tasks of D_train for the agent's batch, so that earlier curricula are kept."""
+def replayed(run, n_fresh: int) -> list:
+    """Tasks of D_train for the agent's batch, so that earlier curricula are kept.
+
+    They also stand in for generations that were no tasks: the batch always has the same size.
+    """
     o = run.o
-    return run.train_pool.sample(round(o.seeds * o.variations * o.replay), o.base_share, run.rng)
+    size = round(o.seeds * o.variations * (1 + o.replay))
+    return run.train_pool.sample(size - n_fresh, o.base_share, run.rng)
 
 
 def interact(run, tasks):
@@ -264,8 +269,9 @@ def interact(run, tasks):
     o, part = run.o, run.part
     prompts = [run.policy.encode(run.world.agent_prompt(task)) for task in tasks]
     started = time.time()
-    rollouts = run.policy.sample("agent", prompts, o.G, o.max_response_tokens, o.temperature,
-                                 run.sampler, max_rows=o.max_rows)
+    with memory.peak_memory(run.peaks, "agent rollouts", run.policy.device):
+        rollouts = run.policy.sample("agent", prompts, o.G, o.max_response_tokens, o.temperature,
+                                     run.sampler, max_rows=o.max_rows)
     part.rollout_seconds += time.time() - started
     part.rollout_tokens += sum(len(r.response) for r in rollouts)
     groups, rewards = [], torch.zeros(len(tasks), o.G)
@@ -308,6 +314,17 @@ def records_of(run, generations) -> list:
             for g, p in zip(generations, values)]
 
 
+def update_agent(run, groups, rewards) -> dict:
+    """One GRPO update on a rollout batch."""
+    o = run.o
+    with memory.peak_memory(run.peaks, "agent update (GRPO)", run.policy.device):
+        return grpo_update(
+            run.policy, "agent", run.agent_optimizer, groups, rewards, temperature=o.temperature,
+            clip=o.clip, kl_coef=o.agent_kl, kl_kind=o.kl_estimator, scale=o.scale,
+            how=o.aggregation, inner_epochs=o.inner_epochs, mini_batch=o.mini_batch,
+            token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint, generator=run.rng)
+
+
 def update_environment(run, alpha) -> dict:
     """RWR on the records inside the band: fresh ones, and those of D_env not yet too old."""
     o, fresh, t = run.o, run.part.fresh, run.part.t
@@ -322,10 +339,11 @@ def update_environment(run, alpha) -> dict:
     batches = draw_batches(len(kept), [w for _, w in aged], o.env_updates, o.env_batch,
                            o.env_fresh, run.rng) if kept else []
     probe = [(r.prompt, [r.response]) for r in fresh[:o.env_probe]]
-    stats = rwr_update(run.policy, "env", run.env_optimizer, records, batches, probe, lam=o.lam,
-                       temperature=o.temperature, kl_coef=o.env_kl, kl_kind=o.kl_estimator,
-                       kl_cap=o.env_kl_cap, token_budget=o.token_budget,
-                       grad_checkpoint=o.grad_checkpoint)
+    with memory.peak_memory(run.peaks, "simulator update (RWR)", run.policy.device):
+        stats = rwr_update(run.policy, "env", run.env_optimizer, records, batches, probe,
+                           lam=o.lam, temperature=o.temperature, kl_coef=o.env_kl,
+                           kl_kind=o.kl_estimator, kl_cap=o.env_kl_cap,
+                           token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint)
     return {**stats, "env_kept": len(kept)}
 
 
@@ -380,6 +398,8 @@ def prepare_run(o: Options):
     torch.set_num_threads(o.threads or os.cpu_count() or 1)
     world = load_world(o.world)
     world.prepare(o)
+    if o.model:
+        print(memory.check(memory.model_config(o.model), o), flush=True)
     folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
     teacher = read_teacher(world, o.teacher_tasks) if o.variant == "teacher" else []
     base, policy = world.base_tasks(o), world.load_policy(o)
@@ -388,7 +408,7 @@ def prepare_run(o: Options):
         checkpoint.rewind(folder)
     run = SimpleNamespace(
         o=o, world=world, policy=policy, folder=folder, part=Part(), history=[], success=0.5,
-        progress=sys.stderr.isatty(), stop=None, teacher=teacher,
+        progress=sys.stderr.isatty(), stop=None, teacher=teacher, peaks={},
         train_pool=TrainPool(folder / "train.jsonl", base),
         env_pool=EnvPool(folder / "env.jsonl"),
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
@@ -403,14 +423,17 @@ def prepare_run(o: Options):
 def end_epoch(run, env_stats, alpha):
     """Measure, print one line, put everything on disk, start the next epoch's account."""
     record = measure.epoch_record(run, env_stats, alpha)
-    run.success = record["success_rate"]
+    if record["distinct_tasks"]:
+        run.success = record["success_rate"]
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     print(measure.line(record), flush=True)
-    if run.part.written and not record["distinct_tasks"]:
-        raise UserError(f"the simulator wrote no valid task in epoch {run.part.t} "
-                        f"({record['invalid']}); everything so far is in {run.folder}")
+    mute = [r for r in run.history[-MUTE:] if r["written"] and not r["distinct_tasks"]]
+    if len(mute) == MUTE:
+        finish(run)
+        raise UserError(f"the simulator wrote no valid task in {MUTE} epochs running "
+                        f"({record['invalid']}): stopped; everything so far is in {run.folder}")
     run.part = Part(t=run.part.t + 1)
     checkpoint.save(run)
 
@@ -419,6 +442,9 @@ def finish(run):
     """Adapters, figures, report and the closing words."""
     for name in run.policy.params:
         run.policy.save_adapter(name, run.folder / "adapters" / name)
+    if run.o.model:  # the embedded world's few MB are of no interest
+        print("peak memory  " + ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in run.peaks.items()))
+        (run.folder / "memory.json").write_text(json.dumps(run.peaks, indent=1))
     report.write(run.folder)
     print(report.closing_words(run.folder))
 

@@ -295,6 +295,12 @@ class Policy:
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(f"cannot load the model {model}: {reason}") from None
+        for name, path in (adapter_paths or {}).items():
+            if path and not (Path(path) / "adapter_config.json").is_file():
+                raise UserError(f"adapter {name}: {path} holds no adapter_config.json")
+        for module in lm.modules():  # a CPU path of bitsandbytes that has no backward pass
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
         return cls(lm, tokenizer, adapters, rank, seed, adapter_paths)
 
     # ---- adapters

@@ -27,7 +27,8 @@ def rwr_weights(r_env, lam: float):
     The maximum is subtracted first, so no lam overflows; mean one keeps the learning rate's
     meaning the same for every lam.
     """
-    w = (lam * (r_env - r_env.max())).exp()  # RWR: w ~ exp(lam * R_env)
+    x = lam * r_env
+    w = (x - x.max()).exp()  # RWR: w ~ exp(lam * R_env)
     return w / w.mean()
 
 

@@ -163,9 +163,12 @@ def test_simulator_without_a_single_valid_task_ends_cleanly(tmp_path, cache, cap
     def refuse(text, seed, epoch):
         raise ladder.InvalidTask("malformed")
     monkeypatch.setattr(ladder, "parse_task", refuse)
-    assert run(tmp_path / "mute", cache, "--epochs", "2") == 2
+    assert run(tmp_path / "mute", cache, "--epochs", "9") == 2
     assert "no valid task" in capsys.readouterr().err
-    assert read_jsonl(tmp_path / "mute" / "metrics.jsonl")[0]["invalid"] == {"malformed": 16}
+    records = read_jsonl(tmp_path / "mute" / "metrics.jsonl")
+    assert [r["epoch"] for r in records] == [0, 1, 2]  # it gives up after three mute epochs
+    assert records[0]["invalid"] == {"malformed": 16}
+    assert (tmp_path / "mute" / "adapters" / "agent" / "adapter_config.json").is_file()
 
 
 def test_seed_unit_shares_p_hat_over_the_variations(tmp_path, cache):

@@ -48,9 +48,11 @@ N_BASE = 544        # size of the paper's base set
 PER_RUNG = 10       # held-out tasks per rung, for each of the two splits
 BASE_SEED = 20251219  # base model and task sets are the same for every --seed of a run
 
+DIGITS = list("0123456789")
 BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
-WORDS = ["<pad>", "<eos>", "=", "vary", "=>", *(str(d) for d in range(10)), *NAMES,
+WORDS = ["<pad>", "<eos>", "=", "vary", "=>", *DIGITS, *NAMES,
          *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS]
+WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
 PRETRAIN = dict(steps=800, batch=64, lr=6e-3)
@@ -106,9 +108,9 @@ def _held_out_ids() -> frozenset:
 
 def prepare(o):
     """Nothing to check: this world brings everything with it."""
-    if o.model or o.base_tasks:
-        raise UserError("the ladder world makes its own model and base tasks: leave out "
-                        "--model and --base-tasks, or choose another --world")
+    if o.model or o.base_tasks or o.validation_tasks:
+        raise UserError("the ladder world makes its own model and tasks: leave out --model, "
+                        "--base-tasks and --validation-tasks, or choose another --world")
 
 
 def base_tasks(o=None) -> list[Task]:
@@ -145,7 +147,7 @@ def parse_task(text: str, seed: Task, epoch: int) -> Task:
     """The simulator's text -> a verified task. Raises InvalidTask with the reason to count."""
     words = text.split()
     steps, tools = words[1:], words[2::2]
-    well_formed = (len(words) >= 3 and words[0].isdigit() and len(words[0]) == 1
+    well_formed = (len(words) >= 3 and words[0] in DIGITS
                    and steps == _chain(tools).split() and all(t in TOOLS for t in tools))
     if not well_formed:
         raise InvalidTask("malformed")
@@ -163,7 +165,7 @@ def score(task: Task, response: str) -> tuple[float, bool]:
     """Eq. 1, structured branch: 1 if the whole trajectory is right, else 0; and well-formedness."""
     tools = task.spec["tools"]
     truth = _chain(tools, run_tools(task.spec["start"], tools))
-    valid = re.fullmatch(r"(s\d [a-z]+ \d ?)+", response.strip()[:200]) is not None
+    valid = re.fullmatch(WELL_FORMED, response.strip()[:200]) is not None
     return float(response.split() == truth.split()), valid  # Eq. 1: 1[a' = a]
 
 
@@ -193,9 +195,8 @@ def slip_rate(rung: int) -> float:
 
 def _demonstrate(rng) -> tuple[str, str]:
     """(prompt, response) of the agent's role, with slips."""
-    tools = rng.choices(NAMES, k=rng.randint(1, MAX_STEPS))
-    start = digit = rng.randrange(10)
-    digits = []
+    task = _unseen_task(rng)
+    tools, digit, digits = task.spec["tools"], task.spec["start"], []
     for name in tools:
         truth, rung = TOOLS[name](digit) % 10, RUNG[name]
         # a slip shows the neighbouring tool's effect, or any other digit where the two agree
@@ -203,7 +204,15 @@ def _demonstrate(rng) -> tuple[str, str]:
         wrong = wrong if wrong != truth else (truth + 5) % 10
         digit = wrong if rng.random() < slip_rate(rung) else truth
         digits.append(digit)
-    return agent_prompt(_task(start, tools, "demo")), _chain(tools, digits)
+    return agent_prompt(task), _chain(tools, digits)
+
+
+def _unseen_task(rng) -> Task:
+    """A random chain over all tools that is not held out: pretraining sees no validation task."""
+    while True:
+        task = _task(rng.randrange(10), rng.choices(NAMES, k=rng.randint(1, MAX_STEPS)), "demo")
+        if task.id not in _held_out_ids():
+            return task
 
 
 def vary(tools: list, rng) -> list:
@@ -219,7 +228,7 @@ def vary(tools: list, rng) -> list:
 
 def _imagine(rng) -> tuple[str, str]:
     """(prompt, response) of the simulator's role."""
-    seed = _task(rng.randrange(10), rng.choices(NAMES, k=rng.randint(1, MAX_STEPS)), "demo")
+    seed = _unseen_task(rng)
     tools = vary(seed.spec["tools"], rng)
     return env_prompt(seed, rng.random(), 0.5), f"{rng.randrange(10)} {_chain(tools)}"
 
@@ -247,7 +256,7 @@ def _batch(tokenizer, rng, size):
     return ids, labels
 
 
-def _pretrain(folder, progress=True):
+def _pretrain(folder):
     """Train the base model from scratch on both roles and save it to `folder`."""
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -258,7 +267,7 @@ def _pretrain(folder, progress=True):
                                              bos_token_id=None, **MODEL))
     optimizer = torch.optim.AdamW(model.parameters(), lr=PRETRAIN["lr"], weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PRETRAIN["lr"], steps, pct_start=0.1)
-    for _ in tqdm(range(steps), desc="base model (once)", disable=not progress, leave=False):
+    for _ in tqdm(range(steps), desc="base model (once)", disable=None, leave=False):
         ids, labels = _batch(tokenizer, rng, PRETRAIN["batch"])
         loss = model(input_ids=ids, labels=labels).loss
         optimizer.zero_grad()
@@ -272,17 +281,20 @@ def _pretrain(folder, progress=True):
 
 def base_model(cache_dir) -> Path:
     """Folder of the base model, trained if it is not cached under this very configuration."""
-    key = json.dumps([WORDS, MODEL, PRETRAIN, BASE_SEED, N_BASE, PER_RUNG, BASE_TOOLS, 4])
+    key = json.dumps([WORDS, MODEL, PRETRAIN, BASE_SEED, N_BASE, PER_RUNG, BASE_TOOLS, 5])
     folder = Path(cache_dir) / f"ladder-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if not (folder / "config.json").is_file():
         folder.parent.mkdir(parents=True, exist_ok=True)
         # train beside it and rename: a build that is interrupted leaves no half of a model
-        scratch = tempfile.mkdtemp(dir=folder.parent)
-        _pretrain(scratch)
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent))
         try:
-            Path(scratch).rename(folder)
-        except OSError:  # another run was faster
-            shutil.rmtree(scratch)
+            _pretrain(scratch)
+            scratch.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # otherwise another run was faster
+                raise
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return folder
 
 
