@@ -11,16 +11,17 @@ them. Both benches build a random Qwen2 of a stated size, as speed does not depe
 How `trl` measures: one step is rollouts, reference log-probs, loss, backward and optimiser, of 4
 prompts and G = 8. TRL's GRPOTrainer and ours take turns within one run, on the same base weights,
 prompts, LoRA and optimiser. The end-of-sequence id lies outside the vocabulary, so every response
-has full length in both. No logging, no checkpointing of activations, fp32. With one thread the clock
-is the CPU time of this process, so that neighbours on the machine do not count; with more it is the
-wall clock. Before that, the loss and the LoRA gradients of one step on the same completions and
-rewards are compared. On a CPU TRL 1.16 projects every position, the prompt's too, to the vocabulary,
-which it does not do on a GPU; `--trl-head response` (the default) makes it project responses only,
-`--trl-head stock` leaves it as installed.
+has full length in both. No logging, no checkpointing of activations, fp32. With one thread the
+clock is the CPU time of this process, so that neighbours on the machine do not count; with more it
+is the wall clock. Before that, the loss and the LoRA gradients of one step on the same completions
+and rewards are compared.
+Two settings of TRL 1.16 are chosen: its KL gradient is the plain k3 one (`use_bias_correction_kl`
+off), and its head projects responses only. On a CPU the trainer as installed projects the prompts'
+positions too, which it does not do on a GPU; `--trl-head stock` measures that.
 
-How `gpu` measures: the training pass and the rollouts with each prompt once per group, then with the
-prompt repeated in every row (what TRL and most peers do), both through the same code; then a full
-epoch of both updates. The repeated layout has no prompt shared and is plain causal attention.
+How `gpu` measures: an epoch of both updates, phase by phase; then the rollouts and the training
+pass once more with the prompt repeated in every row (what TRL and most peers do), through the same
+code. Rows that share no prompt are plain causal attention.
 """
 import argparse
 import copy
@@ -64,7 +65,7 @@ def qwen2_config(hidden, layers, vocab, heads, kv_heads, intermediate):
 def small_config(hidden, layers, vocab):
     """Qwen2 with the 7B's MLP width (5.3 x hidden); heads of 64, four queries per key head."""
     heads = max(1, hidden // 64)
-    return qwen2_config(hidden, layers, vocab, heads, max(1, heads // 4), hidden * 21 // 4)
+    return qwen2_config(hidden, layers, vocab, heads, max(1, heads // 4), hidden * 21 // 256 * 64)
 
 
 def word_tokenizer(vocab):
@@ -84,7 +85,7 @@ def random_prompts(count, length, vocab, seed=0):
 
 
 def reward_of(ids) -> float:
-    """Share of even ids: cheap, and never the same for a whole group."""
+    """Share of even ids: cheap, and hardly ever the same for all of a group."""
     return sum(i % 2 == 0 for i in ids) / len(ids)
 
 
@@ -106,9 +107,11 @@ def grouped(rollouts, G):
 def bench_trl(o):
     """Compare one step with TRL's: values first, then time. The last line printed is the ratio."""
     if o.prompt < 1 or o.response < 2 or o.steps < 1 or o.hidden % 64:
-        raise UserError("--prompt and --steps need 1 or more, --response 2, --hidden a multiple of 64")
+        raise UserError("--prompt and --steps need 1 or more, --response 2, "
+                        "--hidden a multiple of 64")
     if o.G < 2 or o.prompts < 1 or (o.trl_rows and o.prompts * o.G % o.trl_rows):
-        raise UserError("--G needs 2 or more, --prompts 1, and --trl-rows must divide their product")
+        raise UserError("--G needs 2 or more, --prompts 1, and "
+                        "--trl-rows must divide their product")
     try:
         import trl
     except ImportError:
@@ -124,9 +127,11 @@ def bench_trl(o):
     base = Qwen2ForCausalLM(small_config(o.hidden, o.layers, o.vocab))
     print(f"random Qwen2: hidden {o.hidden}, {o.layers} layers, vocabulary {o.vocab}, "
           f"{sum(p.numel() for p in base.parameters()) / 1e6:.1f} M parameters (head "
-          f"{100 * head_share(base):.0f} % of the matrix weights); LoRA r={RANK} on all linear layers; "
-          f"fp32, {o.threads} thread(s); TRL's head on: {o.trl_head}; trl {trl.__version__}, torch {torch.__version__}")
-    print(f"{o.prompts} prompts x G = {o.G}; prompt {o.prompt}, response {o.response} tokens", flush=True)
+          f"{100 * head_share(base):.0f} % of the matrix weights); LoRA r={RANK} on all linear "
+          f"layers; fp32, {o.threads} thread(s); trl {trl.__version__} (head: {o.trl_head}), "
+          f"torch {torch.__version__}")
+    print(f"{o.prompts} prompts x G = {o.G}; prompt {o.prompt}, response {o.response} tokens",
+          flush=True)
     policy = Policy(copy.deepcopy(base), word_tokenizer(o.vocab), ("agent",), RANK)
     check_against_trl(o, copy.deepcopy(base), policy)
     if o.check:
@@ -162,8 +167,9 @@ def trl_trainer(o, base, steps, prompts, callbacks=()):
     from trl import GRPOConfig, GRPOTrainer
     rows = o.prompts * o.G
     config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(), max_steps=steps, per_device_train_batch_size=o.trl_rows or rows,
-        gradient_accumulation_steps=rows // (o.trl_rows or rows), num_generations=o.G,
+        output_dir=tempfile.mkdtemp(), max_steps=steps, num_generations=o.G,
+        per_device_train_batch_size=o.trl_rows or rows,
+        gradient_accumulation_steps=rows // (o.trl_rows or rows),
         max_completion_length=o.response, temperature=1.0, top_p=1.0, top_k=0,
         # the objective: token-level loss, k3 with the plain gradient, std-scaled advantages
         loss_type="dapo", beta=KL_COEF, use_bias_correction_kl=False, scale_rewards="group",
@@ -213,7 +219,8 @@ def check_against_trl(o, base, policy):
 
     trainer = trl_trainer(o, base, 1, prompts, [callback(on_pre_optimizer_step=capture)])
     trainer.args.max_grad_norm = 0.0  # compare gradients before clipping
-    names = {n: n.replace(".agent.", f".{TRL_ADAPTER}.") for n, _ in policy.model.named_parameters()}
+    names = {n: n.replace(".agent.", f".{TRL_ADAPTER}.")
+             for n, _ in policy.model.named_parameters()}
     theirs = dict(trainer.model.named_parameters())
     with torch.no_grad():
         for name, p in policy.model.named_parameters():
@@ -227,15 +234,15 @@ def check_against_trl(o, base, policy):
     difference = max(float((g - seen["grads"][names[n]]).abs().max()) for n, g in grads.items())
     norm = torch.cat([g.flatten() for g in grads.values()]).norm()
     gap = torch.cat([(g - seen["grads"][names[n]]).flatten() for n, g in grads.items()]).norm()
-    print(f"one step on the same completions: loss ours {loss:.7f}, TRL {float(sum(losses)):.7f}; LoRA "
-          f"gradients: {len(grads)} tensors, norm {norm:.4f}, largest difference {difference:.1e}, "
-          f"relative {gap / norm:.1e}", flush=True)
+    print(f"one step on the same completions: loss ours {loss:.7f}, TRL {float(sum(losses)):.7f}; "
+          f"LoRA gradients: {len(grads)} tensors, norm {norm:.4f}, "
+          f"largest difference {difference:.1e}, relative {gap / norm:.1e}", flush=True)
     with torch.no_grad():
         for p, old in zip(policy.params["agent"], saved):
             p.copy_(old)
             p.grad = None
     if not gap / norm < 1e-3:
-        raise UserError("the gradients differ from TRL's by more than rounding: do not trust a ratio")
+        raise UserError("gradients differ from TRL's by more than rounding: trust no ratio")
 
 
 def _clone(params):
@@ -281,8 +288,8 @@ def time_against_trl(o, base, policy):
         ours = now() - started
         pairs.append((theirs, ours))
         print(f"{'warm-up' if len(pairs) == 1 else f'pair {len(pairs) - 1}'}: TRL {theirs:.2f} s "
-              f"(rollout {clock['rollout']:.2f}), ours {ours:.2f} s (rollout {sampled - started:.2f}), "
-              f"ratio {theirs / ours:.2f}", flush=True)
+              f"(rollout {clock['rollout']:.2f}), ours {ours:.2f} s "
+              f"(rollout {sampled - started:.2f}), ratio {theirs / ours:.2f}", flush=True)
 
     trainer = trl_trainer(o, base, o.steps + 1, prompts,
                           [callback(on_step_begin=begin, on_step_end=end)])
@@ -309,7 +316,7 @@ PROMPT_ROWS = {1024: 8, 4096: 2}  # prompts per step at a prompt length, else --
 
 
 def bench_gpu(o):
-    """An epoch of both updates per shape, and both layouts beside each other. Writes a JSON file."""
+    """An epoch of both updates per shape, and both layouts side by side. Writes a JSON file."""
     if not o.random_weights:
         raise UserError("say --random-weights: the bench builds its model and reads no other")
     if not o.tiny and not torch.cuda.is_available():
@@ -401,15 +408,17 @@ def run_shape(policy, o, P, R) -> dict:
     measure("rollouts, prompt repeated", B * G * R, lambda: sample(
         "agent", [p for p in prompts for _ in range(G)], 1))
     single = [(p, [r]) for p, responses in groups for r in responses]
-    measure("training pass, prompt once", B * G * R, lambda: training_pass(policy, groups, budget))
-    measure("training pass, prompt repeated", B * G * R, lambda: training_pass(policy, single, budget))
+    for name, layout in (("once", groups), ("repeated", single)):
+        measure(f"training pass, prompt {name}", B * G * R,
+                lambda: training_pass(policy, layout, budget))
     phases = measure.phases
     seconds = {name: phase["seconds"] for name, phase in phases.items()}
     speed_up = seconds["training pass, prompt repeated"] / seconds["training pass, prompt once"]
     limit = G * (P + R) / (P + G * R)
     return {"prompt": P, "response": R, "prompts": B, "phases": phases,
             "rollout_speed_up": seconds["rollouts, prompt repeated"] / seconds["agent rollouts"],
-            "training_speed_up": speed_up, "token_count_limit": limit, "efficiency": speed_up / limit}
+            "training_speed_up": speed_up, "token_count_limit": limit,
+            "efficiency": speed_up / limit}
 
 
 def meter(device):

@@ -82,8 +82,8 @@ def resumed_options(given: dict, preset: dict, Options) -> dict:
         raise UserError(f"nothing to resume: {path} does not exist")
     try:
         saved = json.loads(path.read_text())
-        unknown = set(saved) - {f.name for f in fields(Options)}
-    except (ValueError, TypeError):
+        unknown = set(saved.keys()) - {f.name for f in fields(Options)}
+    except (ValueError, AttributeError):
         raise UserError(f"{path} is damaged: it is not a JSON object") from None
     if unknown:
         raise UserError(f"{path} has an option this version does not know: {sorted(unknown)[0]}")

@@ -117,12 +117,12 @@ def grpo_update(policy, adapter, optimizer, groups, rewards, *, temperature=1.0,
     """
     # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
     keep = has_signal(rewards)
-    advantages = group_advantages(rewards[keep], scale)
     groups = [g for g, k in zip(groups, keep.tolist()) if k]
     stats = {"zero_variance": 1 - len(groups) / max(1, len(keep)), "grad_norm": 0.0, "kl": 0.0,
              "clip_fraction": 0.0, "trained_tokens": 0}
     if not groups:
         return stats
+    advantages = group_advantages(rewards[keep], scale)
     size = mini_batch or len(groups)
     fixed = dict(temperature=temperature, token_budget=token_budget)
     with policy.use(adapter):

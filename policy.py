@@ -257,6 +257,9 @@ class Policy:
                     model = PeftModel.from_pretrained(model, path, adapter_name=name)
                 else:
                     model = get_peft_model(model, config, adapter_name=name)
+        for module in model.modules():  # bitsandbytes on a CPU: at the first inference it would repack
+            if hasattr(module, "support_avx512bf16_for_cpu"):  # 4-bit weights for a kernel that has
+                module.support_avx512bf16_for_cpu = False      # no gradient, and training would err
         self.model = model.eval()
         self.lm = model.get_base_model() if adapters else model  # head + decoder, LoRA inside
         self.lm.set_attn_implementation("prompt_once")
@@ -378,8 +381,12 @@ class Policy:
         Returns logp (N, R) fp32, zero where padded, and mask (N, R) bool. Differentiable.
         """
         x = pack(groups, self.eos_ids[0], self.device)
-        layout = attention_layout(groups, self.device)
-        hidden = self._hidden(x["ids"], x["positions"], layout, grad_checkpoint)  # (B, L, D)
+        where = {}  # rows of one response each are plain causal sequences, right-padded
+        if any(len(responses) > 1 for _, responses in groups):
+            layout = attention_layout(groups, self.device)
+            # a mask of four dimensions passes the library's mask making untouched
+            where = dict(position_ids=x["positions"], attention_mask=layout["mask"], layout=layout)
+        hidden = self._hidden(x["ids"], grad_checkpoint, **where)  # (B, L, D)
         picked = hidden.flatten(0, 1)[x["source"]]  # (M, D): response tokens only
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x["target"], temperature)
         return _scatter(logp, x["rows"], x["cols"])
@@ -399,7 +406,7 @@ class Policy:
                 out[n, t], mask[n, t] = logps[n, P[n] - 1 + t, token], True
         return out, mask
 
-    def _hidden(self, ids, positions, layout, grad_checkpoint):
+    def _hidden(self, ids, grad_checkpoint, **where):
         """Last hidden states (B, L, D). Checkpointing is live in train mode only, so switch."""
         decoder = self.lm.base_model
         checkpointing = grad_checkpoint and torch.is_grad_enabled()
@@ -407,9 +414,7 @@ class Policy:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
             self.model.train()  # dropout is 0 in adapters and checked by the loader of options
         try:
-            # a mask of four dimensions passes the library's mask making untouched
-            return decoder(input_ids=ids, position_ids=positions, attention_mask=layout["mask"],
-                           layout=layout, use_cache=False).last_hidden_state
+            return decoder(input_ids=ids, use_cache=False, **where).last_hidden_state
         finally:
             if checkpointing:
                 self.model.eval()  # rollouts need eval mode: train mode drops the KV cache

@@ -55,7 +55,7 @@ WORDS = ["<pad>", "<eos>", "=", "vary", "=>", *DIGITS, *NAMES,
 WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
-PRETRAIN = dict(steps=800, batch=64, lr=6e-3)
+PRETRAIN = dict(steps=800, batch=64, lr=4e-3)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -1,0 +1,136 @@
+"""The benches: their arguments, their models, and that the GPU script runs to its end on a CPU.
+
+Run: python -m pytest tests/test_bench.py -q
+"""
+import json
+import math
+
+import pytest
+import torch
+
+import bench
+from bench import grouped, main, qwen2_config, random_nf4, random_prompts, reward_of, small_config
+from policy import Policy
+
+
+@pytest.mark.parametrize("arguments, part", [
+    ([], "bench"),
+    (["nonsense"], "nonsense"),
+    (["trl", "--prompt", "many"], "--prompt"),
+    (["trl", "--prompt", "0"], "--prompt"),
+    (["trl", "--hidden", "100"], "--hidden"),
+    (["trl", "--G", "1"], "--G"),
+    (["trl", "--trl-rows", "5"], "--trl-rows"),
+    (["gpu", "--tiny"], "--random-weights"),
+    (["gpu", "--random-weights", "--tiny", "--prompt", "8"], "--response"),
+    (["gpu", "--random-weights", "--tiny", "--unknown"], "--unknown"),
+])
+def test_a_wrong_argument_ends_in_one_line_and_exit_code_2(arguments, part, capsys):
+    """A user would get a traceback, or a bench that runs for minutes and then fails."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert end.value.code == 2 and len(lines) == 1
+    assert lines[0].startswith("bench: ") and part in lines[0]
+
+
+def test_the_7b_shape_needs_a_gpu_and_says_so(capsys):
+    """On a laptop the bench would start to allocate 15 GB."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(SystemExit) as end:
+        main(["gpu", "--random-weights"])
+    assert end.value.code == 2 and "--tiny" in capsys.readouterr().err
+
+
+def test_the_7b_shape_has_the_published_number_of_parameters():
+    """Speed would be that of another model: 7.62 B parameters, 6.53 B without embeddings."""
+    from transformers import Qwen2ForCausalLM
+    with torch.device("meta"):
+        lm = Qwen2ForCausalLM(qwen2_config(**bench.QWEN_7B))
+    total = sum(p.numel() for p in lm.parameters())
+    embeddings = 2 * lm.get_input_embeddings().weight.numel()
+    assert total == 7_615_616_512 and round((total - embeddings) / 1e9, 2) == 6.53
+
+
+def test_every_response_has_full_length():
+    """The two sides of a comparison would train on different numbers of tokens."""
+    config = small_config(64, 1, 16)
+    policy = Policy(random_nf4(config, "cpu", torch.float32), bench.word_tokenizer(16), rank=4)
+    rollouts = policy.sample("agent", random_prompts(3, 5, 16), 4, 40)
+    assert all(len(r.response) == 40 and r.truncated for r in rollouts)
+    groups = grouped(rollouts, 4)
+    assert [len(responses) for _, responses in groups] == [4, 4, 4]
+    assert [p for p, _ in groups] == random_prompts(3, 5, 16)
+    assert reward_of([2, 4, 5, 7]) == 0.5
+
+
+def test_the_linear_layers_are_four_bit_and_nothing_else_is():
+    """The bench would measure an unquantised model, or a quantised head."""
+    import bitsandbytes as bnb
+    lm = random_nf4(small_config(64, 2, 32), "cpu", torch.float32)
+    quantised = [n for n, m in lm.named_modules() if isinstance(m, bnb.nn.Linear4bit)]
+    assert len(quantised) == 2 * 7 and len(lm.model.layers) == lm.config.num_hidden_layers == 2
+    assert all(m.weight.quant_state is not None for m in lm.modules()
+               if isinstance(m, bnb.nn.Linear4bit))
+    assert lm.lm_head.weight.dtype == torch.float32
+    ids = torch.arange(8)[None]
+    assert lm(input_ids=ids, use_cache=False).logits.isfinite().all()
+
+
+def test_a_rollout_changes_no_gradient_of_a_four_bit_model():
+    """On a CPU bitsandbytes repacks weights for inference; their products then have no gradient."""
+    policy = Policy(random_nf4(small_config(64, 2, 32), "cpu", torch.float32),
+                    bench.word_tokenizer(32), rank=4)
+    generator, grads = torch.Generator().manual_seed(0), []
+    with torch.no_grad():
+        for p in policy.params["agent"]:
+            p += 0.1 * torch.randn(p.shape, generator=generator)
+    groups = [([1, 2, 3], [[4, 5, 6], [7, 8]])]
+    for _ in range(2):
+        with policy.use("agent"):
+            logp, mask = policy.logprobs(groups)
+            (logp * mask).sum().backward()
+        grads.append([p.grad.clone() for p in policy.params["agent"]])
+        for p in policy.params["agent"]:
+            p.grad = None
+        policy.sample("agent", [[1, 2, 3]], G=2, max_new_tokens=3)
+    assert all(torch.equal(a, b) and a.abs().max() > 0 for a, b in zip(*grads))
+
+
+def test_the_gpu_script_runs_to_its_end_on_a_cpu(tmp_path, capsys, monkeypatch):
+    """Two policies, both updates, both layouts, JSON and table; the 7B rows are not invented."""
+    monkeypatch.setattr(bench, "SHAPES_TINY", [(24, 6), (12, 4)])
+    out = tmp_path / "new" / "gpu.json"
+    main(["gpu", "--random-weights", "--tiny", "--G", "4", "--out", str(out)])
+    result = json.loads(out.read_text())
+    assert [(s["prompt"], s["response"]) for s in result["shapes"]] == [(24, 6), (12, 4)]
+    for shape in result["shapes"]:
+        assert {"simulator rollouts", "agent rollouts", "agent update (GRPO)",
+                "simulator update (RWR)"} < set(shape["phases"])
+        assert all(p["seconds"] > 0 and p["peak_gb"] is None for p in shape["phases"].values())
+        assert math.isclose(shape["efficiency"],
+                            shape["training_speed_up"] / shape["token_count_limit"])
+    assert result["shapes"][0]["token_count_limit"] == 4 * (24 + 6) / (24 + 4 * 6)
+    assert {"torch", "transformers", "peft", "bitsandbytes"} == set(result["versions"])
+    table = capsys.readouterr().out
+    assert table.count("not measured yet") == 3 * 11 and "| 4096 / 512, 7B shape |" in table
+
+
+def test_loss_and_gradients_equal_those_of_trl(capsys):
+    """The comparison would be one of two different objectives."""
+    pytest.importorskip("trl")
+    main(["trl", "--check", "--prompt", "12", "--response", "6", "--prompts", "2", "--G", "4",
+          "--hidden", "64", "--layers", "2", "--vocab", "50"])
+    line = capsys.readouterr().out.strip().splitlines()[-1]
+    ours, theirs = line.split("loss ours ")[1].split(";")[0].split(", TRL ")
+    assert abs(float(ours) - float(theirs)) < 1e-6 and abs(float(ours)) > 1e-6
+    assert float(line.split("relative ")[1]) < 1e-4
+
+
+def test_without_trl_the_bench_says_how_to_get_it(capsys, monkeypatch):
+    """An ImportError would be shown instead."""
+    monkeypatch.setitem(__import__("sys").modules, "trl", None)
+    with pytest.raises(SystemExit) as end:
+        main(["trl"])
+    assert end.value.code == 2 and "requirements-bench.txt" in capsys.readouterr().err
