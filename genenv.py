@@ -85,7 +85,7 @@ class Options:
     variations: int = 4               # tasks written per seed (paper: 4)
     G: int = 8                        # rollouts per task
     replay: float = 0.125             # tasks replayed from D_train and base, per task written
-    base_share: float = 0.5           # share of seeds (and of replayed tasks) from the base set
+    base_share: float = 0.75          # share of seeds (and of replayed tasks) from the base set
     seed_selection: str = "uniform"   # which recent tasks become seeds; curated prefers p_hat near alpha
     pool_age: int = 2                 # epochs for which a generated task counts as recent
     temperature: float = 1.0          # of sampling and of every log-prob
@@ -94,8 +94,9 @@ class Options:
     max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
     agreement: int = 0                # k > 0: a task is kept only if the simulator solves it in k tries
     val_samples: int = 8              # attempts per validation task
+    tuning: bool = False              # also report the tuning split, by which settings may be chosen
     # agent (GRPO)
-    agent_lr: float = 1e-3            # AdamW on the agent's LoRA weights
+    agent_lr: float = 2e-3            # AdamW on the agent's LoRA weights
     clip: float = 0.2                 # epsilon of the clipped surrogate
     agent_kl: float = 0.001           # KL coefficient to the initial policy
     kl_estimator: str = "k3"          # estimator of both KL terms, see grpo.token_kl
@@ -114,13 +115,13 @@ class Options:
     p_hat_unit: str = "task"          # success rate of one task, or of all variations of a seed
     reward_noise: float = 0.0         # probability that an attempt's reward r becomes 1 - r (a study)
     success_at: float = 0.5           # reward from which an attempt counts as a success
-    env_lr: float = 1e-3              # AdamW on the simulator's LoRA weights
-    env_updates: int = 12             # optimiser steps per epoch
+    env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
+    env_updates: int = 16             # optimiser steps per epoch
     env_batch: int = 32               # generations per optimiser step
     env_fresh: float = 0.75           # share of this epoch's generations in a mini-batch, rest D_env
     env_age: int = 4                  # epochs after which a generation of D_env is no longer used
-    env_kl: float = 0.05              # KL coefficient to the initial simulator
-    env_kl_cap: float = 0.15          # largest KL of one update, nats per token; beyond it is undone
+    env_kl: float = 0.02              # KL coefficient to the initial simulator
+    env_kl_cap: float = 0.5           # largest KL of one update, nats per token; beyond it is undone
     env_probe: int = 128              # fresh generations on which that KL is measured
     # memory
     grad_checkpoint: bool = False     # recompute activations in the backward pass
@@ -403,20 +404,21 @@ def prepare_run(o: Options):
     folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
     teacher = read_teacher(world, o.teacher_tasks) if o.variant == "teacher" else []
     base, policy = world.base_tasks(o), world.load_policy(o)
-    checkpoint.create_folder(folder, o)
-    if o.resume:
-        checkpoint.rewind(folder)
+    if not o.resume:
+        checkpoint.create_folder(folder, o)
     run = SimpleNamespace(
         o=o, world=world, policy=policy, folder=folder, part=Part(), history=[], success=0.5,
         progress=sys.stderr.isatty(), stop=None, teacher=teacher, peaks={},
-        train_pool=TrainPool(folder / "train.jsonl", base),
-        env_pool=EnvPool(folder / "env.jsonl"),
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=policy.optimizer("env", o.env_lr),
         rng=torch.Generator().manual_seed(o.seed),      # choices of the loop
         sampler=policy.generator(o.seed + 1))           # tokens
     if o.resume:
         checkpoint.load(run)
+    run.train_pool = TrainPool(folder / "train.jsonl", base)
+    run.env_pool = EnvPool(folder / "env.jsonl")
+    if o.resume:
+        checkpoint.create_folder(folder, o)  # --epochs may have changed
     return run
 
 
@@ -529,6 +531,14 @@ def main(argv=None) -> int:
     except checkpoint.Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal
+    except OSError as error:  # a full disk, a file that may not be written
+        what = f"{error.filename}: " if error.filename else ""
+        print(f"genenv: {what}{' '.join(str(error.strerror or error).split())}; a run that had "
+              "begun goes on from its last checkpoint with --resume", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # a second signal, or one before the run had begun
+        print("stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":
