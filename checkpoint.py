@@ -14,10 +14,12 @@ the base with both adapters off and so cannot drift at a resume.
 """
 import json
 import os
+import pickle
 import shutil
 import signal
 import tempfile
 import time
+import zipfile
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -25,6 +27,7 @@ from pathlib import Path
 
 import torch
 
+import health
 from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl, set_torn_line_aside
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
@@ -106,95 +109,174 @@ def resumed_options(given: dict, preset: dict, Options) -> dict:
 
 
 def save(run):
-    """Write checkpoints/eEEEE-sSSS; whole or not at all. The two newest are kept."""
-    run.train_pool.save()
-    run.env_pool.save()
-    part = run.part
+    """Write checkpoints/eEEEE-sSSS; whole or not at all. The two newest are kept.
+
+    Raises UserError if the disk is full or read-only; the checkpoint before stays as it was.
+    """
     root = run.folder / "checkpoints"
-    root.mkdir(exist_ok=True)
+    try:
+        run.train_pool.save()
+        run.env_pool.save()
+        root.mkdir(exist_ok=True)
+        for torn in root.glob("tmp-*"):  # of runs that were killed while saving
+            shutil.rmtree(torn)
+        _write(run, root, root / f"e{run.part.t:04d}-s{run.part.step:03d}")
+        for old in _checkpoints(run.folder)[:-KEEP]:
+            shutil.rmtree(old)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        raise UserError(f"cannot save a checkpoint in {root} ({_reason(error)}): free some space, "
+                        f"then go on with --resume --out {run.folder}") from None
+
+
+def _write(run, root, final):
+    """One checkpoint, written beside its place, synced, renamed; a failed one leaves nothing."""
     scratch = Path(tempfile.mkdtemp(dir=root, prefix="tmp-"))
-    torch.save({
-        "adapters": {name: [p.detach().cpu() for p in ps] for name, ps in run.policy.params.items()},
-        "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
-        "generators": [run.rng.get_state(), run.sampler.get_state()]}, scratch / "state.pt")
-    (scratch / "part.json").write_text(json.dumps({
-        "part": _part_to_json(part), "success": run.success,
-        "sizes": {name: _size(run.folder / name) for name in FILES}}))
-    for path in [*scratch.iterdir(), scratch]:
-        _sync(path)
-    final = root / f"e{part.t:04d}-s{part.step:03d}"
-    shutil.rmtree(final, ignore_errors=True)
-    scratch.rename(final)
-    _sync(root)
-    for old in _checkpoints(run.folder)[:-KEEP]:
-        shutil.rmtree(old)
-    for torn in root.glob("tmp-*"):
-        shutil.rmtree(torn, ignore_errors=True)
-
-
-def rewind(folder: Path):
-    """Cut the append-only files back to what the last checkpoint knows; tell the user."""
-    known = _read_part(folder)["sizes"] if _checkpoints(folder) else {}
-    for name in FILES:
-        path, size = folder / name, known.get(name, 0)
-        if message := set_torn_line_aside(path):
-            print(message)
-        if _size(path) < size:
-            raise UserError(f"{path} is shorter than its checkpoint says: it was cut or edited; "
-                            "restore it, or start a new run in another --out")
-        if _size(path) > size:  # written after the checkpoint; that work is done again
-            data = path.read_bytes()
-            with open(path.with_name(name + ".torn"), "ab") as file:
-                file.write(data[size:])
-            os.truncate(path, size)
+    former = root / f"{scratch.name}-former"
+    try:
+        torch.save({
+            "adapters": {name: [p.detach().cpu() for p in params]
+                         for name, params in run.policy.params.items()},
+            "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
+            "generators": [run.rng.get_state(), run.sampler.get_state()]}, scratch / "state.pt")
+        (scratch / "part.json").write_text(json.dumps({
+            "part": _part_to_json(run.part), "success": run.success,
+            "sizes": {name: _size(run.folder / name) for name in FILES}}))
+        for path in [*scratch.iterdir(), scratch]:
+            _sync(path)
+        if final.is_dir():  # moved away in one step: half deleted it would look like a checkpoint
+            final.rename(former)
+        scratch.rename(final)
+        _sync(root)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
 
 
 def load(run):
-    """Put adapters, optimisers, generators and the account of the epoch back into `run`.
+    """Put adapters, optimisers, generators and the account of the epoch back into `run`, then cut
+    the append-only files back to what the checkpoint knows. Nothing is cut before all is checked.
 
-    A run that was killed before its first checkpoint starts from the beginning.
+    A run that was killed before its first checkpoint starts from the beginning. Raises UserError
+    naming the file that is missing, damaged, shorter than it was, or of another shape.
     """
-    if not _checkpoints(run.folder):
+    folders = _checkpoints(run.folder)
+    saved = _read_part(folders[-1] / "part.json", type(run.part)) if folders else None
+    known = saved["sizes"] if saved else dict.fromkeys(FILES, 0)
+    for name, size in known.items():
+        if _size(run.folder / name) < size:
+            raise UserError(f"{run.folder / name} is shorter than its checkpoint says: it was cut "
+                            "or edited; restore it, or start a new run in another --out")
+    if saved:
+        _read_state(run, folders[-1] / "state.pt")
+        run.part, run.success = saved["part"], saved["success"]
+    _rewind(run.folder, known)
+    if not saved:
         print(f"{run.folder} has no checkpoint yet: starting from the beginning")
         return
-    saved, folder = _read_part(run.folder), _checkpoints(run.folder)[-1]
+    run.history = _history(run.folder / "metrics.jsonl", run.part.t)
+    print(f"resumed {run.folder} at epoch {run.part.t}, step {run.part.step}")
+
+
+def _rewind(folder: Path, known: dict):
+    """Cut the append-only files back to known sizes in bytes; what is cut moves to FILE.torn."""
+    for name, size in known.items():
+        path = folder / name
+        if message := set_torn_line_aside(path):
+            print(message)
+        if _size(path) > size:  # written after the checkpoint; that work is done again
+            data = path.read_bytes()[size:]
+            with open(path.with_name(name + ".torn"), "ab") as file:
+                file.write(data)
+                os.fsync(file.fileno())  # set aside for certain before it goes
+            os.truncate(path, size)
+            lines = data.count(b"\n")
+            print(f"{path}: {lines} lines written after the checkpoint set aside in "
+                  f"{name}.torn; that work is done again")
+
+
+def _history(path, epochs: int) -> list:
+    """The records of metrics.jsonl, one per finished epoch."""
+    history = read_jsonl(path)
+    needed = {"epoch", "warnings", *health.READS}
+    if [r.get("epoch") for r in history] != list(range(epochs)) \
+            or any(needed - set(r) for r in history):
+        raise UserError(f"{path} is not what this run wrote: restore it, or start a new run in "
+                        "another --out")
+    return history
+
+
+def _read_state(run, path):
+    """Adapters, optimisers and generators of a checkpoint into `run`."""
+    optimizers = run.agent_optimizer, run.env_optimizer
     try:
-        state = torch.load(folder / "state.pt", weights_only=True)
+        with zipfile.ZipFile(path) as file:  # what torch.save writes; its checksums find bad bits
+            if broken := file.testzip():
+                raise ValueError(f"the checksum of {broken} is wrong")
+        state = torch.load(path, weights_only=True, map_location="cpu")
         for name, params in run.policy.params.items():
-            with torch.no_grad():
-                for p, value in zip(params, state["adapters"][name], strict=True):
-                    p.copy_(value)
-        for optimizer, value in zip((run.agent_optimizer, run.env_optimizer), state["optimizers"]):
+            _same_shapes(params, state["adapters"][name])
+        for optimizer, value in zip(optimizers, state["optimizers"], strict=True):
+            params = optimizer.param_groups[0]["params"]
+            moments = [value["state"][i] for i in sorted(value["state"])]
+            for key in ("exp_avg", "exp_avg_sq") if moments else ():  # torch does not look at them
+                _same_shapes(params, [m[key] for m in moments])
             optimizer.load_state_dict(value)
         run.rng.set_state(state["generators"][0])
         run.sampler.set_state(state["generators"][1])
-    except (OSError, RuntimeError, KeyError, ValueError, EOFError, TypeError) as error:
-        raise _damaged(folder / "state.pt", error) from None
-    run.part = _part_from_json(saved["part"], type(run.part))
-    run.success = saved["success"]
-    run.history = read_jsonl(run.folder / "metrics.jsonl")
-    print(f"resumed {run.folder} at epoch {run.part.t}, step {run.part.step}")
+        with torch.no_grad():
+            for name, params in run.policy.params.items():
+                for p, value in zip(params, state["adapters"][name]):
+                    p.copy_(value)
+    except (OSError, RuntimeError, LookupError, ValueError, EOFError, TypeError, AttributeError,
+            pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        raise _damaged(path, error) from None
+
+
+def _same_shapes(params, tensors):
+    """ValueError unless there is a tensor of the right shape for every parameter."""
+    if [tuple(p.shape) for p in params] != [tuple(t.shape) for t in tensors]:
+        raise ValueError("tensors of other shapes or another --rank")
 
 
 def _checkpoints(folder):
     return sorted(p for p in (folder / "checkpoints").glob("e*-s*") if p.is_dir())
 
 
-def _read_part(folder: Path) -> dict:
-    path = _checkpoints(folder)[-1] / "part.json"
+def _read_part(path: Path, Part) -> dict:
+    """part.json with its "part" as a Part; every field is there and of its type."""
     try:
         saved = json.loads(path.read_text())
-        if not {"part", "success", "sizes"} <= set(saved):
-            raise ValueError("a field is missing")
-        return saved
-    except (OSError, ValueError, TypeError) as error:
+        part, sizes = saved["part"], saved["sizes"]
+        wrong = [f.name for f in fields(Part) if not _fits(part[f.name], f.type)]
+        wrong += [name for name in FILES if not (_fits(sizes[name], int) and sizes[name] >= 0)]
+        if wrong or not _fits(saved["success"], float):
+            raise ValueError(f"{(wrong or ['success'])[0]} has a wrong value")
+        return {"part": _part_from_json(part, Part), "success": saved["success"],
+                "sizes": {name: sizes[name] for name in FILES}}
+    except KeyError as error:
+        raise _damaged(path, ValueError(f"{error} is missing")) from None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise _damaged(path, error) from None
 
 
+def _fits(value, kind) -> bool:
+    """Whether a JSON value may stand for a field of a type."""
+    kinds = {float: (int, float), Counter: dict}.get(kind, kind)
+    return isinstance(value, kinds) and not isinstance(value, bool)
+
+
 def _damaged(path, error) -> UserError:
-    reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-    return UserError(f"checkpoint file {path} is damaged or missing ({reason}); remove the folder "
-                     f"{path.parent} to go on from the checkpoint before it")
+    others = len(list(path.parent.parent.glob("e*-s*"))) > 1
+    then = "go on from the checkpoint before it" if others else \
+        "start from the beginning (there is no checkpoint before it)"
+    return UserError(f"checkpoint file {path} is damaged or missing ({_reason(error)}); remove the "
+                     f"folder {path.parent} to {then}")
+
+
+def _reason(error) -> str:
+    """An exception in at most 120 characters on one line."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (text.splitlines() or [type(error).__name__])[0][:120]
 
 
 def _part_to_json(part) -> dict:
@@ -203,7 +285,9 @@ def _part_to_json(part) -> dict:
 
 def _part_from_json(saved: dict, Part):
     part = Part(**{**saved, "invalid": Counter(saved["invalid"])})
-    part.tries = [(Task(**task), p, [Trace(**e) for e in es]) for task, p, es in part.tries]
+    if not all(type(n) is int for n in part.invalid.values()):
+        raise ValueError("invalid has a wrong value")
+    part.tries = [(Task(**task), float(p), [Trace(**e) for e in es]) for task, p, es in part.tries]
     part.fresh = [EnvRecord(**r) for r in part.fresh]
     part.replays = [tuple(r) for r in part.replays]
     return part

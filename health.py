@@ -14,6 +14,9 @@ shares are taken of what could have been right. Thresholds were set on recorded 
 """
 import math
 
+READS = ("epoch", "alpha", "success_rate", "validation", "distinct_tasks", "skill_entropy",
+         "written", "invalid", "truncated", "zero_variance", "replay_gain", "replays", "env_kept",
+         "env_kl", "env_kl_step", "env_steps", "env_capped")  # of a record
 # reasons in `invalid` that have a warning of their own
 OWN_WARNING = ("duplicate in the batch", "copy of the seed", "no agreement", "truncated")
 
@@ -150,8 +153,8 @@ def warn_exploitation(r, history, o):
     value = [h["validation"] for h in recent]
     better = (value[3] + value[2] - value[1] - value[0]) / 2
     if n >= 20 and near and gain + error < 0.05 and better < 0.02:
-        return (f"exploitation: the success rate stays near alpha, yet {n} tasks tried again changed "
-                f"by {gain:+.2f} and validation by {better:+.2f} in four epochs: the simulator "
+        return (f"exploitation: the success rate stays near alpha, yet {n} tasks tried again "
+                f"changed by {gain:+.2f} and validation by {better:+.2f} in four epochs: the simulator "
                 "may live on noise or on wrong answers. Check some tasks by hand, use "
                 "--agreement; if they are sound, raise --agent-lr")
 
