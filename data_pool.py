@@ -95,12 +95,24 @@ def _parse_line(line: bytes, where: str) -> dict:
 
 
 def append_jsonl(path, records) -> int:
-    """Append records and force them to disk; returns the size of the file in bytes."""
-    with open(path, "ab") as file:
-        file.write(b"".join(json.dumps(r).encode() + b"\n" for r in records))
-        file.flush()
-        os.fsync(file.fileno())
-        return file.tell()
+    """Append records and force them to disk; returns the size of the file in bytes.
+
+    Raises UserError if the disk is full or read-only; the file then ends where it ended before.
+    """
+    data = b"".join(json.dumps(r).encode() + b"\n" for r in records)
+    size = os.path.getsize(path) if os.path.isfile(path) else 0
+    try:
+        with open(path, "ab", buffering=0) as file:
+            view = memoryview(data)
+            while view:  # a full disk may take a part of it
+                view = view[file.write(view):]
+            os.fsync(file.fileno())
+        return size + len(data)
+    except OSError as error:
+        if os.path.isfile(path):
+            os.truncate(path, size)
+        raise UserError(f"cannot write to {path} ({error.strerror}): free some space; a run goes "
+                        "on from its last checkpoint with --resume") from None
 
 
 def set_torn_line_aside(path) -> str:
