@@ -60,7 +60,7 @@ OPEN = {
 }
 SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN}
 KEPT = ("epoch", "alpha", "success_rate", "validation", "validation_greedy",
-        "validation_unsolved", "tuning", "reward", "task_length", "response_length", "solved",
+        "validation_unsolved", "reward", "task_length", "response_length", "solved",
         "unsolved", "distinct_tasks", "skill_entropy", "env_kept", "env_kl", "env_ess", "synthetic",
         "seconds")
 QUICK = ["--epochs", "2", "--steps", "2", "--seeds", "4", "--val-samples", "1"]
@@ -155,7 +155,9 @@ def by_name(results: Path) -> dict:
     table = {}
     for r in read_jsonl(results):
         table.setdefault(r["name"], {})[r["seed"]] = r["metrics"]
-    return table
+    # runs end in any order: rows stand in the order of the suite, its first name is the standard
+    known = [name for suite in SUITES.values() for name in suite]
+    return {name: table[name] for name in sorted(table, key=known.index)}
 
 
 def last(metrics, key):

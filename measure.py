@@ -32,19 +32,22 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
 def validate(run) -> dict:
     """Held-out tasks: success of sampled and greedy attempts, per category, share never solved.
 
-    "tuning" is the same on a second, disjoint split: settings are to be chosen by that one.
+    With --tuning also the same on a second, disjoint split: settings are to be chosen by that one.
     """
     o = run.o
-    tasks, tuning = (run.world.validation_tasks(o, s) for s in ("validation", "tuning"))
+    tasks = run.world.validation_tasks(o, "validation")
     sampled = rates_on(run, tasks, o.val_samples, o.temperature)
     by = {}
     for task, rate in zip(tasks, sampled):
         by.setdefault(run.world.category(task), []).append(rate)
-    return {"validation": mean(sampled),
-            "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
-            "validation_unsolved": mean(r == 0 for r in sampled),
-            "validation_by": {name: round(mean(values), 4) for name, values in by.items()},
-            "tuning": mean(rates_on(run, tuning, o.val_samples, o.temperature))}
+    record = {"validation": mean(sampled),
+              "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
+              "validation_unsolved": mean(r == 0 for r in sampled),
+              "validation_by": {name: round(mean(values), 4) for name, values in by.items()}}
+    if o.tuning:
+        split = run.world.validation_tasks(o, "tuning")
+        record["tuning"] = mean(rates_on(run, split, o.val_samples, o.temperature))
+    return record
 
 
 def epoch_record(run, env_stats: dict, alpha: float) -> dict:
