@@ -8,6 +8,7 @@ How it is run: genenv.py writes figures/ and report.html at the end of a run; fo
 goes on or was stopped, `python report.py runs/000-genenv`.
 
 Where it differs on purpose: pictures are embedded in the page, so that one file can be sent along.
+Text of models is escaped, and the page forbids scripts and outside sources to whoever opens it.
 """
 import base64
 import html
@@ -21,69 +22,96 @@ from data_pool import UserError, read_jsonl
 BLUE, ORANGE, GREEN, GREY = "#0b62a4", "#d1670b", "#3a8a3a", "#888888"
 
 
+# what the figures read of a record; for a run that was written by another version it is missing
+KEYS = ("epoch", "alpha", "validation", "validation_greedy", "validation_by", "success_rate",
+        "task_length", "response_length", "solved", "unsolved", "env_kl", "env_kl_step", "kl",
+        "env_kept", "env_ess", "skill_entropy", "distinct_tasks", "written", "invalid",
+        "zero_variance", "truncated", "replay_gain", "warnings")
+RATE = (-0.03, 1.03)
+
+
 def figures(metrics: list[dict], options: dict) -> dict:
     """{file name: matplotlib figure}; metrics: the records of metrics.jsonl."""
     import matplotlib
     matplotlib.use("Agg")  # files only: no display is needed
-    epochs = [m["epoch"] for m in metrics]
-
-    def draw(title, ylabel, lines, ylim=None, band=False):
-        figure, axis = matplotlib.pyplot.subplots(figsize=(5.2, 3.2), layout="constrained")
-        if band:
-            low = [m["alpha"] - options["k_min"] for m in metrics]
-            high = [m["alpha"] + options["k_min"] for m in metrics]
-            axis.fill_between(epochs, low, high, color=GREEN, alpha=0.15, lw=0, label="band")
-            axis.plot(epochs, [m["alpha"] for m in metrics], color=GREEN, lw=1, ls="--",
-                      label="alpha")
-        for (label, key), colour in zip(lines, (BLUE, ORANGE, GREEN)):
-            axis.plot(epochs, [m[key] for m in metrics], color=colour, marker="o", ms=3, lw=1.5,
-                      label=label)
-        axis.set(title=title, xlabel="epoch", ylabel=ylabel, ylim=ylim)
-        axis.grid(alpha=0.25)
-        axis.legend(frameon=False, fontsize=8)
-        return figure
-
-    import matplotlib.pyplot  # noqa: F401  (after the backend is chosen)
-    rate = (-0.03, 1.03)
+    lost = lambda *reasons: lambda m: sum(
+        n for reason, n in m["invalid"].items() if not reasons or reason in reasons
+    ) / max(1, m["written"])
     return {
-        "validation.png": draw("Held-out tasks", "success rate",
-                               [("sampled", "validation"), ("greedy", "validation_greedy")], rate),
-        "success_rate.png": draw("Generated tasks: success of the agent", "success rate",
-                                 [("p_hat", "success_rate")], rate, band=True),
-        "task_length.png": draw("Generated tasks: length", "task length",
-                                [("task length", "task_length")]),
-        "response_length.png": draw("Responses to generated tasks", "tokens",
-                                    [("response length", "response_length")]),
-        "solved.png": draw("Generated tasks: always or never solved", "share",
-                           [("fully solved", "solved"), ("never solved", "unsolved")], rate),
-        "kl.png": draw("Distance to the initial policies", "nats per token",
-                       [("simulator", "env_kl"), ("agent", "kl")]),
-        "band.png": draw("What the simulator learns from", "generations per epoch",
-                         [("inside the band", "env_kept"),
-                          ("effective sample size", "env_ess")]),
-        "diversity.png": draw("Diversity of generated tasks", "entropy over tools (bits)",
-                              [("skill entropy", "skill_entropy")]),
+        "validation.png": _draw(metrics, "Held-out tasks", "success rate", [
+            ("sampled", "validation"), ("greedy", "validation_greedy")], RATE),
+        "success_rate.png": _draw(metrics, "Generated tasks: success of the agent", "success rate",
+                                  [("p_hat", "success_rate")], RATE, options["k_min"]),
+        "task_length.png": _draw(metrics, "Generated tasks: length", "task length",
+                                 [("task length", "task_length")]),
+        "response_length.png": _draw(metrics, "Responses to generated tasks", "tokens",
+                                     [("response length", "response_length")]),
+        "solved.png": _draw(metrics, "Generated tasks: always or never solved", "share", [
+            ("fully solved", "solved"), ("never solved", "unsolved")], RATE),
+        "kl.png": _draw(metrics, "Distance to the initial policies", "nats per token", [
+            ("simulator", "env_kl"), ("agent", "kl"),
+            ("simulator, this update alone", "env_kl_step")]),
+        "band.png": _draw(metrics, "What the simulator learns from", "generations per epoch", [
+            ("inside the band", "env_kept"), ("effective sample size", "env_ess")]),
+        "diversity.png": _draw(metrics, "Diversity of generated tasks", "bits", [
+            ("entropy over tools", "skill_entropy")]),
+        "invalid.png": _draw(metrics, "Generations that are no new task", "share", [
+            ("all reasons", lost()), ("copies and duplicates", lost(
+                "copy of the seed", "duplicate in the batch")),
+            ("no agreement", lost("no agreement"))], RATE),
+        "signal.png": _draw(metrics, "What teaches the agent nothing", "share", [
+            ("groups with equal rewards", "zero_variance"),
+            ("truncated responses", "truncated")], RATE),
+        "replay.png": _draw(metrics, "Tasks tried again: change of p_hat", "difference", [
+            ("now minus two or more epochs ago", "replay_gain")]),
     }
+
+
+def _draw(metrics, title, ylabel, lines, ylim=None, k_min=None):
+    """One figure. lines: (label, key of a record or function of it); k_min: show the alpha band."""
+    import matplotlib.pyplot
+    figure, axis = matplotlib.pyplot.subplots(figsize=(5.2, 3.2), layout="constrained")
+    epochs = [m["epoch"] for m in metrics]
+    if k_min is not None:
+        alphas = [m["alpha"] for m in metrics]
+        axis.fill_between(epochs, [a - k_min for a in alphas], [a + k_min for a in alphas],
+                          color=GREEN, alpha=0.15, lw=0, label="band")
+        axis.plot(epochs, alphas, color=GREEN, lw=1, ls="--", label="alpha")
+    for (label, key), colour in zip(lines, (BLUE, ORANGE, GREY)):
+        values = [key(m) if callable(key) else m[key] for m in metrics]
+        axis.plot(epochs, values, color=colour, marker="o", ms=3, lw=1.5, label=label)
+    axis.set(title=title, xlabel="epoch", ylabel=ylabel, ylim=ylim)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=8)
+    return figure
 
 
 def write(folder) -> Path:
     """Write figures/*.png and report.html of a run folder; returns the page's path.
 
-    Raises UserError if there are no metrics.
+    Raises UserError if metrics, options or samples are missing or not those of a run; then nothing
+    is written.
     """
     folder = Path(folder)
     metrics, options = _read(folder)
-    (folder / "figures").mkdir(exist_ok=True)
     pictures = {}
-    for name, figure in figures(metrics, options).items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, dpi=110, metadata={"Software": None})
-        _close(figure)
-        (folder / "figures" / name).write_bytes(buffer.getvalue())
-        pictures[name] = base64.b64encode(buffer.getvalue()).decode()
-    page = folder / "report.html"
-    page.write_text(_page(folder, metrics, options, pictures), encoding="utf-8")
-    return page
+    try:
+        samples = _samples(folder, metrics)
+        for name, figure in figures(metrics, options).items():
+            buffer = io.BytesIO()
+            figure.savefig(buffer, dpi=110, metadata={"Software": None})
+            _close(figure)
+            pictures[name] = buffer.getvalue()
+        page = _page(folder, metrics, options, pictures, samples)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{folder}: a record has a wrong value ({error}); metrics.jsonl, "
+                        "samples.jsonl or config.json was edited") from None
+    (folder / "figures").mkdir(exist_ok=True)
+    for name, data in pictures.items():
+        (folder / "figures" / name).write_bytes(data)
+    (folder / "report.html").write_text(page, encoding="utf-8")
+    return folder / "report.html"
 
 
 def closing_words(folder) -> str:
@@ -119,9 +147,17 @@ def _read(folder):
     if not metrics:
         raise UserError(f"{folder / 'metrics.jsonl'} is empty: no epoch has ended yet")
     try:
-        return metrics, json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
+        options = json.loads((folder / "config.json").read_text())
+        missing = {"variant", "world", "seed", "k_min", "val_samples"} - set(options)
+    except (OSError, ValueError, TypeError):
         raise UserError(f"{folder / 'config.json'} is missing or damaged") from None
+    if missing:
+        raise UserError(f"{folder / 'config.json'} has no option {sorted(missing)[0]}")
+    for m in metrics:
+        if absent := sorted(set(KEYS) - set(m)):
+            raise UserError(f"{folder / 'metrics.jsonl'}: a record has no {absent[0]!r}: the file "
+                            "was edited or belongs to another version")
+    return metrics, options
 
 
 def _close(figure):
@@ -133,50 +169,98 @@ def _close(figure):
 # the page
 
 
-STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:68rem;margin:2rem auto;padding:0 1rem}
-img{width:32rem;max-width:100%} .figures{display:flex;flex-wrap:wrap;gap:.5rem}
-table{border-collapse:collapse} td,th{padding:.15rem .8rem .15rem 0;text-align:left;
-vertical-align:top} code{font-family:ui-monospace,monospace;font-size:13px;white-space:pre-wrap;
-overflow-wrap:anywhere} .warn{color:#a33} .right{color:#276b27} .wrong{color:#a33}"""
+# no script runs and nothing is fetched, whatever a model wrote
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+STYLE = """:root{color-scheme:light}*{box-sizing:border-box}
+body{font:16px/1.5 system-ui,sans-serif;color:#1c1c1c;background:#fff;max-width:76rem;
+margin:0 auto;padding:1rem}
+h1{font-size:1.6rem;margin:.2rem 0}h2{font-size:1.2rem;margin:1.8rem 0 .5rem}
+h3{font-size:1rem;margin:1rem 0 .4rem}p{margin:.3rem 0;overflow-wrap:anywhere}
+.facts{display:flex;flex-wrap:wrap;gap:.5rem 1.6rem;margin:.6rem 0}.facts b{font-size:1.1rem}
+.facts div span{display:block;font-size:.8rem;color:#555}
+.warn{border-left:4px solid #b3261e;background:#fdf1f0;padding:.4rem .8rem;margin:.4rem 0;
+overflow-wrap:anywhere}.fine{border-left:4px solid #276b27;background:#f0f7f0;padding:.4rem .8rem}
+.grid{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,22rem),1fr))}
+.cards{grid-template-columns:repeat(auto-fill,minmax(min(100%,16rem),1fr))}
+.grid img{width:100%;height:auto;display:block}
+.card{border:1px solid #ddd;border-radius:6px;padding:.5rem .7rem;min-width:0}
+.tag{font-size:.8rem;color:#555}pre{font:13px/1.4 ui-monospace,monospace;margin:.3rem 0;
+white-space:pre-wrap;overflow-wrap:anywhere}pre.right{border-left:3px solid #276b27;
+padding-left:.5rem}pre.wrong{border-left:3px solid #b3261e;padding-left:.5rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
+td{padding:.15rem 1rem .15rem 0;text-align:left;vertical-align:top;border-bottom:1px solid #eee;
+overflow-wrap:anywhere}summary{cursor:pointer;font-weight:600;margin:1rem 0 .4rem}"""
 
 
-def _page(folder, metrics, options, pictures) -> str:
+def _page(folder, metrics, options, pictures, samples) -> str:
     first, last = metrics[0], metrics[-1]
-    warned = [(m["epoch"], w) for m in metrics for w in m["warnings"]]
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{_text(folder.name)}</title>"
-        f"<style>{STYLE}</style><h1>{_text(folder.name)}</h1>",
-        f"<p>{_text(options['variant'])} on {_text(options['world'])}, seed {options['seed']}, "
-        f"{last['epoch']} epochs: validation {first['validation']:.3f} &rarr; "
-        f"<b>{last['validation']:.3f}</b>.</p>",
-        "<h2>Warnings</h2>" + (_list([f"epoch {t}: {w}" for t, w in warned], "warn") if warned
-                               else "<p>None.</p>"),
-        "<h2>Curves</h2><div class=figures>" + "".join(
-            f'<img alt="{name}" src="data:image/png;base64,{data}">'
-            for name, data in pictures.items()) + "</div>",
-        "<h2>Tasks and traces</h2>" + _samples(folder, metrics),
-        "<h2>Validation by category</h2>" + _table(
-            [["", *[f"epoch {m['epoch']}" for m in _three(metrics)]]] +
-            [[name, *[f"{m['validation_by'].get(name, 0):.2f}" for m in _three(metrics)]]
-             for name in last["validation_by"]]),
-        "<h2>Options</h2>" + _table([[k, json.dumps(v)] for k, v in options.items()]),
-    ]
-    return "\n".join(parts) + "\n</html>\n"
+    facts = [("held-out success", f"{first['validation']:.3f} \u2192 {last['validation']:.3f}"),
+             ("success on generated tasks", f"{last['success_rate']:.2f} (alpha "
+              f"{last['alpha']:.2f})"),
+             ("task length", f"{first['task_length']:.2f} \u2192 {last['task_length']:.2f}"),
+             ("distinct tasks, last epoch", f"{last['distinct_tasks']} of {last['written']}")]
+    three = _three(metrics)
+    by_category = [["", *[f"epoch {m['epoch']}" for m in three]]] + [
+        [name, *[f"{m['validation_by'].get(name, 0):.2f}" for m in three]]
+        for name in last["validation_by"]]
+    return "\n".join([
+        "<!doctype html><html lang=en><head><meta charset=utf-8>",
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        '<meta name=viewport content="width=device-width,initial-scale=1">',
+        f"<title>{_text(folder.name)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{_text(folder.name)}</h1>",
+        f"<p>{_text(options['variant'])} on {_text(options['world'])}, seed "
+        f"{_text(options['seed'])}, {len(metrics) - 1} epochs</p>",
+        "<div class=facts>" + "".join(f"<div><span>{_text(k)}</span><b>{_text(v)}</b></div>"
+                                      for k, v in facts) + "</div>",
+        "<h2>Warnings</h2>" + _warnings(metrics),
+        "<h2>Curves</h2><div class=grid>" + "".join(
+            f'<img alt="{_text(name)}" src="data:image/png;base64,'
+            f'{base64.b64encode(data).decode()}">' for name, data in pictures.items()) + "</div>",
+        "<h2>Tasks and traces</h2>" + samples,
+        "<h2>Held-out success by category</h2>" + _table(by_category),
+        _details("Options", _table([[k, json.dumps(v)] for k, v in options.items()])),
+        _details(f"All metrics of epoch {_text(last['epoch'])}", _table(
+            [[k, json.dumps(v)] for k, v in last.items() if k != "warnings"])),
+    ]) + "\n</body></html>\n"
+
+
+def _warnings(metrics) -> str:
+    """One box per kind of warning: in which epochs, and its latest words."""
+    kinds = {}
+    for m in metrics:
+        for text in m["warnings"]:
+            kinds.setdefault(text.partition(":")[0], []).append((m["epoch"], text))
+    if not kinds:
+        return "<p class=fine>None.</p>"
+    boxes = []
+    for found in kinds.values():
+        epochs = _text(", ".join(str(t) for t, _ in found))
+        boxes.append(f"<div class=warn>{_text(found[-1][1])}<br><span class=tag>"
+                     f"epoch{'s' * (len(found) > 1)} {epochs}</span></div>")
+    return "".join(boxes) + "<p class=tag>TROUBLESHOOTING.md has a paragraph on each.</p>"
 
 
 def _samples(folder, metrics) -> str:
     """First, middle and last epoch: tasks with two traces each."""
     path = folder / "samples.jsonl"
-    wanted = [m["epoch"] for m in _three(metrics)]
-    records = [r for r in (read_jsonl(path) if path.is_file() else []) if r["epoch"] in wanted]
-    rows = [["epoch", "task", "p_hat", "traces"]]
-    for r in records:
-        traces = "<br>".join(
-            f"<code class={'right' if e['reward'] >= 0.5 else 'wrong'}>{_text(e['text'][:600])}"
-            "</code>" for e in r["traces"])
-        rows.append([str(r["epoch"]), f"<code>{_text(r['task'][:900])}</code>",
-                     f"{r['p_hat']:.2f}", traces])
-    return _table(rows, escaped=True)
+    records = read_jsonl(path) if path.is_file() else []
+    parts = []
+    for m in _three(metrics):
+        cards = [_card(r) for r in records if r["epoch"] == m["epoch"]]
+        parts.append(f"<h3>epoch {_text(m['epoch'])}</h3><div class='grid cards'>"
+                     f"{''.join(cards)}</div>")
+    return "".join(parts)
+
+
+def _card(r) -> str:
+    """One task: its origin and success rate, its text, its traces with their rewards."""
+    traces = "".join(
+        f"<pre class={'right' if e['reward'] >= 0.5 else 'wrong'}>{_text(e['text'][:600])}"
+        f" <span class=tag>r = {e['reward']:.2g}</span></pre>" for e in r["traces"])
+    origin = {"env": "written by the simulator"}.get(r["origin"], r["origin"])
+    return (f"<div class=card><span class=tag>{_text(origin)}, p_hat = {r['p_hat']:.2f}</span>"
+            f"<pre><b>{_text(r['task'][:900])}</b></pre>{traces}</div>")
 
 
 def _three(metrics):
@@ -189,15 +273,14 @@ def _text(value) -> str:
     return html.escape(str(value)).encode("utf-8", "replace").decode()
 
 
-def _table(rows, escaped=False) -> str:
-    clean = (lambda x: x) if escaped else _text
-    return "<table>" + "".join(
-        "<tr>" + "".join(f"<td>{clean(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows) + "</table>"
+def _table(rows) -> str:
+    return "<div class=wide><table>" + "".join(
+        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
+        for row in rows) + "</table></div>"
 
 
-def _list(items, css) -> str:
-    return f"<ul class={css}>" + "".join(f"<li>{_text(x)}</li>" for x in items) + "</ul>"
+def _details(title, inner) -> str:
+    return f"<details><summary>{title}</summary>{inner}</details>"
 
 
 def main(argv=None) -> int:
