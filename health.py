@@ -154,8 +154,8 @@ def warn_exploitation(r, history, o):
     better = (value[3] + value[2] - value[1] - value[0]) / 2
     if n >= 20 and near and gain + error < 0.05 and better < 0.02:
         return (f"exploitation: the success rate stays near alpha, yet {n} tasks tried again "
-                f"changed by {gain:+.2f} and validation by {better:+.2f} in four epochs: the simulator "
-                "may live on noise or on wrong answers. Check some tasks by hand, use "
+                f"changed by {gain:+.2f} and validation by {better:+.2f} in four epochs: the "
+                "simulator may live on noise or on wrong answers. Check some tasks by hand, use "
                 "--agreement; if they are sound, raise --agent-lr")
 
 
