@@ -301,9 +301,6 @@ class Policy:
         for name, path in (adapter_paths or {}).items():
             if path and not (Path(path) / "adapter_config.json").is_file():
                 raise UserError(f"adapter {name}: {path} holds no adapter_config.json")
-        for module in lm.modules():  # a CPU path of bitsandbytes that has no backward pass
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
         return cls(lm, tokenizer, adapters, rank, seed, adapter_paths)
 
     # ---- adapters
