@@ -239,8 +239,10 @@ def agreed(run, generations) -> list:
     if not (o.agreement and generations):
         return generations
     prompts = [run.policy.encode(run.world.agent_prompt(g.task)) for g in generations]
-    tries = run.policy.sample("env", prompts, o.agreement, o.max_response_tokens, o.temperature,
-                              run.sampler, max_rows=o.max_rows)
+    rows = memory.rollout_rows(o, o.agreement, max(map(len, prompts)))
+    with memory.peak_memory(run.peaks, "agreement check", run.policy.device):
+        tries = run.policy.sample("env", prompts, o.agreement, o.max_response_tokens,
+                                  o.temperature, run.sampler, max_rows=rows)
     solved = {r.group for r in tries
               if trace_of(run, generations[r.group].task, r).reward >= o.success_at}
     run.part.invalid["no agreement"] += len(generations) - len(solved)
@@ -432,7 +434,7 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     print(measure.line(record), flush=True)
     mute = [r for r in run.history[-MUTE:] if r["written"] and not r["distinct_tasks"]]
-    if len(mute) == MUTE:
+    if len(mute) == MUTE and run.part.t < run.o.epochs:  # after the last there is no use in it
         finish(run)
         raise UserError(f"the simulator wrote no valid task in {MUTE} epochs running "
                         f"({record['invalid']}): stopped; everything so far is in {run.folder}")
@@ -445,7 +447,7 @@ def finish(run):
     for name in run.policy.params:
         run.policy.save_adapter(name, run.folder / "adapters" / name)
     if run.o.model:  # the embedded world's few MB are of no interest
-        print("peak memory  " + ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in run.peaks.items()))
+        print(memory.peaks_line(run.peaks, run.policy.device))
         (run.folder / "memory.json").write_text(json.dumps(run.peaks, indent=1))
     report.write(run.folder)
     print(report.closing_words(run.folder))

@@ -14,6 +14,7 @@ from collections import Counter
 
 import curriculum
 import health
+import memory
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
@@ -21,8 +22,10 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     o, world = run.o, run.world
     prompts = [run.policy.encode(world.agent_prompt(task)) for task in tasks]
     generator = run.policy.generator(o.seed)  # the same noise every time: epochs are comparable
-    rollouts = run.policy.sample("agent", prompts, G, o.max_response_tokens, temperature,
-                                 generator, max_rows=o.max_rows)
+    rows = memory.rollout_rows(o, G, max(map(len, prompts)))
+    with memory.peak_memory(run.peaks, "validation", run.policy.device):
+        rollouts = run.policy.sample("agent", prompts, G, o.max_response_tokens, temperature,
+                                     generator, max_rows=rows)
     rewards = [0.0 if r.truncated else world.score(tasks[r.group], run.policy.decode(r.response))[0]
                for r in rollouts]
     return [curriculum.success_rate(rewards[b * G:(b + 1) * G], o.success_at)

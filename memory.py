@@ -19,14 +19,16 @@ ending early, so that most steps stay well below it.
 Bytes everywhere; GB are 1e9 bytes. Symbols: D hidden, I intermediate, V vocabulary, G rollouts,
 P prompt, R response.
 """
+import logging
 import math
 import resource
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from data_pool import UserError
-from policy import LOGIT_CHUNK
+from policy import LOGIT_CHUNK, _check_model_folder
 
 MARGIN = 1.08   # what the allocator holds beyond what is in use
 FP32 = 4
@@ -51,10 +53,14 @@ OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
 def model_config(model: str):
     """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
     from transformers import AutoConfig
+    _check_model_folder(model)
+    # without a network the hub's client announces every retry; the error at the end is enough
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         return AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the configuration of the model {model}: "
+        what = "the model" if Path(model).is_dir() else "the hub model (there is no such folder)"
+        raise UserError(f"cannot read the configuration of {what} {model}: "
                         f"{str(error).strip().splitlines()[0]}") from None
 
 
@@ -63,10 +69,15 @@ def count_parameters(config, rank: int = 16) -> dict:
 
     Returns linear (a list: one size per weight that NF4 quantises, that is every linear layer but
     the output head), other (embedding, head, norms, biases) and lora (of one adapter of `rank`).
+    Raises UserError if the model is no causal language model.
     """
     from transformers import AutoModelForCausalLM
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except ValueError:
+        raise UserError(f"a model of type {config.model_type} is no causal language model: "
+                        "give --model a chat model") from None
     head = model.get_output_embeddings()
     linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     sizes = [m.weight.numel() for m in linears]
@@ -116,13 +127,24 @@ def cache_keys(P: int, G: int, R: int) -> int:
 
 def rollout_bytes(config, e, prompts, G, P, R, max_rows) -> dict:
     """The parts of one call of Policy.sample at its widest chunk of prompts."""
-    D, I, V = config.hidden_size, config.intermediate_size, config.vocab_size
+    D, I, V = config.hidden_size, _inner(config), config.vocab_size
     width = min(prompts, max(1, max_rows // G))
     return {"keys and values": width * cache_keys(P, G, R) * kv_bytes_per_token(config, e),
             # prefill and decoding do not coincide; both are small beside the cache at short prompts
             "prefill": width * P * (I * (2 * e + 2 * FP32) + 4 * D * e),
             # draw() holds the logits as they come and in fp32, probabilities, and fp64 sums of them
             "logits of a step": width * G * V * (e + 4 * FP32)}
+
+
+def rollout_rows(o, G: int, longest: int) -> int:
+    """max_rows for rollouts that are not G of the agent's, such as the one of greedy validation.
+
+    longest: tokens of the longest prompt. max_rows // G prompts are prefilled at once, which with
+    G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
+    many as token_budget holds.
+    """
+    prompts = max(1, o.max_rows // o.G, o.token_budget // longest)
+    return min(o.max_rows, G * prompts)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -135,7 +157,7 @@ def layer_bytes_per_token(config, e: int, rank: int) -> int:
     Below fp32 every adapted linear layer keeps an fp32 copy of its own input, because the adapters
     are fp32; in fp32 they share the tensor that is there already.
     """
-    D, I = config.hidden_size, config.intermediate_size
+    D, I = config.hidden_size, _inner(config)
     heads, _, head_dim = _heads(config)
     attention, norms, lora = 4 * heads * head_dim * e, 2 * D * FP32, 7 * rank * FP32
     if e < FP32:
@@ -148,7 +170,7 @@ def training_bytes(config, e, rank, tokens, row, targets, grad_checkpoint) -> di
 
     targets: response tokens in it, whose logits are made a chunk at a time.
     """
-    D, I, V, layers = (config.hidden_size, config.intermediate_size, config.vocab_size,
+    D, I, V, layers = (config.hidden_size, _inner(config), config.vocab_size,
                        config.num_hidden_layers)
     saved = layer_bytes_per_token(config, e, rank)
     gradients = I * (FP32 + 4 * e)  # of one layer's widest tensors, during its backward pass
@@ -174,10 +196,15 @@ def estimate(config, o, e: int = 0) -> dict:
     per number of the compute type; 0 = bf16 on a GPU, fp32 on a CPU, as Policy.load chooses.
     """
     e = e or (2 if _on_gpu(o.device) else FP32)
-    counts = count_parameters(config, o.rank)
+    counts, config = count_parameters(config, o.rank), config.get_text_config(decoder=True)
     P, n_tasks = o.max_prompt_tokens, o.seeds * o.variations + round(
         o.seeds * o.variations * o.replay)
     rollouts = lambda *shape: rollout_bytes(config, e, *shape, o.max_rows)
+
+    def attempts(*Gs):  # at any number of tasks, with different G in turn: the larger of each part
+        each = [rollout_bytes(config, e, o.max_rows, G, P, o.max_response_tokens,
+                              rollout_rows(o, G, P)) for G in Gs]
+        return {part: max(sizes[part] for sizes in each) for part in each[0]}
 
     def training(groups, G, R):
         # a micro-batch holds token_budget tokens, or one prompt and response if these are longer
@@ -192,11 +219,13 @@ def estimate(config, o, e: int = 0) -> dict:
                    # two policies: weights, gradients and the two moments of AdamW
                    "adapters and optimisers": 2 * 4 * state},
         "simulator rollouts": rollouts(o.seeds, o.variations, P, o.max_task_tokens),
+        **({"agreement check": attempts(o.agreement)} if o.agreement else {}),
         "agent rollouts": rollouts(n_tasks, o.G, P, o.max_response_tokens),
         "agent update (GRPO)": training(n_tasks, o.G, o.max_response_tokens),
         # an RWR step can be undone, for which weights and moments are copied
         "simulator update (RWR)": {"copy of the simulator's state": 3 * state,
                                    **training(o.env_batch, 1, o.max_task_tokens)},
+        "validation": attempts(o.val_samples, 1),  # sampled, and greedy
     }
 
 
@@ -301,12 +330,24 @@ def peak_memory(peaks: dict, phase: str, device):
         peaks[phase] = max(peak, peaks.get(phase, 0))
 
 
+def peaks_line(peaks: dict, device) -> str:
+    """The measured peaks as a line to print, and what was measured."""
+    what = "peak memory" if torch.device(device).type == "cuda" else \
+        "peak memory of the process, Python and its libraries included, at the end of each phase"
+    return f"{what}: " + ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in peaks.items())
+
+
 # ---------------------------------------------------------------------------------------------
 # helpers
 
 
 def _on_gpu(device: str) -> bool:
     return torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+
+
+def _inner(config):
+    """Width of the MLP; older families leave it out where it is four times the hidden size."""
+    return getattr(config, "intermediate_size", None) or 4 * config.hidden_size
 
 
 def _heads(config):
