@@ -23,7 +23,8 @@ def options(**changes):
     return SimpleNamespace(**{**dict(
         quant="nf4", rank=16, device="cpu", seeds=8, variations=1, replay=0.0, G=8,
         max_prompt_tokens=1024, max_response_tokens=512, max_task_tokens=512, max_rows=64,
-        token_budget=8192, grad_checkpoint=True, env_batch=8), **changes})
+        token_budget=8192, grad_checkpoint=True, env_batch=8, val_samples=8, agreement=0),
+        **changes})
 
 
 def stored_bytes(tensors) -> int:
@@ -150,10 +151,25 @@ def test_each_option_moves_the_part_it_is_named_under():
         for name in set(names) - {"model"}:
             # in training the longest sequence binds only where the budget is below it
             budget = 256 if name.startswith("max_") else 8192
+            # a cache that grows by halves has room to spare: responses short beside the prompt
             before = vars(options(quant="", seeds=64, variations=4, token_budget=budget,
+                                  max_response_tokens=128,
                                   grad_checkpoint=part == "checkpointed layer inputs"))
             after = {**before, name: thrifty[name] if name in thrifty else before[name] // 4}
             assert size(options(**after), part) < size(options(**before), part), (part, name)
+
+
+@pytest.mark.parametrize("name", ["7b-24gb", "7b-80gb", "7b-9k"])
+def test_validation_prefills_no_more_than_the_agents_rollouts(name):
+    """Greedy attempts, one per prompt, must not meet the card with max_rows long prompts at once."""
+    config = Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 1})
+    phases = memory.estimate(config, options(**{**PRESETS[name], "agreement": 2}), e=2)
+    for phase in ("validation", "agreement check"):
+        assert phases[phase]["prefill"] <= phases["agent rollouts"]["prefill"], phase
+    o = options(max_rows=512, token_budget=16384)
+    assert memory.rollout_rows(o, 1, 30) == 512      # short prompts: as wide as it goes
+    assert memory.rollout_rows(o, 1, 1000) == 64     # as many prompts as 512 // G
+    assert memory.rollout_rows(o, 1024, 10) == 512
 
 
 # ---------------------------------------------------------------------------------------------
@@ -195,8 +211,16 @@ def test_check_prints_every_phase_and_knows_this_machine():
 
 def test_model_config_of_a_folder_that_is_none(tmp_path):
     """One line, not a traceback."""
-    with pytest.raises(UserError, match="cannot read the configuration"):
-        memory.model_config(str(tmp_path))
+    t5 = tmp_path / "t5"
+    t5.mkdir()
+    for content, message in ((None, "no config.json"), ("{", "cannot read the configuration"),
+                             ('{"model_type": "t5"}', "no causal language model")):
+        if content:
+            (t5 / "config.json").write_text(content)
+            (t5 / "tokenizer.json").write_text("{}")
+        with pytest.raises(UserError, match=message) as error:
+            memory.count_parameters(memory.model_config(str(t5)))
+        assert "\n" not in str(error.value)
     assert memory.model_config(chat_model(tmp_path / "m")).num_hidden_layers == 2
 
 
