@@ -315,13 +315,18 @@ def peak_memory(peaks: dict, phase: str, device):
     """`with peak_memory(peaks, "agent rollouts", policy.device)`: record the phase's peak in bytes.
 
     peaks[phase] becomes the largest seen so far. On a GPU it is what torch had allocated; on a CPU
-    the process's resident high-water mark, which cannot be reset and so never falls.
+    the process's resident high-water mark, which cannot be reset and so never falls. Raises
+    UserError, naming the phase and what to lower, where the GPU runs out of memory.
     """
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
         yield peaks
+    except torch.OutOfMemoryError:
+        lower = "--token-budget" if "update" in phase else "--max-rows"
+        raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
+                        f"--resume and a lower {lower}") from None
     finally:
         if device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(device)

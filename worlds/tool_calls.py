@@ -30,6 +30,7 @@ also keeps rewordings of one task on one side of the validation split.
 """
 import hashlib
 import json
+import logging
 import math
 import re
 import string
@@ -505,10 +506,20 @@ def agent_prompt(task: Task) -> list[dict]:
 def load_policy(o) -> Policy:
     """The chat model with two fresh adapters; both prompts of every task are tried first.
 
-    Raises UserError if the model has no usable chat template or a prompt is over the limit.
+    Raises UserError if the model does not load, has no usable chat template, or a prompt is over
+    the limit.
     """
     from jinja2 import TemplateError  # what transformers renders chat templates with
-    policy = Policy.load(o.model, rank=o.rank, quant=o.quant or None, device=o.device, seed=o.seed)
+    from safetensors import SafetensorError
+    # on a CPU it asks for an optional kernel that has no backward pass and would not be used
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    try:
+        policy = Policy.load(o.model, rank=o.rank, quant=o.quant or None, device=o.device,
+                             seed=o.seed)
+    except (SafetensorError, RuntimeError) as error:  # a broken download, another model's weights
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"the weights of {o.model} do not load ({reason:.160}): are they whole, "
+                        "and do they belong to the config.json beside them?") from None
     splits = _splits(o.base_tasks, o.validation_tasks)
     try:
         for task in [task for tasks in splits.values() for task in tasks]:
