@@ -35,8 +35,8 @@ def _stuck(r) -> bool:
 def warn_collapse(r, history, o):
     """The simulator writes few different tasks, or uses few skills."""
     usable, trained = _usable(r), o.variant == "genenv"
-    if not r["written"] or usable < 0.1 * r["written"]:
-        return None  # nothing to judge by; the warnings on invalid text speak
+    if o.variant in ("static", "teacher") or usable <= 0.1 * r["written"]:
+        return None  # no simulator at work, or nothing to judge by: then "invalid" speaks
     share = r["distinct_tasks"] / usable
     # epoch 1 is the first of full size; a simulator may also be narrow from the start
     first = history[1] if len(history) > 1 else r
@@ -120,13 +120,15 @@ def warn_copies(r, history, o):
 
 def warn_truncated(r, history, o):
     """Responses, or written tasks, run into the length limit and earn nothing."""
-    if r["truncated"] > 0.2:
-        return (f"truncated: {r['truncated']:.0%} of the responses hit --max-response-tokens "
-                f"{o.max_response_tokens}: raise it")
-    tasks = r["invalid"].get("truncated", 0)
+    tasks, found = r["invalid"].get("truncated", 0), []
     if r["written"] and tasks > 0.2 * r["written"]:
-        return (f"truncated: {tasks} of {r['written']} generated tasks hit --max-task-tokens "
-                f"{o.max_task_tokens}: raise it")
+        found.append(f"{tasks} of {r['written']} generated tasks hit --max-task-tokens "
+                     f"{o.max_task_tokens}")
+    if r["truncated"] > 0.2:
+        found.append(f"{r['truncated']:.0%} of the responses hit --max-response-tokens "
+                     f"{o.max_response_tokens}")
+    return f"truncated: {' and '.join(found)}: raise {'them' if found[1:] else 'it'}" \
+        if found else None
 
 
 def warn_ambiguous(r, history, o):

@@ -97,7 +97,7 @@ def entropy(labels) -> float:
     """Entropy of a list of labels in bits."""
     counts = Counter(labels)
     total = sum(counts.values())
-    return -sum(n / total * math.log2(n / total) for n in counts.values())
+    return sum(n / total * math.log2(total / n) for n in counts.values())
 
 
 def line(r: dict) -> str:
