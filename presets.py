@@ -10,8 +10,9 @@ Where the 7B presets differ from the paper, on purpose:
   less; rates for LoRA are commonly 10 to 100 times those of full fine-tuning. We take 20 times and
   keep the paper's ratio of 2 between the two players. They are starting points, not tuned values.
 * The caps of the simulator's KL: the paper names a penalty and a cap but gives no value.
-* Batches: 64 tasks per agent step and 64 generations per simulator step as in the paper, but an
-  epoch is 8 steps (about one pass over a base set of 544).
+* Batches: 64 written tasks per agent step (and 8 replayed) and 64 generations per simulator step,
+  as in the paper; an epoch is 8 steps, about as many tasks as its base set of 544. The official
+  configuration also has an entropy bonus of 0.001, which grpo.py leaves out.
 """
 
 # What all 7B presets share: the paper's method on one NF4 base.

@@ -12,10 +12,12 @@ JSON object per line, of either kind (worlds/example_tasks.jsonl has 51, and is 
      "ordered": true}          optional: the calls have to come in this order
     {"task": "Who wrote Dune?", "reference": "Frank Herbert"}      or a list of accepted answers
 
-`parameters` is an object schema of these keywords: type, properties, required, items, enum,
-minimum, maximum, default, and the notes description, title, format, examples, additionalProperties
-(which is always taken as false). An eighth of the file is held out for validation, another for
-tuning.
+A tool has name, description and parameters, not wrapped in {"type": "function", ...}; a task has 1
+to 32 tools and 1 to 8 calls. `parameters` is an object schema of these keywords: type (always
+there, a JSON schema type: object and number for BFCL's dict and float), properties, required,
+items, enum, minimum, maximum, default, and the notes description, title, format, examples,
+additionalProperties (which is always taken as false). Lines are checked one by one; a bad one is
+named. An eighth of the file is held out for validation, another for tuning.
 
 When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0, and
 both are integers as JSON schema has it), but 5 is not "5" and true is not 1; strings must agree in
