@@ -33,8 +33,8 @@ from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl, set_torn_li
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 KEEP = 2  # checkpoints kept: the last, and the one before in case the last gets damaged
 TEMPORARY = "config.json.tmp"
-# options that a resumed run may change: the last three move memory and rounding, nothing else
-FREE = {"out", "resume", "threads", "cache_dir", "max_rows", "token_budget", "grad_checkpoint"}
+# options that a resumed run may change: the last two move memory and rounding, nothing else
+FREE = {"out", "resume", "threads", "cache_dir", "token_budget", "grad_checkpoint"}
 
 
 class Stopped(Exception):

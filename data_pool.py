@@ -14,6 +14,7 @@ epoch that measured it, because it goes stale as the agent learns.
 import hashlib
 import json
 import os
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -235,16 +236,11 @@ def _checked(r: EnvRecord) -> EnvRecord:
     return r
 
 
-class _field_errors:
+@contextmanager
+def _field_errors(where):
     """Turn a missing or mistyped field of a pool record into one clear line."""
-
-    def __init__(self, where):
-        self.where = where
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if kind and issubclass(kind, (KeyError, TypeError, ValueError, AttributeError)):
-            raise UserError(f"{self.where}: not a pool record ({error}); "
-                            "the file was edited or belongs to another version") from None
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{where}: not a pool record ({error}); "
+                        "the file was edited or belongs to another version") from None

@@ -70,8 +70,14 @@ QUICK = ["--epochs", "2", "--steps", "2", "--seeds", "4", "--val-samples", "1"]
 # running
 
 
-def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra) -> Path:
-    """All runs of a suite that are not in out/SUITE.jsonl yet; returns that file."""
+def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra, only=()) -> Path:
+    """All runs of a suite that are not in out/SUITE.jsonl yet; returns that file.
+
+    only: names of variants, all if empty. extra: further options of genenv.py for every run.
+    """
+    unknown = set(only) - set(SUITES[suite])
+    if unknown:
+        raise UserError(f"no variant {sorted(unknown)[0]!r} in {suite}: {', '.join(SUITES[suite])}")
     results = out / f"{suite}{'-quick' if quick else ''}.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
     settings = (QUICK if quick else []) + extra
@@ -79,7 +85,7 @@ def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra) 
             (read_jsonl(results) if results.is_file() else [])}
     if any(s != settings for s in done.values()):
         raise UserError(f"{results} holds runs with other settings: move it away first")
-    wanted = [(name, seed) for seed in range(1 if quick else seeds) for name in SUITES[suite]
+    wanted = [(name, seed) for seed in range(1 if quick else seeds) for name in only or SUITES[suite]
               if (name, seed) not in done]
     with tempfile.TemporaryDirectory() as scratch:
         make_shared(Path(scratch))
@@ -295,6 +301,7 @@ def main(argv=None) -> int:
     p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=int, default=3, help="runs of each variant (default 3)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    p.add_argument("--only", nargs="+", default=(), help="names of variants (default: all)")
     p.add_argument("--quick", action="store_true", help="tiny runs, to see that it works")
     p.add_argument("--out", default="experiments", help="folder of the results")
     p.add_argument("--only-draw", action="store_true", help="table and figures of what is there")
@@ -305,7 +312,7 @@ def main(argv=None) -> int:
         out = Path(args.out)
         results = out / f"{args.suite}{'-quick' if args.quick else ''}.jsonl"
         if not args.only_draw:
-            run_suite(args.suite, args.seeds, args.quick, args.jobs, out, extra)
+            run_suite(args.suite, args.seeds, args.quick, args.jobs, out, extra, args.only)
         text = table(results)
         results.with_suffix(".md").write_text(text)
         draw(results)

@@ -7,8 +7,8 @@
     python genenv.py --help                           # every option with its meaning
 
 What of the paper this is: Algorithm 1. `epoch` below reads like it: generate and interact, update
-both policies, aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate,
-R_env and filter in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1).
+both policies, aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env
+and filter in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1).
 
 Where it differs on purpose: an epoch is several small steps, so that the agent meets tasks of the
 present simulator; the simulator itself is updated once per epoch, as in the paper. Tasks of D_train
@@ -44,11 +44,11 @@ import export
 import measure
 import memory
 import report
-from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl, read_jsonl
+from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl
 from grpo import grpo_update
 from presets import PRESETS
 from rwr import draw_batches, rwr_update
-from worlds import InvalidTask, load_world
+from worlds import InvalidTask, load_world, read_teacher
 
 MUTE = 3  # epochs without a single valid task after which a run gives up
 CHOICES = {"variant": ("genenv", "random", "static", "teacher"), "kl_estimator": ("k1", "k2", "k3"),
@@ -84,10 +84,10 @@ class Options:
     seeds: int = 16                   # seed tasks per step that the simulator varies
     variations: int = 4               # tasks written per seed (paper: 4)
     G: int = 8                        # rollouts per task
-    replay: float = 0.125             # tasks replayed from D_train and base, per task written
+    replay: float = 0.125             # tasks replayed from D_train, per task asked for (at least)
     base_share: float = 0.75          # share of seeds (and of replayed tasks) from the base set
     seed_selection: str = "uniform"   # which recent tasks become seeds; curated prefers p_hat near alpha
-    pool_age: int = 2                 # epochs for which a generated task counts as recent
+    pool_age: int = 2                 # epochs for which a measured success rate counts as recent
     temperature: float = 1.0          # of sampling and of every log-prob
     max_task_tokens: int = 24         # length limit of a generated task
     max_response_tokens: int = 24     # length limit of an agent response
@@ -122,7 +122,7 @@ class Options:
     env_age: int = 4                  # epochs after which a generation of D_env is no longer used
     env_kl: float = 0.02              # KL coefficient to the initial simulator
     env_kl_cap: float = 0.5           # largest KL of one update, nats per token; beyond it is undone
-    env_probe: int = 128              # fresh generations on which that KL is measured
+    env_probe: int = 96               # fresh generations on which both KLs are measured
     # memory
     grad_checkpoint: bool = False     # recompute activations in the backward pass
     token_budget: int = 16384         # padded tokens per micro-batch of a training pass
@@ -141,6 +141,7 @@ class Part:
     replays: list = field(default_factory=list)  # (p_hat before, epochs ago, p_hat now)
     agent: list = field(default_factory=list)    # statistics of each grpo_update
     fresh: list = field(default_factory=list)    # EnvRecords of this epoch
+    probe: list = field(default_factory=list)    # [prompt, response] of every generation, unfiltered
     rollout_tokens: int = 0
     rollout_seconds: float = 0.0
 
@@ -181,7 +182,7 @@ def epoch(run, t: int):
         checkpoint.stop_if_asked(run, started)
     # 2b. environment update: RWR on what fell into the band
     env_stats = update_environment(run, alpha)
-    # 3. aggregate: D_env <- D_env + weighted generations
+    # 3. aggregate: D_env <- D_env + generations with their R_env, from which the weights follow
     run.env_pool.add(part.fresh)
     part.seconds += time.time() - started
     end_epoch(run, env_stats, alpha)
@@ -209,6 +210,7 @@ def write_tasks(run, seeds, variations, alpha) -> list:
     with memory.peak_memory(run.peaks, "simulator rollouts", run.policy.device):
         rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                      run.sampler, max_rows=o.max_rows)
+    part.probe += [[r.prompt, r.response] for r in rollouts]
     out, seen = [], set()
     for i, r in enumerate(rollouts):
         seed, text = seeds[i // variations], run.policy.decode(r.response)
@@ -217,6 +219,7 @@ def write_tasks(run, seeds, variations, alpha) -> list:
             if r.truncated:
                 raise InvalidTask("truncated")
             task = world.parse_task(text, seed, part.t)
+            # each task once: RWR would otherwise imitate the simulator's mode (a deviation)
             if task.id in seen:
                 raise InvalidTask("duplicate in the batch")
             if len(run.policy.encode(world.agent_prompt(task))) > o.max_prompt_tokens:
@@ -250,8 +253,11 @@ def agreed(run, generations) -> list:
 
 
 def recent_success(run, seed: Task) -> float:
-    """The success signal in the simulator's context: the seed's own p_hat, else the agent's."""
-    return run.train_pool.p_hat.get(seed.id, (run.success, 0))[0]
+    """The success signal in the simulator's context: the seed's own p_hat while it is recent, else
+    that of the agent on last epoch's generated tasks."""
+    p_hat, measured = run.train_pool.p_hat.get(seed.id, (None, 0))
+    fresh = p_hat is not None and run.part.t - measured <= run.o.pool_age
+    return p_hat if fresh else run.success
 
 
 def replayed(run, n_fresh: int) -> list:
@@ -331,20 +337,21 @@ def update_agent(run, groups, rewards) -> dict:
 def update_environment(run, alpha) -> dict:
     """RWR on the records inside the band: fresh ones, and those of D_env not yet too old."""
     o, fresh, t = run.o, run.part.fresh, run.part.t
-    if o.variant != "genenv":
-        return {}
-    kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
-    aged = [(r, w) for r, w in run.env_pool.aged(t, o.env_age)
-            if curriculum.in_band(r.p_hat, alpha, o.k_min)]
-    records = kept + [r for r, _ in aged]
-    for r in records:  # alpha may have moved since an aged record was written
+    aged = run.env_pool.aged(t, o.env_age) if o.variant == "genenv" else []
+    for r in fresh + [r for r, _ in aged]:  # alpha may have moved since an aged one was written
         r.r_env = curriculum.DIFFICULTY_REWARDS[o.difficulty_reward](r.p_hat, alpha, o.beta)  # Eq. 3
+    kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
+    if o.variant != "genenv":
+        return {"env_kept": len(kept)}
+    aged = [(r, w) for r, w in aged if curriculum.in_band(r.p_hat, alpha, o.k_min)]
     batches = draw_batches(len(kept), [w for _, w in aged], o.env_updates, o.env_batch,
                            o.env_fresh, run.rng) if kept else []
-    probe = [(r.prompt, [r.response]) for r in fresh[:o.env_probe]]
+    # a random part of all that was written, valid or not: drift into bad text must be seen as well
+    order = torch.randperm(len(run.part.probe), generator=run.rng)[:o.env_probe].tolist()
+    probe = [(run.part.probe[i][0], [run.part.probe[i][1]]) for i in order]
     with memory.peak_memory(run.peaks, "simulator update (RWR)", run.policy.device):
-        stats = rwr_update(run.policy, "env", run.env_optimizer, records, batches, probe,
-                           lam=o.lam, temperature=o.temperature, kl_coef=o.env_kl,
+        stats = rwr_update(run.policy, "env", run.env_optimizer, kept + [r for r, _ in aged],
+                           batches, probe, lam=o.lam, temperature=o.temperature, kl_coef=o.env_kl,
                            kl_kind=o.kl_estimator, kl_cap=o.env_kl_cap,
                            token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint)
     return {**stats, "env_kept": len(kept)}
@@ -366,23 +373,6 @@ def write_static(run):
     """GenEnv-Static: the untrained simulator writes five variations of every base task, once."""
     for g in write_tasks(run, run.train_pool.base, 5, run.o.alpha):
         run.train_pool.add_untried(dataclasses.replace(g.task, origin="static"))
-
-
-def read_teacher(world, path) -> list:
-    """Tasks of a teacher's file: JSONL, the field "text" in the form the simulator would write.
-
-    Raises UserError naming the line that is no task of the world.
-    """
-    if not path:
-        raise UserError("--variant teacher needs --teacher-tasks FILE")
-    tasks = []
-    for n, record in enumerate(read_jsonl(path), 1):
-        try:
-            task = world.parse_task(str(record.get("text")), Task("", {}), 0)
-        except InvalidTask as reason:
-            raise UserError(f"{path}, record {n}: {reason}") from None
-        tasks.append(dataclasses.replace(task, origin="teacher"))
-    return tasks
 
 
 def draw_fixed(run) -> list:
@@ -413,8 +403,9 @@ def prepare_run(o: Options):
         progress=sys.stderr.isatty(), stop=None, teacher=teacher, peaks={},
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=policy.optimizer("env", o.env_lr),
-        rng=torch.Generator().manual_seed(o.seed),      # choices of the loop
-        sampler=policy.generator(o.seed + 1))           # tokens
+        # three streams per --seed, and none shared with another --seed (measure.py has the third)
+        rng=torch.Generator().manual_seed(3 * o.seed),  # choices of the loop
+        sampler=policy.generator(3 * o.seed + 1))       # tokens
     if o.resume:
         checkpoint.load(run)
     run.train_pool = TrainPool(folder / "train.jsonl", base)
@@ -434,12 +425,12 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     print(measure.line(record), flush=True)
     mute = [r for r in run.history[-MUTE:] if r["written"] and not r["distinct_tasks"]]
-    if len(mute) == MUTE and run.part.t < run.o.epochs:  # after the last there is no use in it
+    run.part = Part(t=run.part.t + 1)
+    checkpoint.save(run)
+    if len(mute) == MUTE and record["epoch"] < run.o.epochs:  # after the last it is of no use
         finish(run)
         raise UserError(f"the simulator wrote no valid task in {MUTE} epochs running "
                         f"({record['invalid']}): stopped; everything so far is in {run.folder}")
-    run.part = Part(t=run.part.t + 1)
-    checkpoint.save(run)
 
 
 def finish(run):

@@ -6,8 +6,9 @@ it builds on; Prop. 1 (Eq. 5) says this gradient is largest where the success ra
 How it is run: genenv.py calls `grpo_update`; the functions above it are pure and can be read alone.
 
 Where it differs on purpose: token-level loss, standard deviation on and k3 as in the official
-configuration, each switchable; groups whose rewards are all alike are dropped *before* the forward
-pass, with their KL term; one token denominator holds for the whole step, so that the number of
+configuration, each switchable (its entropy bonus of 0.001 is left out, the paper has none); groups
+whose rewards are all alike are dropped *before* the forward pass, with their KL term and their
+tokens in the denominator; that denominator holds for the whole step, so that the number of
 micro-batches changes memory and nothing else.
 
 Shapes: B groups, G rollouts, N = B*G rows, R response tokens. logp, old_logp, ref_logp (N, R),
@@ -134,17 +135,19 @@ def grpo_update(policy, adapter, optimizer, groups, rewards, *, temperature=1.0,
         several = inner_epochs > 1 or size < len(groups)
         old = score(policy, groups, **fixed) if several else None
         # several passes, or several steps per pass, leave the sampling policy: there the clip bites
+        steps = []
         for _ in range(inner_epochs):
             order = torch.randperm(len(groups), generator=generator).tolist() if several else \
                 range(len(groups))
             for start in range(0, len(groups), size):
                 members = list(order[start:start + size])
-                step = _step(policy, optimizer, [groups[i] for i in members], advantages[members],
+                step = _grpo_step(policy, optimizer, [groups[i] for i in members], advantages[members],
                              [ref[i] for i in members], [old[i] for i in members] if old else None,
                              clip=clip, kl_coef=kl_coef, kl_kind=kl_kind, how=how,
                              grad_checkpoint=grad_checkpoint, params=policy.params[adapter],
                              grad_clip=grad_clip, **fixed)
-                stats.update(step)
+                steps.append(step)
+    stats.update({key: sum(step[key] for step in steps) / len(steps) for key in steps[0]})
     stats["trained_tokens"] = sum(len(r) for _, rs in groups for r in rs) * inner_epochs
     return stats
 
@@ -169,7 +172,7 @@ def subset(groups, batch):
     return [(groups[i][0], [groups[i][1][j] for j in members]) for i, members in batch]
 
 
-def _step(policy, optimizer, groups, advantages, ref, old, *, params, temperature, token_budget,
+def _grpo_step(policy, optimizer, groups, advantages, ref, old, *, params, temperature, token_budget,
           grad_checkpoint, grad_clip, **loss_options):
     """One optimiser step over all micro-batches of `groups`; the denominators are the step's."""
     # one denominator for the whole step: micro-batches must not change what is optimised
@@ -179,7 +182,7 @@ def _step(policy, optimizer, groups, advantages, ref, old, *, params, temperatur
     optimizer.zero_grad(set_to_none=True)
     for batch in split_groups(groups, token_budget):
         logp, mask = policy.logprobs(subset(groups, batch), temperature, grad_checkpoint)
-        # (group, response) of every row: a row must meet its own advantage and reference
+        # rows come in the order of split_groups, not the caller's: (group, rollout) of each row
         owners = [(i, j) for i, members in batch for j in members]
         ref_logp = pad_rows([ref[i][j] for i, j in owners])
         old_logp = pad_rows([old[i][j] for i, j in owners]) if old else logp.detach()

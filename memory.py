@@ -141,9 +141,9 @@ def rollout_rows(o, G: int, longest: int) -> int:
 
     longest: tokens of the longest prompt. max_rows // G prompts are prefilled at once, which with
     G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
-    many as token_budget holds.
+    many short ones as hold the tokens of one prompt of the greatest length.
     """
-    prompts = max(1, o.max_rows // o.G, o.token_budget // longest)
+    prompts = max(1, o.max_rows // o.G, o.max_prompt_tokens // longest)
     return min(o.max_rows, G * prompts)
 
 

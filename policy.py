@@ -244,6 +244,7 @@ class Policy:
         """model: a transformers causal LM. Adapters start at zero: B = 0, so pi = reference."""
         from peft import LoraConfig, PeftModel, get_peft_model
         self.tokenizer, self.active = tokenizer, None
+        _refuse_unlike_heads(model.config)
         model.requires_grad_(False)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0,
                             target_modules="all-linear", task_type="CAUSAL_LM")
@@ -260,6 +261,11 @@ class Policy:
         for module in model.modules():  # bitsandbytes on a CPU: at the first inference it would repack
             if hasattr(module, "support_avx512bf16_for_cpu"):  # 4-bit weights for a kernel that has
                 module.support_avx512bf16_for_cpu = False      # no gradient, and training would err
+        for module in model.modules():  # the policy that is scored is the one that sampled
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0
         self.model = model.eval()
         self.lm = model.get_base_model() if adapters else model  # head + decoder, LoRA inside
         self.lm.set_attn_implementation("prompt_once")
@@ -409,7 +415,7 @@ class Policy:
         checkpointing = grad_checkpoint and torch.is_grad_enabled()
         if checkpointing:
             self.lm.gradient_checkpointing_enable({"use_reentrant": False})
-            self.model.train()  # dropout is 0 in adapters and checked by the loader of options
+            self.model.train()  # all dropout was set to 0
         try:
             return decoder(input_ids=ids, use_cache=False, **where).last_hidden_state
         finally:
@@ -588,6 +594,16 @@ def _load_tokenizer(model):
     kind = json.loads(config.read_text()).get("tokenizer_class") if config.is_file() else None
     plain = kind in ("TokenizersBackend", "PreTrainedTokenizerFast")
     return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(model)
+
+
+def _refuse_unlike_heads(config):
+    """Models that do more than a linear head and full causal attention would be scored wrongly."""
+    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(config, name, None) not in (None, 1, 1.0):
+            raise UserError(f"this model changes its logits after the head ({name}): not supported")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise UserError("this model uses sliding-window attention: not supported, "
+                        "choose one with full attention (Qwen2.5, Llama)")
 
 
 def _check_model_folder(model):

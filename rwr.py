@@ -7,7 +7,9 @@ under a KL penalty to the initial simulator and a cap on how far one update may 
 How it is run: genenv.py calls `rwr_update` once per epoch.
 
 Where it differs on purpose: the paper gives neither the penalty's coefficient nor the cap's value;
-here the cap is a real one, the step that crosses it is undone. Note how mild the weights are: with
+here the cap is a real one, the step that crosses it is undone, and both are taken on unfiltered
+fresh generations. Duplicates within a batch were dropped before (genenv.write_tasks): RWR would
+otherwise imitate the simulator's mode. Of the estimators k1 is no penalty (grpo.token_kl). Note how mild the weights are: with
 the paper's lam = 1, beta = 2 the largest possible ratio of two weights is
 exp(1 - exp(-0.5)) = 1.48, so nearly all selection is done by the k_min filter.
 
@@ -51,7 +53,7 @@ def draw_batches(n_fresh, aged_priority, n_batches, batch, fresh_share, generato
     Indices 0 .. n_fresh-1 mean fresh records, the following ones aged records, drawn by priority.
     The fresh set is shuffled and walked through: all are met before any is met twice.
     """
-    # a fixed share of old records keeps earlier curricula alive in the simulator
+    # a fixed number of old records keeps earlier curricula alive in the simulator
     deck, batches = [], []
     n_aged = min(len(aged_priority), round(batch * (1 - fresh_share)))
     for _ in range(n_batches if n_fresh + n_aged else 0):
@@ -72,18 +74,19 @@ def rwr_update(policy, adapter, optimizer, records, batches, probe, *, lam=1.0, 
     """Imitate weighted generations; stop, and undo the last step, where the KL cap is crossed.
 
     records: generations with .prompt, .response (ids) and .r_env; batches: lists of indices into
-    them (draw_batches). probe: fresh generations (prompt ids, [response ids]) of the simulator as
-    it was before this update; the KL of the update is measured on them after every step.
+    them (draw_batches). probe: (prompt ids, [response ids]) of fresh generations, *unfiltered*, of
+    the simulator as it was before this update. Both KL terms live on the probe: the penalty, a part
+    of it in turn at every step, and the cap, measured on all of it after every step.
     Returns env_kl (of the simulator that wrote the probe, to the initial one, nats per token),
-    env_kl_step (how far this update moved), env_ess, env_loss, env_steps and env_capped.
+    env_kl_step (how far this update moved), env_ess (of the records drawn from), env_loss,
+    env_steps and env_capped.
     """
-    # a probe of fresh generations measures both distances: to the initial simulator and, later,
-    # how far this update has moved
     fixed = dict(temperature=temperature, token_budget=token_budget)
     stats = {"env_loss": 0.0, "env_ess": 0.0, "env_steps": 0, "env_capped": 0,
              "env_kl": 0.0, "env_kl_step": 0.0}
     if not probe:
         return stats
+    # what the probe's authors, initial and present, say of it: neither changes during the update
     with policy.use(None):
         initial = score(policy, probe, **fixed)
     with policy.use(adapter):
@@ -94,14 +97,17 @@ def rwr_update(policy, adapter, optimizer, records, batches, probe, *, lam=1.0, 
         # weights over the whole set at once, so that a mini-batch of good records stays a good one
         weights = rwr_weights(torch.tensor([r.r_env for r in records]), lam)
         stats["env_ess"] = effective_sample_size(weights)
-        for batch in batches:
+        for n, batch in enumerate(batches):
             # a step may turn out to be one too many: keep what is needed to take it back
             saved = _snapshot(policy.params[adapter], optimizer)
-            loss = _step(policy, policy.params[adapter], optimizer, [records[i] for i in batch],
-                         weights[batch], kl_coef, kl_kind, grad_clip, grad_checkpoint, fixed)
-            # the probe was written by `before`, so E[k3(before, now)] = KL(before || now)
+            turn = [(n * len(batch) + i) % len(probe) for i in range(min(len(batch), len(probe)))]
+            loss = _rwr_step(policy, policy.params[adapter], optimizer, weights[batch],
+                             [(records[i].prompt, [records[i].response]) for i in batch],
+                             [probe[i] for i in turn], [initial[i] for i in turn],
+                             kl_coef, kl_kind, grad_clip, grad_checkpoint, fixed)
+            # the cap bounds the update as a whole: KL(before || now), as E[k3] over before's text
             step_kl = mean_kl(before, score(policy, probe, **fixed))
-            if step_kl > kl_cap:
+            if not step_kl <= kl_cap:  # also when it is NaN
                 _restore(policy.params[adapter], optimizer, saved)
                 stats["env_capped"] = 1
                 break
@@ -116,23 +122,30 @@ def mean_kl(logps, others) -> float:
     return float(token_kl(a, b, "k3").mean())
 
 
-def _step(policy, params, optimizer, records, weights, kl_coef, kl_kind, grad_clip,
-          grad_checkpoint, fixed):
-    """One optimiser step on one mini-batch of records; returns its loss."""
-    # the context is the prompt and not trained on; the generation is the response
-    groups = [(r.prompt, [r.response]) for r in records]
-    tokens = sum(len(r.response) for r in records)
-    with policy.use(None):
-        ref = score(policy, groups, **fixed)
+def _rwr_step(policy, params, optimizer, weights, groups, kl_groups, kl_ref, kl_coef, kl_kind,
+              grad_clip, grad_checkpoint, fixed):
+    """One optimiser step: max_theta sum_i w_i log pi_env(y_i | x_i) - kl_coef KL(pi_env || initial).
+
+    groups: n records as (context ids, [generation ids]), weights (n,); kl_groups and kl_ref: a part
+    of the probe and the initial simulator's log-probs of it. Returns the loss.
+    """
     optimizer.zero_grad(set_to_none=True)
-    total = 0.0
-    for batch in split_groups(groups, fixed["token_budget"]):
-        members = [i for i, _ in batch]
-        logp, mask = policy.logprobs(subset(groups, batch), fixed["temperature"], grad_checkpoint)
-        ref_logp = pad_rows([ref[i][0] for i in members])
-        # imitate, but stay near the initial simulator: it is the one that knows the language
+    total, budget, T = 0.0, fixed["token_budget"], fixed["temperature"]
+    # imitation: one constant per-token denominator keeps it the sequence-level RWR gradient
+    tokens = sum(len(r) for _, rs in groups for r in rs)
+    for batch in split_groups(groups, budget):
+        members = [i for i, _ in batch]  # one response per group: row n is record members[n]
+        logp, mask = policy.logprobs(subset(groups, batch), T, grad_checkpoint)
         loss = weighted_nll(logp, mask, weights[members].to(logp), tokens)
-        loss = loss + kl_coef * (token_kl(logp, ref_logp, kl_kind) * mask).sum() / tokens
+        loss.backward()
+        total += float(loss.detach())
+    # penalty: on the simulator's own text. On the imitated records, which are selected for their
+    # success rate, the same term would only shrink the weights
+    tokens = sum(len(r) for _, rs in kl_groups for r in rs)
+    for batch in split_groups(kl_groups, budget) if kl_coef else ():
+        logp, mask = policy.logprobs(subset(kl_groups, batch), T, grad_checkpoint)
+        ref_logp = pad_rows([kl_ref[i][j] for i, members in batch for j in members])
+        loss = kl_coef * (token_kl(logp, ref_logp, kl_kind) * mask).sum() / tokens
         loss.backward()
         total += float(loss.detach())
     torch.nn.utils.clip_grad_norm_(params, grad_clip)

@@ -15,9 +15,10 @@
 A new world is a new module here and a line in WORLDS; the loop does not change. Text that a model
 wrote is only ever parsed, never executed.
 """
+import dataclasses
 import importlib
 
-from data_pool import UserError
+from data_pool import Task, UserError, read_jsonl
 
 WORLDS = ("ladder", "tool_calls")
 
@@ -31,3 +32,20 @@ def load_world(name: str):
     if name not in WORLDS:
         raise UserError(f"unknown world {name!r}: choose from {', '.join(WORLDS)}")
     return importlib.import_module(f"worlds.{name}")
+
+
+def read_teacher(world, path) -> list:
+    """Tasks of a teacher's file: JSONL, the field "text" in the form the simulator would write.
+
+    Raises UserError naming the line that is no task of the world.
+    """
+    if not path:
+        raise UserError("--variant teacher needs --teacher-tasks FILE")
+    tasks = []
+    for n, record in enumerate(read_jsonl(path), 1):
+        try:
+            task = world.parse_task(str(record.get("text")), Task("", {}), 0)
+        except InvalidTask as reason:
+            raise UserError(f"{path}, record {n}: {reason}") from None
+        tasks.append(dataclasses.replace(task, origin="teacher"))
+    return tasks
