@@ -327,7 +327,7 @@ def stop_signals(run):
 
 
 def stop_if_asked(run, started):
-    """After a step: save and raise Stopped if a signal came. `started` is when the epoch went on."""
+    """After a step: save and raise Stopped if a signal came. started: when the epoch went on."""
     if not run.stop:
         return
     run.part.step += 1

@@ -9,14 +9,14 @@ How it is run: genenv.py calls it; the names of the functions below are the valu
 To add a schedule, write one function beside the others whose name starts with `alpha_`:
 
     def alpha_warmup(c):
-        \"\"\"Easy tasks first, alpha from then on.\"\"\"
+        # easy tasks first, alpha from then on
         return 0.8 if c.epoch <= 3 else c.alpha
 
 and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a function of
 (p_hat, alpha, beta) whose name starts with `reward_`, a seed selection one starting with `seeds_`.
 
-Where it differs on purpose: the paper keeps alpha at 0.5; here it may follow a schedule. The unit of
-p_hat is open in the paper: one task instance with G rollouts by default (see genenv.py --p-hat-unit).
+Where it differs on purpose: the paper keeps alpha at 0.5; here it may follow a schedule. The unit
+of p_hat is open in the paper: one task instance with G rollouts by default (--p-hat-unit).
 
 Symbols: p_hat success rate in [0, 1], alpha target success rate in (0, 1), beta sharpness of the
 bell, k_min half width of the band that the environment learns from.
@@ -107,7 +107,7 @@ def alpha_step(c):
 
 
 def alpha_adaptive(c):
-    """Aim past the target by half of the last miss: an agent that wins too often gets harder tasks."""
+    """Aim past the target by half of the last miss: who wins too often gets harder tasks."""
     return min(0.95, max(0.05, c.alpha + 0.5 * (c.alpha - c.success)))
 
 
@@ -145,7 +145,7 @@ def select_seeds(base, recent, n, base_share, weigh, alpha, generator):
 # the names on the command line: every function above with the prefix
 
 
-def _named(prefix):
+def _named(prefix):  # runs right here: a function written further down is not seen
     return {k[len(prefix):]: f for k, f in list(globals().items()) if k.startswith(prefix)}
 
 

@@ -65,13 +65,13 @@ class Options:
     # the run
     out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
     resume: bool = False              # go on with the run in --out from its last checkpoint
-    variant: str = "genenv"           # genenv; random: simulator never trained; static, teacher: tasks fixed ahead
+    variant: str = "genenv"           # genenv; random: untrained simulator; static, teacher: fixed tasks
     world: str = "ladder"             # domain, a module of worlds/
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0 = all cores
     cache_dir: str = "runs/cache"     # where the embedded world keeps its base model
     # models
-    model: str = ""                   # local folder or hub name of a chat model (not for the ladder world)
+    model: str = ""                   # local folder or hub name of a chat model
     base_tasks: str = ""              # JSONL of base tasks (not for the ladder world)
     validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
     teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
@@ -86,15 +86,15 @@ class Options:
     G: int = 8                        # rollouts per task
     replay: float = 0.125             # tasks replayed from D_train, per task asked for (at least)
     base_share: float = 0.75          # share of seeds (and of replayed tasks) from the base set
-    seed_selection: str = "uniform"   # which recent tasks become seeds; curated prefers p_hat near alpha
+    seed_selection: str = "uniform"   # recent tasks as seeds; curated prefers p_hat near alpha
     pool_age: int = 2                 # epochs for which a measured success rate counts as recent
     temperature: float = 1.0          # of sampling and of every log-prob
     max_task_tokens: int = 24         # length limit of a generated task
     max_response_tokens: int = 24     # length limit of an agent response
     max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
-    agreement: int = 0                # k > 0: a task is kept only if the simulator solves it in k tries
+    agreement: int = 0                # k > 0: keep a task only if the simulator solves it in k tries
     val_samples: int = 8              # attempts per validation task
-    tuning: bool = False              # also report the tuning split, by which settings may be chosen
+    tuning: bool = False              # also report the split by which settings may be chosen
     # agent (GRPO)
     agent_lr: float = 2e-3            # AdamW on the agent's LoRA weights
     clip: float = 0.2                 # epsilon of the clipped surrogate
@@ -110,18 +110,18 @@ class Options:
     alpha_schedule: str = "constant"  # a function alpha_NAME of curriculum.py
     difficulty_reward: str = "bell"   # a function reward_NAME of curriculum.py; bell is Eq. 3
     beta: float = 2.0                 # sharpness of R_env
-    k_min: float = 0.26               # band |p_hat - alpha| <= k_min that is learned from (paper 0.1)
+    k_min: float = 0.26               # band |p_hat - alpha| <= k_min to learn from (paper 0.1)
     lam: float = 1.0                  # weights ~ exp(lam * R_env)
     p_hat_unit: str = "task"          # success rate of one task, or of all variations of a seed
-    reward_noise: float = 0.0         # probability that an attempt's reward r becomes 1 - r (a study)
+    reward_noise: float = 0.0         # probability that a reward r becomes 1 - r (a study)
     success_at: float = 0.5           # reward from which an attempt counts as a success
     env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
     env_updates: int = 16             # optimiser steps per epoch
     env_batch: int = 32               # generations per optimiser step
-    env_fresh: float = 0.75           # share of this epoch's generations in a mini-batch, rest D_env
+    env_fresh: float = 0.75           # share of fresh generations in a mini-batch, rest D_env
     env_age: int = 4                  # epochs after which a generation of D_env is no longer used
     env_kl: float = 0.02              # KL coefficient to the initial simulator
-    env_kl_cap: float = 0.5           # largest KL of one update, nats per token; beyond it is undone
+    env_kl_cap: float = 0.5           # largest KL of one update, nats per token
     env_probe: int = 96               # fresh generations on which both KLs are measured
     # memory
     grad_checkpoint: bool = False     # recompute activations in the backward pass
@@ -141,7 +141,7 @@ class Part:
     replays: list = field(default_factory=list)  # (p_hat before, epochs ago, p_hat now)
     agent: list = field(default_factory=list)    # statistics of each grpo_update
     fresh: list = field(default_factory=list)    # EnvRecords of this epoch
-    probe: list = field(default_factory=list)    # [prompt, response] of every generation, unfiltered
+    probe: list = field(default_factory=list)    # [prompt, response] of all generations
     rollout_tokens: int = 0
     rollout_seconds: float = 0.0
 
@@ -339,7 +339,8 @@ def update_environment(run, alpha) -> dict:
     o, fresh, t = run.o, run.part.fresh, run.part.t
     aged = run.env_pool.aged(t, o.env_age) if o.variant == "genenv" else []
     for r in fresh + [r for r, _ in aged]:  # alpha may have moved since an aged one was written
-        r.r_env = curriculum.DIFFICULTY_REWARDS[o.difficulty_reward](r.p_hat, alpha, o.beta)  # Eq. 3
+        reward = curriculum.DIFFICULTY_REWARDS[o.difficulty_reward]
+        r.r_env = reward(r.p_hat, alpha, o.beta)  # Eq. 3
     kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
     if o.variant != "genenv":
         return {"env_kept": len(kept)}
@@ -486,11 +487,12 @@ def parser() -> argparse.ArgumentParser:
                 argument_default=argparse.SUPPRESS, allow_abbrev=False)
     p.add_argument("--preset", help=f"a set of options: {', '.join(PRESETS)}; others override it")
     for f in dataclasses.fields(Options):
-        flag, text = "--" + f.name.replace("_", "-"), f"{comments[f.name]} (default: {f.default!r})"
+        flag = "--" + f.name.replace("_", "-")
+        text = f"{comments[f.name]} (default: {f.default!r})".replace("%", "%%")
         if f.type is bool:
-            p.add_argument(flag, action=argparse.BooleanOptionalAction, help=text.replace("%", "%%"))
+            p.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
         else:
-            p.add_argument(flag, type=f.type, help=text.replace("%", "%%"))
+            p.add_argument(flag, type=f.type, help=text)
     return p
 
 

@@ -141,12 +141,12 @@ def grpo_update(policy, adapter, optimizer, groups, rewards, *, temperature=1.0,
                 range(len(groups))
             for start in range(0, len(groups), size):
                 members = list(order[start:start + size])
-                step = _grpo_step(policy, optimizer, [groups[i] for i in members], advantages[members],
-                             [ref[i] for i in members], [old[i] for i in members] if old else None,
-                             clip=clip, kl_coef=kl_coef, kl_kind=kl_kind, how=how,
-                             grad_checkpoint=grad_checkpoint, params=policy.params[adapter],
-                             grad_clip=grad_clip, **fixed)
-                steps.append(step)
+                steps.append(_grpo_step(
+                    policy, optimizer, [groups[i] for i in members], advantages[members],
+                    [ref[i] for i in members], [old[i] for i in members] if old else None,
+                    clip=clip, kl_coef=kl_coef, kl_kind=kl_kind, how=how,
+                    grad_checkpoint=grad_checkpoint, params=policy.params[adapter],
+                    grad_clip=grad_clip, **fixed))
     stats.update({key: sum(step[key] for step in steps) / len(steps) for key in steps[0]})
     stats["trained_tokens"] = sum(len(r) for _, rs in groups for r in rs) * inner_epochs
     return stats
@@ -172,8 +172,8 @@ def subset(groups, batch):
     return [(groups[i][0], [groups[i][1][j] for j in members]) for i, members in batch]
 
 
-def _grpo_step(policy, optimizer, groups, advantages, ref, old, *, params, temperature, token_budget,
-          grad_checkpoint, grad_clip, **loss_options):
+def _grpo_step(policy, optimizer, groups, advantages, ref, old, *, params, temperature,
+               token_budget, grad_checkpoint, grad_clip, **loss_options):
     """One optimiser step over all micro-batches of `groups`; the denominators are the step's."""
     # one denominator for the whole step: micro-batches must not change what is optimised
     tokens = sum(len(r) for _, rs in groups for r in rs)

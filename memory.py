@@ -28,7 +28,8 @@ from pathlib import Path
 import torch
 
 from data_pool import UserError
-from policy import LOGIT_CHUNK, _check_model_folder
+from loading import check_model_folder
+from policy import LOGIT_CHUNK
 
 MARGIN = 1.08   # what the allocator holds beyond what is in use
 FP32 = 4
@@ -53,7 +54,7 @@ OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
 def model_config(model: str):
     """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
     from transformers import AutoConfig
-    _check_model_folder(model)
+    check_model_folder(model)
     # without a network the hub's client announces every retry; the error at the end is enough
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:

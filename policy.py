@@ -19,8 +19,6 @@ costs G*(P + R). `logprobs_dense` is the plain path, kept so that the tests can 
 Shapes everywhere: B prompts (groups), G rollouts, P prompt, R response, V vocabulary, D hidden,
 N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts still running).
 """
-import json
-import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from data_pool import UserError
+from loading import find_eos_ids, load_model, refuse_unlike_heads
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
 PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
@@ -204,7 +203,7 @@ def draw(logits, temperature: float, generator):
 
 
 def split_groups(groups, token_budget: int):
-    """Micro-batches of groups under a token budget; yields lists of (group index, response indices).
+    """Micro-batches of groups under a token budget: lists of (group index, response indices).
 
     Groups are sorted by length so that a micro-batch pads little; a group that alone exceeds the
     budget is split over its responses, at the price of encoding its prompt again.
@@ -244,7 +243,7 @@ class Policy:
         """model: a transformers causal LM. Adapters start at zero: B = 0, so pi = reference."""
         from peft import LoraConfig, PeftModel, get_peft_model
         self.tokenizer, self.active = tokenizer, None
-        _refuse_unlike_heads(model.config)
+        refuse_unlike_heads(model.config)
         model.requires_grad_(False)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0,
                             target_modules="all-linear", task_type="CAUSAL_LM")
@@ -258,10 +257,12 @@ class Policy:
                     model = PeftModel.from_pretrained(model, path, adapter_name=name)
                 else:
                     model = get_peft_model(model, config, adapter_name=name)
-        for module in model.modules():  # bitsandbytes on a CPU: at the first inference it would repack
-            if hasattr(module, "support_avx512bf16_for_cpu"):  # 4-bit weights for a kernel that has
-                module.support_avx512bf16_for_cpu = False      # no gradient, and training would err
-        for module in model.modules():  # the policy that is scored is the one that sampled
+        for module in model.modules():
+            # bitsandbytes on a CPU: at the first inference it would repack 4-bit weights for a
+            # kernel that has no gradient, and training would err
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+            # no dropout anywhere: the policy that is scored is the one that sampled
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
             if hasattr(module, "attention_dropout"):
@@ -272,7 +273,7 @@ class Policy:
         self.params = {name: [p for n, p in model.named_parameters() if f".{name}." in n]
                        for name in adapters}
         self.device = self.lm.get_input_embeddings().weight.device
-        self.eos_ids = _eos_ids(self.lm, tokenizer)
+        self.eos_ids = find_eos_ids(self.lm, tokenizer)
         self._activate(None)
 
     @classmethod
@@ -282,28 +283,7 @@ class Policy:
 
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU).
         """
-        from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-        from transformers.utils import logging as transformers_logging
-        logging.getLogger("transformers").setLevel(logging.ERROR)
-        transformers_logging.disable_progress_bar()
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if dtype == "auto":
-            dtype = "bfloat16" if device.startswith("cuda") else "float32"
-        _check_model_folder(model)
-        options = dict(dtype=getattr(torch, dtype), device_map={"": device})
-        if quant == "nf4":
-            options["quantization_config"] = BitsAndBytesConfig(
-                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=getattr(torch, dtype))
-        elif quant:
-            raise UserError(f"unknown quantisation {quant!r}: use nf4 or leave it out")
-        try:
-            tokenizer = _load_tokenizer(model)
-            lm = AutoModelForCausalLM.from_pretrained(model, **options)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(f"cannot load the model {model}: {reason}") from None
+        lm, tokenizer = load_model(model, quant, dtype, device)
         for name, path in (adapter_paths or {}).items():
             if path and not (Path(path) / "adapter_config.json").is_file():
                 raise UserError(f"adapter {name}: {path} holds no adapter_config.json")
@@ -368,7 +348,8 @@ class Policy:
         if not self.tokenizer.chat_template:
             raise UserError("the model's tokenizer has no chat template: use an instruct model")
         # the template writes BOS and headers itself: text first, then ids, no special token twice
-        text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        text = self.tokenizer.apply_chat_template(prompt, tokenize=False,
+                                                  add_generation_prompt=True)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, ids) -> str:
@@ -571,51 +552,3 @@ def _scatter(logp, rows, cols):
     mask = torch.zeros(N, R, dtype=torch.bool, device=logp.device)
     mask[rows, cols] = True
     return out, mask
-
-
-def _eos_ids(lm, tokenizer) -> list[int]:
-    """Every id that ends a response: some chat models stop on several."""
-    ids = lm.generation_config.eos_token_id if lm.generation_config else None
-    ids = ids if isinstance(ids, list) else [ids]
-    ids = [i for i in dict.fromkeys([*ids, tokenizer.eos_token_id]) if i is not None]
-    if not ids:
-        raise UserError("the model names no end-of-sequence token: set eos_token in its tokenizer")
-    return ids
-
-
-def _load_tokenizer(model):
-    """The tokenizer of a model; one saved as a plain tokenizer.json is taken at its word.
-
-    The automatic class would be guessed from the model's type, whose own splitting rules would then
-    replace those in the file.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    config = Path(model) / "tokenizer_config.json"
-    kind = json.loads(config.read_text()).get("tokenizer_class") if config.is_file() else None
-    plain = kind in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(model)
-
-
-def _refuse_unlike_heads(config):
-    """Models that do more than a linear head and full causal attention would be scored wrongly."""
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise UserError(f"this model changes its logits after the head ({name}): not supported")
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise UserError("this model uses sliding-window attention: not supported, "
-                        "choose one with full attention (Qwen2.5, Llama)")
-
-
-def _check_model_folder(model):
-    """A local folder must hold a model and a tokenizer; anything else is taken as a hub name."""
-    folder = Path(model)
-    if not folder.exists():
-        if folder.is_absolute() or str(model).startswith("."):
-            raise UserError(f"model folder {model} does not exist")
-        return
-    if not (folder / "config.json").is_file():
-        raise UserError(f"model folder {model} has no config.json: is it a transformers model?")
-    if not any((folder / name).is_file() for name in
-               ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")):
-        raise UserError(f"model folder {model} has no tokenizer: save one beside the model "
-                        "with tokenizer.save_pretrained")

@@ -263,7 +263,7 @@ def test_base_model_is_cached_under_its_configuration(tmp_path, monkeypatch):
     """A change of the settings would silently go on with the old model."""
     monkeypatch.setattr(ladder, "PRETRAIN", dict(steps=12, batch=4, lr=1e-3))
     built, real = [], ladder._pretrain
-    monkeypatch.setattr(ladder, "_pretrain", lambda folder: (built.append(1), real(folder, False)))
+    monkeypatch.setattr(ladder, "_pretrain", lambda folder: (built.append(1), real(folder)))
     folder = ladder.base_model(tmp_path / "cache")
     assert ladder.base_model(tmp_path / "cache") == folder and len(built) == 1
     first = (folder / "model.safetensors").read_bytes()
@@ -274,7 +274,7 @@ def test_base_model_is_cached_under_its_configuration(tmp_path, monkeypatch):
     monkeypatch.setattr(ladder, "PRETRAIN", dict(steps=12, batch=4, lr=1e-3))
     again = ladder.base_model(tmp_path / "elsewhere")
     assert (again / "model.safetensors").read_bytes() == first  # same seed, same bits
-    options = SimpleNamespace(cache_dir=str(tmp_path / "cache"), rank=4, seed=0)
+    options = SimpleNamespace(cache_dir=str(tmp_path / "cache"), rank=4, seed=0, device="cpu")
     policy = ladder.load_policy(options)
     assert isinstance(policy, Policy) and set(policy.params) == {"agent", "env"}
     assert policy.decode(policy.encode("3 s1 inc =")) == "3 s1 inc ="
@@ -307,10 +307,11 @@ def test_worlds_are_loaded_by_name_and_have_every_function():
 
 def test_ladder_refuses_a_model_of_ones_own():
     """--model would be ignored without a word."""
-    ladder.prepare(SimpleNamespace(model="", base_tasks=""))
-    for options in (dict(model="x", base_tasks=""), dict(model="", base_tasks="x")):
-        with pytest.raises(UserError, match="leave out"):
-            ladder.prepare(SimpleNamespace(**options))
+    fine = dict(model="", base_tasks="", validation_tasks="", quant="")
+    ladder.prepare(SimpleNamespace(**fine))
+    for name in fine:
+        with pytest.raises(UserError, match=name.split("_")[0]):
+            ladder.prepare(SimpleNamespace(**{**fine, name: "x"}))
 
 
 def test_tasks_are_plain_json():

@@ -165,17 +165,50 @@ def test_gradient_is_that_of_the_weighted_imitation_loss():
     made = gradients(policy, "env")
     clear(policy)
     w = np.exp(lam * np.array([r.r_env for r in records]))
-    w, loss, tokens = w / w.mean(), 0, 0
+    w, nll, tokens, penalty, kl_tokens = w / w.mean(), 0, 0, 0, 0
     for i in (4, 0, 2, 1):
-        r = records[i]
-        with policy.use(None), torch.no_grad():
-            ref = naive_logps(policy, r.prompt, r.response, 0.7)
         with policy.use("env"):
-            for a, b in zip(naive_logps(policy, r.prompt, r.response, 0.7), ref):
-                loss = loss - float(w[i]) * a + kl_coef * ((b - a).exp() - 1 + a - b)
-        tokens += len(r.response)
-    (loss / tokens).backward()
+            for a in naive_logps(policy, records[i].prompt, records[i].response, 0.7):
+                nll = nll - float(w[i]) * a
+        tokens += len(records[i].response)
+    for prompt, (response,) in probe[:4]:  # the penalty's turn of the probe: as many as the batch
+        with policy.use(None), torch.no_grad():
+            ref = naive_logps(policy, prompt, response, 0.7)
+        with policy.use("env"):
+            for a, b in zip(naive_logps(policy, prompt, response, 0.7), ref):
+                penalty = penalty + (b - a).exp() - 1 + a - b
+        kl_tokens += len(response)
+    (nll / tokens + kl_coef * penalty / kl_tokens).backward()
     assert close(made, gradients(policy, "env"), 1e-4)
+
+
+def test_penalty_holds_the_simulator_where_only_selected_text_is_imitated():
+    """On the imitated records the same term would only shrink the weights: the simulator would
+    still forget everything that was not selected. On its own text it finds a balance."""
+    def outside(kl_coef):
+        table = Table(INITIAL)
+        optimizer = torch.optim.SGD(table.params["env"], lr=0.5)
+        for _ in range(60):  # one step per update: the probe is the simulator's own text each time
+            records, probe = ALL
+            good = [i for i, r in enumerate(records) if r.response[0] in (0, 1)]
+            ids = torch.multinomial(table.probs(), 400, replacement=True).tolist()
+            rwr_update(table, "env", optimizer, records, [good],
+                       [(probe[0][0], [[i]]) for i in ids], kl_coef=kl_coef, kl_kind="k2",
+                       kl_cap=1e9)
+        return float(1 - table.probs()[:2].sum())
+    torch.manual_seed(0)
+    free, held = outside(0.0), outside(1.0)
+    assert free < 0.15 and held > 2 * free
+
+
+def test_a_step_to_nan_never_passes_the_cap(monkeypatch):
+    """nan > cap is false: a diverged simulator would be kept."""
+    policy, (records, probe) = tiny_policy(), six_records()
+    before = weights(policy, "env")
+    monkeypatch.setattr(rwr, "mean_kl", lambda a, b: float("nan"))
+    stats = rwr_update(policy, "env", policy.optimizer("env", 1e-3), records, [[0, 1]], probe)
+    assert stats["env_capped"] == 1 and stats["env_steps"] == 0
+    assert all(torch.equal(x, y) for x, y in zip(before, weights(policy, "env")))
 
 
 def test_micro_batches_do_not_change_the_gradient():

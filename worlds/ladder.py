@@ -11,9 +11,9 @@ alone and prints how well it knows each tool.
 A task is a start digit and a chain of tools with step indices; the response repeats index and tool
 and gives the resulting digit, `3 s1 inc s2 dbl =` -> `s1 inc 4 s2 dbl 8`. The indices make copying
 learnable in seconds. The base model, a two-layer Qwen2, is trained on imperfect demonstrations:
-tool j is shown with a wrong result at a slip rate rising from .05 (rung 0) to .95 (rung 11). It also
-learns the simulator's role: given a seed task and the recent success, write a *near* variation,
-whose direction does not depend on the success: that is left to RWR.
+tool j is shown with a wrong result at a slip rate rising from .05 (rung 0) to .95 (rung 11). It
+also learns the simulator's role: given a seed task and the recent success, write a *near*
+variation, whose direction does not depend on the success: that is left to RWR.
 
 Where it differs on purpose from a real domain: the checker is exact (it computes the chain), and
 the simulator cannot write an ambiguous task.
