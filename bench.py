@@ -492,7 +492,8 @@ def parser():
     t.add_argument("--vocab", type=int, default=1600,
                    help="1600 gives the output head 8 %% of the weights, as in the 7B; 32000 63 %%")
     t.add_argument("--threads", type=int, default=1, help="torch threads")
-    t.add_argument("--trl-rows", type=int, default=0, help="rows per micro-batch of TRL; 0 = all")
+    t.add_argument("--trl-rows", type=int, default=8,
+                   help="rows per micro-batch of TRL; 8 is its own default; 0 = all")
     t.add_argument("--token-budget", type=int, default=16384, help="tokens per micro-batch of ours")
     t.add_argument("--trl-head", choices=("response", "stock"), default="response",
                    help="positions that TRL projects to the vocabulary, see the top of bench.py")
