@@ -325,9 +325,10 @@ def peak_memory(peaks: dict, phase: str, device):
     try:
         yield peaks
     except torch.OutOfMemoryError:
-        lower = "--token-budget" if "update" in phase else "--max-rows"
-        raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
-                        f"--resume and a lower {lower}") from None
+        # rows at once decide which random numbers a rollout gets: a resumed run must keep them
+        advice = "go on from the last checkpoint with --resume and a lower --token-budget" \
+            if "update" in phase else "start a run in another --out with a lower --max-rows"
+        raise UserError(f"out of GPU memory during {phase}: {advice}") from None
     finally:
         if device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(device)

@@ -166,10 +166,10 @@ def test_validation_prefills_no_more_than_the_agents_rollouts(name):
     phases = memory.estimate(config, options(**{**PRESETS[name], "agreement": 2}), e=2)
     for phase in ("validation", "agreement check"):
         assert phases[phase]["prefill"] <= phases["agent rollouts"]["prefill"], phase
-    o = options(max_rows=512, token_budget=16384)
-    assert memory.rollout_rows(o, 1, 30) == 512      # short prompts: as wide as it goes
-    assert memory.rollout_rows(o, 1, 1000) == 64     # as many prompts as 512 // G
-    assert memory.rollout_rows(o, 1024, 10) == 512
+    o = options(max_rows=64, max_prompt_tokens=1024)
+    assert memory.rollout_rows(o, 1, 1024) == 8      # as many prompts as 64 // G
+    assert memory.rollout_rows(o, 1, 32) == 32       # short ones: the tokens of one long prompt
+    assert memory.rollout_rows(o, 1, 4) == 64 == memory.rollout_rows(o, 128, 4)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -430,6 +430,8 @@ def test_token_f1_is_the_harmonic_mean_of_precision_and_recall():
 class Script:
     """A policy that says what it is told to, in turn."""
 
+    device = "cpu"
+
     def __init__(self, texts):
         self.texts, self.prompts = list(texts), []
 
@@ -457,7 +459,7 @@ def test_a_scripted_simulator_is_counted_right(tmp_path):
              json.dumps({"task": held.text, **held.spec})]
     o = dataclasses.replace(genenv.Options(), world="tool_calls")
     run = SimpleNamespace(o=o, world=world, policy=Script(texts), sampler=None, success=0.5,
-                          part=genenv.Part(t=1),
+                          part=genenv.Part(t=1), peaks={},
                           train_pool=TrainPool(tmp_path / "train.jsonl", [SEED]))
     written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
     assert [g.text for g in written] == [texts[0], texts[2]]

@@ -27,7 +27,7 @@ from test_tool_calls import chat_model, said
 from worlds import tool_calls as world
 
 SMALL = ["--threads", "1", "--device", "cpu", "--rank", "4", "--seeds", "2", "--G", "2",
-         "--val-samples", "1", "--env-updates", "2"]
+         "--val-samples", "1", "--env-updates", "2", "--env-probe", "8"]
 FILES = ["config.json", "metrics.jsonl", "samples.jsonl", "train.jsonl", "memory.json",
          "report.html", "figures/validation.png", "figures/success_rate.png",
          *(f"adapters/{name}/adapter_{part}" for name in ("agent", "env")
@@ -379,7 +379,7 @@ def test_stopped_in_mid_epoch_it_resumes_to_the_same_run(done, model, tasks, tmp
         code, script, _ = scripted(patch, model, tasks, tmp_path / "r", "--epochs", "2")
     assert code == 128 + signal.SIGINT and len(steps) == 4
     monkeypatch.setattr(Policy, "sample", lambda policy, *a, **k: script(policy, *a, **k))
-    assert genenv.main(["--resume", "--out", str(tmp_path / "r"), "--max-rows", "16"]) == 0
+    assert genenv.main(["--resume", "--out", str(tmp_path / "r")]) == 0
     assert len(script.valid) == 5  # nothing was written twice
     same_run(done.out, tmp_path / "r")
 

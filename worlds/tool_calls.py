@@ -32,7 +32,6 @@ also keeps rewordings of one task on one side of the validation split.
 """
 import hashlib
 import json
-import logging
 import math
 import re
 import string
@@ -513,8 +512,6 @@ def load_policy(o) -> Policy:
     """
     from jinja2 import TemplateError  # what transformers renders chat templates with
     from safetensors import SafetensorError
-    # on a CPU it asks for an optional kernel that has no backward pass and would not be used
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         policy = Policy.load(o.model, rank=o.rank, quant=o.quant or None, device=o.device,
                              seed=o.seed)
