@@ -268,6 +268,8 @@ def _pretrain(folder):
     """Train the base model from scratch on both roles and save it to `folder`."""
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
+    from transformers.utils import logging
+    logging.disable_progress_bar()  # of saving one small file
     rng, tokenizer, steps = random.Random(BASE_SEED), _tokenizer(), PRETRAIN["steps"]
     with torch.random.fork_rng():  # transformers initialises weights from the global generator
         torch.manual_seed(BASE_SEED)
