@@ -158,7 +158,7 @@ def written(case, seed, n, before):
         "copy of the seed": json.dumps(seed),
         "other kind than the seed": json.dumps(answer_record(n) if calls else calls_record(n)),
         "truncated": json.dumps(record),
-        "prompt too long": json.dumps({**record, "task": f"Number {n}: " + 4200 * "x"}),
+        "prompt too long": json.dumps({**record, "task": f"Number {n}: " + 2600 * "x"}),
     }
     reason = "" if case in VALID else case
     if case == "answer leaked" and not calls:  # it is a calls task
@@ -273,7 +273,8 @@ def frozen(policy) -> dict:
     return {n: p.detach().clone() for n, p in policy.model.named_parameters() if "lora_" not in n}
 
 
-STEPS = ["--steps", "2", "--variations", "8", "--max-response-tokens", "64"]
+STEPS = ["--steps", "2", "--variations", "8", "--max-response-tokens", "64",
+         "--max-prompt-tokens", "2600", "--env-updates", "1"]
 
 
 def scripted(monkeypatch, model, tasks, out, *more, agreement=0):
