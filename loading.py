@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from data_pool import UserError
 
@@ -46,6 +47,10 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"cannot load the model {model}: {reason}") from None
+    except (SafetensorError, RuntimeError) as error:  # a broken download, another model's weights
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(f"the weights of {model} do not load ({reason:.160}): are they whole, "
+                        "and do they belong to the config.json beside them?") from None
 
 
 def load_tokenizer(model):

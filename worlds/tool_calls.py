@@ -511,14 +511,7 @@ def load_policy(o) -> Policy:
     the limit.
     """
     from jinja2 import TemplateError  # what transformers renders chat templates with
-    from safetensors import SafetensorError
-    try:
-        policy = Policy.load(o.model, rank=o.rank, quant=o.quant or None, device=o.device,
-                             seed=o.seed)
-    except (SafetensorError, RuntimeError) as error:  # a broken download, another model's weights
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the weights of {o.model} do not load ({reason:.160}): are they whole, "
-                        "and do they belong to the config.json beside them?") from None
+    policy = Policy.load(o.model, rank=o.rank, quant=o.quant or None, device=o.device, seed=o.seed)
     splits = _splits(o.base_tasks, o.validation_tasks)
     try:
         for task in [task for tasks in splits.values() for task in tasks]:
