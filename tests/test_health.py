@@ -1,0 +1,268 @@
+"""Each way of going wrong raises its own warning and no other; a healthy run raises none.
+
+    python -m pytest -q tests/test_health.py
+
+The simulators and agents are scripts: what they write and how often they succeed is known, so the
+warning they deserve is too. Everything else is the real loop, with its pools and both updates. Runs
+of default size that went well, and two that did not, are in tests/golden/health as they were
+recorded: metrics.jsonl of `python genenv.py`, with the options named in the first line.
+"""
+import json
+import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import genenv
+import health
+import measure
+import report
+from data_pool import read_jsonl
+from policy import Policy, Rollout
+from worlds import ladder
+
+GOLDEN = Path(__file__).with_name("golden") / "health"
+ROOT = Path(__file__).parent.parent
+SMALL = ["--threads", "1", "--rank", "4", "--epochs", "6", "--steps", "2", "--seeds", "4",
+         "--replay", "1", "--env-probe", "32", "--val-samples", "2", "--env-updates", "3", "--env-lr", "1e-4",
+         "--agent-lr", "1e-4", "--k-min", "0.26", "--env-kl-cap", "0.15"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A base model of a few training steps: only its tokenizer and its gradients matter here."""
+    full, ladder.PRETRAIN = ladder.PRETRAIN, dict(steps=30, batch=16, lr=6e-3)
+    yield str(tmp_path_factory.mktemp("cache"))
+    ladder.PRETRAIN = full
+
+
+# ---------------------------------------------------------------------------------------------
+# scripts
+
+
+def vary(seed, rng, t):
+    """What a healthy simulator writes: the seed with new tools at some places."""
+    tools = [tool if rng.random() < 0.5 else rng.choice(ladder.NAMES)
+             for tool in seed.split()[2::2]]
+    tools += rng.choices(ladder.NAMES, k=rng.randrange(4))
+    return f"{rng.randrange(10)} {ladder._chain(tools[:ladder.MAX_STEPS])}"
+
+
+def few(seed, rng, t):
+    """A handful of tasks, over and over."""
+    return f"{rng.randrange(4)} s1 hop s2 tpl s3 mir s4 sqr s5 half"
+
+
+def easy(seed, rng, t):
+    """Ever other chains, but of two tools."""
+    return f"{rng.randrange(10)} {ladder._chain(rng.choices(ladder.NAMES[:2], k=5))}"
+
+
+def later(write, since=3):
+    """Healthy until an epoch, then `write`."""
+    return lambda seed, rng, t: (write if t >= since else vary)(seed, rng, t)
+
+
+def mostly(write, share):
+    """`write` in a share of the cases, else healthy."""
+    return lambda seed, rng, t: (write if rng.random() < share else vary)(seed, rng, t)
+
+
+def learning(task, t):
+    """Tasks of every difficulty, and an agent that gets better at all of them."""
+    return min(0.95, 0.1 + 0.6 * int(task.id[:4], 16) / 0xffff + 0.06 * t)
+
+
+def flat(p):
+    """An agent whose success never changes."""
+    return lambda task, t: p
+
+
+def all_or_nothing(task, t):
+    """Half of the tasks always, the others never."""
+    return float(int(task.id[:4], 16) % 2)
+
+
+def scripted(monkeypatch, write=vary, p=learning, p_agree=None, cut=0.0, cut_tasks=0.0):
+    """Replace sampling and scoring. write(seed text, rng, epoch) -> text of the simulator;
+    p(task, epoch) -> success rate of the agent, p_agree of the simulator at its own tasks;
+    cut, cut_tasks: shares of responses and of tasks that do not end."""
+    rng, now = random.Random(0), SimpleNamespace(epoch=0)
+
+    def sample(self, adapter, prompts, G=1, *args, **kwargs):
+        rollouts = []
+        for i in range(len(prompts) * G):
+            asked = self.decode(prompts[i // G])
+            if asked.startswith("vary"):
+                text, share = write(asked.removesuffix(" =>").split(" ", 2)[2], rng,
+                                    now.epoch), cut_tasks
+            else:  # the first tool tells the simulator's own attempts from the agent's
+                tool = "dec" if adapter == "env" else "inc"
+                text, share = f"s1 {tool} {rng.randrange(10)}", cut
+            truncated = rng.random() < share
+            ids = self.encode(text) + [self.tokenizer.eos_token_id] * (not truncated)
+            rollouts.append(Rollout(i // G, prompts[i // G], ids, [-1.0] * len(ids), truncated))
+        return rollouts
+
+    def score(task, response):
+        own = p_agree is not None and response.startswith("s1 dec")
+        rate = p_agree(task, now.epoch) if own else p(task, now.epoch)
+        return float(rng.random() < rate), True
+
+    def epoch(run, t, real=genenv.epoch):
+        now.epoch = t
+        real(run, t)
+
+    monkeypatch.setattr(Policy, "sample", sample)
+    monkeypatch.setattr(ladder, "score", score)
+    monkeypatch.setattr(genenv, "epoch", epoch)
+    monkeypatch.setattr(genenv, "finish", lambda run: None)  # figures are tested elsewhere
+
+
+def kinds(records):
+    """The keywords of all warnings of a run."""
+    return {w.partition(":")[0] for r in records for w in r["warnings"]}
+
+
+def run(out, cache, *options):
+    """The records of a run with a script."""
+    assert genenv.main(["--out", str(out), "--cache-dir", cache, *SMALL, *options]) == 0
+    return read_jsonl(out / "metrics.jsonl")
+
+
+# so that tasks of small runs are met again, and validation is measured well
+MUCH_REPLAY = ["--replay", "2", "--base-share", "0.25", "--val-samples", "8"]
+HEALTHY = {
+    "default": [], "random": ["--variant", "random"], "static": ["--variant", "static"],
+    "one try of agreement": ["--agreement", "1"], "four tries": ["--agreement", "4"],
+    "no replay": ["--replay", "0"], "much replay": MUCH_REPLAY, "G = 4": ["--G", "4"], "a little noise": [
+        "--reward-noise", "0.1"],
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_script_raises_no_warning(name, tmp_path, cache, monkeypatch):
+    """Varied tasks, an agent that learns: silence, whatever the options."""
+    scripted(monkeypatch)
+    records = run(tmp_path / "r", cache, *HEALTHY[name])
+    assert kinds(records) == set(), [r["warnings"] for r in records]
+
+
+SICK = {  # name: (script, options, the one warning that it deserves)
+    "collapses": (dict(write=later(few)), [], "collapse"),
+    "is narrow from the start": (dict(write=few), [], "collapse"),
+    "falls back to two tools": (dict(write=later(easy)), [], "collapse"),
+    "collapses untrained": (dict(write=few), ["--variant", "random"], "collapse"),
+    "starves": (dict(p=flat(0.9)), ["--k-min", "0.1"], "starvation"),
+    "copies": (dict(write=mostly(lambda seed, rng, t: seed, 0.6)), [], "copies"),
+    "babbles": (dict(write=mostly(lambda seed, rng, t: "s1 s1 inc =", 0.8)), [], "invalid"),
+    "begins to babble": (dict(write=later(mostly(lambda s, r, t: "dbl", 0.7))), [], "invalid"),
+    "is ambiguous": (dict(p_agree=flat(0.05)), ["--agreement", "4"], "ambiguous"),
+    "is ambiguous, one try": (dict(p_agree=flat(0.1)), ["--agreement", "1"], "ambiguous"),
+    "lives on noisy rewards": (dict(p=flat(0.7)), ["--reward-noise", "0.5", *MUCH_REPLAY],
+                               "exploitation"),
+    "lives on coin flips": (dict(p=flat(0.5)), MUCH_REPLAY, "exploitation"),
+    "moves too fast": ({}, ["--env-kl-cap", "1e-9"], "KL cap"),
+    "drifts": ({}, ["--env-lr", "0.2", "--env-kl", "0", "--env-kl-cap", "1e9",
+                      "--env-updates", "12"], "drift"),
+    "is too hard": (dict(p=flat(0.0)), [], "stuck"),
+    "is too easy": (dict(p=flat(1.0)), [], "stuck"),
+    "is too easy, untrained": (dict(p=flat(1.0)), ["--variant", "random"], "stuck"),
+    "is all or nothing": (dict(p=all_or_nothing), ["--variant", "random"], "no signal"),
+    "gets cut-off answers": (dict(cut=0.4), [], "truncated"),
+    "writes without end": (dict(cut_tasks=0.4), [], "truncated"),
+}
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_simulator_that(name, tmp_path, cache, monkeypatch):
+    """... raises its own warning and no other."""
+    script, options, keyword = SICK[name]
+    scripted(monkeypatch, **script)
+    records = run(tmp_path / "r", cache, *options)
+    assert kinds(records) == {keyword}, [r["warnings"] for r in records]
+    text = next(w for r in records for w in r["warnings"])
+    named = re.findall(r"--([A-Za-z][a-z-]*)", text)  # what to change, by names that exist
+    assert named or "base tasks" in text
+    assert all(hasattr(genenv.Options, n.replace("-", "_")) for n in named), named
+
+
+def test_all_or_nothing_tasks_also_starve_a_trained_simulator(tmp_path, cache, monkeypatch):
+    """No group differs and no task is in the band: two truths, both said."""
+    scripted(monkeypatch, p=all_or_nothing)
+    assert kinds(run(tmp_path / "r", cache)) == {"no signal", "starvation"}
+
+
+def test_a_warning_ends_with_its_cause(tmp_path, cache, monkeypatch):
+    """A simulator that babbles for two epochs only is not accused afterwards."""
+    babble = lambda seed, rng, t: "dbl" if t in (2, 3) and rng.random() < 0.8 else vary(seed, rng, t)
+    scripted(monkeypatch, write=babble)
+    warned = [r["epoch"] for r in run(tmp_path / "r", cache) if r["warnings"]]
+    assert warned == [2, 3]
+
+
+def test_warnings_are_printed_and_kept(tmp_path, cache, monkeypatch, capsys):
+    """Below the epoch's line, in metrics.jsonl and in the report."""
+    scripted(monkeypatch, write=few)
+    records = run(tmp_path / "r", cache, "--epochs", "2")
+    text = records[-1]["warnings"][0]
+    assert f"  ! {text}" in capsys.readouterr().out
+    report.write(tmp_path / "r")
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert page.index("the simulator repeats itself") < page.index("<h2>Curves")
+
+
+# ---------------------------------------------------------------------------------------------
+# every check is covered, documented, and has its figure
+
+
+def keyword_of(check):
+    """The word that a check's sentences begin with, from its source."""
+    import inspect
+    return re.search(r'return \(?f"([A-Za-z ]+): ', inspect.getsource(check)).group(1)
+
+
+def test_every_check_has_a_script_and_a_paragraph_with_a_figure():
+    """A new warn_ function without its test or its paragraph fails here."""
+    words = {keyword_of(check) for check in health.CHECKS}
+    assert len(words) == len(health.CHECKS) and words == {k for _, _, k in SICK.values()}
+    text = (ROOT / "TROUBLESHOOTING.md").read_text()
+    paragraphs = dict(re.findall(r"^\*\*([A-Za-z ]+)\*\*(.*?)\n\n", text, re.M | re.S))
+    assert set(paragraphs) == words
+    figures = set(report.figures(recorded("genenv")[0], {"k_min": 0.2}))
+    for word, paragraph in paragraphs.items():
+        shown = re.findall(r"figures/(\w+\.png)", paragraph)
+        assert shown and set(shown) <= figures, word
+
+
+# ---------------------------------------------------------------------------------------------
+# recorded runs of default size
+
+
+def recorded(name):
+    """(records, options) of a recorded run."""
+    lines = read_jsonl(GOLDEN / f"{name}.jsonl")
+    return lines[1:], SimpleNamespace(**lines[0])
+
+
+def again(records, options):
+    """The records with their warnings computed anew."""
+    return [{**r, "warnings": health.warnings(r, records[:i], options)}
+            for i, r in enumerate(records)]
+
+
+@pytest.mark.parametrize("name", ["genenv", "random"])
+def test_recorded_default_run_is_healthy(name):
+    """The main command as recorded: 24 epochs, both policies learning, no warning."""
+    records, options = recorded(name)
+    assert len(records) == 25 and options.variant == name
+    assert records[-1]["validation"] > records[0]["validation"] + 0.2
+    assert kinds(again(records, options)) == set()
+
+
+@pytest.mark.parametrize("name, keyword", [("noise", "exploitation"), ("collapse", "collapse")])
+def test_recorded_sick_run_is_named(name, keyword):
+    """--reward-noise 0.5, and a simulator whose agent had learned next to nothing."""
+    assert kinds(again(*recorded(name))) == {keyword}
