@@ -87,7 +87,7 @@ def resumed_options(given: dict, preset: dict, Options) -> dict:
     try:
         saved = json.loads(path.read_text())
         unknown = set(saved.keys()) - {f.name for f in fields(Options)}
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise UserError(f"{path} is damaged: it is not a JSON object") from None
     if unknown:
         raise UserError(f"{path} has an option this version does not know: {sorted(unknown)[0]}")

@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+import genenv
 from data_pool import UserError, append_jsonl, read_jsonl
 
 ROOT = Path(__file__).resolve().parent
@@ -297,7 +298,7 @@ def _curve(axis, seeds, x, y, label, i):
 
 def main(argv=None) -> int:
     """Entry point; 0, or 2 with one line on a user's mistake."""
-    p = argparse.ArgumentParser(prog="experiments.py", description=__doc__.splitlines()[0])
+    p = genenv.Parser(prog="experiments.py", description=__doc__.splitlines()[0])
     p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=int, default=3, help="runs of each variant (default 3)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
@@ -305,8 +306,9 @@ def main(argv=None) -> int:
     p.add_argument("--quick", action="store_true", help="tiny runs, to see that it works")
     p.add_argument("--out", default="experiments", help="folder of the results")
     p.add_argument("--only-draw", action="store_true", help="table and figures of what is there")
-    args, extra = p.parse_known_args(argv)
     try:
+        args, extra = p.parse_known_args(argv)
+        genenv.parse_options(extra)  # what is not ours is genenv.py's: refused now, not in each run
         if args.seeds < 1 or args.jobs < 1:
             raise UserError("--seeds and --jobs must be at least 1")
         out = Path(args.out)

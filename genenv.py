@@ -22,6 +22,7 @@ import argparse
 import dataclasses
 import inspect
 import json
+import math
 import os
 import re
 import sys
@@ -454,6 +455,8 @@ def check_options(o: Options) -> Options:
     def need(ok, name, what):
         if not ok:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(o, name)!r}: {what}")
+    for f in dataclasses.fields(o):
+        need(f.type is not float or math.isfinite(getattr(o, f.name)), f.name, "must be finite")
     for name in ("alpha", "alpha_end"):
         need(0 < getattr(o, name) < 1, name, "must lie strictly between 0 and 1")
     need(o.G >= 2, "G", "a group needs at least 2 rollouts, with one there is no baseline")
@@ -468,22 +471,24 @@ def check_options(o: Options) -> Options:
         need(0 <= getattr(o, name) <= 1, name, "must lie between 0 and 1")
     for name in ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap"):
         need(getattr(o, name) > 0, name, "must be greater than 0")
+    need(o.seed < 2 ** 60, "seed", "must be below 2 ** 60")
+    need(o.threads <= 1024, "threads", "more than 1024 threads are of no use")
     for name, choices in CHOICES.items():
         need(getattr(o, name) in choices, name, f"choose from {', '.join(filter(None, choices))}")
     return o
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """argparse whose mistakes are UserErrors: one line each, like all others."""
 
     def error(self, message):
-        raise UserError(f"{message}; see python genenv.py --help")
+        raise UserError(f"{message}; see python {self.prog} --help")
 
 
 def parser() -> argparse.ArgumentParser:
     """An argument parser made from Options: name, type, default and the comment as help."""
     comments = dict(re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(Options), re.MULTILINE))
-    p = _Parser(prog="genenv.py", description="GenEnv: an agent and a task simulator co-evolve.",
+    p = Parser(prog="genenv.py", description="GenEnv: an agent and a task simulator co-evolve.",
                 argument_default=argparse.SUPPRESS, allow_abbrev=False)
     p.add_argument("--preset", help=f"a set of options: {', '.join(PRESETS)}; others override it")
     for f in dataclasses.fields(Options):

@@ -149,7 +149,7 @@ def _read(folder):
     try:
         options = json.loads((folder / "config.json").read_text())
         missing = {"variant", "world", "seed", "k_min", "val_samples"} - set(options)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         raise UserError(f"{folder / 'config.json'} is missing or damaged") from None
     if missing:
         raise UserError(f"{folder / 'config.json'} has no option {sorted(missing)[0]}")

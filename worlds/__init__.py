@@ -48,4 +48,6 @@ def read_teacher(world, path) -> list:
         except InvalidTask as reason:
             raise UserError(f"{path}, record {n}: {reason}") from None
         tasks.append(dataclasses.replace(task, origin="teacher"))
+    if not tasks:
+        raise UserError(f"{path}: holds no tasks")
     return tasks

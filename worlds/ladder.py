@@ -329,11 +329,19 @@ def write_teacher(n: int, path):
         file.writelines(json.dumps({"text": t.text}) + "\n" for t in tasks.values())
 
 
-def main():
+def main(argv=None) -> int:
     """Build the base model and print its success rate on single steps, rung by rung;
-    or, with `teacher N FILE`, write a teacher's tasks."""
-    if sys.argv[1:2] == ["teacher"]:
-        return write_teacher(int(sys.argv[2]), sys.argv[3])
+    or, with `teacher N FILE`, write a teacher's tasks. Returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if argv:
+            if len(argv) != 3 or argv[0] != "teacher" or not argv[1].isdecimal() or argv[1] == "0":
+                raise UserError("usage: python -m worlds.ladder [teacher N FILE], N at least 1")
+            write_teacher(int(argv[1]), argv[2])
+            return 0
+    except (UserError, OSError) as error:
+        print(f"ladder: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
     policy = Policy.load(str(base_model("runs/cache")), adapters=())
     for name in NAMES:
         tasks = [_task(d, [name], "demo") for d in range(10)]
@@ -342,7 +350,8 @@ def main():
         hits = [score(tasks[i // 20], policy.decode(r.response))[0] for i, r in enumerate(out)]
         print(f"{name:5s} p = {sum(hits) / len(hits):.2f}   demonstrated "
               f"{1 - slip_rate(RUNG[name]):.2f}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
