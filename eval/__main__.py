@@ -125,6 +125,8 @@ def run(argv) -> int:
         raise UserError(f"--variant {args.variant} reads what others wrote: pass --responses FILE")
     # all data first: a missing file should not show up after hours of generation
     parts = {bench: chosen_records(bench, args) for bench in benches}
+    if Path(args.out).is_file():
+        raise UserError(f"--out {args.out} is a file: name a folder")
     answers = {bench: read_responses(bench, parts[bench], args) for bench in benches} \
         if args.responses else None
     folder = make_folder(args.out)

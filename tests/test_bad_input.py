@@ -1,0 +1,661 @@
+"""Malformed input of every kind: one clear line on stderr, exit code 2, nothing half written.
+
+    python -m pytest -q tests/test_bad_input.py
+
+Options, run folders to resume (options, checkpoint, pools), files of tasks, benchmark files, and
+the other command lines. Every case runs in this process; none gets as far as training.
+"""
+import dataclasses
+import errno
+import gzip
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+
+import pytest
+import torch
+
+import bench
+import checkpoint
+import data_pool
+import eval.__main__
+import eval.make_base
+import experiments
+import genenv
+import report
+from data_pool import UserError, read_jsonl
+from worlds import ladder
+
+pytestmark = pytest.mark.usefixtures("no_training")
+MICRO = ["--threads", "1", "--steps", "1", "--seeds", "4", "--val-samples", "1",
+         "--env-updates", "2", "--rank", "4"]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """(run folder of three epochs, the policy that it trained, cache folder)."""
+    patch, kept = pytest.MonkeyPatch(), []
+    real = ladder.load_policy
+    patch.setattr(ladder, "PRETRAIN", dict(steps=30, batch=16, lr=6e-3))
+    rng = random.Random(0)  # rewards that differ, so that both optimisers have a state
+    patch.setattr(ladder, "score", lambda task, text: (float(rng.random() < 0.5), True))
+    patch.setattr(ladder, "load_policy", lambda o: kept.append(real(o)) or kept[-1])
+    folder, cache = tmp_path_factory.mktemp("bad") / "run", tmp_path_factory.mktemp("cache")
+    assert genenv.main(["--out", str(folder), "--cache-dir", str(cache), *MICRO,
+                        "--epochs", "3"]) == 0
+    patch.setattr(ladder, "load_policy", real)
+    yield folder, kept[-1], cache
+    patch.undo()
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    """Whatever gets as far as an epoch was not refused."""
+    def begun(*args):
+        raise AssertionError("this input was accepted")
+    monkeypatch.setattr(genenv, "dry_epoch", begun)
+    monkeypatch.setattr(genenv, "epoch", begun)
+
+
+@pytest.fixture
+def folder(done, tmp_path, monkeypatch):
+    """A copy of the run to damage. The policy is not loaded anew, which is what takes long."""
+    shutil.copytree(done[0], tmp_path / "run", ignore=shutil.ignore_patterns("figures", "*.html"))
+    monkeypatch.setattr(ladder, "load_policy", lambda o: done[1])
+    return tmp_path / "run"
+
+
+def tree(root):
+    """{path: bytes} of all files below a folder, but those that hold what was set aside."""
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*"))
+            if p.is_file() and p.suffix != ".torn"}
+
+
+def refused(capsys, root, main, argv, *words):
+    """`main(argv)` says all of `words` in one line, returns 2, and changes nothing below `root`."""
+    before = tree(root)
+    capsys.readouterr()
+    try:
+        code = main([str(a) for a in argv])
+    except SystemExit as error:
+        code = error.code
+    err = capsys.readouterr().err
+    assert code == 2, err
+    assert err.count("\n") == 1 and err.endswith("\n") and len(err) < 900, err
+    assert "Traceback" not in err and all(str(w) in err for w in words), err
+    after = tree(root)
+    assert after.keys() == before.keys() and after == before
+
+
+# ---------------------------------------------------------------------------------------------
+# options of genenv.py
+
+
+def wrong_values():
+    """(flag, value) for every option: of the wrong type, missing, or outside its range."""
+    for f in dataclasses.fields(genenv.Options):
+        flag = "--" + f.name.replace("_", "-")
+        if f.type is int:
+            yield from ((flag, v) for v in ("x", "1.5", "-1"))
+        elif f.type is float:
+            yield from ((flag, v) for v in ("x", "nan", "inf", "-0.5"))
+        elif f.type is str:
+            yield flag, None
+    for flag, values in {
+            "--alpha": ["0", "1", "2"], "--alpha-end": ["0", "1"], "--G": ["0", "1"],
+            "--reward-noise": ["1.1"], "--base-share": ["1.1"], "--env-fresh": ["1.1"],
+            "--success-at": ["1.1"], "--seed": ["99999999999999999999"],
+            "--threads": ["99999999"], "--resume": ["yes"], "--temperature": ["0"],
+            "--agent-lr": ["0"], "--rank": ["0"], "--steps": ["0"]}.items():
+        yield from ((flag, v) for v in values)
+    yield from (("--" + name.replace("_", "-"), "moon") for name in genenv.CHOICES)
+
+
+VALUES = list(wrong_values())
+
+
+@pytest.mark.parametrize("flag, value", VALUES, ids=[f"{f} {v}" for f, v in VALUES])
+def test_option(flag, value, tmp_path, capsys):
+    """A wrong value of any option is refused by its name."""
+    argv = ["--out", tmp_path / "r", flag, *([] if value is None else [value])]
+    word = "yes" if value == "yes" else flag
+    refused(capsys, tmp_path, genenv.main, argv, "genenv: ", word)
+
+
+COMMANDS = {
+    "unknown": (["--moon", "1"], "--moon"), "stray": (["moon"], "moon"),
+    "abbreviated": (["--alph", "0.5"], "--alph"), "world": (["--world", "moon"], "moon"),
+    "no world": (["--world", ""], "world"), "traversal": (["--world", "../ladder"], "world"),
+    "preset": (["--preset", "moon"], "moon"), "preset value": (["--preset"], "--preset"),
+    "no model": (["--world", "tool_calls"], "--model"),
+    "model for the ladder": (["--model", "x"], "--model"),
+    "tasks for the ladder": (["--base-tasks", "x"], "--base-tasks"),
+    "preset without a model folder": (["--preset", "7b-24gb", "--model", "{tmp}/none"], "none"),
+    "model is empty": (["--world", "tool_calls", "--model", "{tmp}", "--max-task-tokens", "64",
+                        "--max-response-tokens", "64"], "model"),
+    "short": (["--world", "tool_calls", "--model", "x"], "--max-task-tokens"),
+    "teacher alone": (["--variant", "teacher"], "--teacher-tasks"),
+    "teacher missing": (["--variant", "teacher", "--teacher-tasks", "{tmp}/none"], "none"),
+    "teacher folder": (["--variant", "teacher", "--teacher-tasks", "{tmp}"], "{tmp}"),
+    "resume alone": (["--resume"], "--out"),
+    "resume nothing": (["--resume", "--out", "{tmp}/none"], "nothing to resume"),
+    "resume a file": (["--resume", "--out", "{tmp}/file"], "nothing to resume"),
+    "out is a file": (["--out", "{tmp}/file"], "is a file"),
+    "out below a file": (["--out", "{tmp}/file/run"], "file"),
+    "out is not empty": (["--out", "{tmp}"], "not empty"),
+    "export alone": (["export"], "run"), "export nothing": (["export", "{tmp}/none"], "none"),
+    "export no run": (["export", "{tmp}"], "config.json"),
+    "export a file": (["export", "{tmp}/file"], "file"),
+    "export format": (["export", "{tmp}", "--format", "moon"], "moon"),
+    "export unknown": (["export", "{tmp}", "--moon"], "--moon"),
+    "export out": (["export", "{run}", "--out", "{tmp}/none/x.jsonl"], "no such folder"),
+    "export to a folder": (["export", "{run}", "--out", "{tmp}"], "{tmp}"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command(name, folder, tmp_path, capsys, done):
+    """Combinations that make no sense, folders and files that are not there."""
+    (tmp_path / "file").write_text("x")
+    fill = lambda a: a.replace("{tmp}", str(tmp_path)).replace("{run}", str(folder))
+    argv, word = COMMANDS[name]
+    out = [] if "--out" in argv or "export" in argv or name == "resume alone" else \
+        ["--out", tmp_path / "r"]
+    refused(capsys, tmp_path, genenv.main, [*map(fill, argv), *out], "genenv: ", fill(word))
+
+
+# ---------------------------------------------------------------------------------------------
+# files of tasks
+
+
+JUNK = {  # file contents that are no JSONL at all
+    "binary": b"\x00\xff\xfe\x80\n", "utf-16": '{"text": "1 s1 inc"}\n'.encode("utf-16"),
+    "gzip": gzip.compress(b'{"text": "1 s1 inc"}\n'), "half": b'{"text": "1 s1', "list": b"[1]\n",
+    "number": b"3\n", "text": b"1 s1 inc\n", "nested": b'{"text": ' + b"[" * 50_000 + b"\n",
+    "two on a line": b'{"text": "1 s1 inc"} {"text": "2 s1 inc"}\n',
+}
+TEACHER = {
+    **JUNK, "empty": b"", "blank": b"\n\n", "no text": b'{"task": "1 s1 inc"}\n',
+    "null": b'{"text": null}\n', "digit": b'{"text": "11 s1 inc"}\n',
+    "tool": b'{"text": "1 s1 moon"}\n', "steps": b'{"text": "1 s2 inc"}\n',
+    "no steps": b'{"text": "1"}\n', "six": b'{"text": "1 s1 inc s2 inc s3 inc s4 inc s5 inc s6 '
+                                           b'inc"}\n',
+    "second": b'{"text": "1 s1 inc"}\n{"text": "x"}\n',
+}
+
+
+@pytest.mark.parametrize("name", TEACHER)
+def test_teacher_file(name, tmp_path, capsys, done):
+    """A teacher's tasks are read before anything is written."""
+    path = tmp_path / "teacher.jsonl"
+    path.write_bytes(TEACHER[name])
+    refused(capsys, tmp_path, genenv.main,
+            ["--out", tmp_path / "r", "--cache-dir", done[2], "--variant", "teacher",
+             "--teacher-tasks", path], path)
+
+
+ASK = {"task": "Who wrote the novel Dune?", "reference": "Frank Herbert"}
+TOOL = {"name": "lamp", "description": "Switch it.", "parameters": {
+    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}}
+CALL = {"task": "Switch the lamp on, please.", "tools": [TOOL],
+        "calls": [{"name": "lamp", "arguments": {"on": True}}]}
+RECORDS = {  # a line of --base-tasks or --validation-tasks
+    "no task": {"reference": "x"}, "task is a number": {**ASK, "task": 3},
+    "short": {**ASK, "task": "Hm?"}, "both": {**CALL, "reference": "x"},
+    "neither": {"task": ASK["task"]}, "unknown field": {**ASK, "level": 3},
+    "no reference": {**ASK, "reference": ""}, "references": {**ASK, "reference": [1]},
+    "no references": {**ASK, "reference": []}, "no tools": {**CALL, "tools": []},
+    "tools are text": {**CALL, "tools": "lamp"}, "a tool is text": {**CALL, "tools": ["lamp"]},
+    "tool twice": {**CALL, "tools": [TOOL, TOOL]},
+    "tool without a name": {**CALL, "tools": [{**TOOL, "name": ""}]},
+    "tool with a bad name": {**CALL, "tools": [{**TOOL, "name": "a b"}]},
+    "no description": {**CALL, "tools": [{k: TOOL[k] for k in ("name", "parameters")}]},
+    "schema is text": {**CALL, "tools": [{**TOOL, "parameters": "object"}]},
+    "schema type": {**CALL, "tools": [{**TOOL, "parameters": {"type": "dict"}}]},
+    "schema keyword": {**CALL, "tools": [{**TOOL, "parameters": {"type": "object", "oneOf": []}}]},
+    "required": {**CALL, "tools": [{**TOOL, "parameters": {"type": "object", "required": ["x"]}}]},
+    "no calls": {**CALL, "calls": []}, "calls is text": {**CALL, "calls": "lamp"},
+    "call of another tool": {**CALL, "calls": [{"name": "door", "arguments": {}}]},
+    "call without arguments": {**CALL, "calls": [{"name": "lamp"}]},
+    "argument missing": {**CALL, "calls": [{"name": "lamp", "arguments": {}}]},
+    "argument type": {**CALL, "calls": [{"name": "lamp", "arguments": {"on": "yes"}}]},
+    "ordered": {**CALL, "ordered": "yes"},
+}
+TASK_FILES = {**JUNK, **{k: json.dumps(r).encode() + b"\n" for k, r in RECORDS.items()},
+              "empty": b"", "one task": json.dumps(ASK).encode(),
+              "twice": 2 * (json.dumps(ASK).encode() + b"\n"),
+              "not a number": b'{"task": "Who wrote the novel Dune?", "reference": NaN}\n'}
+
+
+@pytest.mark.parametrize("name", TASK_FILES)
+def test_base_tasks(name, tmp_path, capsys):
+    """The file of base tasks is named, with its line, before the model is looked for."""
+    path = tmp_path / "base.jsonl"
+    path.write_bytes(TASK_FILES[name])
+    refused(capsys, tmp_path, genenv.main,
+            ["--out", tmp_path / "r", "--preset", "tiny", "--world", "tool_calls", "--model",
+             tmp_path / "none", "--base-tasks", path], path)
+
+
+@pytest.mark.parametrize("name", JUNK)
+def test_validation_tasks(name, tmp_path, capsys):
+    """The same for the file of held-out tasks."""
+    path = tmp_path / "held-out.jsonl"
+    path.write_bytes(JUNK[name])
+    refused(capsys, tmp_path, genenv.main,
+            ["--out", tmp_path / "r", "--preset", "tiny", "--world", "tool_calls", "--model",
+             tmp_path / "none", "--validation-tasks", path], path)
+
+
+# ---------------------------------------------------------------------------------------------
+# a run to be resumed: options
+
+
+def changed(**fields):
+    """Edit of a JSON object: None removes the field."""
+    def edit(d):
+        d.update(fields)
+        return {k: v for k, v in d.items() if v is not None}
+    return edit
+
+
+CONFIG = {
+    "list": lambda c: [], "text": lambda c: "run", "null": lambda c: None, "number": lambda c: 3,
+    "unknown option": changed(moon=1), "G text": changed(G="8"), "G float": changed(G=8.0),
+    "G one": changed(G=1), "G bool": changed(G=True), "alpha list": changed(alpha=[0.5]),
+    "alpha 2": changed(alpha=2.0), "variant": changed(variant="moon"),
+    "variant number": changed(variant=1), "world": changed(world="moon"),
+    "world empty": changed(world=""), "threads text": changed(threads="all"),
+    "rank zero": changed(rank=0), "steps negative": changed(steps=-1),
+    "temperature text": changed(temperature="warm"), "kl": changed(kl_estimator="k9"),
+    "resume text": changed(resume="no"), "schedule": changed(alpha_schedule="moon"),
+    "noise": changed(reward_noise=3), "seed float": changed(seed=0.5),
+}
+
+
+@pytest.mark.parametrize("name", CONFIG)
+def test_resumed_config(name, folder, tmp_path, capsys):
+    """config.json of a run: not an object, unknown options, values that no option can have."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(CONFIG[name](json.loads(path.read_text()))))
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], "genenv: ")
+
+
+RAW = {"empty": b"", "half": b'{"G": 8, "al', "binary": b"\xff\x00\x80", "nested": b"[" * 50_000,
+       "gone": None, "folder": "folder"}
+
+
+@pytest.mark.parametrize("name", RAW)
+@pytest.mark.parametrize("file", ["config.json", "LAST/part.json", "LAST/state.pt"])
+def test_resumed_file_is_broken(file, name, folder, tmp_path, capsys):
+    """Empty, cut off, binary, missing, or a folder."""
+    path = last_checkpoint(folder).parent / file.replace("LAST", last_checkpoint(folder).name) \
+        if "LAST" in file else folder / file
+    path.unlink()
+    if RAW[name] == "folder":
+        path.mkdir()
+    elif RAW[name] is not None:
+        path.write_bytes(RAW[name])
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path.name)
+
+
+def last_checkpoint(folder):
+    """The folder of the newest checkpoint."""
+    return checkpoint._checkpoints(folder)[-1]
+
+
+@pytest.mark.parametrize("flag, value", [
+    ("--G", "4"), ("--alpha", "0.4"), ("--seed", "5"), ("--variant", "random"), ("--beta", "1"),
+    ("--agent-lr", "0.1"), ("--rank", "8"), ("--steps", "3"), ("--world", "tool_calls"),
+    ("--preset", "7b-24gb"), ("--k-min", "0.1"), ("--reward-noise", "0.1")])
+def test_resumed_with_another_option(flag, value, folder, tmp_path, capsys):
+    """A resumed run is the same run: what would change it is refused by name."""
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder, flag, value],
+            "" if flag == "--preset" else flag, "cannot become")
+
+
+# ---------------------------------------------------------------------------------------------
+# a run to be resumed: the checkpoint
+
+
+def part(**fields):
+    """Edit of part.json's "part"."""
+    def edit(d):
+        return {**d, "part": changed(**fields)(d["part"])}
+    return edit
+
+
+def sizes(**fields):
+    """Edit of part.json's "sizes"."""
+    def edit(d):
+        new = {k.replace("_", "."): v for k, v in fields.items()}
+        return {**d, "sizes": changed(**new)(d["sizes"])}
+    return edit
+
+
+PART = {
+    "no part": changed(part=None), "no sizes": changed(sizes=None),
+    "no success": changed(success=None), "success text": changed(success="half"),
+    "part list": changed(part=[]), "sizes list": changed(sizes=[1]),
+    "part is a number": changed(part=3), "no t": part(t=None), "t text": part(t="two"),
+    "t bool": part(t=True), "t float": part(t=1.5), "no step": part(step=None),
+    "no tries": part(tries=None), "tries text": part(tries="none"), "tries short": part(tries=[[1]]),
+    "tries of numbers": part(tries=[1]), "tries task": part(tries=[[{"a": 1}, 0.5, []]]),
+    "tries p_hat": part(tries=[[{"text": "", "spec": {}}, "x", []]]),
+    "tries trace": part(tries=[[{"text": "", "spec": {}}, 0.5, [{"a": 1}]]]),
+    "no fresh": part(fresh=None), "fresh record": part(fresh=[{"prompt": [1]}]),
+    "fresh number": part(fresh=[1]), "no invalid": part(invalid=None),
+    "invalid list": part(invalid=[]), "invalid counts": part(invalid={"malformed": "x"}),
+    "replays": part(replays=[1]), "unknown": part(moon=1), "seconds": part(seconds="long"),
+    "written": part(written=[]), "no agent": part(agent=None),
+    "no size": sizes(train_jsonl=None), "size text": sizes(train_jsonl="10"),
+    "size negative": sizes(env_jsonl=-1), "size float": sizes(metrics_jsonl=10.5),
+    "size too large": sizes(samples_jsonl=10**9), "t of another epoch": part(t=9),
+}
+
+
+@pytest.mark.parametrize("name", PART)
+def test_part_of_a_checkpoint(name, folder, tmp_path, capsys):
+    """part.json with a field missing or of another type; no append-only file is cut for it."""
+    path = last_checkpoint(folder) / "part.json"
+    path.write_text(json.dumps(PART[name](json.loads(path.read_text()))))
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], folder)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 0.999])
+def test_state_is_truncated(share, folder, tmp_path, capsys):
+    """state.pt cut off anywhere."""
+    path = last_checkpoint(folder) / "state.pt"
+    data = path.read_bytes()
+    path.write_bytes(data[:int(share * len(data))])
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path, "remove the folder")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7])
+def test_state_has_a_wrong_bit(share, folder, tmp_path, capsys):
+    """One bit of the tensors flipped: only the checksum can tell."""
+    path = last_checkpoint(folder) / "state.pt"
+    data = bytearray(path.read_bytes())
+    data[int(share * len(data))] ^= 16
+    path.write_bytes(data)
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], "remove the folder")
+
+
+def first_moment(s, change):
+    """Change the first moment of the agent's optimiser."""
+    state = s["optimizers"][0]["state"]
+    state[0] = {**state[0], "exp_avg": change(state[0]["exp_avg"])}
+
+
+STATE = {
+    "list": lambda s: [s], "tensor": lambda s: torch.zeros(3), "empty": lambda s: {},
+    "no adapters": lambda s: s.pop("adapters") and s, "no generators": lambda s: s.pop(
+        "generators") and s, "no optimisers": lambda s: s.pop("optimizers") and s,
+    "no env adapter": lambda s: s["adapters"].pop("env") and s,
+    "no agent adapter": lambda s: s["adapters"].pop("agent") and s,
+    "adapter short": lambda s: s["adapters"]["agent"].pop() is None or s,
+    "adapter long": lambda s: s["adapters"]["agent"].append(torch.zeros(1)) or s,
+    "adapter of another rank": lambda s: s["adapters"].update(
+        agent=[torch.zeros(p.shape[0] * 2, *p.shape[1:]) for p in s["adapters"]["agent"]]) or s,
+    "adapter that would broadcast": lambda s: s["adapters"]["env"].__setitem__(
+        0, torch.zeros(1, 1)) or s,
+    "adapter numbers": lambda s: s["adapters"].update(env=[0.0] * len(s["adapters"]["env"])) or s,
+    "one optimiser": lambda s: s["optimizers"].pop() and s,
+    "optimiser text": lambda s: s.update(optimizers=["a", "b"]) or s,
+    "optimiser groups": lambda s: s["optimizers"][0].pop("param_groups") and s,
+    "optimiser of another rank": lambda s: first_moment(s, lambda m: torch.cat([m, m])) or s,
+    "optimiser without moments": lambda s: first_moment(s, lambda m: None) or s,
+    "optimiser short": lambda s: s["optimizers"][1]["state"].popitem() and s,
+    "generator text": lambda s: s.update(generators=["a", "b"]) or s,
+    "generator short": lambda s: s.update(generators=[g[:10] for g in s["generators"]]) or s,
+    "one generator": lambda s: s["generators"].pop() is None or s,
+    "generator float": lambda s: s.update(generators=[g.float() for g in s["generators"]]) or s,
+}
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_state_of_another_shape(name, folder, tmp_path, capsys):
+    """state.pt that is whole, but not what this run can have written."""
+    path = last_checkpoint(folder) / "state.pt"
+    torch.save(STATE[name](torch.load(path, weights_only=True)), path)
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path, "remove the folder")
+
+
+def test_state_that_would_run_code(folder, tmp_path, capsys):
+    """A pickle of an object is refused; nothing of it is called."""
+    class Touch:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "touched"),)
+    path = last_checkpoint(folder) / "state.pt"
+    torch.save(Touch(), path)
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path)
+    assert not (tmp_path / "touched").exists()
+
+
+# ---------------------------------------------------------------------------------------------
+# a run to be resumed: append-only files
+
+
+def dropped(name):
+    """Edit of a record: without a field."""
+    return lambda r: {k: v for k, v in r.items() if k != name}
+
+
+def of_task(**fields):
+    """Edit of a train.jsonl record's task."""
+    return lambda r: {**r, "task": changed(**fields)(r["task"])}
+
+
+POOLS = {
+    **{("train.jsonl", f"no {k}"): dropped(k) for k in ("task", "p_hat", "epoch", "traces")},
+    ("train.jsonl", "task text"): changed(task="x"), ("train.jsonl", "task list"): changed(task=[]),
+    ("train.jsonl", "no spec"): of_task(spec=None), ("train.jsonl", "no text"): of_task(text=None),
+    ("train.jsonl", "unknown"): of_task(moon=1), ("train.jsonl", "p_hat text"): changed(p_hat="x"),
+    ("train.jsonl", "p_hat list"): changed(p_hat=[1]),
+    ("train.jsonl", "epoch text"): changed(epoch="one"),
+    ("train.jsonl", "traces number"): changed(traces=3),
+    **{("env.jsonl", f"no {k}"): dropped(k) for k in ("prompt", "response", "text", "task", "seed",
+                                                      "p_hat", "epoch")},
+    ("env.jsonl", "prompt text"): changed(prompt="x"),
+    ("env.jsonl", "prompt of text"): changed(prompt=["x"]),
+    ("env.jsonl", "no tokens"): changed(response=[]), ("env.jsonl", "p_hat 2"): changed(p_hat=2),
+    ("env.jsonl", "p_hat text"): changed(p_hat="half"),
+    ("env.jsonl", "epoch float"): changed(epoch=1.5), ("env.jsonl", "unknown"): changed(moon=1),
+    **{("metrics.jsonl", f"no {k}"): dropped(k) for k in ("epoch", "written", "replays",
+                                                          "invalid", "warnings")},
+    ("metrics.jsonl", "another epoch"): changed(epoch=7),
+}
+
+
+@pytest.mark.parametrize("file, name", POOLS, ids=lambda x: x)
+def test_pool_record(file, name, folder, tmp_path, capsys):
+    """A record with a field missing, unknown or of another type, on the first line."""
+    path = folder / file
+    lines = path.read_bytes().splitlines(keepends=True)
+    text = json.dumps(POOLS[file, name](json.loads(lines[0]))).encode()
+    pad = max(0, len(lines[0]) - 1 - len(text))  # a shorter file would be noticed before
+    path.write_bytes(text + b" " * pad + b"\n" + b"".join(lines[1:]))
+    size = path.stat().st_size
+    known = last_checkpoint(folder) / "part.json"
+    known.write_text(json.dumps(sizes(**{file.replace(".", "_"): size})(
+        json.loads(known.read_text()))))
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path)
+
+
+LINES = {"not json": b"{x", "list": b"[1]", "text": b'"x"', "binary": b"\xff\xfe\x00"}
+
+
+@pytest.mark.parametrize("file", ["train.jsonl", "env.jsonl", "metrics.jsonl"])
+@pytest.mark.parametrize("name", LINES)
+def test_pool_line(file, name, folder, tmp_path, capsys):
+    """A line in the middle that is no JSON object: its number is told, nothing is dropped."""
+    path = folder / file
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = LINES[name].ljust(len(lines[1]) - 1) + b"\n"
+    path.write_bytes(b"".join(lines))
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path, "line 2")
+
+
+@pytest.mark.parametrize("file", checkpoint.FILES)
+@pytest.mark.parametrize("keep", [0, 0.5, None])
+def test_pool_is_shorter_than_the_checkpoint_knows(file, keep, folder, tmp_path, capsys):
+    """Records that are gone are missed, and the other files are not cut."""
+    path = folder / file
+    data = path.read_bytes()
+    path.unlink()
+    if keep is not None:
+        path.write_bytes(data[:int(keep * len(data))])
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path, "shorter")
+
+
+# ---------------------------------------------------------------------------------------------
+# benchmark files and the other command lines
+
+
+@pytest.fixture
+def questions(tmp_path):
+    """A benchmark of two questions and a file of responses."""
+    (tmp_path / "data" / "bamboogle").mkdir(parents=True)
+    rows = [{"Question": "Is it so?", "Answer": "Yes"}, {"Question": "Why?", "Answer": "So"}]
+    (tmp_path / "data" / "bamboogle" / "bamboogle.json").write_text(json.dumps(rows))
+    (tmp_path / "responses.jsonl").write_text(
+        '{"id": "bamboogle-000", "response": "Yes"}\n{"id": "bamboogle-001", "response": ""}\n')
+    return tmp_path
+
+
+EVAL = {
+    "nothing": [], "bench": ["moon", "--data", "data"], "no data": ["bamboogle"],
+    "neither": ["bamboogle", "--data", "data"], "limit": [*"bamboogle --data data".split(),
+                                                          "--responses", "r", "--limit", "0"],
+    "no such data": ["bamboogle", "--data", "none", "--responses", "responses.jsonl"],
+    "no responses": ["bamboogle", "--data", "data", "--responses", "none"],
+    "both": ["bamboogle", "--data", "data", "--responses", "r", "--model", "m"],
+    "variant": ["bamboogle", "--data", "data", "--responses", "r", "--variant", "moon"],
+    "verify": ["verify"], "verify none": ["verify", "bamboogle", "none", "--data", "data"],
+    "gold": ["gold", "moon", "--data", "data"], "seed": ["bamboogle", "--seed", "x"],
+    "out": ["bamboogle", "--data", "data", "--responses", "responses.jsonl", "--out",
+            "responses.jsonl"],
+}
+
+
+@pytest.mark.parametrize("name", EVAL)
+def test_eval_command(name, questions, capsys, monkeypatch):
+    """python -m eval."""
+    monkeypatch.chdir(questions)
+    refused(capsys, questions, eval.__main__.main, EVAL[name], "eval: ")
+
+
+BENCH_FILES = {
+    "empty": b"", "half": b'[{"Question": "Is', "object": b"{}", "text": b'"x"', "none": b"[]",
+    "numbers": b"[1, 2]", "no question": b'[{"Answer": "x"}]', "no answer": b'[{"Question": "x"}]',
+    "answer number": b'[{"Question": "x", "Answer": 3}]', "binary": b"\xff\xfe\x00",
+    "question list": b'[{"Question": [], "Answer": "x"}]', "nested": b"[" * 50_000,
+}
+
+
+@pytest.mark.parametrize("name", BENCH_FILES)
+def test_benchmark_file(name, questions, capsys, monkeypatch):
+    """A damaged data file, through the whole command."""
+    monkeypatch.chdir(questions)
+    (questions / "data" / "bamboogle" / "bamboogle.json").write_bytes(BENCH_FILES[name])
+    refused(capsys, questions, eval.__main__.main,
+            ["bamboogle", "--data", "data", "--responses", "responses.jsonl"], "bamboogle")
+
+
+RESPONSES = {**{k: v for k, v in JUNK.items() if k != "gzip"}, "empty": b"",
+             "no id": b'{"response": "x"}\n', "no response": b'{"id": "bamboogle-000"}\n',
+             "unknown id": b'{"id": "x", "response": "x"}\n',
+             "response number": b'{"id": "bamboogle-000", "response": 3}\n'}
+
+
+@pytest.mark.parametrize("name", RESPONSES)
+def test_responses_file(name, questions, capsys, monkeypatch):
+    """Responses made elsewhere, malformed."""
+    monkeypatch.chdir(questions)
+    (questions / "responses.jsonl").write_bytes(RESPONSES[name])
+    refused(capsys, questions, eval.__main__.main,
+            ["bamboogle", "--data", "data", "--responses", "responses.jsonl"], "responses.jsonl")
+
+
+TOOLS = {
+    "report: nothing": (report.main, []), "report: two": (report.main, ["a", "b"]),
+    "report: none": (report.main, ["{tmp}/none"]), "report: no run": (report.main, ["{tmp}"]),
+    "experiments: nothing": (experiments.main, []),
+    "experiments: suite": (experiments.main, ["moon"]),
+    "experiments: seeds": (experiments.main, ["paper", "--seeds", "0", "--out", "{tmp}/e"]),
+    "experiments: seeds text": (experiments.main, ["paper", "--seeds", "x"]),
+    "experiments: jobs": (experiments.main, ["paper", "--jobs", "0", "--out", "{tmp}/e"]),
+    "experiments: nothing to draw": (experiments.main, ["paper", "--only-draw", "--out",
+                                                        "{tmp}/e"]),
+    "experiments: option": (experiments.main, ["paper", "--moon", "1", "--out", "{tmp}/e"]),
+    "experiments: value": (experiments.main, ["paper", "--alpha", "7", "--out", "{tmp}/e"]),
+    "experiments: variant": (experiments.main, ["paper", "--only", "moon", "--out", "{tmp}/e"]),
+    "bench: nothing": (bench.main, []), "bench: suite": (bench.main, ["moon"]),
+    "bench: weights": (bench.main, ["gpu"]), "bench: value": (bench.main, ["trl", "--steps", "x"]),
+    "bench: steps": (bench.main, ["trl", "--steps", "0"]),
+    "bench: G": (bench.main, ["trl", "--G", "1"]), "bench: option": (bench.main, ["trl", "--moon"]),
+    "bench: shape": (bench.main, ["gpu", "--random-weights", "--tiny", "--prompt", "5"]),
+    "make_base: nothing": (eval.make_base.main, []),
+    "make_base: bench": (eval.make_base.main, ["moon", "--data", "{tmp}", "--out", "{tmp}/o"]),
+    "make_base: exists": (eval.make_base.main, ["bfcl", "--data", "{tmp}", "--out", "{file}"]),
+    "make_base: none to make": (eval.make_base.main, ["bamboogle", "--data", "{tmp}/data", "--out",
+                                                      "{tmp}/o"]),
+    "ladder: number": (ladder.main, ["teacher", "x", "{tmp}/o"]),
+    "ladder: nothing": (ladder.main, ["teacher"]),
+    "ladder: zero": (ladder.main, ["teacher", "0", "{tmp}/o"]),
+    "ladder: folder": (ladder.main, ["teacher", "3", "{tmp}/none/o"]),
+    "ladder: command": (ladder.main, ["moon"]),
+}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_other_command_lines(name, questions, capsys, monkeypatch):
+    """report, experiments, bench, make_base and the ladder's own."""
+    monkeypatch.chdir(questions)
+    main, argv = TOOLS[name]
+    fill = lambda a: a.replace("{tmp}", str(questions)).replace(
+        "{file}", str(questions / "responses.jsonl"))
+    refused(capsys, questions, main, map(fill, argv), ": ")
+
+
+REPORTED = {
+    ("metrics.jsonl", "empty"): lambda t: "", ("metrics.jsonl", "half"): lambda t: t[:50],
+    ("metrics.jsonl", "no alpha"): lambda t: t.replace('"alpha"', '"beta"'),
+    ("metrics.jsonl", "text"): lambda t: t.replace('"validation": 0', '"validation": "x'),
+    ("metrics.jsonl", "warnings"): lambda t: t.replace('"warnings": [', '"warnings": [3, '
+                                                       ).replace(", ]", "]"),
+    ("samples.jsonl", "no traces"): lambda t: t.replace('"traces"', '"paths"'),
+    ("samples.jsonl", "task number"): lambda t: '{"epoch": 0, "task": 3, "origin": "", '
+                                                '"p_hat": 0, "traces": []}\n',
+    ("samples.jsonl", "half"): lambda t: t[:-20], ("config.json", "list"): lambda t: "[]",
+    ("config.json", "no world"): lambda t: t.replace('"world"', '"planet"'),
+    ("config.json", "half"): lambda t: t[:-20],
+}
+
+
+@pytest.mark.parametrize("file, name", REPORTED, ids=lambda x: x)
+def test_report_of_a_damaged_run(file, name, folder, tmp_path, capsys):
+    """python report.py writes no page and no figure of what it cannot read."""
+    path = folder / file
+    path.write_text(REPORTED[file, name](path.read_text()))
+    refused(capsys, tmp_path, report.main, [folder], "report: ")
+
+
+@pytest.mark.parametrize("name", ["config", "train", "world"])
+def test_export_of_a_damaged_run(name, folder, tmp_path, capsys):
+    """genenv.py export writes no file from what it cannot read."""
+    file = {"config": "config.json", "train": "train.jsonl", "world": "config.json"}[name]
+    text = (folder / file).read_text()
+    (folder / file).write_text(text.replace('"ladder"', '"moon"') if name == "world" else text[:40])
+    refused(capsys, tmp_path, genenv.main, ["export", folder, "--out", tmp_path / "o.jsonl"])
+
+
+def test_at_least_two_hundred_cases():
+    """The count that this file promises."""
+    tables = (VALUES, COMMANDS, TEACHER, TASK_FILES, JUNK, CONFIG, PART, STATE, POOLS, EVAL,
+              BENCH_FILES, RESPONSES, TOOLS, REPORTED)
+    assert sum(map(len, tables)) + 3 * len(RAW) + 3 * len(LINES) >= 200
