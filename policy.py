@@ -21,6 +21,7 @@ N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts sti
 """
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -154,6 +155,31 @@ AttentionInterface.register("prompt_once", group_attention)
 AttentionMaskInterface.register("prompt_once", sdpa_mask)
 
 
+def lora_linear(layer, x):
+    """y = W x + scaling B A x of the active adapter: x (..., in) -> (..., out).
+
+    The forward pass of a PEFT LoRA layer with fewer passes over the outputs: scaling is applied to
+    the r numbers of A x, and the product with B is added where W x already lies.
+    """
+    rows = x.flatten(0, -2)
+    out = layer.base_layer(rows)
+    if not layer.disable_adapters:
+        name = layer.active_adapters[0]
+        # weights are kept in fp32, products are in the dtype of the activations
+        A, B = (matrix[name].weight.to(x.dtype) for matrix in (layer.lora_A, layer.lora_B))
+        low = torch.nn.functional.linear(rows, A) * layer.scaling[name]  # (rows, r)
+        out.addmm_(low, B.T)  # rows have two dimensions: `out` is no view, so autograd allows it
+    return out.unflatten(0, x.shape[:-1])
+
+
+def is_plain_lora(module) -> bool:
+    """Whether `lora_linear` computes what this PEFT layer would: no DoRA, no bias beside B."""
+    from peft.tuners import lora
+    kinds = [getattr(lora, name) for name in ("Linear", "Linear4bit") if hasattr(lora, name)]
+    return type(module) in kinds and not module.lora_variant and \
+        all(matrix.bias is None for matrix in module.lora_B.values())
+
+
 def token_logprobs(hidden, head, target, temperature: float):
     """log pi(target) from hidden states, without ever holding all logits.
 
@@ -267,6 +293,8 @@ class Policy:
                 module.p = 0.0
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0
+            if is_plain_lora(module):
+                module.forward = partial(lora_linear, module)
         self.model = model.eval()
         self.lm = model.get_base_model() if adapters else model  # head + decoder, LoRA inside
         self.lm.set_attn_implementation("prompt_once")

@@ -8,7 +8,9 @@ from collections import Counter
 
 import pytest
 import torch
+from transformers import Qwen2ForCausalLM
 
+import bench
 import policy as policy_module
 from data_pool import UserError
 from helpers import (BOS, EOS, MIXED, PAD, STOP, clear, close, gradients, naive_logps,
@@ -510,6 +512,40 @@ def test_both_adapters_cover_all_linear_layers_of_the_decoder():
     policy = tiny_policy()
     assert len(policy.params["agent"]) == 7 * 2 * 2
     assert all(p.dtype == torch.float32 for p in policy.params["agent"])
+
+
+@pytest.mark.parametrize("quant", ["", "nf4"])
+def test_lora_layers_compute_what_peft_computes(quant):
+    """The hand-written LoRA product: same values and gradients as the library's own forward."""
+    config = bench.small_config(64, 2, 32)
+    lm = bench.random_nf4(config, "cpu", torch.float32) if quant else Qwen2ForCausalLM(config)
+    policy = Policy(lm, bench.word_tokenizer(32), rank=4)
+    randomise(policy)
+    layers = [m for m in policy.model.modules() if policy_module.is_plain_lora(m)]
+    assert len(layers) == 7 * 2
+    groups, results = random_groups([(5, [4, 4, 4]), (5, [4, 4, 4])], vocab=32), []
+    for _ in range(2):
+        clear(policy)
+        with policy.use("agent"):
+            logp, mask = policy.logprobs(groups)
+            (logp * mask).sum().backward()
+        results.append((logp.detach(), gradients(policy, "agent")))
+        for layer in layers:
+            layer.__dict__.pop("forward", None)  # the second time round: the library's
+    torch.testing.assert_close(results[0][0], results[1][0])
+    assert close(results[0][1], results[1][1])
+    assert all(g.abs().max() > 0 for g in results[0][1])
+
+
+def test_other_kinds_of_adapter_keep_the_librarys_forward(tmp_path):
+    """A DoRA adapter brought by the user would silently be scored as a plain one."""
+    from peft import LoraConfig, get_peft_model
+    model = get_peft_model(tiny_lm(), LoraConfig(r=4, use_dora=True, target_modules="all-linear"))
+    model.save_pretrained(tmp_path)
+    policy = Policy(tiny_lm(), toy_tokenizer(), rank=4, paths={"agent": tmp_path})
+    layers = [m for m in policy.model.modules() if hasattr(m, "lora_A")]
+    assert layers and not any(map(policy_module.is_plain_lora, layers))
+    assert not any("forward" in vars(m) for m in layers)
 
 
 def test_seed_decides_the_adapters_and_the_global_generator_is_untouched():
