@@ -21,7 +21,7 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -73,6 +73,9 @@ def create_folder(folder: Path, o):
         (folder / TEMPORARY).write_text(json.dumps({**asdict(o), "resume": False}, indent=1))
         (folder / TEMPORARY).rename(folder / "config.json")
     except OSError as error:
+        with suppress(OSError):  # leave nothing behind that would look like a run
+            (folder / TEMPORARY).unlink(missing_ok=True)
+            folder.rmdir()
         raise UserError(f"cannot write to run folder {folder}: {error.strerror}; "
                         "choose another --out") from None
 

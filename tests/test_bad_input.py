@@ -6,28 +6,22 @@ Options, run folders to resume (options, checkpoint, pools), files of tasks, ben
 the other command lines. Every case runs in this process; none gets as far as training.
 """
 import dataclasses
-import errno
 import gzip
 import json
 import os
 import random
-import resource
 import shutil
-import signal
-import sys
 
 import pytest
 import torch
 
 import bench
 import checkpoint
-import data_pool
 import eval.__main__
 import eval.make_base
 import experiments
 import genenv
 import report
-from data_pool import UserError, read_jsonl
 from worlds import ladder
 
 pytestmark = pytest.mark.usefixtures("no_training")
