@@ -34,6 +34,7 @@ from data_pool import UserError
 from loading import find_eos_ids, load_model, refuse_unlike_heads
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
+PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded at once before decoding
 PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
 
 
@@ -503,26 +504,37 @@ class Policy:
     def _prefill(self, prompts):
         """Encode each prompt once. Returns the cache, owner (B, P) and the last hidden (B, D).
 
-        Right-padded: causality alone then hides the padding from the real tokens.
+        Right-padded: causality alone then hides the padding from the real tokens. Long prompts go
+        through in chunks of columns: the memory beside the cache is bounded by tokens, not by rows.
         """
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
         ids = torch.full((len(prompts), int(lengths.max())), self.eos_ids[0])
         for b, prompt in enumerate(prompts):
             ids[b, :len(prompt)] = torch.tensor(prompt)
-        cache = Cache(layer_class_to_replicate=_GrowingLayer)
-        hidden = self.lm.base_model(input_ids=ids.to(self.device), past_key_values=cache,
-                                    use_cache=True).last_hidden_state  # (B, P, D)
-        columns = torch.arange(ids.shape[1], device=self.device)
+        rows, columns = (torch.arange(n, device=self.device) for n in ids.shape)
+        cache = Cache(layer_class_to_replicate=partial(_GrowingLayer, room=len(columns)))
+        width, last = max(1, PREFILL_TOKENS // len(prompts)), []
+        for start in range(0, len(columns), width):
+            # given a cache, the library's causal mask lets a chunk see the chunks before it
+            hidden = self.lm.base_model(
+                input_ids=ids[:, start:start + width].to(self.device), past_key_values=cache,
+                use_cache=True).last_hidden_state                       # (B, width, D)
+            ends = (lengths - 1 - start).clamp(0, hidden.shape[1] - 1)  # of the prompts ending here
+            last.append(hidden[rows, ends])
         owner = torch.where(columns < lengths[:, None], PROMPT, PADDING)
-        return cache, owner, hidden[torch.arange(len(prompts)), lengths - 1]
+        return cache, owner, torch.stack(last)[(lengths - 1) // width, rows]
 
 
 class _GrowingLayer(DynamicLayer):
     """Keys and values of one layer in a buffer with room to spare.
 
     The library's dynamic layer copies the whole cache for every token; this one copies only when
-    the buffer is full, which then grows by half.
+    the buffer is full, which then grows by half. room: keys that the first buffer holds at least.
     """
+
+    def __init__(self, room=0):
+        super().__init__()
+        self.room = room
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Append (b, heads, S, d) keys and values; returns views of all so far."""
@@ -533,7 +545,7 @@ class _GrowingLayer(DynamicLayer):
             self.buffers = (self.keys, self.values)
         K, S = self.keys.shape[2], key_states.shape[2]
         if K + S > self.buffers[0].shape[2]:
-            room = K + S + max(32 * S if K else 0, K // 2)
+            room = max(self.room, K + S + max(32 * S if K else 0, K // 2))
             self.buffers = tuple(_grown(x, room) for x in (self.keys, self.values))
         for buffer, new in zip(self.buffers, (key_states, value_states)):
             buffer[:, :, K:K + S] = new

@@ -5,10 +5,11 @@ Run: python -m pytest tests/test_policy.py -q
 import copy
 import json
 from collections import Counter
+from contextlib import contextmanager
 
 import pytest
 import torch
-from transformers import Qwen2ForCausalLM
+from transformers import AttentionMaskInterface, Qwen2ForCausalLM
 
 import bench
 import policy as policy_module
@@ -240,6 +241,82 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
         logp, mask = ending.logprobs(groups, temperature)
     for rollout, row, m in zip(out, logp, mask):
         torch.testing.assert_close(torch.tensor(rollout.logps), row[m], atol=3e-5, rtol=1e-5)
+
+
+LONG = [p for p, _ in random_groups([(P, [1]) for P in (5, 1, 9, 3, 14, 2, 2, 7)])]
+
+
+@contextmanager
+def columns_at_once(monkeypatch, policy, columns, prompts):
+    """Prefill so many columns in a forward call; yields the list of the calls' shapes."""
+    monkeypatch.setattr(policy_module, "PREFILL_TOKENS", columns * prompts)
+    shapes = []
+    hook = policy.lm.get_input_embeddings().register_forward_hook(
+        lambda m, args, out: shapes.append(tuple(args[0].shape)))
+    try:
+        yield shapes
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("columns", [1, 3, 7])
+def test_prefill_in_chunks_equals_prefill_at_once(ending, monkeypatch, columns):
+    """Wrong positions, mask or last token: long prompts would be read as other prompts."""
+    B = len(LONG)
+    with ending.use("agent"), torch.no_grad():
+        cache, owner, hidden = ending._prefill(LONG)
+        with columns_at_once(monkeypatch, ending, columns, B) as shapes:
+            parts, same_owner, ends = ending._prefill(LONG)
+            out = ending.sample("agent", LONG, G=3, max_new_tokens=12, temperature=0.7,
+                                generator=ending.generator(0))
+    assert shapes[:-(-14 // columns)] == [(B, min(columns, 14 - start))
+                                          for start in range(0, 14, columns)]
+    torch.testing.assert_close(ends, hidden, atol=1e-5, rtol=1e-5)
+    assert torch.equal(owner, same_owner)
+    for layer, whole in zip(parts.layers, cache.layers):
+        torch.testing.assert_close(layer.keys, whole.keys, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(layer.values, whole.values, atol=1e-5, rtol=1e-5)
+        assert layer.buffers[0].shape == whole.buffers[0].shape  # no more room than at once
+    # what was sampled after it, against one row per response and no cache
+    groups = [(p, [r.response for r in out[3 * b:3 * b + 3]]) for b, p in enumerate(LONG)]
+    with ending.use("agent"), torch.no_grad():
+        logp, mask = ending.logprobs_dense(groups, 0.7)
+    for rollout, row, m in zip(out, logp, mask):
+        torch.testing.assert_close(torch.tensor(rollout.logps), row[m], atol=3e-5, rtol=1e-5)
+
+
+def test_prefill_comparison_can_fail(ending, monkeypatch):
+    """A chunk that sees none before it, or all of them and its own future, would go unnoticed."""
+    def blind(q_length, kv_length, q_offset, **kwargs):  # what the library asks of a mask
+        columns = torch.arange(kv_length)
+        own = columns >= q_offset
+        return (own & (columns <= q_offset + torch.arange(q_length)[:, None]))[None, None]
+
+    def clairvoyant(q_length, kv_length, **kwargs):
+        return torch.ones(1, 1, q_length, kv_length, dtype=torch.bool)
+
+    with torch.no_grad():
+        hidden = ending._prefill(LONG)[2]
+        for mask in (blind, clairvoyant):
+            monkeypatch.setitem(AttentionMaskInterface._global_mapping, "prompt_once", mask)
+            with columns_at_once(monkeypatch, ending, 7, len(LONG)):
+                assert (ending._prefill(LONG)[2] - hidden).abs().max() > 0.1
+
+
+def test_later_chunks_of_a_prompt_see_the_first(ending, monkeypatch):
+    """The head of a long prompt would be forgotten: the task itself, say."""
+    prompt, other = LONG[4], [LONG[4][0] ^ 1, *LONG[4][1:]]
+    with torch.no_grad(), columns_at_once(monkeypatch, ending, 4, 1) as shapes:
+        a, b = (ending._prefill([p])[2] for p in (prompt, other))
+    assert shapes == 2 * [(1, 4), (1, 4), (1, 4), (1, 2)]
+    assert (a - b).abs().max() > 0.01
+
+
+def test_prompts_that_fit_are_encoded_in_one_call(ending, monkeypatch):
+    """Needless chunks: slower, and every token by a mask where plain causal attention would do."""
+    with torch.no_grad(), columns_at_once(monkeypatch, ending, 14, len(LONG)) as shapes:
+        ending._prefill(LONG)
+    assert shapes == [(len(LONG), 14)]
 
 
 def test_first_two_sampled_tokens_follow_the_exact_softmax():
