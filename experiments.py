@@ -3,6 +3,7 @@
     python experiments.py paper --seeds 5     # the claims of the paper: variants over seeds
     python experiments.py alpha --seeds 3     # alpha schedules
     python experiments.py open --seeds 3      # alpha 0.3-0.7, noisy rewards, forgetting
+    python experiments.py levers --seeds 1    # what moves the success rate, on the tuning split
     python experiments.py paper --quick       # two tiny runs of each kind, to see that it works
 
 What of the paper this is: RQ1-RQ4 and Figures 4-8. Every variant gets the same number of agent
@@ -14,7 +15,8 @@ means with 95 % t-intervals over seeds and paired differences; experiments/*.png
 EXPERIMENTS.md says what was seen.
 
 Where it differs on purpose: the world is the embedded ladder, so nothing here is a statement about
-7B models. Settings were chosen on the tuning split, the figures are of the validation split.
+7B models. Settings were chosen on the tuning split, the figures are of the validation split; only
+the suite `levers` reports the tuning split.
 """
 import argparse
 import json
@@ -30,7 +32,9 @@ import numpy as np
 from tqdm import tqdm
 
 import genenv
-from data_pool import UserError, append_jsonl, read_jsonl
+from curriculum import in_band
+from data_pool import Task, UserError, append_jsonl, read_jsonl
+from worlds import ladder
 
 ROOT = Path(__file__).resolve().parent
 
@@ -54,16 +58,30 @@ ALPHA = {
     "adaptive 0.5": ["--alpha-schedule", "adaptive"],
 }
 OPEN = {
-    **{f"alpha {a}": ["--alpha", a] for a in ("0.3", "0.4", "0.5", "0.6", "0.7")},
+    **{f"alpha {a}": ["--alpha", a] for a in ("0.5", "0.3", "0.4", "0.6", "0.7")},
     "reward noise 0.1": ["--reward-noise", "0.1"],
     "reward noise 0.2": ["--reward-noise", "0.2"],
     "no replay": ["--replay", "0"],
 }
-SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN}
+LEVERS = {  # one at a time, against the default settings
+    "as is": [],
+    "seed-level p_hat": ["--p-hat-unit", "seed"],
+    "adaptive alpha": ["--alpha-schedule", "adaptive"],
+    "agent rate 1/2": ["--agent-lr", "1e-3"],
+    "agent rate 1/4": ["--agent-lr", "5e-4"],
+    "half the agent updates per epoch": ["--steps", "3", "--epochs", "48"],
+    "twice the simulator updates": ["--env-updates", "32"],
+    "three times the KL cap": ["--env-kl-cap", "1.5", "--env-lr", "5e-3"],
+    "k_min 0.13": ["--k-min", "0.13"],
+    "soft weights, lam 6, beta 8": ["--k-min", "0.45", "--lam", "6", "--beta", "8"],
+    "half of the seeds from base": ["--base-share", "0.5"],
+    "a quarter of the seeds from base": ["--base-share", "0.25"],
+}
+SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN, "levers": LEVERS}
 KEPT = ("epoch", "alpha", "success_rate", "validation", "validation_greedy",
         "validation_unsolved", "reward", "task_length", "response_length", "solved",
         "unsolved", "distinct_tasks", "skill_entropy", "env_kept", "env_kl", "env_ess", "synthetic",
-        "seconds")
+        "seconds", "base_tools", "kept_by_noise")
 QUICK = ["--epochs", "2", "--steps", "2", "--seeds", "4", "--val-samples", "1"]
 
 
@@ -81,36 +99,42 @@ def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra, 
         raise UserError(f"no variant {sorted(unknown)[0]!r} in {suite}: {', '.join(SUITES[suite])}")
     results = out / f"{suite}{'-quick' if quick else ''}.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
-    settings = (QUICK if quick else []) + extra
+    settings = (QUICK if quick else []) + (["--tuning"] if suite == "levers" else []) + extra
     done = {(r["name"], r["seed"]): r["settings"] for r in
             (read_jsonl(results) if results.is_file() else [])}
     if any(s != settings for s in done.values()):
         raise UserError(f"{results} holds runs with other settings: move it away first")
     wanted = [(name, seed) for seed in range(1 if quick else seeds) for name in only or SUITES[suite]
               if (name, seed) not in done]
-    with tempfile.TemporaryDirectory() as scratch:
-        make_shared(Path(scratch))
-        running, bar = [], tqdm(total=len(wanted), desc=suite)
-        while wanted or running:
-            while wanted and len(running) < jobs:
-                running.append(start(suite, *wanted.pop(0), settings, Path(scratch)))
-            for job in [j for j in running if j["process"].poll() is not None]:
-                running.remove(job)
-                append_jsonl(results, [collect(job, settings)])
-                bar.update()
-            time.sleep(0.2)
-        bar.close()
+    with tempfile.TemporaryDirectory() as scratch, tqdm(total=len(wanted), desc=suite) as bar:
+        make_shared(Path(scratch), ROOT / genenv.parse_options(extra).cache_dir)
+        for job in finished(suite, wanted, settings, jobs, Path(scratch)):
+            append_jsonl(results, [collect(job, settings)])
+            bar.update()
     return results
 
 
-def make_shared(scratch: Path):
+def finished(suite, wanted, settings, jobs, scratch):
+    """Run all of `wanted`, (name, seed) pairs, `jobs` at a time; yields each as it ends."""
+    running, wanted = [], list(wanted)
+    try:
+        while wanted or running:
+            while wanted and len(running) < jobs:
+                running.append(start(suite, *wanted.pop(0), settings, scratch))
+            for job in [j for j in running if j["process"].poll() is not None]:
+                running.remove(job)
+                yield job
+            time.sleep(0.2)
+    finally:  # one run failed, or Ctrl-C: none goes on without the suite
+        for job in running:
+            job["process"].kill()
+
+
+def make_shared(scratch: Path, cache_dir: str):
     """Base model and teacher files once, before the runs that all need them."""
     for n in (957, 1777):
-        command = [sys.executable, "-m", "worlds.ladder", "teacher", str(n),
-                   str(scratch / f"teacher-{n}.jsonl")]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    subprocess.run([sys.executable, "-m", "worlds.ladder"], cwd=ROOT, check=True,
-                   capture_output=True)
+        ladder.write_teacher(n, scratch / f"teacher-{n}.jsonl")
+    ladder.base_model(cache_dir)
 
 
 def start(suite, name, seed, settings, scratch) -> dict:
@@ -127,20 +151,35 @@ def start(suite, name, seed, settings, scratch) -> dict:
 
 
 def collect(job, settings) -> dict:
-    """One line of results: every epoch's metrics, and how many synthetic tasks were met so far."""
+    """One line of results: the metrics of every epoch, and what follows from D_train."""
     job["log"].close()
     if job["process"].returncode:
         tail = Path(job["log"].name).read_text().strip().splitlines()[-1:]
         raise UserError(f"run {job['name']!r} with seed {job['seed']} failed: {' '.join(tail)}")
-    metrics, seen, met = read_jsonl(job["folder"] / "metrics.jsonl"), set(), {}
-    for record in read_jsonl(job["folder"] / "train.jsonl"):
-        if record["task"]["origin"] != "base" and record["p_hat"] is not None:
-            seen.add(record["task"]["id"])
-        met[record["epoch"]] = len(seen)
+    metrics, records = (read_jsonl(job["folder"] / f) for f in ("metrics.jsonl", "train.jsonl"))
+    o = json.loads((job["folder"] / "config.json").read_text())
+    seen = set()
     for m in metrics:
-        m["synthetic"] = max([n for t, n in met.items() if t <= m["epoch"]], default=0)
-    metrics = [{key: m[key] for key in KEPT} for m in metrics]
+        here = [r for r in records if r["epoch"] == m["epoch"]]
+        # trained on: a group of equal rewards has no gradient
+        seen |= {r["task"]["id"] for r in here
+                 if r["task"]["origin"] != "base" and 0 < (r["p_hat"] or 0) < 1}
+        m["synthetic"] = len(seen)
+        m["base_tools"] = np.mean([m["validation_by"][n] for n in ladder.NAMES[:ladder.BASE_TOOLS]])
+        m["kept_by_noise"] = kept_by_noise(here, m["alpha"], o) if o["reward_noise"] else 0.0
+    kept = [key for key in (*KEPT, "tuning") if key in metrics[0]]
+    metrics = [{key: m[key] for key in kept} for m in metrics]
     return {"name": job["name"], "seed": job["seed"], "settings": settings, "metrics": metrics}
+
+
+def kept_by_noise(records, alpha, o) -> float:
+    """Of the generations inside the band, the share that is there only because rewards were
+    flipped: all G attempts were right, or all were wrong."""
+    inside = [r for r in records if r["task"]["origin"] == "env" and r["epoch"] > 0
+              and r["task"]["epoch"] == r["epoch"] and in_band(r["p_hat"], alpha, o["k_min"])]
+    right = [sum(ladder.score(Task(**r["task"]), e["text"])[0] for e in r["traces"])
+             for r in inside]
+    return sum(n in (0, o["G"]) for n in right) / max(1, len(inside))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -164,7 +203,8 @@ def by_name(results: Path) -> dict:
         table.setdefault(r["name"], {})[r["seed"]] = r["metrics"]
     # runs end in any order: rows stand in the order of the suite, its first name is the standard
     known = [name for suite in SUITES.values() for name in suite]
-    return {name: table[name] for name in sorted(table, key=known.index)}
+    place = lambda name: known.index(name) if name in known else len(known)
+    return {name: table[name] for name in sorted(table, key=place)}
 
 
 def last(metrics, key):
@@ -180,37 +220,65 @@ def band_share(metrics, low=0.4, high=0.6):
 
 def growth(metrics):
     """Response length on generated tasks, last epoch relative to the first."""
-    return metrics[-1]["response_length"] / metrics[0]["response_length"] - 1
+    return metrics[-1]["response_length"] / max(1, metrics[0]["response_length"]) - 1
+
+
+def band_range(runs) -> str:
+    """Least and greatest success rate from the second epoch on, in the mean over seeds."""
+    n = min(len(m) for m in runs)
+    curve = np.mean([[x["success_rate"] for x in m[:n]] for m in runs], axis=0)[2:]
+    return f"{curve.min():.2f} - {curve.max():.2f}" if len(curve) else "-"
+
+
+def lost(metrics):
+    """Forgetting: held-out success on the base set's tools, best epoch minus last."""
+    return max(m["base_tools"] for m in metrics) - metrics[-1]["base_tools"]
 
 
 COLUMNS = [
+    ("tuning", lambda m: last(m, "tuning")),
     ("validation", lambda m: last(m, "validation")),
     ("greedy", lambda m: last(m, "validation_greedy")),
     ("never solved in 8", lambda m: last(m, "validation_unsolved")),
-    ("success, mean", lambda m: np.mean([x["success_rate"] for x in m if x["epoch"] >= 2])),
+    ("success, mean", lambda m: np.mean([x["success_rate"] for x in m[2:] or m])),
     ("epochs in [.4, .6]", band_share),
     ("response growth", growth),
-    ("tool entropy kept", lambda m: last(m, "skill_entropy") / m[0]["skill_entropy"]),
+    ("tool entropy kept", lambda m: last(m, "skill_entropy") / (m[0]["skill_entropy"] or 1)),
+    ("lost on base tools", lost),
+    ("kept by noise", lambda m: np.mean([x["kept_by_noise"] for x in m[1:]])),
     ("synthetic tasks", lambda m: last(m, "synthetic")),
 ]
+
+
+def columns_of(runs) -> list:
+    """The columns that these runs have something to say in. On the tuning split nothing of the
+    validation split is shown: settings are not to be chosen by it."""
+    everything = [metrics for seeds in runs.values() for metrics in seeds.values()]
+    hidden = {"validation", "greedy", "never solved in 8"} \
+        if "tuning" in everything[0][0] else {"tuning"}
+    if not any(m["kept_by_noise"] for metrics in everything for m in metrics):
+        hidden.add("kept by noise")
+    return [column for column in COLUMNS if column[0] not in hidden]
 
 
 def table(results: Path) -> str:
     """Markdown: mean and 95 % t-interval over seeds, then differences to the first row, paired."""
     runs = by_name(results)
+    columns = columns_of(runs)
     text = lambda v: f"{v[0]:.3f} ± {v[1]:.3f}" if abs(v[0]) < 100 else f"{v[0]:.0f} ± {v[1]:.0f}"
-    rows = ["| variant | seeds | " + " | ".join(c for c, _ in COLUMNS) + " |",
-            "|---|---|" + "---|" * len(COLUMNS)]
+    rows = ["| variant | seeds | " + " | ".join(c for c, _ in columns) + " | success, mean curve |",
+            "|---|---|" + "---|" * (len(columns) + 1)]
     for name, seeds in runs.items():
-        cells = [text(interval([f(m) for m in seeds.values()])) for _, f in COLUMNS]
-        rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) + " |")
-    first = next(iter(runs))
-    rows += ["", f"Paired differences in validation, {first} minus the other, same seeds:", "",
+        cells = [text(interval([f(m) for m in seeds.values()])) for _, f in columns]
+        rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) +
+                    f" | {band_range(list(seeds.values()))} |")
+    key, first = columns[0][0], next(iter(runs))
+    rows += ["", f"Paired differences in {key}, {first} minus the other, same seeds:", "",
              "| other | difference | 95 % interval |", "|---|---|---|"]
     for name, seeds in list(runs.items())[1:]:
         common = sorted(set(seeds) & set(runs[first]))
         if common:
-            mean, half = interval([last(runs[first][s], "validation") - last(seeds[s], "validation")
+            mean, half = interval([last(runs[first][s], key) - last(seeds[s], key)
                                    for s in common])
             rows.append(f"| {name} | {mean:+.3f} | {mean - half:+.3f} to {mean + half:+.3f} |")
     return "\n".join([*rows, "", *claims(runs)]) + "\n"
@@ -221,7 +289,8 @@ def claims(runs) -> list[str]:
     lines = []
     mean_of = lambda name, f: np.mean([f(m) for m in runs[name].values()])
     if {"genenv", "random"} <= set(runs):
-        ours, theirs = (mean_of(n, COLUMNS[2][1]) for n in ("genenv", "random"))
+        ours, theirs = (mean_of(n, lambda m: last(m, "validation_unsolved"))
+                        for n in ("genenv", "random"))
         lines.append(f"* never-solved validation tasks: genenv {ours:.3f}, random {theirs:.3f} "
                      f"({1 - ours / max(theirs, 1e-9):+.0%} fewer)")
         lines.append(f"* response length on generated tasks, last against first epoch: "

@@ -1,0 +1,204 @@
+"""Experiments: statistics by hand, tables of made-up runs, a tiny real suite that is interrupted.
+
+    python -m pytest -q tests/test_experiments.py
+"""
+import json
+import math
+
+import numpy as np
+import pytest
+
+import experiments
+import genenv
+from data_pool import UserError, append_jsonl, read_jsonl
+from worlds import ladder
+
+SMALL_RECIPE = dict(steps=30, batch=4, lr=6e-3)
+TINY = ["--epochs", "1", "--steps", "1", "--variations", "2", "--G", "2", "--val-samples", "1", "--rank", "4"]
+
+
+def record(epoch, **given):
+    """One epoch of a made-up run."""
+    return {**dict.fromkeys(experiments.KEPT, 0.5), "epoch": epoch, "kept_by_noise": 0.0,
+            "synthetic": 100 * epoch, **given}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache with a hardly trained base model where runs look for the real one."""
+    real, full = ladder._pretrain, ladder.PRETRAIN
+
+    def quickly(folder):
+        ladder.PRETRAIN = SMALL_RECIPE
+        real(folder)
+
+    ladder._pretrain = quickly
+    folder = tmp_path_factory.mktemp("cache")
+    ladder.base_model(folder)
+    ladder._pretrain, ladder.PRETRAIN = real, full
+    return str(folder)
+
+
+def write(path, suite):
+    """suite: {name: {seed: records}} -> a results file, in an order that is not the suite's."""
+    append_jsonl(path, [{"name": name, "seed": seed, "settings": [], "metrics": metrics}
+                        for name, seeds in reversed(suite.items())
+                        for seed, metrics in seeds.items()])
+    return path
+
+
+# ---------------------------------------------------------------------------------------------
+# statistics
+
+
+def test_interval_by_hand():
+    """Student's t with n - 1 degrees of freedom; a normal quantile would claim too much."""
+    mean, half = experiments.interval([1, 2, 3])
+    assert mean == 2 and half == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
+    assert math.isnan(experiments.interval([1])[1])
+
+
+def test_the_interval_covers_the_mean_95_times_in_100():
+    """Five seeds: 95 of 100 intervals of normal samples hold the true mean."""
+    rng = np.random.default_rng(0)
+    hits = 0
+    for sample in rng.normal(3, 2, (4000, 5)):
+        mean, half = experiments.interval(sample)
+        hits += abs(mean - 3) <= half
+    assert hits / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def test_band_counts_from_the_second_epoch_on():
+    """The paper's curve enters the band in its second epoch."""
+    metrics = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .7, .4, .6, .61))]
+    assert experiments.band_share(metrics) == 0.5
+    assert experiments.band_range([metrics]) == "0.40 - 0.70"
+
+
+def test_band_of_the_mean_curve_is_taken_over_seeds_first():
+    """Two seeds that swing in turns are in the band together, never alone."""
+    up = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .8, .2))]
+    down = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .2, .8))]
+    assert experiments.band_range([up, down]) == "0.50 - 0.50"
+    assert experiments.band_share(up) == experiments.band_share(down) == 0
+
+
+def test_forgetting_is_measured_from_the_best_epoch():
+    """A run that ends where it peaked has lost nothing."""
+    runs = [record(t, base_tools=b) for t, b in enumerate((.5, .9, .7))]
+    assert experiments.lost(runs) == pytest.approx(0.2) and experiments.lost(runs[:2]) == 0
+
+
+def test_data_efficiency_by_hand():
+    """The rival ends at 0.6 after 300 tasks; genenv is there after 100: three times fewer."""
+    ours = [record(t, validation=v) for t, v in enumerate((.3, .6, .7, .8))]
+    theirs = [record(t, validation=v) for t, v in enumerate((.3, .4, .5, .6))]
+    runs = {"genenv": {0: ours, 1: ours[:1]}, "static": {0: theirs, 1: theirs}}
+    assert "for the same validation: 3.00 (reached in 1 of 2 seeds)" in \
+        experiments.data_efficiency(runs, "static")
+
+
+# ---------------------------------------------------------------------------------------------
+# what is read from a run
+
+
+def generation(tools, texts, p_hat, epoch=1, written=1):
+    """A record of D_train."""
+    task = {"text": "", "spec": {"start": 3, "tools": tools}, "origin": "env", "epoch": written}
+    return {"task": task, "p_hat": p_hat, "epoch": epoch,
+            "traces": [{"text": t, "reward": 0.0} for t in texts]}
+
+
+def test_generations_kept_by_noise_alone():
+    """All attempts right, yet p_hat = 0.5: flipped rewards put it there."""
+    right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2}
+    records = [generation(["inc"], [right, right], 0.5), generation(["inc"], [wrong, wrong], 0.5),
+               generation(["inc"], [right, wrong], 0.5), generation(["inc"], [right, wrong], 0.5),
+               generation(["inc"], [right, right], 1.0),             # outside the band
+               generation(["inc"], [right, right], 0.5, written=0)]  # replayed, not written now
+    assert experiments.kept_by_noise(records, 0.5, o) == 0.5
+    assert experiments.kept_by_noise([], 0.5, o) == 0
+
+
+# ---------------------------------------------------------------------------------------------
+# the table
+
+
+def test_table_pairs_seeds_and_follows_the_order_of_the_suite(tmp_path):
+    """Differences of unpaired means would hide that one variant is better in every seed."""
+    run = lambda v: [record(0, validation=.3), record(1), record(2, validation=v)]
+    path = write(tmp_path / "paper.jsonl", {
+        "genenv": {0: run(.9), 1: run(.5), 2: run(.7)},
+        "random": {0: run(.8), 1: run(.4)}, "moon": {0: run(.1)}})
+    text = experiments.table(path)
+    rows = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line[:2] == "| "]
+    assert rows == ["variant", "genenv", "random", "moon", "other", "random", "moon"]
+    assert "| random | +0.100 | +0.100 to +0.100 |" in text
+    assert "0.700 ± 0.497" in text and "tuning" not in text and "noise" not in text
+
+
+def test_on_the_tuning_split_no_validation_figure_is_shown(tmp_path):
+    """Settings are chosen from that table."""
+    path = write(tmp_path / "levers.jsonl", {"as is": {0: [
+        record(t, tuning=.2, validation=.77) for t in range(3)]}})
+    text = experiments.table(path)
+    assert "tuning" in text and "validation" not in text and "0.770" not in text
+
+
+def test_figures_are_drawn_of_every_curve(tmp_path):
+    """One file per curve, and validation against the number of tasks."""
+    run = [record(t) for t in range(3)]
+    experiments.draw(write(tmp_path / "paper.jsonl", {"genenv": {0: run, 1: run}}))
+    names = {path.name for path in tmp_path.glob("*.png")}
+    assert names == {f"paper-{name}.png" for _, name, _ in experiments.CURVES} | {"paper-data.png"}
+
+
+# ---------------------------------------------------------------------------------------------
+# the command line
+
+
+def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
+    """The same agent updates and rollouts for all: else the comparison says nothing."""
+    (tmp_path / "tasks").write_text("")
+    budgets = set()
+    for suite in experiments.SUITES.values():
+        for options in suite.values():
+            o = genenv.parse_options([str(tmp_path / "tasks") if x[0] == "@" else x
+                                      for x in options])
+            budgets.add((o.epochs * o.steps, o.seeds, o.variations, o.G, o.inner_epochs))
+    assert len(budgets) == 1
+
+
+def test_teacher_files_have_the_papers_sizes(tmp_path, cache):
+    """957 and 1,777 distinct tasks, made once."""
+    experiments.make_shared(tmp_path, cache)
+    for n in (957, 1777):
+        texts = {r["text"] for r in read_jsonl(tmp_path / f"teacher-{n}.jsonl")}
+        assert len(texts) == n
+
+
+def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, capsys):
+    """Runs already in the results are not repeated, and other settings are refused."""
+    out = tmp_path / "out"
+    command = ["paper", "--seeds", "1", "--jobs", "1", "--out", str(out), *TINY,
+               "--cache-dir", cache]
+    assert experiments.main([*command, "--only", "genenv"]) == 0
+    first = (out / "paper.jsonl").read_bytes()
+    assert experiments.main([*command, "--only", "genenv", "static"]) == 0
+    assert (out / "paper.jsonl").read_bytes().startswith(first)
+    runs = read_jsonl(out / "paper.jsonl")
+    assert [(r["name"], r["seed"]) for r in runs] == [("genenv", 0), ("static", 0)]
+    assert [m["epoch"] for m in runs[0]["metrics"]] == [0, 1]
+    assert "| static |" in (out / "paper.md").read_text()
+    assert experiments.main([*command, "--alpha", "0.4"]) == 2
+    assert "other settings" in capsys.readouterr().err
+
+
+def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, cache, monkeypatch):
+    """The reason must not stay in a temporary file, and what was finished is kept."""
+    monkeypatch.setitem(experiments.PAPER, "static", ["--variant", "moon"])
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match="'static' with seed 0 failed: .*moon"):
+        experiments.run_suite("paper", 1, False, 1, out, [*TINY, "--cache-dir", cache],
+                              ["genenv", "static"])
+    assert [json.loads(line)["name"] for line in open(out / "paper.jsonl")] == ["genenv"]
