@@ -100,7 +100,8 @@ def resumed_options(given: dict, preset: dict, Options) -> dict:
             raise UserError(f"{path}: option {f.name} has the value {saved[f.name]!r}, "
                             f"which is no {f.type.__name__}")
     changed = {**preset, **given}
-    free = FREE | ({"epochs"} if saved.get("alpha_schedule") in ("constant", "adaptive") else set())
+    endless = saved.get("alpha_schedule") in ("constant", "adaptive", "integral")
+    free = FREE | ({"epochs"} if endless else set())
     for name, value in changed.items():
         if name not in free and value != saved.get(name):
             raise UserError(f"--{name.replace('_', '-')} was {saved.get(name)!r} in this run and "

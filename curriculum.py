@@ -79,6 +79,7 @@ class Context:
     success: float    # success rate of the agent on generated tasks, last epoch
     alpha: float      # --alpha, the value to start from
     alpha_end: float  # --alpha-end, the value to arrive at
+    previous: float   # alpha of the epoch before; --alpha in the first
 
     @property
     def progress(self) -> float:
@@ -107,8 +108,13 @@ def alpha_step(c):
 
 
 def alpha_adaptive(c):
-    """Aim past the target by half of the last miss: who wins too often gets harder tasks."""
-    return min(0.95, max(0.05, c.alpha + 0.5 * (c.alpha - c.success)))
+    """Aim past the target by the last miss: who wins too often gets harder tasks."""
+    return min(0.95, max(0.05, c.alpha + (c.alpha - c.success)))
+
+
+def alpha_integral(c):
+    """Go on from the present alpha by a part of the last miss: rests only where success is alpha."""
+    return min(0.95, max(0.05, c.previous + 0.3 * (c.alpha - c.success)))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def epoch(run, t: int):
     """One epoch of Algorithm 1."""
     o, part, started = run.o, run.part, time.time()
     alpha = curriculum.alpha_now(o.alpha_schedule, curriculum.Context(
-        t, o.epochs, run.success, o.alpha, o.alpha_end))
+        t, o.epochs, run.success, o.alpha, o.alpha_end, run.history[-1]["alpha"]))
     bar = tqdm(range(part.step, o.steps), desc=f"epoch {t}", leave=False, disable=not run.progress)
     for part.step in bar:
         # 1. generate and interact: T_t ~ pi_env, then G attempts of the agent at every task

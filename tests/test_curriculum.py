@@ -19,9 +19,9 @@ from data_pool import UserError
 EIGHTHS = [k / 8 for k in range(9)]
 
 
-def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3):
+def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=None):
     """A Context with defaults."""
-    return Context(epoch, epochs, success, alpha, alpha_end)
+    return Context(epoch, epochs, success, alpha, alpha_end, previous or alpha)
 
 
 def schedule(name, **fields):
@@ -142,6 +142,15 @@ def test_adaptive_schedule_moves_against_the_miss():
     assert values == sorted(values, reverse=True)
 
 
+def test_integral_schedule_rests_at_the_target_only():
+    """One that looks at the last miss alone stops half-way: here success follows alpha at +0.3."""
+    alpha, success = 0.5, 0.5
+    for epoch in range(1, 40):
+        alpha = alpha_now("integral", context(epoch, 40, success, 0.5, previous=alpha))
+        success = alpha + 0.3
+    assert alpha == pytest.approx(0.2, abs=1e-3) and success == pytest.approx(0.5, abs=1e-3)
+
+
 @pytest.mark.parametrize("name", sorted(ALPHA_SCHEDULES))
 def test_every_schedule_stays_inside_zero_and_one(name):
     """alpha = 0 or 1 asks for tasks that carry no signal."""
@@ -201,7 +210,7 @@ def test_new_functions_are_picked_up_by_their_name(tmp_path):
     source = Path(curriculum.__file__).read_text()
     at = source.index("def alpha_adaptive")
     module = load_variant(source[:at] + NEW + source[at:], tmp_path)
-    c = module.Context(2, 10, 0.5, 0.6, 0.5)
+    c = module.Context(2, 10, 0.5, 0.6, 0.5, 0.6)
     assert module.alpha_now("warmup", c) == 0.8
     assert module.alpha_now("warmup", dataclasses.replace(c, epoch=4)) == 0.6
     assert module.DIFFICULTY_REWARDS["cliff"](0.5, 0.5, 2) == 1
@@ -210,7 +219,7 @@ def test_new_functions_are_picked_up_by_their_name(tmp_path):
 
 def test_names_on_the_command_line():
     """A name of the documentation would be missing, or a helper offered as a choice."""
-    assert set(ALPHA_SCHEDULES) == {"constant", "linear", "cosine", "step", "adaptive"}
+    assert set(ALPHA_SCHEDULES) == {"constant", "linear", "cosine", "step", "adaptive", "integral"}
     assert set(DIFFICULTY_REWARDS) == {"bell", "variance", "tent"}
     assert set(SEED_SELECTIONS) == {"uniform", "curated"}
 
