@@ -9,15 +9,19 @@ phases of an epoch in `peak_memory`. Alone:
     print(check(model_config("Qwen/Qwen2.5-7B-Instruct"), options, available=24e9))
 
 Where the numbers come from: parameters are counted, on torch's meta device, so any dense decoder of
-transformers will do. Keys and values follow from the shapes of a rollout batch. Activations are
-the tensors that autograd was seen to save in a Llama-like layer with LoRA on every linear layer
-(tests/test_memory.py counts them again), plus the widest gradients of one layer. What one cannot
-know beforehand is left out: the allocator's fragmentation (hence MARGIN) and kernels' workspaces.
+transformers will do. A phase is looked at moment by moment (prefill, a decoding step, the backward
+pass of an MLP ...), as what is needed at one is gone at another; its largest moment counts. Keys
+and values follow from the shapes of a rollout batch. Activations are the tensors that autograd was
+seen to save in a Llama-like layer with LoRA on every linear layer, gradients and temporaries what
+torch's allocator was seen to hand out; tests/test_memory.py counts both again. What one cannot know
+beforehand is left out: the allocator's fragmentation (hence MARGIN) and kernels' workspaces. A
+4-bit weight unpacked for a product, 0.14 GB at 7B, is met where fewer activations exist than at the
+moments below.
 The estimate is for the longest prompts and responses that the options allow, with no response
 ending early, so that most steps stay well below it.
 
-Bytes everywhere; GB are 1e9 bytes. Symbols: D hidden, I intermediate, V vocabulary, G rollouts,
-P prompt, R response.
+Bytes everywhere; GB are 1e9 bytes. Symbols: B prompts, D hidden, I intermediate, V vocabulary,
+G rollouts, P prompt, R response, N = B*G responses; e bytes per number of the compute type.
 """
 import logging
 import math
@@ -29,26 +33,30 @@ import torch
 
 from data_pool import UserError
 from loading import check_model_folder
-from policy import LOGIT_CHUNK
+from policy import LOGIT_CHUNK, PREFILL_TOKENS
 
 MARGIN = 1.08   # what the allocator holds beyond what is in use
-FP32 = 4
+FP32, FP64 = 4, 8
 OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
     "base weights": ("quant", "model"),
     "adapters and optimisers": ("rank",),
-    "copy of the simulator's state": ("rank",),
+    "copies of the simulator's state": ("rank",),
     "keys and values": ("max_rows", "max_prompt_tokens", "max_response_tokens", "max_task_tokens"),
     "prefill": ("max_rows", "max_prompt_tokens"),
+    "attention of a chunk": ("max_prompt_tokens", "max_rows"),
+    "attention of a step": ("max_rows", "max_prompt_tokens", "max_response_tokens",
+                            "max_task_tokens"),
     "logits of a step": ("max_rows",),
     "checkpointed layer inputs": ("token_budget", "max_prompt_tokens", "max_response_tokens"),
     "activations": ("token_budget", "grad_checkpoint", "max_prompt_tokens", "max_response_tokens"),
-    "attention mask": ("token_budget", "G", "max_response_tokens"),
+    "prompt copies per response": ("token_budget", "G"),
     "logit chunk": ("token_budget",),
+    "scoring the probe": ("token_budget",),
 }
 
 
 # ---------------------------------------------------------------------------------------------
-# parameters
+# the model: its configuration and parameters
 
 
 def model_config(model: str):
@@ -63,6 +71,17 @@ def model_config(model: str):
         what = "the model" if Path(model).is_dir() else "the hub model (there is no such folder)"
         raise UserError(f"cannot read the configuration of {what} {model}: "
                         f"{str(error).strip().splitlines()[0]}") from None
+
+
+def check_lengths(config, o):
+    """Raises UserError if a prompt and its response may be longer than the model can read."""
+    limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    for name in ("max_response_tokens", "max_task_tokens"):
+        tokens = o.max_prompt_tokens + getattr(o, name)
+        if limit and tokens > limit:
+            raise UserError(
+                f"the model reads {limit} tokens at most, prompt and response may have {tokens}: "
+                f"use {_advice(o, 'max_prompt_tokens')} or {_advice(o, name)}")
 
 
 def count_parameters(config, rank: int = 16) -> dict:
@@ -126,21 +145,30 @@ def cache_keys(P: int, G: int, R: int) -> int:
     return room
 
 
-def rollout_bytes(config, e, prompts, G, P, R, max_rows) -> dict:
-    """The parts of one call of Policy.sample at its widest chunk of prompts."""
+def rollout_moments(config, e, prompts, G, P, R, max_rows) -> list:
+    """One call of Policy.sample at its widest chunk of prompts: [{part: bytes}] for its moments."""
     D, I, V = config.hidden_size, _inner(config), config.vocab_size
-    width = min(prompts, max(1, max_rows // G))
-    return {"keys and values": width * cache_keys(P, G, R) * kv_bytes_per_token(config, e),
-            # prefill and decoding do not coincide; both are small beside the cache at short prompts
-            "prefill": width * P * (I * (2 * e + 2 * FP32) + 4 * D * e),
-            # draw() holds the logits as they come and in fp32, probabilities, and fp64 sums of them
-            "logits of a step": width * G * V * (e + 4 * FP32)}
+    heads, key_heads, head_dim = _heads(config)
+    B = min(prompts, max(1, max_rows // G))
+    columns = min(P, max(1, PREFILL_TOKENS // B))
+    cached = lambda keys: {"keys and values": B * keys * kv_bytes_per_token(config, e)}
+    # under a mask, keys that several query heads share are copied for each (in one layer at a time)
+    copied = lambda keys: B * keys * 2 * heads * head_dim * e if heads > key_heads else 0
+    # a first chunk is plainly causal, later ones bring a mask: bool, and additive for the kernel
+    masked = B * columns * P * (1 + e) + copied(P) if columns < P else 0
+    return [
+        {**cached(P), "prefill": B * columns * (3 * I + 5 * D) * e},
+        {**cached(P), "attention of a chunk": B * columns * 6 * D * e + masked},
+        {**cached(cache_keys(P, G, R)),
+         "attention of a step": copied(P + G * (R - 1)) if G > 1 else 0},
+        # draw() holds logits and probabilities in fp32, their sums in fp64, and a copy to sum
+        {**cached(cache_keys(P, G, R)), "logits of a step": B * G * V * (2 * FP32 + 2 * FP64)}]
 
 
 def rollout_rows(o, G: int, longest: int) -> int:
     """max_rows for rollouts that are not G of the agent's, such as the one of greedy validation.
 
-    longest: tokens of the longest prompt. max_rows // G prompts are prefilled at once, which with
+    longest: tokens of the longest prompt. The cache holds max_rows // G prompts at once, which with
     G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
     many short ones as hold the tokens of one prompt of the greatest length.
     """
@@ -152,38 +180,66 @@ def rollout_rows(o, G: int, longest: int) -> int:
 # training
 
 
-def layer_bytes_per_token(config, e: int, rank: int) -> int:
-    """What autograd saves in one layer for one token, attention mask aside.
+def largest_micro_batch(groups, G, P, R, budget) -> dict:
+    """The most that split_groups puts into one micro-batch of `budget` tokens, or of one response.
 
-    Below fp32 every adapted linear layer keeps an fp32 copy of its own input, because the adapters
-    are fp32; in fp32 they share the tensor that is there already.
+    Returns tokens (padded, B*L) and targets (response tokens); for groups also own (N*R), keys
+    (N*(P + R)) and pairs (N*R*(P + R)), which group_attention lays out. Most keys are met where
+    responses are short: then nearly all of the budget are prompts, and each is copied G times.
+    """
+    tokens = min(groups * (P + G * R), max(budget, P + R))
+    batch = {"tokens": tokens, "targets": min(tokens, groups * G * R)}
+    if G == 1:
+        return batch
+    packed = min(tokens, budget)  # one response alone is a plain causal sequence
+    return {**batch, "own": batch["targets"], "keys": min(groups * G * (P + R), G * packed),
+            "pairs": packed * G * R * (P + R) // (P + G * R)}
+
+
+def layer_bytes(config, e: int, rank: int, tokens, own=0, keys=0, pairs=0, **_) -> tuple:
+    """What autograd saves in one layer for a micro-batch: (plain, grouped).
+
+    grouped is what group_attention adds: the prompt's keys and values once per response and query
+    head, the mask as the additive one that kernels take, the responses' own queries and outputs.
     """
     D, I = config.hidden_size, _inner(config)
-    heads, _, head_dim = _heads(config)
-    attention, norms, lora = 4 * heads * head_dim * e, 2 * D * FP32, 7 * rank * FP32
-    if e < FP32:
-        return attention + norms + lora + FP32 * (6 * D + I) + 3 * I * e
-    return attention + norms + lora + FP32 * 2 * D + 4 * I * e
+    heads, key_heads, head_dim = _heads(config)
+    queries, shared = heads * head_dim, key_heads * head_dim
+    norms = 2 * D * (FP32 + e) + 2 * FP32                  # inputs in fp32, outputs, 1 / rms
+    attention = 2 * (queries + shared) * e + heads * FP32  # q, k, v, output, log-sum-exp
+    mlp, lora = 4 * I * e, 7 * rank * e                    # gate, its activation, up, product; A x
+    plain = tokens * (norms + attention + mlp + lora)
+    # A and B are fp32 weights: below that a cast of each is kept
+    casts = rank * (6 * D + 3 * I + 2 * (queries + shared)) * e if e < FP32 else 0
+    grouped = ((tokens + own) * queries + 2 * keys * queries + pairs) * e + own * heads * FP32
+    return plain + casts, grouped if keys else 0
 
 
-def training_bytes(config, e, rank, tokens, row, targets, grad_checkpoint) -> dict:
-    """The parts of one micro-batch of `tokens` padded tokens in rows of at most `row`.
+def training_moments(config, e, rank, grad_checkpoint, batch: dict) -> list:
+    """Forward and backward of one micro-batch: [{part: bytes}] for its moments.
 
-    targets: response tokens in it, whose logits are made a chunk at a time.
+    batch: tokens, targets ... as largest_micro_batch names them.
     """
     D, I, V, layers = (config.hidden_size, _inner(config), config.vocab_size,
                        config.num_hidden_layers)
-    saved = layer_bytes_per_token(config, e, rank)
-    gradients = I * (FP32 + 4 * e)  # of one layer's widest tensors, during its backward pass
-    # bool, and once more as the additive mask of the compute type that attention kernels take
-    mask = tokens * row * (1 + e * (1 if grad_checkpoint else layers))
-    chunk = min(LOGIT_CHUNK, targets)
-    return {"checkpointed layer inputs": tokens * layers * D * e if grad_checkpoint else 0,
-            "activations": tokens * (gradients + saved * (1 if grad_checkpoint else layers)),
-            "attention mask": mask,
-            # logits as they come and in fp32, their log-softmax and two gradients; then hidden
-            # states and slopes of all targets
-            "logit chunk": chunk * V * (e + 4 * FP32) + targets * D * (e + 3 * FP32)}
+    tokens, targets, (heads, _, head_dim) = batch["tokens"], batch["targets"], _heads(config)
+    plain, grouped = layer_bytes(config, e, rank, **batch)
+    inputs = tokens * layers * D * e if grad_checkpoint else 0
+    copies = 2 * batch.get("keys", 0) * heads * head_dim * e
+
+    def moment(saved_layers, more, group_gradients=0, chunk=0):
+        return {"checkpointed layer inputs": inputs, "activations": saved_layers * plain + more,
+                "prompt copies per response": saved_layers * grouped + group_gradients,
+                "logit chunk": chunk}
+
+    # logits of a chunk: log-softmax and two gradients in fp32, beside hidden states and slopes of
+    # all targets; then the slopes' linear term in fp32
+    chunk = max(min(LOGIT_CHUNK, targets) * V * 3 * FP32 + targets * D * 2 * e,
+                targets * D * (3 * e + 2 * FP32))
+    before, during = (0, 1) if grad_checkpoint else (layers, layers)
+    return [moment(before, tokens * D * (FP32 + 2 * e), chunk=chunk),
+            moment(during, tokens * (2 * I + D) * e),     # backward of an MLP: two wide gradients
+            moment(during, -tokens * 4 * I * e, copies)]  # of attention: the MLP's tensors are gone
 
 
 # ---------------------------------------------------------------------------------------------
@@ -191,50 +247,51 @@ def training_bytes(config, e, rank, tokens, row, targets, grad_checkpoint) -> di
 
 
 def estimate(config, o, e: int = 0) -> dict:
-    """What a run with options `o` needs: {phase: {part: bytes}}.
+    """What a run with options `o` needs: {phase: {part: bytes}}, each phase at its largest moment.
 
     Phase "always" is there throughout, the other phases come one at a time on top of it. e: bytes
     per number of the compute type; 0 = bf16 on a GPU, fp32 on a CPU, as Policy.load chooses.
     """
+    return {phase: max(parts, key=phase_peak) for phase, parts in moments(config, o, e).items()}
+
+
+def moments(config, o, e: int = 0) -> dict:
+    """The estimate before it is narrowed down: {phase: [{part: bytes}, ...]}."""
     e = e or (2 if _on_gpu(o.device) else FP32)
     counts, config = count_parameters(config, o.rank), config.get_text_config(decoder=True)
     P, n_tasks = o.max_prompt_tokens, o.seeds * o.variations + round(
         o.seeds * o.variations * o.replay)
-    rollouts = lambda *shape: rollout_bytes(config, e, *shape, o.max_rows)
-
-    def attempts(*Gs):  # at any number of tasks, with different G in turn: the larger of each part
-        each = [rollout_bytes(config, e, o.max_rows, G, P, o.max_response_tokens,
-                              rollout_rows(o, G, P)) for G in Gs]
-        return {part: max(sizes[part] for sizes in each) for part in each[0]}
-
-    def training(groups, G, R):
-        # a micro-batch holds token_budget tokens, or one prompt and response if these are longer
-        row = min(P + G * R, max(o.token_budget, P + R))
-        tokens = min(groups * (P + G * R), max(o.token_budget, row))
-        return training_bytes(config, e, o.rank, tokens, row, min(tokens, groups * G * R),
-                              o.grad_checkpoint)
-
+    rollouts = lambda *shape: rollout_moments(config, e, *shape, o.max_rows)
+    # at any number of tasks, with different numbers of attempts in turn
+    attempts = lambda *Gs: sum((rollout_moments(config, e, o.max_rows, G, P, o.max_response_tokens,
+                                                rollout_rows(o, G, P)) for G in Gs), [])
+    training = lambda groups, G, R: training_moments(
+        config, e, o.rank, o.grad_checkpoint, largest_micro_batch(groups, G, P, R, o.token_budget))
+    # the KL terms score the whole probe, without gradient: prefill's widest tensors, no cache
+    probe = largest_micro_batch(o.env_probe, 1, P, o.max_task_tokens, o.token_budget)["tokens"]
+    scoring = probe * (3 * _inner(config) + 4 * config.hidden_size) * e
+    # an RWR step can be undone: weights and moments are copied, before the former copy is let go
     state = FP32 * counts["lora"]  # one adapter in fp32
+    copies = lambda n: {"copies of the simulator's state": 3 * n * state}
+    rwr = [{**copies(1), **parts} for parts in training(o.env_batch, 1, o.max_task_tokens)]
     return {
-        "always": {"base weights": base_bytes(counts, o.quant, e),
-                   # two policies: weights, gradients and the two moments of AdamW
-                   "adapters and optimisers": 2 * 4 * state},
-        "simulator rollouts": rollouts(o.seeds, o.variations, P, o.max_task_tokens),
+        "always": [{"base weights": base_bytes(counts, o.quant, e),
+                    # two policies: weights, gradients and the two moments of AdamW
+                    "adapters and optimisers": 2 * 4 * state}],
+        # the fixed task set of the ablation: five variations of any number of base tasks
+        "simulator rollouts": rollouts(o.max_rows, 5, P, o.max_task_tokens)
+        if o.variant == "static" else rollouts(o.seeds, o.variations, P, o.max_task_tokens),
         **({"agreement check": attempts(o.agreement)} if o.agreement else {}),
         "agent rollouts": rollouts(n_tasks, o.G, P, o.max_response_tokens),
         "agent update (GRPO)": training(n_tasks, o.G, o.max_response_tokens),
-        # an RWR step can be undone, for which weights and moments are copied
-        "simulator update (RWR)": {"copy of the simulator's state": 3 * state,
-                                   **training(o.env_batch, 1, o.max_task_tokens)},
+        "simulator update (RWR)": [*rwr, copies(2), {**copies(1), "scoring the probe": scoring}],
         "validation": attempts(o.val_samples, 1),  # sampled, and greedy
     }
 
 
 def phase_peak(parts: dict) -> int:
-    """Bytes of a phase: its parts together, but prefill and decoding logits never coincide."""
-    either = ("prefill", "logits of a step")
-    return sum(v for k, v in parts.items() if k not in either) + max(
-        [parts.get(k, 0) for k in either])
+    """Bytes of a phase, or of one of its moments: its parts together."""
+    return sum(parts.values())
 
 
 def total_peak(phases: dict) -> int:
@@ -246,9 +303,10 @@ def total_peak(phases: dict) -> int:
 def check(config, o, available=None) -> str:
     """The estimate as a table to print. Raises UserError if it does not fit, naming what to lower.
 
-    available: bytes free on the device; None asks the device, and where that is not known either
-    the table is all there is.
+    Also where prompts and responses are longer than the model can read. available: bytes free on
+    the device; None asks the device, and where that is not known either the table is all there is.
     """
+    check_lengths(config, o)
     phases = estimate(config, o)
     available = free_memory(o.device) if available is None else available
     peak = MARGIN * total_peak(phases)

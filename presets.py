@@ -72,13 +72,13 @@ PRESETS = {
     "7b-24gb": {
         **_7B,
         "token_budget": 8192,    # one group of 4096 + 8 x 512 tokens
-        "max_rows": 32,          # the simulator's 8 prompts of 4096 make a prefill of 8 GB
+        "max_rows": 144,         # 18 groups: a batch of 72 tasks is four equal passes
     },
     # One A100 / H100: four times as wide, for the same updates.
     "7b-80gb": {
         **_7B,
         "token_budget": 32768,
-        "max_rows": 256,
+        "max_rows": 576,         # all 72 groups at once
     },
     # 9,000 tokens in all, the paper's limit, still on 24 GB: fewer rows at once, and a group's
     # responses go through training four at a time.
@@ -88,6 +88,6 @@ PRESETS = {
         "max_response_tokens": 1024,
         "max_task_tokens": 1024,
         "token_budget": 12288,
-        "max_rows": 16,
+        "max_rows": 32,          # the simulator's 8 prompts are the widest: a cache of 8 GB
     },
 }

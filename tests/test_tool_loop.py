@@ -497,7 +497,7 @@ def test_too_little_memory_is_refused_with_the_options_to_lower(model, tasks, tm
     code = command(model, tasks, tmp_path / "r")
     err = capsys.readouterr().err
     assert code == 2 and err.count("\n") == 1 and not (tmp_path / "r").exists()
-    assert "0.0 GB are free" in err and "a lower --token-budget (now 8192)" in err
+    assert "0.0 GB are free" in err and "a lower --max-rows (now 144)" in err
 
 
 def test_a_full_gpu_names_the_phase_and_the_option(model, tasks, tmp_path, capsys, monkeypatch):
