@@ -114,7 +114,9 @@ def alpha_adaptive(c):
 
 def alpha_integral(c):
     """Go on from the present alpha by a part of the last miss: rests only where success is alpha."""
-    return min(0.95, max(0.05, c.previous + 0.3 * (c.alpha - c.success)))
+    # starts low: at first the agent gains most between being measured and meeting what follows
+    start = c.previous if c.epoch > 1 else c.alpha / 2
+    return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))
 
 
 # ---------------------------------------------------------------------------------------------

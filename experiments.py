@@ -49,13 +49,17 @@ PAPER = {
     "genenv, no KL": ["--env-kl", "0", "--env-kl-cap", "1000"],
     "genenv, no filter": ["--k-min", "1"],
     "genenv, seed-level p_hat": ["--p-hat-unit", "seed"],
+    "genenv, steered": ["--alpha-schedule", "integral", "--k-min", "0.45", "--lam", "6",
+                        "--beta", "8", "--agent-lr", "1e-3"],
 }
 ALPHA = {
     "constant 0.5": [],
+    "constant 0.3": ["--alpha", "0.3"],
     "linear 0.7 to 0.4": ["--alpha-schedule", "linear", "--alpha", "0.7", "--alpha-end", "0.4"],
     "cosine 0.7 to 0.4": ["--alpha-schedule", "cosine", "--alpha", "0.7", "--alpha-end", "0.4"],
     "step 0.7 to 0.4": ["--alpha-schedule", "step", "--alpha", "0.7", "--alpha-end", "0.4"],
     "adaptive 0.5": ["--alpha-schedule", "adaptive"],
+    "integral 0.5": ["--alpha-schedule", "integral"],
 }
 OPEN = {
     **{f"alpha {a}": ["--alpha", a] for a in ("0.5", "0.3", "0.4", "0.6", "0.7")},
@@ -67,6 +71,8 @@ LEVERS = {  # one at a time, against the default settings
     "as is": [],
     "seed-level p_hat": ["--p-hat-unit", "seed"],
     "adaptive alpha": ["--alpha-schedule", "adaptive"],
+    "integral alpha": ["--alpha-schedule", "integral"],
+    "alpha 0.3": ["--alpha", "0.3"],
     "agent rate 1/2": ["--agent-lr", "1e-3"],
     "agent rate 1/4": ["--agent-lr", "5e-4"],
     "half the agent updates per epoch": ["--steps", "3", "--epochs", "48"],
@@ -106,12 +112,26 @@ def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra, 
         raise UserError(f"{results} holds runs with other settings: move it away first")
     wanted = [(name, seed) for seed in range(1 if quick else seeds) for name in only or SUITES[suite]
               if (name, seed) not in done]
+    for name, seed in list(wanted):  # another suite may have the same run under another name
+        for twin in twins(out, quick, SUITES[suite][name], seed, settings):
+            append_jsonl(results, [{**twin, "name": name}])
+            wanted.remove((name, seed))
+            break
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=len(wanted), desc=suite) as bar:
         make_shared(Path(scratch), ROOT / genenv.parse_options(extra).cache_dir)
         for job in finished(suite, wanted, settings, jobs, Path(scratch)):
-            append_jsonl(results, [collect(job, settings)])
+            append_jsonl(results, [collect(job, SUITES[suite][job["name"]], settings)])
             bar.update()
     return results
+
+
+def twins(out: Path, quick: bool, options, seed: int, settings):
+    """Runs with the very same options and seed in the results of any suite."""
+    for suite in SUITES:
+        path = out / f"{suite}{'-quick' if quick else ''}.jsonl"
+        for r in read_jsonl(path) if path.is_file() else []:
+            if (r["options"], r["seed"], r["settings"]) == (options, seed, settings):
+                yield r
 
 
 def finished(suite, wanted, settings, jobs, scratch):
@@ -150,7 +170,7 @@ def start(suite, name, seed, settings, scratch) -> dict:
     return {"name": name, "seed": seed, "folder": folder, "process": process, "log": log}
 
 
-def collect(job, settings) -> dict:
+def collect(job, options, settings) -> dict:
     """One line of results: the metrics of every epoch, and what follows from D_train."""
     job["log"].close()
     if job["process"].returncode:
@@ -169,7 +189,8 @@ def collect(job, settings) -> dict:
         m["kept_by_noise"] = kept_by_noise(here, m["alpha"], o) if o["reward_noise"] else 0.0
     kept = [key for key in (*KEPT, "tuning") if key in metrics[0]]
     metrics = [{key: m[key] for key in kept} for m in metrics]
-    return {"name": job["name"], "seed": job["seed"], "settings": settings, "metrics": metrics}
+    return {"name": job["name"], "seed": job["seed"], "options": options, "settings": settings,
+            "metrics": metrics}
 
 
 def kept_by_noise(records, alpha, o) -> float:

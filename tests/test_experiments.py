@@ -190,6 +190,9 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, capsys):
     assert [(r["name"], r["seed"]) for r in runs] == [("genenv", 0), ("static", 0)]
     assert [m["epoch"] for m in runs[0]["metrics"]] == [0, 1]
     assert "| static |" in (out / "paper.md").read_text()
+    # the constant schedule of the other suite is this very run
+    assert experiments.main(["alpha", *command[1:], "--only", "constant 0.5"]) == 0
+    assert read_jsonl(out / "alpha.jsonl")[0]["metrics"] == runs[0]["metrics"]
     assert experiments.main([*command, "--alpha", "0.4"]) == 2
     assert "other settings" in capsys.readouterr().err
 
