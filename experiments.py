@@ -51,6 +51,8 @@ PAPER = {
     "genenv, seed-level p_hat": ["--p-hat-unit", "seed"],
     "genenv, steered": ["--alpha-schedule", "integral", "--k-min", "0.45", "--lam", "6",
                         "--beta", "8", "--agent-lr", "1e-3"],
+    "genenv, alpha 0.3, sharp": ["--alpha", "0.3", "--k-min", "0.45", "--lam", "6",
+                                 "--beta", "8", "--agent-lr", "1e-3"],
 }
 ALPHA = {
     "constant 0.5": [],
