@@ -152,15 +152,17 @@ def rollout_moments(config, e, prompts, G, P, R, max_rows) -> list:
     B = min(prompts, max(1, max_rows // G))
     columns = min(P, max(1, PREFILL_TOKENS // B))
     cached = lambda keys: {"keys and values": B * keys * kv_bytes_per_token(config, e)}
-    # under a mask, keys that several query heads share are copied for each (in one layer at a time)
-    copied = lambda keys: B * keys * 2 * heads * head_dim * e if heads > key_heads else 0
-    # a first chunk is plainly causal, later ones bring a mask: bool, and additive for the kernel
-    masked = B * columns * P * (1 + e) + copied(P) if columns < P else 0
+    # a first chunk is plainly causal, later ones bring a mask: bool, and additive for the kernel.
+    # Query heads that share keys get copies of them, or if queries are few one mask for each
+    sharing, few = heads // key_heads, columns <= head_dim
+    copied = B * P * 2 * heads * head_dim * e if sharing > 1 and not few else 0
+    masks = lambda queries, keys, n: B * queries * keys * n * (1 + e)
+    masked = masks(columns, P, sharing if few else 1) + copied if columns < P else 0
     return [
         {**cached(P), "prefill": B * columns * (3 * I + 5 * D) * e},
         {**cached(P), "attention of a chunk": B * columns * 6 * D * e + masked},
         {**cached(cache_keys(P, G, R)),
-         "attention of a step": copied(P + G * (R - 1)) if G > 1 else 0},
+         "attention of a step": masks(G, P + G * (R - 1), sharing)},
         # draw() holds logits and probabilities in fp32, their sums in fp64, and a copy to sum
         {**cached(cache_keys(P, G, R)), "logits of a step": B * G * V * (2 * FP32 + 2 * FP64)}]
 

@@ -133,7 +133,10 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     siblings are met, where a mask over (L, L) would compute them all in order to hide them.
     """
     if layout is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        few = attention_mask is not None and query.shape[2] <= query.shape[3]  # a decoding step
+        attend = few_queries_attention if few and query.shape[1] > key.shape[1] else \
+            sdpa_attention_forward
+        return attend(module, query, key, value, attention_mask, **kwargs)
     P, R, row = layout["P"], layout["R"], layout["row"]
 
     def own(x):  # (B, h, L, d) -> (N, h, R, d)
@@ -149,6 +152,19 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
                                           prompt_and_own(value), layout["mask"], **kwargs)
     both = torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])        # (B*P + N*R, ...)
     return both.index_select(0, layout["back"].flatten()).unflatten(0, layout["back"].shape), None
+
+
+def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
+    """Masked attention of few queries where query heads share keys; shapes as in group_attention.
+
+    Under a mask the library copies the keys for each query head. At every token that would be the
+    whole cache, several times over; here the heads that share keys become one longer query.
+    """
+    sharing = query.shape[1] // key.shape[1]
+    q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (b, key heads, sharing * S, d)
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q, key, value, attn_mask=mask.repeat(1, 1, sharing, 1), scale=scaling)
+    return out.unflatten(2, (sharing, -1)).flatten(1, 2).transpose(1, 2), None
 
 
 # ordinary calls keep the library's masks: only calls that bring a layout are treated differently

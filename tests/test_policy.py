@@ -201,6 +201,21 @@ def test_group_mask_by_hand():
         [1, 0, 0, 1, 0, 0], [1, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 1]]
 
 
+@pytest.mark.parametrize("heads, key_heads", [(4, 1), (4, 2), (7, 7)])
+def test_few_queries_attend_as_with_a_copy_of_the_keys_for_each_head(heads, key_heads):
+    """Heads in the wrong order would read each other's keys."""
+    generator = torch.Generator().manual_seed(0)
+    draw_ = lambda *shape: torch.randn(*shape, generator=generator)
+    query, key, value = draw_(3, heads, 5, 8), draw_(3, key_heads, 9, 8), draw_(3, key_heads, 9, 8)
+    mask = torch.rand(3, 1, 5, 9, generator=generator) < 0.6
+    mask[..., 0] = True
+    copies = [x.repeat_interleave(heads // key_heads, dim=1) for x in (key, value)]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, *copies, attn_mask=mask, scale=0.3).transpose(1, 2)
+    out, _ = policy_module.few_queries_attention(None, query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(out, expected)
+
+
 @pytest.mark.parametrize("budget", [1, 9, 16, 40, 10_000])
 def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
     """A response would be trained twice, or never, or memory would exceed the budget."""
