@@ -351,30 +351,43 @@ CURVES = [("validation", "validation", "held-out success rate"),
 
 
 def draw(results: Path):
-    """One PNG per curve: mean over seeds with the range of the seeds shaded."""
+    """One PNG per curve: mean over seeds with the range of the seeds shaded. On the tuning split
+    the validation curves are left out."""
+    runs = by_name(results)
+    tuning = "tuning" in next(iter(next(iter(runs.values())).values()))[0]
+    for key, name, label in CURVES:
+        if not (tuning and key == "validation"):
+            _figure(results, runs, "epoch", key, name, "epoch", label)
+    if not tuning:
+        _figure(results, runs, "synthetic", "validation", "data",
+                "distinct synthetic tasks trained on", "held-out success rate")
+
+
+def panels(runs) -> list:
+    """Names side by side: the first variant with its rivals, and with its own variations."""
+    first = next(iter(runs))
+    own = [name for name in runs if name.startswith(first)]
+    rivals = [first, *(name for name in runs if not name.startswith(first))]
+    return [rivals, own] if len(own) > 1 and len(rivals) > 1 else [list(runs)]
+
+
+def _figure(results, runs, x, y, name, x_label, y_label):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    runs = by_name(results)
-    for key, name, label in CURVES:
-        figure, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
-        if key == "success_rate":
+    names = panels(runs)
+    figure, axes = plt.subplots(1, len(names), figsize=(6.4 * len(names), 3.8), sharey=True,
+                                squeeze=False, layout="constrained")
+    for axis, members in zip(axes[0], names):
+        if y == "success_rate":
             axis.axhspan(0.4, 0.6, color="green", alpha=0.12, lw=0)
-        for i, (variant, seeds) in enumerate(runs.items()):
-            _curve(axis, seeds, "epoch", key, variant, i)
-        axis.set(xlabel="epoch", ylabel=label)
+        for i, variant in enumerate(members):
+            _curve(axis, runs[variant], x, y, variant, i)
+        axis.set(xlabel=x_label)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=7)
-        figure.savefig(results.with_name(f"{results.stem}-{name}.png"), dpi=110,
-                       metadata={"Software": None})
-        plt.close(figure)
-    figure, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
-    for i, (variant, seeds) in enumerate(runs.items()):
-        _curve(axis, seeds, "synthetic", "validation", variant, i)
-    axis.set(xlabel="distinct synthetic tasks met", ylabel="held-out success rate")
-    axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=7)
-    figure.savefig(results.with_name(f"{results.stem}-data.png"), dpi=110,
+    axes[0][0].set(ylabel=y_label)
+    figure.savefig(results.with_name(f"{results.stem}-{name}.png"), dpi=110,
                    metadata={"Software": None})
     plt.close(figure)
 
@@ -384,7 +397,7 @@ def _curve(axis, seeds, x, y, label, i):
     n = min(len(m) for m in seeds.values())
     values = np.array([[r[y] for r in m[:n]] for m in seeds.values()])
     at = np.mean([[r[x] for r in m[:n]] for m in seeds.values()], axis=0)
-    line, = axis.plot(at, values.mean(0), label=label, lw=1.5, ls="-" if i < 6 else "--")
+    line, = axis.plot(at, values.mean(0), label=label, lw=1.5, ls="-" if i < 10 else "--")
     axis.fill_between(at, values.min(0), values.max(0), color=line.get_color(), alpha=0.12, lw=0)
 
 
