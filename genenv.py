@@ -223,7 +223,9 @@ def write_tasks(run, seeds, variations, alpha) -> list:
             # each task once: RWR would otherwise imitate the simulator's mode (a deviation)
             if task.id in seen:
                 raise InvalidTask("duplicate in the batch")
-            if len(run.policy.encode(world.agent_prompt(task))) > o.max_prompt_tokens:
+            # the task will be read by the agent, and as a seed by the simulator
+            readers = world.agent_prompt(task), world.env_prompt(task, 1.0, alpha)
+            if max(len(run.policy.encode(prompt)) for prompt in readers) > o.max_prompt_tokens:
                 raise InvalidTask("prompt too long")
         except InvalidTask as reason:
             part.invalid[str(reason)] += 1

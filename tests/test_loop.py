@@ -174,6 +174,15 @@ def test_simulator_without_a_single_valid_task_ends_cleanly(tmp_path, cache, cap
     assert (tmp_path / "mute" / "adapters" / "agent" / "adapter_config.json").is_file()
 
 
+def test_a_task_must_fit_both_prompts_that_it_will_stand_in(tmp_path, cache):
+    """As a seed it stands in the simulator's prompt, which is the longer one: two steps make 6
+    tokens for the agent and 8 for the simulator."""
+    assert run(tmp_path / "r", cache, "--epochs", "1", "--max-prompt-tokens", "7") == 0
+    records = read_jsonl(tmp_path / "r" / "env.jsonl")
+    assert records and all(r["text"].count("s2") == 0 for r in records)
+    assert read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]["invalid"]["prompt too long"] > 0
+
+
 def test_seed_unit_shares_p_hat_over_the_variations(tmp_path, cache):
     """--p-hat-unit seed: all records of one seed in a step carry the same success rate."""
     assert run(tmp_path / "seed", cache, "--epochs", "1", "--p-hat-unit", "seed") == 0
