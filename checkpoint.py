@@ -15,6 +15,7 @@ the base with both adapters off and so cannot drift at a resume.
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import tempfile
@@ -244,7 +245,9 @@ def _same_shapes(params, tensors):
 
 
 def _checkpoints(folder):
-    return sorted(p for p in (folder / "checkpoints").glob("e*-s*") if p.is_dir())
+    """Folders of all checkpoints, the newest last: e0012-s003 by its numbers."""
+    found = [p for p in (folder / "checkpoints").glob("e*-s*") if p.is_dir()]
+    return sorted(found, key=lambda p: [int(n) for n in re.findall(r"[0-9]+", p.name)])
 
 
 def _read_part(path: Path, Part) -> dict:

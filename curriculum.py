@@ -54,6 +54,11 @@ def reward_variance(p_hat, alpha, beta):
     return 4 * p_hat * (1 - p_hat)
 
 
+def reward_signal(p_hat, alpha, beta):
+    """Eq. 3 where there is a gradient (Prop. 1), 0 for tasks solved always or never."""
+    return reward_bell(p_hat, alpha, beta) if 0 < p_hat < 1 else 0.0
+
+
 def reward_tent(p_hat, alpha, beta):
     """Linear from 1 at alpha to 0 at the farther end, for comparison."""
     return 1 - abs(p_hat - alpha) / max(alpha, 1 - alpha)
@@ -114,9 +119,17 @@ def alpha_adaptive(c):
 
 def alpha_integral(c):
     """Go on from the present alpha by a part of the last miss: rests only where success is alpha."""
-    # starts low: at first the agent gains most between being measured and meeting what follows
+    # starts low: p_hat is measured before the agent's update, and tasks get easier by it
     start = c.previous if c.epoch > 1 else c.alpha / 2
     return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))
+
+
+STEERING = ("adaptive", "integral")  # their alpha is a means, the target stays --alpha
+
+
+def target_of(schedule, alpha, alpha_option):
+    """The success rate aimed at in an epoch whose schedule gave `alpha`."""
+    return alpha_option if schedule in STEERING else alpha
 
 
 # ---------------------------------------------------------------------------------------------

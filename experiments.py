@@ -4,7 +4,7 @@
     python experiments.py alpha --seeds 3     # alpha schedules
     python experiments.py open --seeds 3      # alpha 0.3-0.7, noisy rewards, forgetting
     python experiments.py levers --seeds 1    # what moves the success rate, on the tuning split
-    python experiments.py paper --quick       # two tiny runs of each kind, to see that it works
+    python experiments.py paper --quick       # a tiny run of each kind, to see that it works
 
 What of the paper this is: RQ1-RQ4 and Figures 4-8. Every variant gets the same number of agent
 updates and of rollouts. Each run is a process of its own, as many at a time as there are cores; a
@@ -38,6 +38,7 @@ from worlds import ladder
 
 ROOT = Path(__file__).resolve().parent
 
+SHARP = ["--k-min", "0.45", "--lam", "6", "--beta", "8", "--agent-lr", "1e-3"]
 # name -> options of genenv.py; teacher files are made once by `python -m worlds.ladder teacher`
 PAPER = {
     "genenv": [],
@@ -45,14 +46,16 @@ PAPER = {
     "static": ["--variant", "static"],
     "teacher 1.76x": ["--variant", "teacher", "--teacher-tasks", "@teacher-957"],
     "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", "@teacher-1777"],
+    "random, agent rate 1/2": ["--variant", "random", "--agent-lr", "1e-3"],
     "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
     "genenv, no KL": ["--env-kl", "0", "--env-kl-cap", "1000"],
     "genenv, no filter": ["--k-min", "1"],
     "genenv, seed-level p_hat": ["--p-hat-unit", "seed"],
-    "genenv, steered": ["--alpha-schedule", "integral", "--k-min", "0.45", "--lam", "6",
-                        "--beta", "8", "--agent-lr", "1e-3"],
-    "genenv, alpha 0.3, sharp": ["--alpha", "0.3", "--k-min", "0.45", "--lam", "6",
-                                 "--beta", "8", "--agent-lr", "1e-3"],
+    # towards the band: sharp weights in place of the filter, and an agent that learns more slowly
+    "genenv, alpha 0.3, sharp": ["--alpha", "0.3", *SHARP],
+    "genenv, steered": ["--alpha-schedule", "integral", *SHARP],
+    "genenv, steered, signal": ["--alpha-schedule", "integral", "--difficulty-reward", "signal",
+                                *SHARP],
 }
 ALPHA = {
     "constant 0.5": [],
@@ -64,12 +67,13 @@ ALPHA = {
     "integral 0.5": ["--alpha-schedule", "integral"],
 }
 OPEN = {
-    **{f"alpha {a}": ["--alpha", a] for a in ("0.5", "0.3", "0.4", "0.6", "0.7")},
+    "alpha 0.5": [],
+    **{f"alpha {a}": ["--alpha", a] for a in ("0.3", "0.4", "0.6", "0.7")},
     "reward noise 0.1": ["--reward-noise", "0.1"],
     "reward noise 0.2": ["--reward-noise", "0.2"],
     "no replay": ["--replay", "0"],
 }
-LEVERS = {  # one at a time, against the default settings
+LEVERS = {  # each against the default settings
     "as is": [],
     "seed-level p_hat": ["--p-hat-unit", "seed"],
     "adaptive alpha": ["--alpha-schedule", "adaptive"],
@@ -79,7 +83,7 @@ LEVERS = {  # one at a time, against the default settings
     "agent rate 1/4": ["--agent-lr", "5e-4"],
     "half the agent updates per epoch": ["--steps", "3", "--epochs", "48"],
     "twice the simulator updates": ["--env-updates", "32"],
-    "three times the KL cap": ["--env-kl-cap", "1.5", "--env-lr", "5e-3"],
+    "three times the KL cap, faster": ["--env-kl-cap", "1.5", "--env-lr", "5e-3"],
     "k_min 0.13": ["--k-min", "0.13"],
     "soft weights, lam 6, beta 8": ["--k-min", "0.45", "--lam", "6", "--beta", "8"],
     "half of the seeds from base": ["--base-share", "0.5"],
@@ -108,9 +112,9 @@ def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra, 
     results = out / f"{suite}{'-quick' if quick else ''}.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
     settings = (QUICK if quick else []) + (["--tuning"] if suite == "levers" else []) + extra
-    done = {(r["name"], r["seed"]): r["settings"] for r in
-            (read_jsonl(results) if results.is_file() else [])}
-    if any(s != settings for s in done.values()):
+    done = {(r["name"], r["seed"]): r for r in read_runs(results)}
+    if any(r["settings"] != settings or r["options"] != SUITES[suite].get(r["name"])
+           for r in done.values()):
         raise UserError(f"{results} holds runs with other settings: move it away first")
     wanted = [(name, seed) for seed in range(1 if quick else seeds) for name in only or SUITES[suite]
               if (name, seed) not in done]
@@ -127,11 +131,21 @@ def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra, 
     return results
 
 
+def read_runs(path: Path) -> list[dict]:
+    """The runs of a results file, none if there is no file. Raises UserError if another version of
+    this program wrote it."""
+    runs = read_jsonl(path) if path.is_file() else []
+    for r in runs:
+        if not {"name", "seed", "options", "settings", "metrics"} <= set(r) or \
+                any(set(KEPT) - set(m) for m in r["metrics"]):
+            raise UserError(f"{path} was written by another version: move it away first")
+    return runs
+
+
 def twins(out: Path, quick: bool, options, seed: int, settings):
     """Runs with the very same options and seed in the results of any suite."""
     for suite in SUITES:
-        path = out / f"{suite}{'-quick' if quick else ''}.jsonl"
-        for r in read_jsonl(path) if path.is_file() else []:
+        for r in read_runs(out / f"{suite}{'-quick' if quick else ''}.jsonl"):
             if (r["options"], r["seed"], r["settings"]) == (options, seed, settings):
                 yield r
 
@@ -183,7 +197,7 @@ def collect(job, options, settings) -> dict:
     seen = set()
     for m in metrics:
         here = [r for r in records if r["epoch"] == m["epoch"]]
-        # trained on: a group of equal rewards has no gradient
+        # only these train the agent: a group of equal rewards has no gradient
         seen |= {r["task"]["id"] for r in here
                  if r["task"]["origin"] != "base" and 0 < (r["p_hat"] or 0) < 1}
         m["synthetic"] = len(seen)
@@ -208,7 +222,8 @@ def kept_by_noise(records, alpha, o) -> float:
 # ---------------------------------------------------------------------------------------------
 # statistics
 
-T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179,
+        2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093]  # by degrees of freedom, from 1
 
 
 def interval(values):
@@ -216,13 +231,16 @@ def interval(values):
     values = np.asarray(values, float)
     if len(values) < 2:
         return values.mean(), math.nan
-    return values.mean(), T_95.get(len(values) - 1, 1.96) * values.std(ddof=1) / len(values) ** 0.5
+    t = T_95[min(len(values) - 1, len(T_95)) - 1]  # beyond the table a little too wide
+    return values.mean(), t * values.std(ddof=1) / len(values) ** 0.5
 
 
 def by_name(results: Path) -> dict:
     """{name: {seed: metrics}} of a results file."""
     table = {}
-    for r in read_jsonl(results):
+    if not results.is_file():
+        raise UserError(f"{results}: no such file")
+    for r in read_runs(results):
         table.setdefault(r["name"], {})[r["seed"]] = r["metrics"]
     # runs end in any order: rows stand in the order of the suite, its first name is the standard
     known = [name for suite in SUITES.values() for name in suite]
@@ -277,7 +295,7 @@ def columns_of(runs) -> list:
     """The columns that these runs have something to say in. On the tuning split nothing of the
     validation split is shown: settings are not to be chosen by it."""
     everything = [metrics for seeds in runs.values() for metrics in seeds.values()]
-    hidden = {"validation", "greedy", "never solved in 8"} \
+    hidden = {"validation", "greedy", "never solved in 8", "lost on base tools"} \
         if "tuning" in everything[0][0] else {"tuning"}
     if not any(m["kept_by_noise"] for metrics in everything for m in metrics):
         hidden.add("kept by noise")
@@ -360,7 +378,7 @@ def draw(results: Path):
             _figure(results, runs, "epoch", key, name, "epoch", label)
     if not tuning:
         _figure(results, runs, "synthetic", "validation", "data",
-                "distinct synthetic tasks trained on", "held-out success rate")
+                "distinct synthetic tasks solved sometimes, not always", "held-out success rate")
 
 
 def panels(runs) -> list:
@@ -403,7 +421,8 @@ def _curve(axis, seeds, x, y, label, i):
 
 def main(argv=None) -> int:
     """Entry point; 0, or 2 with one line on a user's mistake."""
-    p = genenv.Parser(prog="experiments.py", description=__doc__.splitlines()[0])
+    p = genenv.Parser(prog="experiments.py", description=__doc__.splitlines()[0],
+                      allow_abbrev=False)
     p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=int, default=3, help="runs of each variant (default 3)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
@@ -414,6 +433,9 @@ def main(argv=None) -> int:
     try:
         args, extra = p.parse_known_args(argv)
         genenv.parse_options(extra)  # what is not ours is genenv.py's: refused now, not in each run
+        for flag in ("--seed", "--out", "--threads", "--resume", "--variant", "--preset"):
+            if any(x == flag or x.startswith(flag + "=") for x in extra):
+                raise UserError(f"{flag} is set by the experiment itself, run by run")
         if args.seeds < 1 or args.jobs < 1:
             raise UserError("--seeds and --jobs must be at least 1")
         out = Path(args.out)

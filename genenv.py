@@ -10,8 +10,8 @@ What of the paper this is: Algorithm 1. `epoch` below reads like it: generate an
 both policies, aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env
 and filter in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1).
 
-Where it differs on purpose: an epoch is several small steps, so that the agent meets tasks of the
-present simulator; the simulator itself is updated once per epoch, as in the paper. Tasks of D_train
+Where it differs on purpose: an epoch is several small steps, so that GRPO stays on-policy and new
+tasks become seeds at once; the simulator is updated once per epoch, as in the paper. Tasks of D_train
 are rolled out afresh, so GRPO stays on-policy. README.md lists what the paper leaves open.
 
 A run folder holds config.json, metrics.jsonl (a record per epoch), samples.jsonl (tasks and traces
@@ -220,11 +220,11 @@ def write_tasks(run, seeds, variations, alpha) -> list:
             if r.truncated:
                 raise InvalidTask("truncated")
             task = world.parse_task(text, seed, part.t)
-            # each task once: RWR would otherwise imitate the simulator's mode (a deviation)
+            # each task once in a step: RWR would imitate the simulator's mode (a deviation)
             if task.id in seen:
                 raise InvalidTask("duplicate in the batch")
             # the task will be read by the agent, and as a seed by the simulator
-            readers = world.agent_prompt(task), world.env_prompt(task, 1.0, alpha)
+            readers = world.agent_prompt(task), world.env_prompt(task, 0.5, alpha)
             if max(len(run.policy.encode(prompt)) for prompt in readers) > o.max_prompt_tokens:
                 raise InvalidTask("prompt too long")
         except InvalidTask as reason:

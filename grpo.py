@@ -40,7 +40,7 @@ def group_advantages(rewards, scale: str = "std"):
 
 
 def has_signal(rewards, eps: float = 1e-6):
-    """(B, G) -> (B,) bool: groups whose rewards differ. max - min, as std is never exactly 0."""
+    """(B, G) -> (B,) bool: groups whose rewards differ. max - min, as std may miss an exact 0."""
     return (rewards.max(dim=1).values - rewards.min(dim=1).values) > eps
 
 
@@ -92,7 +92,7 @@ def aggregate(per_token, mask, how: str, tokens: int, rows: int):
 
 def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip, kl_coef,
               kl_kind="k3", how="token"):
-    """The GRPO objective of one micro-batch -> (loss, detached statistics summed over tokens)."""
+    """The GRPO objective of one micro-batch -> (loss, detached statistics, shares of the step)."""
     policy_term = surrogate(logp, old_logp, advantages, clip)
     kl_term = token_kl(logp, ref_logp, kl_kind)
     loss = aggregate(policy_term + kl_coef * kl_term, mask, how, tokens, rows)

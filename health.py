@@ -14,6 +14,8 @@ shares are taken of what could have been right. Thresholds were set on recorded 
 """
 import math
 
+from curriculum import STEERING, target_of
+
 READS = ("epoch", "alpha", "success_rate", "validation", "distinct_tasks", "skill_entropy",
          "written", "invalid", "truncated", "zero_variance", "replay_gain", "replays", "env_kept",
          "env_kl", "env_kl_step", "env_steps", "env_capped")  # of a record
@@ -55,7 +57,7 @@ def warn_starvation(r, history, o):
     tried = r["written"] - sum(r["invalid"].values())
     if o.variant != "genenv" or r["epoch"] == 0 or _stuck(r) or r["env_kept"] >= 0.05 * tried:
         return None
-    far = abs(r["success_rate"] - r["alpha"]) > o.k_min
+    far = abs(r["success_rate"] - r["alpha"]) > o.k_min and o.alpha_schedule not in STEERING
     change = f"move --alpha towards the success rate {r['success_rate']:.2f}, or raise --k-min" \
         if far else "raise --k-min"
     return (f"starvation: {r['env_kept']} of {tried} tasks fell into the band "
@@ -152,7 +154,8 @@ def warn_exploitation(r, history, o):
     gain = sum(h["replay_gain"] * h["replays"] for h in recent) / max(1, n)
     # standard error of a mean of n differences of two success rates of G attempts at p = 0.5
     error = math.sqrt(0.5 / (o.G * max(1, n)))
-    near = all(abs(h["success_rate"] - h["alpha"]) < 0.15 for h in recent)
+    near = all(abs(h["success_rate"] - target_of(o.alpha_schedule, h["alpha"], o.alpha)) < 0.15
+               for h in recent)
     value = [h["validation"] for h in recent]
     better = (value[3] + value[2] - value[1] - value[0]) / 2
     if n >= 20 and near and gain + error < 0.05 and better < 0.02:

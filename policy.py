@@ -133,7 +133,8 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     siblings are met, where a mask over (L, L) would compute them all in order to hide them.
     """
     if layout is None:
-        few = attention_mask is not None and query.shape[2] <= query.shape[3]  # a decoding step
+        # a decoding step, or a narrow chunk: a mask for each head is smaller than keys for each
+        few = attention_mask is not None and query.shape[2] <= query.shape[3]
         attend = few_queries_attention if few and query.shape[1] > key.shape[1] else \
             sdpa_attention_forward
         return attend(module, query, key, value, attention_mask, **kwargs)
@@ -180,8 +181,8 @@ def lora_linear(layer, x):
     """
     rows = x.flatten(0, -2)
     out = layer.base_layer(rows)
-    if not layer.disable_adapters:
-        name = layer.active_adapters[0]
+    name = layer.active_adapters[0]
+    if name in layer.lora_A and not layer.disable_adapters:  # an adapter may leave layers out
         # weights are kept in fp32, products are in the dtype of the activations
         A, B = (matrix[name].weight.to(x.dtype) for matrix in (layer.lora_A, layer.lora_B))
         low = torch.nn.functional.linear(rows, A) * layer.scaling[name]  # (rows, r)
@@ -452,11 +453,11 @@ class Policy:
 
     @torch.no_grad()
     def sample(self, adapter, prompts, G=1, max_new_tokens=64, temperature=1.0, generator=None,
-               progress=None, max_rows=256) -> list[Rollout]:
+               max_rows=256) -> list[Rollout]:
         """G responses to each prompt, in prompt order: rollout i belongs to prompts[i // G].
 
         prompts: list of id lists. adapter: a name, or None for the base. temperature 0 is greedy.
-        max_rows bounds the rollouts that run at once; progress(n) is told of n new tokens.
+        max_rows bounds the rollouts that run at once.
         Raises ValueError on an empty prompt.
         """
         if any(len(p) == 0 for p in prompts):
@@ -468,13 +469,13 @@ class Policy:
             for start in range(0, len(by_length), width):
                 members = by_length[start:start + width]
                 rows = self._sample_rows([prompts[i] for i in members], G, max_new_tokens,
-                                         temperature, generator, progress)
+                                         temperature, generator)
                 for b, i in enumerate(members):
                     for g in range(G):
                         out[i * G + g] = Rollout(i, list(prompts[i]), *rows[b * G + g])
         return out
 
-    def _sample_rows(self, prompts, G, T, temperature, generator, progress):
+    def _sample_rows(self, prompts, G, T, temperature, generator):
         """One wide batch: prefill, then decode until every rollout has ended.
 
         prompts: B id lists -> B*G tuples (response ids, log-probs, truncated).
@@ -501,8 +502,6 @@ class Policy:
                 break
             if (t + 1) % every == 0:
                 keep, slot = _compact(done[live], slot)
-                if progress:
-                    progress(int(slot.numel()) * every)
                 if len(keep) == 0:
                     break
                 if len(keep) < len(live):  # finished groups leave, and their keys with them

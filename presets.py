@@ -34,7 +34,7 @@ _7B = {
     "clip": 0.2,
     "agent_kl": 0.001,
     "kl_estimator": "k3",
-    "mini_batch": 16,            # groups per optimiser step: four steps per rollout batch
+    "mini_batch": 16,            # groups per optimiser step: five steps per rollout batch
     # environment: the paper's alpha, beta, k_min and lambda
     "alpha": 0.5,
     "alpha_end": 0.5,

@@ -17,6 +17,7 @@ import json
 import sys
 from pathlib import Path
 
+from curriculum import target_of
 from data_pool import UserError, read_jsonl
 
 BLUE, ORANGE, GREEN, GREY = "#0b62a4", "#d1670b", "#3a8a3a", "#888888"
@@ -122,7 +123,9 @@ def closing_words(folder) -> str:
     rungs = list(last["validation_by"])
     solved = [name for name in rungs if last["validation_by"][name] >= 0.5]
     before = [name for name in rungs if first["validation_by"].get(name, 0) >= 0.5]
-    in_band = sum(abs(m["success_rate"] - m["alpha"]) <= options["k_min"] for m in metrics[1:])
+    in_band = sum(abs(m["success_rate"] - target_of(options["alpha_schedule"], m["alpha"],
+                                                    options["alpha"])) <= options["k_min"]
+                  for m in metrics[1:])
     lines = [
         "",
         f"validation       {first['validation']:.3f} -> {last['validation']:.3f}   held-out tasks,"

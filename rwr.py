@@ -8,7 +8,7 @@ How it is run: genenv.py calls `rwr_update` once per epoch.
 
 Where it differs on purpose: the paper gives neither the penalty's coefficient nor the cap's value;
 here the cap is a real one, the step that crosses it is undone, and both are taken on unfiltered
-fresh generations. Duplicates within a batch were dropped before (genenv.write_tasks): RWR would
+fresh generations. Duplicates within a step were dropped before (genenv.write_tasks): RWR would
 otherwise imitate the simulator's mode. Of the estimators k1 is no penalty (grpo.token_kl). Note
 how mild the weights are: with the paper's lam = 1, beta = 2 the largest possible ratio of two
 weights is exp(1 - exp(-0.5)) = 1.48, so nearly all selection is done by the k_min filter.
@@ -69,7 +69,7 @@ def draw_batches(n_fresh, aged_priority, n_batches, batch, fresh_share, generato
 
 
 def rwr_update(policy, adapter, optimizer, records, batches, probe, *, lam=1.0, temperature=1.0,
-               kl_coef=0.05, kl_kind="k3", kl_cap=0.1, grad_clip=1.0, token_budget=16384,
+               kl_coef=0.02, kl_kind="k3", kl_cap=0.5, grad_clip=1.0, token_budget=16384,
                grad_checkpoint=False) -> dict:
     """Imitate weighted generations; stop, and undo the last step, where the KL cap is crossed.
 
@@ -124,7 +124,8 @@ def mean_kl(logps, others) -> float:
 
 def _rwr_step(policy, params, optimizer, weights, groups, kl_groups, kl_ref, kl_coef, kl_kind,
               grad_clip, grad_checkpoint, fixed):
-    """One step up sum_i w_i log pi_env(y_i | x_i) - kl_coef KL(pi_env || initial).
+    """One step up sum_i w_i log pi_env(y_i | x_i) - kl_coef * token_kl on the probe (what that is
+    as a loss is said at grpo.token_kl).
 
     groups: n records as (context ids, [generation ids]), weights (n,); kl_groups and kl_ref: a part
     of the probe and the initial simulator's log-probs of it. Returns the loss.

@@ -288,3 +288,11 @@ def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
     assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
     assert not any(n.startswith("tmp-") for n in names(out)) and len(names(out)) == 2
     equal(quiet, out)
+
+
+def test_the_newest_checkpoint_is_known_by_its_numbers(tmp_path):
+    """As text s1000 comes before s999."""
+    for name in ("e0002-s999", "e0002-s1000", "e0001-s003"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert [p.name for p in checkpoint._checkpoints(tmp_path)] == [
+        "e0001-s003", "e0002-s999", "e0002-s1000"]

@@ -68,6 +68,9 @@ def test_bell_at_the_papers_values():
 
 def test_other_difficulty_rewards():
     """p(1-p) must be Remark 1's parabola with maximum 1, the tent linear with its top at alpha."""
+    signal = DIFFICULTY_REWARDS["signal"]
+    assert signal(0.0, 0.1, 2) == signal(1.0, 0.9, 2) == 0
+    assert signal(1 / 8, 0.1, 2) == DIFFICULTY_REWARDS["bell"](1 / 8, 0.1, 2)
     variance, tent = DIFFICULTY_REWARDS["variance"], DIFFICULTY_REWARDS["tent"]
     for p in EIGHTHS:
         assert variance(p, 0.9, 2) == pytest.approx(4 * (0.25 - (p - 0.5) ** 2))  # Remark 1
@@ -140,6 +143,14 @@ def test_adaptive_schedule_moves_against_the_miss():
     assert adaptive(0.5) == 0.5 and adaptive(0.9) < 0.5 < adaptive(0.1)
     values = [adaptive(s) for s in EIGHTHS]
     assert values == sorted(values, reverse=True)
+
+
+def test_a_steering_schedule_keeps_its_target():
+    """Reports would call a run off target whose alpha has moved in order to hit it."""
+    target = curriculum.target_of
+    assert target("integral", 0.1, 0.5) == target("adaptive", 0.9, 0.5) == 0.5
+    assert target("linear", 0.6, 0.7) == 0.6
+    assert set(curriculum.STEERING) < set(ALPHA_SCHEDULES)
 
 
 def test_integral_schedule_rests_at_the_target_only():
@@ -220,7 +231,7 @@ def test_new_functions_are_picked_up_by_their_name(tmp_path):
 def test_names_on_the_command_line():
     """A name of the documentation would be missing, or a helper offered as a choice."""
     assert set(ALPHA_SCHEDULES) == {"constant", "linear", "cosine", "step", "adaptive", "integral"}
-    assert set(DIFFICULTY_REWARDS) == {"bell", "variance", "tent"}
+    assert set(DIFFICULTY_REWARDS) == {"bell", "variance", "signal", "tent"}
     assert set(SEED_SELECTIONS) == {"uniform", "curated"}
 
 

@@ -41,7 +41,8 @@ def cache(tmp_path_factory):
 
 def write(path, suite):
     """suite: {name: {seed: records}} -> a results file, in an order that is not the suite's."""
-    append_jsonl(path, [{"name": name, "seed": seed, "settings": [], "metrics": metrics}
+    append_jsonl(path, [{"name": name, "seed": seed, "options": [], "settings": [],
+                         "metrics": metrics}
                         for name, seeds in reversed(suite.items())
                         for seed, metrics in seeds.items()])
     return path
@@ -193,8 +194,21 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, capsys):
     # the constant schedule of the other suite is this very run
     assert experiments.main(["alpha", *command[1:], "--only", "constant 0.5"]) == 0
     assert read_jsonl(out / "alpha.jsonl")[0]["metrics"] == runs[0]["metrics"]
-    assert experiments.main([*command, "--alpha", "0.4"]) == 2
-    assert "other settings" in capsys.readouterr().err
+    for changed, word in (["--alpha", "0.4"], "other settings"), (["--seed", "1"], "--seed is set"):
+        assert experiments.main([*command, *changed]) == 2
+        assert word in capsys.readouterr().err
+
+
+def test_results_of_another_meaning_are_not_taken_for_these(tmp_path, capsys):
+    """A variant whose options have changed since, and a file of another version."""
+    for name, change in ("paper", {"options": ["--beta", "3"]}), ("alpha", {"metrics": [{}]}):
+        path = tmp_path / f"{name}.jsonl"
+        first = next(iter(experiments.SUITES[name]))
+        path.write_text(json.dumps({"name": first, "seed": 0, "options": [], "settings": [],
+                                    "metrics": [record(0)], **change}) + "\n")
+        assert experiments.main([name, "--out", str(tmp_path)]) == 2
+        err = capsys.readouterr().err
+        assert "move it away" in err and err.count("\n") == 1
 
 
 def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, cache, monkeypatch):

@@ -183,7 +183,7 @@ class Script:
         self.records = {}
 
     def __call__(self, policy, adapter, prompts, G=1, max_new_tokens=64, temperature=1.0,
-                 generator=None, progress=None, max_rows=256):
+                 generator=None, max_rows=256):
         seeds = [self.seed_of(policy.decode(p)) for p in prompts]
         players = {("env", True): self.write, ("env", False): self.solve_own,
                    ("agent", False): self.attempt}

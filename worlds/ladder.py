@@ -108,9 +108,9 @@ def _held_out_ids() -> frozenset:
 
 
 def prepare(o):
-    """Nothing to check: this world brings everything with it."""
+    """This world brings everything with it: whatever else is given is refused."""
     if o.quant:
-        raise UserError("--quant is for chat models; the ladder world's model has a few KB")
+        raise UserError("--quant is for chat models; the ladder world's model has under 1 MB")
     if o.model or o.base_tasks or o.validation_tasks:
         raise UserError("the ladder world makes its own model and tasks: leave out --model, "
                         "--base-tasks and --validation-tasks, or choose another --world")
