@@ -265,10 +265,12 @@ def growth(metrics):
 
 
 def band_range(runs) -> str:
-    """Least and greatest success rate from the second epoch on, in the mean over seeds."""
+    """Least and greatest success rate from the second epoch on, in the mean over seeds, and how
+    many of these epochs lie in [0.4, 0.6]."""
     n = min(len(m) for m in runs)
     curve = np.mean([[x["success_rate"] for x in m[:n]] for m in runs], axis=0)[2:]
-    return f"{curve.min():.2f} - {curve.max():.2f}" if len(curve) else "-"
+    inside = ((curve >= 0.4) & (curve <= 0.6)).sum()
+    return f"{curve.min():.2f} - {curve.max():.2f}, {inside} of {len(curve)}" if len(curve) else "-"
 
 
 def lost(metrics):
@@ -307,7 +309,7 @@ def table(results: Path) -> str:
     runs = by_name(results)
     columns = columns_of(runs)
     text = lambda v: f"{v[0]:.3f} ± {v[1]:.3f}" if abs(v[0]) < 100 else f"{v[0]:.0f} ± {v[1]:.0f}"
-    rows = ["| variant | seeds | " + " | ".join(c for c, _ in columns) + " | success, mean curve |",
+    rows = ["| variant | seeds | " + " | ".join(c for c, _ in columns) + " | mean curve of success, epochs in [.4, .6] |",
             "|---|---|" + "---|" * (len(columns) + 1)]
     for name, seeds in runs.items():
         cells = [text(interval([f(m) for m in seeds.values()])) for _, f in columns]

@@ -73,14 +73,14 @@ def test_band_counts_from_the_second_epoch_on():
     """The paper's curve enters the band in its second epoch."""
     metrics = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .7, .4, .6, .61))]
     assert experiments.band_share(metrics) == 0.5
-    assert experiments.band_range([metrics]) == "0.40 - 0.70"
+    assert experiments.band_range([metrics]) == "0.40 - 0.70, 2 of 4"
 
 
 def test_band_of_the_mean_curve_is_taken_over_seeds_first():
     """Two seeds that swing in turns are in the band together, never alone."""
     up = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .8, .2))]
     down = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .2, .8))]
-    assert experiments.band_range([up, down]) == "0.50 - 0.50"
+    assert experiments.band_range([up, down]) == "0.50 - 0.50, 2 of 2"
     assert experiments.band_share(up) == experiments.band_share(down) == 0
 
 
