@@ -118,7 +118,7 @@ def alpha_adaptive(c):
 
 
 def alpha_integral(c):
-    """Go on from the present alpha by a part of the last miss: rests only where success is alpha."""
+    """On from the present alpha by a part of the last miss: rests only where success is alpha."""
     # starts low: p_hat is measured before the agent's update, and tasks get easier by it
     start = c.previous if c.epoch > 1 else c.alpha / 2
     return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))

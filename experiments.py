@@ -18,7 +18,6 @@ Where it differs on purpose: the world is the embedded ladder, so nothing here i
 7B models. Settings were chosen on the tuning split, the figures are of the validation split; only
 the suite `levers` reports the tuning split.
 """
-import argparse
 import json
 import math
 import os
@@ -116,8 +115,9 @@ def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra, 
     if any(r["settings"] != settings or r["options"] != SUITES[suite].get(r["name"])
            for r in done.values()):
         raise UserError(f"{results} holds runs with other settings: move it away first")
-    wanted = [(name, seed) for seed in range(1 if quick else seeds) for name in only or SUITES[suite]
-              if (name, seed) not in done]
+    # seed by seed: a suite that is cut short has all variants of the first seeds
+    wanted = [(name, seed) for seed in range(1 if quick else seeds)
+              for name in only or SUITES[suite] if (name, seed) not in done]
     for name, seed in list(wanted):  # another suite may have the same run under another name
         for twin in twins(out, quick, SUITES[suite][name], seed, settings):
             append_jsonl(results, [{**twin, "name": name}])
@@ -309,8 +309,9 @@ def table(results: Path) -> str:
     runs = by_name(results)
     columns = columns_of(runs)
     text = lambda v: f"{v[0]:.3f} ± {v[1]:.3f}" if abs(v[0]) < 100 else f"{v[0]:.0f} ± {v[1]:.0f}"
-    rows = ["| variant | seeds | " + " | ".join(c for c, _ in columns) + " | mean curve of success, epochs in [.4, .6] |",
-            "|---|---|" + "---|" * (len(columns) + 1)]
+    heads = ["variant", "seeds", *(c for c, _ in columns),
+             "mean curve of success, epochs in [.4, .6]"]
+    rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name, seeds in runs.items():
         cells = [text(interval([f(m) for m in seeds.values()])) for _, f in columns]
         rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) +

@@ -10,9 +10,9 @@ What of the paper this is: Algorithm 1. `epoch` below reads like it: generate an
 both policies, aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env
 and filter in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1).
 
-Where it differs on purpose: an epoch is several small steps, so that GRPO stays on-policy and new
-tasks become seeds at once; the simulator is updated once per epoch, as in the paper. Tasks of D_train
-are rolled out afresh, so GRPO stays on-policy. README.md lists what the paper leaves open.
+Where it differs on purpose: an epoch is several small steps, so that new tasks become seeds at once
+and GRPO stays on-policy, for which tasks of D_train are rolled out afresh as well; the simulator is
+updated once per epoch, as in the paper. README.md lists what the paper leaves open.
 
 A run folder holds config.json, metrics.jsonl (a record per epoch), samples.jsonl (tasks and traces
 to read), train.jsonl (D_train), env.jsonl (D_env), adapters/{agent,env} in PEFT format, figures/,
@@ -29,7 +29,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -348,6 +348,7 @@ def update_environment(run, alpha) -> dict:
     if o.variant != "genenv":
         return {"env_kept": len(kept)}
     aged = [(r, w) for r, w in aged if curriculum.in_band(r.p_hat, alpha, o.k_min)]
+    # no step on old records alone: they were imitated before, and nothing new speaks for them
     batches = draw_batches(len(kept), [w for _, w in aged], o.env_updates, o.env_batch,
                            o.env_fresh, run.rng) if kept else []
     # a random part of all that was written, valid or not: drift into bad text must be seen as well

@@ -7,7 +7,6 @@ warning they deserve is too. Everything else is the real loop, with its pools an
 of default size that went well, and two that did not, are in tests/golden/health as they were
 recorded: metrics.jsonl of `python genenv.py`, with the options named in the first line.
 """
-import json
 import random
 import re
 from pathlib import Path
@@ -17,7 +16,6 @@ import pytest
 
 import genenv
 import health
-import measure
 import report
 from data_pool import read_jsonl
 from policy import Policy, Rollout

@@ -5,7 +5,6 @@
 The base model is trained for a few seconds only: it knows the format but few tools, which is all
 that these tests need.
 """
-import json
 import os
 import random
 import signal
@@ -17,7 +16,6 @@ import torch
 
 import checkpoint
 import genenv
-import measure
 from data_pool import read_jsonl
 from worlds import ladder
 
