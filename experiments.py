@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -125,9 +126,10 @@ def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra, 
             break
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=len(wanted), desc=suite) as bar:
         make_shared(Path(scratch), ROOT / genenv.parse_options(extra).cache_dir)
-        for job in finished(suite, wanted, settings, jobs, Path(scratch)):
-            append_jsonl(results, [collect(job, SUITES[suite][job["name"]], settings)])
-            bar.update()
+        with closing(finished(suite, wanted, settings, jobs, Path(scratch))) as ended:
+            for job in ended:
+                append_jsonl(results, [collect(job, SUITES[suite][job["name"]], settings)])
+                bar.update()
     return results
 
 
@@ -135,9 +137,10 @@ def read_runs(path: Path) -> list[dict]:
     """The runs of a results file, none if there is no file. Raises UserError if another version of
     this program wrote it."""
     runs = read_jsonl(path) if path.is_file() else []
+    whole = lambda m: isinstance(m, dict) and set(KEPT) <= set(m)
     for r in runs:
         if not {"name", "seed", "options", "settings", "metrics"} <= set(r) or \
-                any(set(KEPT) - set(m) for m in r["metrics"]):
+                not isinstance(r["metrics"], list) or not all(map(whole, r["metrics"])):
             raise UserError(f"{path} was written by another version: move it away first")
     return runs
 
@@ -164,6 +167,7 @@ def finished(suite, wanted, settings, jobs, scratch):
     finally:  # one run failed, or Ctrl-C: none goes on without the suite
         for job in running:
             job["process"].kill()
+            job["process"].wait()
 
 
 def make_shared(scratch: Path, cache_dir: str):
@@ -243,7 +247,7 @@ def by_name(results: Path) -> dict:
     for r in read_runs(results):
         table.setdefault(r["name"], {})[r["seed"]] = r["metrics"]
     # runs end in any order: rows stand in the order of the suite, its first name is the standard
-    known = [name for suite in SUITES.values() for name in suite]
+    known = list(SUITES.get(results.stem.removesuffix("-quick"), ()))
     place = lambda name: known.index(name) if name in known else len(known)
     return {name: table[name] for name in sorted(table, key=place)}
 
@@ -310,12 +314,11 @@ def table(results: Path) -> str:
     """Markdown: mean and 95 % t-interval over seeds, then differences to the first row, paired."""
     runs = by_name(results)
     columns = columns_of(runs)
-    text = lambda v: f"{v[0]:.3f} ± {v[1]:.3f}" if abs(v[0]) < 100 else f"{v[0]:.0f} ± {v[1]:.0f}"
     heads = ["variant", "seeds", *(c for c, _ in columns),
              "mean curve of success, epochs in [.4, .6]"]
     rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name, seeds in runs.items():
-        cells = [text(interval([f(m) for m in seeds.values()])) for _, f in columns]
+        cells = [_cell(*interval([f(m) for m in seeds.values()])) for _, f in columns]
         rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) +
                     f" | {band_range(list(seeds.values()))} |")
     key, first = columns[0][0], next(iter(runs))
@@ -326,8 +329,15 @@ def table(results: Path) -> str:
         if common:
             mean, half = interval([last(runs[first][s], key) - last(seeds[s], key)
                                    for s in common])
-            rows.append(f"| {name} | {mean:+.3f} | {mean - half:+.3f} to {mean + half:+.3f} |")
+            bounds = "-" if math.isnan(half) else f"{mean - half:+.3f} to {mean + half:+.3f}"
+            rows.append(f"| {name} | {mean:+.3f} | {bounds} |")
     return "\n".join([*rows, "", *claims(runs)]) + "\n"
+
+
+def _cell(mean, half) -> str:
+    """A mean with its interval, without one where there is a single seed."""
+    digits = 3 if abs(mean) < 100 else 0
+    return f"{mean:.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
 
 
 def claims(runs) -> list[str]:
@@ -452,7 +462,7 @@ def main(argv=None) -> int:
         draw(results)
         print(text)
         return 0
-    except UserError as error:
+    except (UserError, OSError) as error:  # OSError: the results folder cannot be written
         print(f"experiments: {error}", file=sys.stderr)
         return 2
 
