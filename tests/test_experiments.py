@@ -4,6 +4,8 @@
 """
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ import genenv
 from data_pool import UserError, append_jsonl, read_jsonl
 from worlds import ladder
 
+ROOT = Path(__file__).parent.parent
 SMALL_RECIPE = dict(steps=30, batch=4, lr=6e-3)
-TINY = ["--epochs", "1", "--steps", "1", "--variations", "2", "--G", "2", "--val-samples", "1", "--rank", "4"]
+TINY = ["--epochs", "1", "--steps", "1", "--variations", "2", "--G", "2", "--val-samples", "1",
+        "--rank", "4"]
 
 
 def record(epoch, **given):
@@ -201,7 +205,8 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, capsys):
 
 def test_results_of_another_meaning_are_not_taken_for_these(tmp_path, capsys):
     """A variant whose options have changed since, and a file of another version."""
-    for name, change in ("paper", {"options": ["--beta", "3"]}), ("alpha", {"metrics": [{}]}):
+    for name, change in ("paper", {"options": ["--beta", "3"]}), ("alpha", {"metrics": [{}]}), \
+            ("open", {"metrics": 3}):
         path = tmp_path / f"{name}.jsonl"
         first = next(iter(experiments.SUITES[name]))
         path.write_text(json.dumps({"name": first, "seed": 0, "options": [], "settings": [],
@@ -219,3 +224,27 @@ def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, cache, mon
         experiments.run_suite("paper", 1, False, 1, out, [*TINY, "--cache-dir", cache],
                               ["genenv", "static"])
     assert [json.loads(line)["name"] for line in open(out / "paper.jsonl")] == ["genenv"]
+
+
+# ---------------------------------------------------------------------------------------------
+# the pages
+
+
+@pytest.mark.parametrize("page", ["EXPERIMENTS.md", "README.md"])
+def test_figures_on_the_pages_are_those_of_the_results(page):
+    """Every cell with an interval stands in the generated table of a suite, in the row of the same
+    variant; every generated table follows from its results file."""
+    rows, n = {}, 0
+    for path in sorted((ROOT / "experiments").glob("*.md")):
+        text = path.read_text()
+        assert experiments.table(path.with_suffix(".jsonl")) == text, path.name
+        for line in text.splitlines():
+            cells = [c.strip() for c in line.strip("|").split("|")]
+            rows.setdefault(cells[0], set()).update(cells[1:])
+    for line in (ROOT / page).read_text().splitlines():
+        cells = [c.strip() for c in line.strip("|").split("|")]
+        for cell in cells[1:] if line.startswith("|") else ():
+            if re.fullmatch(r"-?[0-9.]+ ± [0-9.]+|-?[0-9]\.[0-9]{3}|[+-][0-9.]+ to [+-][0-9.]+", cell):
+                assert cell in rows[cells[0].split(":")[0]], line
+                n += 1
+    assert n > 3
