@@ -39,15 +39,12 @@ warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about
 import torch
 from tqdm import tqdm
 
-import checkpoint
+from runtime import checkpoint
 import curriculum
-import export
-import measure
-import memory
-import report
+from runtime import export, measure, memory, report
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl
 from grpo import grpo_update
-from presets import PRESETS
+from runtime.presets import PRESETS
 from rwr import draw_batches, rwr_update
 from worlds import InvalidTask, load_world, read_teacher
 

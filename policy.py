@@ -31,7 +31,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from data_pool import UserError
-from loading import find_eos_ids, load_model, refuse_unlike_heads
+from runtime.loading import find_eos_ids, load_model, refuse_unlike_heads
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded at once before decoding

@@ -15,13 +15,13 @@ import shutil
 import pytest
 import torch
 
-import bench
-import checkpoint
+from bench.__main__ import __main__ as bench
+from runtime import checkpoint
 import eval.__main__
 import eval.make_base
-import experiments
+from experiments import __main__ as experiments
 import genenv
-import report
+from runtime import report
 from worlds import ladder
 
 pytestmark = pytest.mark.usefixtures("no_training")
@@ -633,7 +633,7 @@ REPORTED = {
 
 @pytest.mark.parametrize("file, name", REPORTED, ids=lambda x: x)
 def test_report_of_a_damaged_run(file, name, folder, tmp_path, capsys):
-    """python report.py writes no page and no figure of what it cannot read."""
+    """python -m runtime.report writes no page and no figure of what it cannot read."""
     path = folder / file
     path.write_text(REPORTED[file, name](path.read_text()))
     refused(capsys, tmp_path, report.main, [folder], "report: ")

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-import bench
-from bench import grouped, main, qwen2_config, random_nf4, random_prompts, reward_of, small_config
+from bench import __main__ as bench
+from bench.__main__ import grouped, main, qwen2_config, random_nf4, random_prompts, reward_of, small_config
 from policy import Policy
 
 
@@ -133,4 +133,4 @@ def test_without_trl_the_bench_says_how_to_get_it(capsys, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "trl", None)
     with pytest.raises(SystemExit) as end:
         main(["trl"])
-    assert end.value.code == 2 and "requirements-bench.txt" in capsys.readouterr().err
+    assert end.value.code == 2 and "bench/requirements.txt" in capsys.readouterr().err

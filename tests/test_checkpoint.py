@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkpoint
+from runtime import checkpoint
 import data_pool
 import genenv
 from data_pool import read_jsonl

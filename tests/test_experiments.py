@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import experiments
+from experiments import __main__ as experiments
 import genenv
 from data_pool import UserError, append_jsonl, read_jsonl
 from worlds import ladder
@@ -235,7 +235,7 @@ def test_figures_on_the_pages_are_those_of_the_results(page):
     """Every cell with an interval stands in the generated table of a suite, in the row of the same
     variant; every generated table follows from its results file."""
     rows, n = {}, 0
-    for path in sorted((ROOT / "experiments").glob("*.md")):
+    for path in sorted((ROOT / "experiments" / "results").glob("*.md")):
         text = path.read_text()
         assert experiments.table(path.with_suffix(".jsonl")) == text, path.name
         for line in text.splitlines():

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import export
+from runtime import export
 from data_pool import Task, Trace, TrainPool, UserError
 from test_tool_calls import SEED, VALID, options, said
 from worlds import load_world

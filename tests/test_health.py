@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 import genenv
-import health
-import report
+from runtime import health, report
 from data_pool import read_jsonl
 from policy import Policy, Rollout
 from worlds import ladder

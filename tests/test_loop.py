@@ -14,7 +14,7 @@ import time
 import pytest
 import torch
 
-import checkpoint
+from runtime import checkpoint
 import genenv
 from data_pool import read_jsonl
 from worlds import ladder

@@ -11,13 +11,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import BloomConfig, Qwen2Config, Qwen2ForCausalLM
 
-import bench
+from bench.__main__ import __main__ as bench
 import genenv
-import memory
+from runtime import memory
 import policy as policy_module
 from data_pool import UserError
 from policy import Policy, _GrowingLayer, attention_layout, pack
-from presets import PRESETS
+from runtime.presets import PRESETS
 from test_tool_calls import chat_model
 
 QWEN_7B = dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-import report
+from runtime import report
 from test_health import recorded
 
 HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=alert(1)>",

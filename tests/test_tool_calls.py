@@ -20,7 +20,7 @@ if __name__ == "__main__":
 import genenv
 from data_pool import Task, TrainPool, UserError
 from policy import Policy, Rollout
-from presets import PRESETS
+from runtime.presets import PRESETS
 from worlds import InvalidTask, load_world
 from worlds import tool_calls as world
 

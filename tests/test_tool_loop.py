@@ -17,9 +17,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import export
+from runtime import export
 import genenv
-import memory
+from runtime import memory
 from data_pool import read_jsonl
 from policy import Policy, Rollout
 from test_loop import one_line, same_run

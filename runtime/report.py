@@ -5,7 +5,7 @@ generated tasks with the alpha band, validation, task and response length, solve
 tasks; and beside them KL, effective sample size and diversity.
 
 How it is run: genenv.py writes figures/ and report.html at the end of a run; for a run that still
-goes on or was stopped, `python report.py runs/000-genenv`.
+goes on or was stopped, `python -m runtime.report runs/000-genenv`.
 
 Where it differs on purpose: pictures are embedded in the page, so that one file can be sent along.
 Text of models is escaped, and the page forbids scripts and outside sources to whoever opens it.
@@ -287,11 +287,11 @@ def _details(title, inner) -> str:
 
 
 def main(argv=None) -> int:
-    """`python report.py RUN_FOLDER`."""
+    """`python -m runtime.report RUN_FOLDER`."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         if len(argv) != 1:
-            raise UserError("usage: python report.py RUN_FOLDER")
+            raise UserError("usage: python -m runtime.report RUN_FOLDER")
         print(write(argv[0]))
         return 0
     except UserError as error:

@@ -5,7 +5,7 @@ What of the paper this is: nothing; it is what lets its two 7B policies live on 
 How it is run: genenv.py calls `check` before it loads the model, prints the table, and wraps the
 phases of an epoch in `peak_memory`. Alone:
 
-    from memory import check, model_config
+    from runtime.memory import check, model_config
     print(check(model_config("Qwen/Qwen2.5-7B-Instruct"), options, available=24e9))
 
 Where the numbers come from: parameters are counted, on torch's meta device, so any dense decoder of
@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 from data_pool import UserError
-from loading import check_model_folder
+from runtime.loading import check_model_folder
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
 
 MARGIN = 1.08   # what the allocator holds beyond what is in use

@@ -1,17 +1,17 @@
 """Does GenEnv's claim hold? Ablations, alpha schedules and open questions on the embedded world.
 
-    python experiments.py paper --seeds 5     # the claims of the paper: variants over seeds
-    python experiments.py alpha --seeds 3     # alpha schedules
-    python experiments.py open --seeds 3      # alpha 0.3-0.7, noisy rewards, forgetting
-    python experiments.py levers --seeds 1    # what moves the success rate, on the tuning split
-    python experiments.py paper --quick       # a tiny run of each kind, to see that it works
+    python -m experiments paper --seeds 5     # the claims of the paper: variants over seeds
+    python -m experiments alpha --seeds 3     # alpha schedules
+    python -m experiments open --seeds 3      # alpha 0.3-0.7, noisy rewards, forgetting
+    python -m experiments levers --seeds 1    # what moves the success rate, on the tuning split
+    python -m experiments paper --quick       # a tiny run of each kind, to see that it works
 
 What of the paper this is: RQ1-RQ4 and Figures 4-8. Every variant gets the same number of agent
 updates and of rollouts. Each run is a process of its own, as many at a time as there are cores; a
 run that is already in the results file is not repeated, so an interrupted suite just goes on.
 
-How it is read: experiments/SUITE.jsonl has one line per run; experiments/SUITE.md the table of
-means with 95 % t-intervals over seeds and paired differences; experiments/*.png the figures.
+How it is read: experiments/results/SUITE.jsonl has one line per run; experiments/results/SUITE.md the table of
+means with 95 % t-intervals over seeds and paired differences; experiments/results/*.png the figures.
 EXPERIMENTS.md says what was seen.
 
 Where it differs on purpose: the world is the embedded ladder, so nothing here is a statement about
@@ -36,7 +36,7 @@ from curriculum import in_band
 from data_pool import Task, UserError, append_jsonl, read_jsonl
 from worlds import ladder
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent
 
 SHARP = ["--k-min", "0.45", "--lam", "6", "--beta", "8", "--agent-lr", "1e-3"]
 # name -> options of genenv.py; teacher files are made once by `python -m worlds.ladder teacher`
@@ -436,14 +436,14 @@ def _curve(axis, seeds, x, y, label, i):
 
 def main(argv=None) -> int:
     """Entry point; 0, or 2 with one line on a user's mistake."""
-    p = genenv.Parser(prog="experiments.py", description=__doc__.splitlines()[0],
+    p = genenv.Parser(prog="python -m experiments", description=__doc__.splitlines()[0],
                       allow_abbrev=False)
     p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=int, default=3, help="runs of each variant (default 3)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     p.add_argument("--only", nargs="+", default=(), help="names of variants (default: all)")
     p.add_argument("--quick", action="store_true", help="tiny runs, to see that it works")
-    p.add_argument("--out", default="experiments", help="folder of the results")
+    p.add_argument("--out", default="experiments/results", help="folder of the results")
     p.add_argument("--only-draw", action="store_true", help="table and figures of what is there")
     try:
         args, extra = p.parse_known_args(argv)

@@ -13,8 +13,7 @@ import math
 from collections import Counter
 
 import curriculum
-import health
-import memory
+from runtime import health, memory
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-import health
+from runtime import health
 from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl, set_torn_line_aside
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")

@@ -1,9 +1,9 @@
 """How fast, how much memory: against TRL on a CPU, and the real 7B shape on one GPU.
 
-    python bench.py trl --prompt 256 --response 64 --steps 5     # needs requirements-bench.txt
-    python bench.py trl --check                                  # only: same loss, same gradients?
-    python bench.py gpu --random-weights                         # one CUDA device, no download
-    python bench.py gpu --random-weights --tiny                  # the same script, small, on a CPU
+    python -m bench trl --prompt 256 --response 64 --steps 5     # needs bench/requirements.txt
+    python -m bench trl --check                                  # only: same loss, same gradients?
+    python -m bench gpu --random-weights                         # one CUDA device, no download
+    python -m bench gpu --random-weights --tiny                  # the same script, small, on a CPU
 
 What of the paper this is: nothing; it measures the two updates of Algorithm 1 as this project makes
 them. Both benches build a random Qwen2 of a stated size, as speed does not depend on the weights.
@@ -115,7 +115,7 @@ def bench_trl(o):
     try:
         import trl
     except ImportError:
-        raise UserError("TRL is not installed: pip install -r requirements-bench.txt") from None
+        raise UserError("TRL is not installed: pip install -r bench/requirements.txt") from None
     from transformers import Qwen2ForCausalLM
     quiet()
     if o.trl_head == "response":
@@ -328,7 +328,7 @@ def bench_gpu(o):
     device, dtype = ("cpu", torch.float32) if o.tiny else ("cuda", torch.bfloat16)
     config = small_config(128, 2, 512) if o.tiny else qwen2_config(**QWEN_7B)
     policy = Policy(random_nf4(config, device, dtype), word_tokenizer(config.vocab_size), rank=RANK)
-    out = Path(o.out or f"bench_results/gpu-{'tiny' if o.tiny else '7b'}.json")
+    out = Path(o.out or f"bench/results/gpu-{'tiny' if o.tiny else '7b'}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     result = {**machine(device), "model": "tiny" if o.tiny else "Qwen2.5-7B shape, random weights",
               "quantisation": "NF4, double", "rank": RANK, "G": o.G, "shapes": []}
@@ -508,11 +508,11 @@ def parser():
     g.add_argument("--prompts", type=int, default=1, help="prompts per step at other lengths")
     g.add_argument("--G", type=int, default=8, help="rollouts per prompt")
     g.add_argument("--token-budget", type=int, default=8192, help="tokens per micro-batch")
-    g.add_argument("--out", default="", help="JSON file; default bench_results/gpu-7b.json")
+    g.add_argument("--out", default="", help="JSON file; default bench/results/gpu-7b.json")
     g.set_defaults(run=bench_gpu)
 
     def error(message):
-        raise UserError(f"{message}; see python bench.py --help")
+        raise UserError(f"{message}; see python -m bench --help")
 
     for each in (p, t, g):
         each.error = error

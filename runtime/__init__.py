@@ -1,0 +1,11 @@
+"""What a run needs beside the algorithm; nothing here is part of the paper's method.
+
+    presets.py     ready-made sets of options
+    loading.py     from a folder or hub name to a model
+    memory.py      what a run will need, before a model is loaded, and what it took
+    checkpoint.py  run folders, exact resume, signals
+    measure.py     validation and the metrics record of an epoch
+    health.py      warnings in plain words
+    report.py      figures and the page of a run
+    export.py      D_train for veRL
+"""
