@@ -329,8 +329,8 @@ def update_agent(run, groups, rewards) -> dict:
     with memory.peak_memory(run.peaks, "agent update (GRPO)", run.policy.device):
         return grpo_update(
             run.policy, "agent", run.agent_optimizer, groups, rewards, temperature=o.temperature,
-            clip=o.clip, kl_coef=o.agent_kl, kl_kind=o.kl_estimator, scale=o.scale,
-            how=o.aggregation, inner_epochs=o.inner_epochs, mini_batch=o.mini_batch,
+            clip=o.clip, kl_coef=o.agent_kl, kl_estimator=o.kl_estimator, scale=o.scale,
+            aggregation=o.aggregation, inner_epochs=o.inner_epochs, mini_batch=o.mini_batch,
             token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint, generator=run.rng)
 
 
@@ -354,7 +354,7 @@ def update_environment(run, alpha) -> dict:
     with memory.peak_memory(run.peaks, "simulator update (RWR)", run.policy.device):
         stats = rwr_update(run.policy, "env", run.env_optimizer, kept + [r for r, _ in aged],
                            batches, probe, lam=o.lam, temperature=o.temperature, kl_coef=o.env_kl,
-                           kl_kind=o.kl_estimator, kl_cap=o.env_kl_cap,
+                           kl_estimator=o.kl_estimator, kl_cap=o.env_kl_cap,
                            token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint)
     return {**stats, "env_kept": len(kept)}
 

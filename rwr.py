@@ -69,7 +69,7 @@ def draw_batches(n_fresh, aged_priority, n_batches, batch, fresh_share, generato
 
 
 def rwr_update(policy, adapter, optimizer, records, batches, probe, *, lam=1.0, temperature=1.0,
-               kl_coef=0.02, kl_kind="k3", kl_cap=0.5, grad_clip=1.0, token_budget=16384,
+               kl_coef=0.02, kl_estimator="k3", kl_cap=0.5, grad_clip=1.0, token_budget=16384,
                grad_checkpoint=False) -> dict:
     """Imitate weighted generations; stop, and undo the last step, where the KL cap is crossed.
 
@@ -104,7 +104,7 @@ def rwr_update(policy, adapter, optimizer, records, batches, probe, *, lam=1.0, 
             loss = _rwr_step(policy, policy.params[adapter], optimizer, weights[batch],
                              [(records[i].prompt, [records[i].response]) for i in batch],
                              [probe[i] for i in turn], [initial[i] for i in turn],
-                             kl_coef, kl_kind, grad_clip, grad_checkpoint, fixed)
+                             kl_coef, kl_estimator, grad_clip, grad_checkpoint, fixed)
             # the cap bounds the update as a whole: KL(before || now), as E[k3] over before's text
             step_kl = mean_kl(before, score(policy, probe, **fixed))
             if not step_kl <= kl_cap:  # also when it is NaN
@@ -122,7 +122,7 @@ def mean_kl(logps, others) -> float:
     return float(token_kl(a, b, "k3").mean())
 
 
-def _rwr_step(policy, params, optimizer, weights, groups, kl_groups, kl_ref, kl_coef, kl_kind,
+def _rwr_step(policy, params, optimizer, weights, groups, kl_groups, kl_ref, kl_coef, kl_estimator,
               grad_clip, grad_checkpoint, fixed):
     """One step up sum_i w_i log pi_env(y_i | x_i) - kl_coef * token_kl on the probe (what that is
     as a loss is said at grpo.token_kl).
@@ -146,7 +146,7 @@ def _rwr_step(policy, params, optimizer, weights, groups, kl_groups, kl_ref, kl_
     for batch in split_groups(kl_groups, budget) if kl_coef else ():
         logp, mask = policy.logprobs(subset(kl_groups, batch), T, grad_checkpoint)
         ref_logp = pad_rows([kl_ref[i][j] for i, members in batch for j in members])
-        loss = kl_coef * (token_kl(logp, ref_logp, kl_kind) * mask).sum() / tokens
+        loss = kl_coef * (token_kl(logp, ref_logp, kl_estimator) * mask).sum() / tokens
         loss.backward()
         total += float(loss.detach())
     torch.nn.utils.clip_grad_norm_(params, grad_clip)
