@@ -76,26 +76,26 @@ def surrogate(logp, old_logp, advantages, clip: float):
     return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
 
 
-def aggregate(per_token, mask, how: str, tokens: int, rows: int):
+def aggregate(per_token, mask, aggregation: str, tokens: int, rows: int):
     """Masked per-token values (N, R) -> scalar: this micro-batch's share of the step's mean.
 
     tokens, rows: response tokens and responses of the *whole step*, not of the micro-batch.
     "token": every token counts alike. "sequence": every response counts alike, whatever its
     length, as in the first GRPO paper.
     """
-    if how == "token":
+    if aggregation == "token":
         return (per_token * mask).sum() / max(tokens, 1)
-    if how == "sequence":
+    if aggregation == "sequence":
         return ((per_token * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / max(rows, 1)
-    raise ValueError(f"unknown aggregation {how!r}: token or sequence")
+    raise ValueError(f"unknown aggregation {aggregation!r}: token or sequence")
 
 
 def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip, kl_coef,
-              kl_kind="k3", how="token"):
+              kl_estimator="k3", aggregation="token"):
     """The GRPO objective of one micro-batch -> (loss, detached statistics, shares of the step)."""
     policy_term = surrogate(logp, old_logp, advantages, clip)
-    kl_term = token_kl(logp, ref_logp, kl_kind)
-    loss = aggregate(policy_term + kl_coef * kl_term, mask, how, tokens, rows)
+    kl_term = token_kl(logp, ref_logp, kl_estimator)
+    loss = aggregate(policy_term + kl_coef * kl_term, mask, aggregation, tokens, rows)
     with torch.no_grad():
         ratio = (logp - old_logp).exp()
         stats = {"kl": (token_kl(logp, ref_logp) * mask).sum() / tokens,
@@ -108,7 +108,7 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip,
 
 
 def grpo_update(policy, adapter, optimizer, groups, rewards, *, temperature=1.0, clip=0.2,
-                kl_coef=0.001, kl_kind="k3", scale="std", how="token", inner_epochs=1,
+                kl_coef=0.001, kl_estimator="k3", scale="std", aggregation="token", inner_epochs=1,
                 mini_batch=0, grad_clip=1.0, token_budget=16384, grad_checkpoint=False,
                 generator=None) -> dict:
     """Train one adapter on a batch of groups. Returns statistics; groups without signal are free.
@@ -144,7 +144,7 @@ def grpo_update(policy, adapter, optimizer, groups, rewards, *, temperature=1.0,
                 steps.append(_grpo_step(
                     policy, optimizer, [groups[i] for i in members], advantages[members],
                     [ref[i] for i in members], [old[i] for i in members] if old else None,
-                    clip=clip, kl_coef=kl_coef, kl_kind=kl_kind, how=how,
+                    clip=clip, kl_coef=kl_coef, kl_estimator=kl_estimator, aggregation=aggregation,
                     grad_checkpoint=grad_checkpoint, params=policy.params[adapter],
                     grad_clip=grad_clip, **fixed))
     stats.update({key: sum(step[key] for step in steps) / len(steps) for key in steps[0]})

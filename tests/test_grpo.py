@@ -154,25 +154,25 @@ def test_aggregations_equal_loops():
         aggregate(x, mask, "mean", 11, 4)
 
 
-@pytest.mark.parametrize("how", ["token", "sequence"])
-def test_empty_rows_are_zero_and_not_nan(how):
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_empty_rows_are_zero_and_not_nan(aggregation):
     """0 / 0: one empty response would turn all weights into NaN."""
     x = torch.randn(3, 4, requires_grad=True)
     mask = torch.zeros(3, 4, dtype=torch.bool)
     mask[0, :2] = True
-    loss = aggregate(x, mask, how, 2, 3)
+    loss = aggregate(x, mask, aggregation, 2, 3)
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(x.grad).all() and (x.grad[1:] == 0).all()
-    assert float(aggregate(x, torch.zeros_like(mask), how, 0, 0)) == 0
+    assert float(aggregate(x, torch.zeros_like(mask), aggregation, 0, 0)) == 0
 
 
-@pytest.mark.parametrize("how", ["token", "sequence"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_loss_equals_a_loop(how, kind):
+def test_loss_equals_a_loop(aggregation, kind):
     """The objective would be another one: every option against plain arithmetic."""
     logp, old, ref, advantages, mask = values(1)
     loss, stats = grpo_loss(logp, old, ref, advantages, mask, 11, 4, clip=0.2, kl_coef=0.3,
-                            kl_kind=kind, how=how)
+                            kl_estimator=kind, aggregation=aggregation)
     rows, kl, clipped = [], 0.0, 0
     for n in range(4):
         row = []
@@ -184,8 +184,8 @@ def test_loss_equals_a_loop(how, kind):
             kl, clipped = kl + k["k3"], clipped + (abs(ratio - 1) > 0.2)
         rows.append(row)
     flat = [x for row in rows for x in row]
-    mean = sum(flat) / len(flat) if how == "token" else sum(sum(r) / len(r) for r in rows) / 4
-    assert float(loss) == pytest.approx(mean)
+    means = {"token": sum(flat) / len(flat), "sequence": sum(sum(r) / len(r) for r in rows) / 4}
+    assert float(loss) == pytest.approx(means[aggregation])
     assert stats == {"kl": pytest.approx(kl / 11), "clip_fraction": pytest.approx(clipped / 11)}
 
 
@@ -195,9 +195,9 @@ def test_losses_mutate_no_input():
     rewards = torch.rand(3, 4)
     before = [x.clone() for x in (logp, old, ref, advantages, mask, rewards)]
     for kind in ("k1", "k2", "k3"):
-        for how in ("token", "sequence"):
+        for aggregation in ("token", "sequence"):
             grpo_loss(logp, old, ref, advantages, mask, 11, 4, clip=0.2, kl_coef=0.1,
-                      kl_kind=kind, how=how)
+                      kl_estimator=kind, aggregation=aggregation)
     group_advantages(rewards), has_signal(rewards)
     assert same([logp, old, ref, advantages, mask, rewards], before)
 
@@ -225,14 +225,15 @@ def test_first_gradient_is_that_of_eq_4(scale):
     assert close(made, gradients(policy, "agent"), 1e-4)
 
 
-@pytest.mark.parametrize("how", ["token", "sequence"])
-def test_micro_batches_do_not_change_the_gradient(how):
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_micro_batches_do_not_change_the_gradient(aggregation):
     """A mean of means: memory settings would change the learning (-0.94 became 0.01 elsewhere)."""
     policy, groups, results = tiny_policy(), random_groups(RAGGED), []
     for budget in (10_000, 30, 12, 1):  # 1: every response alone, groups are split
         pieces = len(list(grpo.split_groups(groups, budget)))
-        results.append((pieces, update_gradients(policy, groups, REWARDS, how=how, kl_coef=0.1,
-                                                 kl_kind="k2", token_budget=budget)))
+        results.append((pieces, update_gradients(
+            policy, groups, REWARDS, aggregation=aggregation, kl_coef=0.1, kl_estimator="k2",
+            token_budget=budget)))
     assert [n for n, _ in results][0] == 1 and results[-1][0] == 12
     assert all(close(grads, results[0][1]) for _, grads in results[1:])
 
@@ -242,8 +243,8 @@ def test_micro_batch_test_can_fail(monkeypatch):
     policy, groups = tiny_policy(), random_groups(RAGGED)
     honest = update_gradients(policy, groups, REWARDS, token_budget=12)
     real = grpo.aggregate
-    monkeypatch.setattr(grpo, "aggregate", lambda x, mask, how, tokens, rows:
-                        real(x, mask, how, int(mask.sum()), len(mask)))
+    monkeypatch.setattr(grpo, "aggregate", lambda x, mask, aggregation, tokens, rows:
+                        real(x, mask, aggregation, int(mask.sum()), len(mask)))
     assert not close(update_gradients(policy, groups, REWARDS, token_budget=12), honest, 1e-2)
 
 
@@ -414,7 +415,7 @@ def test_kl_term_pulls_towards_the_reference():
     optimizer, kls = policy.optimizer("agent", 3e-3), []
     for _ in range(12):
         stats = grpo_update(policy, "agent", optimizer, groups, REWARDS * 1e-3, scale="none",
-                            kl_coef=10.0, kl_kind="k2")
+                            kl_coef=10.0, kl_estimator="k2")
         kls.append(stats["kl"])
     assert kls[-1] < 0.5 * kls[0]
 

@@ -193,7 +193,7 @@ def test_penalty_holds_the_simulator_where_only_selected_text_is_imitated():
             good = [i for i, r in enumerate(records) if r.response[0] in (0, 1)]
             ids = torch.multinomial(table.probs(), 400, replacement=True).tolist()
             rwr_update(table, "env", optimizer, records, [good],
-                       [(probe[0][0], [[i]]) for i in ids], kl_coef=kl_coef, kl_kind="k2",
+                       [(probe[0][0], [[i]]) for i in ids], kl_coef=kl_coef, kl_estimator="k2",
                        kl_cap=1e9)
         return float(1 - table.probs()[:2].sum())
     torch.manual_seed(0)
