@@ -52,9 +52,9 @@ MUTE = 3  # epochs without a single valid task after which a run gives up
 CHOICES = {"variant": ("genenv", "random", "static", "teacher"), "kl_estimator": ("k1", "k2", "k3"),
            "scale": ("std", "none"), "aggregation": ("token", "sequence"),
            "p_hat_unit": ("task", "seed"), "quant": ("", "nf4"),
-           "alpha_schedule": tuple(curriculum.ALPHA_SCHEDULES),
-           "difficulty_reward": tuple(curriculum.DIFFICULTY_REWARDS),
-           "seed_selection": tuple(curriculum.SEED_SELECTIONS)}
+           "alpha_schedule": tuple(curriculum.named("alpha_")),
+           "difficulty_reward": tuple(curriculum.named("reward_")),
+           "seed_selection": tuple(curriculum.named("seeds_"))}
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def train(o: Options) -> Path:
 def epoch(run, t: int):
     """One epoch of Algorithm 1."""
     o, part, started = run.o, run.part, time.time()
-    alpha = curriculum.alpha_now(o.alpha_schedule, curriculum.Context(
+    alpha = curriculum.next_alpha(o.alpha_schedule, curriculum.Context(
         t, o.epochs, run.success, o.alpha, o.alpha_end, run.history[-1]["alpha"]))
     bar = tqdm(range(part.step, o.steps), desc=f"epoch {t}", leave=False, disable=not run.progress)
     for part.step in bar:
@@ -193,7 +193,7 @@ def generate(run, alpha) -> list:
         return draw_fixed(run)
     recent = run.train_pool.recent(run.part.t, o.pool_age)
     seeds = curriculum.select_seeds(run.train_pool.base, recent, o.seeds, o.base_share,
-                                    curriculum.SEED_SELECTIONS[o.seed_selection], alpha, run.rng)
+                                    curriculum.named("seeds_")[o.seed_selection], alpha, run.rng)
     return agreed(run, write_tasks(run, seeds, o.variations, alpha))
 
 
@@ -339,7 +339,7 @@ def update_environment(run, alpha) -> dict:
     o, fresh, t = run.o, run.part.fresh, run.part.t
     aged = run.env_pool.aged(t, o.env_age) if o.variant == "genenv" else []
     for r in fresh + [r for r, _ in aged]:  # alpha may have moved since an aged one was written
-        reward = curriculum.DIFFICULTY_REWARDS[o.difficulty_reward]
+        reward = curriculum.named("reward_")[o.difficulty_reward]
         r.r_env = reward(r.p_hat, alpha, o.beta)  # Eq. 3
     kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
     if o.variant != "genenv":
