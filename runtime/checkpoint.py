@@ -28,6 +28,7 @@ from pathlib import Path
 
 import torch
 
+from curriculum import uses_length
 from runtime import health
 from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl, set_torn_line_aside
 
@@ -101,8 +102,7 @@ def resumed_options(given: dict, preset: dict, Options) -> dict:
             raise UserError(f"{path}: option {f.name} has the value {saved[f.name]!r}, "
                             f"which is no {f.type.__name__}")
     changed = {**preset, **given}
-    endless = saved.get("alpha_schedule") in ("constant", "adaptive", "integral")
-    free = FREE | ({"epochs"} if endless else set())
+    free = FREE | (set() if uses_length(saved.get("alpha_schedule")) else {"epochs"})
     for name, value in changed.items():
         if name not in free and value != saved.get(name):
             raise UserError(f"--{name.replace('_', '-')} was {saved.get(name)!r} in this run and "

@@ -193,8 +193,8 @@ def test_seed_unit_shares_p_hat_over_the_variations(tmp_path, cache):
 def test_schedule_written_by_a_user_is_found_by_name(tmp_path, cache, monkeypatch):
     """One function in curriculum.py is all it takes."""
     import curriculum
-    monkeypatch.setitem(curriculum.ALPHA_SCHEDULES, "mine", lambda c: 0.3)
-    monkeypatch.setitem(genenv.CHOICES, "alpha_schedule", tuple(curriculum.ALPHA_SCHEDULES))
+    monkeypatch.setattr(curriculum, "alpha_mine", lambda c: 0.3, raising=False)
+    monkeypatch.setitem(genenv.CHOICES, "alpha_schedule", tuple(curriculum.named("alpha_")))
     assert run(tmp_path / "mine", cache, "--epochs", "1", "--alpha-schedule", "mine") == 0
     assert read_jsonl(tmp_path / "mine" / "metrics.jsonl")[1]["alpha"] == 0.3
 
