@@ -19,7 +19,7 @@ import genenv
 from data_pool import read_jsonl
 from worlds import ladder
 
-MICRO = ["--threads", "1", "--steps", "2", "--seeds", "4", "--val-samples", "1",
+MICRO = ["--threads", "1", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "3", "--rank", "4"]
 
 
@@ -214,7 +214,7 @@ BAD = [
     (["--aggregation", "word"], "--aggregation"), (["--p-hat-unit", "day"], "--p-hat-unit"),
     (["--nonsense", "1"], "unrecognized"), (["--alp", "0.5"], "unrecognized"),
     (["stray"], "unrecognized"), (["--epochs"], "--epochs"), (["--epochs", "two"], "--epochs"),
-    (["--epochs", "-1"], "--epochs"), (["--steps", "0"], "--steps"), (["--seeds", "0"], "--seeds"),
+    (["--epochs", "-1"], "--epochs"), (["--steps", "0"], "--steps"), (["--seed-tasks", "0"], "--seed-tasks"),
     (["--variations", "0"], "--variations"), (["--rank", "0"], "--rank"),
     (["--temperature", "0"], "--temperature"), (["--agent-lr", "0"], "--agent-lr"),
     (["--env-lr", "-1"], "--env-lr"), (["--clip", "0"], "--clip"),
