@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import grpo
-from grpo import (aggregate, group_advantages, grpo_loss, grpo_update, has_signal, score,
-                  surrogate, token_kl)
+from grpo import (aggregate, finite_step, group_advantages, grpo_loss, grpo_update, has_signal,
+                  score, surrogate, token_kl)
 from helpers import (MIXED, Table, clear, close, gradients, naive_logps, random_groups, same,
                      tiny_policy, weights)
 
@@ -186,6 +186,7 @@ def test_loss_equals_a_loop(aggregation, kind):
     flat = [x for row in rows for x in row]
     means = {"token": sum(flat) / len(flat), "sequence": sum(sum(r) / len(r) for r in rows) / 4}
     assert float(loss) == pytest.approx(means[aggregation])
+    stats = {key: float(value) for key, value in stats.items()}
     assert stats == {"kl": pytest.approx(kl / 11), "clip_fraction": pytest.approx(clipped / 11)}
 
 
@@ -296,6 +297,123 @@ def test_recomputed_old_logprobs_start_at_ratio_one(monkeypatch, options):
     grpo_update(policy, "agent", policy.optimizer("agent", 1e-2), random_groups(RAGGED), REWARDS,
                 temperature=0.7, generator=torch.Generator().manual_seed(0), **options)
     assert seen[0] < 2e-5 and seen[-1] > 1e-3  # old stays what it was while the policy moves
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("options", [dict(), dict(inner_epochs=2), dict(mini_batch=1),
+                                     dict(mini_batch=2), dict(inner_epochs=2, mini_batch=3)])
+def test_ratio_starts_at_exactly_one_in_bf16(monkeypatch, options, checkpointing):
+    """Old log-probs of other micro-batches: up to .1 away in bf16, a clip before any step."""
+    policy, seen = tiny_policy(dtype=torch.bfloat16), spy_on_ratios(monkeypatch)
+    groups = random_groups(RAGGED)
+    grpo_update(policy, "agent", policy.optimizer("agent", 0), groups, REWARDS,
+                generator=torch.Generator().manual_seed(0), grad_checkpoint=checkpointing,
+                **options)
+    assert seen and max(seen) == 0.0
+    # the case is only worth something if other micro-batches do give other numbers
+    with policy.use("agent"):
+        together = score(policy, groups, 1.0, 16384)
+        alone = [score(policy, [group], 1.0, 16384)[0] for group in groups]
+    assert not all(same(a, b) for a, b in zip(together, alone))
+
+
+def test_equal_steps_are_scored_once(monkeypatch):
+    """Inner epochs over the whole batch would pay for the same old log-probs each time."""
+    policy, scored, real = tiny_policy(), [], grpo.score
+    monkeypatch.setattr(grpo, "score",
+                        lambda *a, **k: scored.append(policy.active) or real(*a, **k))
+    for options, times in ((dict(), 0), (dict(inner_epochs=3), 1), (dict(mini_batch=2), 2)):
+        scored.clear()
+        grpo_update(policy, "agent", Frozen(), random_groups(RAGGED), REWARDS, **options)
+        assert scored == [None] + ["agent"] * times  # the reference, then old
+
+
+@pytest.mark.parametrize("options", [dict(), dict(token_budget=12), dict(mini_batch=2),
+                                     dict(inner_epochs=2)])
+def test_mismatch_of_sampler_and_scorer_is_measured_before_any_step(options):
+    """A sampler that is another policy than the scored one would go unnoticed."""
+    policy, groups, rewards = tiny_policy(), random_groups(RAGGED), REWARDS.clone()
+    rewards[3] = 1  # no signal: its log-probs are not looked at
+    with policy.use("agent"):
+        scored = score(policy, groups, 0.7, 10_000)
+    shift = torch.Generator().manual_seed(1)
+    gaps = [[torch.rand(len(row), generator=shift) for row in rows] for rows in scored]
+    sampled = [[(row + gap).tolist() for row, gap in zip(*pair)] for pair in zip(scored, gaps)]
+    sampled[3][0][0] = -99.0
+    stats = grpo_update(policy, "agent", policy.optimizer("agent", 0.1), groups, rewards, sampled,
+                        temperature=0.7, generator=torch.Generator().manual_seed(0), **options)
+    per_group = [torch.cat(rows) for rows in gaps[:3]]
+    assert stats["mismatch_max"] == pytest.approx(float(torch.cat(per_group).max()), abs=1e-4)
+    # a mean over steps: of all tokens where there is one step's worth of groups
+    if "mini_batch" not in options:
+        assert stats["mismatch_mean"] == pytest.approx(float(torch.cat(per_group).mean()), abs=1e-4)
+    assert 0 < stats["mismatch_mean"] < stats["mismatch_max"]
+    silent = grpo_update(policy, "agent", Frozen(), groups, rewards)
+    assert silent["mismatch_mean"] == silent["mismatch_max"] == 0
+
+
+def poisoned_steps(monkeypatch, steps, how):
+    """Make the n-th loss (one micro-batch each) not finite, in its value or its gradient alone."""
+    calls, real = [], grpo.grpo_loss
+
+    def loss_of(logp, *args, **kwargs):
+        loss, stats = real(logp, *args, **kwargs)
+        calls.append(1)
+        if len(calls) - 1 in steps:
+            root = (logp - logp.detach()).abs().sum().sqrt()  # value 0, slope infinite
+            loss = loss + {"nan": float("nan"), "inf": float("inf"), "slope": root}[how]
+            stats = {key: value * float("nan") for key, value in stats.items()}
+        return loss, stats
+
+    monkeypatch.setattr(grpo, "grpo_loss", loss_of)
+
+
+def frozen_state(optimizer):
+    """All tensors of an optimiser's state, copied."""
+    return [x.clone() for s in optimizer.state_dict()["state"].values() for x in s.values()]
+
+
+@pytest.mark.parametrize("how", ["nan", "inf", "slope"])
+def test_a_step_that_is_not_finite_is_skipped_to_the_bit(monkeypatch, how):
+    """One NaN would stay in the weights and in Adam's moments for good."""
+    policy, groups = tiny_policy(), random_groups(RAGGED)
+    optimizer = policy.optimizer("agent", 1e-2, weight_decay=0.1)
+    grpo_update(policy, "agent", optimizer, groups, REWARDS)
+    before, state = weights(policy, "agent"), frozen_state(optimizer)
+    with monkeypatch.context() as patch:
+        poisoned_steps(patch, {0}, how)
+        stats = grpo_update(policy, "agent", optimizer, groups, REWARDS)
+    assert same(weights(policy, "agent"), before) and same(frozen_state(optimizer), state)
+    assert stats["skipped_steps"] == 1 and stats["trained_tokens"] == 0
+    assert all(math.isfinite(value) for value in stats.values())
+    assert grpo_update(policy, "agent", optimizer, groups, REWARDS)["skipped_steps"] == 0
+    assert not same(weights(policy, "agent"), before)  # and the next one trains
+
+
+def test_a_skipped_step_spoils_neither_the_others_nor_the_statistics(monkeypatch):
+    """A mean with one NaN in it is NaN; the other mini-batches must train as if it had not been."""
+    policy, groups = tiny_policy(), random_groups([(3, [4, 4, 4])] * 4)
+    poisoned_steps(monkeypatch, {1}, "nan")
+    optimizer = policy.optimizer("agent", 1e-2)
+    stats = grpo_update(policy, "agent", optimizer, groups, REWARDS, mini_batch=1,
+                        generator=torch.Generator().manual_seed(0))
+    assert stats["skipped_steps"] == 1 and stats["trained_tokens"] == 3 * 12
+    assert stats["kl"] > 0 and stats["grad_norm"] > 0
+    assert all(math.isfinite(value) for value in stats.values())
+    assert all(torch.isfinite(p).all() for p in policy.params["agent"])
+    assert int(optimizer.state_dict()["state"][0]["step"]) == 3
+
+
+def test_finite_step_by_hand():
+    """Clip, check, step: the loss alone may be what is not finite."""
+    for gradient, loss, ok, norm, after in (
+            ([3., 4.], 1.0, True, 5.0, [-0.6, -0.8]), ([3., 4.], math.inf, False, 5.0, [0, 0]),
+            ([math.nan, 4.], 1.0, False, math.nan, [0, 0]), ([0., 0.], 0.0, True, 0.0, [0, 0])):
+        p = torch.zeros(2, requires_grad=True)
+        p.grad = torch.tensor(gradient)
+        got = finite_step([p], torch.optim.SGD([p], lr=1.0), 1.0, loss)
+        assert got == (pytest.approx(norm, nan_ok=True), ok)
+        torch.testing.assert_close(p.detach(), torch.tensor(after, dtype=p.dtype))
 
 
 def test_number_of_optimiser_steps():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AttentionMaskInterface, Qwen2ForCausalLM
 
-from bench.__main__ import __main__ as bench
+from bench import __main__ as bench
 import policy as policy_module
 from data_pool import UserError
 from helpers import (BOS, EOS, MIXED, PAD, STOP, clear, close, gradients, naive_logps,
