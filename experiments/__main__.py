@@ -1,25 +1,28 @@
-"""Does GenEnv's claim hold? Ablations, alpha schedules and open questions on the embedded world.
+"""Does GenEnv's claim hold? Ablations, alpha schedules and open questions, run over seeds.
 
     python -m experiments paper --seeds 5     # the claims of the paper: variants over seeds
     python -m experiments alpha --seeds 3     # alpha schedules
     python -m experiments open --seeds 3      # alpha 0.3-0.7, noisy rewards, forgetting
     python -m experiments levers --seeds 1    # what moves the success rate, on the tuning split
     python -m experiments paper --quick       # a tiny run of each kind, to see that it works
+    python -m experiments paper --world NAME  # the same in another world
 
 What of the paper this is: RQ1-RQ4 and Figures 4-8. Every variant gets the same number of agent
 updates and of rollouts. Each run is a process of its own, as many at a time as there are cores; a
 run that is already in the results file is not repeated, so an interrupted suite just goes on.
+What is no option of ours is handed on to every run, such as --world, --model and --base-tasks.
 
-How it is read: in experiments/results, SUITE.jsonl has one line per run, SUITE.md the table of means
-with 95 % t-intervals over seeds and paired differences, SUITE-*.png the figures.
-EXPERIMENTS.md says what was seen.
+How it is read: in experiments/results, SUITE.jsonl (SUITE-WORLD.jsonl of a world other than the
+ladder) has one line per run, SUITE.md the table of means with 95 % t-intervals over seeds and
+paired differences, SUITE-*.png the figures. EXPERIMENTS.md says what was seen.
 
-Where it differs on purpose: the world is the embedded ladder, so nothing here is a statement about
-7B models. Settings were chosen on the tuning split, the figures are of the validation split; only
-the suite `levers` reports the tuning split.
+Where it differs on purpose: the default world is the embedded ladder, so nothing there is a
+statement about 7B models. Settings were chosen on the tuning split, the figures are of the
+validation split; only the suite `levers` reports the tuning split.
 """
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,63 +33,72 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-import genenv
 from curriculum import in_band
 from data_pool import Task, UserError, append_jsonl, read_jsonl
-from experiments.suites import QUICK, SUITES
+from experiments.suites import PAPER_BASE, QUICK, SUITES, TEACHERS, results_file, variants
 from experiments.tables import KEPT, draw, read_runs, table
-from worlds import ladder
+from genenv import Parser, parse_options
+from worlds import load_world
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra, only=()) -> Path:
-    """All runs of a suite that are not in out/SUITE.jsonl yet; returns that file.
+    """All runs of a suite that are not in its results file in `out` yet; returns that file.
 
-    only: names of variants, all if empty. extra: further options of genenv.py for every run.
+    only: names of variants, all if empty. extra: further options of genenv.py for every run; the
+    world is among them. Raises UserError if the world cannot run with them, or a run fails.
     """
-    unknown = set(only) - set(SUITES[suite])
+    o = parse_options(extra)
+    world, results = load_world(o.world), results_file(out, suite, o.world, quick)
+    options = variants(suite, world)
+    unknown = set(only) - set(options)
     if unknown:
-        raise UserError(f"no variant {sorted(unknown)[0]!r} in {suite}: {', '.join(SUITES[suite])}")
-    results = out / f"{suite}{'-quick' if quick else ''}.jsonl"
+        raise UserError(f"no variant {sorted(unknown)[0]!r} in {suite}: {', '.join(options)}")
+    world.prepare(o)  # what is wrong with its files is said once, before any run
     results.parent.mkdir(parents=True, exist_ok=True)
     settings = (QUICK if quick else []) + (["--tuning"] if suite == "levers" else []) + extra
     done = {(r["name"], r["seed"]): r for r in read_runs(results)}
-    if any(r["settings"] != settings or r["options"] != SUITES[suite].get(r["name"])
+    if any(r["settings"] != settings or r["options"] != options.get(r["name"])
            for r in done.values()):
         raise UserError(f"{results} holds runs with other settings: move it away first")
     # seed by seed: a suite that is cut short has all variants of the first seeds
     wanted = [(name, seed) for seed in range(1 if quick else seeds)
-              for name in only or SUITES[suite] if (name, seed) not in done]
+              for name in only or options if (name, seed) not in done]
     for name, seed in list(wanted):  # another suite may have the same run under another name
-        for twin in twins(out, quick, SUITES[suite][name], seed, settings):
+        for twin in twins(out, o.world, quick, options[name], seed, settings):
             append_jsonl(results, [{**twin, "name": name}])
             wanted.remove((name, seed))
             break
     with tempfile.TemporaryDirectory() as scratch, tqdm(total=len(wanted), desc=suite) as bar:
-        make_shared(Path(scratch), ROOT / genenv.parse_options(extra).cache_dir)
-        with closing(finished(suite, wanted, settings, jobs, Path(scratch))) as ended:
+        make_shared(world, o, Path(scratch))
+        base = {world.category(task) for task in world.base_tasks(o)}
+        with closing(finished(options, wanted, settings, jobs, Path(scratch))) as ended:
             for job in ended:
-                append_jsonl(results, [collect(job, SUITES[suite][job["name"]], settings)])
+                append_jsonl(results, [collect(job, world, base, settings)])
                 bar.update()
     return results
 
 
-def twins(out: Path, quick: bool, options, seed: int, settings):
+def twins(out: Path, world: str, quick: bool, options, seed: int, settings):
     """Runs with the very same options and seed in the results of any suite."""
     for suite in SUITES:
-        for r in read_runs(out / f"{suite}{'-quick' if quick else ''}.jsonl"):
+        for r in read_runs(results_file(out, suite, world, quick)):
             if (r["options"], r["seed"], r["settings"]) == (options, seed, settings):
                 yield r
 
 
-def finished(suite, wanted, settings, jobs, scratch):
-    """Run all of `wanted`, (name, seed) pairs, `jobs` at a time; yields each as it ends."""
+def finished(options, wanted, settings, jobs, scratch):
+    """Run all of `wanted`, (name, seed) pairs, `jobs` at a time; yields each as it ends.
+
+    options: {name: options of genenv.py}.
+    """
     running, wanted = [], list(wanted)
     try:
         while wanted or running:
             while wanted and len(running) < jobs:
-                running.append(start(suite, *wanted.pop(0), settings, scratch))
+                name, seed = wanted.pop(0)
+                running.append(start(name, seed, options[name], settings, scratch))
             for job in [j for j in running if j["process"].poll() is not None]:
                 running.remove(job)
                 yield job
@@ -97,34 +109,41 @@ def finished(suite, wanted, settings, jobs, scratch):
             job["process"].wait()
 
 
-def make_shared(scratch: Path, cache_dir: str):
-    """Base model and teacher files once, before the runs that all need them."""
-    for n in (957, 1777):
-        ladder.write_teacher(n, scratch / f"teacher-{n}.jsonl")
-    ladder.base_model(cache_dir)
+def make_shared(world, o, scratch: Path):
+    """What all runs need, once and before them: teacher files and an embedded base model."""
+    if hasattr(world, "write_teacher"):
+        for n in TEACHERS:  # the paper's sizes relative to its base set
+            world.write_teacher(round(n * len(world.base_tasks(o)) / PAPER_BASE),
+                                scratch / f"teacher-{n}.jsonl")
+    if hasattr(world, "base_model"):  # several runs at once would each train their own
+        world.base_model(ROOT / o.cache_dir)
 
 
-def start(suite, name, seed, settings, scratch) -> dict:
+def start(name, seed, options, settings, scratch) -> dict:
     """Launch one run on one thread; its output goes to a file in case it fails."""
     folder = scratch / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
-    options = [str(scratch / f"{x[1:]}.jsonl") if x.startswith("@") else x
-               for x in SUITES[suite][name]]
+    files = [str(scratch / f"{x[1:]}.jsonl") if x.startswith("@") else x for x in options]
     log = open(f"{folder}.log", "w")
     process = subprocess.Popen(
         [sys.executable, "genenv.py", "--out", str(folder), "--seed", str(seed), "--threads", "1",
-         *settings, *options], cwd=ROOT, stdout=log, stderr=log,
+         *settings, *files], cwd=ROOT, stdout=log, stderr=log,
         env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return {"name": name, "seed": seed, "folder": folder, "process": process, "log": log}
+    return {"name": name, "seed": seed, "options": options, "folder": folder, "process": process,
+            "log": log}
 
 
-def collect(job, options, settings) -> dict:
-    """One line of results: the metrics of every epoch, and what follows from D_train."""
+def collect(job, world, base: set, settings) -> dict:
+    """One line of results: the metrics of every epoch, and what follows from D_train.
+
+    base: the categories of the world's base tasks.
+    """
     job["log"].close()
     if job["process"].returncode:
         tail = Path(job["log"].name).read_text().strip().splitlines()[-1:]
         raise UserError(f"run {job['name']!r} with seed {job['seed']} failed: {' '.join(tail)}")
     metrics, records = (read_jsonl(job["folder"] / f) for f in ("metrics.jsonl", "train.jsonl"))
     o = json.loads((job["folder"] / "config.json").read_text())
+    shutil.rmtree(job["folder"])  # a real model's checkpoints are large
     seen = set()
     for m in metrics:
         here = [r for r in records if r["epoch"] == m["epoch"]]
@@ -132,27 +151,28 @@ def collect(job, options, settings) -> dict:
         seen |= {r["task"]["id"] for r in here
                  if r["task"]["origin"] != "base" and 0 < (r["p_hat"] or 0) < 1}
         m["synthetic"] = len(seen)
-        m["base_tools"] = np.mean([m["validation_by"][n] for n in ladder.NAMES[:ladder.BASE_TOOLS]])
-        m["kept_by_noise"] = kept_by_noise(here, m["alpha"], o) if o["reward_noise"] else 0.0
+        easy = [rate for name, rate in m["validation_by"].items() if name in base]
+        m["base_tools"] = np.mean(easy) if easy else None
+        m["kept_by_noise"] = kept_by_noise(world, here, m["alpha"], o) if o["reward_noise"] else 0.0
     kept = [key for key in (*KEPT, "tuning") if key in metrics[0]]
     metrics = [{key: m[key] for key in kept} for m in metrics]
-    return {"name": job["name"], "seed": job["seed"], "options": options, "settings": settings,
-            "metrics": metrics}
+    return {"name": job["name"], "seed": job["seed"], "options": job["options"],
+            "settings": settings, "metrics": metrics}
 
 
-def kept_by_noise(records, alpha, o) -> float:
+def kept_by_noise(world, records, alpha, o) -> float:
     """Of the generations inside the band, the share that is there only because rewards were
     flipped: all G attempts were right, or all were wrong."""
     inside = [r for r in records if r["task"]["origin"] == "env" and r["epoch"] > 0
               and r["task"]["epoch"] == r["epoch"] and in_band(r["p_hat"], alpha, o["k_min"])]
-    right = [sum(ladder.score(Task(**r["task"]), e["text"])[0] for e in r["traces"])
-             for r in inside]
+    right = [sum(world.score(Task(**r["task"]), e["text"])[0] >= o["success_at"]
+                 for e in r["traces"]) for r in inside]
     return sum(n in (0, o["G"]) for n in right) / max(1, len(inside))
 
 
 def main(argv=None) -> int:
     """Entry point; 0, or 2 with one line on a user's mistake."""
-    p = genenv.Parser(prog="python -m experiments", description=__doc__.splitlines()[0],
+    p = Parser(prog="python -m experiments", description=__doc__.splitlines()[0],
                       allow_abbrev=False)
     p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=int, default=3, help="runs of each variant (default 3)")
@@ -163,14 +183,14 @@ def main(argv=None) -> int:
     p.add_argument("--only-draw", action="store_true", help="table and figures of what is there")
     try:
         args, extra = p.parse_known_args(argv)
-        genenv.parse_options(extra)  # what is not ours is genenv.py's: refused now, not in each run
-        for flag in ("--seed", "--out", "--threads", "--resume", "--variant", "--preset"):
+        o = parse_options(extra)  # what is not ours is genenv.py's: refused now, not in each run
+        for flag in ("--seed", "--out", "--threads", "--resume", "--variant"):
             if any(x == flag or x.startswith(flag + "=") for x in extra):
                 raise UserError(f"{flag} is set by the experiment itself, run by run")
         if args.seeds < 1 or args.jobs < 1:
             raise UserError("--seeds and --jobs must be at least 1")
         out = Path(args.out)
-        results = out / f"{args.suite}{'-quick' if args.quick else ''}.jsonl"
+        results = results_file(out, args.suite, o.world, args.quick)
         if not args.only_draw:
             run_suite(args.suite, args.seeds, args.quick, args.jobs, out, extra, args.only)
         text = table(results)

@@ -9,9 +9,11 @@ genenv.py; its first variant is what the others are compared with. A new variant
 Where it differs on purpose: every variant gets the same number of agent updates and of rollouts
 (tests/test_experiments.py holds them to it).
 """
+from pathlib import Path
 
+TEACHERS, PAPER_BASE = (957, 1777), 544  # the paper's teacher sets, and the base set they extend
 SHARP = ["--k-min", "0.45", "--lam", "6", "--beta", "8", "--agent-lr", "1e-3"]
-# name -> options of genenv.py; teacher files are made once by `python -m worlds.ladder teacher`
+# name -> options of genenv.py; @teacher-N stands for a file made by the world's write_teacher
 PAPER = {
     "genenv": [],
     "random": ["--variant", "random"],
@@ -63,3 +65,15 @@ LEVERS = {  # each against the default settings
 }
 SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN, "levers": LEVERS}
 QUICK = ["--epochs", "2", "--steps", "2", "--seeds", "4", "--val-samples", "1"]
+
+
+def variants(suite: str, world) -> dict:
+    """The variants of a suite that a world can run: teacher sets need its `write_teacher`."""
+    return {name: options for name, options in SUITES[suite].items()
+            if hasattr(world, "write_teacher") or not any(x.startswith("@") for x in options)}
+
+
+def results_file(out: Path, suite: str, world: str, quick: bool) -> Path:
+    """SUITE.jsonl for the ladder, SUITE-WORLD.jsonl for another world."""
+    parts = [suite, *([world] if world != "ladder" else []), *(["quick"] if quick else [])]
+    return Path(out) / f"{'-'.join(parts)}.jsonl"

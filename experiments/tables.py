@@ -59,7 +59,7 @@ def by_name(results: Path) -> dict:
     for r in read_runs(results):
         table.setdefault(r["name"], {})[r["seed"]] = r["metrics"]
     # runs end in any order: rows stand in the order of the suite, its first name is the standard
-    known = list(SUITES.get(results.stem.removesuffix("-quick"), ()))
+    known = list(SUITES.get(results.stem.split("-")[0], ()))
     place = lambda name: known.index(name) if name in known else len(known)
     return {name: table[name] for name in sorted(table, key=place)}
 
@@ -119,6 +119,8 @@ def columns_of(runs) -> list:
     hidden = of_validation if "tuning" in everything[0][0] else {"tuning"}
     if not any(m["kept_by_noise"] for metrics in everything for m in metrics):
         hidden.add("kept by noise")
+    if any(m["base_tools"] is None for metrics in everything for m in metrics):
+        hidden.add("lost on base tools")  # no held-out task is of a kind that the base set has
     return [column for column in COLUMNS if column[0] not in hidden]
 
 

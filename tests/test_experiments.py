@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import pytest
 from experiments import __main__ as experiments, suites, tables
 import genenv
 from data_pool import UserError, append_jsonl, read_jsonl
-from worlds import ladder
+from test_tool_calls import chat_model
+from worlds import ladder, tool_calls
 
 ROOT = Path(__file__).parent.parent
 FIGURE = r"-?[0-9.]+ ± [0-9.]+|-?[0-9]\.[0-9]{3}|[+-][0-9.]+ to [+-][0-9.]+"
@@ -117,13 +119,48 @@ def generation(tools, texts, p_hat, epoch=1, written=1):
 
 def test_generations_kept_by_noise_alone():
     """All attempts right, yet p_hat = 0.5: flipped rewards put it there."""
-    right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2}
+    right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2, "success_at": 0.5}
     records = [generation(["inc"], [right, right], 0.5), generation(["inc"], [wrong, wrong], 0.5),
                generation(["inc"], [right, wrong], 0.5), generation(["inc"], [right, wrong], 0.5),
                generation(["inc"], [right, right], 1.0),             # outside the band
                generation(["inc"], [right, right], 0.5, written=0)]  # replayed, not written now
-    assert experiments.kept_by_noise(records, 0.5, o) == 0.5
-    assert experiments.kept_by_noise([], 0.5, o) == 0
+    assert experiments.kept_by_noise(ladder, records, 0.5, o) == 0.5
+    assert experiments.kept_by_noise(ladder, [], 0.5, o) == 0
+
+
+def test_noise_is_found_by_the_score_of_the_world():
+    """A free-form answer counts as right from --success-at on, whatever the world is."""
+    world = SimpleNamespace(score=lambda task, text: (float(text), True))
+    records = [generation([], texts, 0.5) for texts in (["0.6", "0.7"], ["0.6", "0.4"])]
+    o = {"k_min": 0.26, "G": 2, "success_at": 0.5}
+    assert experiments.kept_by_noise(world, records, 0.5, o) == 0.5
+    assert experiments.kept_by_noise(world, records, 0.5, {**o, "success_at": 0.65}) == 0.5
+    assert experiments.kept_by_noise(world, records, 0.5, {**o, "success_at": 0.3}) == 1
+
+
+def ended(folder, metrics, train, **options):
+    """A job whose run has ended, with these records in its folder."""
+    folder.mkdir()
+    full = {**dict.fromkeys(tables.KEPT, 0.5), "alpha": 0.5, "validation_by": {}}
+    append_jsonl(folder / "metrics.jsonl", [{**full, **m} for m in metrics])
+    append_jsonl(folder / "train.jsonl", train)
+    o = {**vars(genenv.parse_options([])), **options}
+    (folder / "config.json").write_text(json.dumps(o))
+    return {"name": "a", "seed": 0, "options": [], "folder": folder,
+            "process": SimpleNamespace(returncode=0), "log": open(f"{folder}.log", "w")}
+
+
+def test_base_tools_are_the_categories_of_the_worlds_base_tasks(tmp_path):
+    """The ladder's four easiest tools; nothing where no held-out task is of such a kind."""
+    by = [{"inc": .9, "dec": .5, "tri": .1}, {"inc": .7, "dec": .3, "tri": .8}]
+    metrics = [{"epoch": t, "validation_by": b} for t, b in enumerate(by)]
+    run = experiments.collect(ended(tmp_path / "r", metrics, []), ladder, {"inc", "dec"}, [])
+    assert tables.lost(run["metrics"]) == pytest.approx(0.2) and not (tmp_path / "r").exists()
+    run = experiments.collect(ended(tmp_path / "s", metrics, []), ladder, {"moon"}, [])
+    path = tmp_path / "paper-moon.jsonl"
+    append_jsonl(path, [{**run, "name": "genenv"}])
+    text = tables.table(path)
+    assert "| genenv | 1 |" in text and "lost on base tools" not in text
 
 
 # ---------------------------------------------------------------------------------------------
@@ -177,7 +214,7 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
 
 def test_teacher_files_have_the_papers_sizes(tmp_path, cache):
     """957 and 1,777 distinct tasks, made once."""
-    experiments.make_shared(tmp_path, cache)
+    experiments.make_shared(ladder, genenv.parse_options(["--cache-dir", cache]), tmp_path)
     for n in (957, 1777):
         texts = {r["text"] for r in read_jsonl(tmp_path / f"teacher-{n}.jsonl")}
         assert len(texts) == n
@@ -202,6 +239,24 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, capsys):
     for changed, word in (["--alpha", "0.4"], "other settings"), (["--seed", "1"], "--seed is set"):
         assert experiments.main([*command, *changed]) == 2
         assert word in capsys.readouterr().err
+
+
+def test_any_world_runs_a_suite(tmp_path, capsys):
+    """A world with files and a model of its own, and without a teacher: what it needs is handed
+    on, what it lacks is left out, and its results lie beside those of the ladder."""
+    assert set(suites.variants("paper", tool_calls)) == \
+        {name for name in suites.PAPER if not name.startswith("teacher")}
+    out, command = tmp_path / "out", ["paper", "--seeds", "1", "--jobs", "1", "--only", "random",
+                                      "--world", "tool_calls", "--out", str(tmp_path / "out")]
+    assert experiments.main(command) == 2 and "--model" in capsys.readouterr().err
+    assert not out.exists()
+    model, gate = chat_model(tmp_path / "model", hidden=32), hasattr(genenv.Options, "gate")
+    assert experiments.main([
+        *command, "--model", model, *TINY, "--max-task-tokens", "64", "--max-response-tokens",
+        "32", "--device", "cpu", *(["--no-gate"] if gate else [])]) == 0
+    assert {p.stem for p in out.glob("*.jsonl")} == {"paper-tool_calls"}
+    assert "| random | 1 |" in (out / "paper-tool_calls.md").read_text()
+    assert (out / "paper-tool_calls-validation.png").is_file()
 
 
 def test_results_of_another_meaning_are_not_taken_for_these(tmp_path, capsys):
