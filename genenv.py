@@ -151,13 +151,14 @@ class Part:
 def train(o: Options) -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError on what a user can mend."""
     run = prepare_run(o)
-    with checkpoint.stop_signals(run):
-        if run.part.t == 0:
-            dry_epoch(run)
-            end_epoch(run, {}, o.alpha)  # the state before training
-        for t in range(run.part.t, o.epochs + 1):
-            epoch(run, t)
-    finish(run)
+    with run.lock:  # no other program may write here until this one has ended
+        with checkpoint.stop_signals(run):
+            if run.part.t == 0:
+                dry_epoch(run)
+                end_epoch(run, {}, o.alpha)  # the state before training
+            for t in range(run.part.t, o.epochs + 1):
+                epoch(run, t)
+        finish(run)
     return run.folder
 
 
@@ -396,13 +397,14 @@ def prepare_run(o: Options):
     if o.model:
         print(memory.check(memory.model_config(o.model), o), flush=True)
     folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
+    lock = checkpoint.lock_folder(folder) if o.resume else None
     teacher = read_teacher(world, o.teacher_tasks) if o.variant == "teacher" else []
     base, policy = world.base_tasks(o), world.load_policy(o)
     if not o.resume:
-        checkpoint.create_folder(folder, o)
+        folder, lock = checkpoint.create_folder(folder, o)
     run = SimpleNamespace(
-        o=o, world=world, policy=policy, folder=folder, part=Part(), history=[], success=0.5,
-        progress=sys.stderr.isatty(), stop=None, teacher=teacher, peaks={},
+        o=o, world=world, policy=policy, folder=folder, lock=lock, part=Part(), history=[],
+        success=0.5, progress=sys.stderr.isatty(), stop=None, teacher=teacher, peaks={},
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=policy.optimizer("env", o.env_lr),
         # three streams per --seed, and none shared with another --seed (measure.py has the third)
@@ -413,7 +415,7 @@ def prepare_run(o: Options):
     run.train_pool = TrainPool(folder / "train.jsonl", base)
     run.env_pool = EnvPool(folder / "env.jsonl")
     if o.resume:
-        checkpoint.create_folder(folder, o)  # --epochs may have changed
+        checkpoint.write_config(folder, o)  # --epochs may have changed
     return run
 
 
