@@ -55,12 +55,12 @@ SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
 def train(o: "Options") -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError on what a user can mend."""
     run = prepare_run(o)
-    with checkpoint.stop_signals(run):
+    with run.lock, checkpoint.stop_signals(run):  # no other program writes into this folder
         if run.state.epoch == 0:
             measure_untrained(run)
         for _ in range(run.state.epoch, o.epochs + 1):
             epoch(run)
-    finish(run)
+        finish(run)
     return run.folder
 
 
@@ -408,9 +408,11 @@ def prepare_run(o: "Options") -> Run:
     if o.model:
         print(memory.check(memory.model_config(o.model), o), flush=True)
     folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
+    lock = checkpoint.lock_folder(folder) if o.resume else None
     teacher = read_teacher(world, o.teacher_tasks) if o.variant == "teacher" else []
     base, policy = world.base_tasks(o), world.load_policy(o)
-    lock = checkpoint.claim_folder(folder, o)
+    if not o.resume:
+        folder, lock = checkpoint.create_folder(folder, o)
     run = Run(
         o=o, world=world, policy=policy, folder=folder, held_out=held_out_keys(world, o),
         progress=sys.stderr.isatty(), teacher=teacher, lock=lock,
@@ -422,6 +424,8 @@ def prepare_run(o: "Options") -> Run:
         checkpoint.load(run)
     run.train_pool = TrainPool(folder / "train.jsonl", base)
     run.env_pool = EnvPool(folder / "env.jsonl")
+    if o.resume:
+        checkpoint.write_config(folder, o)  # --epochs or memory options may have changed
     return run
 
 

@@ -397,10 +397,11 @@ def peak_memory(peaks: dict, phase: str, device):
     try:
         yield peaks
     except torch.OutOfMemoryError:
-        # rows at once decide which random numbers a rollout gets: a resumed run must keep them
-        advice = "go on from the last checkpoint with --resume and a lower --token-budget" \
-            if "update" in phase else "start a run in another --out with a lower --max-rows"
-        raise UserError(f"out of GPU memory during {phase}: {advice}") from None
+        # rows at once also decide which random numbers a rollout gets
+        advice = "a lower --token-budget, or --grad-checkpoint" if "update" in phase else \
+            "a lower --max-rows (from there on no longer to the bit)"
+        raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
+                        f"--resume --out RUN and {advice}") from None
     finally:
         if device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(device)
