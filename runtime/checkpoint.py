@@ -173,6 +173,14 @@ def check_adapter_folder(path, name: str):
                         f"to adapters/{name.partition('_')[0]}")
 
 
+def world_of(out: str) -> str:
+    """The world of the run in a folder, "" if its config.json does not say."""
+    try:
+        return str(json.loads((Path(out) / "config.json").read_text()).get("world", ""))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""  # resumed_options says what is wrong
+
+
 def resumed_options(given: dict, preset: dict, Options) -> dict:
     """The saved options of the run in --out; refuses by name a changed option that matters."""
     if not given.get("out"):
