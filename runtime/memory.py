@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 from data_pool import UserError
-from runtime.loading import check_model_folder
+from runtime.loading import check_model_folder, refuse_own_code
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
 
 MARGIN = 1.08   # what the allocator holds beyond what is in use
@@ -67,8 +67,9 @@ def model_config(model: str):
     # without a network the hub's client announces every retry; the error at the end is enough
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
-        return AutoConfig.from_pretrained(model)
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        refuse_own_code(model, error)
         what = "the model" if Path(model).is_dir() else "the hub model (there is no such folder)"
         raise UserError(f"cannot read the configuration of {what} {model}: "
                         f"{str(error).strip().splitlines()[0]}") from None
@@ -95,7 +96,7 @@ def count_parameters(config, rank: int = 16) -> dict:
     from transformers import AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except ValueError:
         raise UserError(f"a model of type {config.model_type} is no causal language model: "
                         "give --model a chat model") from None
