@@ -54,6 +54,13 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
                         "and do they belong to the config.json beside them?") from None
 
 
+def policy_options(o) -> dict:
+    """What Policy.load takes of a run's Options."""
+    return dict(rank=o.rank, quant=o.quant or None, dtype=o.dtype, device=o.device, seed=o.seed,
+                adapter_paths={"agent": o.agent_adapter, "env": o.env_adapter},
+                chat_template_kwargs=json.loads(o.chat_template_kwargs or "{}"))
+
+
 def load_tokenizer(model):
     """The tokenizer of a model; one saved as a plain tokenizer.json is taken at its word.
 
