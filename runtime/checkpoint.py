@@ -7,9 +7,9 @@ append-only files were. It is written beside its place, synced, then renamed: it
 
 How it is run: `python genenv.py --resume --out runs/000-genenv`. On resuming the files are cut back
 to the lengths in the checkpoint (the rest moves to FILE.torn), the pools are read from them, and
-the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. On
-another kind of device, or with another --max-rows, it goes on as well, and says that the bits differ.
-A run folder is one program's at a time: the lock on it goes when that program dies, also by SIGKILL.
+the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. It
+goes on as well on another kind of device or with another --max-rows, and says that the bits differ.
+A run folder is one program's at a time: the lock goes when that program dies, also by SIGKILL.
 
 Where it differs on purpose from common practice: the reference policy needs no checkpoint, it is
 the base with both adapters off and so cannot drift at a resume.
@@ -200,7 +200,8 @@ def resumed_options(given: dict, preset: dict, Options) -> dict:
     former = {**{f.name: f.default for f in fields(Options)}, **saved}  # older runs have fewer
     free = FREE | OTHER_BITS | (set() if uses_length(former["alpha_schedule"]) else {"epochs"})
     changes = {name: value for name, value in changed.items() if value != former[name]}
-    says = {name: f"--{name.replace('_', '-')} was {former[name]!r} in this run and" for name in changes}
+    says = {name: f"--{name.replace('_', '-')} was {former[name]!r} in this run and"
+            for name in changes}
     for name in changes.keys() - free:
         raise UserError(f"{says[name]} cannot become {changes[name]!r} now; start a new run in "
                         "another --out")

@@ -15,7 +15,7 @@ import shutil
 import pytest
 import torch
 
-from bench.__main__ import __main__ as bench
+from bench import __main__ as bench
 from runtime import checkpoint
 import eval.__main__
 import eval.make_base
