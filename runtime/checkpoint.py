@@ -348,9 +348,9 @@ def _restore_sampler(run, state, part) -> str:
     depends on --seed, epoch and step alone, so two such resumes draw the same tokens.
     """
     value, here = state["generators"][1], run.sampler.device.type
-    if value.dtype != torch.uint8 or value.dim() != 1:
-        raise ValueError("a generator's state is of another kind")
     made_on = state.get("device", here)  # checkpoints of former versions do not say
+    if value.dtype != torch.uint8 or value.dim() != 1 or not isinstance(made_on, str):
+        raise ValueError("a generator's state is of another kind")
     if made_on == here and value.numel() == run.sampler.get_state().numel():
         run.sampler.set_state(value)
         return ""
