@@ -159,18 +159,34 @@ def _unwritable(folder, error) -> UserError:
     return UserError(f"cannot write to run folder {folder}: {error.strerror}; choose another --out")
 
 
-def check_adapter_folder(path, name: str):
-    """UserError unless `path`, the value of option `name`, is a folder with an adapter in PEFT
-    format; nothing is checked where it is empty."""
+def check_adapter_folder(path, name: str, rank: int):
+    """UserError unless `path`, the value of option `name`, is a folder with a LoRA adapter of this
+    rank in PEFT format. Nothing is checked where it is empty."""
     if not path:
         return
-    folder, flag = Path(path), "--" + name.replace("_", "-")
+    folder, adapter = Path(path), name.partition("_")[0]
     missing = [f for f in ("adapter_config.json", "adapter_model.safetensors")
                if not (folder / f).is_file()]
-    if not folder.is_dir() or missing:
-        what = f"it has no {missing[0]}" if folder.is_dir() else "there is no such folder"
-        raise UserError(f"{flag} {path}: {what}; name a folder in PEFT format, as a run writes it "
-                        f"to adapters/{name.partition('_')[0]}")
+    if not folder.is_dir():
+        what = "there is no such folder"
+    elif missing:
+        what = f"it has no {missing[0]}"
+    else:
+        what = _unfit(folder / "adapter_config.json", rank)
+    if what:
+        raise UserError(f"--{name.replace('_', '-')} {path}: {what}; name a folder in PEFT format, "
+                        f"as a run writes it to adapters/{adapter}")
+
+
+def _unfit(config: Path, rank: int) -> str:
+    """Why the adapter of a PEFT configuration cannot be a run's, or ""."""
+    try:
+        saved = json.loads(config.read_text())
+        if saved["peft_type"] != "LORA":
+            return f"it holds {saved['peft_type']}, not LORA"
+        return "" if saved["r"] == rank else f"its rank is {saved['r']} and --rank is {rank}"
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return f"{config.name} is damaged"
 
 
 def resumed_options(given: dict, preset: dict, Options) -> dict:
