@@ -40,7 +40,8 @@ from data_pool import Task, UserError, append_jsonl, read_jsonl
 from experiments.suites import PAPER_BASE, QUICK, SEED_TASKS, SEEDS, SUITES, TEACHERS, \
     results_file, variants
 from experiments.tables import CURRICULUM, KEPT, draw, read_runs, table
-from genenv import Parser, parse_options
+from genenv import parse_options
+from runtime.options import Parser
 from worlds import load_world
 
 ROOT = Path(__file__).resolve().parent.parent
