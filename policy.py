@@ -19,6 +19,7 @@ costs G*(P + R). `logprobs_dense` is the plain path, kept so that the tests can 
 Shapes everywhere: B prompts (groups), G rollouts, P prompt, R response, V vocabulary, D hidden,
 N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts still running).
 """
+import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -401,6 +402,13 @@ class Policy:
         """AdamW over exactly the parameters of one adapter."""
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=weight_decay)
 
+    def checksum(self, adapter) -> str:
+        """SHA-256 of an adapter's bits: two adapters have the same one if they are the same."""
+        digest = hashlib.sha256()
+        for p in self.params[adapter]:
+            digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
     def save_adapter(self, adapter, folder):
         """Write `folder` in PEFT format: PeftModel.from_pretrained(base, folder) reads it."""
         from peft import get_peft_model_state_dict
@@ -609,6 +617,12 @@ class _GrowingLayer(DynamicLayer):
 
 # ---------------------------------------------------------------------------------------------
 # helpers
+
+
+def distance(before, now) -> float:
+    """Euclidean distance of two lists of parameters: how far an adapter has moved."""
+    return float(torch.stack([(a.detach() - b.detach()).float().norm()
+                              for a, b in zip(before, now)]).norm())
 
 
 def _grown(x, room):
