@@ -242,9 +242,9 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
     """Cache, positions, compaction or temperature: the sampler would be another policy."""
     dropped, compact = [], policy_module._compact
 
-    def spy(done, slot):
-        keep, new = compact(done, slot)
-        dropped.append((len(keep) < len(done), new.shape[1] < slot.shape[1]))
+    def spy(done, rollout):
+        keep, new = compact(done, rollout)
+        dropped.append((len(keep) < len(done), new.shape[1] < rollout.shape[1]))
         return keep, new
 
     monkeypatch.setattr(policy_module, "_compact", spy)
