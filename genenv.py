@@ -46,7 +46,8 @@ from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, app
 from grpo import grpo_update
 from runtime.presets import PRESETS
 from rwr import draw_batches, rwr_update
-from worlds import InvalidTask, load_world, read_teacher
+from worlds import (InvalidTask, check_task, held_out_keys, load_world, read_teacher,
+                    refuse_special_tokens, task_keys)
 
 MUTE = 3  # epochs without a single valid task after which a run gives up
 CHOICES = {"variant": ("genenv", "random", "static", "teacher"), "kl_estimator": ("k1", "k2", "k3"),
@@ -209,7 +210,7 @@ def write_tasks(run, seeds, variations, alpha) -> list:
         rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                      run.sampler, max_rows=o.max_rows)
     part.probe += [[r.prompt, r.response] for r in rollouts]
-    out, seen = [], set()
+    out, seen = [], set()  # keys of the tasks kept
     for i, r in enumerate(rollouts):
         seed, text = seeds[i // variations], run.policy.decode(r.response)
         part.written += 1
@@ -217,8 +218,9 @@ def write_tasks(run, seeds, variations, alpha) -> list:
             if r.truncated:
                 raise InvalidTask("truncated")
             task = world.parse_task(text, seed, part.t)
+            check_task(world, task, seed, run.held_out, getattr(run.policy, "tokenizer", None))
             # each task once in a step: RWR would imitate the simulator's mode (a deviation)
-            if task.id in seen:
+            if task_keys(world, task) & seen:
                 raise InvalidTask("duplicate in the batch")
             # the task will be read by the agent, and as a seed by the simulator
             readers = world.agent_prompt(task), world.env_prompt(task, 0.5, alpha)
@@ -227,7 +229,7 @@ def write_tasks(run, seeds, variations, alpha) -> list:
         except InvalidTask as reason:
             part.invalid[str(reason)] += 1
             continue
-        seen.add(task.id)
+        seen |= task_keys(world, task)
         out.append(SimpleNamespace(task=task, prompt=r.prompt, response=r.response, text=text,
                                    seed=seed.id, slot=i // variations))
     return out
@@ -252,12 +254,10 @@ def agreed(run, generations) -> list:
     return [g for b, g in enumerate(generations) if b in solved]
 
 
-def recent_success(run, seed: Task) -> float:
-    """The success signal in the simulator's context: the seed's own p_hat while it is recent, else
-    that of the agent on last epoch's generated tasks."""
+def recent_success(run, seed: Task):
+    """The success signal in the simulator's context: the seed's p_hat, None if it is not recent."""
     p_hat, measured = run.train_pool.p_hat.get(seed.id, (None, 0))
-    fresh = p_hat is not None and run.part.t - measured <= run.o.pool_age
-    return p_hat if fresh else run.success
+    return p_hat if run.part.t - measured <= run.o.pool_age else None
 
 
 def replayed(run, n_fresh: int) -> list:
@@ -396,13 +396,16 @@ def prepare_run(o: Options):
     if o.model:
         print(memory.check(memory.model_config(o.model), o), flush=True)
     folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
-    teacher = read_teacher(world, o.teacher_tasks) if o.variant == "teacher" else []
+    held_out = held_out_keys(world, o)
+    teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base, policy = world.base_tasks(o), world.load_policy(o)
+    refuse_special_tokens(base + teacher + world.validation_tasks(o), policy.tokenizer)
     if not o.resume:
         checkpoint.create_folder(folder, o)
     run = SimpleNamespace(
-        o=o, world=world, policy=policy, folder=folder, part=Part(), history=[], success=0.5,
-        progress=sys.stderr.isatty(), stop=None, teacher=teacher, peaks={},
+        o=o, world=world, held_out=held_out, policy=policy, folder=folder, part=Part(),
+        history=[], success=0.5, progress=sys.stderr.isatty(), stop=None, teacher=teacher,
+        peaks={},
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=policy.optimizer("env", o.env_lr),
         # three streams per --seed, and none shared with another --seed (measure.py has the third)
