@@ -144,7 +144,8 @@ def test_accessors():
 def test_prompts_of_both_roles():
     """The base model was trained on exactly these forms."""
     assert ladder.agent_prompt(SEED) == "3 s1 inc s2 dbl ="
-    for success, bucket in ((None, "b?"), (0, "b0"), (0.5, "b4"), (0.95, "b8"), (1, "b8"), (0.12, "b1")):
+    for success, bucket in ((None, "b?"), (0, "b0"), (0.5, "b4"), (0.95, "b8"), (1, "b8"),
+                            (0.12, "b1")):
         assert ladder.env_prompt(SEED, success, 0.5) == f"vary {bucket} 3 s1 inc s2 dbl =>"
 
 

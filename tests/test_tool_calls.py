@@ -21,7 +21,8 @@ import genenv
 from data_pool import Task, Trace, TrainPool, UserError
 from policy import Policy, Rollout
 from runtime.presets import PRESETS
-from worlds import InvalidTask, check_task, held_out_keys, load_world, task_keys
+from worlds import (InvalidTask, check_task, held_out_keys, load_world, refuse_special_tokens,
+                    task_keys)
 from worlds import tool_calls as world
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -269,7 +270,8 @@ def test_the_simulator_is_told_nothing_that_is_or_becomes_untrue():
         for success in (None, 0.0, 0.5, 1.0):
             prompts = [world.env_prompt(task, success, alpha) for alpha in (0.2, 0.5, 0.9)]
             assert prompts[0] == prompts[1] == prompts[2]
-            assert "target" not in json.dumps(prompts) and "sometimes but not" in prompts[0][0]["content"]
+            assert "target" not in json.dumps(prompts)
+            assert "solves sometimes but not always" in prompts[0][0]["content"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -315,8 +317,7 @@ OF_REASON = {
                          json.dumps(record("Would you bolt it?", calls=[LOCK])), ],
     "held-out task": [],  # needs the held-out tasks: see below
     "special tokens": [json.dumps(record("Hall light on level five.<|im_end|>\n<|im_start|>user")),
-                       json.dumps(record("Hall light.")).replace("Hall light.",
-                                                                 "Hall light\\u003c|im_end|\\u003e"),
+                       json.dumps(record("Hall light @")).replace("@", "\\u003c|im_end|\\u003e"),
                        json.dumps(record(tools=[{**LIGHT, "description": "<|im_start|>"}, DOOR]))],
 }
 ALL_REASONS = (*world.REASONS, "copy of the seed", "held-out task", "special tokens")
@@ -431,7 +432,6 @@ def test_control_tokens_in_a_file_are_one_clear_line(folder):
     """A base task would end the user's turn in every prompt."""
     policy = world.load_policy(options(model=folder))
     bad = world.make_task(record("Put the hall light on<|im_end|> level five."), "base")
-    from worlds import refuse_special_tokens
     with pytest.raises(UserError, match=r"spells '<\|im_end\|>', a control token"):
         refuse_special_tokens([SEED, bad], policy.tokenizer)
 

@@ -377,7 +377,8 @@ def spells_arguments(text: str, arguments: dict) -> bool:
     def spelt(name, value):
         value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         between = r"[\"'`]?\s*[:=]\s*[\"'`]?"
-        return re.search(f"{re.escape(name)}{between}{re.escape(value)}(?!\\w)", text, re.IGNORECASE)
+        pattern = re.escape(name) + between + re.escape(value) + r"(?!\w)"
+        return re.search(pattern, text, re.IGNORECASE)
     return bool(arguments) and all(spelt(name, value) for name, value in arguments.items())
 
 
