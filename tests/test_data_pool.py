@@ -19,7 +19,7 @@ def base(n=5):
 
 def written(i, epoch=1):
     """A generated task."""
-    return Task(f"env {i}", {"i": 100 + i}, "env", seed="abc", epoch=epoch)
+    return Task(f"env {i}", {"i": 100 + i}, "env", seed_task="abc", epoch=epoch)
 
 
 def trace(reward=1.0, valid=True):

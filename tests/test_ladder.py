@@ -153,7 +153,7 @@ def test_written_task_is_read_back():
     """A task would change on its way through text."""
     t = ladder.parse_task(" 7 s1 tri s2 inc ", SEED, 4)
     assert t.spec == {"start": 7, "tools": ["tri", "inc"]} and t.text == "7 s1 tri s2 inc"
-    assert (t.origin, t.seed, t.epoch) == ("env", SEED.id, 4)
+    assert (t.origin, t.seed_task, t.epoch) == ("env", SEED.id, 4)
     assert t.id == task(7, "tri", "inc").id
 
 

@@ -463,7 +463,7 @@ def test_a_valid_task_is_found_in_what_surrounds_it(text):
     """Chat models wrap their JSON."""
     task = world.parse_task(text, SEED, 3)
     assert task.spec == {"tools": [LIGHT, DOOR], "calls": [HALL], "ordered": False}
-    assert (task.origin, task.seed, task.epoch) == ("env", SEED.id, 3)
+    assert (task.origin, task.seed_task, task.epoch) == ("env", SEED.id, 3)
     assert world.score(task, said(HALL)) == (1.0, True)
     json.dumps(dataclasses.asdict(task)).encode()  # fit for the pools
 
@@ -472,7 +472,7 @@ def test_without_a_seed_either_kind_is_a_task():
     """The tasks of a teacher's file vary nothing."""
     nothing = Task("", {})
     for text in (VALID, OF_REASON["other kind than the seed"][0]):
-        assert world.parse_task(text, nothing, 0).seed == nothing.id
+        assert world.parse_task(text, nothing, 0).seed_task == nothing.id
 
 
 HUGE = {
