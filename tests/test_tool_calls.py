@@ -599,13 +599,13 @@ def test_a_scripted_simulator_is_counted_right(tmp_path):
              json.dumps({"task": held.text, **held.spec})]
     o = dataclasses.replace(genenv.Options(), world="tool_calls")
     run = SimpleNamespace(o=o, world=world, policy=Script(texts), sampler=None, success=0.5,
-                          part=genenv.Part(t=1), peaks={},
+                          state=genenv.EpochState(epoch=1), peaks={},
                           held_out=held_out_keys(world, options()),
                           train_pool=TrainPool(tmp_path / "train.jsonl", [SEED]))
     written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
     assert [g.text for g in written] == [texts[0], texts[2]]
-    assert run.part.written == len(texts)
-    assert run.part.invalid == Counter({"truncated": 1, "duplicate in the batch": 1,
+    assert run.state.written == len(texts)
+    assert run.state.invalid == Counter({"truncated": 1, "duplicate in the batch": 1,
                                         **{reason: 1 for reason in ALL_REASONS}})
 
 
