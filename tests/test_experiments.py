@@ -249,6 +249,7 @@ def test_a_claim_stands_only_if_it_beats_every_control(tmp_path):
         "| update: none | -0.049 to +0.079 | -1.319 to +1.349 | no |"]
     text = tables.table(path)
     assert text.count("beats all") == 2 and "minus each control" in text
+    assert "| update: none | `python genenv.py --env-update none` |" in text
     better = {**tables.by_name(path), "control: shuffled R_env": {0: run(.8), 1: run(.6)}}
     assert tables.against_controls(better, *tables.COLUMNS[1])[5].endswith(" | yes |")
 
