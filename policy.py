@@ -423,7 +423,8 @@ class Policy:
         messages = [{"role": role, "content": content} for role, content in
                     (("user", "-"), ("assistant", mark), ("user", text))]
         short, long = (self.tokenizer.apply_chat_template(
-            messages[:n], tokenize=False, add_generation_prompt=n == 3) for n in (2, 3))
+            messages[:n], tokenize=False, add_generation_prompt=n == 3,
+            **self.chat_template_kwargs) for n in (2, 3))
         # the token that ends a turn is the policy's own: an observation begins after it
         closing = self.encode(short.split(mark)[1])
         end = max((i + 1 for i, token in enumerate(closing) if token in self.eos_ids), default=0)
