@@ -7,9 +7,9 @@ append-only files were. It is written beside its place, synced, then renamed: it
 
 How it is run: `python genenv.py --resume --out runs/000-genenv`. On resuming the files are cut back
 to the lengths in the checkpoint (the rest moves to FILE.torn), the pools are read from them, and
-the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. On
-another kind of device, or with another --max-rows, it goes on as well, and says that the bits differ.
-A run folder is one program's at a time: the lock on it goes when that program dies, also by SIGKILL.
+the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. It
+goes on as well on another kind of device or with another --max-rows, and says that the bits differ.
+A run folder is one program's at a time: the lock goes when that program dies, also by SIGKILL.
 
 Where it differs on purpose from common practice: the reference policy needs no checkpoint, it is
 the base with both adapters off and so cannot drift at a resume.
@@ -159,18 +159,34 @@ def _unwritable(folder, error) -> UserError:
     return UserError(f"cannot write to run folder {folder}: {error.strerror}; choose another --out")
 
 
-def check_adapter_folder(path, name: str):
-    """UserError unless `path`, the value of option `name`, is a folder with an adapter in PEFT
-    format; nothing is checked where it is empty."""
+def check_adapter_folder(path, name: str, rank: int):
+    """UserError unless `path`, the value of option `name`, is a folder with a LoRA adapter of this
+    rank in PEFT format. Nothing is checked where it is empty."""
     if not path:
         return
-    folder, flag = Path(path), "--" + name.replace("_", "-")
+    folder, adapter = Path(path), name.partition("_")[0]
     missing = [f for f in ("adapter_config.json", "adapter_model.safetensors")
                if not (folder / f).is_file()]
-    if not folder.is_dir() or missing:
-        what = f"it has no {missing[0]}" if folder.is_dir() else "there is no such folder"
-        raise UserError(f"{flag} {path}: {what}; name a folder in PEFT format, as a run writes it "
-                        f"to adapters/{name.partition('_')[0]}")
+    if not folder.is_dir():
+        what = "there is no such folder"
+    elif missing:
+        what = f"it has no {missing[0]}"
+    else:
+        what = _unfit(folder / "adapter_config.json", rank)
+    if what:
+        raise UserError(f"--{name.replace('_', '-')} {path}: {what}; name a folder in PEFT format, "
+                        f"as a run writes it to adapters/{adapter}")
+
+
+def _unfit(config: Path, rank: int) -> str:
+    """Why the adapter of a PEFT configuration cannot be a run's, or ""."""
+    try:
+        saved = json.loads(config.read_text())
+        if saved["peft_type"] != "LORA":
+            return f"it holds {saved['peft_type']}, not LORA"
+        return "" if saved["r"] == rank else f"its rank is {saved['r']} and --rank is {rank}"
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return f"{config.name} is damaged"
 
 
 def world_of(out: str) -> str:
@@ -208,7 +224,8 @@ def resumed_options(given: dict, preset: dict, Options) -> dict:
     former = {**{f.name: f.default for f in fields(Options)}, **saved}  # older runs have fewer
     free = FREE | OTHER_BITS | (set() if uses_length(former["alpha_schedule"]) else {"epochs"})
     changes = {name: value for name, value in changed.items() if value != former[name]}
-    says = {name: f"--{name.replace('_', '-')} was {former[name]!r} in this run and" for name in changes}
+    says = {name: f"--{name.replace('_', '-')} was {former[name]!r} in this run and"
+            for name in changes}
     for name in changes.keys() - free:
         raise UserError(f"{says[name]} cannot become {changes[name]!r} now; start a new run in "
                         "another --out")
@@ -355,9 +372,9 @@ def _restore_sampler(run, state, part) -> str:
     depends on --seed, epoch and step alone, so two such resumes draw the same tokens.
     """
     value, here = state["generators"][1], run.sampler.device.type
-    if value.dtype != torch.uint8 or value.dim() != 1:
-        raise ValueError("a generator's state is of another kind")
     made_on = state.get("device", here)  # checkpoints of former versions do not say
+    if value.dtype != torch.uint8 or value.dim() != 1 or not isinstance(made_on, str):
+        raise ValueError("a generator's state is of another kind")
     if made_on == here and value.numel() == run.sampler.get_state().numel():
         run.sampler.set_state(value)
         return ""

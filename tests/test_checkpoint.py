@@ -512,8 +512,8 @@ def test_run_of_the_version_before(name, copy, capsys):
 def test_adapter_folders_of_a_run_are_accepted(quiet):
     """What a run writes is what a run may start from; no adapter is no mistake."""
     for name in ("agent", "env"):
-        checkpoint.check_adapter_folder(str(quiet / "adapters" / name), f"{name}_adapter")
-    checkpoint.check_adapter_folder("", "agent_adapter")
+        checkpoint.check_adapter_folder(str(quiet / "adapters" / name), f"{name}_adapter", 4)
+    checkpoint.check_adapter_folder("", "agent_adapter", 4)
 
 
 @pytest.mark.parametrize("gone, word", [
@@ -524,5 +524,18 @@ def test_folder_without_an_adapter_is_one_clear_line(gone, word, copy):
     folder = copy / "adapters" / "agent"
     shutil.rmtree(folder) if not gone else (folder / gone).unlink()
     with pytest.raises(data_pool.UserError, match=word) as error:
-        checkpoint.check_adapter_folder(str(folder), "agent_adapter")
+        checkpoint.check_adapter_folder(str(folder), "agent_adapter", 4)
     assert f"--agent-adapter {folder}" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text, rank, word", [
+    (None, 8, "its rank is 4 and --rank is 8"), ('{"peft_type": "IA3"}', 4, "not LORA"),
+    ("{", 4, "damaged"), ("[]", 4, "damaged"), ("{}", 4, "damaged")])
+def test_adapter_of_another_kind_is_one_clear_line(text, rank, word, copy):
+    """A run of --rank 8 with an adapter of rank 4 would be called damaged when it is resumed."""
+    folder = copy / "adapters" / "env"
+    if text:
+        (folder / "adapter_config.json").write_text(text)
+    with pytest.raises(data_pool.UserError, match=word) as error:
+        checkpoint.check_adapter_folder(str(folder), "env_adapter", rank)
+    assert f"--env-adapter {folder}" in str(error.value) and "\n" not in str(error.value)

@@ -189,10 +189,10 @@ def test_pack_of_a_group_by_hand():
     x = pack([([7, 8], [[1, 2, 3], [4]]), ([9], [[5, 6]])], pad_id=0)
     assert x["ids"].tolist() == [[7, 8, 1, 2], [9, 5, 0, 0]]
     assert x["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 0, 0]]
-    assert x["owner"].tolist() == [[-1, -1, 0, 0], [-1, 0, -2, -2]]
     assert x["source"].tolist() == [1, 2, 3, 1, 4, 5]
     assert x["target"].tolist() == [1, 2, 3, 4, 5, 6]
     assert x["rows"].tolist() == [0, 0, 0, 1, 2, 2] and x["cols"].tolist() == [0, 1, 2, 0, 0, 1]
+    assert x["shape"] == (3, 3)
 
 
 def test_group_mask_by_hand():
