@@ -23,8 +23,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
-from itertools import accumulate
+from itertools import accumulate, compress
 from pathlib import Path
 
 import torch
@@ -535,6 +534,7 @@ class Policy:
         with self.use(adapter), self._cast_once(adapter):
             for start in range(0, len(by_length), width):
                 members = by_length[start:start + width]
+
                 def answer(n, ids, members=members):  # rollout n of these rows is the caller's ...
                     return respond(members[n // G] * G + n % G, ids)
 
