@@ -24,11 +24,12 @@ import re
 import sys
 from collections import deque
 from functools import lru_cache
+from types import SimpleNamespace
 
 from data_pool import Task, UserError
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import InvalidTask
+from worlds import InvalidTask, attempt_score, play
 from worlds.tiny_model import SPECIAL, encode_pairs, train_tiny_model, word_tokenizer
 
 OBJECTS = "mug cup plate bowl apple egg bread potato tomato lettuce".split()
@@ -595,3 +596,21 @@ def load_policy(o) -> Policy:
     if o.model:
         return Policy.load(o.model, **policy_options(o))
     return Policy.load(str(base_model(o.cache_dir)), rank=o.rank, device=o.device, seed=o.seed)
+
+
+def main() -> int:
+    """Build the base model and print how often it reaches a goal of each kind. Returns 0."""
+    policy = Policy.load(str(base_model("runs/cache")), adapters=())
+    tasks = validation_tasks(None, "tuning")
+    o = SimpleNamespace(max_response_tokens=DEFAULTS["max_response_tokens"])
+    rollouts, texts = play(sys.modules[__name__], o, policy, None, tasks, 20, 1.0,
+                           policy.generator(0), 256)
+    for rung in RUNGS:
+        hits = [attempt_score(sys.modules[__name__], tasks[r.group], r, text)[0]
+                for r, text in zip(rollouts, texts) if category(tasks[r.group]) == rung]
+        print(f"{rung:7s} p = {sum(hits) / len(hits):.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
