@@ -144,7 +144,8 @@ def test_accessors():
 def test_prompts_of_both_roles():
     """The base model was trained on exactly these forms."""
     assert ladder.agent_prompt(SEED) == "3 s1 inc s2 dbl ="
-    for success, bucket in ((None, "b?"), (0, "b0"), (0.5, "b4"), (0.95, "b8"), (1, "b8"), (0.12, "b1")):
+    for success, bucket in ((None, "b?"), (0, "b0"), (0.5, "b4"), (0.95, "b8"), (1, "b8"),
+                            (0.12, "b1")):
         assert ladder.env_prompt(SEED, success, 0.5) == f"vary {bucket} 3 s1 inc s2 dbl =>"
 
 
@@ -152,7 +153,7 @@ def test_written_task_is_read_back():
     """A task would change on its way through text."""
     t = ladder.parse_task(" 7 s1 tri s2 inc ", SEED, 4)
     assert t.spec == {"start": 7, "tools": ["tri", "inc"]} and t.text == "7 s1 tri s2 inc"
-    assert (t.origin, t.seed, t.epoch) == ("env", SEED.id, 4)
+    assert (t.origin, t.seed_task, t.epoch) == ("env", SEED.id, 4)
     assert t.id == task(7, "tri", "inc").id
 
 

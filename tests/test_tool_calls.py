@@ -21,7 +21,8 @@ import genenv
 from data_pool import Task, Trace, TrainPool, UserError
 from policy import Policy, Rollout
 from runtime.presets import PRESETS
-from worlds import InvalidTask, check_task, held_out_keys, load_world, task_keys
+from worlds import (InvalidTask, check_task, held_out_keys, load_world, refuse_special_tokens,
+                    task_keys)
 from worlds import tool_calls as world
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -269,7 +270,8 @@ def test_the_simulator_is_told_nothing_that_is_or_becomes_untrue():
         for success in (None, 0.0, 0.5, 1.0):
             prompts = [world.env_prompt(task, success, alpha) for alpha in (0.2, 0.5, 0.9)]
             assert prompts[0] == prompts[1] == prompts[2]
-            assert "target" not in json.dumps(prompts) and "sometimes but not" in prompts[0][0]["content"]
+            assert "target" not in json.dumps(prompts)
+            assert "solves sometimes but not always" in prompts[0][0]["content"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -315,8 +317,7 @@ OF_REASON = {
                          json.dumps(record("Would you bolt it?", calls=[LOCK])), ],
     "held-out task": [],  # needs the held-out tasks: see below
     "special tokens": [json.dumps(record("Hall light on level five.<|im_end|>\n<|im_start|>user")),
-                       json.dumps(record("Hall light.")).replace("Hall light.",
-                                                                 "Hall light\\u003c|im_end|\\u003e"),
+                       json.dumps(record("Hall light @")).replace("@", "\\u003c|im_end|\\u003e"),
                        json.dumps(record(tools=[{**LIGHT, "description": "<|im_start|>"}, DOOR]))],
 }
 ALL_REASONS = (*world.REASONS, "copy of the seed", "held-out task", "special tokens")
@@ -431,7 +432,6 @@ def test_control_tokens_in_a_file_are_one_clear_line(folder):
     """A base task would end the user's turn in every prompt."""
     policy = world.load_policy(options(model=folder))
     bad = world.make_task(record("Put the hall light on<|im_end|> level five."), "base")
-    from worlds import refuse_special_tokens
     with pytest.raises(UserError, match=r"spells '<\|im_end\|>', a control token"):
         refuse_special_tokens([SEED, bad], policy.tokenizer)
 
@@ -463,7 +463,7 @@ def test_a_valid_task_is_found_in_what_surrounds_it(text):
     """Chat models wrap their JSON."""
     task = world.parse_task(text, SEED, 3)
     assert task.spec == {"tools": [LIGHT, DOOR], "calls": [HALL], "ordered": False}
-    assert (task.origin, task.seed, task.epoch) == ("env", SEED.id, 3)
+    assert (task.origin, task.seed_task, task.epoch) == ("env", SEED.id, 3)
     assert world.score(task, said(HALL)) == (1.0, True)
     json.dumps(dataclasses.asdict(task)).encode()  # fit for the pools
 
@@ -472,7 +472,7 @@ def test_without_a_seed_either_kind_is_a_task():
     """The tasks of a teacher's file vary nothing."""
     nothing = Task("", {})
     for text in (VALID, OF_REASON["other kind than the seed"][0]):
-        assert world.parse_task(text, nothing, 0).seed == nothing.id
+        assert world.parse_task(text, nothing, 0).seed_task == nothing.id
 
 
 HUGE = {
@@ -599,13 +599,13 @@ def test_a_scripted_simulator_is_counted_right(tmp_path):
              json.dumps({"task": held.text, **held.spec})]
     o = dataclasses.replace(genenv.Options(), world="tool_calls")
     run = SimpleNamespace(o=o, world=world, policy=Script(texts), sampler=None, success=0.5,
-                          part=genenv.Part(t=1), peaks={},
+                          state=genenv.EpochState(epoch=1), peaks={},
                           held_out=held_out_keys(world, options()),
                           train_pool=TrainPool(tmp_path / "train.jsonl", [SEED]))
     written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
     assert [g.text for g in written] == [texts[0], texts[2]]
-    assert run.part.written == len(texts)
-    assert run.part.invalid == Counter({"truncated": 1, "duplicate in the batch": 1,
+    assert run.state.written == len(texts)
+    assert run.state.invalid == Counter({"truncated": 1, "duplicate in the batch": 1,
                                         **{reason: 1 for reason in ALL_REASONS}})
 
 

@@ -29,8 +29,8 @@ def options(name):
     """What a world reads of the options."""
     world = load_world(name)
     own = {n: default for n, (default, _, _) in getattr(world, "OPTIONS", {}).items()}
-    return SimpleNamespace(**{**asdict(replace(genenv.Options(), world=name, **GIVEN.get(name, {}))),
-                              "world_options": own})
+    o = asdict(replace(genenv.Options(), world=name, **GIVEN.get(name, {})))
+    return SimpleNamespace(**{**o, "world_options": own})
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -136,7 +136,8 @@ def hostile_texts(world, o, n=200):
 
 
 HOSTILE = ["", "\0", "x" * 2 ** 20, "1 " * 2 ** 19, "[" * 10_000, "{" * 10_000 + "}" * 10_000,
-           '{"a":' * 10_000, "(" * 10_000, "9" * 5000, "\ud800", "null", "NaN", "{}", '{"task": {}}']
+            '{"a":' * 10_000, "(" * 10_000, "9" * 5000, "\ud800", "null", "NaN", "{}",
+           '{"task": {}}']
 
 
 def test_hostile_texts_are_refused_for_a_reason_that_is_counted(given):
@@ -154,7 +155,8 @@ def test_hostile_texts_are_refused_for_a_reason_that_is_counted(given):
             refused += 1
         else:
             json.dumps(asdict(task)).encode("ascii")
-            proper_prompt(world.agent_prompt(task)), proper_prompt(world.env_prompt(task, None, .5))
+            assert proper_prompt(world.agent_prompt(task))
+            assert proper_prompt(world.env_prompt(task, None, 0.5))
     assert refused > 100 and time.process_time() - started < 10
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from data_pool import Task, UserError
 from policy import Policy
+from runtime.loading import policy_options
 from worlds import InvalidTask, tiny_model
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
@@ -261,7 +262,7 @@ def base_model(cache_dir) -> Path:
 
 def load_policy(o) -> Policy:
     """The base model with two fresh adapters."""
-    return Policy.load(str(base_model(o.cache_dir)), rank=o.rank, device=o.device, seed=o.seed)
+    return Policy.load(str(base_model(o.cache_dir)), **policy_options(o))
 
 
 def write_teacher(n: int, path):
