@@ -39,7 +39,7 @@ from runtime.run import Run, context_of, end_epoch, finish, note_refused, prepar
     progress_bar
 from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
     rwr_weights, weight_ratio
-from worlds import InvalidTask, check_task, task_keys
+from worlds import InvalidTask, attempt_score, check_task, play, task_keys, transcript
 
 # ---------------------------------------------------------------------------------------------
 # Algorithm 1
@@ -168,10 +168,10 @@ def solvable(run, generations) -> list[Generation]:
     prompts = [run.policy.encode(run.world.agent_prompt(g.task)) for g in generations]
     rows = memory.rollout_rows(o, o.agreement, max(map(len, prompts)))
     with memory.peak_memory(run.peaks, "agreement check", run.policy.device):
-        rollouts = run.policy.sample("env", prompts, o.agreement, o.max_response_tokens,
-                                     o.temperature, run.sampler, max_rows=rows)
-    solved = {r.group for r in rollouts
-              if trace_of(run, generations[r.group].task, r).reward >= o.success_at}
+        rollouts, texts = play(run.world, o, run.policy, "env", [g.task for g in generations],
+                               o.agreement, o.temperature, run.sampler, rows)
+    solved = {r.group for r, text in zip(rollouts, texts)
+              if trace_of(run, generations[r.group].task, r, text).reward >= o.success_at}
     run.state.invalid["no agreement"] += len(generations) - len(solved)
     return [g for b, g in enumerate(generations) if b in solved]
 
@@ -216,35 +216,33 @@ class Trial:
 def interact(run, tasks) -> list[Trial]:
     """G attempts of the agent at every task, scored."""
     o, state = run.o, run.state
-    prompts = [run.policy.encode(run.world.agent_prompt(task)) for task in tasks]
     started = time.time()
     with memory.peak_memory(run.peaks, "agent rollouts", run.policy.device):
-        rollouts = run.policy.sample("agent", prompts, o.G, o.max_response_tokens, o.temperature,
-                                     run.sampler, max_rows=o.max_rows)
+        rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
+                               run.sampler, o.max_rows)
     state.rollout_seconds += time.time() - started
     state.rollout_tokens += sum(len(r.response) for r in rollouts)
     trials = []
     for b, task in enumerate(tasks):
         members = rollouts[b * o.G:(b + 1) * o.G]
-        traces = [trace_of(run, task, r) for r in members]
+        traces = [trace_of(run, task, *attempt) for attempt in
+                  zip(members, texts[b * o.G:(b + 1) * o.G])]
         p_hat = curriculum.success_rate([e.reward for e in traces], o.success_at)  # Eq. 2
         if task.id in run.train_pool.p_hat:
             before, measured = run.train_pool.p_hat[task.id]
             state.replays.append((before, state.epoch - measured, p_hat))
         state.attempts.append((task, p_hat, traces))
-        trials.append(Trial(task, prompts[b], members, traces, p_hat))
+        trials.append(Trial(task, members[0].prompt, members, traces, p_hat))
     return trials
 
 
-def trace_of(run, task, rollout) -> Trace:
+def trace_of(run, task, rollout, text) -> Trace:
     """Score one attempt (Eq. 1). A response that never ended earns nothing."""
-    text = run.policy.decode(rollout.response)
-    reward, valid = run.world.score(task, text)
-    if rollout.truncated:
-        reward, valid = 0.0, False
+    reward, valid = attempt_score(run.world, task, rollout, text)
     if run.o.reward_noise and torch.rand((), generator=run.rng) < run.o.reward_noise:
         reward = 1 - reward
-    return Trace(text, reward, valid, rollout.truncated, len(rollout.response))
+    tokens = sum(rollout.own) if rollout.own else len(rollout.response)
+    return Trace(transcript(rollout, text), reward, valid, bool(rollout.truncated), tokens)
 
 
 # ---- 2a. the agent
@@ -266,7 +264,9 @@ def update_agent(run, trials) -> dict:
             clip=o.clip, kl_coef=o.agent_kl, kl_estimator=o.kl_estimator, scale=o.scale,
             aggregation=o.aggregation, inner_epochs=o.inner_epochs, mini_batch=o.mini_batch,
             token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint, generator=run.rng,
-            sampled=[[r.logps for r in trial.rollouts] for trial in trials])
+            sampled=[[r.logps for r in trial.rollouts] for trial in trials],
+            own=[[r.own for r in trial.rollouts] for trial in trials]
+            if hasattr(run.world, "respond") else None)
     return {**stats, **moved}
 
 
