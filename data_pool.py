@@ -61,7 +61,7 @@ class EnvRecord:
     response: list[int]  # generated ids, EOS included
     text: str            # the generation, decoded
     task: str            # id of the task it describes
-    key: str             # records of one key describe the same task in other words (worlds)
+    keys: list[str]      # records that share one describe the same task (worlds.task_keys)
     seed_task: str       # id of the task that it varies
     group: int           # records of one group vary the same seed task in the same step
     p_hat: float         # success rate of the agent on it (Eq. 2)
@@ -234,7 +234,12 @@ class EnvPool:
 
 def distinct(records) -> list[EnvRecord]:
     """Each task once, its newest record: one that was written often must not weigh often."""
-    return list({r.key: r for r in sorted(records, key=lambda r: r.epoch)}.values())
+    kept, seen = [], set()
+    for r in reversed(records):
+        if seen.isdisjoint(r.keys):
+            kept.append(r)
+        seen.update(r.keys)
+    return kept[::-1]
 
 
 def priority(record: EnvRecord, epoch: int, half_life: float = 2.0) -> float:
@@ -246,7 +251,7 @@ def priority(record: EnvRecord, epoch: int, half_life: float = 2.0) -> float:
 def _checked(r: EnvRecord) -> EnvRecord:
     """The record, if its numbers are numbers; a wrong one would only be noticed epochs later."""
     whole, rates = [*r.prompt, *r.response, r.group, r.epoch], [r.p_hat, r.p_hat_seed, r.p_hat_batch]
-    if not (all(type(i) is int for i in whole) and r.response
+    if not (all(type(i) is int for i in whole) and r.response and isinstance(r.keys, list)
             and all(0 <= float(p) <= 1 for p in rates)):
         raise ValueError("prompt, response, group, epoch or a success rate has a wrong value")
     return r

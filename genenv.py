@@ -43,7 +43,8 @@ from policy import Policy
 from runtime import checkpoint, export, measure, memory, options, report
 from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
     rwr_weights, weight_ratio
-from worlds import InvalidTask, check_task, held_out_keys, load_world, read_teacher, same_task_key
+from worlds import InvalidTask, check_task, held_out_keys, load_world, read_teacher, \
+    refuse_special_tokens, task_keys
 
 SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
 
@@ -55,12 +56,12 @@ SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
 def train(o: "Options") -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError on what a user can mend."""
     run = prepare_run(o)
-    with checkpoint.stop_signals(run):
+    with run.lock, checkpoint.stop_signals(run):  # no other program writes into this folder
         if run.state.epoch == 0:
             measure_untrained(run)
         for _ in range(run.state.epoch, o.epochs + 1):
             epoch(run)
-    finish(run)
+        finish(run)
     return run.folder
 
 
@@ -134,21 +135,19 @@ def write_tasks(run, seed_tasks, variations, alpha) -> list[Generation]:
                                      run.sampler, max_rows=o.max_rows)
     state.written += len(rollouts)
     state.kl_sample += [[r.prompt, r.response] for r in rollouts]
-    out, seen = [], set()
+    out, seen = [], set()  # seen: keys of the tasks kept
     for i, r in enumerate(rollouts):
         seed_task, text = seed_tasks[i // variations], run.policy.decode(r.response)
         try:
-            task = None
             task = parsed(run, r, text, seed_task, alpha)
             # each task once in a step: RWR would imitate the simulator's mode (a deviation)
-            key = same_task_key(run.world, task)
-            if key in seen:
+            if not seen.isdisjoint(task_keys(run.world, task)):
                 raise InvalidTask("duplicate in the batch")
         except InvalidTask as reason:
             state.invalid[str(reason)] += 1
             note_refused(run, seed_task, text, str(reason))
             continue
-        seen.add(key)
+        seen |= task_keys(run.world, task)
         out.append(Generation(task, r.prompt, r.response, text, first + i // variations))
     return out
 
@@ -295,7 +294,7 @@ def env_records(run, generations, trials) -> list[EnvRecord]:
     groups = [g.group for g in written]
     of_seed = {k: measure.mean(p for p, g in zip(p_hats, groups) if g == k) for k in set(groups)}
     of_batch = measure.mean(p_hats)
-    return [EnvRecord(g.prompt, g.response, g.text, g.task.id, same_task_key(run.world, g.task),
+    return [EnvRecord(g.prompt, g.response, g.text, g.task.id, sorted(task_keys(run.world, g.task)),
                       g.task.seed_task, g.group, p, of_seed[g.group], of_batch, state.epoch)
             for g, p in zip(written, p_hats)]
 
@@ -306,8 +305,8 @@ def usable_records(run) -> list[EnvRecord]:
     # GRPO has no use for what an earlier simulator wrote
     if not trains_environment(o) or o.env_update == "grpo":
         return []
-    again = {r.key for r in run.state.fresh}
-    return [r for r in distinct(run.env_pool.aged(t, o.env_age)) if r.key not in again]
+    again = {key for r in run.state.fresh for key in r.keys}
+    return [r for r in distinct(run.env_pool.aged(t, o.env_age)) if again.isdisjoint(r.keys)]
 
 
 def trains_environment(o) -> bool:
@@ -403,16 +402,22 @@ class Run:
 def prepare_run(o: "Options") -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
     torch.set_num_threads(options.threads_of(o))
+    for name in ("agent_adapter", "env_adapter"):
+        checkpoint.check_adapter_folder(getattr(o, name), name)
     world = load_world(o.world)
     world.prepare(o)
     if o.model:
         print(memory.check(memory.model_config(o.model), o), flush=True)
     folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
-    teacher = read_teacher(world, o.teacher_tasks) if o.variant == "teacher" else []
+    lock = checkpoint.lock_folder(folder) if o.resume else None
+    held_out = held_out_keys(world, o)
+    teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base, policy = world.base_tasks(o), world.load_policy(o)
-    lock = checkpoint.claim_folder(folder, o)
+    refuse_special_tokens(base + teacher + world.validation_tasks(o, "validation"), policy.tokenizer)
+    if not o.resume:
+        folder, lock = checkpoint.create_folder(folder, o)
     run = Run(
-        o=o, world=world, policy=policy, folder=folder, held_out=held_out_keys(world, o),
+        o=o, world=world, policy=policy, folder=folder, held_out=held_out,
         progress=sys.stderr.isatty(), teacher=teacher, lock=lock,
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=policy.optimizer("env", o.env_lr),
@@ -422,6 +427,8 @@ def prepare_run(o: "Options") -> Run:
         checkpoint.load(run)
     run.train_pool = TrainPool(folder / "train.jsonl", base)
     run.env_pool = EnvPool(folder / "env.jsonl")
+    if o.resume:
+        checkpoint.write_config(folder, o)  # --epochs or memory options may have changed
     return run
 
 

@@ -22,6 +22,7 @@ N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts sti
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -56,33 +57,31 @@ def pack(groups, pad_id: int, device=None) -> dict:
     """Lay each group out as one row: prompt, then its responses one after another.
 
     groups: list of (prompt ids, list of response ids). The last token of a response predicts
-    nothing, so it is a target but not an input. Returns ids, positions (B, L), owner (B, L): who a
-    token belongs to, and for the M response tokens the index `source` of the hidden state that
-    predicts each (into B*L), its `target` id and its (row, col) in the (N, R) result.
+    nothing, so it is a target but not an input. Returns ids and positions (B, L); for the M
+    response tokens the index `source` of the hidden state that predicts each (into B*L), its
+    `target` id and its place (rows, cols) in the result, whose `shape` is (N, R).
     """
-    lengths = [len(p) + sum(len(r) - 1 for r in rs) for p, rs in groups]
-    B, L = len(groups), max(lengths)
-    ids = torch.full((B, L), pad_id)                  # (B, L)
-    positions = torch.zeros(B, L, dtype=torch.long)   # (B, L)
-    owner = torch.full((B, L), PADDING)               # (B, L)
-    source, target, rows, cols, row = [], [], [], [], 0
+    B, L = len(groups), max(len(p) + sum(len(r) - 1 for r in rs) for p, rs in groups)
+    ids, positions, source, target, rows, cols, row = [], [], [], [], [], [], 0
     for b, (prompt, responses) in enumerate(groups):
-        P = end = len(prompt)
-        ids[b, :P], positions[b, :P], owner[b, :P] = torch.tensor(prompt), torch.arange(P), PROMPT
-        for g, response in enumerate(responses):
-            R, start, end = len(response), end, end + len(response) - 1
-            ids[b, start:end] = torch.tensor(response[:-1], dtype=torch.long)
-            positions[b, start:end] = torch.arange(P, P + R - 1)  # every response starts at P again
-            owner[b, start:end] = g
+        P, line, places = len(prompt), list(prompt), list(range(len(prompt)))
+        for response in responses:
+            R, start = len(response), b * L + len(line)
+            line += response[:-1]
+            places += range(P, P + R - 1)  # every response starts at P again
             # the first response token is predicted by the prompt's last one, the others in turn
-            source += [b * L + P - 1] + list(range(b * L + start, b * L + end))
+            source += [b * L + P - 1, *range(start, start + R - 1)]
             target += response
             rows += [row] * R
             cols += range(R)
             row += 1
-    packed = dict(ids=ids, positions=positions, owner=owner, source=torch.tensor(source),
-                  target=torch.tensor(target), rows=torch.tensor(rows), cols=torch.tensor(cols))
-    return {key: value.to(device) for key, value in packed.items()}
+        ids += line + [pad_id] * (L - len(line))
+        positions += places + [0] * (L - len(line))
+    # lists until here, then one transfer for each shape
+    inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
+    outputs = torch.tensor([source, target, rows, cols], device=device)  # (4, M)
+    return dict(zip(("ids", "positions", "source", "target", "rows", "cols"), (*inputs, *outputs)),
+                shape=(row, max(cols) + 1))
 
 
 def group_mask(query_owner, key_owner, causal: bool):
@@ -105,24 +104,27 @@ def attention_layout(groups, device=None) -> dict:
     (N*R,): where its inputs lie in B*L; mask (N, 1, R, P + R): what they see of [prompt, response];
     back (B, L): where each packed token lies among the B*P prompt and N*R response outputs.
     """
-    B, P = len(groups), max(len(p) for p, _ in groups)
-    prompts = torch.tensor([len(p) for p, rs in groups for _ in rs])         # (N,)
     lengths = [[len(r) - 1 for r in rs] for _, rs in groups]
+    B, P = len(groups), max(len(p) for p, _ in groups)
     L = max(len(p) + sum(own) for (p, _), own in zip(groups, lengths))
-    starts = torch.tensor([len(p) + sum(own[:j]) for (p, _), own in zip(groups, lengths)
-                           for j in range(len(own))])                        # (N,) columns
-    row = torch.tensor([b for b, (_, rs) in enumerate(groups) for _ in rs])  # (N,)
-    lengths = torch.tensor(sum(lengths, []))                                 # (N,)
-    N, R = len(row), max(1, int(lengths.max()))
-    inside = torch.arange(R) < lengths[:, None]                              # (N, R)
-    tokens = (row[:, None] * L + starts[:, None] + torch.arange(R)).where(inside, 0)
+    # of each response: its group, its prompt's length, its first column and its own length
+    table = [(b, len(p), len(p) + start, n) for b, ((p, _), own) in enumerate(zip(groups, lengths))
+             for start, n in zip(accumulate(own, initial=0), own)]
+    N, R = len(table), max(1, *(n for *_, n in table))
+    # all that has more than N entries is made where it is needed: the mask may take 75 MB
+    row, prompts, starts, lengths = torch.tensor(table, device=device).T     # (N,)
+    place, column = torch.arange(R, device=device), torch.arange(L, device=device)
+    inside = place < lengths[:, None]                                        # (N, R)
+    tokens = row[:, None] * L + starts[:, None] + place                      # (N, R)
     owner = torch.where(inside, 0, PADDING)
-    prompt_owner = torch.where(torch.arange(P) < prompts[:, None], PROMPT, PADDING)
-    back = torch.arange(B)[:, None] * P + torch.arange(L).clamp(max=P - 1)   # (B, L)
-    back.view(-1)[tokens[inside]] = B * P + torch.arange(N * R).view(N, R)[inside]
+    prompt_owner = torch.where(torch.arange(P, device=device) < prompts[:, None], PROMPT, PADDING)
+    back = torch.arange(B, device=device)[:, None] * P + column.clamp(max=P - 1)  # (B, L)
+    # what is outside goes into one cell more, which is cut off: picking what is inside would wait
+    back = torch.cat([back.flatten(), back.new_zeros(1)])
+    back[tokens.where(inside, B * L)] = B * P + torch.arange(N * R, device=device).view(N, R)
     mask = group_mask(owner, torch.cat([prompt_owner, owner], dim=1), causal=True)
-    layout = dict(row=row, tokens=tokens.flatten(), back=back, mask=mask)
-    return {"P": P, "R": R, **{key: value.to(device) for key, value in layout.items()}}
+    return dict(P=P, R=R, row=row, tokens=tokens.where(inside, 0).flatten(),
+                back=back[:-1].view(B, L), mask=mask)
 
 
 def group_attention(module, query, key, value, attention_mask, layout=None, **kwargs):
@@ -184,10 +186,15 @@ def lora_linear(layer, x):
     name = layer.active_adapters[0]
     if name in layer.lora_A and not layer.disable_adapters:  # an adapter may leave layers out
         # weights are kept in fp32, products are in the dtype of the activations
-        A, B = (matrix[name].weight.to(x.dtype) for matrix in (layer.lora_A, layer.lora_B))
+        A, B = layer.cast or cast_lora(layer, name, x.dtype)
         low = torch.nn.functional.linear(rows, A) * layer.scaling[name]  # (rows, r)
         out.addmm_(low, B.T)  # rows have two dimensions: `out` is no view, so autograd allows it
     return out.unflatten(0, x.shape[:-1])
+
+
+def cast_lora(layer, name, dtype):
+    """A (r, in) and B (out, r) of one adapter in `dtype`; gradients pass."""
+    return layer.lora_A[name].weight.to(dtype), layer.lora_B[name].weight.to(dtype)
 
 
 def is_plain_lora(module) -> bool:
@@ -286,7 +293,7 @@ class Policy:
     def __init__(self, model, tokenizer, adapters=("agent", "env"), rank=16, seed=0, paths=None):
         """model: a transformers causal LM. Adapters start at zero: B = 0, so pi = reference."""
         from peft import LoraConfig, PeftModel, get_peft_model
-        self.tokenizer, self.active = tokenizer, None
+        self.tokenizer, self.active, self.chat_template_kwargs = tokenizer, None, {}
         refuse_unlike_heads(model.config)
         model.requires_grad_(False)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0,
@@ -312,7 +319,8 @@ class Policy:
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0
             if is_plain_lora(module):
-                module.forward = partial(lora_linear, module)
+                module.forward, module.cast = partial(lora_linear, module), None
+        self.lora_layers = [m for m in model.modules() if is_plain_lora(m)]
         self.model = model.eval()
         self.lm = model.get_base_model() if adapters else model  # head + decoder, LoRA inside
         self.lm.set_attn_implementation("prompt_once")
@@ -324,16 +332,23 @@ class Policy:
 
     @classmethod
     def load(cls, model: str, adapters=("agent", "env"), rank=16, quant=None, dtype="auto",
-             device="auto", seed=0, adapter_paths=None) -> "Policy":
+             device="auto", seed=0, adapter_paths=None, chat_template_kwargs=None) -> "Policy":
         """Load a local folder or hub name. Raises UserError with one line if that cannot work.
 
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU).
+        chat_template_kwargs: what the chat template is told beside the messages, a dict such as
+        {"enable_thinking": False}.
         """
         lm, tokenizer = load_model(model, quant, dtype, device)
         for name, path in (adapter_paths or {}).items():
             if path and not (Path(path) / "adapter_config.json").is_file():
                 raise UserError(f"adapter {name}: {path} holds no adapter_config.json")
-        return cls(lm, tokenizer, adapters, rank, seed, adapter_paths)
+        if (chat_template_kwargs or {}).keys() & {"tokenize", "add_generation_prompt"}:
+            raise UserError("chat-template options tokenize and add_generation_prompt are set "
+                            "here: leave them out")
+        policy = cls(lm, tokenizer, adapters, rank, seed, adapter_paths)
+        policy.chat_template_kwargs = dict(chat_template_kwargs or {})
+        return policy
 
     # ---- adapters
 
@@ -366,6 +381,22 @@ class Policy:
         finally:
             self._activate(former)
 
+    @contextmanager
+    def _cast_once(self, adapter):
+        """Inside, the adapter's weights lie ready in the dtype of the activations.
+
+        For decoding, which calls each layer once per token: a copy passes no gradient and knows
+        nothing of an optimiser's step, so none outlives the call.
+        """
+        dtype = self.lm.get_input_embeddings().weight.dtype
+        for layer in self.lora_layers:
+            layer.cast = cast_lora(layer, adapter, dtype) if adapter in layer.lora_A else None
+        try:
+            yield
+        finally:
+            for layer in self.lora_layers:
+                layer.cast = None
+
     def optimizer(self, adapter, lr: float, weight_decay: float = 0.0):
         """AdamW over exactly the parameters of one adapter."""
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=weight_decay)
@@ -395,7 +426,8 @@ class Policy:
             raise UserError("the model's tokenizer has no chat template: use an instruct model")
         # the template writes BOS and headers itself: text first, then ids, no special token twice
         text = self.tokenizer.apply_chat_template(prompt, tokenize=False,
-                                                  add_generation_prompt=True)
+                                                  add_generation_prompt=True,
+                                                  **self.chat_template_kwargs)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, ids) -> str:
@@ -419,7 +451,10 @@ class Policy:
         hidden = self._hidden(x["ids"], grad_checkpoint, **where)  # (B, L, D)
         picked = hidden.flatten(0, 1)[x["source"]]  # (M, D): response tokens only
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x["target"], temperature)
-        return _scatter(logp, x["rows"], x["cols"])
+        out = logp.new_zeros(x["shape"]).index_put((x["rows"], x["cols"]), logp)
+        mask = torch.zeros(x["shape"], dtype=torch.bool, device=logp.device)
+        mask[x["rows"], x["cols"]] = True
+        return out, mask
 
     def logprobs_dense(self, groups, temperature: float = 1.0):
         """The same numbers the plain way: one row per response, the prompt repeated in each."""
@@ -465,7 +500,7 @@ class Policy:
         out = [None] * (len(prompts) * G)
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         width = max(1, max_rows // G)
-        with self.use(adapter):
+        with self.use(adapter), self._cast_once(adapter):
             for start in range(0, len(by_length), width):
                 members = by_length[start:start + width]
                 rows = self._sample_rows([prompts[i] for i in members], G, max_new_tokens,
@@ -523,16 +558,15 @@ class Policy:
         through in chunks of columns: the memory beside the cache is bounded by tokens, not by rows.
         """
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
-        ids = torch.full((len(prompts), int(lengths.max())), self.eos_ids[0])
-        for b, prompt in enumerate(prompts):
-            ids[b, :len(prompt)] = torch.tensor(prompt)
+        longest, pad = max(map(len, prompts)), self.eos_ids[:1]
+        ids = torch.tensor([[*p, *pad * (longest - len(p))] for p in prompts], device=self.device)
         rows, columns = (torch.arange(n, device=self.device) for n in ids.shape)
         cache = Cache(layer_class_to_replicate=partial(_GrowingLayer, room=len(columns)))
         width, last = max(1, PREFILL_TOKENS // len(prompts)), []
         for start in range(0, len(columns), width):
             # given a cache, the library's causal mask lets a chunk see the chunks before it
             hidden = self.lm.base_model(
-                input_ids=ids[:, start:start + width].to(self.device), past_key_values=cache,
+                input_ids=ids[:, start:start + width], past_key_values=cache,
                 use_cache=True).last_hidden_state                       # (B, width, D)
             ends = (lengths - 1 - start).clamp(0, hidden.shape[1] - 1)  # of the prompts ending here
             last.append(hidden[rows, ends])
@@ -598,12 +632,3 @@ def _compact(done, slot):
     if len(keep) > 0.75 * len(running):
         keep = range(len(running))
     return torch.tensor(list(keep), device=done.device), order[:, :max(running)]
-
-
-def _scatter(logp, rows, cols):
-    """Flat token values (M,) -> padded (N, R) and its mask; rows and cols say where each goes."""
-    N, R = int(rows.max()) + 1, int(cols.max()) + 1
-    out = logp.new_zeros(N, R).index_put((rows, cols), logp)
-    mask = torch.zeros(N, R, dtype=torch.bool, device=logp.device)
-    mask[rows, cols] = True
-    return out, mask

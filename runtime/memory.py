@@ -32,7 +32,7 @@ from pathlib import Path
 import torch
 
 from data_pool import UserError
-from runtime.loading import check_model_folder
+from runtime.loading import check_model_folder, refuse_own_code
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
 
 MARGIN = 1.08   # what the allocator holds beyond what is in use
@@ -67,8 +67,9 @@ def model_config(model: str):
     # without a network the hub's client announces every retry; the error at the end is enough
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
-        return AutoConfig.from_pretrained(model)
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        refuse_own_code(model, error)
         what = "the model" if Path(model).is_dir() else "the hub model (there is no such folder)"
         raise UserError(f"cannot read the configuration of {what} {model}: "
                         f"{str(error).strip().splitlines()[0]}") from None
@@ -95,7 +96,7 @@ def count_parameters(config, rank: int = 16) -> dict:
     from transformers import AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except ValueError:
         raise UserError(f"a model of type {config.model_type} is no causal language model: "
                         "give --model a chat model") from None
@@ -397,10 +398,11 @@ def peak_memory(peaks: dict, phase: str, device):
     try:
         yield peaks
     except torch.OutOfMemoryError:
-        # rows at once decide which random numbers a rollout gets: a resumed run must keep them
-        advice = "go on from the last checkpoint with --resume and a lower --token-budget" \
-            if "update" in phase else "start a run in another --out with a lower --max-rows"
-        raise UserError(f"out of GPU memory during {phase}: {advice}") from None
+        # rows at once also decide which random numbers a rollout gets
+        advice = "a lower --token-budget, or --grad-checkpoint" if "update" in phase else \
+            "a lower --max-rows (from there on no longer to the bit)"
+        raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
+                        f"--resume --out RUN and {advice}") from None
     finally:
         if device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(device)

@@ -11,11 +11,12 @@ import json
 import os
 import random
 import shutil
+import zipfile
 
 import pytest
 import torch
 
-from bench.__main__ import __main__ as bench
+from bench import __main__ as bench
 from runtime import checkpoint
 import eval.__main__
 import eval.make_base
@@ -374,7 +375,12 @@ def test_state_has_a_wrong_bit(share, folder, tmp_path, capsys):
     """One bit of the tensors flipped: only the checksum can tell."""
     path = last_checkpoint(folder) / "state.pt"
     data = bytearray(path.read_bytes())
-    data[int(share * len(data))] ^= 16
+    with zipfile.ZipFile(path) as file:
+        entries = [entry for entry in file.infolist() if entry.file_size >= 64]
+    entry = entries[int(share * len(entries))]
+    at = entry.header_offset  # then 30 bytes, the last four of them the lengths of two more fields
+    lengths = (int.from_bytes(data[at + i:at + i + 2], "little") for i in (26, 28))
+    data[at + 30 + sum(lengths) + entry.file_size // 2] ^= 16
     path.write_bytes(data)
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], "remove the folder")
 
@@ -406,6 +412,9 @@ STATE = {
     "optimiser short": lambda s: s["optimizers"][1]["state"].popitem() and s,
     "generator text": lambda s: s.update(generators=["a", "b"]) or s,
     "generator short": lambda s: s.update(generators=[g[:10] for g in s["generators"]]) or s,
+    "generator of tokens text": lambda s: s["generators"].__setitem__(1, "b") or s,
+    "generator of tokens float": lambda s: s["generators"].__setitem__(1, torch.zeros(16)) or s,
+    "device number": lambda s: s.update(device=3) or s,
     "one generator": lambda s: s["generators"].pop() is None or s,
     "generator float": lambda s: s.update(generators=[g.float() for g in s["generators"]]) or s,
 }
