@@ -403,7 +403,7 @@ def prepare_run(o: "Options") -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
     torch.set_num_threads(options.threads_of(o))
     for name in ("agent_adapter", "env_adapter"):
-        checkpoint.check_adapter_folder(getattr(o, name), name)
+        checkpoint.check_adapter_folder(getattr(o, name), name, o.rank)
     world = load_world(o.world)
     world.prepare(o)
     if o.model:

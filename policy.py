@@ -19,6 +19,7 @@ costs G*(P + R). `logprobs_dense` is the plain path, kept so that the tests can 
 Shapes everywhere: B prompts (groups), G rollouts, P prompt, R response, V vocabulary, D hidden,
 N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts still running).
 """
+import hashlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -401,6 +402,13 @@ class Policy:
         """AdamW over exactly the parameters of one adapter."""
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=weight_decay)
 
+    def checksum(self, adapter) -> str:
+        """SHA-256 of an adapter's bits: two adapters have the same one if they are the same."""
+        digest = hashlib.sha256()
+        for p in self.params[adapter]:
+            digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
     def save_adapter(self, adapter, folder):
         """Write `folder` in PEFT format: PeftModel.from_pretrained(base, folder) reads it."""
         from peft import get_peft_model_state_dict
@@ -524,29 +532,29 @@ class Policy:
         count = torch.zeros(B, G, dtype=torch.long, device=dev)        # (B, G) response lengths
         done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
         live = torch.arange(B, device=dev)                             # (b,) groups still decoded
-        slot = torch.arange(G, device=dev).expand(B, G)                # (b, S) rollout in each slot
+        rollout = torch.arange(G, device=dev).expand(B, G)             # (b, S) the one in each slot
         hidden = hidden[:, None].expand(B, G, -1)                      # (b, S, D)
         every = 1 if dev.type == "cpu" else 16  # asking a GPU how many still run makes it wait
         for t in range(T):
             ids, logp = draw(head(hidden), temperature, generator)     # (b, S)
-            at = (live[:, None], slot)
+            at = (live[:, None], rollout)
             tokens[(*at, t)], logps[(*at, t)] = ids, logp
             count[at] += ~done[at]  # a finished rollout may keep its slot a while: it adds nothing
             done[at] |= torch.isin(ids, eos)
             if t == T - 1:
                 break
             if (t + 1) % every == 0:
-                keep, slot = _compact(done[live], slot)
+                keep, rollout = _compact(done[live], rollout)
                 if len(keep) == 0:
                     break
                 if len(keep) < len(live):  # finished groups leave, and their keys with them
-                    live, owner, slot = live[keep], owner[keep], slot[keep]
+                    live, owner, rollout = live[keep], owner[keep], rollout[keep]
                     cache.batch_select_indices(keep)
-            owner = torch.cat([owner, slot], dim=1)                    # (b, K + S)
+            owner = torch.cat([owner, rollout], dim=1)                 # (b, K + S)
             hidden = self.lm.base_model(
-                input_ids=tokens[live[:, None], slot, t], past_key_values=cache, use_cache=True,
-                position_ids=(lengths[live, None] + t).expand_as(slot),
-                attention_mask=group_mask(slot, owner, causal=False)).last_hidden_state
+                input_ids=tokens[live[:, None], rollout, t], past_key_values=cache, use_cache=True,
+                position_ids=(lengths[live, None] + t).expand_as(rollout),
+                attention_mask=group_mask(rollout, owner, causal=False)).last_hidden_state
         tokens, logps = tokens.flatten(0, 1).tolist(), logps.flatten(0, 1).tolist()
         return [(tokens[n][:c], logps[n][:c], not d) for n, (c, d) in
                 enumerate(zip(count.flatten().tolist(), done.flatten().tolist()))]
@@ -611,6 +619,12 @@ class _GrowingLayer(DynamicLayer):
 # helpers
 
 
+def distance(before, now) -> float:
+    """Euclidean distance of two lists of parameters: how far an adapter has moved."""
+    return float(torch.stack([(a.detach() - b.detach()).float().norm()
+                              for a, b in zip(before, now)]).norm())
+
+
 def _grown(x, room):
     """x (b, heads, K, d) copied to the front of a buffer (b, heads, room, d)."""
     buffer = x.new_empty(x.shape[0], x.shape[1], room, x.shape[3])
@@ -618,15 +632,15 @@ def _grown(x, room):
     return buffer
 
 
-def _compact(done, slot):
-    """Which groups and rollouts go on: done (b, G) -> rows to keep (b',), slots (b, S').
+def _compact(done, rollout):
+    """Who goes on: done (b, G), rollout (b, S) -> rows to keep (b',), rollout in each slot (b, S').
 
     Running rollouts move to the front; S' is the most that any group still runs. Rows are only
     dropped once a quarter of them has finished, because dropping copies the cache.
     """
     running = (~done).sum(1).tolist()
     if max(running) == 0:
-        return [], slot
+        return [], rollout
     order = done.long().argsort(dim=1, stable=True)  # running first
     keep = [b for b, n in enumerate(running) if n > 0]
     if len(keep) > 0.75 * len(running):

@@ -250,7 +250,7 @@ def save(run):
         root.mkdir(exist_ok=True)
         for torn in root.glob("tmp-*"):  # of runs that were killed while saving
             shutil.rmtree(torn)
-        _write(run, root, root / f"e{run.part.t:04d}-s{run.part.step:03d}")
+        _write(run, root, root / f"e{run.state.epoch:04d}-s{run.state.step:03d}")
         for old in _checkpoints(run.folder)[:-KEEP]:
             shutil.rmtree(old)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
@@ -270,7 +270,7 @@ def _write(run, root, final):
             "generators": [run.rng.get_state(), run.sampler.get_state()],
             "device": run.sampler.device.type}, scratch / "state.pt")
         (scratch / "part.json").write_text(json.dumps({
-            "part": _part_to_json(run.part), "success": run.success,
+            "part": _part_to_json(run.state), "success": run.success,
             "sizes": {name: _size(run.folder / name) for name in FILES}}))
         for path in [*scratch.iterdir(), scratch]:
             _sync(path)
@@ -291,7 +291,7 @@ def load(run):
     naming the file that is missing, damaged, shorter than it was, or of another shape.
     """
     folders = _checkpoints(run.folder)
-    saved = _read_part(folders[-1] / "part.json", type(run.part)) if folders else None
+    saved = _read_part(folders[-1] / "part.json", type(run.state)) if folders else None
     known = saved["sizes"] if saved else dict.fromkeys(FILES, 0)
     for name, size in known.items():
         if _size(run.folder / name) < size:
@@ -299,13 +299,13 @@ def load(run):
                             "or edited; restore it, or start a new run in another --out")
     if saved:
         _read_state(run, folders[-1] / "state.pt", saved["part"])
-        run.part, run.success = saved["part"], saved["success"]
+        run.state, run.success = saved["part"], saved["success"]
     _rewind(run.folder, known)
     if not saved:
         print(f"{run.folder} has no checkpoint yet: starting from the beginning")
         return
-    run.history = _history(run.folder / "metrics.jsonl", run.part.t)
-    print(f"resumed {run.folder} at epoch {run.part.t}, step {run.part.step}")
+    run.history = _history(run.folder / "metrics.jsonl", run.state.epoch)
+    print(f"resumed {run.folder} at epoch {run.state.epoch}, step {run.state.step}")
 
 
 def _rewind(folder: Path, known: dict):
@@ -379,7 +379,7 @@ def _restore_sampler(run, state, part) -> str:
         run.sampler.set_state(value)
         return ""
     made_on = made_on if made_on != here else "another kind of device"
-    run.sampler.manual_seed(random.Random(f"{run.o.seed} {part.t} {part.step}").getrandbits(63))
+    run.sampler.manual_seed(random.Random(f"{run.o.seed} {part.epoch} {part.step}").getrandbits(63))
     return f"this checkpoint was made on {made_on}: on {here} the run goes on, but not to the bit"
 
 
@@ -440,7 +440,7 @@ def _part_from_json(saved: dict, Part):
     part = Part(**{**saved, "invalid": Counter(saved["invalid"])})
     if not all(type(n) is int for n in part.invalid.values()):
         raise ValueError("invalid has a wrong value")
-    part.tries = [(Task(**task), float(p), [Trace(**e) for e in es]) for task, p, es in part.tries]
+    part.attempts = [(Task(**task), float(p), [Trace(**e) for e in es]) for task, p, es in part.attempts]
     part.fresh = [EnvRecord(**r) for r in part.fresh]
     part.replays = [tuple(r) for r in part.replays]
     return part
@@ -482,8 +482,8 @@ def stop_if_asked(run, started):
     """After a step: save and raise Stopped if a signal came. started: when the epoch went on."""
     if not run.stop:
         return
-    run.part.step += 1
-    run.part.seconds += time.time() - started
+    run.state.step += 1
+    run.state.seconds += time.time() - started
     save(run)
-    raise Stopped(run.stop, f"stopped in epoch {run.part.t} after step {run.part.step}; go on "
+    raise Stopped(run.stop, f"stopped in epoch {run.state.epoch} after step {run.state.step}; go on "
                             f"with: python genenv.py --resume --out {run.folder}")

@@ -13,9 +13,8 @@ import math
 from collections import Counter
 from contextlib import contextmanager
 
-import torch
-
 import curriculum
+from policy import distance
 from runtime import health, memory
 
 
@@ -117,8 +116,7 @@ def movement(policy, adapter):
     sums = [policy.checksum(name) for name in others]
     found = {}
     yield found
-    distance = sum(((p.detach() - b) ** 2).sum() for p, b in zip(policy.params[adapter], before))
-    found.update(moved=float(torch.as_tensor(distance).sqrt()),
+    found.update(moved=distance(before, policy.params[adapter]),
                  other_moved=sums != [policy.checksum(name) for name in others])
 
 
