@@ -20,3 +20,18 @@ The numbers of 1, 2 and 5 are the same on every machine to the digits shown. Tho
 from a model that is trained on the machine: with another processor or another number of threads
 its last bits differ, then what it writes differs, and only the order of magnitude remains.
 """
+import hashlib
+
+
+def fingerprint(policy) -> str:
+    """Eight hex digits of the base model's weights: where they differ, so do sampled numbers."""
+    digest = hashlib.sha256()
+    for name, p in sorted(policy.model.named_parameters()):
+        if "lora_" not in name:
+            digest.update(p.detach().cpu().numpy().tobytes())
+    return digest.hexdigest()[:8]
+
+
+def quote(text: str):
+    """Print what a model wrote, marked as such: of another base model it will read otherwise."""
+    print(f"  > {text}")
