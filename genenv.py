@@ -402,7 +402,7 @@ class Run:
 def prepare_run(o: "Options") -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
     torch.set_num_threads(options.threads_of(o))
-    for name in ("agent_adapter", "env_adapter"):
+    for name in () if o.resume else ("agent_adapter", "env_adapter"):
         checkpoint.check_adapter_folder(getattr(o, name), name, o.rank)
     world = load_world(o.world)
     world.prepare(o)
@@ -435,7 +435,7 @@ def prepare_run(o: "Options") -> Run:
 def context_of(run) -> curriculum.Context:
     """What an alpha schedule may look at."""
     o = run.o
-    signal = tuple(tuple(row) for r in run.history[-4:] for row in r["signal"])
+    signal = tuple(tuple(row) for r in run.history[-4:] for row in r["replay_signal"])
     return curriculum.Context(run.state.epoch, o.epochs, run.success, o.alpha, o.alpha_end,
                               run.history[-1]["alpha"], signal)
 
@@ -528,8 +528,8 @@ class Options:
     device: str = "auto"              # auto, cpu or cuda
     dtype: str = "auto"               # auto, bf16 or fp32; adapters are always fp32
     rank: int = 16                    # LoRA rank of both adapters
-    agent_adapter: str = ""           # PEFT folder that the agent starts from; empty: zero
-    env_adapter: str = ""             # PEFT folder that the simulator starts from; empty: zero
+    agent_adapter: str = ""           # PEFT folder to start the agent from; the KL stays to the base
+    env_adapter: str = ""             # the same for the simulator
     chat_template_kwargs: str = ""    # JSON for the chat template, {"enable_thinking": false}
     # the loop
     epochs: int = 24                  # T of Algorithm 1

@@ -9,7 +9,7 @@ Where it differs on purpose: token-level loss, standard deviation on and k3 as i
 configuration, each switchable (its entropy bonus of 0.001 is left out, the paper has none); groups
 whose rewards are all alike are dropped *before* the forward pass, with their KL term and their
 tokens in the denominator; that denominator holds for the whole step, so that the number of
-micro-batches changes memory and nothing else.
+micro-batches changes memory and nothing else. A step that is not finite is left out and counted.
 
 Shapes: B groups, G rollouts, N = B*G rows, R response tokens. logp, old_logp, ref_logp (N, R),
 mask (N, R) bool, rewards and advantages (B, G).

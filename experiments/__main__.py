@@ -37,10 +37,11 @@ from tqdm import tqdm
 
 from curriculum import in_band
 from data_pool import Task, UserError, append_jsonl, read_jsonl
-from experiments.suites import PAPER_BASE, QUICK, SEED_TASKS, SEEDS, SUITES, TEACHERS, \
-    results_file, variants
+from experiments.suites import PAPER_BASE, QUICK, SEEDS, SUITES, TEACHERS, results_file, \
+    variants
 from experiments.tables import CURRICULUM, KEPT, draw, read_runs, table
-from genenv import Parser, parse_options
+from genenv import parse_options
+from runtime.options import Parser
 from worlds import load_world
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -182,7 +183,7 @@ def collect(job, world, base: set, settings) -> dict:
         m["synthetic"] = len(seen)
         m.update(curriculum_of(world, here, m, best))
         m["rollouts"] = m["epoch"] * o["steps"] * o["G"] * round(
-            o[SEED_TASKS] * o["variations"] * (1 + o["replay"]))
+            o["seed_tasks"] * o["variations"] * (1 + o["replay"]))
         easy = [rate for name, rate in m["validation_by"].items() if name in base]
         m["base_tools"] = np.mean(easy) if easy else None
         m["kept_by_noise"] = kept_by_noise(world, here, m["alpha"], o) if o["reward_noise"] else 0.0

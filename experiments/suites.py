@@ -12,7 +12,6 @@ Where it differs on purpose: every variant gets the same number of agent updates
 """
 from pathlib import Path
 
-SEED_TASKS = "seed_tasks"  # the option of genenv.py that says how many tasks are varied per step
 TEACHERS, PAPER_BASE = (957, 1777), 544  # the paper's teacher sets, and the base set they extend
 SHARP = ["--k-min", "0.45", "--lam", "6", "--beta", "8", "--agent-lr", "1e-3"]
 # name -> options of genenv.py; @teacher-N stands for a file made by the world's write_teacher
@@ -88,8 +87,7 @@ WHICH = {
 }
 SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN, "levers": LEVERS, "which": WHICH}
 SEEDS = {"which": 5}  # runs of each variant, where it is not 3
-QUICK = ["--epochs", "2", "--steps", "2", f"--{SEED_TASKS.replace('_', '-')}", "4",
-         "--val-samples", "1"]
+QUICK = ["--epochs", "2", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1"]
 
 
 def variants(suite: str, world) -> dict:

@@ -160,7 +160,7 @@ def table(results: Path) -> str:
     if curriculum:
         speed = next(c for c in columns if c[0] == "mean of all epochs")
         rows += [*paired(runs, *speed), *against_controls(runs, *columns[0]),
-                 *against_controls(runs, *speed)]
+                 *against_controls(runs, *speed), *commands(results, runs)]
     return "\n".join([*rows, "", *claims(runs)]) + "\n"
 
 
@@ -202,6 +202,15 @@ def against_controls(runs, head, f) -> list[str]:
         rows.append(f"| {name} | {' | '.join(_bounds(*d) for d in found)} | "
                     f"{('yes' if beats else 'no') if known else '-'} |")
     return rows
+
+
+def commands(results: Path, runs) -> list[str]:
+    """Lines of a table: the command that makes each variant's runs."""
+    suite = SUITES[results.stem.split("-")[0]]
+    return ["", "Each run is one command, with the suite's further options and --seed:", "",
+            "| variant | command |", "|---|---|",
+            *(f"| {name} | `{' '.join(['python genenv.py', *suite[name]])}` |"
+              for name in runs if name in suite)]
 
 
 def _cell(values) -> str:

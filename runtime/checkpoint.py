@@ -269,8 +269,8 @@ def _write(run, root, final):
             "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
             "generators": [run.rng.get_state(), run.sampler.get_state()],
             "device": run.sampler.device.type}, scratch / "state.pt")
-        (scratch / "part.json").write_text(json.dumps({
-            "part": _part_to_json(run.state), "success": run.success,
+        (scratch / "epoch.json").write_text(json.dumps({
+            "epoch_state": _epoch_to_json(run.state), "success": run.success,
             "sizes": {name: _size(run.folder / name) for name in FILES}}))
         for path in [*scratch.iterdir(), scratch]:
             _sync(path)
@@ -291,15 +291,15 @@ def load(run):
     naming the file that is missing, damaged, shorter than it was, or of another shape.
     """
     folders = _checkpoints(run.folder)
-    saved = _read_part(folders[-1] / "part.json", type(run.state)) if folders else None
+    saved = _read_epoch(folders[-1] / "epoch.json", type(run.state)) if folders else None
     known = saved["sizes"] if saved else dict.fromkeys(FILES, 0)
     for name, size in known.items():
         if _size(run.folder / name) < size:
             raise UserError(f"{run.folder / name} is shorter than its checkpoint says: it was cut "
                             "or edited; restore it, or start a new run in another --out")
     if saved:
-        _read_state(run, folders[-1] / "state.pt", saved["part"])
-        run.state, run.success = saved["part"], saved["success"]
+        _read_state(run, folders[-1] / "state.pt", saved["epoch_state"])
+        run.state, run.success = saved["epoch_state"], saved["success"]
     _rewind(run.folder, known)
     if not saved:
         print(f"{run.folder} has no checkpoint yet: starting from the beginning")
@@ -336,8 +336,8 @@ def _history(path, epochs: int) -> list:
     return history
 
 
-def _read_state(run, path, part):
-    """Adapters, optimisers and generators of a checkpoint, made at `part`, into `run`."""
+def _read_state(run, path, epoch_state):
+    """Adapters, optimisers and generators of a checkpoint, made at `epoch_state`, into `run`."""
     optimizers = run.agent_optimizer, run.env_optimizer
     try:
         with zipfile.ZipFile(path) as file:  # what torch.save writes; its checksums find bad bits
@@ -353,7 +353,7 @@ def _read_state(run, path, part):
                 _same_shapes(params, [m[key] for m in moments])
             optimizer.load_state_dict(value)
         run.rng.set_state(state["generators"][0])
-        moved = _restore_sampler(run, state, part)
+        moved = _restore_sampler(run, state, epoch_state)
         with torch.no_grad():
             for name, params in run.policy.params.items():
                 for p, value in zip(params, state["adapters"][name]):
@@ -365,7 +365,7 @@ def _read_state(run, path, part):
         print(moved)
 
 
-def _restore_sampler(run, state, part) -> str:
+def _restore_sampler(run, state, epoch_state) -> str:
     """Put the generator of tokens back; returns what to tell the user, or "".
 
     Its state is of use on the kind of device that made it. On another kind it gets a new seed that
@@ -379,7 +379,8 @@ def _restore_sampler(run, state, part) -> str:
         run.sampler.set_state(value)
         return ""
     made_on = made_on if made_on != here else "another kind of device"
-    run.sampler.manual_seed(random.Random(f"{run.o.seed} {part.epoch} {part.step}").getrandbits(63))
+    place = f"{run.o.seed} {epoch_state.epoch} {epoch_state.step}"
+    run.sampler.manual_seed(random.Random(place).getrandbits(63))
     return f"this checkpoint was made on {made_on}: on {here} the run goes on, but not to the bit"
 
 
@@ -395,16 +396,16 @@ def _checkpoints(folder):
     return sorted(found, key=lambda p: [int(n) for n in re.findall(r"[0-9]+", p.name)])
 
 
-def _read_part(path: Path, Part) -> dict:
-    """part.json with its "part" as a Part; every field is there and of its type."""
+def _read_epoch(path: Path, EpochState) -> dict:
+    """epoch.json with its "epoch_state" as an EpochState; every field is there and of its type."""
     try:
         saved = json.loads(path.read_text())
-        part, sizes = saved["part"], saved["sizes"]
-        wrong = [f.name for f in fields(Part) if not _fits(part[f.name], f.type)]
+        state, sizes = saved["epoch_state"], saved["sizes"]
+        wrong = [f.name for f in fields(EpochState) if not _fits(state[f.name], f.type)]
         wrong += [name for name in FILES if not (_fits(sizes[name], int) and sizes[name] >= 0)]
         if wrong or not _fits(saved["success"], float):
             raise ValueError(f"{(wrong or ['success'])[0]} has a wrong value")
-        return {"part": _part_from_json(part, Part), "success": saved["success"],
+        return {"epoch_state": _epoch_from_json(state, EpochState), "success": saved["success"],
                 "sizes": {name: sizes[name] for name in FILES}}
     except KeyError as error:
         raise _damaged(path, ValueError(f"{error} is missing")) from None
@@ -432,18 +433,19 @@ def _reason(error) -> str:
     return (text.splitlines() or [type(error).__name__])[0][:120]
 
 
-def _part_to_json(part) -> dict:
-    return {**asdict(part), "invalid": dict(part.invalid)}
+def _epoch_to_json(state) -> dict:
+    return {**asdict(state), "invalid": dict(state.invalid)}
 
 
-def _part_from_json(saved: dict, Part):
-    part = Part(**{**saved, "invalid": Counter(saved["invalid"])})
-    if not all(type(n) is int for n in part.invalid.values()):
+def _epoch_from_json(saved: dict, EpochState):
+    state = EpochState(**{**saved, "invalid": Counter(saved["invalid"])})
+    if not all(type(n) is int for n in state.invalid.values()):
         raise ValueError("invalid has a wrong value")
-    part.attempts = [(Task(**task), float(p), [Trace(**e) for e in es]) for task, p, es in part.attempts]
-    part.fresh = [EnvRecord(**r) for r in part.fresh]
-    part.replays = [tuple(r) for r in part.replays]
-    return part
+    state.attempts = [(Task(**task), float(p), [Trace(**e) for e in es])
+                      for task, p, es in state.attempts]
+    state.fresh = [EnvRecord(**r) for r in state.fresh]
+    state.replays = [tuple(r) for r in state.replays]
+    return state
 
 
 def _size(path) -> int:
@@ -482,8 +484,9 @@ def stop_if_asked(run, started):
     """After a step: save and raise Stopped if a signal came. started: when the epoch went on."""
     if not run.stop:
         return
-    run.state.step += 1
-    run.state.seconds += time.time() - started
+    state = run.state
+    state.step += 1
+    state.seconds += time.time() - started
     save(run)
-    raise Stopped(run.stop, f"stopped in epoch {run.state.epoch} after step {run.state.step}; go on "
+    raise Stopped(run.stop, f"stopped in epoch {state.epoch} after step {state.step}; go on "
                             f"with: python genenv.py --resume --out {run.folder}")

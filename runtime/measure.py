@@ -74,7 +74,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
         "written": state.written, "invalid": dict(state.invalid),
         "truncated": mean(bool(e.truncated) for e in traces),
         "replay_gain": mean(now - before for before, now in old), "replays": len(old),
-        "signal": curriculum.signal_by_p_hat(state.replays),
+        "replay_signal": curriculum.signal_by_p_hat(state.replays),
         **{key: mean(a[key] for a in state.agent) for key in
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens",
             "mismatch_mean")},
@@ -85,7 +85,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
                                    if "other_moved" in a),
         **{key: env_stats.get(key, 0) for key in
            ("env_kept", "env_batch_fresh", "env_batch_aged", "env_weight_ratio", "env_kl",
-            "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped",
+            "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped_steps",
             "env_moved")},
         "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
         "tokens_per_s": state.rollout_tokens / max(1e-9, state.rollout_seconds),

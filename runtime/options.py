@@ -156,5 +156,5 @@ def template_options(o):
 
 def threads_of(o) -> int:
     """torch threads of a run: --threads, else the user's OMP_NUM_THREADS, else all cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return o.threads or (int(given) if given.isdecimal() and int(given) else os.cpu_count() or 1)
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return o.threads or (int(given) if given.isdecimal() else 0) or os.cpu_count() or 1

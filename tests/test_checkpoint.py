@@ -98,11 +98,11 @@ def test_two_checkpoints_are_kept_and_hold_what_they_should(quiet):
     assert names(quiet) == ["e0003-s000", "e0004-s000"]
     for name in names(quiet):
         folder = quiet / "checkpoints" / name
-        assert sorted(p.name for p in folder.iterdir()) == ["part.json", "state.pt"]
+        assert sorted(p.name for p in folder.iterdir()) == ["epoch.json", "state.pt"]
         state = torch.load(folder / "state.pt", weights_only=True)
         assert set(state["adapters"]) == {"agent", "env"} and len(state["generators"]) == 2
         assert all(o["state"] for o in state["optimizers"])
-        saved = json.loads((folder / "part.json").read_text())
+        saved = json.loads((folder / "epoch.json").read_text())
         assert set(saved["sizes"]) == set(POOLS)
     assert all(saved["sizes"][name] == (quiet / name).stat().st_size for name in POOLS)
 
@@ -154,7 +154,7 @@ def test_killed_before_the_first_checkpoint(quiet, tmp_path, cache, capsys):
     equal(quiet, out)
 
 
-@pytest.mark.parametrize("file", ["state.pt", "part.json"])
+@pytest.mark.parametrize("file", ["state.pt", "epoch.json"])
 def test_the_checkpoint_before_takes_over(file, quiet, copy, capsys):
     """The newest is damaged: the message names a folder, and without it the run goes on from the
     one before, to the same end."""
@@ -174,7 +174,7 @@ def test_the_checkpoint_before_takes_over(file, quiet, copy, capsys):
 def test_the_only_checkpoint_is_damaged(copy, capsys):
     """Then the message does not promise another."""
     shutil.rmtree(copy / "checkpoints" / "e0003-s000")
-    (copy / "checkpoints" / "e0004-s000" / "part.json").unlink()
+    (copy / "checkpoints" / "e0004-s000" / "epoch.json").unlink()
     assert genenv.main(["--resume", "--out", str(copy)]) == 2
     one_line(capsys, "no checkpoint before it")
 
@@ -219,7 +219,7 @@ def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monke
     left = names(out) if (out / "checkpoints").exists() else []
     assert not any(n.startswith("tmp-") for n in left), left
     for folder in left:  # whatever is there can be read
-        checkpoint._read_part(out / "checkpoints" / folder / "part.json", genenv.Part)
+        checkpoint._read_epoch(out / "checkpoints" / folder / "epoch.json", genenv.EpochState)
         torch.load(out / "checkpoints" / folder / "state.pt", weights_only=True)
     assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
     equal(quiet, out)
@@ -269,7 +269,7 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     (Path, "rename", 3, True), (Path, "rename", 3, False), (torch, "save", 2, False),
     (shutil, "rmtree", 1, True), (shutil, "rmtree", 3, False),
     (os, "fsync", 12, True), (os, "fsync", 14, False)],
-    ids=["before renaming", "after renaming", "before part.json", "before cleaning",
+    ids=["before renaming", "after renaming", "before epoch.json", "before cleaning",
          "while cleaning", "between the pools", "before the rename"])
 def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
     """SIGKILL at one exact call: the run resumes and ends the same."""
@@ -449,7 +449,7 @@ def test_a_moved_run_draws_from_a_stream_of_its_own():
     for seed, t, step in ((0, 3, 0), (0, 3, 1), (0, 4, 0), (1, 3, 0), (0, 3, 0)):
         r = SimpleNamespace(sampler=torch.Generator(), o=SimpleNamespace(seed=seed))
         state = {"device": "cuda", "generators": [None, torch.zeros(16, dtype=torch.uint8)]}
-        assert checkpoint._restore_sampler(r, state, genenv.Part(t=t, step=step))
+        assert checkpoint._restore_sampler(r, state, genenv.EpochState(epoch=t, step=step))
         streams.add(r.sampler.initial_seed())
     assert len(streams) == 4
 

@@ -180,7 +180,7 @@ def test_the_map_holds_what_was_generated_in_each_epoch(tmp_path):
              tried(["dbl"], 1, 1, origin="base"), tried(["sqr"], None, 1, origin="static")]
     by = {"inc": .9, "dec": .5, "tri": .1}
     job = ended(tmp_path / "r", [{"epoch": t, "validation_by": by} for t in (0, 1)], train,
-                steps=3, G=8, variations=4, replay=0.125, **{suites.SEED_TASKS: 16})
+                steps=3, G=8, variations=4, replay=0.125, seed_tasks=16)
     first, then = experiments.collect(job, ladder, {"inc"}, [])["metrics"]
     assert first["map"] == {"inc": [2, .25], "dec": [1, .25], "tri": [0, 0]}
     assert then["map"] == {"inc": [0, 0], "dec": [0, 0], "tri": [1, 0]}
@@ -249,6 +249,7 @@ def test_a_claim_stands_only_if_it_beats_every_control(tmp_path):
         "| update: none | -0.049 to +0.079 | -1.319 to +1.349 | no |"]
     text = tables.table(path)
     assert text.count("beats all") == 2 and "minus each control" in text
+    assert "| update: none | `python genenv.py --variant random` |" in text
     better = {**tables.by_name(path), "control: shuffled R_env": {0: run(.8), 1: run(.6)}}
     assert tables.against_controls(better, *tables.COLUMNS[1])[5].endswith(" | yes |")
 
@@ -288,13 +289,11 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
     """The same agent updates and rollouts for all: else the comparison says nothing."""
     (tmp_path / "tasks").write_text("")
     budgets = set()
-    for name, suite in suites.SUITES.items():
-        for options in suite.values() if name != "which" or hasattr(genenv.Options, "control") \
-                else ():
+    for suite in suites.SUITES.values():
+        for options in suite.values():
             o = genenv.parse_options([str(tmp_path / "tasks") if x[0] == "@" else x
                                       for x in options])
-            budgets.add((o.epochs * o.steps, vars(o)[suites.SEED_TASKS], o.variations, o.G,
-                         o.inner_epochs))
+            budgets.add((o.epochs * o.steps, o.seed_tasks, o.variations, o.G, o.inner_epochs))
     assert len(budgets) == 1
 
 
@@ -341,10 +340,10 @@ def test_any_world_runs_a_suite(tmp_path, capsys):
                                       "--world", "tool_calls", "--out", str(tmp_path / "out")]
     assert experiments.main(command) == 2 and "--model" in capsys.readouterr().err
     assert not out.exists()
-    model, gate = chat_model(tmp_path / "model", hidden=32), hasattr(genenv.Options, "gate")
+    model = chat_model(tmp_path / "model", hidden=32)
     assert experiments.main([
         *command, "--model", model, *TINY, "--max-task-tokens", "64", "--max-response-tokens",
-        "32", "--device", "cpu", *(["--no-gate"] if gate else [])]) == 0
+        "32", "--device", "cpu", "--no-gate"]) == 0
     assert {p.stem for p in out.glob("*.jsonl")} == {"paper-tool_calls"}
     assert "| random | 1 |" in (out / "paper-tool_calls.md").read_text()
     assert (out / "paper-tool_calls-validation.png").is_file()

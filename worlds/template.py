@@ -6,6 +6,7 @@ import random
 
 from data_pool import Task, UserError
 from policy import Policy
+from runtime.loading import policy_options
 from worlds import InvalidTask
 from worlds.tiny_model import SPECIAL, train_tiny_model
 
@@ -52,4 +53,4 @@ def pairs(rng, n):  # what the base model learns from: tasks with slips, and var
         (env_prompt(a, s, None), b.text) for a, s, b in zip(tasks, success, tasks[1:])]
 def load_policy(o):
     folder = train_tiny_model(WORDS, pairs, ["template", 1], o.cache_dir, steps=300, batch=64)
-    return Policy.load(str(folder), rank=o.rank, device=o.device, seed=o.seed)
+    return Policy.load(str(folder), **policy_options(o))

@@ -49,6 +49,7 @@ from pathlib import Path
 
 from data_pool import Task, UserError, task_id
 from policy import Policy
+from runtime.loading import policy_options
 from worlds import InvalidTask, task_texts
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
@@ -377,7 +378,8 @@ def spells_arguments(text: str, arguments: dict) -> bool:
     def spelt(name, value):
         value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         between = r"[\"'`]?\s*[:=]\s*[\"'`]?"
-        return re.search(f"{re.escape(name)}{between}{re.escape(value)}(?!\\w)", text, re.IGNORECASE)
+        pattern = re.escape(name) + between + re.escape(value) + r"(?!\w)"
+        return re.search(pattern, text, re.IGNORECASE)
     return bool(arguments) and all(spelt(name, value) for name, value in arguments.items())
 
 
@@ -624,7 +626,7 @@ def load_policy(o) -> Policy:
     the limit.
     """
     from jinja2 import TemplateError  # what transformers renders chat templates with
-    policy = Policy.load(o.model, rank=o.rank, quant=o.quant or None, device=o.device, seed=o.seed)
+    policy = Policy.load(o.model, **policy_options(o))
     splits = _splits(o.base_tasks, o.validation_tasks)
     try:
         for task in [task for tasks in splits.values() for task in tasks]:
