@@ -10,6 +10,7 @@ texts that would be right, malformed ones, copies of the seed task, held-out tas
 other words, prompts too long, near misses.
 """
 import copy
+import os
 import re
 import types
 from contextlib import contextmanager
@@ -191,11 +192,14 @@ def run_micro(monkeypatch, folder, **options):
     """genenv.train on the micro world -> (Options, the policy with its tape, the world).
 
     grpo_update and rwr_update are the real ones; the tape has what they were given and returned,
-    and both adapters before and after. Figures and report are left out: they have their own tests.
+    and both adapters before and after. Figures, report and checkpoints are left out: they have their own tests.
     """
     world = micro_world()
     monkeypatch.setattr(genenv, "load_world", lambda name: world)
     monkeypatch.setattr(genenv.report, "write", lambda folder: None)
+    monkeypatch.setattr(genenv.checkpoint, "save",
+                        lambda run: (run.train_pool.save(), run.env_pool.save()))
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
     monkeypatch.setattr(genenv.report, "closing_words", lambda folder: "")
     for name in ("grpo_update", "rwr_update"):
         monkeypatch.setattr(genenv, name, _taped_update(name, getattr(genenv, name), world))

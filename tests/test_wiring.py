@@ -8,9 +8,11 @@ and leaves a tape: every call of the sampler and of both updates, with arguments
 count, what they earn, what the simulator learns from, what the metrics are, and where the adapters
 must have moved: one token at a time, in double precision, without a function of the project's.
 """
+import contextlib
 import dataclasses
 import json
 import math
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -557,7 +559,7 @@ class Plain:
             "written": self.n_written, "invalid": dict(self.invalid),
             "truncated": mean(every("truncated")), "replays": len(old),
             "replay_gain": mean([now - p for p, now in old]),
-            "signal": [[p, pytest.approx(mean(v)), len(v)] for p, v in sorted(signal.items())],
+            "replay_signal": [[p, pytest.approx(mean(v)), len(v)] for p, v in sorted(signal.items())],
             "d_train": len(self.tasks), "d_env": len(self.d_env)}
 
     def of_training(self):
@@ -566,7 +568,7 @@ class Plain:
         means = ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens",
                  "mismatch_mean")
         env = ("env_kept", "env_batch_fresh", "env_batch_aged", "env_weight_ratio", "env_kl",
-               "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped",
+               "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped_steps",
                "env_moved")
         return {**{name: mean(of(name)) for name in means},
                 "mismatch_max": max(of("mismatch_max"), default=0.0),
@@ -616,3 +618,236 @@ def plain(run):
 def test_the_loop_does_what_the_options_say(runs, name):
     """A whole run, call by call, number by number."""
     plain(runs(**RUNS[name]))
+
+
+def test_the_runs_meet_what_they_are_there_for(runs):
+    """The checks above are not vacuous: each situation came up."""
+    seen = {name: plain(runs(**RUNS[name])).seen for name in ("base", "coin-p-hat", "shuffled")}
+    for what in ("known", "stale", "new", "aged", "truncated validation", "not the first"):
+        assert seen["base"][what], what
+    assert seen["coin-p-hat"]["blind"] and seen["shuffled"]["blind"]
+    reasons = {reason for r in read_jsonl(runs()[3] / "metrics.jsonl") for reason in r["invalid"]}
+    assert reasons == {"truncated", "malformed", "copy of the seed", "held-out task",
+                       "prompt too long", "duplicate in the batch"}
+    records = read_jsonl(runs()[3] / "metrics.jsonl")
+    assert records[1]["replays"] == 0 < records[4]["replays"]  # replays of an earlier epoch
+
+
+# ---------------------------------------------------------------------------------------------
+# every option is heard: another value gives another run
+
+OTHER = dict(
+    variant="random", seed=8, epochs=3, steps=1, seed_tasks=3, variations=2, G=3, replay=0.8,
+    base_share=0.9, seed_selection="uniform", pool_age=0, temperature=1.3, max_task_tokens=5,
+    max_response_tokens=3, max_prompt_tokens=7, agreement=1, val_samples=2, tuning=False,
+    agent_lr=0.02, agent_reward="plain", clip=0.01, agent_kl=0.0, kl_estimator="k3", scale="std",
+    aggregation="token", inner_epochs=1, mini_batch=2, alpha=0.5, alpha_end=0.4,
+    alpha_schedule="constant", difficulty_reward="tent", beta=1.0, k_min=0.1, lam=1.0,
+    p_hat_unit="seed", filter_scope="task", env_update="linear", control="coin-p-hat",
+    reward_noise=0.3, success_at=0.9, env_lr=0.02, env_updates=2, env_batch=3, env_fresh=1.0,
+    env_age=1, env_kl=0.0, env_kl_cap=1e-6, env_kl_sample=3, grad_checkpoint=True,
+    token_budget=57, max_rows=11)
+
+
+def account(run):
+    """Everything that a run did, without its clock and its folder."""
+    _, policy, _, folder = run
+    calls = []
+    for e in policy.tape:
+        fields = {k: v for k, v in vars(e).items() if k not in ("optimizer", "generator")}
+        if e.call in ("draw_batches", "select_seeds"):
+            fields = {"call": e.call, "result": e.result}
+        calls.append(repr(fields))
+    metrics = [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_s")}
+               for r in read_jsonl(folder / "metrics.jsonl")]
+    return calls, metrics, policy.params["agent"][0].tolist(), policy.params["env"][0].tolist()
+
+
+def test_same_options_give_the_same_account(runs, tmp_path, monkeypatch):
+    """Without this the next test would prove nothing."""
+    again = (*micro.run_micro(monkeypatch, tmp_path / "again", **BASE), tmp_path / "again")
+    assert account(again) == account(runs())
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_every_option_is_heard(runs, name):
+    """An option that nothing reads would leave the run as it was."""
+    assert OTHER[name] != BASE.get(name, getattr(genenv.Options, name))
+    assert account(runs(**{name: OTHER[name]})) != account(runs())
+
+
+def test_reward_noise_turns_its_share_of_the_rewards(runs):
+    """--reward-noise .3 turns about three of ten, of the agent's attempts alone."""
+    o, policy, _, folder = runs(reward_noise=0.3, agent_reward="plain", steps=4, temperature=1.0)
+    clean, turned = Plain(o, policy, folder), []
+    for sampled, update in zip(policy.tape, policy.tape[1:]):
+        if update.call == "grpo_update":
+            rewards = update.args[1].flatten().tolist()
+            scored = [clean.score(r) for r in sampled.rollouts]
+            turned += [abs(r - now) > 1e-6 for (r, _, truncated, _), now in zip(scored, rewards)
+                       if not truncated]
+    assert 0.25 < mean(turned) < 0.35 and len(turned) > 900
+
+
+def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
+    """What an alpha schedule is told, epoch by epoch, and that its alpha is the one used."""
+    told = []
+
+    def alpha_spy(c):
+        told.append(c)
+        return 0.2 + 0.1 * c.epoch
+
+    monkeypatch.setattr(genenv.curriculum, "alpha_spy", alpha_spy, raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        micro.run_micro(patch, tmp_path / "spy", **{**BASE, "alpha_schedule": "spy", "epochs": 6})
+    records = read_jsonl(tmp_path / "spy" / "metrics.jsonl")
+    assert [r["alpha"] for r in records] == pytest.approx([.35, .3, .4, .5, .6, .7, .8])
+    for c, before in zip(told, records):
+        assert (c.epoch, c.epochs, c.alpha, c.alpha_end) == (before["epoch"] + 1, 6, .35, .65)
+        assert (c.success, c.previous) == (before["success_rate"], before["alpha"])
+        rows = [tuple(row) for r in records[max(0, c.epoch - 4):c.epoch] for row in r["replay_signal"]]
+        assert list(c.signal) == rows
+    assert told[-1].signal
+
+
+def test_teacher_tasks_are_the_pool(tmp_path, monkeypatch):
+    """--variant teacher: no simulator; every task comes from the base or the teacher's file."""
+    path = tmp_path / "teacher.jsonl"
+    path.write_text("".join(json.dumps({"text": f"task {n // 10} {n % 10}"}) + "\n"
+                            for n in range(20, 60)))
+    with pytest.MonkeyPatch.context() as patch:
+        _, policy, _ = micro.run_micro(patch, tmp_path / "r", **{
+            **BASE, "variant": "teacher", "teacher_tasks": str(path)})
+    assert {e.adapter for e in policy.tape if e.call != "select_seeds"} == {"agent"}
+    tried = {p for e in policy.tape if e.call == "sample" and e.T and e.G == 4 for p in e.prompts}
+    teacher = {p for p in tried if 20 <= int(p.split()[1] + p.split()[2]) < 60}
+    assert len(teacher) > 20 and tried - teacher <= {
+        f"{micro.make_task(n).text} =" for n in range(micro.N_BASE)}
+    last = read_jsonl(tmp_path / "r" / "metrics.jsonl")[-1]
+    assert last["d_train"] == micro.N_BASE + 40 and last["distinct_tasks"] > 0 == last["written"]
+
+
+def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
+    """An update that moves both adapters is told on: in the record, and in the line that is read."""
+    real = genenv.grpo_update
+
+    def leaky(policy, *args, **kwargs):
+        with torch.no_grad():
+            policy.params["env"][0][0, 0] += 1e-12
+        return real(policy, *args, **kwargs)
+
+    monkeypatch.setattr(genenv, "grpo_update", leaky)
+    with pytest.MonkeyPatch.context() as patch:
+        micro.run_micro(patch, tmp_path / "r", **{**BASE, "epochs": 1})
+    record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]
+    assert record["other_adapter_moved"]
+    assert "ANOTHER ADAPTER MOVED TOO" in genenv.measure.line(record)
+
+
+def test_another_order_of_the_sampled_log_probs_is_seen(tmp_path, monkeypatch):
+    """The mismatch is measured on the log-probs of the very responses: reversed ones show."""
+    real = genenv.grpo_update
+
+    def muddled(*args, sampled, **kwargs):
+        return real(*args, sampled=[[row[::-1] for row in rows] for rows in sampled], **kwargs)
+
+    monkeypatch.setattr(genenv, "grpo_update", muddled)
+    with pytest.MonkeyPatch.context() as patch:
+        micro.run_micro(patch, tmp_path / "r", **{**BASE, "epochs": 1})
+    record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]
+    assert record["mismatch_max"] > 0.5 and record["mismatch_mean"] > 0.05
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_the_gate_stops_where_nothing_can_be_learned(tmp_path, monkeypatch, gate):
+    """An agent that is never right: no group is mixed. --gate stops after epoch 0, --no-gate not."""
+    monkeypatch.setattr(micro, "answered", lambda n, u: "wrong")
+    stops = pytest.raises(UserError) if gate else contextlib.nullcontext()
+    with stops, pytest.MonkeyPatch.context() as patch:
+        micro.run_micro(patch, tmp_path / "r", **{**BASE, "gate": gate, "epochs": 1})
+    assert len(read_jsonl(tmp_path / "r" / "metrics.jsonl")) == (1 if gate else 2)
+
+
+# ---------------------------------------------------------------------------------------------
+# options that do not act in the loop
+
+
+class Loaded(Exception):
+    """Raised in the place of a model that would be loaded."""
+
+
+@pytest.mark.parametrize("name", ["ladder", "tool_calls", "template"])
+def test_options_of_the_policy_reach_it(monkeypatch, name):
+    """--model, --rank, --quant, --dtype, --device, --seed, both adapters, --chat-template-kwargs
+    and --cache-dir, in every world."""
+    import importlib
+    world, found = importlib.import_module(f"worlds.{name}"), {}
+
+    def load(model, **kwargs):
+        found.update(kwargs, model=model)
+        raise Loaded
+
+    monkeypatch.setattr(world.Policy, "load", load)
+    for builder in ("base_model", "train_tiny_model"):
+        monkeypatch.setattr(world, builder, lambda *a, **k: str([*a, *k.values()]), raising=False)
+    o = genenv.Options(model="some-model", rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
+                       agent_adapter="a", env_adapter="b", cache_dir="some-cache",
+                       chat_template_kwargs='{"enable_thinking": false}')
+    with pytest.raises(Loaded):
+        world.load_policy(o)
+    where = found.pop("model")
+    assert "some-model" == where if name == "tool_calls" else "some-cache" in where
+    assert found == dict(rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
+                         adapter_paths={"agent": "a", "env": "b"},
+                         chat_template_kwargs={"enable_thinking": False})
+
+
+def test_world_and_its_options_reach_the_world(tmp_path, monkeypatch):
+    """--world names the module, and an option of its own reaches it through the command line."""
+    world, names = micro.micro_world(), []
+    for module in (genenv, genenv.options):
+        monkeypatch.setattr(module, "load_world", lambda name: names.append(name) or world)
+    for name in ("write", "closing_words"):
+        monkeypatch.setattr(genenv.report, name, lambda folder: "")
+    assert genenv.main(["--world", "micro", "--flavour", "3", "--out", str(tmp_path / "r"),
+                        "--threads", "1", "--epochs", "0", "--no-gate"]) == 0
+    assert set(names) == {"micro"} and world.prepared[0].world_options == {"flavour": 3}
+
+
+def test_threads(monkeypatch):
+    """--threads, else the user's OMP_NUM_THREADS, else all cores."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert genenv.options.threads_of(genenv.Options(threads=2)) == 2
+    assert genenv.options.threads_of(genenv.Options()) == 3
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert genenv.options.threads_of(genenv.Options()) == os.cpu_count()
+
+
+# where each of those is held against what it says; a test that is not there fails below
+ELSEWHERE = {
+    "out": "test_loop.py::test_every_file_is_written",
+    "resume": "test_loop.py::test_two_plus_two_epochs_equal_four",
+    "threads": "test_wiring.py::test_threads",
+    "world": "test_wiring.py::test_world_and_its_options_reach_the_world",
+    "world_options": "test_wiring.py::test_world_and_its_options_reach_the_world",
+    "gate": "test_wiring.py::test_the_gate_stops_where_nothing_can_be_learned",
+    "base_tasks": "test_tool_calls.py::"
+                  "test_splits_are_disjoint_deterministic_and_keep_rewordings_together",
+    "validation_tasks": "test_tool_calls.py::test_a_validation_file_replaces_the_held_out_part",
+    "teacher_tasks": "test_wiring.py::test_teacher_tasks_are_the_pool",
+    **dict.fromkeys(("model", "rank", "quant", "dtype", "device", "agent_adapter", "env_adapter",
+                     "cache_dir", "chat_template_kwargs"),
+                    "test_wiring.py::test_options_of_the_policy_reach_it")}
+
+
+def test_every_option_is_held_against_what_it_says(runs):
+    """Plain reads it in some run, or a test named above has it; and another value is heard."""
+    read = set()
+    for changes in RUNS.values():
+        read |= plain(runs(**changes)).o.read
+    fields = {f.name for f in dataclasses.fields(genenv.Options)}
+    assert fields - read - set(ELSEWHERE) == set()
+    assert fields - set(OTHER) - set(ELSEWHERE) == set()
+    for place in ELSEWHERE.values():
+        file, name = place.split("::")
+        assert re.search(rf"^def {name}\(", (Path(__file__).parent / file).read_text(), re.M), place
