@@ -20,10 +20,11 @@ Shapes everywhere: B prompts (groups), G rollouts, P prompt, R response, V vocab
 N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts still running).
 """
 import hashlib
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, compress
 from pathlib import Path
 
 import torch
@@ -47,20 +48,22 @@ class Rollout:
     prompt: list[int]    # (P,) ids
     response: list[int]  # (R,) ids, the terminal EOS included unless truncated
     logps: list[float]   # (R,) log-probs at the sampling temperature
-    truncated: bool      # ran into max_new_tokens before any EOS
+    truncated: bool      # ran into max_new_tokens before any EOS; of an episode: "" or which limit
+    own: list[bool] | None = None  # (R,) drawn by the policy, not read; None: all of them
 
 
 # ---------------------------------------------------------------------------------------------
 # pure functions: layout of a group, log-softmax, drawing a token
 
 
-def pack(groups, pad_id: int, device=None) -> dict:
+def pack(groups, pad_id: int, device=None, own=None) -> dict:
     """Lay each group out as one row: prompt, then its responses one after another.
 
     groups: list of (prompt ids, list of response ids). The last token of a response predicts
     nothing, so it is a target but not an input. Returns ids and positions (B, L); for the M
     response tokens the index `source` of the hidden state that predicts each (into B*L), its
     `target` id and its place (rows, cols) in the result, whose `shape` is (N, R).
+    own: for each group a list of (R,) bool per response; only tokens marked True are predicted.
     """
     B, L = len(groups), max(len(p) + sum(len(r) - 1 for r in rs) for p, rs in groups)
     ids, positions, source, target, rows, cols, row = [], [], [], [], [], [], 0
@@ -80,7 +83,11 @@ def pack(groups, pad_id: int, device=None) -> dict:
         positions += places + [0] * (L - len(line))
     # lists until here, then one transfer for each shape
     inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
-    outputs = torch.tensor([source, target, rows, cols], device=device)  # (4, M)
+    outputs = [source, target, rows, cols]
+    if own is not None:  # observations are inputs of an episode, but nobody's choice
+        chosen = [mine for flags in own for row in flags for mine in row]
+        outputs = [list(compress(values, chosen)) for values in outputs]
+    outputs = torch.tensor(outputs, device=device)  # (4, M)
     return dict(zip(("ids", "positions", "source", "target", "rows", "cols"), (*inputs, *outputs)),
                 shape=(row, max(cols) + 1))
 
@@ -438,19 +445,37 @@ class Policy:
                                                   **self.chat_template_kwargs)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    def encode_observation(self, text: str) -> list[int]:
+        """What stands between two turns of an episode: text -> ids without special tokens, or with
+        a chat template a user turn and the assistant's next header, as the template writes them.
+        """
+        if not self.tokenizer.chat_template:
+            return self.encode(text)
+        mark = "*turn*"
+        messages = [{"role": role, "content": content} for role, content in
+                    (("user", "-"), ("assistant", mark), ("user", text))]
+        short, long = (self.tokenizer.apply_chat_template(
+            messages[:n], tokenize=False, add_generation_prompt=n == 3,
+            **self.chat_template_kwargs) for n in (2, 3))
+        # the token that ends a turn is the policy's own: an observation begins after it
+        closing = self.encode(short.split(mark)[1])
+        end = max((i + 1 for i, token in enumerate(closing) if token in self.eos_ids), default=0)
+        return self.encode(long.split(mark, 1)[1])[end:]
+
     def decode(self, ids) -> str:
         """ids -> text without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     # ---- log-probabilities of given responses
 
-    def logprobs(self, groups, temperature: float = 1.0, grad_checkpoint: bool = False):
+    def logprobs(self, groups, temperature: float = 1.0, grad_checkpoint: bool = False, own=None):
         """Log-probs of responses under the active adapter, each prompt encoded once.
 
-        groups: list of (prompt ids, list of response ids), N responses in all.
-        Returns logp (N, R) fp32, zero where padded, and mask (N, R) bool. Differentiable.
+        groups: list of (prompt ids, list of response ids), N responses in all; own: which of their
+        tokens count (see pack), all if None. Returns logp (N, R) fp32, zero where nothing counts,
+        and mask (N, R) bool. Differentiable.
         """
-        x = pack(groups, self.eos_ids[0], self.device)
+        x = pack(groups, self.eos_ids[0], self.device, own)
         where = {}  # rows of one response each are plain causal sequences, right-padded
         if any(len(responses) > 1 for _, responses in groups):
             layout = attention_layout(groups, self.device)
@@ -464,9 +489,10 @@ class Policy:
         mask[x["rows"], x["cols"]] = True
         return out, mask
 
-    def logprobs_dense(self, groups, temperature: float = 1.0):
+    def logprobs_dense(self, groups, temperature: float = 1.0, own=None):
         """The same numbers the plain way: one row per response, the prompt repeated in each."""
         rows = [(prompt, [response]) for prompt, responses in groups for response in responses]
+        own = own and [row for flags in own for row in flags]
         x = pack(rows, self.eos_ids[0], self.device)
         ids, P = x["ids"], [len(p) for p, _ in rows]
         logits = self.lm(input_ids=ids, use_cache=False).logits.float() / temperature  # (N, L, V)
@@ -476,7 +502,8 @@ class Policy:
         mask = torch.zeros(len(rows), width, dtype=torch.bool, device=self.device)
         for n, (_, (response,)) in enumerate(rows):
             for t, token in enumerate(response):  # logits at P-1+t score token P+t
-                out[n, t], mask[n, t] = logps[n, P[n] - 1 + t, token], True
+                if own is None or own[n][t]:
+                    out[n, t], mask[n, t] = logps[n, P[n] - 1 + t, token], True
         return out, mask
 
     def _hidden(self, ids, grad_checkpoint, **where):
@@ -496,11 +523,15 @@ class Policy:
 
     @torch.no_grad()
     def sample(self, adapter, prompts, G=1, max_new_tokens=64, temperature=1.0, generator=None,
-               max_rows=256) -> list[Rollout]:
+               max_rows=256, respond=None, max_turns=1, max_turn_tokens=64) -> list[Rollout]:
         """G responses to each prompt, in prompt order: rollout i belongs to prompts[i // G].
 
         prompts: list of id lists. adapter: a name, or None for the base. temperature 0 is greedy.
         max_rows bounds the rollouts that run at once.
+        With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
+        rollout i is an episode: observations are read where they come in, the turns are drawn.
+        It is truncated after max_turns that were not the last, a turn of max_turn_tokens without
+        EOS, or max_new_tokens in all, observations included.
         Raises ValueError on an empty prompt.
         """
         if any(len(p) == 0 for p in prompts):
@@ -511,17 +542,22 @@ class Policy:
         with self.use(adapter), self._cast_once(adapter):
             for start in range(0, len(by_length), width):
                 members = by_length[start:start + width]
+
+                def answer(n, ids, members=members):  # rollout n of these rows is the caller's ...
+                    return respond(members[n // G] * G + n % G, ids)
+
                 rows = self._sample_rows([prompts[i] for i in members], G, max_new_tokens,
-                                         temperature, generator)
+                                         temperature, generator, answer if respond else None,
+                                         max_turns, max_turn_tokens)
                 for b, i in enumerate(members):
                     for g in range(G):
                         out[i * G + g] = Rollout(i, list(prompts[i]), *rows[b * G + g])
         return out
 
-    def _sample_rows(self, prompts, G, T, temperature, generator):
+    def _sample_rows(self, prompts, G, T, temperature, generator, respond, *limits):
         """One wide batch: prefill, then decode until every rollout has ended.
 
-        prompts: B id lists -> B*G tuples (response ids, log-probs, truncated).
+        prompts: B id lists -> B*G tuples (response ids, log-probs, truncated, own).
         """
         cache, owner, hidden = self._prefill(prompts)  # owner (B, K), hidden (B, D)
         B, dev, head = len(prompts), self.device, self.lm.get_output_embeddings()
@@ -531,16 +567,28 @@ class Policy:
         logps = torch.zeros(B, G, T, device=dev)                       # (B, G, T)
         count = torch.zeros(B, G, dtype=torch.long, device=dev)        # (B, G) response lengths
         done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
+        begin = torch.zeros_like(count)                                # (B, G) where a turn begins
+        own = torch.ones_like(tokens, dtype=torch.bool)                # (B, G, T) drawn, not read
+        turns, why = Counter(), {}                                     # of each rollout
         live = torch.arange(B, device=dev)                             # (b,) groups still decoded
         rollout = torch.arange(G, device=dev).expand(B, G)             # (b, S) the one in each slot
         hidden = hidden[:, None].expand(B, G, -1)                      # (b, S, D)
-        every = 1 if dev.type == "cpu" else 16  # asking a GPU how many still run makes it wait
+        # asking a GPU how many still run makes it wait: only episodes have to
+        every = 1 if dev.type == "cpu" or respond else 16
         for t in range(T):
             ids, logp = draw(head(hidden), temperature, generator)     # (b, S)
             at = (live[:, None], rollout)
+            if respond:  # an observation lies ready in the row: until its end tokens are read
+                own[(*at, t)] = drawn = t >= begin[at]
+                ids = torch.where(drawn, ids, tokens[(*at, t)])
+                logp = logp.masked_fill(~drawn, 0)
             tokens[(*at, t)], logps[(*at, t)] = ids, logp
             count[at] += ~done[at]  # a finished rollout may keep its slot a while: it adds nothing
-            done[at] |= torch.isin(ids, eos)
+            if respond:
+                ended = torch.isin(tokens[..., t], eos) & own[..., t] & ~done
+                _end_turns(t, ended, tokens, begin, done, turns, why, respond, *limits)
+            else:
+                done[at] |= torch.isin(ids, eos)
             if t == T - 1:
                 break
             if (t + 1) % every == 0:
@@ -555,9 +603,13 @@ class Policy:
                 input_ids=tokens[live[:, None], rollout, t], past_key_values=cache, use_cache=True,
                 position_ids=(lengths[live, None] + t).expand_as(rollout),
                 attention_mask=group_mask(rollout, owner, causal=False)).last_hidden_state
-        tokens, logps = tokens.flatten(0, 1).tolist(), logps.flatten(0, 1).tolist()
-        return [(tokens[n][:c], logps[n][:c], not d) for n, (c, d) in
-                enumerate(zip(count.flatten().tolist(), done.flatten().tolist()))]
+        if respond:
+            cut = [why.get(n, "too many tokens") for n in range(B * G)]
+        else:
+            cut = (~done).flatten().tolist()
+        tokens, logps, own = (x.flatten(0, 1).tolist() for x in (tokens, logps, own))
+        return [(tokens[n][:c], logps[n][:c], cut[n], own[n][:c] if respond else None)
+                for n, c in enumerate(count.flatten().tolist())]
 
     def _prefill(self, prompts):
         """Encode each prompt once. Returns the cache, owner (B, P) and the last hidden (B, D).
@@ -630,6 +682,29 @@ def _grown(x, room):
     buffer = x.new_empty(x.shape[0], x.shape[1], room, x.shape[3])
     buffer[:, :, :x.shape[2]] = x
     return buffer
+
+
+def _end_turns(t, ended, tokens, begin, done, turns, why, respond, max_turns, max_turn_tokens):
+    """Episodes whose turn ended with token t: lay the world's answer into their rows, or end them.
+
+    ended, begin, done (B, G), tokens (B, G, T); turns {rollout: how many so far}; why {rollout: the
+    limit it ran into, or ""}. All but t and ended are brought up to date.
+    """
+    G, T = tokens.shape[1:]
+    for b, g in ended.nonzero().tolist():
+        n = b * G + g
+        turns[n] += 1
+        ids = respond(n, tokens[b, g, begin[b, g]:t + 1].tolist())
+        if ids is not None and turns[n] < max_turns and t + 1 + len(ids) < T:
+            begin[b, g] = t + 1 + len(ids)
+            tokens[b, g, t + 1:begin[b, g]] = torch.tensor(ids)
+        else:
+            done[b, g] = True
+            limit = "too many turns" if turns[n] >= max_turns else "too many tokens"
+            why[n] = "" if ids is None else limit
+    # what was drawn since the turn began, and has no end
+    for b, g in (~done & ~ended & (t + 1 - begin >= max_turn_tokens)).nonzero().tolist():
+        done[b, g], why[b * G + g] = True, "turn too long"
 
 
 def _compact(done, rollout):

@@ -39,7 +39,8 @@ except ImportError:  # not a POSIX system
 
 from curriculum import uses_length
 from runtime import health
-from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl, set_torn_line_aside
+from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl
+from runtime.jsonl import set_torn_line_aside
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 KEEP = 2  # checkpoints kept: the last, and the one before in case the last gets damaged

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import curriculum
 from policy import distance
 from runtime import health, memory
+from worlds import attempt_score, play
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
@@ -25,10 +26,8 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
     rows = memory.rollout_rows(o, G, max(map(len, prompts)))
     with memory.peak_memory(run.peaks, "validation", run.policy.device):
-        rollouts = run.policy.sample("agent", prompts, G, o.max_response_tokens, temperature,
-                                     generator, max_rows=rows)
-    rewards = [0.0 if r.truncated else world.score(tasks[r.group], run.policy.decode(r.response))[0]
-               for r in rollouts]
+        rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator, rows)
+    rewards = [attempt_score(world, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
     return [curriculum.success_rate(rewards[b * G:(b + 1) * G], o.success_at)
             for b in range(len(tasks))]
 

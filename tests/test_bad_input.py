@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from bench import __main__ as bench
+from runtime.options import CHOICES, NAMED
 from runtime import checkpoint
 import eval.__main__
 import eval.make_base
@@ -107,7 +108,7 @@ def wrong_values():
             "--threads": ["99999999"], "--resume": ["yes"], "--temperature": ["0"],
             "--agent-lr": ["0"], "--rank": ["0"], "--steps": ["0"]}.items():
         yield from ((flag, v) for v in values)
-    yield from (("--" + name.replace("_", "-"), "moon") for name in genenv.CHOICES)
+    yield from (("--" + name.replace("_", "-"), "moon") for name in (*CHOICES, *NAMED))
 
 
 VALUES = list(wrong_values())

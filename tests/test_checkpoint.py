@@ -21,6 +21,8 @@ import torch
 from runtime import checkpoint, memory
 import data_pool
 import genenv
+from runtime import report
+from runtime.run import EpochState
 from data_pool import read_jsonl
 from worlds import ladder
 
@@ -36,7 +38,7 @@ def cache(tmp_path_factory):
     patch.setattr(ladder, "PRETRAIN", dict(steps=30, batch=16, lr=6e-3))
     patch.setattr(ladder, "score", lambda task, text: (
         float(int(task.id[:2], 16) < 64 * sum(map(text.count, "13579"))), True))
-    patch.setattr(genenv.report, "write", lambda folder: None)
+    patch.setattr(report, "write", lambda folder: None)
     yield tmp_path_factory.mktemp("cache")
     patch.undo()
 
@@ -219,7 +221,7 @@ def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monke
     left = names(out) if (out / "checkpoints").exists() else []
     assert not any(n.startswith("tmp-") for n in left), left
     for folder in left:  # whatever is there can be read
-        checkpoint._read_epoch(out / "checkpoints" / folder / "epoch.json", genenv.EpochState)
+        checkpoint._read_epoch(out / "checkpoints" / folder / "epoch.json", EpochState)
         torch.load(out / "checkpoints" / folder / "state.pt", weights_only=True)
     assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
     equal(quiet, out)
@@ -449,7 +451,7 @@ def test_a_moved_run_draws_from_a_stream_of_its_own():
     for seed, t, step in ((0, 3, 0), (0, 3, 1), (0, 4, 0), (1, 3, 0), (0, 3, 0)):
         r = SimpleNamespace(sampler=torch.Generator(), o=SimpleNamespace(seed=seed))
         state = {"device": "cuda", "generators": [None, torch.zeros(16, dtype=torch.uint8)]}
-        assert checkpoint._restore_sampler(r, state, genenv.EpochState(epoch=t, step=step))
+        assert checkpoint._restore_sampler(r, state, EpochState(epoch=t, step=step))
         streams.add(r.sampler.initial_seed())
     assert len(streams) == 4
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from data_pool import (EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl, distinct,
-                       priority, read_jsonl, set_torn_line_aside, task_id)
+                       priority, read_jsonl, task_id)
+from runtime.jsonl import set_torn_line_aside
 
 
 def base(n=5):

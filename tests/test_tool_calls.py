@@ -21,6 +21,7 @@ import genenv
 from data_pool import Task, Trace, TrainPool, UserError
 from policy import Policy, Rollout
 from runtime.presets import PRESETS
+from runtime.run import EpochState
 from worlds import (InvalidTask, check_task, held_out_keys, load_world, refuse_special_tokens,
                     task_keys)
 from worlds import tool_calls as world
@@ -599,7 +600,7 @@ def test_a_scripted_simulator_is_counted_right(tmp_path):
              json.dumps({"task": held.text, **held.spec})]
     o = dataclasses.replace(genenv.Options(), world="tool_calls")
     run = SimpleNamespace(o=o, world=world, policy=Script(texts), sampler=None, success=0.5,
-                          state=genenv.EpochState(epoch=1), peaks={},
+                          state=EpochState(epoch=1), peaks={},
                           held_out=held_out_keys(world, options()),
                           train_pool=TrainPool(tmp_path / "train.jsonl", [SEED]))
     written = genenv.write_tasks(run, [SEED], len(texts), 0.5)

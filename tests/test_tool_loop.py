@@ -19,6 +19,7 @@ import torch
 
 from runtime import export
 import genenv
+from runtime import report
 from runtime import memory
 from data_pool import read_jsonl
 from policy import Policy, Rollout
@@ -86,7 +87,7 @@ def tasks(tmp_path_factory):
 @pytest.fixture
 def no_figures(monkeypatch):
     """They are the slow part of a small run, and drawn in two of them."""
-    monkeypatch.setattr(genenv.report, "write", lambda folder: None)
+    monkeypatch.setattr(report, "write", lambda folder: None)
 
 
 def command(model, tasks, out, *more):

@@ -40,7 +40,10 @@ What it may have:
     gold(task)             a response that earns 1
     OPTIONS                {name: (default, help text, choices or None)}: options of its own, on
                            the command line as --name; read one with world_option(world, o, name)
-    start, respond         for episodes of several turns (worlds that have them say how)
+    start(task), respond(task, state, text)  for episodes: a fresh state, and the answer to a turn
+                           of the agent's, None when the episode is over; respond may change state.
+                           score then gets the list of the agent's turns, and OPTIONS has max_turns
+                           and max_episode_tokens (in all; --max-response-tokens is for a turn)
 
 Not a world's business: whether a generated task is a copy of its seed, a held-out task, a duplicate
 in its batch, or has control tokens in it. `check_task` says so for all of them.
@@ -90,6 +93,50 @@ def load_world(name: str):
         raise UserError(f"worlds/{name}.py is no world, it has no {', '.join(missing)}: choose "
                         f"from {', '.join(world_names())}, or see worlds/__init__.py")
     return world
+
+
+def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows):
+    """G attempts at every task -> (rollouts, texts), in the order of the tasks.
+
+    A text is the response, or of an episode the list of turns and observations in turn.
+    """
+    prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
+    if not hasattr(world, "respond"):
+        rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
+                                 max_rows=max_rows)
+        return rollouts, [policy.decode(r.response) for r in rollouts]
+    states = [world.start(task) for task in tasks for _ in range(G)]
+    said = [[] for _ in states]
+
+    def respond(i, ids):
+        said[i].append(policy.decode(ids))
+        observation = world.respond(tasks[i // G], states[i], said[i][-1])
+        if observation is None:
+            return None
+        said[i].append(observation)
+        return policy.encode_observation(observation)
+
+    rollouts = policy.sample(
+        adapter, prompts, G, world_option(world, o, "max_episode_tokens"), temperature, generator,
+        max_rows=max_rows, respond=respond, max_turns=world_option(world, o, "max_turns"),
+        max_turn_tokens=o.max_response_tokens)
+    return rollouts, said
+
+
+def attempt_score(world, task, rollout, text) -> tuple[float, bool]:
+    """Eq. 1 and well-formedness of one attempt of `play`. What ran into a limit earns nothing."""
+    reward, valid = world.score(task, text if isinstance(text, str) else text[::2])
+    if rollout.truncated:  # an episode out of turns was well-formed, if its turns were
+        return 0.0, valid and rollout.truncated == "too many turns"
+    return reward, valid
+
+
+def transcript(rollout, text) -> str:
+    """An attempt as a person reads it: the response, or `> turn` and observation line by line."""
+    if isinstance(text, str):
+        return text
+    lines = [line if i % 2 else f"> {line}" for i, line in enumerate(text)]
+    return "\n".join(lines + ([f"({rollout.truncated})"] if rollout.truncated else []))
 
 
 def world_option(world, o, name: str):
