@@ -5,8 +5,9 @@ What of the paper this is: nothing. How it is run: loading.load_model and memory
 
 Adapters, their gradients and AdamW's moments are fp32 either way; so are logits and log-probs. What
 bf16 moves: the sampler decodes a token at a time and the scorer reads whole groups, so the same
-log-prob is rounded in two ways. On a 135M Llama that is 0.02 nats on average and below 0.5 nats for
-any one token (tests/test_real_model.py holds it to that); in fp32 it is below 1e-4.
+log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a 135M Llama with random
+adapters, whose text is far from certain, that came to 0.04 nats on average and 0.3 for the worst of
+288 tokens; TOLERANCE is what tests/test_real_model.py holds every release to.
 """
 import time
 from functools import lru_cache
@@ -16,6 +17,8 @@ import torch
 from data_pool import UserError
 
 NAMES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# mean and largest |sampler - scorer| of a log-prob, nats, on text that the model wrote at T = 1
+TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
 REAL = 256  # hidden size from which a model counts as a real one: smaller products gain nothing
 
 
