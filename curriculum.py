@@ -4,16 +4,18 @@ What of the paper this is: success rate (Eq. 2), environment reward R_env (Eq. 3
 of Section 3, and the choice of seed tasks for the simulator. Everything is a plain function.
 
 How it is run: genenv.py calls it; the names of the functions below are the values of the options
---alpha-schedule, --difficulty-reward and --seed-selection.
+--alpha-schedule, --difficulty-reward, --seed-selection and --agent-reward.
 
-To add a schedule, write one function beside the others whose name starts with `alpha_`:
+To add a schedule, write one function anywhere in this file whose name starts with `alpha_`:
 
     def alpha_warmup(c):
         # easy tasks first, alpha from then on
         return 0.8 if c.epoch <= 3 else c.alpha
 
 and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a function of
-(p_hat, alpha, beta) whose name starts with `reward_`, a seed selection one starting with `seeds_`.
+(p_hat, alpha, beta) whose name starts with `reward_`, a seed selection one starting with `seeds_`,
+an agent reward one of (score, valid, truncated, tokens) starting with `agent_reward_`. No list
+names them: what a run must know of a schedule is an attribute of it, see `steers` below.
 
 Where it differs on purpose: the paper keeps alpha at 0.5; here it may follow a schedule. The unit
 of p_hat is open in the paper: one task instance with G rollouts by default (--p-hat-unit).
@@ -38,6 +40,22 @@ def success_rate(rewards, threshold: float = 0.5) -> float:
     if len(rewards) == 0:
         raise ValueError("the success rate of no attempts is undefined")
     return sum(r >= threshold for r in rewards) / len(rewards)  # Eq. 2: p_hat = k / n
+
+
+# ---------------------------------------------------------------------------------------------
+# agent rewards: functions of (score, valid, truncated, tokens) -> the reward r that GRPO trains on
+# score: the world's Eq. 1, in [0, 1]; valid: the response has the form that the world asks for;
+# truncated: it ran into the length limit; tokens: its length
+
+
+def agent_reward_plain(score, valid, truncated, tokens):
+    """Eq. 1 as the world gives it; a response that never ended earns nothing."""
+    return 0.0 if truncated else score
+
+
+def agent_reward_length(score, valid, truncated, tokens):
+    """Eq. 1 less up to a tenth for length, half of that at 100 tokens: a success stays one."""
+    return agent_reward_plain(score, valid, truncated, tokens) * (1 - 0.1 * tokens / (tokens + 100))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -85,6 +103,7 @@ class Context:
     alpha: float      # --alpha, the value to start from
     alpha_end: float  # --alpha-end, the value to arrive at
     previous: float   # alpha of the epoch before; --alpha in the first
+    signal: tuple = ()  # of the last epochs: rows (p_hat of tasks, their mean signal, n) as below
 
     @property
     def progress(self) -> float:
@@ -95,6 +114,9 @@ class Context:
 def alpha_constant(c):
     """The paper's: alpha throughout."""
     return c.alpha
+
+
+alpha_constant.uses_length = False
 
 
 def alpha_linear(c):
@@ -117,6 +139,9 @@ def alpha_adaptive(c):
     return min(0.95, max(0.05, c.alpha + (c.alpha - c.success)))
 
 
+alpha_adaptive.steers, alpha_adaptive.uses_length = True, False
+
+
 def alpha_integral(c):
     """On from the present alpha by a part of the last miss: rests only where success is alpha."""
     # starts low: p_hat is measured before the agent's update, and tasks get easier by it
@@ -124,12 +149,55 @@ def alpha_integral(c):
     return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))
 
 
-STEERING = ("adaptive", "integral")  # their alpha is a means, the target stays --alpha
+alpha_integral.steers, alpha_integral.uses_length = True, False
+
+
+def alpha_learned(c):
+    """A part of the way to the p_hat whose tasks gave most signal when they were tried again."""
+    if len({p for p, _, _ in c.signal}) < 3 or sum(n for _, _, n in c.signal) < 30:
+        return c.previous  # a parabola through less would be noise
+    p, signal, n = torch.tensor(c.signal, dtype=torch.float64).T
+    parabola = torch.stack([torch.ones_like(p), p, p * p], 1) * n.sqrt()[:, None]
+    _, slope, bend = torch.linalg.lstsq(parabola, signal * n.sqrt()).solution.tolist()
+    peak = min(0.95, max(0.05, -slope / (2 * bend))) if bend < 0 else c.previous
+    return c.previous + 0.3 * (peak - c.previous)
+
+
+alpha_learned.uses_length = False
+
+
+def signal_by_p_hat(replays) -> list:
+    """Rows [p_hat before, mean p (1 - p) now, n] of tasks tried again in a later epoch.
+
+    replays: (p_hat before, epochs ago, p_hat now). p (1 - p) is the signal of Eq. 5, measured when
+    GRPO trains on the task: after the updates that lie between, which is what alpha has to foresee.
+    """
+    found = {}
+    for before, age, now in replays:
+        if age >= 1:
+            found.setdefault(before, []).append(now * (1 - now))  # Eq. 5
+    return [[p, sum(values) / len(values), len(values)] for p, values in sorted(found.items())]
+
+
+# What the loop and the reports must know of a schedule stands beside it as an attribute, written
+# only where it differs from what is safe to assume of a schedule that says nothing.
+
+
+def steers(schedule: str) -> bool:
+    """Whether a schedule's alpha is a means only, and the target stays --alpha. Attribute `steers`,
+    False if not written."""
+    return getattr(named("alpha_").get(schedule), "steers", False)
+
+
+def uses_length(schedule: str) -> bool:
+    """Whether a schedule looks at the number of epochs, so that a run cannot be prolonged to the
+    bit. Attribute `uses_length`, True if not written."""
+    return getattr(named("alpha_").get(schedule), "uses_length", True)
 
 
 def target_of(schedule, alpha, alpha_option):
     """The success rate aimed at in an epoch whose schedule gave `alpha`."""
-    return alpha_option if schedule in STEERING else alpha
+    return alpha_option if steers(schedule) else alpha
 
 
 # ---------------------------------------------------------------------------------------------
@@ -163,20 +231,28 @@ def select_seeds(base, recent, n, base_share, weigh, alpha, generator):
 
 
 # ---------------------------------------------------------------------------------------------
-# the names on the command line: every function above with the prefix
+# the names on the command line: every function of this file with the prefix
 
 
-def _named(prefix):  # runs right here: a function written further down is not seen
-    return {k[len(prefix):]: f for k, f in list(globals().items()) if k.startswith(prefix)}
+def named(prefix: str) -> dict:
+    """{name: function} for the prefix alpha_, reward_, seeds_ or agent_reward_. It looks when it is
+    asked, so a function may stand anywhere in this file."""
+    return {k[len(prefix):]: f for k, f in globals().items() if k.startswith(prefix)}
 
 
-ALPHA_SCHEDULES, DIFFICULTY_REWARDS, SEED_SELECTIONS = map(_named, ("alpha_", "reward_", "seeds_"))
-
-
-def alpha_now(schedule: str, context: Context) -> float:
+def next_alpha(schedule: str, context: Context) -> float:
     """alpha of this epoch. Raises UserError if a schedule leaves (0, 1)."""
-    alpha = ALPHA_SCHEDULES[schedule](context)
+    alpha = named("alpha_")[schedule](context)
     if not 0 < alpha < 1:
         raise UserError(f"alpha schedule {schedule} gave {alpha:g} in epoch {context.epoch}: "
                         "alpha must lie strictly between 0 and 1")
     return alpha
+
+
+def agent_reward(name: str, score: float, valid: bool, truncated: bool, tokens: int) -> float:
+    """The reward r of one attempt. Raises UserError if an agent reward leaves [0, 1]."""
+    r = named("agent_reward_")[name](score, valid, truncated, tokens)
+    if not 0 <= r <= 1:
+        raise UserError(f"agent reward {name} gave {r:g} for a score of {score:g}: it must lie "
+                        "between 0 and 1")
+    return r

@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ class Task:
     text: str             # the task in a form a person can read
     spec: dict            # evaluation spec: whatever the world's checker needs, JSON only
     origin: str = "base"  # base | env | static | teacher
-    seed: str = ""        # id of the task it is a variation of
+    seed_task: str = ""   # id of the task it is a variation of
     epoch: int = 0        # epoch that wrote it
     id: str = ""          # hash of the spec: equal specs are the same task
 
@@ -61,10 +61,18 @@ class EnvRecord:
     response: list[int]  # generated ids, EOS included
     text: str            # the generation, decoded
     task: str            # id of the task it describes
-    seed: str            # id of the seed task
+    keys: list[str]      # records that share one describe the same task (worlds.task_keys)
+    seed_task: str       # id of the task that it varies
+    group: int           # records of one group vary the same seed task in the same step
     p_hat: float         # success rate of the agent on it (Eq. 2)
-    epoch: int           # epoch in which p_hat was measured
-    r_env: float = field(default=0.0)  # Eq. 3 at the alpha of the update that uses the record
+    p_hat_seed: float    # ... on all variations of its seed task, in the same step
+    p_hat_batch: float   # ... on all that was written in the same step
+    epoch: int           # epoch in which these were measured
+    r_env: float = 0.0   # Eq. 3 at the alpha of the update that last used the record
+
+    def rate(self, unit: str) -> float:
+        """Eq. 2 over one unit of attempts: "task", "seed" or "batch"."""
+        return {"task": self.p_hat, "seed": self.p_hat_seed, "batch": self.p_hat_batch}[unit]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -213,13 +221,9 @@ class EnvPool:
         self.records += records
         self.pending += records
 
-    def aged(self, epoch: int, max_age: int, half_life: float = 2.0):
-        """(record, priority) of earlier epochs: at most max_age old, halved every half_life.
-
-        A p_hat measured long ago says little about the agent of today.
-        """
-        return [(r, 0.5 ** ((epoch - r.epoch) / half_life)) for r in self.records
-                if 0 < epoch - r.epoch <= max_age]
+    def aged(self, epoch: int, max_age: int) -> list[EnvRecord]:
+        """The records of earlier epochs, at most max_age epochs old."""
+        return [r for r in self.records if 0 < epoch - r.epoch <= max_age]
 
     def save(self) -> int:
         """Append what is new to the file; returns its size in bytes."""
@@ -228,11 +232,28 @@ class EnvPool:
         return size
 
 
+def distinct(records) -> list[EnvRecord]:
+    """Each task once, its newest record: one that was written often must not weigh often."""
+    kept, seen = [], set()
+    for r in reversed(records):
+        if seen.isdisjoint(r.keys):
+            kept.append(r)
+        seen.update(r.keys)
+    return kept[::-1]
+
+
+def priority(record: EnvRecord, epoch: int, half_life: float = 2.0) -> float:
+    """How much an aged record still counts, halved every half_life epochs: a p_hat measured long
+    ago says little about the agent of today."""
+    return 0.5 ** ((epoch - record.epoch) / half_life)
+
+
 def _checked(r: EnvRecord) -> EnvRecord:
     """The record, if its numbers are numbers; a wrong one would only be noticed epochs later."""
-    ids = [*r.prompt, *r.response, r.epoch]
-    if not (all(type(i) is int for i in ids) and r.response and 0 <= float(r.p_hat) <= 1):
-        raise ValueError("prompt, response, epoch or p_hat has a wrong value")
+    whole, rates = [*r.prompt, *r.response, r.group, r.epoch], [r.p_hat, r.p_hat_seed, r.p_hat_batch]
+    if not (all(type(i) is int for i in whole) and r.response and isinstance(r.keys, list)
+            and all(0 <= float(p) <= 1 for p in rates)):
+        raise ValueError("prompt, response, group, epoch or a success rate has a wrong value")
     return r
 
 

@@ -10,28 +10,24 @@ What of the paper this is: Algorithm 1. `epoch` below reads like it: generate an
 both policies, aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env
 and filter in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1).
 
-Where it differs on purpose: an epoch is several small steps, so that new tasks become seeds at once
-and GRPO stays on-policy, for which tasks of D_train are rolled out afresh as well; the simulator is
-updated once per epoch, as in the paper. README.md lists what the paper leaves open.
+Where it differs on purpose: an epoch is several small steps, so that new tasks become seed tasks at
+once and GRPO stays on-policy, for which tasks of D_train are rolled out afresh as well; the
+simulator is updated once per epoch, as in the paper. README.md lists what the paper leaves open.
 
 A run folder holds config.json, metrics.jsonl (a record per epoch), samples.jsonl (tasks and traces
 to read), train.jsonl (D_train), env.jsonl (D_env), adapters/{agent,env} in PEFT format, figures/,
 report.html and checkpoints/.
 """
-import argparse
 import dataclasses
-import inspect
 import json
-import math
 import os
-import re
 import sys
 import time
 import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
@@ -39,201 +35,137 @@ warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about
 import torch
 from tqdm import tqdm
 
-from runtime import checkpoint
 import curriculum
-from runtime import export, measure, memory, report
-from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl
+from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl, \
+    distinct, priority
 from grpo import grpo_update
-from runtime.presets import PRESETS
-from rwr import draw_batches, rwr_update
-from worlds import InvalidTask, load_world, read_teacher
+from policy import Policy
+from runtime import checkpoint, export, measure, memory, options, report
+from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
+    rwr_weights, weight_ratio
+from worlds import InvalidTask, check_task, held_out_keys, load_world, read_teacher, \
+    refuse_special_tokens, task_keys
 
-MUTE = 3  # epochs without a single valid task after which a run gives up
-CHOICES = {"variant": ("genenv", "random", "static", "teacher"), "kl_estimator": ("k1", "k2", "k3"),
-           "scale": ("std", "none"), "aggregation": ("token", "sequence"),
-           "p_hat_unit": ("task", "seed"), "quant": ("", "nf4"),
-           "alpha_schedule": tuple(curriculum.ALPHA_SCHEDULES),
-           "difficulty_reward": tuple(curriculum.DIFFICULTY_REWARDS),
-           "seed_selection": tuple(curriculum.SEED_SELECTIONS)}
-
-
-@dataclass(frozen=True)
-class Options:
-    """Every option of a run; the comment beside each is its --help text."""
-    # the run
-    out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
-    resume: bool = False              # go on with the run in --out from its last checkpoint
-    variant: str = "genenv"           # genenv; random: untrained simulator; static, teacher: fixed tasks
-    world: str = "ladder"             # domain, a module of worlds/
-    seed: int = 0                     # seeds adapters, sampling and every choice of the loop
-    threads: int = 0                  # torch threads; 0 = all cores
-    cache_dir: str = "runs/cache"     # where the embedded world keeps its base model
-    # models
-    model: str = ""                   # local folder or hub name of a chat model
-    base_tasks: str = ""              # JSONL of base tasks (not for the ladder world)
-    validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
-    teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
-    quant: str = ""                   # nf4 = 4-bit base model
-    device: str = "auto"              # auto, cpu or cuda
-    rank: int = 16                    # LoRA rank of both adapters
-    # the loop
-    epochs: int = 24                  # T of Algorithm 1
-    steps: int = 6                    # agent updates per epoch
-    seeds: int = 16                   # seed tasks per step that the simulator varies
-    variations: int = 4               # tasks written per seed (paper: 4)
-    G: int = 8                        # rollouts per task
-    replay: float = 0.125             # tasks replayed from D_train, per task asked for (at least)
-    base_share: float = 0.75          # share of seeds (and of replayed tasks) from the base set
-    seed_selection: str = "uniform"   # recent tasks as seeds; curated prefers p_hat near alpha
-    pool_age: int = 2                 # epochs for which a measured success rate counts as recent
-    temperature: float = 1.0          # of sampling and of every log-prob
-    max_task_tokens: int = 24         # length limit of a generated task
-    max_response_tokens: int = 24     # length limit of an agent response
-    max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
-    agreement: int = 0                # k > 0: keep a task only if the simulator solves it in k tries
-    val_samples: int = 8              # attempts per validation task
-    tuning: bool = False              # also report the split by which settings may be chosen
-    # agent (GRPO)
-    agent_lr: float = 2e-3            # AdamW on the agent's LoRA weights
-    clip: float = 0.2                 # epsilon of the clipped surrogate
-    agent_kl: float = 0.001           # KL coefficient to the initial policy
-    kl_estimator: str = "k3"          # estimator of both KL terms, see grpo.token_kl
-    scale: str = "std"                # std: advantages divided by the group's standard deviation
-    aggregation: str = "token"        # loss as a mean over tokens or over sequences
-    inner_epochs: int = 1             # passes over each rollout batch
-    mini_batch: int = 0               # groups per optimiser step; 0 = the whole batch
-    # environment (RWR)
-    alpha: float = 0.5                # target success rate
-    alpha_end: float = 0.5            # where the linear, cosine and step schedules arrive
-    alpha_schedule: str = "constant"  # a function alpha_NAME of curriculum.py
-    difficulty_reward: str = "bell"   # a function reward_NAME of curriculum.py; bell is Eq. 3
-    beta: float = 2.0                 # sharpness of R_env
-    k_min: float = 0.26               # band |p_hat - alpha| <= k_min to learn from (paper 0.1)
-    lam: float = 1.0                  # weights ~ exp(lam * R_env)
-    p_hat_unit: str = "task"          # success rate of one task, or of all variations of a seed
-    reward_noise: float = 0.0         # probability that a reward r becomes 1 - r (a study)
-    success_at: float = 0.5           # reward from which an attempt counts as a success
-    env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
-    env_updates: int = 16             # optimiser steps per epoch
-    env_batch: int = 32               # generations per optimiser step
-    env_fresh: float = 0.75           # share of fresh generations in a mini-batch, rest D_env
-    env_age: int = 4                  # epochs after which a generation of D_env is no longer used
-    env_kl: float = 0.02              # KL coefficient to the initial simulator
-    env_kl_cap: float = 0.5           # largest KL of one update, nats per token
-    env_probe: int = 96               # fresh generations on which both KLs are measured
-    # memory
-    grad_checkpoint: bool = False     # recompute activations in the backward pass
-    token_budget: int = 16384         # padded tokens per micro-batch of a training pass
-    max_rows: int = 512               # rollouts decoded at once
-
-
-@dataclass
-class Part:
-    """What of an epoch has been done so far: what a checkpoint in mid-epoch must hold."""
-    t: int = 0
-    step: int = 0
-    seconds: float = 0.0
-    written: int = 0
-    invalid: Counter = field(default_factory=Counter)
-    tries: list = field(default_factory=list)    # (Task, p_hat, [Trace])
-    replays: list = field(default_factory=list)  # (p_hat before, epochs ago, p_hat now)
-    agent: list = field(default_factory=list)    # statistics of each grpo_update
-    fresh: list = field(default_factory=list)    # EnvRecords of this epoch
-    probe: list = field(default_factory=list)    # [prompt, response] of all generations
-    rollout_tokens: int = 0
-    rollout_seconds: float = 0.0
+SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
 
 
 # ---------------------------------------------------------------------------------------------
-# the algorithm
+# Algorithm 1
 
 
-def train(o: Options) -> Path:
+def train(o: "Options") -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError on what a user can mend."""
     run = prepare_run(o)
-    with checkpoint.stop_signals(run):
-        if run.part.t == 0:
-            dry_epoch(run)
-            end_epoch(run, {}, o.alpha)  # the state before training
-        for t in range(run.part.t, o.epochs + 1):
-            epoch(run, t)
-    finish(run)
+    with run.lock, checkpoint.stop_signals(run):  # no other program writes into this folder
+        if run.state.epoch == 0:
+            measure_untrained(run)
+        for _ in range(run.state.epoch, o.epochs + 1):
+            epoch(run)
+        finish(run)
     return run.folder
 
 
-def epoch(run, t: int):
-    """One epoch of Algorithm 1."""
-    o, part, started = run.o, run.part, time.time()
-    alpha = curriculum.alpha_now(o.alpha_schedule, curriculum.Context(
-        t, o.epochs, run.success, o.alpha, o.alpha_end, run.history[-1]["alpha"]))
-    bar = tqdm(range(part.step, o.steps), desc=f"epoch {t}", leave=False, disable=not run.progress)
-    for part.step in bar:
+def epoch(run: "Run"):
+    """One epoch t of Algorithm 1."""
+    o, state, started = run.o, run.state, time.time()
+    alpha = curriculum.next_alpha(o.alpha_schedule, context_of(run))
+    for state.step in progress_bar(run):
         # 1. generate and interact: T_t ~ pi_env, then G attempts of the agent at every task
         generations = generate(run, alpha)
         tasks = [g.task for g in generations]
-        tasks += replayed(run, len(tasks))
-        groups, rewards = interact(run, tasks)  # Eq. 1, Eq. 2; D_train <- D_train + Valid(E_t)
+        trials = interact(run, tasks + replayed(run, len(tasks)))  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update: GRPO on r
-        part.agent.append(update_agent(run, groups, rewards))
-        part.fresh += records_of(run, generations)
-        bar.set_postfix(measure.postfix(part))
+        state.agent.append(update_agent(run, trials))
+        # 3a. aggregate, at every step: D_train <- D_train + Valid(E_t)
+        for trial in trials:
+            run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)
+        state.fresh += env_records(run, generations, trials)
         checkpoint.stop_if_asked(run, started)
-    # 2b. environment update: RWR on what fell into the band
-    env_stats = update_environment(run, alpha)
-    # 3. aggregate: D_env <- D_env + generations with their R_env, from which the weights follow
-    run.env_pool.add(part.fresh)
-    part.seconds += time.time() - started
+    # 2b. environment update: RWR on what fell into the band, each task once
+    fresh, aged = distinct(state.fresh), usable_records(run)
+    for record in fresh + aged:  # alpha may have moved since an aged one was written
+        difficulty_reward = curriculum.named("reward_")[o.difficulty_reward]
+        record.r_env = difficulty_reward(record.rate(o.p_hat_unit), alpha, o.beta)  # Eq. 3
+    scope = o.filter_scope or o.p_hat_unit
+    in_band = lambda r: curriculum.in_band(r.rate(scope), alpha, o.k_min)  # |p_hat - alpha| <= k_min
+    fresh, aged = list(filter(in_band, fresh)), list(filter(in_band, aged))
+    weights = env_weights(o, fresh + aged)  # RWR: w ~ exp(lam * R_env)
+    env_stats = update_environment(run, fresh, aged, weights)
+    # 3b. aggregate: D_env <- D_env + generations with the p_hat from which their weights follow
+    run.env_pool.add(state.fresh)
+    state.seconds += time.time() - started
     end_epoch(run, env_stats, alpha)
 
 
-def generate(run, alpha) -> list:
-    """A task batch T_t: `seeds` seed tasks, `variations` of each, verified. See write_tasks."""
+# ---- 1. generate
+
+
+@dataclass
+class Generation:
+    """What the simulator wrote, and the task that it is."""
+    task: Task
+    prompt: list[int] | None = None    # ids of its context; None for ready-made tasks
+    response: list[int] | None = None  # its ids
+    text: str = ""                     # decoded
+    group: int = 0                     # generations of one group vary one seed task in one step
+
+
+def generate(run, alpha) -> list[Generation]:
+    """A task batch T_t: `seed_tasks` seed tasks, `variations` of each, verified."""
     o = run.o
     if o.variant in ("static", "teacher"):
         return draw_fixed(run)
-    recent = run.train_pool.recent(run.part.t, o.pool_age)
-    seeds = curriculum.select_seeds(run.train_pool.base, recent, o.seeds, o.base_share,
-                                    curriculum.SEED_SELECTIONS[o.seed_selection], alpha, run.rng)
-    return agreed(run, write_tasks(run, seeds, o.variations, alpha))
+    recent = run.train_pool.recent(run.state.epoch, o.pool_age)
+    seed_tasks = curriculum.select_seeds(
+        run.train_pool.base, recent, o.seed_tasks, o.base_share,
+        curriculum.named("seeds_")[o.seed_selection], alpha, run.rng)
+    return solvable(run, write_tasks(run, seed_tasks, o.variations, alpha))
 
 
-def write_tasks(run, seeds, variations, alpha) -> list:
-    """Ask the simulator for variations of each seed; parse, verify, drop duplicates.
+def write_tasks(run, seed_tasks, variations, alpha) -> list[Generation]:
+    """Ask the simulator for variations of each seed task; parse, verify, drop duplicates.
 
-    Returns namespaces (task, prompt, response, text, seed, slot). What is no task is counted under
-    the reason that the world gives for it, and never trained on.
+    What is no task is counted under the reason that the world gives for it, and never trained on.
     """
-    o, world, part = run.o, run.world, run.part
-    prompts = [run.policy.encode(world.env_prompt(s, recent_success(run, s), alpha)) for s in seeds]
+    o, state, first = run.o, run.state, run.state.step * run.o.seed_tasks
+    prompts = [run.policy.encode(run.world.env_prompt(s, recent_success(run, s), alpha))
+               for s in seed_tasks]
     with memory.peak_memory(run.peaks, "simulator rollouts", run.policy.device):
         rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                      run.sampler, max_rows=o.max_rows)
-    part.probe += [[r.prompt, r.response] for r in rollouts]
-    out, seen = [], set()
+    state.written += len(rollouts)
+    state.kl_sample += [[r.prompt, r.response] for r in rollouts]
+    out, seen = [], set()  # seen: keys of the tasks kept
     for i, r in enumerate(rollouts):
-        seed, text = seeds[i // variations], run.policy.decode(r.response)
-        part.written += 1
+        seed_task, text = seed_tasks[i // variations], run.policy.decode(r.response)
         try:
-            if r.truncated:
-                raise InvalidTask("truncated")
-            task = world.parse_task(text, seed, part.t)
+            task = parsed(run, r, text, seed_task, alpha)
             # each task once in a step: RWR would imitate the simulator's mode (a deviation)
-            if task.id in seen:
+            if not seen.isdisjoint(task_keys(run.world, task)):
                 raise InvalidTask("duplicate in the batch")
-            # the task will be read by the agent, and as a seed by the simulator
-            readers = world.agent_prompt(task), world.env_prompt(task, 0.5, alpha)
-            if max(len(run.policy.encode(prompt)) for prompt in readers) > o.max_prompt_tokens:
-                raise InvalidTask("prompt too long")
         except InvalidTask as reason:
-            part.invalid[str(reason)] += 1
+            state.invalid[str(reason)] += 1
+            note_refused(run, seed_task, text, str(reason))
             continue
-        seen.add(task.id)
-        out.append(SimpleNamespace(task=task, prompt=r.prompt, response=r.response, text=text,
-                                   seed=seed.id, slot=i // variations))
+        seen |= task_keys(run.world, task)
+        out.append(Generation(task, r.prompt, r.response, text, first + i // variations))
     return out
 
 
-def agreed(run, generations) -> list:
+def parsed(run, rollout, text, seed_task, alpha) -> Task:
+    """The task that a generation describes. Raises InvalidTask with the reason to count."""
+    if rollout.truncated:
+        raise InvalidTask("truncated")
+    task = run.world.parse_task(text, seed_task, run.state.epoch)
+    check_task(run.world, task, seed_task, run.held_out, run.policy.tokenizer)
+    # the task will be read by the agent, and as a seed task by the simulator
+    readers = run.world.agent_prompt(task), run.world.env_prompt(task, 0.5, alpha)
+    if max(len(run.policy.encode(prompt)) for prompt in readers) > run.o.max_prompt_tokens:
+        raise InvalidTask("prompt too long")
+    return task
+
+
+def solvable(run, generations) -> list[Generation]:
     """Optional check of generated answers: the simulator must solve its own task once in k tries.
 
     A task with a wrong or ambiguous answer also lands near alpha, so R_env alone would reward it.
@@ -244,58 +176,72 @@ def agreed(run, generations) -> list:
     prompts = [run.policy.encode(run.world.agent_prompt(g.task)) for g in generations]
     rows = memory.rollout_rows(o, o.agreement, max(map(len, prompts)))
     with memory.peak_memory(run.peaks, "agreement check", run.policy.device):
-        tries = run.policy.sample("env", prompts, o.agreement, o.max_response_tokens,
-                                  o.temperature, run.sampler, max_rows=rows)
-    solved = {r.group for r in tries
+        rollouts = run.policy.sample("env", prompts, o.agreement, o.max_response_tokens,
+                                     o.temperature, run.sampler, max_rows=rows)
+    solved = {r.group for r in rollouts
               if trace_of(run, generations[r.group].task, r).reward >= o.success_at}
-    run.part.invalid["no agreement"] += len(generations) - len(solved)
+    run.state.invalid["no agreement"] += len(generations) - len(solved)
     return [g for b, g in enumerate(generations) if b in solved]
 
 
-def recent_success(run, seed: Task) -> float:
-    """The success signal in the simulator's context: the seed's own p_hat while it is recent, else
-    that of the agent on last epoch's generated tasks."""
-    p_hat, measured = run.train_pool.p_hat.get(seed.id, (None, 0))
-    fresh = p_hat is not None and run.part.t - measured <= run.o.pool_age
-    return p_hat if fresh else run.success
+def recent_success(run, seed_task: Task):
+    """The success signal in the simulator's context: the seed task's own p_hat while it is recent,
+    else None, which a world says as unknown."""
+    p_hat, measured = run.train_pool.p_hat.get(seed_task.id, (None, 0))
+    return p_hat if run.state.epoch - measured <= run.o.pool_age else None
 
 
-def replayed(run, n_fresh: int) -> list:
+def draw_fixed(run) -> list[Generation]:
+    """As many tasks as the simulator would write, drawn from the base and the ready-made ones."""
+    tasks = list(run.train_pool.tasks.values())
+    picks = torch.randperm(len(tasks), generator=run.rng)[:run.o.seed_tasks * run.o.variations]
+    return [Generation(tasks[i]) for i in picks.tolist()]
+
+
+def replayed(run, n_fresh: int) -> list[Task]:
     """Tasks of D_train for the agent's batch, so that earlier curricula are kept.
 
     They also stand in for generations that were no tasks: the batch always has the same size.
     """
     o = run.o
-    size = round(o.seeds * o.variations * (1 + o.replay))
+    size = round(o.seed_tasks * o.variations * (1 + o.replay))
     return run.train_pool.sample(size - n_fresh, o.base_share, run.rng)
 
 
-def interact(run, tasks):
-    """G attempts of the agent at every task; fills D_train.
+# ---- 1. interact
 
-    Returns groups (prompt ids, G response ids) and rewards (B, G), the input of grpo_update.
-    """
-    o, part = run.o, run.part
+
+@dataclass
+class Trial:
+    """The agent's G attempts at one task."""
+    task: Task
+    prompt: list[int]   # (P,) ids
+    rollouts: list      # G Rollouts
+    traces: list[Trace]
+    p_hat: float        # Eq. 2
+
+
+def interact(run, tasks) -> list[Trial]:
+    """G attempts of the agent at every task, scored."""
+    o, state = run.o, run.state
     prompts = [run.policy.encode(run.world.agent_prompt(task)) for task in tasks]
     started = time.time()
     with memory.peak_memory(run.peaks, "agent rollouts", run.policy.device):
         rollouts = run.policy.sample("agent", prompts, o.G, o.max_response_tokens, o.temperature,
                                      run.sampler, max_rows=o.max_rows)
-    part.rollout_seconds += time.time() - started
-    part.rollout_tokens += sum(len(r.response) for r in rollouts)
-    groups, rewards = [], torch.zeros(len(tasks), o.G)
+    state.rollout_seconds += time.time() - started
+    state.rollout_tokens += sum(len(r.response) for r in rollouts)
+    trials = []
     for b, task in enumerate(tasks):
         members = rollouts[b * o.G:(b + 1) * o.G]
         traces = [trace_of(run, task, r) for r in members]
-        groups.append((prompts[b], [r.response for r in members]))
-        rewards[b] = torch.tensor([e.reward for e in traces])
         p_hat = curriculum.success_rate([e.reward for e in traces], o.success_at)  # Eq. 2
         if task.id in run.train_pool.p_hat:
             before, measured = run.train_pool.p_hat[task.id]
-            part.replays.append((before, part.t - measured, p_hat))
-        run.train_pool.add(task, traces, p_hat, part.t)
-        part.tries.append((task, p_hat, traces))
-    return groups, rewards
+            state.replays.append((before, state.epoch - measured, p_hat))
+        state.attempts.append((task, p_hat, traces))
+        trials.append(Trial(task, prompts[b], members, traces, p_hat))
+    return trials
 
 
 def trace_of(run, task, rollout) -> Trace:
@@ -309,66 +255,212 @@ def trace_of(run, task, rollout) -> Trace:
     return Trace(text, reward, valid, rollout.truncated, len(rollout.response))
 
 
-def records_of(run, generations) -> list:
-    """D_env records of a batch, each with the p_hat of its task, or of all tasks of its seed."""
-    measured = {task.id: p_hat for task, p_hat, _ in run.part.tries}
-    generations = [g for g in generations if g.prompt]  # static tasks have no context
-    values = [measured[g.task.id] for g in generations]
-    if run.o.p_hat_unit == "seed":
-        by_seed = {}
-        for g, p in zip(generations, values):
-            by_seed.setdefault(g.slot, []).append(p)
-        values = [sum(by_seed[g.slot]) / len(by_seed[g.slot]) for g in generations]
-    return [EnvRecord(g.prompt, g.response, g.text, g.task.id, g.seed, p, run.part.t)
-            for g, p in zip(generations, values)]
+# ---- 2a. the agent
 
 
-def update_agent(run, groups, rewards) -> dict:
+def update_agent(run, trials) -> dict:
     """One GRPO update on a rollout batch."""
     o = run.o
-    with memory.peak_memory(run.peaks, "agent update (GRPO)", run.policy.device):
-        return grpo_update(
+    groups = [(trial.prompt, [r.response for r in trial.rollouts]) for trial in trials]
+    rewards = torch.tensor([[curriculum.agent_reward(  # (B, G)
+        o.agent_reward, e.reward, e.valid, bool(e.truncated), e.tokens) for e in trial.traces]
+        for trial in trials])
+    if o.control == "coin-agent":
+        rewards = torch.randint(2, rewards.shape, generator=run.rng).float()
+    with memory.peak_memory(run.peaks, "agent update (GRPO)", run.policy.device), \
+            measure.movement(run.policy, "agent") as moved:
+        stats = grpo_update(
             run.policy, "agent", run.agent_optimizer, groups, rewards, temperature=o.temperature,
-            clip=o.clip, kl_coef=o.agent_kl, kl_kind=o.kl_estimator, scale=o.scale,
-            how=o.aggregation, inner_epochs=o.inner_epochs, mini_batch=o.mini_batch,
-            token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint, generator=run.rng)
+            clip=o.clip, kl_coef=o.agent_kl, kl_estimator=o.kl_estimator, scale=o.scale,
+            aggregation=o.aggregation, inner_epochs=o.inner_epochs, mini_batch=o.mini_batch,
+            token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint, generator=run.rng,
+            sampled=[[r.logps for r in trial.rollouts] for trial in trials])
+    return {**stats, **moved}
 
 
-def update_environment(run, alpha) -> dict:
-    """RWR on the records inside the band: fresh ones, and those of D_env not yet too old."""
-    o, fresh, t = run.o, run.part.fresh, run.part.t
-    aged = run.env_pool.aged(t, o.env_age) if o.variant == "genenv" else []
-    for r in fresh + [r for r, _ in aged]:  # alpha may have moved since an aged one was written
-        reward = curriculum.DIFFICULTY_REWARDS[o.difficulty_reward]
-        r.r_env = reward(r.p_hat, alpha, o.beta)  # Eq. 3
-    kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
-    if o.variant != "genenv":
-        return {"env_kept": len(kept)}
-    aged = [(r, w) for r, w in aged if curriculum.in_band(r.p_hat, alpha, o.k_min)]
-    # no step on old records alone: they were imitated before, and nothing new speaks for them
-    batches = draw_batches(len(kept), [w for _, w in aged], o.env_updates, o.env_batch,
-                           o.env_fresh, run.rng) if kept else []
+# ---- 2b. the environment
+
+
+def env_records(run, generations, trials) -> list[EnvRecord]:
+    """D_env records of a step, each with the p_hat of its task, its seed task, and the batch."""
+    o, state = run.o, run.state
+    measured = {trial.task.id: trial.p_hat for trial in trials}
+    written = [g for g in generations if g.prompt]  # ready-made tasks have no context
+    p_hats = [measured[g.task.id] for g in written]
+    if o.control == "coin-p-hat" and p_hats:
+        p_hats = torch.randint(2, (len(p_hats), o.G), generator=run.rng).float().mean(1).tolist()
+    if o.control == "shuffled-r-env":  # R_env follows from p_hat: the same rewards, at other tasks
+        p_hats = [p_hats[i] for i in torch.randperm(len(p_hats), generator=run.rng).tolist()]
+    groups = [g.group for g in written]
+    of_seed = {k: measure.mean(p for p, g in zip(p_hats, groups) if g == k) for k in set(groups)}
+    of_batch = measure.mean(p_hats)
+    return [EnvRecord(g.prompt, g.response, g.text, g.task.id, sorted(task_keys(run.world, g.task)),
+                      g.task.seed_task, g.group, p, of_seed[g.group], of_batch, state.epoch)
+            for g, p in zip(written, p_hats)]
+
+
+def usable_records(run) -> list[EnvRecord]:
+    """Records of D_env that are not yet too old, each task once, and none that came up again."""
+    o, t = run.o, run.state.epoch
+    # GRPO has no use for what an earlier simulator wrote
+    if not trains_environment(o) or o.env_update == "grpo":
+        return []
+    again = {key for r in run.state.fresh for key in r.keys}
+    return [r for r in distinct(run.env_pool.aged(t, o.env_age)) if again.isdisjoint(r.keys)]
+
+
+def trains_environment(o) -> bool:
+    """Whether the simulator of this run is updated at all."""
+    return o.variant == "genenv" and o.env_update != "none"
+
+
+def env_weights(o, records):
+    """Weights of the records, (n,): exponential in R_env (the paper's RWR), or a rival of it."""
+    r_env = torch.tensor([r.r_env for r in records])
+    if not records or o.env_update == "none":
+        return torch.ones(len(records))
+    if o.env_update == "linear":
+        return linear_weights(r_env)
+    if o.env_update == "grpo":
+        return grpo_weights(r_env, torch.tensor([r.group for r in records]))
+    return rwr_weights(r_env, o.lam)
+
+
+def update_environment(run, fresh, aged, weights) -> dict:
+    """One update of the simulator on the records inside the band: fresh ones, and some of D_env."""
+    o, t, kept = run.o, run.state.epoch, len(fresh)
+    if not trains_environment(o):
+        return {"env_kept": kept}
+    if o.env_update == "grpo":  # no gradient where the siblings earn the same
+        fresh, weights = [r for r, w in zip(fresh, weights) if w != 0], weights[weights != 0]
+    batches = draw_batches(len(fresh), [priority(r, t) for r in aged], o.env_updates, o.env_batch,
+                           o.env_fresh, run.rng)
     # a random part of all that was written, valid or not: drift into bad text must be seen as well
-    order = torch.randperm(len(run.part.probe), generator=run.rng)[:o.env_probe].tolist()
-    probe = [(run.part.probe[i][0], [run.part.probe[i][1]]) for i in order]
-    with memory.peak_memory(run.peaks, "simulator update (RWR)", run.policy.device):
-        stats = rwr_update(run.policy, "env", run.env_optimizer, kept + [r for r, _ in aged],
-                           batches, probe, lam=o.lam, temperature=o.temperature, kl_coef=o.env_kl,
-                           kl_kind=o.kl_estimator, kl_cap=o.env_kl_cap,
-                           token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint)
-    return {**stats, "env_kept": len(kept)}
+    order = torch.randperm(len(run.state.kl_sample), generator=run.rng)[:o.env_kl_sample].tolist()
+    kl_sample = [(run.state.kl_sample[i][0], [run.state.kl_sample[i][1]]) for i in order]
+    with memory.peak_memory(run.peaks, "simulator update (RWR)", run.policy.device), \
+            measure.movement(run.policy, "env") as moved:
+        stats = rwr_update(run.policy, "env", run.env_optimizer, fresh + aged, weights, batches,
+                           kl_sample, grpo=o.env_update == "grpo", temperature=o.temperature,
+                           clip=o.clip, kl_coef=o.env_kl, kl_estimator=o.kl_estimator,
+                           kl_cap=o.env_kl_cap, token_budget=o.token_budget,
+                           grad_checkpoint=o.grad_checkpoint)
+    if batches:
+        stats.update(env_ess=effective_sample_size(weights), env_weight_ratio=weight_ratio(weights))
+    n_aged = len(batches[0]) - sum(i < len(fresh) for i in batches[0]) if batches else 0
+    return {**stats, "env_kept": kept, "env_batch_fresh": len(batches[0]) - n_aged if batches else 0,
+            "env_batch_aged": n_aged, "env_moved": moved["moved"],
+            "other_moved": moved["other_moved"]}
 
 
-def dry_epoch(run):
+# ---------------------------------------------------------------------------------------------
+# the run
+
+
+@dataclass
+class EpochState:
+    """What of an epoch has been done so far: what a checkpoint in mid-epoch must hold."""
+    epoch: int = 0               # t of Algorithm 1; 0 is the state before training
+    step: int = 0                # agent updates made in it
+    seconds: float = 0.0         # of training; validation not counted
+    written: int = 0             # generations of the simulator, valid or not
+    invalid: Counter = field(default_factory=Counter)  # {reason: how many of them were no task}
+    attempts: list = field(default_factory=list)       # (Task, p_hat, [Trace])
+    replays: list = field(default_factory=list)        # (p_hat before, epochs ago, p_hat now)
+    agent: list = field(default_factory=list)          # statistics of each grpo_update
+    fresh: list = field(default_factory=list)          # EnvRecords of this epoch
+    kl_sample: list = field(default_factory=list)      # [prompt, response] of all generations
+    refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
+    rollout_tokens: int = 0
+    rollout_seconds: float = 0.0
+
+
+@dataclass
+class Run:
+    """A run as it goes on: what it was told, what it works with, and how far it has come."""
+    o: "Options"
+    world: ModuleType                 # the domain, see worlds/__init__.py
+    policy: Policy                    # one frozen base, adapters "agent" and "env"
+    folder: Path                      # where everything is written
+    agent_optimizer: torch.optim.Optimizer
+    env_optimizer: torch.optim.Optimizer
+    rng: torch.Generator              # choices of the loop
+    sampler: torch.Generator          # tokens
+    held_out: frozenset               # keys of validation and tuning tasks: never trained on
+    train_pool: TrainPool = None      # D_train
+    env_pool: EnvPool = None          # D_env
+    state: EpochState = field(default_factory=EpochState)
+    history: list = field(default_factory=list)  # metrics records of the epochs that are over
+    success: float = 0.5              # success rate on generated tasks, last epoch
+    teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
+    peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
+    progress: bool = False            # show progress bars
+    stop: int | None = None           # number of the signal that asks the run to stop
+    lock: object = None               # holds the folder against a second program
+
+
+def prepare_run(o: "Options") -> Run:
+    """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
+    torch.set_num_threads(options.threads_of(o))
+    for name in ("agent_adapter", "env_adapter"):
+        checkpoint.check_adapter_folder(getattr(o, name), name)
+    world = load_world(o.world)
+    world.prepare(o)
+    if o.model:
+        print(memory.check(memory.model_config(o.model), o), flush=True)
+    folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
+    lock = checkpoint.lock_folder(folder) if o.resume else None
+    held_out = held_out_keys(world, o)
+    teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
+    base, policy = world.base_tasks(o), world.load_policy(o)
+    refuse_special_tokens(base + teacher + world.validation_tasks(o, "validation"), policy.tokenizer)
+    if not o.resume:
+        folder, lock = checkpoint.create_folder(folder, o)
+    run = Run(
+        o=o, world=world, policy=policy, folder=folder, held_out=held_out,
+        progress=sys.stderr.isatty(), teacher=teacher, lock=lock,
+        agent_optimizer=policy.optimizer("agent", o.agent_lr),
+        env_optimizer=policy.optimizer("env", o.env_lr),
+        # three streams per --seed, and none shared with another --seed (measure.py has the third)
+        rng=torch.Generator().manual_seed(3 * o.seed), sampler=policy.generator(3 * o.seed + 1))
+    if o.resume:
+        checkpoint.load(run)
+    run.train_pool = TrainPool(folder / "train.jsonl", base)
+    run.env_pool = EnvPool(folder / "env.jsonl")
+    if o.resume:
+        checkpoint.write_config(folder, o)  # --epochs or memory options may have changed
+    return run
+
+
+def context_of(run) -> curriculum.Context:
+    """What an alpha schedule may look at."""
+    o = run.o
+    signal = tuple(tuple(row) for r in run.history[-4:] for row in r["signal"])
+    return curriculum.Context(run.state.epoch, o.epochs, run.success, o.alpha, o.alpha_end,
+                              run.history[-1]["alpha"], signal)
+
+
+def progress_bar(run):
+    """The steps of this epoch that are still to be done."""
+    state = run.state
+    bar = tqdm(range(state.step, run.o.steps), desc=f"epoch {state.epoch}", leave=False,
+               disable=not run.progress)
+    for step in bar:
+        yield step
+        bar.set_postfix(measure.postfix(state))
+
+
+def measure_untrained(run):
     """Epoch 0: one batch is written and tried, nothing is trained."""
     started = time.time()
     if run.o.variant == "static":
         write_static(run)
-    if run.o.variant == "teacher":
-        for task in run.teacher:
-            run.train_pool.add_untried(task)
-    interact(run, [g.task for g in generate(run, run.o.alpha)])
-    run.part.seconds = time.time() - started
+    for task in run.teacher:
+        run.train_pool.add_untried(task)
+    for trial in interact(run, [g.task for g in generate(run, run.o.alpha)]):
+        run.train_pool.add(trial.task, trial.traces, trial.p_hat, 0)
+    run.state.seconds = time.time() - started
+    end_epoch(run, {}, run.o.alpha)
 
 
 def write_static(run):
@@ -377,44 +469,10 @@ def write_static(run):
         run.train_pool.add_untried(dataclasses.replace(g.task, origin="static"))
 
 
-def draw_fixed(run) -> list:
-    """As many tasks as the simulator would write, drawn from the base and the ready-made ones."""
-    tasks = list(run.train_pool.tasks.values())
-    picks = torch.randperm(len(tasks), generator=run.rng)[:run.o.seeds * run.o.variations]
-    return [SimpleNamespace(task=tasks[i], prompt=None, seed="", slot=0) for i in picks.tolist()]
-
-
-# ---------------------------------------------------------------------------------------------
-# the run
-
-
-def prepare_run(o: Options):
-    """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
-    torch.set_num_threads(o.threads or os.cpu_count() or 1)
-    world = load_world(o.world)
-    world.prepare(o)
-    if o.model:
-        print(memory.check(memory.model_config(o.model), o), flush=True)
-    folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
-    teacher = read_teacher(world, o.teacher_tasks) if o.variant == "teacher" else []
-    base, policy = world.base_tasks(o), world.load_policy(o)
-    if not o.resume:
-        checkpoint.create_folder(folder, o)
-    run = SimpleNamespace(
-        o=o, world=world, policy=policy, folder=folder, part=Part(), history=[], success=0.5,
-        progress=sys.stderr.isatty(), stop=None, teacher=teacher, peaks={},
-        agent_optimizer=policy.optimizer("agent", o.agent_lr),
-        env_optimizer=policy.optimizer("env", o.env_lr),
-        # three streams per --seed, and none shared with another --seed (measure.py has the third)
-        rng=torch.Generator().manual_seed(3 * o.seed),  # choices of the loop
-        sampler=policy.generator(3 * o.seed + 1))       # tokens
-    if o.resume:
-        checkpoint.load(run)
-    run.train_pool = TrainPool(folder / "train.jsonl", base)
-    run.env_pool = EnvPool(folder / "env.jsonl")
-    if o.resume:
-        checkpoint.create_folder(folder, o)  # --epochs may have changed
-    return run
+def note_refused(run, seed_task, text, reason, per_reason=3):
+    """Keep a few refused texts of every reason for samples.jsonl."""
+    if run.state.invalid[reason] <= per_reason:
+        run.state.refused.append([seed_task.text, text[:2000], reason])
 
 
 def end_epoch(run, env_stats, alpha):
@@ -426,12 +484,12 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     print(measure.line(record), flush=True)
-    mute = [r for r in run.history[-MUTE:] if r["written"] and not r["distinct_tasks"]]
-    run.part = Part(t=run.part.t + 1)
+    silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
+    run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
-    if len(mute) == MUTE and record["epoch"] < run.o.epochs:  # after the last it is of no use
+    if len(silent) == SILENT_EPOCHS and record["epoch"] < run.o.epochs:  # after the last: no use
         finish(run)
-        raise UserError(f"the simulator wrote no valid task in {MUTE} epochs running "
+        raise UserError(f"the simulator wrote no valid task in {SILENT_EPOCHS} epochs running "
                         f"({record['invalid']}): stopped; everything so far is in {run.folder}")
 
 
@@ -447,74 +505,92 @@ def finish(run):
 
 
 # ---------------------------------------------------------------------------------------------
-# the command line
+# options and command line; parsing and checking are in runtime/options.py
 
 
-def check_options(o: Options) -> Options:
-    """Raises UserError for the first option whose value cannot work; returns the options."""
-    def need(ok, name, what):
-        if not ok:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(o, name)!r}: {what}")
-    for f in dataclasses.fields(o):
-        need(f.type is not float or math.isfinite(getattr(o, f.name)), f.name, "must be finite")
-    for name in ("alpha", "alpha_end"):
-        need(0 < getattr(o, name) < 1, name, "must lie strictly between 0 and 1")
-    need(o.G >= 2, "G", "a group needs at least 2 rollouts, with one there is no baseline")
-    for name in ("seeds", "variations", "steps", "rank", "max_task_tokens", "max_response_tokens",
-                 "max_prompt_tokens", "val_samples", "inner_epochs", "env_batch", "env_probe",
-                 "token_budget", "max_rows"):
-        need(getattr(o, name) >= 1, name, "must be at least 1")
-    for name in ("epochs", "threads", "agreement", "mini_batch", "env_updates", "env_age",
-                 "pool_age", "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed"):
-        need(getattr(o, name) >= 0, name, "must not be negative")
-    for name in ("base_share", "env_fresh", "success_at", "reward_noise"):
-        need(0 <= getattr(o, name) <= 1, name, "must lie between 0 and 1")
-    for name in ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap"):
-        need(getattr(o, name) > 0, name, "must be greater than 0")
-    need(o.seed < 2 ** 60, "seed", "must be below 2 ** 60")
-    need(o.threads <= 1024, "threads", "more than 1024 threads are of no use")
-    for name, choices in CHOICES.items():
-        need(getattr(o, name) in choices, name, f"choose from {', '.join(filter(None, choices))}")
-    return o
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are UserErrors: one line each, like all others."""
-
-    def error(self, message):
-        raise UserError(f"{message}; see python {self.prog} --help")
-
-
-def parser() -> argparse.ArgumentParser:
-    """An argument parser made from Options: name, type, default and the comment as help."""
-    comments = dict(re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(Options), re.MULTILINE))
-    p = Parser(prog="genenv.py", description="GenEnv: an agent and a task simulator co-evolve.",
-                argument_default=argparse.SUPPRESS, allow_abbrev=False)
-    p.add_argument("--preset", help=f"a set of options: {', '.join(PRESETS)}; others override it")
-    for f in dataclasses.fields(Options):
-        flag = "--" + f.name.replace("_", "-")
-        text = f"{comments[f.name]} (default: {f.default!r})".replace("%", "%%")
-        if f.type is bool:
-            p.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
-        else:
-            p.add_argument(flag, type=f.type, help=text)
-    return p
+@dataclass(frozen=True)
+class Options:
+    """Every option of a run; the comment beside each is its --help text."""
+    # the run
+    out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
+    resume: bool = False              # go on with the run in --out from its last checkpoint
+    variant: str = "genenv"           # genenv; random: untrained simulator; static, teacher: fixed tasks
+    world: str = "ladder"             # domain, a module of worlds/
+    seed: int = 0                     # seeds adapters, sampling and every choice of the loop
+    threads: int = 0                  # torch threads; 0 = OMP_NUM_THREADS if set, else all cores
+    cache_dir: str = "runs/cache"     # where the embedded world keeps its base model
+    # models
+    model: str = ""                   # local folder or hub name of a chat model
+    base_tasks: str = ""              # JSONL of base tasks (not for the ladder world)
+    validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
+    teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
+    quant: str = ""                   # nf4 = 4-bit base model
+    device: str = "auto"              # auto, cpu or cuda
+    dtype: str = "auto"               # auto, bf16 or fp32; adapters are always fp32
+    rank: int = 16                    # LoRA rank of both adapters
+    agent_adapter: str = ""           # PEFT folder that the agent starts from; empty: zero
+    env_adapter: str = ""             # PEFT folder that the simulator starts from; empty: zero
+    chat_template_kwargs: str = ""    # JSON for the chat template, {"enable_thinking": false}
+    # the loop
+    epochs: int = 24                  # T of Algorithm 1
+    steps: int = 6                    # agent updates per epoch
+    seed_tasks: int = 16              # seed tasks per step that the simulator varies
+    variations: int = 4               # tasks written per seed (paper: 4)
+    G: int = 8                        # rollouts per task
+    replay: float = 0.125             # tasks replayed from D_train, per task asked for (at least)
+    base_share: float = 0.75          # share of seeds (and of replayed tasks) from the base set
+    seed_selection: str = "uniform"   # recent tasks as seeds; curated prefers p_hat near alpha
+    pool_age: int = 2                 # epochs for which a measured success rate counts as recent
+    temperature: float = 1.0          # of sampling and of every log-prob
+    max_task_tokens: int = 24         # length limit of a generated task
+    max_response_tokens: int = 24     # length limit of an agent response
+    max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
+    agreement: int = 0                # k > 0: keep a task only if the simulator solves it in k tries
+    val_samples: int = 8              # attempts per validation task
+    gate: bool = True                 # stop after epoch 0 where nothing can be learned
+    tuning: bool = False              # also report the split by which settings may be chosen
+    # agent (GRPO)
+    agent_lr: float = 2e-3            # AdamW on the agent's LoRA weights
+    agent_reward: str = "plain"       # a function agent_reward_NAME of curriculum.py; plain is Eq. 1
+    clip: float = 0.2                 # epsilon of the clipped surrogate
+    agent_kl: float = 0.001           # KL coefficient to the initial policy
+    kl_estimator: str = "k3"          # estimator of both KL terms, see grpo.token_kl
+    scale: str = "std"                # std: advantages divided by the group's standard deviation
+    aggregation: str = "token"        # loss as a mean over tokens or over sequences
+    inner_epochs: int = 1             # passes over each rollout batch
+    mini_batch: int = 0               # groups per optimiser step; 0 = the whole batch
+    # environment (RWR)
+    alpha: float = 0.5                # target success rate
+    alpha_end: float = 0.5            # where the linear, cosine and step schedules arrive
+    alpha_schedule: str = "constant"  # a function alpha_NAME of curriculum.py
+    difficulty_reward: str = "bell"   # a function reward_NAME of curriculum.py; bell is Eq. 3
+    beta: float = 2.0                 # sharpness of R_env
+    k_min: float = 0.26               # band |p_hat - alpha| <= k_min to learn from (paper 0.1)
+    lam: float = 1.0                  # weights ~ exp(lam * R_env)
+    p_hat_unit: str = "task"          # success rate of a task, a seed's variations, or the batch
+    filter_scope: str = ""            # whose p_hat the band judges; empty: as --p-hat-unit
+    env_update: str = "rwr"           # rwr; linear: weights linear in R_env; grpo; none
+    control: str = ""                 # coin-agent, coin-p-hat, shuffled-r-env: rewards made blind
+    reward_noise: float = 0.0         # probability that a reward r becomes 1 - r (a study)
+    success_at: float = 0.5           # reward from which an attempt counts as a success
+    env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
+    env_updates: int = 16             # optimiser steps per epoch
+    env_batch: int = 32               # generations per optimiser step
+    env_fresh: float = 0.75           # share of fresh generations in a mini-batch, rest D_env
+    env_age: int = 4                  # epochs after which a generation of D_env is no longer used
+    env_kl: float = 0.02              # KL coefficient to the initial simulator
+    env_kl_cap: float = 0.5           # largest KL of one update, nats per token
+    env_kl_sample: int = 96           # fresh generations on which both KLs are measured
+    # memory
+    grad_checkpoint: bool = False     # recompute activations in the backward pass
+    token_budget: int = 16384         # padded tokens per micro-batch of a training pass
+    max_rows: int = 512               # rollouts decoded at once
+    world_options: dict = field(default_factory=dict)  # options that the world brings
 
 
 def parse_options(argv) -> Options:
-    """Command line -> Options: defaults, then the preset or the resumed run's, then what is given.
-
-    Raises UserError for unknown options, values of the wrong kind, and options that a resumed run
-    must not change.
-    """
-    given = vars(parser().parse_args(argv))
-    preset = given.pop("preset", None)
-    if preset is not None and preset not in PRESETS:
-        raise UserError(f"unknown preset {preset!r}: choose from {', '.join(PRESETS)}")
-    base = dict(PRESETS[preset]) if preset else {}
-    if given.get("resume"):
-        base = checkpoint.resumed_options(given, base, Options)
-    return check_options(Options(**{**base, **given}))
+    """Command line -> Options. Raises UserError."""
+    return options.parse_options(argv, Options)
 
 
 def main(argv=None) -> int:

@@ -14,6 +14,8 @@ micro-batches changes memory and nothing else.
 Shapes: B groups, G rollouts, N = B*G rows, R response tokens. logp, old_logp, ref_logp (N, R),
 mask (N, R) bool, rewards and advantages (B, G).
 """
+import math
+
 import torch
 
 from policy import split_groups
@@ -76,86 +78,104 @@ def surrogate(logp, old_logp, advantages, clip: float):
     return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
 
 
-def aggregate(per_token, mask, how: str, tokens: int, rows: int):
+def aggregate(per_token, mask, aggregation: str, tokens: int, rows: int):
     """Masked per-token values (N, R) -> scalar: this micro-batch's share of the step's mean.
 
     tokens, rows: response tokens and responses of the *whole step*, not of the micro-batch.
     "token": every token counts alike. "sequence": every response counts alike, whatever its
     length, as in the first GRPO paper.
     """
-    if how == "token":
+    if aggregation == "token":
         return (per_token * mask).sum() / max(tokens, 1)
-    if how == "sequence":
+    if aggregation == "sequence":
         return ((per_token * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / max(rows, 1)
-    raise ValueError(f"unknown aggregation {how!r}: token or sequence")
+    raise ValueError(f"unknown aggregation {aggregation!r}: token or sequence")
 
 
 def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip, kl_coef,
-              kl_kind="k3", how="token"):
-    """The GRPO objective of one micro-batch -> (loss, detached statistics, shares of the step)."""
+              kl_estimator="k3", aggregation="token"):
+    """The GRPO objective of one micro-batch -> (loss, statistics: detached shares of the step)."""
     policy_term = surrogate(logp, old_logp, advantages, clip)
-    kl_term = token_kl(logp, ref_logp, kl_kind)
-    loss = aggregate(policy_term + kl_coef * kl_term, mask, how, tokens, rows)
+    kl_term = token_kl(logp, ref_logp, kl_estimator)
+    loss = aggregate(policy_term + kl_coef * kl_term, mask, aggregation, tokens, rows)
     with torch.no_grad():
         ratio = (logp - old_logp).exp()
         stats = {"kl": (token_kl(logp, ref_logp) * mask).sum() / tokens,
                  "clip_fraction": (((ratio - 1).abs() > clip) * mask).sum() / tokens}
-    return loss, {key: float(value) for key, value in stats.items()}
+    return loss, stats
 
 
 # ---------------------------------------------------------------------------------------------
 # the update
 
 
-def grpo_update(policy, adapter, optimizer, groups, rewards, *, temperature=1.0, clip=0.2,
-                kl_coef=0.001, kl_kind="k3", scale="std", how="token", inner_epochs=1,
-                mini_batch=0, grad_clip=1.0, token_budget=16384, grad_checkpoint=False,
-                generator=None) -> dict:
+def grpo_update(policy, adapter, optimizer, groups, rewards, sampled=None, *, temperature=1.0,
+                clip=0.2, kl_coef=0.001, kl_estimator="k3", scale="std", aggregation="token",
+                inner_epochs=1, mini_batch=0, grad_clip=1.0, token_budget=16384,
+                grad_checkpoint=False, generator=None) -> dict:
     """Train one adapter on a batch of groups. Returns statistics; groups without signal are free.
 
-    groups: B of (prompt ids, G response ids); rewards (B, G). mini_batch: groups per optimiser
-    step, 0 = all; inner_epochs: passes over the batch. An empty batch is a no-op.
+    groups: B of (prompt ids, G response ids); rewards (B, G); sampled: the log-probs the sampler
+    gave, B lists of G lists of R numbers, None = its mismatch is not measured. mini_batch: groups
+    per optimiser step, 0 = all; inner_epochs: passes over the batch. An empty batch is a no-op.
+    Returns zero_variance (share of groups without signal), kl (to the reference, nats per token),
+    clip_fraction, grad_norm (before clipping), each a mean over the steps taken; trained_tokens;
+    skipped_steps (not finite); mismatch_mean and mismatch_max, |log-prob of the sampler - of the
+    scorer| over response tokens before any update. What was not measured is 0.
     """
     # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
     keep = has_signal(rewards)
     groups = [g for g, k in zip(groups, keep.tolist()) if k]
     stats = {"zero_variance": 1 - len(groups) / max(1, len(keep)), "grad_norm": 0.0, "kl": 0.0,
-             "clip_fraction": 0.0, "trained_tokens": 0}
+             "clip_fraction": 0.0, "trained_tokens": 0, "skipped_steps": 0, "mismatch_mean": 0.0,
+             "mismatch_max": 0.0}
     if not groups:
         return stats
     advantages = group_advantages(rewards[keep], scale)
-    size = mini_batch or len(groups)
+    sampled = [[torch.tensor(logps) for logps in rows]
+               for rows, k in zip(sampled or (), keep.tolist()) if k]
     fixed = dict(temperature=temperature, token_budget=token_budget)
+    steps = plan_steps(len(groups), mini_batch or len(groups), inner_epochs, generator)
     with policy.use(adapter):
         # the reference policy is the same model with its adapters switched off
         with policy.use(None):
             ref = score(policy, groups, **fixed)
-        # old log-probs fix the policy that sampled; with a single step per batch old = current,
-        # and the training pass itself provides them
-        several = inner_epochs > 1 or size < len(groups)
-        old = score(policy, groups, **fixed) if several else None
+        # old log-probs fix the policy that sampled. Each step's are scored in the micro-batches
+        # that will train: in bf16 another batch gives other numbers, and the ratio would not be 1
+        old = {step: score(policy, [groups[i] for i in step], **fixed) for step in set(steps)} \
+            if len(steps) > 1 else {}  # of a single step the training pass itself provides them
         # several passes, or several steps per pass, leave the sampling policy: there the clip bites
-        steps = []
-        for _ in range(inner_epochs):
-            order = torch.randperm(len(groups), generator=generator).tolist() if several else \
-                range(len(groups))
-            for start in range(0, len(groups), size):
-                members = list(order[start:start + size])
-                steps.append(_grpo_step(
-                    policy, optimizer, [groups[i] for i in members], advantages[members],
-                    [ref[i] for i in members], [old[i] for i in members] if old else None,
-                    clip=clip, kl_coef=kl_coef, kl_kind=kl_kind, how=how,
-                    grad_checkpoint=grad_checkpoint, params=policy.params[adapter],
-                    grad_clip=grad_clip, **fixed))
-    stats.update({key: sum(step[key] for step in steps) / len(steps) for key in steps[0]})
-    stats["trained_tokens"] = sum(len(r) for _, rs in groups for r in rs) * inner_epochs
-    return stats
+        done = [_grpo_step(
+            policy, optimizer, [groups[i] for i in step], advantages[list(step)],
+            [ref[i] for i in step], old.get(step), [sampled[i] for i in step if sampled],
+            clip=clip, kl_coef=kl_coef, kl_estimator=kl_estimator, aggregation=aggregation,
+            grad_checkpoint=grad_checkpoint, params=policy.params[adapter], grad_clip=grad_clip,
+            **fixed) for step in steps]
+    taken = [step for step in done if step]
+    for key in taken[0] if taken else ():
+        stats[key] = sum(step[key] for step in taken) / len(taken)
+    stats["trained_tokens"] = sum(step["trained_tokens"] for step in taken)
+    stats["mismatch_max"] = max((step["mismatch_max"] for step in taken), default=0.0)
+    return {**stats, "skipped_steps": len(done) - len(taken)}
+
+
+def plan_steps(n, size, inner_epochs, generator) -> list:
+    """The groups of each optimiser step: tuples of at most `size` ascending indices below n.
+
+    All n are met once in each of the inner epochs, shuffled anew if there is more than one step.
+    """
+    steps = []
+    for _ in range(inner_epochs):
+        order = torch.randperm(n, generator=generator).tolist() if inner_epochs > 1 or size < n \
+            else range(n)
+        steps += [tuple(sorted(order[i:i + size])) for i in range(0, n, size)]
+    return steps
 
 
 def score(policy, groups, temperature, token_budget):
     """Log-probs of all groups without gradient: list over groups of lists of (R,) tensors.
 
-    Made by the very path that trains, so that the ratio to them is 1 before the first step.
+    Made by the very path that trains, in the same micro-batches if the groups are a step's.
     """
     out = [[None] * len(responses) for _, responses in groups]
     with torch.no_grad():
@@ -172,14 +192,18 @@ def subset(groups, batch):
     return [(groups[i][0], [groups[i][1][j] for j in members]) for i, members in batch]
 
 
-def _grpo_step(policy, optimizer, groups, advantages, ref, old, *, params, temperature,
+def _grpo_step(policy, optimizer, groups, advantages, ref, old, sampled, *, params, temperature,
                token_budget, grad_checkpoint, grad_clip, **loss_options):
-    """One optimiser step over all micro-batches of `groups`; the denominators are the step's."""
+    """One optimiser step over all micro-batches of `groups`; the denominators are the step's.
+
+    ref, old, sampled: lists over groups of lists of (R,) log-probs; the last two may be missing.
+    Returns the step's statistics, None if it was not finite and therefore skipped.
+    """
     # one denominator for the whole step: micro-batches must not change what is optimised
     tokens = sum(len(r) for _, rs in groups for r in rs)
     rows = sum(len(rs) for _, rs in groups)
-    total = {"kl": 0.0, "clip_fraction": 0.0}
     optimizer.zero_grad(set_to_none=True)
+    parts = []
     for batch in split_groups(groups, token_budget):
         logp, mask = policy.logprobs(subset(groups, batch), temperature, grad_checkpoint)
         # rows come in the order of split_groups, not the caller's: (group, rollout) of each row
@@ -189,11 +213,32 @@ def _grpo_step(policy, optimizer, groups, advantages, ref, old, *, params, tempe
         a = torch.stack([advantages[i, j] for i, j in owners]).to(logp)
         loss, stats = grpo_loss(logp, old_logp, ref_logp, a, mask, tokens, rows, **loss_options)
         loss.backward()
-        total = {key: total[key] + stats[key] for key in total}
-    # clip over this adapter's parameters only; the other adapter has no gradient here
-    norm = torch.nn.utils.clip_grad_norm_(params, grad_clip)
-    optimizer.step()
-    return {**total, "grad_norm": float(norm)}
+        theirs = pad_rows([sampled[i][j] for i, j in owners]).to(logp) if sampled else old_logp
+        gap = (theirs - old_logp).abs() * mask
+        parts.append({**stats, "loss": loss.detach(), "mismatch_mean": gap.sum() / tokens,
+                      "mismatch_max": gap.max()})
+    # numbers stay on the device until here: reading one earlier makes the host wait
+    total = {key: float(sum(part[key] for part in parts)) for key in parts[0]}
+    total["mismatch_max"] = max(float(part["mismatch_max"]) for part in parts)
+    norm, ok = finite_step(params, optimizer, grad_clip, total.pop("loss"))
+    return {**total, "grad_norm": norm, "trained_tokens": tokens} if ok else None
+
+
+def finite_step(params, optimizer, grad_clip, loss):
+    """Clip one adapter's gradient and step; leave it where it or the loss is not finite.
+
+    loss: the step's, a number. Returns (gradient norm before clipping, whether the step was taken).
+    A step not taken leaves the weights and the optimiser's state as they were, bit for bit: one NaN
+    would stay in both for good.
+    """
+    # over this adapter's parameters only; the other adapter has no gradient here
+    norm = float(torch.nn.utils.clip_grad_norm_(params, grad_clip))
+    ok = math.isfinite(norm) and math.isfinite(loss)
+    if ok:
+        optimizer.step()
+    else:
+        optimizer.zero_grad(set_to_none=True)
+    return norm, ok
 
 
 def pad_rows(rows):

@@ -286,7 +286,7 @@ class Policy:
     def __init__(self, model, tokenizer, adapters=("agent", "env"), rank=16, seed=0, paths=None):
         """model: a transformers causal LM. Adapters start at zero: B = 0, so pi = reference."""
         from peft import LoraConfig, PeftModel, get_peft_model
-        self.tokenizer, self.active = tokenizer, None
+        self.tokenizer, self.active, self.chat_template_kwargs = tokenizer, None, {}
         refuse_unlike_heads(model.config)
         model.requires_grad_(False)
         config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0,
@@ -324,16 +324,23 @@ class Policy:
 
     @classmethod
     def load(cls, model: str, adapters=("agent", "env"), rank=16, quant=None, dtype="auto",
-             device="auto", seed=0, adapter_paths=None) -> "Policy":
+             device="auto", seed=0, adapter_paths=None, chat_template_kwargs=None) -> "Policy":
         """Load a local folder or hub name. Raises UserError with one line if that cannot work.
 
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU).
+        chat_template_kwargs: what the chat template is told beside the messages, a dict such as
+        {"enable_thinking": False}.
         """
         lm, tokenizer = load_model(model, quant, dtype, device)
         for name, path in (adapter_paths or {}).items():
             if path and not (Path(path) / "adapter_config.json").is_file():
                 raise UserError(f"adapter {name}: {path} holds no adapter_config.json")
-        return cls(lm, tokenizer, adapters, rank, seed, adapter_paths)
+        if (chat_template_kwargs or {}).keys() & {"tokenize", "add_generation_prompt"}:
+            raise UserError("chat-template options tokenize and add_generation_prompt are set "
+                            "here: leave them out")
+        policy = cls(lm, tokenizer, adapters, rank, seed, adapter_paths)
+        policy.chat_template_kwargs = dict(chat_template_kwargs or {})
+        return policy
 
     # ---- adapters
 
@@ -395,7 +402,8 @@ class Policy:
             raise UserError("the model's tokenizer has no chat template: use an instruct model")
         # the template writes BOS and headers itself: text first, then ids, no special token twice
         text = self.tokenizer.apply_chat_template(prompt, tokenize=False,
-                                                  add_generation_prompt=True)
+                                                  add_generation_prompt=True,
+                                                  **self.chat_template_kwargs)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, ids) -> str:

@@ -1,4 +1,4 @@
-"""Stop at any moment, go on to the bit: run folders, checkpoints, signals.
+"""Stop at any moment, go on to the bit: run folders and their locks, checkpoints, signals.
 
 What of the paper this is: nothing; it is what makes its runs trustworthy. A checkpoint is written
 at the end of every epoch, and at the next step after SIGINT or SIGTERM. It holds both adapters,
@@ -7,14 +7,18 @@ append-only files were. It is written beside its place, synced, then renamed: it
 
 How it is run: `python genenv.py --resume --out runs/000-genenv`. On resuming the files are cut back
 to the lengths in the checkpoint (the rest moves to FILE.torn), the pools are read from them, and
-the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine.
+the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. On
+another kind of device, or with another --max-rows, it goes on as well, and says that the bits differ.
+A run folder is one program's at a time: the lock on it goes when that program dies, also by SIGKILL.
 
 Where it differs on purpose from common practice: the reference policy needs no checkpoint, it is
 the base with both adapters off and so cannot drift at a resume.
 """
+import errno
 import json
 import os
 import pickle
+import random
 import re
 import shutil
 import signal
@@ -28,14 +32,23 @@ from pathlib import Path
 
 import torch
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system
+    fcntl = None
+
+from curriculum import uses_length
 from runtime import health
 from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl, set_torn_line_aside
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 KEEP = 2  # checkpoints kept: the last, and the one before in case the last gets damaged
-TEMPORARY = "config.json.tmp"
-# options that a resumed run may change: the last two move memory and rounding, nothing else
+TEMPORARY, LOCK = "config.json.tmp", "lock"
+# options that a resumed run may change: these move memory and rounding, nothing else
 FREE = {"out", "resume", "threads", "cache_dir", "token_budget", "grad_checkpoint"}
+OTHER_BITS = {"max_rows", "device"}  # and these also the random numbers that a rollout gets
+# former names of options: a run folder that has one was made before the renaming
+FORMER = {"seeds", "env_probe"}
 
 
 class Stopped(Exception):
@@ -60,25 +73,112 @@ def choose_folder(o) -> Path:
     folder = Path(o.out)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file: name a folder")
-    if not o.resume and folder.is_dir() and any(f.name != TEMPORARY for f in folder.iterdir()):
-        what = "holds a run already: add --resume to go on with it" \
-            if (folder / "config.json").is_file() else "is not empty"
-        raise UserError(f"run folder {folder} {what}, or choose another --out")
+    if not o.resume:
+        _refuse_used(folder)
     return folder
 
 
+def _refuse_used(folder: Path):
+    """UserError if a folder holds anything but what a run leaves that never began."""
+    if folder.is_dir() and any(f.name not in (TEMPORARY, LOCK) for f in folder.iterdir()):
+        what = "holds a run already: add --resume to go on with it" \
+            if (folder / "config.json").is_file() else "is not empty"
+        raise UserError(f"run folder {folder} {what}, or choose another --out")
+
+
 def create_folder(folder: Path, o):
-    """Make the run folder and write config.json, whole or not at all. Raises UserError."""
+    """Make the folder of a fresh run, lock it, write config.json, whole or not at all.
+
+    Returns (folder, the open lock). Of two runs started at once only one gets the folder: the other
+    ends with a UserError, or, without --out, with the next free number.
+    """
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=bool(o.out))
+            break
+        except FileExistsError:
+            if folder.is_dir():  # its number was free a moment ago
+                folder = choose_folder(o)
+                continue
+            raise UserError(f"--out {folder} is a file: name a folder") from None
+        except OSError as error:
+            raise _unwritable(folder, error) from None
+    lock = lock_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _refuse_used(folder)  # a run may have begun, and ended, since the folder was chosen
+        write_config(folder, o)
+    except BaseException:
+        lock.close()
+        raise
+    return folder, lock
+
+
+def write_config(folder: Path, o):
+    """config.json of a run, whole or not at all. Raises UserError where that cannot be."""
+    try:
         (folder / TEMPORARY).write_text(json.dumps({**asdict(o), "resume": False}, indent=1))
         (folder / TEMPORARY).rename(folder / "config.json")
     except OSError as error:
         with suppress(OSError):  # leave nothing behind that would look like a run
             (folder / TEMPORARY).unlink(missing_ok=True)
-            folder.rmdir()
-        raise UserError(f"cannot write to run folder {folder}: {error.strerror}; "
-                        "choose another --out") from None
+            if not (folder / "config.json").exists():
+                (folder / LOCK).unlink(missing_ok=True)
+                folder.rmdir()
+        raise _unwritable(folder, error) from None
+
+
+def lock_folder(folder: Path):
+    """The run folder's lock, an open file: it is held until that is closed or the process is dead.
+
+    Raises UserError if another program is at work there. Where the system or the file system has no
+    such locks, one line says that nothing guards the folder.
+    """
+    path, missing = folder / LOCK, fcntl is None
+    try:
+        handle = open(path, "ab")
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    try:
+        if fcntl:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # a run that could not begin may have removed the file that was opened here
+        taken = not path.exists() or not os.path.samestat(os.fstat(handle.fileno()), path.stat())
+    except OSError as error:
+        taken = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+        missing = not taken
+    if taken:
+        handle.close()
+        raise UserError(f"another program is at work in run folder {folder}: wait until it ends, "
+                        "or choose another --out")
+    if missing:
+        print(f"run folder {folder} cannot be locked on this system: start no second program there")
+    return handle
+
+
+def _unwritable(folder, error) -> UserError:
+    return UserError(f"cannot write to run folder {folder}: {error.strerror}; choose another --out")
+
+
+def check_adapter_folder(path, name: str):
+    """UserError unless `path`, the value of option `name`, is a folder with an adapter in PEFT
+    format; nothing is checked where it is empty."""
+    if not path:
+        return
+    folder, flag = Path(path), "--" + name.replace("_", "-")
+    missing = [f for f in ("adapter_config.json", "adapter_model.safetensors")
+               if not (folder / f).is_file()]
+    if not folder.is_dir() or missing:
+        what = f"it has no {missing[0]}" if folder.is_dir() else "there is no such folder"
+        raise UserError(f"{flag} {path}: {what}; name a folder in PEFT format, as a run writes it "
+                        f"to adapters/{name.partition('_')[0]}")
+
+
+def world_of(out: str) -> str:
+    """The world of the run in a folder, "" if its config.json does not say."""
+    try:
+        return str(json.loads((Path(out) / "config.json").read_text()).get("world", ""))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""  # resumed_options says what is wrong
 
 
 def resumed_options(given: dict, preset: dict, Options) -> dict:
@@ -93,6 +193,10 @@ def resumed_options(given: dict, preset: dict, Options) -> dict:
         unknown = set(saved.keys()) - {f.name for f in fields(Options)}
     except (ValueError, AttributeError, RecursionError):
         raise UserError(f"{path} is damaged: it is not a JSON object") from None
+    if unknown & FORMER:
+        raise UserError(f"{path.parent} was made by an earlier version of this program (option "
+                        f"{sorted(unknown & FORMER)[0]}); go on with that version or start a new "
+                        "run in another --out")
     if unknown:
         raise UserError(f"{path} has an option this version does not know: {sorted(unknown)[0]}")
     for f in fields(Options):
@@ -101,12 +205,15 @@ def resumed_options(given: dict, preset: dict, Options) -> dict:
             raise UserError(f"{path}: option {f.name} has the value {saved[f.name]!r}, "
                             f"which is no {f.type.__name__}")
     changed = {**preset, **given}
-    endless = saved.get("alpha_schedule") in ("constant", "adaptive", "integral")
-    free = FREE | ({"epochs"} if endless else set())
-    for name, value in changed.items():
-        if name not in free and value != saved.get(name):
-            raise UserError(f"--{name.replace('_', '-')} was {saved.get(name)!r} in this run and "
-                            f"cannot become {value!r} now; start a new run in another --out")
+    former = {**{f.name: f.default for f in fields(Options)}, **saved}  # older runs have fewer
+    free = FREE | OTHER_BITS | (set() if uses_length(former["alpha_schedule"]) else {"epochs"})
+    changes = {name: value for name, value in changed.items() if value != former[name]}
+    says = {name: f"--{name.replace('_', '-')} was {former[name]!r} in this run and" for name in changes}
+    for name in changes.keys() - free:
+        raise UserError(f"{says[name]} cannot become {changes[name]!r} now; start a new run in "
+                        "another --out")
+    for name in sorted(changes.keys() & OTHER_BITS):
+        print(f"{says[name]} is {changes[name]!r} now: it goes on, but no longer to the bit")
     return saved
 
 
@@ -143,7 +250,8 @@ def _write(run, root, final):
             "adapters": {name: [p.detach().cpu() for p in params]
                          for name, params in run.policy.params.items()},
             "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
-            "generators": [run.rng.get_state(), run.sampler.get_state()]}, scratch / "state.pt")
+            "generators": [run.rng.get_state(), run.sampler.get_state()],
+            "device": run.sampler.device.type}, scratch / "state.pt")
         (scratch / "part.json").write_text(json.dumps({
             "part": _part_to_json(run.part), "success": run.success,
             "sizes": {name: _size(run.folder / name) for name in FILES}}))
@@ -173,7 +281,7 @@ def load(run):
             raise UserError(f"{run.folder / name} is shorter than its checkpoint says: it was cut "
                             "or edited; restore it, or start a new run in another --out")
     if saved:
-        _read_state(run, folders[-1] / "state.pt")
+        _read_state(run, folders[-1] / "state.pt", saved["part"])
         run.part, run.success = saved["part"], saved["success"]
     _rewind(run.folder, known)
     if not saved:
@@ -211,8 +319,8 @@ def _history(path, epochs: int) -> list:
     return history
 
 
-def _read_state(run, path):
-    """Adapters, optimisers and generators of a checkpoint into `run`."""
+def _read_state(run, path, part):
+    """Adapters, optimisers and generators of a checkpoint, made at `part`, into `run`."""
     optimizers = run.agent_optimizer, run.env_optimizer
     try:
         with zipfile.ZipFile(path) as file:  # what torch.save writes; its checksums find bad bits
@@ -228,7 +336,7 @@ def _read_state(run, path):
                 _same_shapes(params, [m[key] for m in moments])
             optimizer.load_state_dict(value)
         run.rng.set_state(state["generators"][0])
-        run.sampler.set_state(state["generators"][1])
+        moved = _restore_sampler(run, state, part)
         with torch.no_grad():
             for name, params in run.policy.params.items():
                 for p, value in zip(params, state["adapters"][name]):
@@ -236,6 +344,26 @@ def _read_state(run, path):
     except (OSError, RuntimeError, LookupError, ValueError, EOFError, TypeError, AttributeError,
             pickle.UnpicklingError, zipfile.BadZipFile) as error:
         raise _damaged(path, error) from None
+    if moved:
+        print(moved)
+
+
+def _restore_sampler(run, state, part) -> str:
+    """Put the generator of tokens back; returns what to tell the user, or "".
+
+    Its state is of use on the kind of device that made it. On another kind it gets a new seed that
+    depends on --seed, epoch and step alone, so two such resumes draw the same tokens.
+    """
+    value, here = state["generators"][1], run.sampler.device.type
+    if value.dtype != torch.uint8 or value.dim() != 1:
+        raise ValueError("a generator's state is of another kind")
+    made_on = state.get("device", here)  # checkpoints of former versions do not say
+    if made_on == here and value.numel() == run.sampler.get_state().numel():
+        run.sampler.set_state(value)
+        return ""
+    made_on = made_on if made_on != here else "another kind of device"
+    run.sampler.manual_seed(random.Random(f"{run.o.seed} {part.t} {part.step}").getrandbits(63))
+    return f"this checkpoint was made on {made_on}: on {here} the run goes on, but not to the bit"
 
 
 def _same_shapes(params, tensors):

@@ -14,7 +14,7 @@ shares are taken of what could have been right. Thresholds were set on recorded 
 """
 import math
 
-from curriculum import STEERING, target_of
+from curriculum import steers, target_of
 
 READS = ("epoch", "alpha", "success_rate", "validation", "distinct_tasks", "skill_entropy",
          "written", "invalid", "truncated", "zero_variance", "replay_gain", "replays", "env_kept",
@@ -57,7 +57,7 @@ def warn_starvation(r, history, o):
     tried = r["written"] - sum(r["invalid"].values())
     if o.variant != "genenv" or r["epoch"] == 0 or _stuck(r) or r["env_kept"] >= 0.05 * tried:
         return None
-    far = abs(r["success_rate"] - r["alpha"]) > o.k_min and o.alpha_schedule not in STEERING
+    far = abs(r["success_rate"] - r["alpha"]) > o.k_min and not steers(o.alpha_schedule)
     change = f"move --alpha towards the success rate {r['success_rate']:.2f}, or raise --k-min" \
         if far else "raise --k-min"
     return (f"starvation: {r['env_kept']} of {tried} tasks fell into the band "

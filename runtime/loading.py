@@ -38,7 +38,7 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
         with gguf.as_folder(model, dtype) as folder:
             return load_model(folder, quant, dtype, device)
     check_model_folder(model)
-    options = dict(dtype=dtype, device_map={"": device})
+    options = dict(dtype=dtype, device_map={"": device}, trust_remote_code=False)
     if quant == "nf4":
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
@@ -49,12 +49,20 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
         tokenizer = load_tokenizer(model)  # first: it fails fast
         return AutoModelForCausalLM.from_pretrained(model, **options), tokenizer
     except (OSError, ValueError, KeyError) as error:
+        refuse_own_code(model, error)
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"cannot load the model {model}: {reason}") from None
     except (SafetensorError, RuntimeError) as error:  # a broken download, another model's weights
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(f"the weights of {model} do not load ({reason:.160}): are they whole, "
                         "and do they belong to the config.json beside them?") from None
+
+
+def policy_options(o) -> dict:
+    """What Policy.load takes of a run's Options."""
+    return dict(rank=o.rank, quant=o.quant or None, dtype=o.dtype, device=o.device, seed=o.seed,
+                adapter_paths={"agent": o.agent_adapter, "env": o.env_adapter},
+                chat_template_kwargs=json.loads(o.chat_template_kwargs or "{}"))
 
 
 def load_tokenizer(model):
@@ -67,7 +75,18 @@ def load_tokenizer(model):
     config = Path(model) / "tokenizer_config.json"
     kind = json.loads(config.read_text()).get("tokenizer_class") if config.is_file() else None
     plain = kind in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(model)
+    return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(
+        model, trust_remote_code=False)
+
+
+def refuse_own_code(model, error):
+    """Raises UserError if transformers failed because the model brings code: it is never run.
+
+    Without `trust_remote_code=False` transformers would ask on the terminal, and run it after a y.
+    """
+    if "trust_remote_code" in str(error):
+        raise UserError(f"{model} needs Python code of its own (auto_map in its configuration), "
+                        "which is never run here: choose a model that transformers knows") from None
 
 
 def find_eos_ids(lm, tokenizer) -> list[int]:

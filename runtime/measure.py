@@ -11,6 +11,9 @@ moves smoothly; `validation_greedy` is the usual one attempt at temperature 0.
 """
 import math
 from collections import Counter
+from contextlib import contextmanager
+
+import torch
 
 import curriculum
 from runtime import health, memory
@@ -53,37 +56,70 @@ def validate(run) -> dict:
 
 
 def epoch_record(run, env_stats: dict, alpha: float) -> dict:
-    """The metrics of the epoch in run.part, JSON-ready. Rates in [0, 1], lengths in the world's
+    """The metrics of the epoch in run.state, JSON-ready. Rates in [0, 1], lengths in the world's
     units or tokens, KL in nats per token, entropy in bits."""
-    part, world = run.part, run.world
-    new = [(task, p) for task, p, _ in part.tries if task.origin != "base" and
-           (task.epoch == part.t or task.origin != "env")]
-    traces = [e for _, _, es in part.tries for e in es]
-    old = [(before, now) for before, age, now in part.replays if age >= 2 and 0 < before < 1]
+    state, world = run.state, run.world
+    new = first_attempts(state)
+    traces = [e for _, _, es in state.attempts for e in es]
+    old = [(before, now) for before, age, now in state.replays if age >= 2 and 0 < before < 1]
     record = {
-        "epoch": part.t, "alpha": alpha, "success_rate": mean(p for _, p in new),
+        "epoch": state.epoch, "alpha": alpha, "success_rate": mean(p for _, p in new),
         **validate(run),
         "reward": mean(e.reward for e in traces),
         "task_length": mean(world.task_length(task) for task, _ in new),
-        "response_length": mean(e.tokens for task, _, es in part.tries
+        "response_length": mean(e.tokens for task, _, es in state.attempts
                                 for e in es if task.origin != "base"),
         "solved": mean(p == 1 for _, p in new), "unsolved": mean(p == 0 for _, p in new),
-        "distinct_tasks": len({task.id for task, _ in new}),
+        "distinct_tasks": len(new),
         "skill_entropy": entropy(s for task, _ in new for s in world.skills(task)),
-        "written": part.written, "invalid": dict(part.invalid),
-        "truncated": mean(e.truncated for e in traces),
+        "written": state.written, "invalid": dict(state.invalid),
+        "truncated": mean(bool(e.truncated) for e in traces),
         "replay_gain": mean(now - before for before, now in old), "replays": len(old),
-        **{key: mean(a[key] for a in part.agent) for key in
-           ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens")},
+        "signal": curriculum.signal_by_p_hat(state.replays),
+        **{key: mean(a[key] for a in state.agent) for key in
+           ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens",
+            "mismatch_mean")},
+        "mismatch_max": max((a["mismatch_max"] for a in state.agent), default=0.0),
+        "skipped_steps": sum(a["skipped_steps"] for a in state.agent),
+        "agent_moved": sum(a["moved"] for a in state.agent),
+        "other_adapter_moved": any(a["other_moved"] for a in [*state.agent, env_stats]
+                                   if "other_moved" in a),
         **{key: env_stats.get(key, 0) for key in
-           ("env_kept", "env_kl", "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped")},
+           ("env_kept", "env_batch_fresh", "env_batch_aged", "env_weight_ratio", "env_kl",
+            "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped",
+            "env_moved")},
         "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
-        "tokens_per_s": part.rollout_tokens / max(1e-9, part.rollout_seconds),
-        "seconds": part.seconds,
+        "tokens_per_s": state.rollout_tokens / max(1e-9, state.rollout_seconds),
+        "seconds": state.seconds,
     }
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
     record["warnings"] = health.warnings(record, run.history, run.o)
     return record
+
+
+def first_attempts(state) -> list:
+    """(task, p_hat) of the tasks that are new in this epoch, each at its first attempt: a task that
+    is replayed in the epoch that wrote it counts once."""
+    new = {}
+    for task, p_hat, _ in state.attempts:
+        if task.origin != "base" and (task.epoch == state.epoch or task.origin != "env"):
+            new.setdefault(task.id, (task, p_hat))
+    return list(new.values())
+
+
+@contextmanager
+def movement(policy, adapter):
+    """Proof of training: within, `adapter` may move and no other may. Yields a dictionary that is
+    filled at the end: moved, the L2 distance that the adapter has gone; other_moved, whether a bit
+    of another adapter has changed."""
+    others = [name for name in policy.params if name != adapter]
+    before = [p.detach().clone() for p in policy.params[adapter]]
+    sums = [policy.checksum(name) for name in others]
+    found = {}
+    yield found
+    distance = sum(((p.detach() - b) ** 2).sum() for p, b in zip(policy.params[adapter], before))
+    found.update(moved=float(torch.as_tensor(distance).sqrt()),
+                 other_moved=sums != [policy.checksum(name) for name in others])
 
 
 def mean(values) -> float:
@@ -100,25 +136,45 @@ def entropy(labels) -> float:
 
 
 def line(r: dict) -> str:
-    """The one line per epoch."""
-    text = (f"epoch {r['epoch']:3d} | validation {r['validation']:.3f} | success "
+    """The lines per epoch: how the co-evolution goes, and, where there was training, its proof."""
+    text = [f"epoch {r['epoch']:3d} | validation {r['validation']:.3f} | success "
             f"{r['success_rate']:.2f} (alpha {r['alpha']:.2f}) | task length {r['task_length']:.2f}"
             f" | distinct {r['distinct_tasks']:4d} | in band {r['env_kept']:4d} | env KL "
-            f"{r['env_kl']:.3f} | {r['tokens_per_s']:6.0f} tok/s | {r['seconds']:5.1f} s")
-    return "\n".join([text, *(f"  ! {w}" for w in r["warnings"])])
+            f"{r['env_kl']:.3f} | {r['tokens_per_s']:6.0f} tok/s | {r['seconds']:5.1f} s"]
+    if r["agent_moved"] or r["env_moved"]:
+        text.append(proof_line(r))
+    return "\n".join([*text, *(f"  ! {w}" for w in r["warnings"])])
 
 
-def postfix(part) -> dict:
+def proof_line(r: dict) -> str:
+    """That training takes place: how far each adapter moved, that it moved alone, and that policy
+    and reference differ (nats per token; the agent's KL is the mean over the epoch's updates)."""
+    alone = "ANOTHER ADAPTER MOVED TOO" if r["other_adapter_moved"] else "each alone"
+    return (f"          moved: agent {r['agent_moved']:.2f}, simulator {r['env_moved']:.2f}, {alone}"
+            f" | KL to the start: agent {r['kl']:.3f}, simulator {r['env_kl']:.3f} | largest weight "
+            f"/ smallest {r['env_weight_ratio']:.2f} | batch {r['env_batch_fresh']} fresh + "
+            f"{r['env_batch_aged']} aged")
+
+
+def postfix(state) -> dict:
     """What the progress bar shows of the steps so far."""
-    latest = part.tries[-64:]
+    latest = state.attempts[-64:]
     return {"p_hat": f"{mean(p for _, p, _ in latest):.2f}",
             "reward": f"{mean(e.reward for _, _, es in latest for e in es):.2f}",
-            "tok/s": f"{part.rollout_tokens / max(1e-9, part.rollout_seconds):.0f}"}
+            "tok/s": f"{state.rollout_tokens / max(1e-9, state.rollout_seconds):.0f}"}
 
 
-def samples(run, n=4) -> list:
-    """A few tasks of the epoch with two traces each, for a person to read."""
-    step = max(1, len(run.part.tries) // n)
-    return [{"epoch": run.part.t, "task": task.text, "origin": task.origin, "p_hat": p_hat,
-             "traces": [{"text": e.text, "reward": e.reward} for e in traces[:2]]}
-            for task, p_hat, traces in run.part.tries[::step][:n]]
+def samples(run, n=8) -> list:
+    """What a person should read: tasks of the epoch beside the task that they vary, the expected
+    answer and two traces each; and texts that were refused, with the reason."""
+    state, world = run.state, run.world
+    step = max(1, len(state.attempts) // n)
+    shown = []
+    for task, p_hat, traces in state.attempts[::step][:n]:
+        parent = run.train_pool.tasks.get(task.seed_task)
+        shown.append({"epoch": state.epoch, "task": task.text, "origin": task.origin,
+                      "p_hat": p_hat, "seed_task": parent.text if parent else "",
+                      "expected": world.expected(task) if hasattr(world, "expected") else "",
+                      "traces": [{"text": e.text, "reward": e.reward} for e in traces[:2]]})
+    return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
+                     "reason": reason} for seed_task, text, reason in state.refused]

@@ -9,14 +9,14 @@ phases of an epoch in `peak_memory`. Alone:
     print(check(model_config("Qwen/Qwen2.5-7B-Instruct"), options, available=24e9))
 
 Where the numbers come from: parameters are counted, on torch's meta device, so any dense decoder of
-transformers will do. A phase is looked at moment by moment (prefill, a decoding step, the backward
-pass of an MLP ...), as what is needed at one is gone at another; its largest moment counts. Keys
+transformers will do. A phase is looked at instant by instant (prefill, a decoding step, the backward
+pass of an MLP ...), as what is needed at one is gone at another; its largest instant counts. Keys
 and values follow from the shapes of a rollout batch. Activations are the tensors that autograd was
 seen to save in a Llama-like layer with LoRA on every linear layer, gradients and temporaries what
 torch's allocator was seen to hand out; tests/test_memory.py counts both again. What one cannot know
 beforehand is left out: the allocator's fragmentation (hence MARGIN) and kernels' workspaces. A
 4-bit weight unpacked for a product, 0.14 GB at 7B, is met where fewer activations exist than at the
-moments below.
+instants below.
 The estimate is for the longest prompts and responses that the options allow, with no response
 ending early, so that most steps stay well below it.
 
@@ -34,7 +34,7 @@ import torch
 from data_pool import UserError
 from runtime import gguf
 from runtime.dtypes import choose_dtype
-from runtime.loading import check_model_folder
+from runtime.loading import check_model_folder, refuse_own_code
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
 
 MARGIN = 1.08   # what the allocator holds beyond what is in use
@@ -43,6 +43,7 @@ OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
     "base weights": ("quant", "model"),
     "adapters and optimisers": ("rank",),
     "copies of the simulator's state": ("rank",),
+    "copy of the adapter": ("rank",),
     "keys and values": ("max_rows", "max_prompt_tokens", "max_response_tokens", "max_task_tokens"),
     "prefill": ("max_rows", "max_prompt_tokens"),
     "attention of a chunk": ("max_prompt_tokens", "max_rows"),
@@ -53,7 +54,7 @@ OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
     "activations": ("token_budget", "grad_checkpoint", "max_prompt_tokens", "max_response_tokens"),
     "prompt copies per response": ("token_budget", "G"),
     "logit chunk": ("token_budget",),
-    "scoring the probe": ("token_budget",),
+    "scoring the KL sample": ("token_budget",),
 }
 
 
@@ -70,8 +71,9 @@ def model_config(model: str):
     # without a network the hub's client announces every retry; the error at the end is enough
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
-        return AutoConfig.from_pretrained(model)
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        refuse_own_code(model, error)
         what = "the model" if Path(model).is_dir() else "the hub model (there is no such folder)"
         raise UserError(f"cannot read the configuration of {what} {model}: "
                         f"{str(error).strip().splitlines()[0]}") from None
@@ -98,7 +100,7 @@ def count_parameters(config, rank: int = 16) -> dict:
     from transformers import AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except ValueError:
         raise UserError(f"a model of type {config.model_type} is no causal language model: "
                         "give --model a chat model") from None
@@ -149,8 +151,8 @@ def cache_keys(P: int, G: int, R: int) -> int:
     return room
 
 
-def rollout_moments(config, e, prompts, G, P, R, max_rows) -> list:
-    """One call of Policy.sample at its widest chunk of prompts: [{part: bytes}] for its moments."""
+def rollout_instants(config, e, prompts, G, P, R, max_rows) -> list:
+    """One call of Policy.sample at its widest chunk of prompts: [{part: bytes}] for its instants."""
     D, I, V = config.hidden_size, _inner(config), config.vocab_size
     heads, key_heads, head_dim = _heads(config)
     B = min(prompts, max(1, max_rows // G))
@@ -221,8 +223,8 @@ def layer_bytes(config, e: int, rank: int, tokens, own=0, keys=0, pairs=0, **_) 
     return plain + casts, grouped if keys else 0
 
 
-def training_moments(config, e, rank, grad_checkpoint, batch: dict) -> list:
-    """Forward and backward of one micro-batch: [{part: bytes}] for its moments.
+def training_instants(config, e, rank, grad_checkpoint, batch: dict) -> list:
+    """Forward and backward of one micro-batch: [{part: bytes}] for its instants.
 
     batch: tokens, targets ... as largest_micro_batch names them.
     """
@@ -233,7 +235,7 @@ def training_moments(config, e, rank, grad_checkpoint, batch: dict) -> list:
     inputs = tokens * layers * D * e if grad_checkpoint else 0
     copies = 2 * batch.get("keys", 0) * heads * head_dim * e
 
-    def moment(saved_layers, more, group_gradients=0, chunk=0):
+    def instant(saved_layers, more, group_gradients=0, chunk=0):
         return {"checkpointed layer inputs": inputs, "activations": saved_layers * plain + more,
                 "prompt copies per response": saved_layers * grouped + group_gradients,
                 "logit chunk": chunk}
@@ -243,9 +245,9 @@ def training_moments(config, e, rank, grad_checkpoint, batch: dict) -> list:
     chunk = max(min(LOGIT_CHUNK, targets) * V * 3 * FP32 + targets * D * 2 * e,
                 targets * D * (3 * e + 2 * FP32))
     before, during = (0, 1) if grad_checkpoint else (layers, layers)
-    return [moment(before, tokens * D * (FP32 + 2 * e), chunk=chunk),
-            moment(during, tokens * (2 * I + D) * e),     # backward of an MLP: two wide gradients
-            moment(during, -tokens * 4 * I * e, copies)]  # of attention: the MLP's tensors are gone
+    return [instant(before, tokens * D * (FP32 + 2 * e), chunk=chunk),
+            instant(during, tokens * (2 * I + D) * e),     # backward of an MLP: two wide gradients
+            instant(during, -tokens * 4 * I * e, copies)]  # of attention: the MLP's tensors are gone
 
 
 # ---------------------------------------------------------------------------------------------
@@ -253,51 +255,61 @@ def training_moments(config, e, rank, grad_checkpoint, batch: dict) -> list:
 
 
 def estimate(config, o, e: int = 0) -> dict:
-    """What a run with options `o` needs: {phase: {part: bytes}}, each phase at its largest moment.
+    """What a run with options `o` needs: {phase: {part: bytes}}, each phase at its largest instant.
 
     Phase "always" is there throughout, the other phases come one at a time on top of it. e: bytes
     per number of the compute type; 0 = of the type that Policy.load will choose.
     """
-    return {phase: max(parts, key=phase_peak) for phase, parts in moments(config, o, e).items()}
+    return {phase: max(parts, key=phase_peak) for phase, parts in instants(config, o, e).items()}
 
 
-def moments(config, o, e: int = 0) -> dict:
+def instants(config, o, e: int = 0) -> dict:
     """The estimate before it is narrowed down: {phase: [{part: bytes}, ...]}."""
-    device = "cuda" if _on_gpu(o.device) else "cpu"
-    e = e or choose_dtype(getattr(o, "dtype", "auto"), device, config=config).itemsize
+    e = e or bytes_of(config, o)
     counts, config = count_parameters(config, o.rank), config.get_text_config(decoder=True)
-    P, n_tasks = o.max_prompt_tokens, o.seeds * o.variations + round(
-        o.seeds * o.variations * o.replay)
-    rollouts = lambda *shape: rollout_moments(config, e, *shape, o.max_rows)
+    P, n_tasks = o.max_prompt_tokens, o.seed_tasks * o.variations + round(
+        o.seed_tasks * o.variations * o.replay)
+    rollouts = lambda *shape: rollout_instants(config, e, *shape, o.max_rows)
     # at any number of tasks, with different numbers of attempts in turn
-    attempts = lambda *Gs: sum((rollout_moments(config, e, o.max_rows, G, P, o.max_response_tokens,
+    attempts = lambda *Gs: sum((rollout_instants(config, e, o.max_rows, G, P, o.max_response_tokens,
                                                 rollout_rows(o, G, P)) for G in Gs), [])
-    training = lambda groups, G, R: training_moments(
+    training = lambda groups, G, R: training_instants(
         config, e, o.rank, o.grad_checkpoint, largest_micro_batch(groups, G, P, R, o.token_budget))
-    # the KL terms score the whole probe, without gradient: prefill's widest tensors, no cache
-    probe = largest_micro_batch(o.env_probe, 1, P, o.max_task_tokens, o.token_budget)["tokens"]
-    scoring = probe * (3 * _inner(config) + 4 * config.hidden_size) * e
+    # the KL terms score the whole sample, without gradient: prefill's widest tensors, no cache
+    sample = largest_micro_batch(o.env_kl_sample, 1, P, o.max_task_tokens, o.token_budget)["tokens"]
+    scoring = sample * (3 * _inner(config) + 4 * config.hidden_size) * e
     # an RWR step can be undone: weights and moments are copied, before the former copy is let go
     state = FP32 * counts["lora"]  # one adapter in fp32
     copies = lambda n: {"copies of the simulator's state": 3 * n * state}
-    rwr = [{**copies(1), **parts} for parts in training(o.env_batch, 1, o.max_task_tokens)]
+    # a mini-batch: the records, and as many own texts for the KL term
+    n_rows = o.env_batch + min(o.env_batch, o.env_kl_sample)
+    rwr = [{**copies(1), **parts} for parts in training(n_rows, 1, o.max_task_tokens)]
+    # what the adapter was before the update, to tell how far it moved
+    before = {"copy of the adapter": state}
     return {
         "always": [{"base weights": base_bytes(counts, o.quant, e),
                     # two policies: weights, gradients and the two moments of AdamW
                     "adapters and optimisers": 2 * 4 * state}],
         # the fixed task set of the ablation: five variations of any number of base tasks
         "simulator rollouts": rollouts(o.max_rows, 5, P, o.max_task_tokens)
-        if o.variant == "static" else rollouts(o.seeds, o.variations, P, o.max_task_tokens),
+        if o.variant == "static" else rollouts(o.seed_tasks, o.variations, P, o.max_task_tokens),
         **({"agreement check": attempts(o.agreement)} if o.agreement else {}),
         "agent rollouts": rollouts(n_tasks, o.G, P, o.max_response_tokens),
-        "agent update (GRPO)": training(n_tasks, o.G, o.max_response_tokens),
-        "simulator update (RWR)": [*rwr, copies(2), {**copies(1), "scoring the probe": scoring}],
+        "agent update (GRPO)": [{**before, **parts} for parts in
+                                training(n_tasks, o.G, o.max_response_tokens)],
+        "simulator update (RWR)": [{**before, **parts} for parts in (
+            *rwr, copies(2), {**copies(1), "scoring the KL sample": scoring})],
         "validation": attempts(o.val_samples, 1),  # sampled, and greedy
     }
 
 
+def bytes_of(config, o) -> int:
+    """Bytes per number of the compute type that a run with options `o` will have."""
+    return choose_dtype(o.dtype, "cuda" if _on_gpu(o.device) else "cpu", config=config).itemsize
+
+
 def phase_peak(parts: dict) -> int:
-    """Bytes of a phase, or of one of its moments: its parts together."""
+    """Bytes of a phase, or of one of its instants: its parts together."""
     return sum(parts.values())
 
 
@@ -390,10 +402,11 @@ def peak_memory(peaks: dict, phase: str, device):
     try:
         yield peaks
     except torch.OutOfMemoryError:
-        # rows at once decide which random numbers a rollout gets: a resumed run must keep them
-        advice = "go on from the last checkpoint with --resume and a lower --token-budget" \
-            if "update" in phase else "start a run in another --out with a lower --max-rows"
-        raise UserError(f"out of GPU memory during {phase}: {advice}") from None
+        # rows at once also decide which random numbers a rollout gets
+        advice = "a lower --token-budget, or --grad-checkpoint" if "update" in phase else \
+            "a lower --max-rows (from there on no longer to the bit)"
+        raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
+                        f"--resume --out RUN and {advice}") from None
     finally:
         if device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(device)

@@ -22,10 +22,10 @@ _7B = {
     "quant": "nf4",              # 5.6 GB once for both policies and the reference
     "rank": 16,                  # all linear layers: 40 M parameters per policy
     "grad_checkpoint": True,     # training only; rollouts keep their KV cache
-    # the loop: 16 seeds x 4 variations = the paper's batch of 64
+    # the loop: 16 seed tasks x 4 variations = the paper's batch of 64
     "epochs": 10,
     "steps": 8,
-    "seeds": 16,
+    "seed_tasks": 16,
     "variations": 4,
     "G": 8,
     "temperature": 1.0,
@@ -57,12 +57,12 @@ PRESETS = {
     "tiny": {
         "epochs": 2,
         "steps": 1,
-        "seeds": 4,
+        "seed_tasks": 4,
         "variations": 2,
         "G": 4,
         "env_updates": 2,
         "env_batch": 8,
-        "env_probe": 16,
+        "env_kl_sample": 16,
         "max_task_tokens": 256,      # the defaults suit the ladder, whose tasks are a dozen words
         "max_response_tokens": 64,
         "token_budget": 4096,

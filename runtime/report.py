@@ -15,12 +15,14 @@ import html
 import io
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 from curriculum import target_of
 from data_pool import UserError, read_jsonl
 
 BLUE, ORANGE, GREEN, GREY = "#0b62a4", "#d1670b", "#3a8a3a", "#888888"
+COLOURS = (BLUE, ORANGE, GREY, GREEN, "#8e44ad", "#b03a2e")
 
 
 # what the figures read of a record; for a run that was written by another version it is missing
@@ -60,12 +62,22 @@ def figures(metrics: list[dict], options: dict) -> dict:
             ("all reasons", lost()), ("copies and duplicates", lost(
                 "copy of the seed", "duplicate in the batch")),
             ("no agreement", lost("no agreement"))], RATE),
+        "refused.png": _draw(metrics, "Refused, by reason", "share of generations",
+                             [(reason, lost(reason)) for reason in top_reasons(metrics)]),
         "signal.png": _draw(metrics, "What teaches the agent nothing", "share", [
             ("groups with equal rewards", "zero_variance"),
             ("truncated responses", "truncated")], RATE),
         "replay.png": _draw(metrics, "Tasks tried again: change of p_hat", "difference", [
             ("now minus two or more epochs ago", "replay_gain")]),
     }
+
+
+def top_reasons(metrics, n=6) -> list[str]:
+    """The reasons for which most generations of a run were refused, the most frequent first."""
+    total = Counter()
+    for m in metrics:
+        total.update(m["invalid"])
+    return [reason for reason, _ in total.most_common(n)]
 
 
 def _draw(metrics, title, ylabel, lines, ylim=None, k_min=None):
@@ -78,13 +90,14 @@ def _draw(metrics, title, ylabel, lines, ylim=None, k_min=None):
         axis.fill_between(epochs, [a - k_min for a in alphas], [a + k_min for a in alphas],
                           color=GREEN, alpha=0.15, lw=0, label="band")
         axis.plot(epochs, alphas, color=GREEN, lw=1, ls="--", label="alpha")
-    for (label, key), colour in zip(lines, (BLUE, ORANGE, GREY)):
+    for (label, key), colour in zip(lines, COLOURS):
         values = [key(m) if callable(key) else m[key] for m in metrics]
         axis.plot(epochs, values, color=colour, marker="o", ms=3, lw=1.5, label=label)
     axis.set(title=title, xlabel="epoch", ylabel=ylabel, ylim=ylim)
     axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=8)
+    if lines:
+        axis.legend(frameon=False, fontsize=8)
     return figure
 
 
@@ -257,13 +270,20 @@ def _samples(folder, metrics) -> str:
 
 
 def _card(r) -> str:
-    """One task: its origin and success rate, its text, its traces with their rewards."""
+    """One task beside the one it varies: origin and success rate, text, expected answer, traces
+    with their rewards; or a text that was refused, with the reason."""
+    before = f"<pre class=seed>varies: {_text(r['seed_task'][:600])}</pre>" \
+        if r.get("seed_task") else ""
+    if "refused" in r:
+        return (f"<div class=card><span class=tag>refused: {_text(r['reason'])}</span>{before}"
+                f"<pre class=wrong>{_text(r['refused'][:900])}</pre></div>")
     traces = "".join(
         f"<pre class={'right' if e['reward'] >= 0.5 else 'wrong'}>{_text(e['text'][:600])}"
         f" <span class=tag>r = {e['reward']:.2g}</span></pre>" for e in r["traces"])
     origin = {"env": "written by the simulator"}.get(r["origin"], r["origin"])
+    expected = f"<pre>expected: {_text(r['expected'][:600])}</pre>" if r.get("expected") else ""
     return (f"<div class=card><span class=tag>{_text(origin)}, p_hat = {r['p_hat']:.2f}</span>"
-            f"<pre><b>{_text(r['task'][:900])}</b></pre>{traces}</div>")
+            f"{before}<pre><b>{_text(r['task'][:900])}</b></pre>{expected}{traces}</div>")
 
 
 def _three(metrics):

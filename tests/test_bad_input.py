@@ -25,7 +25,7 @@ from runtime import report
 from worlds import ladder
 
 pytestmark = pytest.mark.usefixtures("no_training")
-MICRO = ["--threads", "1", "--steps", "1", "--seeds", "4", "--val-samples", "1",
+MICRO = ["--threads", "1", "--steps", "1", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "2", "--rank", "4"]
 
 

@@ -2,25 +2,29 @@
 
     python -m pytest -q tests/test_checkpoint.py
 """
+import dataclasses
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from runtime import checkpoint
+from runtime import checkpoint, memory
 import data_pool
 import genenv
 from data_pool import read_jsonl
 from worlds import ladder
 
-MICRO = ["--threads", "1", "--steps", "2", "--seeds", "4", "--val-samples", "1",
+MICRO = ["--threads", "1", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "2", "--rank", "4", "--epochs", "3"]
 POOLS = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
@@ -296,3 +300,229 @@ def test_the_newest_checkpoint_is_known_by_its_numbers(tmp_path):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert [p.name for p in checkpoint._checkpoints(tmp_path)] == [
         "e0001-s003", "e0002-s999", "e0002-s1000"]
+
+
+# ---------------------------------------------------------------------------------------------
+# two programs, one folder
+
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def background(tmp_path, name, command):
+    """Run `command()` in a process of its own, its output in tmp_path/name; returns its id."""
+    pid = os.fork()
+    if pid == 0:
+        sys.stdout = sys.stderr = open(tmp_path / name, "w", buffering=1)
+        os._exit(command())
+    return pid
+
+
+def wait_for(path, pid):
+    """Until a file is there; fails where the process ends before."""
+    while not path.exists():
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0), "it ended"
+        time.sleep(0.002)
+
+
+@forks
+def test_a_run_folder_is_one_programs_until_it_dies(quiet, tmp_path, cache, capsys):
+    """A second run and a resume are refused in one line and write nothing, while the first lives;
+    SIGKILL frees the folder, and the run goes on to the same end."""
+    out = tmp_path / "r"
+    first = background(tmp_path, "said", lambda: run(out, cache))
+    wait_for(out / "config.json", first)
+    os.kill(first, signal.SIGSTOP)  # alive, but it writes no more
+    before = contents(out)
+    assert run(out, cache) == 2
+    one_line(capsys, out, "holds a run already")
+    assert genenv.main(["--resume", "--out", str(out)]) == 2
+    one_line(capsys, out, "another program is at work")
+    assert contents(out) == before
+    os.kill(first, signal.SIGKILL)
+    assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == -signal.SIGKILL
+    assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
+    equal(quiet, out)
+
+
+@forks
+@pytest.mark.parametrize("resume", [False, True], ids=["two runs", "two resumes"])
+def test_started_at_once_one_of_two_gets_the_folder(resume, quiet, tmp_path, cache, monkeypatch):
+    """Both have found the folder free before either takes it."""
+    out, here = tmp_path / "r", os.getpid()
+    if resume:
+        shutil.copytree(quiet, out)
+        shutil.rmtree(out / "checkpoints" / "e0004-s000")
+
+    def met(real):
+        def call(*args):
+            (tmp_path / f"ready{os.getpid()}").touch()
+            while len(list(tmp_path.glob("ready*"))) < 2 and os.getpid() != here:
+                time.sleep(0.002)
+            return real(*args)
+        return call
+    name = "lock_folder" if resume else "create_folder"
+    monkeypatch.setattr(checkpoint, name, met(getattr(checkpoint, name)))
+    command = lambda: run(out, cache, *(["--resume"] if resume else []))
+    pids = [background(tmp_path, name, command) for name in "ab"]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    assert sorted(codes) == [0, 2]
+    text = (tmp_path / "ab"[codes.index(2)]).read_text()
+    assert text.count("\n") == 1 and str(out) in text and "another program is at work" in text
+    equal(quiet, out)
+
+
+@forks
+def test_two_runs_without_a_name_get_two_folders(tmp_path, monkeypatch):
+    """Both chose runs/000-genenv: the second takes the next number."""
+    monkeypatch.chdir(tmp_path)
+    o = genenv.Options()
+    chosen = checkpoint.choose_folder(o)
+    (one, a), (two, b) = checkpoint.create_folder(chosen, o), checkpoint.create_folder(chosen, o)
+    with a, b:
+        assert [f.as_posix() for f in (one, two)] == ["runs/000-genenv", "runs/001-genenv"]
+
+
+def test_a_lock_goes_with_its_handle(tmp_path):
+    """Closed is free; open is not, not even for the same program."""
+    with checkpoint.lock_folder(tmp_path):
+        with pytest.raises(data_pool.UserError, match="another program is at work"):
+            checkpoint.lock_folder(tmp_path)
+    checkpoint.lock_folder(tmp_path).close()
+
+
+@pytest.mark.parametrize("how", ["no module", "no locks on this file system"])
+def test_where_nothing_can_be_locked_one_line_says_so(how, tmp_path, monkeypatch, capsys):
+    """Such a system must not be unable to run."""
+    if how == "no module":
+        monkeypatch.setattr(checkpoint, "fcntl", None)
+    else:
+        fail_at(monkeypatch, checkpoint.fcntl, "flock", 1, errno.ENOLCK)
+    checkpoint.lock_folder(tmp_path).close()
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1 and "cannot be locked" in out and str(tmp_path) in out
+
+
+def test_a_folder_with_a_lock_alone_is_empty(tmp_path, cache):
+    """A run killed between lock and config.json would block its folder for good."""
+    (tmp_path / "lock").touch()
+    o = genenv.Options(out=str(tmp_path))
+    checkpoint.create_folder(checkpoint.choose_folder(o), o)[1].close()
+    assert (tmp_path / "config.json").is_file()
+
+
+# ---------------------------------------------------------------------------------------------
+# another device, another width, another version
+
+
+def forge(folder, **changes):
+    """Edit state.pt of the newest checkpoint: None removes an entry."""
+    path = checkpoint._checkpoints(folder)[-1] / "state.pt"
+    state = {**torch.load(path, weights_only=True), **changes}
+    torch.save({k: v for k, v in state.items() if v is not None}, path)
+
+
+def on_a_gpu(folder, device="cuda"):
+    """Make the newest checkpoint one that was written on a GPU, whose generators have 16 bytes."""
+    path = checkpoint._checkpoints(folder)[-1] / "state.pt"
+    rng, sampler = torch.load(path, weights_only=True)["generators"]
+    assert sampler.numel() == 5056  # of the CPU
+    forge(folder, device=device, generators=[rng, torch.arange(16, dtype=torch.uint8)])
+
+
+@pytest.mark.parametrize("device", ["cuda", None], ids=["of this version", "of the one before"])
+def test_checkpoint_of_another_device_goes_on(device, copy, tmp_path, capsys):
+    """It was called damaged, and the advice was to remove it. Two such resumes agree in every bit,
+    and differ from the undisturbed run in the tokens that they draw."""
+    shutil.rmtree(copy / "checkpoints" / "e0004-s000")
+    on_a_gpu(copy, device)
+    twin = Path(shutil.copytree(copy, tmp_path / "twin"))
+    for folder in (copy, twin):
+        assert genenv.main(["--resume", "--out", str(folder)]) == 0
+        out = capsys.readouterr().out
+        assert len([s for s in out.splitlines() if "not to the bit" in s and "cpu" in s]) == 1
+    equal(copy, twin)
+
+
+def test_a_moved_run_draws_from_a_stream_of_its_own():
+    """Seed, epoch and step make the stream: no two resumes of different places share one."""
+    streams = set()
+    for seed, t, step in ((0, 3, 0), (0, 3, 1), (0, 4, 0), (1, 3, 0), (0, 3, 0)):
+        r = SimpleNamespace(sampler=torch.Generator(), o=SimpleNamespace(seed=seed))
+        state = {"device": "cuda", "generators": [None, torch.zeros(16, dtype=torch.uint8)]}
+        assert checkpoint._restore_sampler(r, state, genenv.Part(t=t, step=step))
+        streams.add(r.sampler.initial_seed())
+    assert len(streams) == 4
+
+
+def test_same_device_goes_on_to_the_bit(quiet, copy, capsys):
+    """The device is saved, and on that device nothing is said and nothing differs."""
+    state = torch.load(checkpoint._checkpoints(copy)[-1] / "state.pt", weights_only=True)
+    assert state["device"] == "cpu"
+    shutil.rmtree(copy / "checkpoints" / "e0004-s000")
+    assert genenv.main(["--resume", "--out", str(copy)]) == 0
+    assert "to the bit" not in capsys.readouterr().out
+    equal(quiet, copy)
+
+
+@pytest.mark.parametrize("flags", [["--max-rows", "16"], ["--device", "cpu"]], ids=" ".join)
+def test_width_and_device_may_change_on_resume(flags, copy, capsys):
+    """What an out-of-memory message advises must be possible; one line says what it costs."""
+    shutil.rmtree(copy / "checkpoints" / "e0004-s000")
+    assert genenv.main(["--resume", "--out", str(copy), *flags]) == 0
+    said = [s for s in capsys.readouterr().out.splitlines() if "no longer to the bit" in s]
+    assert len(said) == 1 and flags[0] in said[0]
+    assert len(read_jsonl(copy / "metrics.jsonl")) == 4
+    name = flags[0][2:].replace("-", "_")
+    assert str(json.loads((copy / "config.json").read_text())[name]) == flags[1]
+
+
+@pytest.mark.parametrize("phase, flag", [
+    ("agent rollouts", "--max-rows"), ("simulator rollouts", "--max-rows"),
+    ("agent update (GRPO)", "--token-budget"), ("simulator update (RWR)", "--token-budget")])
+def test_advice_when_memory_runs_out_can_be_followed(phase, flag, copy):
+    """Every option that the message names is one that a resumed run may change."""
+    with pytest.raises(data_pool.UserError, match="out of GPU memory during") as error:
+        with memory.peak_memory({}, phase, "cpu"):
+            raise torch.OutOfMemoryError
+    text = str(error.value)
+    named = set(re.findall(r"--([a-z-]+)", text)) - {"resume", "out"}
+    assert phase in text and flag[2:] in named and "--resume" in text
+    for name in named:
+        given = {"resume": True, "out": str(copy), name.replace("-", "_"): 1}
+        assert checkpoint.resumed_options(given, {}, genenv.Options)
+
+
+@pytest.mark.parametrize("name", sorted(checkpoint.FORMER))
+def test_run_of_the_version_before(name, copy, capsys):
+    """Its options had other names: one line says which, and what to do."""
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, name: 4}))
+    fields = {f.name: f for f in dataclasses.fields(genenv.Options)}
+    now = dataclasses.make_dataclass("Now", [
+        (f.name, f.type, f) for f in fields.values() if f.name != name])
+    with pytest.raises(data_pool.UserError, match=rf"earlier version .*option {name}") as error:
+        checkpoint.resumed_options({"out": str(copy)}, {}, now)
+    assert "start a new run" in str(error.value) and "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------------------------------------
+# adapters of another run
+
+
+def test_adapter_folders_of_a_run_are_accepted(quiet):
+    """What a run writes is what a run may start from; no adapter is no mistake."""
+    for name in ("agent", "env"):
+        checkpoint.check_adapter_folder(str(quiet / "adapters" / name), f"{name}_adapter")
+    checkpoint.check_adapter_folder("", "agent_adapter")
+
+
+@pytest.mark.parametrize("gone, word", [
+    ("adapter_config.json", "no adapter_config.json"),
+    ("adapter_model.safetensors", "no adapter_model.safetensors"), ("", "no such folder")])
+def test_folder_without_an_adapter_is_one_clear_line(gone, word, copy):
+    """Found early, and by the name of the option."""
+    folder = copy / "adapters" / "agent"
+    shutil.rmtree(folder) if not gone else (folder / gone).unlink()
+    with pytest.raises(data_pool.UserError, match=word) as error:
+        checkpoint.check_adapter_folder(str(folder), "agent_adapter")
+    assert f"--agent-adapter {folder}" in str(error.value) and "\n" not in str(error.value)

@@ -3,8 +3,12 @@
 Run: python -m pytest tests/test_curriculum.py -q
 """
 import dataclasses
-import importlib.util
+import inspect
 import math
+import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,11 +16,11 @@ import pytest
 import torch
 
 import curriculum
-from curriculum import (ALPHA_SCHEDULES, DIFFICULTY_REWARDS, SEED_SELECTIONS, Context, alpha_now,
-                        in_band, select_seeds, success_rate)
+from curriculum import Context, in_band, named, next_alpha, select_seeds, success_rate
 from data_pool import UserError
 
 EIGHTHS = [k / 8 for k in range(9)]
+DIFFICULTY_REWARDS, SEED_SELECTIONS = named("reward_"), named("seeds_")
 
 
 def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=None):
@@ -26,7 +30,7 @@ def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=
 
 def schedule(name, **fields):
     """The alphas of a whole run of ten epochs."""
-    return [alpha_now(name, context(epoch=t, **fields)) for t in range(1, 11)]
+    return [next_alpha(name, context(epoch=t, **fields)) for t in range(1, 11)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -133,13 +137,13 @@ def test_shapes_of_the_schedules():
 
 def test_a_run_of_one_epoch_uses_the_starting_alpha():
     """0 / 0 in the progress."""
-    for name in set(ALPHA_SCHEDULES) - {"integral"}:  # that one starts low on purpose
-        assert alpha_now(name, context(epochs=1, success=0.7)) == pytest.approx(0.7)
+    for name in ("constant", "linear", "cosine", "step", "adaptive", "learned"):
+        assert next_alpha(name, context(epochs=1, success=0.7)) == pytest.approx(0.7)
 
 
 def test_adaptive_schedule_moves_against_the_miss():
     """An agent that wins too often would get easier tasks: difficulty would run away."""
-    adaptive = lambda s: alpha_now("adaptive", context(success=s, alpha=0.5))
+    adaptive = lambda s: next_alpha("adaptive", context(success=s, alpha=0.5))
     assert adaptive(0.5) == 0.5 and adaptive(0.9) < 0.5 < adaptive(0.1)
     values = [adaptive(s) for s in EIGHTHS]
     assert values == sorted(values, reverse=True)
@@ -150,19 +154,19 @@ def test_a_steering_schedule_keeps_its_target():
     target = curriculum.target_of
     assert target("integral", 0.1, 0.5) == target("adaptive", 0.9, 0.5) == 0.5
     assert target("linear", 0.6, 0.7) == 0.6
-    assert set(curriculum.STEERING) < set(ALPHA_SCHEDULES)
+    assert target("warmup, say", 0.6, 0.7) == 0.6  # one that says nothing does not steer
 
 
 def test_integral_schedule_rests_at_the_target_only():
     """One that looks at the last miss alone stops half-way: here success follows alpha at +0.3."""
     alpha, success = 0.5, 0.5
     for epoch in range(1, 40):
-        alpha = alpha_now("integral", context(epoch, 40, success, 0.5, previous=alpha))
+        alpha = next_alpha("integral", context(epoch, 40, success, 0.5, previous=alpha))
         success = alpha + 0.3
     assert alpha == pytest.approx(0.2, abs=1e-3) and success == pytest.approx(0.5, abs=1e-3)
 
 
-@pytest.mark.parametrize("name", sorted(ALPHA_SCHEDULES))
+@pytest.mark.parametrize("name", sorted(named("alpha_")))
 def test_every_schedule_stays_inside_zero_and_one(name):
     """alpha = 0 or 1 asks for tasks that carry no signal."""
     for alpha in (0.01, 0.5, 0.99):
@@ -175,9 +179,9 @@ def test_every_schedule_stays_inside_zero_and_one(name):
 @pytest.mark.parametrize("bad", [0.0, 1.0, -0.2, 1.5, math.nan])
 def test_alpha_outside_zero_and_one_is_one_clear_line(bad, monkeypatch):
     """A wrong schedule would train towards impossible tasks without a word."""
-    monkeypatch.setitem(ALPHA_SCHEDULES, "wild", lambda c: bad)
+    monkeypatch.setattr(curriculum, "alpha_wild", lambda c: bad, raising=False)
     with pytest.raises(UserError, match="alpha schedule wild gave .* in epoch 3") as error:
-        alpha_now("wild", context(epoch=3))
+        next_alpha("wild", context(epoch=3))
     assert "strictly between 0 and 1" in str(error.value) and "\n" not in str(error.value)
 
 
@@ -187,22 +191,11 @@ def test_context_cannot_be_changed_by_a_schedule():
         context().alpha = 0.1
 
 
-def load_variant(source, tmp_path):
-    """Import an edited copy of curriculum.py under another name."""
-    path = tmp_path / "edited.py"
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location("edited", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+README = Path(curriculum.__file__).with_name("README.md")
+WARMUP = re.search(r"```python\n(def alpha_warmup.*?)```", README.read_text(), re.S).group(1)
+NEW = f'''
 
-
-NEW = '''
-
-def alpha_warmup(c):
-    """Easy tasks first, alpha from then on."""
-    return 0.8 if c.epoch <= 3 else c.alpha
-
+{WARMUP}
 
 def reward_cliff(p_hat, alpha, beta):
     """All or nothing."""
@@ -213,26 +206,138 @@ def seeds_hard(p_hats, alpha):
     """The hardest."""
     return [1 - p for p in p_hats]
 
+
+def agent_reward_strict(score, valid, truncated, tokens):
+    """Form counts."""
+    return score * valid
+
 '''
+PLACES = {"before the others": lambda s: s.index("def alpha_constant"),
+          "after them": lambda s: s.index("def signal_by_p_hat"), "at the end": len}
+USE = """
+import dataclasses, curriculum
+c = curriculum.Context(2, 10, 0.5, 0.6, 0.5, 0.6)
+assert curriculum.next_alpha("warmup", c) == 0.8
+assert curriculum.next_alpha("warmup", dataclasses.replace(c, epoch=4)) == 0.6
+assert curriculum.uses_length("warmup") and not curriculum.steers("warmup")
+assert curriculum.named("reward_")["cliff"](0.5, 0.5, 2) == 1
+assert curriculum.named("seeds_")["hard"]([0.2, 1.0], 0.5) == [0.8, 0.0]
+assert curriculum.agent_reward("strict", 1.0, False, False, 9) == 0
+"""
 
 
-def test_new_functions_are_picked_up_by_their_name(tmp_path):
-    """The promise of the docstring: write one function beside the others and name it, no more."""
-    source = Path(curriculum.__file__).read_text()
-    at = source.index("def alpha_adaptive")
-    module = load_variant(source[:at] + NEW + source[at:], tmp_path)
-    c = module.Context(2, 10, 0.5, 0.6, 0.5, 0.6)
-    assert module.alpha_now("warmup", c) == 0.8
-    assert module.alpha_now("warmup", dataclasses.replace(c, epoch=4)) == 0.6
-    assert module.DIFFICULTY_REWARDS["cliff"](0.5, 0.5, 2) == 1
-    assert module.SEED_SELECTIONS["hard"]([0.2, 1.0], 0.5) == [0.8, 0.0]
+@pytest.mark.parametrize("place", PLACES)
+def test_functions_of_a_user_are_found_wherever_they_stand(place, tmp_path):
+    """The promise of README and docstring: the README's schedule, and one function of each other
+    kind, are found by their names, and every other test of this file stays green."""
+    source, root = README.with_name("curriculum.py").read_text(), README.parent
+    at = PLACES[place](source)
+    (tmp_path / "curriculum.py").write_text(source[:at] + NEW + source[at:])
+    (tmp_path / "tests").mkdir()
+    for name in ("README.md", "data_pool.py", "pytest.ini", "tests/test_curriculum.py"):
+        shutil.copy(root / name, tmp_path / name)
+    pytest_ = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not wherever_they_stand",
+               "tests/test_curriculum.py"]
+    for command in (["-c", USE], pytest_):
+        done = subprocess.run([sys.executable, *command], cwd=tmp_path, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert done.returncode == 0, done.stdout
 
 
-def test_names_on_the_command_line():
+@pytest.mark.parametrize("prefix, arguments, some", [
+    ("alpha_", 1, {"constant", "linear", "cosine", "step", "adaptive", "integral", "learned"}),
+    ("reward_", 3, {"bell", "variance", "signal", "tent"}), ("seeds_", 2, {"uniform", "curated"}),
+    ("agent_reward_", 4, {"plain", "length"})])
+def test_names_on_the_command_line(prefix, arguments, some):
     """A name of the documentation would be missing, or a helper offered as a choice."""
-    assert set(ALPHA_SCHEDULES) == {"constant", "linear", "cosine", "step", "adaptive", "integral"}
-    assert set(DIFFICULTY_REWARDS) == {"bell", "variance", "signal", "tent"}
-    assert set(SEED_SELECTIONS) == {"uniform", "curated"}
+    assert some <= set(named(prefix))
+    assert all(len(inspect.signature(f).parameters) == arguments for f in named(prefix).values())
+
+
+def test_only_schedules_that_say_so_may_be_prolonged(monkeypatch):
+    """A run with a curve towards its last epoch would be resumed as another run."""
+    prolongable = {name for name in named("alpha_") if not curriculum.uses_length(name)}
+    assert {"constant", "adaptive", "integral", "learned"} <= prolongable
+    assert not prolongable & {"linear", "cosine", "step"}
+    for name in prolongable:  # what they say is true
+        rows = ((0.2, 0.1, 20), (0.5, 0.2, 20), (0.8, 0.1, 20))
+        some = [next_alpha(name, dataclasses.replace(context(4, n, 0.3), signal=rows))
+                for n in (4, 5, 400)]
+        assert len(set(some)) == 1, name
+
+
+# ---------------------------------------------------------------------------------------------
+# the learned alpha
+
+
+def replays(gain, n=20, before=EIGHTHS):
+    """n tasks of each p_hat, tried again one epoch later, after the agent has gained."""
+    return [(p, 1, min(1.0, p + gain)) for p in before for _ in range(n)]
+
+
+def test_signal_rows_are_means_by_p_hat_before():
+    """alpha would be learned from numbers that nobody measured."""
+    rows = curriculum.signal_by_p_hat([(0.5, 1, 0.75), (0.5, 2, 0.25), (0.25, 1, 0.5),
+                                       (0.25, 0, 0.9)])  # in the same epoch: nothing to foresee
+    assert rows == [[0.25, 0.25, 1], [0.5, 0.1875, 2]]
+    assert curriculum.signal_by_p_hat([]) == []
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.1, 0.2])
+def test_learned_alpha_rests_where_tasks_will_carry_most_signal(gain):
+    """Between measuring p_hat and training on the task the agent gains: 0.5 is then too easy."""
+    rows = tuple(map(tuple, curriculum.signal_by_p_hat(
+        replays(gain, before=[p for p in EIGHTHS if 0 < p < 0.9 - gain]))))
+    alpha = 0.7
+    for epoch in range(1, 40):
+        c = dataclasses.replace(context(epoch, 40, 0.5, 0.7, previous=alpha), signal=rows)
+        alpha = next_alpha("learned", c)
+        assert epoch > 1 or alpha == pytest.approx(0.7 + 0.3 * (0.5 - gain - 0.7))
+    assert alpha == pytest.approx(0.5 - gain, abs=1e-3)  # d/dp of (p + gain)(1 - p - gain) is 0
+
+
+@pytest.mark.parametrize("rows", [(), replays(0, 2), replays(0, 40, [0.25, 0.5]),
+                                  [(p, 1, float(p > 0.4)) for p in EIGHTHS for _ in range(9)]],
+                         ids=["none", "few", "two p_hats", "no bend"])
+def test_learned_alpha_stays_where_it_is_without_evidence(rows):
+    """A parabola through noise would send alpha anywhere."""
+    signal = tuple(map(tuple, curriculum.signal_by_p_hat(rows)))
+    assert next_alpha("learned", dataclasses.replace(context(previous=0.6), signal=signal)) == 0.6
+
+
+# ---------------------------------------------------------------------------------------------
+# agent rewards
+
+
+def test_plain_agent_reward_is_eq_1():
+    """The default would train on something else than the world's score."""
+    for score in (0.0, 0.4, 1.0):
+        assert curriculum.agent_reward("plain", score, True, False, 10) == score
+        assert curriculum.agent_reward("plain", score, True, True, 10) == 0
+
+
+def test_length_reward_prefers_the_shorter_and_keeps_successes():
+    """A long success would count as a failure, or earn less than a short failure."""
+    r = lambda score, tokens, cut=False: curriculum.agent_reward("length", score, True, cut, tokens)
+    assert r(1, 0) == 1 > r(1, 10) > r(1, 100) > r(1, 10**6) > 0.9
+    assert r(1, 100) == pytest.approx(0.95)
+    assert r(0, 5) == r(1, 5, cut=True) == 0 and success_rate([r(1, 10**6)]) == 1
+
+
+@pytest.mark.parametrize("name", sorted(named("agent_reward_")))
+def test_every_agent_reward_lies_in_the_unit_interval(name):
+    """Eq. 2 and the figures read rewards as shares."""
+    for score in (0.0, 0.3, 1.0):
+        for valid, truncated, tokens in ((True, False, 0), (False, False, 50), (True, True, 10**5)):
+            assert 0 <= curriculum.agent_reward(name, score, valid, truncated, tokens) <= 1
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.5, math.nan])
+def test_agent_reward_outside_the_unit_interval_is_one_clear_line(bad, monkeypatch):
+    """GRPO would divide by a spread that is not finite."""
+    monkeypatch.setattr(curriculum, "agent_reward_wild", lambda *a: bad, raising=False)
+    with pytest.raises(UserError, match="agent reward wild gave .* between 0 and 1"):
+        curriculum.agent_reward("wild", 1.0, True, False, 5)
 
 
 # ---------------------------------------------------------------------------------------------

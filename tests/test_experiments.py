@@ -6,16 +6,19 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from experiments import __main__ as experiments
+from experiments import __main__ as experiments, suites, tables
 import genenv
 from data_pool import UserError, append_jsonl, read_jsonl
-from worlds import ladder
+from test_tool_calls import chat_model
+from worlds import ladder, tool_calls
 
 ROOT = Path(__file__).parent.parent
+FIGURE = r"-?[0-9.]+ ± [0-9.]+|-?[0-9]\.[0-9]{3}|[+-][0-9.]+ to [+-][0-9.]+"
 SMALL_RECIPE = dict(steps=30, batch=4, lr=6e-3)
 TINY = ["--epochs", "1", "--steps", "1", "--variations", "2", "--G", "2", "--val-samples", "1",
         "--rank", "4"]
@@ -23,7 +26,7 @@ TINY = ["--epochs", "1", "--steps", "1", "--variations", "2", "--G", "2", "--val
 
 def record(epoch, **given):
     """One epoch of a made-up run."""
-    return {**dict.fromkeys(experiments.KEPT, 0.5), "epoch": epoch, "kept_by_noise": 0.0,
+    return {**dict.fromkeys(tables.KEPT, 0.5), "epoch": epoch, "kept_by_noise": 0.0,
             "synthetic": 100 * epoch, **given}
 
 
@@ -58,9 +61,9 @@ def write(path, suite):
 
 def test_interval_by_hand():
     """Student's t with n - 1 degrees of freedom; a normal quantile would claim too much."""
-    mean, half = experiments.interval([1, 2, 3])
+    mean, half = tables.interval([1, 2, 3])
     assert mean == 2 and half == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
-    assert math.isnan(experiments.interval([1])[1])
+    assert math.isnan(tables.interval([1])[1])
 
 
 def test_the_interval_covers_the_mean_95_times_in_100():
@@ -68,7 +71,7 @@ def test_the_interval_covers_the_mean_95_times_in_100():
     rng = np.random.default_rng(0)
     hits = 0
     for sample in rng.normal(3, 2, (4000, 5)):
-        mean, half = experiments.interval(sample)
+        mean, half = tables.interval(sample)
         hits += abs(mean - 3) <= half
     assert hits / 4000 == pytest.approx(0.95, abs=0.012)
 
@@ -76,22 +79,22 @@ def test_the_interval_covers_the_mean_95_times_in_100():
 def test_band_counts_from_the_second_epoch_on():
     """The paper's curve enters the band in its second epoch."""
     metrics = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .7, .4, .6, .61))]
-    assert experiments.band_share(metrics) == 0.5
-    assert experiments.band_range([metrics]) == "0.40 - 0.70, 2 of 4"
+    assert tables.band_share(metrics) == 0.5
+    assert tables.band_range([metrics]) == "0.40 - 0.70, 2 of 4"
 
 
 def test_band_of_the_mean_curve_is_taken_over_seeds_first():
     """Two seeds that swing in turns are in the band together, never alone."""
     up = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .8, .2))]
     down = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .2, .8))]
-    assert experiments.band_range([up, down]) == "0.50 - 0.50, 2 of 2"
-    assert experiments.band_share(up) == experiments.band_share(down) == 0
+    assert tables.band_range([up, down]) == "0.50 - 0.50, 2 of 2"
+    assert tables.band_share(up) == tables.band_share(down) == 0
 
 
 def test_forgetting_is_measured_from_the_best_epoch():
     """A run that ends where it peaked has lost nothing."""
     runs = [record(t, base_tools=b) for t, b in enumerate((.5, .9, .7))]
-    assert experiments.lost(runs) == pytest.approx(0.2) and experiments.lost(runs[:2]) == 0
+    assert tables.lost(runs) == pytest.approx(0.2) and tables.lost(runs[:2]) == 0
 
 
 def test_data_efficiency_by_hand():
@@ -100,7 +103,7 @@ def test_data_efficiency_by_hand():
     theirs = [record(t, validation=v) for t, v in enumerate((.3, .4, .5, .6))]
     runs = {"genenv": {0: ours, 1: ours[:1]}, "static": {0: theirs, 1: theirs}}
     assert "for the same validation: 3.00 (reached in 1 of 2 seeds)" in \
-        experiments.data_efficiency(runs, "static")
+        tables.data_efficiency(runs, "static")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -116,13 +119,48 @@ def generation(tools, texts, p_hat, epoch=1, written=1):
 
 def test_generations_kept_by_noise_alone():
     """All attempts right, yet p_hat = 0.5: flipped rewards put it there."""
-    right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2}
+    right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2, "success_at": 0.5}
     records = [generation(["inc"], [right, right], 0.5), generation(["inc"], [wrong, wrong], 0.5),
                generation(["inc"], [right, wrong], 0.5), generation(["inc"], [right, wrong], 0.5),
                generation(["inc"], [right, right], 1.0),             # outside the band
                generation(["inc"], [right, right], 0.5, written=0)]  # replayed, not written now
-    assert experiments.kept_by_noise(records, 0.5, o) == 0.5
-    assert experiments.kept_by_noise([], 0.5, o) == 0
+    assert experiments.kept_by_noise(ladder, records, 0.5, o) == 0.5
+    assert experiments.kept_by_noise(ladder, [], 0.5, o) == 0
+
+
+def test_noise_is_found_by_the_score_of_the_world():
+    """A free-form answer counts as right from --success-at on, whatever the world is."""
+    world = SimpleNamespace(score=lambda task, text: (float(text), True))
+    records = [generation([], texts, 0.5) for texts in (["0.6", "0.7"], ["0.6", "0.4"])]
+    o = {"k_min": 0.26, "G": 2, "success_at": 0.5}
+    assert experiments.kept_by_noise(world, records, 0.5, o) == 0.5
+    assert experiments.kept_by_noise(world, records, 0.5, {**o, "success_at": 0.65}) == 0.5
+    assert experiments.kept_by_noise(world, records, 0.5, {**o, "success_at": 0.3}) == 1
+
+
+def ended(folder, metrics, train, **options):
+    """A job whose run has ended, with these records in its folder."""
+    folder.mkdir()
+    full = {**dict.fromkeys(tables.KEPT, 0.5), "alpha": 0.5, "validation_by": {}}
+    append_jsonl(folder / "metrics.jsonl", [{**full, **m} for m in metrics])
+    append_jsonl(folder / "train.jsonl", train)
+    o = {**vars(genenv.parse_options([])), **options}
+    (folder / "config.json").write_text(json.dumps(o))
+    return {"name": "a", "seed": 0, "options": [], "folder": folder,
+            "process": SimpleNamespace(returncode=0), "log": open(f"{folder}.log", "w")}
+
+
+def test_base_tools_are_the_categories_of_the_worlds_base_tasks(tmp_path):
+    """The ladder's four easiest tools; nothing where no held-out task is of such a kind."""
+    by = [{"inc": .9, "dec": .5, "tri": .1}, {"inc": .7, "dec": .3, "tri": .8}]
+    metrics = [{"epoch": t, "validation_by": b} for t, b in enumerate(by)]
+    run = experiments.collect(ended(tmp_path / "r", metrics, []), ladder, {"inc", "dec"}, [])
+    assert tables.lost(run["metrics"]) == pytest.approx(0.2) and not (tmp_path / "r").exists()
+    run = experiments.collect(ended(tmp_path / "s", metrics, []), ladder, {"moon"}, [])
+    path = tmp_path / "paper-moon.jsonl"
+    append_jsonl(path, [{**run, "name": "genenv"}])
+    text = tables.table(path)
+    assert "| genenv | 1 |" in text and "lost on base tools" not in text
 
 
 # ---------------------------------------------------------------------------------------------
@@ -135,7 +173,7 @@ def test_table_pairs_seeds_and_follows_the_order_of_the_suite(tmp_path):
     path = write(tmp_path / "paper.jsonl", {
         "genenv": {0: run(.9), 1: run(.5), 2: run(.7)},
         "random": {0: run(.8), 1: run(.4)}, "moon": {0: run(.1)}})
-    text = experiments.table(path)
+    text = tables.table(path)
     rows = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line[:2] == "| "]
     assert rows == ["variant", "genenv", "random", "moon", "other", "random", "moon"]
     assert "| random | +0.100 | +0.100 to +0.100 |" in text
@@ -146,16 +184,16 @@ def test_on_the_tuning_split_no_validation_figure_is_shown(tmp_path):
     """Settings are chosen from that table."""
     path = write(tmp_path / "levers.jsonl", {"as is": {0: [
         record(t, tuning=.2, validation=.77) for t in range(3)]}})
-    text = experiments.table(path)
+    text = tables.table(path)
     assert "tuning" in text and "validation" not in text and "0.770" not in text
 
 
 def test_figures_are_drawn_of_every_curve(tmp_path):
     """One file per curve, and validation against the number of tasks."""
     run = [record(t) for t in range(3)]
-    experiments.draw(write(tmp_path / "paper.jsonl", {"genenv": {0: run, 1: run}}))
+    tables.draw(write(tmp_path / "paper.jsonl", {"genenv": {0: run, 1: run}}))
     names = {path.name for path in tmp_path.glob("*.png")}
-    assert names == {f"paper-{name}.png" for _, name, _ in experiments.CURVES} | {"paper-data.png"}
+    assert names == {f"paper-{name}.png" for _, name, _ in tables.CURVES} | {"paper-data.png"}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -166,7 +204,7 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
     """The same agent updates and rollouts for all: else the comparison says nothing."""
     (tmp_path / "tasks").write_text("")
     budgets = set()
-    for suite in experiments.SUITES.values():
+    for suite in suites.SUITES.values():
         for options in suite.values():
             o = genenv.parse_options([str(tmp_path / "tasks") if x[0] == "@" else x
                                       for x in options])
@@ -176,7 +214,7 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
 
 def test_teacher_files_have_the_papers_sizes(tmp_path, cache):
     """957 and 1,777 distinct tasks, made once."""
-    experiments.make_shared(tmp_path, cache)
+    experiments.make_shared(ladder, genenv.parse_options(["--cache-dir", cache]), tmp_path)
     for n in (957, 1777):
         texts = {r["text"] for r in read_jsonl(tmp_path / f"teacher-{n}.jsonl")}
         assert len(texts) == n
@@ -203,12 +241,30 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, capsys):
         assert word in capsys.readouterr().err
 
 
+def test_any_world_runs_a_suite(tmp_path, capsys):
+    """A world with files and a model of its own, and without a teacher: what it needs is handed
+    on, what it lacks is left out, and its results lie beside those of the ladder."""
+    assert set(suites.variants("paper", tool_calls)) == \
+        {name for name in suites.PAPER if not name.startswith("teacher")}
+    out, command = tmp_path / "out", ["paper", "--seeds", "1", "--jobs", "1", "--only", "random",
+                                      "--world", "tool_calls", "--out", str(tmp_path / "out")]
+    assert experiments.main(command) == 2 and "--model" in capsys.readouterr().err
+    assert not out.exists()
+    model, gate = chat_model(tmp_path / "model", hidden=32), hasattr(genenv.Options, "gate")
+    assert experiments.main([
+        *command, "--model", model, *TINY, "--max-task-tokens", "64", "--max-response-tokens",
+        "32", "--device", "cpu", *(["--no-gate"] if gate else [])]) == 0
+    assert {p.stem for p in out.glob("*.jsonl")} == {"paper-tool_calls"}
+    assert "| random | 1 |" in (out / "paper-tool_calls.md").read_text()
+    assert (out / "paper-tool_calls-validation.png").is_file()
+
+
 def test_results_of_another_meaning_are_not_taken_for_these(tmp_path, capsys):
     """A variant whose options have changed since, and a file of another version."""
     for name, change in ("paper", {"options": ["--beta", "3"]}), ("alpha", {"metrics": [{}]}), \
             ("open", {"metrics": 3}):
         path = tmp_path / f"{name}.jsonl"
-        first = next(iter(experiments.SUITES[name]))
+        first = next(iter(suites.SUITES[name]))
         path.write_text(json.dumps({"name": first, "seed": 0, "options": [], "settings": [],
                                     "metrics": [record(0)], **change}) + "\n")
         assert experiments.main([name, "--out", str(tmp_path)]) == 2
@@ -218,7 +274,7 @@ def test_results_of_another_meaning_are_not_taken_for_these(tmp_path, capsys):
 
 def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, cache, monkeypatch):
     """The reason must not stay in a temporary file, and what was finished is kept."""
-    monkeypatch.setitem(experiments.PAPER, "static", ["--variant", "moon"])
+    monkeypatch.setitem(suites.PAPER, "static", ["--variant", "moon"])
     out = tmp_path / "out"
     with pytest.raises(UserError, match="'static' with seed 0 failed: .*moon"):
         experiments.run_suite("paper", 1, False, 1, out, [*TINY, "--cache-dir", cache],
@@ -237,14 +293,14 @@ def test_figures_on_the_pages_are_those_of_the_results(page):
     rows, n = {}, 0
     for path in sorted((ROOT / "experiments" / "results").glob("*.md")):
         text = path.read_text()
-        assert experiments.table(path.with_suffix(".jsonl")) == text, path.name
+        assert tables.table(path.with_suffix(".jsonl")) == text, path.name
         for line in text.splitlines():
             cells = [c.strip() for c in line.strip("|").split("|")]
             rows.setdefault(cells[0], set()).update(cells[1:])
     for line in (ROOT / page).read_text().splitlines():
         cells = [c.strip() for c in line.strip("|").split("|")]
         for cell in cells[1:] if line.startswith("|") else ():
-            if re.fullmatch(r"-?[0-9.]+ ± [0-9.]+|-?[0-9]\.[0-9]{3}|[+-][0-9.]+ to [+-][0-9.]+", cell):
+            if re.fullmatch(FIGURE, cell):
                 assert cell in rows[cells[0].split(":")[0]], line
                 n += 1
     assert n > 3

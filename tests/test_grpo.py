@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import grpo
-from grpo import (aggregate, group_advantages, grpo_loss, grpo_update, has_signal, score,
-                  surrogate, token_kl)
+from grpo import (aggregate, finite_step, group_advantages, grpo_loss, grpo_update, has_signal,
+                  score, surrogate, token_kl)
 from helpers import (MIXED, Table, clear, close, gradients, naive_logps, random_groups, same,
                      tiny_policy, weights)
 
@@ -154,25 +154,25 @@ def test_aggregations_equal_loops():
         aggregate(x, mask, "mean", 11, 4)
 
 
-@pytest.mark.parametrize("how", ["token", "sequence"])
-def test_empty_rows_are_zero_and_not_nan(how):
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_empty_rows_are_zero_and_not_nan(aggregation):
     """0 / 0: one empty response would turn all weights into NaN."""
     x = torch.randn(3, 4, requires_grad=True)
     mask = torch.zeros(3, 4, dtype=torch.bool)
     mask[0, :2] = True
-    loss = aggregate(x, mask, how, 2, 3)
+    loss = aggregate(x, mask, aggregation, 2, 3)
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(x.grad).all() and (x.grad[1:] == 0).all()
-    assert float(aggregate(x, torch.zeros_like(mask), how, 0, 0)) == 0
+    assert float(aggregate(x, torch.zeros_like(mask), aggregation, 0, 0)) == 0
 
 
-@pytest.mark.parametrize("how", ["token", "sequence"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
-def test_loss_equals_a_loop(how, kind):
+def test_loss_equals_a_loop(aggregation, kind):
     """The objective would be another one: every option against plain arithmetic."""
     logp, old, ref, advantages, mask = values(1)
     loss, stats = grpo_loss(logp, old, ref, advantages, mask, 11, 4, clip=0.2, kl_coef=0.3,
-                            kl_kind=kind, how=how)
+                            kl_estimator=kind, aggregation=aggregation)
     rows, kl, clipped = [], 0.0, 0
     for n in range(4):
         row = []
@@ -184,8 +184,9 @@ def test_loss_equals_a_loop(how, kind):
             kl, clipped = kl + k["k3"], clipped + (abs(ratio - 1) > 0.2)
         rows.append(row)
     flat = [x for row in rows for x in row]
-    mean = sum(flat) / len(flat) if how == "token" else sum(sum(r) / len(r) for r in rows) / 4
-    assert float(loss) == pytest.approx(mean)
+    means = {"token": sum(flat) / len(flat), "sequence": sum(sum(r) / len(r) for r in rows) / 4}
+    assert float(loss) == pytest.approx(means[aggregation])
+    stats = {key: float(value) for key, value in stats.items()}
     assert stats == {"kl": pytest.approx(kl / 11), "clip_fraction": pytest.approx(clipped / 11)}
 
 
@@ -195,9 +196,9 @@ def test_losses_mutate_no_input():
     rewards = torch.rand(3, 4)
     before = [x.clone() for x in (logp, old, ref, advantages, mask, rewards)]
     for kind in ("k1", "k2", "k3"):
-        for how in ("token", "sequence"):
+        for aggregation in ("token", "sequence"):
             grpo_loss(logp, old, ref, advantages, mask, 11, 4, clip=0.2, kl_coef=0.1,
-                      kl_kind=kind, how=how)
+                      kl_estimator=kind, aggregation=aggregation)
     group_advantages(rewards), has_signal(rewards)
     assert same([logp, old, ref, advantages, mask, rewards], before)
 
@@ -225,14 +226,15 @@ def test_first_gradient_is_that_of_eq_4(scale):
     assert close(made, gradients(policy, "agent"), 1e-4)
 
 
-@pytest.mark.parametrize("how", ["token", "sequence"])
-def test_micro_batches_do_not_change_the_gradient(how):
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_micro_batches_do_not_change_the_gradient(aggregation):
     """A mean of means: memory settings would change the learning (-0.94 became 0.01 elsewhere)."""
     policy, groups, results = tiny_policy(), random_groups(RAGGED), []
     for budget in (10_000, 30, 12, 1):  # 1: every response alone, groups are split
         pieces = len(list(grpo.split_groups(groups, budget)))
-        results.append((pieces, update_gradients(policy, groups, REWARDS, how=how, kl_coef=0.1,
-                                                 kl_kind="k2", token_budget=budget)))
+        results.append((pieces, update_gradients(
+            policy, groups, REWARDS, aggregation=aggregation, kl_coef=0.1, kl_estimator="k2",
+            token_budget=budget)))
     assert [n for n, _ in results][0] == 1 and results[-1][0] == 12
     assert all(close(grads, results[0][1]) for _, grads in results[1:])
 
@@ -242,8 +244,8 @@ def test_micro_batch_test_can_fail(monkeypatch):
     policy, groups = tiny_policy(), random_groups(RAGGED)
     honest = update_gradients(policy, groups, REWARDS, token_budget=12)
     real = grpo.aggregate
-    monkeypatch.setattr(grpo, "aggregate", lambda x, mask, how, tokens, rows:
-                        real(x, mask, how, int(mask.sum()), len(mask)))
+    monkeypatch.setattr(grpo, "aggregate", lambda x, mask, aggregation, tokens, rows:
+                        real(x, mask, aggregation, int(mask.sum()), len(mask)))
     assert not close(update_gradients(policy, groups, REWARDS, token_budget=12), honest, 1e-2)
 
 
@@ -295,6 +297,123 @@ def test_recomputed_old_logprobs_start_at_ratio_one(monkeypatch, options):
     grpo_update(policy, "agent", policy.optimizer("agent", 1e-2), random_groups(RAGGED), REWARDS,
                 temperature=0.7, generator=torch.Generator().manual_seed(0), **options)
     assert seen[0] < 2e-5 and seen[-1] > 1e-3  # old stays what it was while the policy moves
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("options", [dict(), dict(inner_epochs=2), dict(mini_batch=1),
+                                     dict(mini_batch=2), dict(inner_epochs=2, mini_batch=3)])
+def test_ratio_starts_at_exactly_one_in_bf16(monkeypatch, options, checkpointing):
+    """Old log-probs of other micro-batches: up to .1 away in bf16, a clip before any step."""
+    policy, seen = tiny_policy(dtype=torch.bfloat16), spy_on_ratios(monkeypatch)
+    groups = random_groups(RAGGED)
+    grpo_update(policy, "agent", policy.optimizer("agent", 0), groups, REWARDS,
+                generator=torch.Generator().manual_seed(0), grad_checkpoint=checkpointing,
+                **options)
+    assert seen and max(seen) == 0.0
+    # the case is only worth something if other micro-batches do give other numbers
+    with policy.use("agent"):
+        together = score(policy, groups, 1.0, 16384)
+        alone = [score(policy, [group], 1.0, 16384)[0] for group in groups]
+    assert not all(same(a, b) for a, b in zip(together, alone))
+
+
+def test_equal_steps_are_scored_once(monkeypatch):
+    """Inner epochs over the whole batch would pay for the same old log-probs each time."""
+    policy, scored, real = tiny_policy(), [], grpo.score
+    monkeypatch.setattr(grpo, "score",
+                        lambda *a, **k: scored.append(policy.active) or real(*a, **k))
+    for options, times in ((dict(), 0), (dict(inner_epochs=3), 1), (dict(mini_batch=2), 2)):
+        scored.clear()
+        grpo_update(policy, "agent", Frozen(), random_groups(RAGGED), REWARDS, **options)
+        assert scored == [None] + ["agent"] * times  # the reference, then old
+
+
+@pytest.mark.parametrize("options", [dict(), dict(token_budget=12), dict(mini_batch=2),
+                                     dict(inner_epochs=2)])
+def test_mismatch_of_sampler_and_scorer_is_measured_before_any_step(options):
+    """A sampler that is another policy than the scored one would go unnoticed."""
+    policy, groups, rewards = tiny_policy(), random_groups(RAGGED), REWARDS.clone()
+    rewards[3] = 1  # no signal: its log-probs are not looked at
+    with policy.use("agent"):
+        scored = score(policy, groups, 0.7, 10_000)
+    shift = torch.Generator().manual_seed(1)
+    gaps = [[torch.rand(len(row), generator=shift) for row in rows] for rows in scored]
+    sampled = [[(row + gap).tolist() for row, gap in zip(*pair)] for pair in zip(scored, gaps)]
+    sampled[3][0][0] = -99.0
+    stats = grpo_update(policy, "agent", policy.optimizer("agent", 0.1), groups, rewards, sampled,
+                        temperature=0.7, generator=torch.Generator().manual_seed(0), **options)
+    per_group = [torch.cat(rows) for rows in gaps[:3]]
+    assert stats["mismatch_max"] == pytest.approx(float(torch.cat(per_group).max()), abs=1e-4)
+    # a mean over steps: of all tokens where there is one step's worth of groups
+    if "mini_batch" not in options:
+        assert stats["mismatch_mean"] == pytest.approx(float(torch.cat(per_group).mean()), abs=1e-4)
+    assert 0 < stats["mismatch_mean"] < stats["mismatch_max"]
+    silent = grpo_update(policy, "agent", Frozen(), groups, rewards)
+    assert silent["mismatch_mean"] == silent["mismatch_max"] == 0
+
+
+def poisoned_steps(monkeypatch, steps, how):
+    """Make the n-th loss (one micro-batch each) not finite, in its value or its gradient alone."""
+    calls, real = [], grpo.grpo_loss
+
+    def loss_of(logp, *args, **kwargs):
+        loss, stats = real(logp, *args, **kwargs)
+        calls.append(1)
+        if len(calls) - 1 in steps:
+            root = (logp - logp.detach()).abs().sum().sqrt()  # value 0, slope infinite
+            loss = loss + {"nan": float("nan"), "inf": float("inf"), "slope": root}[how]
+            stats = {key: value * float("nan") for key, value in stats.items()}
+        return loss, stats
+
+    monkeypatch.setattr(grpo, "grpo_loss", loss_of)
+
+
+def frozen_state(optimizer):
+    """All tensors of an optimiser's state, copied."""
+    return [x.clone() for s in optimizer.state_dict()["state"].values() for x in s.values()]
+
+
+@pytest.mark.parametrize("how", ["nan", "inf", "slope"])
+def test_a_step_that_is_not_finite_is_skipped_to_the_bit(monkeypatch, how):
+    """One NaN would stay in the weights and in Adam's moments for good."""
+    policy, groups = tiny_policy(), random_groups(RAGGED)
+    optimizer = policy.optimizer("agent", 1e-2, weight_decay=0.1)
+    grpo_update(policy, "agent", optimizer, groups, REWARDS)
+    before, state = weights(policy, "agent"), frozen_state(optimizer)
+    with monkeypatch.context() as patch:
+        poisoned_steps(patch, {0}, how)
+        stats = grpo_update(policy, "agent", optimizer, groups, REWARDS)
+    assert same(weights(policy, "agent"), before) and same(frozen_state(optimizer), state)
+    assert stats["skipped_steps"] == 1 and stats["trained_tokens"] == 0
+    assert all(math.isfinite(value) for value in stats.values())
+    assert grpo_update(policy, "agent", optimizer, groups, REWARDS)["skipped_steps"] == 0
+    assert not same(weights(policy, "agent"), before)  # and the next one trains
+
+
+def test_a_skipped_step_spoils_neither_the_others_nor_the_statistics(monkeypatch):
+    """A mean with one NaN in it is NaN; the other mini-batches must train as if it had not been."""
+    policy, groups = tiny_policy(), random_groups([(3, [4, 4, 4])] * 4)
+    poisoned_steps(monkeypatch, {1}, "nan")
+    optimizer = policy.optimizer("agent", 1e-2)
+    stats = grpo_update(policy, "agent", optimizer, groups, REWARDS, mini_batch=1,
+                        generator=torch.Generator().manual_seed(0))
+    assert stats["skipped_steps"] == 1 and stats["trained_tokens"] == 3 * 12
+    assert stats["kl"] > 0 and stats["grad_norm"] > 0
+    assert all(math.isfinite(value) for value in stats.values())
+    assert all(torch.isfinite(p).all() for p in policy.params["agent"])
+    assert int(optimizer.state_dict()["state"][0]["step"]) == 3
+
+
+def test_finite_step_by_hand():
+    """Clip, check, step: the loss alone may be what is not finite."""
+    for gradient, loss, ok, norm, after in (
+            ([3., 4.], 1.0, True, 5.0, [-0.6, -0.8]), ([3., 4.], math.inf, False, 5.0, [0, 0]),
+            ([math.nan, 4.], 1.0, False, math.nan, [0, 0]), ([0., 0.], 0.0, True, 0.0, [0, 0])):
+        p = torch.zeros(2, requires_grad=True)
+        p.grad = torch.tensor(gradient)
+        got = finite_step([p], torch.optim.SGD([p], lr=1.0), 1.0, loss)
+        assert got == (pytest.approx(norm, nan_ok=True), ok)
+        torch.testing.assert_close(p.detach(), torch.tensor(after, dtype=p.dtype))
 
 
 def test_number_of_optimiser_steps():
@@ -414,7 +533,7 @@ def test_kl_term_pulls_towards_the_reference():
     optimizer, kls = policy.optimizer("agent", 3e-3), []
     for _ in range(12):
         stats = grpo_update(policy, "agent", optimizer, groups, REWARDS * 1e-3, scale="none",
-                            kl_coef=10.0, kl_kind="k2")
+                            kl_coef=10.0, kl_estimator="k2")
         kls.append(stats["kl"])
     assert kls[-1] < 0.5 * kls[0]
 

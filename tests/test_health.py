@@ -22,8 +22,8 @@ from worlds import ladder
 
 GOLDEN = Path(__file__).with_name("golden") / "health"
 ROOT = Path(__file__).parent.parent
-SMALL = ["--threads", "1", "--rank", "4", "--epochs", "6", "--steps", "2", "--seeds", "4",
-         "--replay", "1", "--env-probe", "32", "--val-samples", "2", "--env-updates", "3", "--env-lr", "1e-4",
+SMALL = ["--threads", "1", "--rank", "4", "--epochs", "6", "--steps", "2", "--seed-tasks", "4",
+         "--replay", "1", "--env-kl-sample", "32", "--val-samples", "2", "--env-updates", "3", "--env-lr", "1e-4",
          "--agent-lr", "1e-4", "--k-min", "0.26", "--env-kl-cap", "0.15"]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from data_pool import Task, UserError
 from policy import Policy
-from worlds import InvalidTask, ladder, load_world
+from worlds import InvalidTask, ladder, load_world, tiny_model
 
 PLAIN = {  # the tools once more, as tables written out by hand
     "inc": "1234567890", "dec": "9012345678", "dbl": "0246802468", "neg": "0987654321",
@@ -249,7 +249,7 @@ def test_every_word_of_both_roles_has_its_own_token():
 def test_pretraining_batch_trains_responses_and_their_end_only():
     """The base would learn to write prompts, or never to stop."""
     tokenizer = ladder._tokenizer()
-    ids, labels = ladder._batch(tokenizer, random.Random(0), 32)
+    ids, labels = tiny_model.encode_pairs(tokenizer, ladder._pairs(random.Random(0), 32))
     for row, target in zip(ids, labels):
         trained = target != -100
         assert torch.equal(row[trained], target[trained])

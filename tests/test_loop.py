@@ -19,7 +19,7 @@ import genenv
 from data_pool import read_jsonl
 from worlds import ladder
 
-MICRO = ["--threads", "1", "--steps", "2", "--seeds", "4", "--val-samples", "1",
+MICRO = ["--threads", "1", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "3", "--rank", "4"]
 
 
@@ -193,8 +193,8 @@ def test_seed_unit_shares_p_hat_over_the_variations(tmp_path, cache):
 def test_schedule_written_by_a_user_is_found_by_name(tmp_path, cache, monkeypatch):
     """One function in curriculum.py is all it takes."""
     import curriculum
-    monkeypatch.setitem(curriculum.ALPHA_SCHEDULES, "mine", lambda c: 0.3)
-    monkeypatch.setitem(genenv.CHOICES, "alpha_schedule", tuple(curriculum.ALPHA_SCHEDULES))
+    monkeypatch.setattr(curriculum, "alpha_mine", lambda c: 0.3, raising=False)
+    monkeypatch.setitem(genenv.CHOICES, "alpha_schedule", tuple(curriculum.named("alpha_")))
     assert run(tmp_path / "mine", cache, "--epochs", "1", "--alpha-schedule", "mine") == 0
     assert read_jsonl(tmp_path / "mine" / "metrics.jsonl")[1]["alpha"] == 0.3
 
@@ -214,7 +214,7 @@ BAD = [
     (["--aggregation", "word"], "--aggregation"), (["--p-hat-unit", "day"], "--p-hat-unit"),
     (["--nonsense", "1"], "unrecognized"), (["--alp", "0.5"], "unrecognized"),
     (["stray"], "unrecognized"), (["--epochs"], "--epochs"), (["--epochs", "two"], "--epochs"),
-    (["--epochs", "-1"], "--epochs"), (["--steps", "0"], "--steps"), (["--seeds", "0"], "--seeds"),
+    (["--epochs", "-1"], "--epochs"), (["--steps", "0"], "--steps"), (["--seed-tasks", "0"], "--seed-tasks"),
     (["--variations", "0"], "--variations"), (["--rank", "0"], "--rank"),
     (["--temperature", "0"], "--temperature"), (["--agent-lr", "0"], "--agent-lr"),
     (["--env-lr", "-1"], "--env-lr"), (["--clip", "0"], "--clip"),

@@ -27,10 +27,10 @@ QWEN_7B = dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num
 def options(**changes):
     """What the estimate reads of the options."""
     return SimpleNamespace(**{**dict(
-        quant="nf4", rank=16, device="cpu", seeds=8, variations=1, replay=0.0, G=8,
+        quant="nf4", rank=16, device="cpu", seed_tasks=8, variations=1, replay=0.0, G=8,
         max_prompt_tokens=1024, max_response_tokens=512, max_task_tokens=512, max_rows=64,
-        token_budget=8192, grad_checkpoint=True, env_batch=8, env_probe=8, val_samples=8,
-        agreement=0, variant="genenv"),
+        token_budget=8192, grad_checkpoint=True, env_batch=8, env_kl_sample=8, val_samples=8,
+        agreement=0, variant="genenv", dtype="auto"),
         **changes})
 
 
@@ -65,7 +65,7 @@ def test_base_and_adapters_are_within_ten_percent_of_counted_bytes(tmp_path, qua
     parts = memory.estimate(policy.lm.config, options(quant=quant, rank=rank))["always"]
     counted = stored_bytes(base_tensors(policy))
     assert parts["base weights"] == pytest.approx(counted, rel=0.10)
-    for params in policy.params.values():  # gradients and AdamW's moments, once they exist
+    for params in policy.params.values():  # gradients and AdamW's instants, once they exist
         for p in params:
             p.grad = torch.ones_like(p)
     optimisers = [policy.optimizer(name, 1e-3) for name in policy.params]
@@ -198,9 +198,9 @@ def test_peak_of_a_training_pass_is_as_estimated(dtype, grad_checkpoint, shape):
             logp, mask = policy.logprobs(groups, 1.0, grad_checkpoint)
             (logp * mask).sum().backward()
 
-    moments = memory.training_moments(policy.lm.config, dtype.itemsize, 16, grad_checkpoint,
+    instants = memory.training_instants(policy.lm.config, dtype.itemsize, 16, grad_checkpoint,
                                       counted(groups))
-    assert max(map(memory.phase_peak, moments)) == pytest.approx(allocated(step), rel=0.10)
+    assert max(map(memory.phase_peak, instants)) == pytest.approx(allocated(step), rel=0.10)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -212,9 +212,9 @@ def test_peak_of_the_log_softmax_is_as_estimated(dtype, hidden, targets):
     states = torch.randn(targets, hidden).to(dtype).requires_grad_(True)
     y = torch.zeros(targets, dtype=torch.long)
     config = Qwen2Config(**{**QWEN_7B, "vocab_size": V, "hidden_size": hidden})
-    moments = memory.training_moments(config, e, 16, True, {"tokens": targets, "targets": targets})
+    instants = memory.training_instants(config, e, 16, True, {"tokens": targets, "targets": targets})
     call = lambda: policy_module.token_logprobs(states * 1, head, y, 1.0)
-    assert moments[0]["logit chunk"] == pytest.approx(allocated(call), rel=0.15)
+    assert instants[0]["logit chunk"] == pytest.approx(allocated(call), rel=0.15)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -232,26 +232,26 @@ def test_peak_of_a_rollout_is_as_estimated(monkeypatch, dtype, B, G, P, R, at_on
     monkeypatch.setattr(policy_module, "draw", lambda logits, *a: (
         torch.full(logits.shape[:-1], 5), torch.zeros(logits.shape[:-1])))
     policy = small_policy(dtype, 3)
-    moments = memory.rollout_moments(policy.lm.config, dtype.itemsize, B, G, P, R, B * G)
+    instants = memory.rollout_instants(policy.lm.config, dtype.itemsize, B, G, P, R, B * G)
     call = lambda: policy.sample("agent", [[5] * P] * B, G=G, max_new_tokens=R)
-    assert max(map(memory.phase_peak, moments)) == pytest.approx(allocated(call), rel=0.10)
+    assert max(map(memory.phase_peak, instants)) == pytest.approx(allocated(call), rel=0.10)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_peak_of_a_draw_is_as_estimated(temperature):
     """Fp64 sums over the vocabulary for every rollout that is decoded."""
     config = Qwen2Config(**{**QWEN_7B, "vocab_size": 20_000})
-    moments = memory.rollout_moments(config, 2, 8, 8, 1, 1, 64)
+    instants = memory.rollout_instants(config, 2, 8, 8, 1, 1, 64)
     head = torch.nn.Linear(8, 20_000, bias=False).to(torch.bfloat16)
     call = lambda: policy_module.draw(head(torch.ones(64, 8, dtype=torch.bfloat16)).detach(),
                                       temperature, torch.Generator())
-    assert moments[-1]["logits of a step"] == pytest.approx(allocated(call), rel=0.02)
+    assert instants[-1]["logits of a step"] == pytest.approx(allocated(call), rel=0.02)
 
 
 def test_prefill_is_bounded_by_tokens_not_by_rows():
     """Four times the rows: four times the cache, the same activations."""
     config = Qwen2Config(**QWEN_7B)
-    few, many = (memory.rollout_moments(config, 2, 64, 8, 4096, 512, rows) for rows in (64, 256))
+    few, many = (memory.rollout_instants(config, 2, 64, 8, 4096, 512, rows) for rows in (64, 256))
     assert few[0]["prefill"] == many[0]["prefill"] == 16384 * (3 * 18944 + 5 * 3584) * 2
     assert many[0]["keys and values"] == 4 * few[0]["keys and values"]
 
@@ -271,24 +271,24 @@ def test_no_micro_batch_exceeds_the_largest(budget):
                     assert size <= 1.02 * largest[part], (part, P, R, prompt, answer)
 
 
-def test_scoring_the_probe_and_undoing_a_step_have_their_moments():
-    """A probe far larger than the batch, or adapters larger than activations, would not fit."""
+def test_scoring_the_kl_sample_and_undoing_a_step_have_their_instants():
+    """A sample far larger than the batch, or adapters larger than activations, would not fit."""
     config = Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 2})
     rwr = lambda **o: memory.estimate(config, options(**o), 2)["simulator update (RWR)"]
     short = dict(max_prompt_tokens=64, max_task_tokens=16, env_batch=1, rank=1)
-    assert "scoring the probe" in rwr(**short, env_probe=100)
-    assert "scoring the probe" not in rwr(**short, env_probe=1)
+    assert "scoring the KL sample" in rwr(**short, env_kl_sample=100)
+    assert "scoring the KL sample" not in rwr(**short, env_kl_sample=1)
     # the KL penalty itself is taken on as many texts as the batch has, one micro-batch at a time
-    assert rwr(env_probe=8) == rwr(env_probe=1)
+    assert rwr(env_kl_sample=8) == rwr(env_kl_sample=80)
     state = 4 * memory.count_parameters(config, 512)["lora"]
     assert rwr(rank=512, token_budget=64, max_prompt_tokens=8, max_task_tokens=8) == {
-        "copies of the simulator's state": 6 * state}
+        "copies of the simulator's state": 6 * state, "copy of the adapter": state}
 
 
 def test_the_fixed_task_set_is_written_in_wider_batches():
-    """--variant static has all base tasks varied at once, not --seeds of them."""
+    """--variant static has all base tasks varied at once, not --seed-tasks of them."""
     config = Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 1})
-    usual, static = (max(parts["keys and values"] for parts in memory.moments(
+    usual, static = (max(parts["keys and values"] for parts in memory.instants(
         config, options(max_rows=640, variant=variant), 2)["simulator rollouts"])
         for variant in ("genenv", "static"))
     assert usual == 8 * memory.cache_keys(1024, 1, 512) * 2048
@@ -300,13 +300,13 @@ def test_each_option_moves_the_part_it_is_named_under():
     config = Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 2})
     thrifty = {"quant": "nf4", "grad_checkpoint": True}
     size = lambda o, part: sum(max(p.get(part, 0) for p in phase)
-                               for phase in memory.moments(config, o, 2).values())
+                               for phase in memory.instants(config, o, 2).values())
     for part, names in memory.OPTIONS_OF.items():
         for name in set(names) - {"model"}:
             # in training the longest sequence binds only where the budget is below it
             budget = 256 if name.startswith("max_") else 8192
             # a cache that grows by halves has room to spare: responses short beside the prompt
-            before = vars(options(quant="", seeds=64, variations=4, token_budget=budget,
+            before = vars(options(quant="", seed_tasks=64, variations=4, token_budget=budget,
                                   max_response_tokens=128,
                                   grad_checkpoint=part == "checkpointed layer inputs"))
             after = {**before, name: thrifty[name] if name in thrifty else before[name] // 4}
@@ -318,7 +318,7 @@ def test_validation_prefills_no_more_than_the_agents_rollouts(name):
     """Greedy attempts, one per prompt, must not meet a card with max_rows long prompts at once."""
     config = Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 1})
     o = options(**{**PRESETS[name], "replay": 0.125, "agreement": 2})
-    phases = memory.moments(config, o, e=2)
+    phases = memory.instants(config, o, e=2)
     size = lambda phase: max(parts["keys and values"] for parts in phases[phase]
                              if "prefill" in parts)
     for phase in ("validation", "agreement check"):
@@ -338,7 +338,7 @@ def test_presets_fit_the_cards_they_are_named_after():
     config = Qwen2Config(**QWEN_7B)
     for name, least, most in (("7b-24gb", 12e9, 21e9), ("7b-9k", 12e9, 20e9),
                               ("7b-80gb", 40e9, 65e9)):
-        o = options(**{**PRESETS[name], "replay": 0.125, "env_probe": 96})
+        o = options(**{**PRESETS[name], "replay": 0.125, "env_kl_sample": 96})
         peak = memory.MARGIN * memory.total_peak(memory.estimate(config, o, e=2))
         assert least < peak < most, (name, peak)
 

@@ -135,12 +135,13 @@ def test_batch_of_unfinished_or_equal_episodes_is_a_no_op(shared):
     assert all(math.isfinite(v) for v in stats.values())
 
 
-@pytest.mark.parametrize("how", ["token", "sequence"])
-def test_row_without_tokens_is_no_nan(how):
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_row_without_tokens_is_no_nan(aggregation):
     """masked_mean divided 0 by 0, and the guard that caught the NaN hid its cause."""
     per_token = torch.tensor([[1.0, 2.0], [float(3), 4.0]])
     mask = torch.tensor([[True, True], [False, False]])
-    assert float(aggregate(per_token, mask, how, 2, 2)) == (1.5 if how == "token" else 0.75)
+    expected = {"token": 1.5, "sequence": 0.75}
+    assert float(aggregate(per_token, mask, aggregation, 2, 2)) == expected[aggregation]
 
 
 # ---------------------------------------------------------------------------------------------

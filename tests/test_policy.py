@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_policy.py -q
 """
 import copy
+import io
 import json
 from collections import Counter
 from contextlib import contextmanager
@@ -11,12 +12,13 @@ import pytest
 import torch
 from transformers import AttentionMaskInterface, Qwen2ForCausalLM
 
-from bench.__main__ import __main__ as bench
+from bench import __main__ as bench
 import policy as policy_module
 from data_pool import UserError
 from helpers import (BOS, EOS, MIXED, PAD, STOP, clear, close, gradients, naive_logps,
                      random_groups, randomise, same, tiny_lm, tiny_policy, toy_tokenizer, weights)
 from policy import Policy, draw, group_mask, pack, split_groups
+from runtime import memory
 
 ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
 
@@ -739,6 +741,21 @@ def test_chat_messages_without_a_template_are_a_clear_error():
         tiny_policy(adapters=()).encode([{"role": "user", "content": "w9"}])
 
 
+def test_chat_template_gets_the_options_of_the_model(tmp_path):
+    """A model that thinks by default would think, whatever the user asks for."""
+    tiny_lm().save_pretrained(tmp_path)
+    tokenizer = toy_tokenizer(chat=True)
+    tokenizer.chat_template += "{% if enable_thinking is false %} w2{% endif %}"
+    tokenizer.save_pretrained(tmp_path)
+    asked, chat = {"enable_thinking": False}, [{"role": "user", "content": "w9"}]
+    for options, ids in ((None, []), (asked, [6]), ({"enable_thinking": True}, [])):
+        policy = Policy.load(str(tmp_path), (), device="cpu", chat_template_kwargs=options)
+        assert policy.chat_template_kwargs == (options or {})
+        assert policy.encode(chat) == [BOS, 4, 13, EOS, 5, *ids]
+    with pytest.raises(UserError, match="leave them out"):
+        Policy.load(str(tmp_path), (), device="cpu", chat_template_kwargs={"tokenize": True})
+
+
 def test_decoded_text_has_no_special_tokens(shared):
     """Parsers would see template tokens."""
     assert shared.decode([BOS, 5, 6, STOP, EOS, PAD]) == "w1 w2"
@@ -768,6 +785,33 @@ def test_broken_model_files_are_one_clear_line(tmp_path, file, content):
     with pytest.raises(UserError, match="cannot load the model") as error:
         Policy.load(str(tmp_path), device="cpu")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("owner, file, entry", [
+    ("config", "config.json", "AutoConfig"), ("model", "config.json", "AutoModelForCausalLM"),
+    ("tokenizer", "tokenizer_config.json", "AutoTokenizer")])
+def test_code_in_a_model_folder_is_neither_asked_for_nor_run(tmp_path, monkeypatch, owner, file,
+                                                              entry):
+    """transformers asks "Do you wish to run the custom code?" and takes a piped y for an answer."""
+    tiny_lm().save_pretrained(tmp_path)
+    toy_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "custom.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    content = json.loads((tmp_path / file).read_text())
+    content["auto_map"] = {entry: ["custom.Own", None] if owner == "tokenizer" else "custom.Own"}
+    kinds = {"config": {"model_type": "foreign"}, "model": {"model_type": "vit"},
+             "tokenizer": {"tokenizer_class": "Own"}}
+    (tmp_path / file).write_text(json.dumps({**content, **kinds[owner]}))
+    stdin = io.StringIO("y\n" * 9)
+    monkeypatch.setattr("sys.stdin", stdin)
+    if owner == "tokenizer":  # its tokenizer.json is read without the class
+        assert Policy.load(str(tmp_path), (), device="cpu").encode("w1 w2") == [5, 6]
+    else:
+        with pytest.raises(UserError, match="code of its own.*never run") as error:
+            Policy.load(str(tmp_path), device="cpu")
+        assert "\n" not in str(error.value)
+        with pytest.raises(UserError, match="code of its own|no causal language model"):
+            memory.count_parameters(memory.model_config(str(tmp_path)))
+    assert not (tmp_path / "executed").exists() and stdin.tell() == 0
 
 
 def test_missing_adapter_folder_is_named(tmp_path):

@@ -14,8 +14,8 @@ import rwr
 from grpo import score
 from helpers import (Table, clear, close, gradients, naive_logps, random_groups, same,
                      tiny_policy, weights)
-from rwr import (draw_batches, effective_sample_size, mean_kl, rwr_update, rwr_weights,
-                 weighted_nll)
+from rwr import (draw_batches, effective_sample_size, grpo_weights, linear_weights, mean_kl,
+                 rwr_loss, rwr_update, rwr_weights, weight_ratio, weighted_nll)
 
 SHAPES = [(5, [4]), (2, [7]), (9, [1]), (3, [3]), (3, [2]), (6, [5])]
 
@@ -26,9 +26,15 @@ def records_of(groups, r_env):
 
 
 def six_records():
-    """Records, batches over all of them, and the probe: the generations themselves."""
+    """Records, batches over all of them, and the KL sample: the generations themselves."""
     groups = random_groups(SHAPES)
     return records_of(groups, [1.0, 0.2, 0.9, 0.6, 0.1, 0.8]), groups
+
+
+def update(policy, adapter, optimizer, records, batches, kl_sample, lam=1.0, **options):
+    """rwr_update with the weights that genenv.py gives the records."""
+    w = rwr_weights(torch.tensor([r.r_env for r in records]), lam) if records else torch.ones(0)
+    return rwr_update(policy, adapter, optimizer, records, w, batches, kl_sample, **options)
 
 
 class Frozen:
@@ -108,6 +114,40 @@ def test_mean_kl_estimates_the_kl_of_the_policy_that_wrote_the_text():
     assert mean_kl([[p]], [[p.clone()]]) == 0
 
 
+def test_loss_is_imitation_of_records_and_kl_on_own_text():
+    """A KL term on records would shrink the weights; a weight on own text would imitate it."""
+    g = torch.Generator().manual_seed(0)
+    logp, ref = -torch.rand(4, 3, generator=g), -torch.rand(4, 3, generator=g)
+    mask = torch.arange(3) < torch.tensor([3, 1, 2, 3])[:, None]
+    w, own = torch.tensor([2.0, 0.5, 0, 0]), torch.tensor([False, False, True, True])
+    nll = -(2 * logp[0].sum() + 0.5 * logp[1, 0]) / 4
+    d = (ref - logp)
+    kl = ((d.exp() - 1 - d) * mask)[2:].sum() / 5
+    loss = rwr_loss(logp, ref, mask, w, own, 4, 5, kl_coef=0.3)
+    assert float(loss) == pytest.approx(float(nll + 0.3 * kl), rel=1e-5)
+    # GRPO: at a ratio of 1 the same gradient, beyond the clip none
+    far = rwr_loss(logp, ref, mask, w, own, 4, 5, kl_coef=0.0, old_logp=logp - 1, clip=0.2)
+    assert float(far) == pytest.approx(-1.2 * (3 * 2.0 + 0.5) / 4, rel=1e-5)
+
+
+def test_linear_weights_and_advantages_of_the_rivals():
+    """The comparison would be with something else than what its name says."""
+    r = torch.tensor([0.2, 0.6, 1.0, 0.6])
+    assert linear_weights(r).tolist() == pytest.approx([0, 1, 2, 1])
+    assert linear_weights(torch.tensor([0.5, 0.5])).tolist() == [1, 1]
+    a = grpo_weights(torch.tensor([1.0, 0.0, 0.7, 0.4, 0.4]), torch.tensor([3, 3, 5, 9, 9]))
+    assert a.tolist() == pytest.approx([0.707, -0.707, 0, 0, 0], abs=1e-3)
+
+
+@pytest.mark.parametrize("p_hats, lam, beta, ratio", [
+    ([0, 1 / 8, 1 / 2], 1, 2, 1.482), ([0.4, 0.5, 0.6], 1, 2, 1.020), ([4 / 8], 1, 2, 1.0),
+    ([2 / 8, 4 / 8, 6 / 8], 1, 2, 1.1247), ([0, 4 / 8], 6, 8, 179.08)])
+def test_ratios_of_weights_that_the_pages_state(p_hats, lam, beta, ratio):
+    """1.48 stood where no record in the band reaches it."""
+    r_env = torch.tensor([math.exp(-beta * (p - 0.5) ** 2) for p in p_hats])
+    assert weight_ratio(rwr_weights(r_env, lam)) == pytest.approx(ratio, rel=2e-3)
+
+
 # ---------------------------------------------------------------------------------------------
 # mini-batches
 
@@ -129,6 +169,23 @@ def test_batches_mix_fresh_and_aged_records_in_their_share():
     assert all(100 <= i < 150 for b in batches for i in b if i >= 100)
 
 
+@pytest.mark.parametrize("fresh", [1, 2, 5, 10, 30, 48, 200])
+@pytest.mark.parametrize("share", [0.5, 0.75, 0.9, 1.0])
+def test_the_fresh_share_is_kept_however_few_are_fresh(fresh, share):
+    """With 5 fresh records of 64 three quarters of every step were stale."""
+    for batch in draw_batches(fresh, [1.0] * 300, 6, 64, share, torch.Generator().manual_seed(0)):
+        assert sum(i < fresh for i in batch) >= share * len(batch)
+        assert len(batch) <= 64 and len(set(batch)) == len(batch)
+
+
+@pytest.mark.parametrize("fresh, batch", [(10, 8), (5, 4), (9, 5), (33, 32)])
+def test_no_record_comes_twice_in_a_mini_batch_while_others_wait(fresh, batch):
+    """A new round started in mid-batch could draw again who was in it already."""
+    for seed in range(20):
+        for picks in draw_batches(fresh, [], 9, batch, 1.0, torch.Generator().manual_seed(seed)):
+            assert len(set(picks)) == len(picks) == min(fresh, batch)
+
+
 def test_aged_records_are_drawn_by_priority():
     """Old records would be drawn as often as new ones."""
     batches = draw_batches(1, [8.0, 1.0, 1.0], 2000, 2, 0.5, torch.Generator().manual_seed(0))
@@ -137,7 +194,8 @@ def test_aged_records_are_drawn_by_priority():
 
 
 @pytest.mark.parametrize("fresh, aged, sizes", [
-    (0, [], []), (3, [], [3, 3]), (0, [1.0] * 20, [8, 8]), (2, [1.0], [3, 3])])
+    (0, [], []), (3, [], [3, 3]), (0, [1.0] * 20, []), (2, [1.0], [2, 2]),
+    (3, [1.0] * 9, [4, 4])])
 def test_small_sets_give_small_batches(fresh, aged, sizes):
     """Few records in the band would crash the update or be repeated within one step."""
     batches = draw_batches(fresh, aged, 2, 32, 0.75, torch.Generator().manual_seed(0))
@@ -158,9 +216,9 @@ def test_batches_reproduce():
 
 def test_gradient_is_that_of_the_weighted_imitation_loss():
     """Weights on the wrong record, a missing KL term, another normaliser: the plain way says so."""
-    policy, (records, probe), kl_coef, lam = tiny_policy(), six_records(), 0.3, 3.0
+    policy, (records, kl_sample), kl_coef, lam = tiny_policy(), six_records(), 0.3, 3.0
     clear(policy)
-    rwr_update(policy, "env", Frozen(), records, [[4, 0, 2, 1]], probe, lam=lam, temperature=0.7,
+    update(policy, "env", Frozen(), records, [[4, 0, 2, 1]], kl_sample, lam=lam, temperature=0.7,
                kl_coef=kl_coef, kl_cap=1e9, grad_clip=1e9)
     made = gradients(policy, "env")
     clear(policy)
@@ -171,7 +229,7 @@ def test_gradient_is_that_of_the_weighted_imitation_loss():
             for a in naive_logps(policy, records[i].prompt, records[i].response, 0.7):
                 nll = nll - float(w[i]) * a
         tokens += len(records[i].response)
-    for prompt, (response,) in probe[:4]:  # the penalty's turn of the probe: as many as the batch
+    for prompt, (response,) in kl_sample[:4]:  # the penalty's turn of the KL sample: as many as the batch
         with policy.use(None), torch.no_grad():
             ref = naive_logps(policy, prompt, response, 0.7)
         with policy.use("env"):
@@ -188,12 +246,12 @@ def test_penalty_holds_the_simulator_where_only_selected_text_is_imitated():
     def outside(kl_coef):
         table = Table(INITIAL)
         optimizer = torch.optim.SGD(table.params["env"], lr=0.5)
-        for _ in range(60):  # one step per update: the probe is the simulator's own text each time
-            records, probe = ALL
+        for _ in range(60):  # one step per update: the KL sample is the simulator's own text each time
+            records, kl_sample = ALL
             good = [i for i, r in enumerate(records) if r.response[0] in (0, 1)]
             ids = torch.multinomial(table.probs(), 400, replacement=True).tolist()
-            rwr_update(table, "env", optimizer, records, [good],
-                       [(probe[0][0], [[i]]) for i in ids], kl_coef=kl_coef, kl_kind="k2",
+            update(table, "env", optimizer, records, [good],
+                       [(kl_sample[0][0], [[i]]) for i in ids], kl_coef=kl_coef, kl_estimator="k2",
                        kl_cap=1e9)
         return float(1 - table.probs()[:2].sum())
     torch.manual_seed(0)
@@ -203,20 +261,20 @@ def test_penalty_holds_the_simulator_where_only_selected_text_is_imitated():
 
 def test_a_step_to_nan_never_passes_the_cap(monkeypatch):
     """nan > cap is false: a diverged simulator would be kept."""
-    policy, (records, probe) = tiny_policy(), six_records()
+    policy, (records, kl_sample) = tiny_policy(), six_records()
     before = weights(policy, "env")
     monkeypatch.setattr(rwr, "mean_kl", lambda a, b: float("nan"))
-    stats = rwr_update(policy, "env", policy.optimizer("env", 1e-3), records, [[0, 1]], probe)
+    stats = update(policy, "env", policy.optimizer("env", 1e-3), records, [[0, 1]], kl_sample)
     assert stats["env_capped"] == 1 and stats["env_steps"] == 0
     assert all(torch.equal(x, y) for x, y in zip(before, weights(policy, "env")))
 
 
 def test_micro_batches_do_not_change_the_gradient():
     """Memory settings would change what the simulator learns."""
-    policy, (records, probe), results = tiny_policy(), six_records(), []
+    policy, (records, kl_sample), results = tiny_policy(), six_records(), []
     for budget in (10_000, 14, 1):
         clear(policy)
-        rwr_update(policy, "env", Frozen(), records, [list(range(6))], probe, kl_coef=0.2,
+        update(policy, "env", Frozen(), records, [list(range(6))], kl_sample, kl_coef=0.2,
                    kl_cap=1e9, grad_clip=1e9, token_budget=budget, grad_checkpoint=budget == 14)
         results.append(gradients(policy, "env"))
     assert close(results[1], results[0]) and close(results[2], results[0])
@@ -224,27 +282,28 @@ def test_micro_batches_do_not_change_the_gradient():
 
 def test_prompt_tokens_are_not_trained_on(monkeypatch):
     """The simulator would learn to write its own context."""
-    policy, (records, probe), seen = tiny_policy(), six_records(), []
-    real = rwr.weighted_nll
+    policy, (records, kl_sample), seen = tiny_policy(), six_records(), []
+    real = rwr.rwr_loss
 
-    def spy(logp, mask, w, tokens):
-        seen.append((int(mask.sum()), tokens, len(w)))
-        return real(logp, mask, w, tokens)
+    def spy(logp, ref_logp, mask, w, own, tokens, own_tokens, **options):
+        seen.append((int(mask[~own].sum()), tokens, int((~own).sum())))
+        assert int(mask[own].sum()) == own_tokens and not w[own].any()
+        return real(logp, ref_logp, mask, w, own, tokens, own_tokens, **options)
 
-    monkeypatch.setattr(rwr, "weighted_nll", spy)
-    rwr_update(policy, "env", policy.optimizer("env", 1e-4), records, [[0, 1], [2, 3, 5]], probe)
+    monkeypatch.setattr(rwr, "rwr_loss", spy)
+    update(policy, "env", policy.optimizer("env", 1e-4), records, [[0, 1], [2, 3, 5]], kl_sample)
     assert seen == [(11, 11, 2), (9, 9, 3)]  # response lengths 4 + 7 and 1 + 3 + 5
 
 
 def test_cap_undoes_the_step_that_crosses_it_bit_for_bit():
     """The cap would only be reported: parameters, momentum and step count must be as before."""
-    records, probe = six_records()
+    records, kl_sample = six_records()
     batches = [[0, 1, 2], [3, 4, 5], [1, 3, 5], [0, 2, 4]] * 5
 
     def run(cap, n):
         policy = tiny_policy()
         optimizer = policy.optimizer("env", 3e-3, weight_decay=0.01)
-        stats = rwr_update(policy, "env", optimizer, records, batches[:n], probe, kl_cap=cap)
+        stats = update(policy, "env", optimizer, records, batches[:n], kl_sample, kl_cap=cap)
         return stats, weights(policy, "env"), optimizer.state_dict()
 
     free, *_ = run(1e9, len(batches))
@@ -266,122 +325,114 @@ def test_cap_undoes_the_step_that_crosses_it_bit_for_bit():
 
 def test_cap_crossed_by_the_very_first_step_leaves_everything_as_it_was():
     """The first step is the largest of Adam: it would slip through, or leave half a state."""
-    policy, (records, probe) = tiny_policy(), six_records()
+    policy, (records, kl_sample) = tiny_policy(), six_records()
     optimizer, before = policy.optimizer("env", 1.0), weights(policy, "env")
-    stats = rwr_update(policy, "env", optimizer, records, [[0, 1], [2, 3]], probe, kl_cap=0.01)
+    stats = update(policy, "env", optimizer, records, [[0, 1], [2, 3]], kl_sample, kl_cap=0.01)
     assert stats["env_capped"] == 1 and stats["env_steps"] == 0 and stats["env_kl_step"] == 0
     assert same(weights(policy, "env"), before) and optimizer.state_dict()["state"] == {}
 
 
 def test_training_goes_on_after_a_capped_update():
     """The optimiser would hold tensors of the undone step and move nothing, or something else."""
-    policy, (records, probe) = tiny_policy(), six_records()
+    policy, (records, kl_sample) = tiny_policy(), six_records()
     optimizer, before = policy.optimizer("env", 3e-3), weights(policy, "env")
     for group in optimizer.param_groups:
         group["lr"] = 1.0
-    rwr_update(policy, "env", optimizer, records, [[0, 1]], probe, kl_cap=1e-6)
+    update(policy, "env", optimizer, records, [[0, 1]], kl_sample, kl_cap=1e-6)
     for group in optimizer.param_groups:
         group["lr"] = 3e-3
-    stats = rwr_update(policy, "env", optimizer, records, [[0, 1, 2]], probe, kl_cap=1e9)
+    stats = update(policy, "env", optimizer, records, [[0, 1, 2]], kl_sample, kl_cap=1e9)
     assert stats["env_steps"] == 1 and not same(weights(policy, "env"), before)
 
 
 def test_a_step_without_rate_never_meets_the_cap():
     """Numeric noise between two scorings would count as KL."""
-    policy, (records, probe) = tiny_policy(), six_records()
-    stats = rwr_update(policy, "env", policy.optimizer("env", 0.0), records, [[0, 1]] * 3, probe,
+    policy, (records, kl_sample) = tiny_policy(), six_records()
+    stats = update(policy, "env", policy.optimizer("env", 0.0), records, [[0, 1]] * 3, kl_sample,
                        kl_cap=1e-9)
     assert stats["env_steps"] == 3 and stats["env_kl_step"] < 1e-9
 
 
 def test_kl_to_the_initial_simulator_is_measured_with_adapters_off():
     """The reference would move with the simulator (as it does in the released code)."""
-    policy, (records, probe) = tiny_policy(live=False), six_records()
+    policy, (records, kl_sample) = tiny_policy(live=False), six_records()
     optimizer = policy.optimizer("env", 3e-3)
     options = dict(kl_cap=1e9, kl_coef=0.0)
-    first = rwr_update(policy, "env", optimizer, records, [[0, 1, 2]] * 6, probe, **options)
+    first = update(policy, "env", optimizer, records, [[0, 1, 2]] * 6, kl_sample, **options)
     assert first["env_kl"] == 0  # fresh adapters are the reference
-    second = rwr_update(policy, "env", optimizer, records, [], probe, **options)
+    second = update(policy, "env", optimizer, records, [], kl_sample, **options)
     with policy.use("env"), torch.no_grad():
-        now = score(policy, probe, 1.0, 10_000)
+        now = score(policy, kl_sample, 1.0, 10_000)
     with policy.use(None), torch.no_grad():
-        initial = score(policy, probe, 1.0, 10_000)
+        initial = score(policy, kl_sample, 1.0, 10_000)
     assert second["env_kl"] == pytest.approx(mean_kl(now, initial), rel=1e-5) != 0
-    assert second["env_steps"] == 0 and second["env_ess"] == 0
+    assert second["env_steps"] == 0
 
 
 def test_penalty_keeps_the_simulator_near_the_initial_one():
     """The KL penalty would have no effect, or the wrong sign."""
-    (records, probe), moved = six_records(), []
+    (records, kl_sample), moved = six_records(), []
     for kl_coef in (0.0, 5.0):
         policy = tiny_policy(live=False)
         optimizer = policy.optimizer("env", 3e-3)
-        rwr_update(policy, "env", optimizer, records, [list(range(6))] * 12, probe,
+        update(policy, "env", optimizer, records, [list(range(6))] * 12, kl_sample,
                    kl_coef=kl_coef, kl_cap=1e9)
-        moved.append(rwr_update(policy, "env", optimizer, records, [], probe)["env_kl"])
+        moved.append(update(policy, "env", optimizer, records, [], kl_sample)["env_kl"])
     assert moved[1] < 0.5 * moved[0]
 
 
 def test_only_the_simulator_moves():
     """The agent, the base or the reference would drift along."""
-    policy, (records, probe) = tiny_policy(), six_records()
+    policy, (records, kl_sample) = tiny_policy(), six_records()
     agent, base, env = weights(policy, "agent"), weights(policy), weights(policy, "env")
     with policy.use(None):
-        reference = score(policy, probe, 1.0, 10_000)
-    rwr_update(policy, "env", policy.optimizer("env", 1e-2, weight_decay=0.1), records,
-               [[0, 1], [2, 3, 4, 5]], probe, kl_cap=1e9)
-    rwr_update(policy, "env", policy.optimizer("env", 1.0), records, [[0, 1]], probe, kl_cap=1e-6)
+        reference = score(policy, kl_sample, 1.0, 10_000)
+    update(policy, "env", policy.optimizer("env", 1e-2, weight_decay=0.1), records,
+               [[0, 1], [2, 3, 4, 5]], kl_sample, kl_cap=1e9)
+    update(policy, "env", policy.optimizer("env", 1.0), records, [[0, 1]], kl_sample, kl_cap=1e-6)
     assert same(weights(policy, "agent"), agent) and same(weights(policy), base)
     assert all(not torch.equal(a, b) for a, b in zip(weights(policy, "env"), env))
     with policy.use(None):
-        assert all(same(a, b) for a, b in zip(score(policy, probe, 1.0, 10_000), reference))
+        assert all(same(a, b) for a, b in zip(score(policy, kl_sample, 1.0, 10_000), reference))
     assert policy.active is None and not policy.model.training
 
 
 def test_update_leaves_its_inputs_alone():
     """Records go to disk after the update."""
-    policy, (records, probe) = tiny_policy(), six_records()
-    before = copy.deepcopy((records, probe))
+    policy, (records, kl_sample) = tiny_policy(), six_records()
+    before = copy.deepcopy((records, kl_sample))
     batches = [[0, 1], [2, 3]]
-    rwr_update(policy, "env", policy.optimizer("env", 1e-2), records, batches, probe)
-    assert (records, probe) == before and batches == [[0, 1], [2, 3]]
+    update(policy, "env", policy.optimizer("env", 1e-2), records, batches, kl_sample)
+    assert (records, kl_sample) == before and batches == [[0, 1], [2, 3]]
 
 
 def test_nothing_to_learn_from_is_a_no_op():
     """An empty band would crash the epoch or move the simulator on stale momentum."""
-    policy, (records, probe) = tiny_policy(), six_records()
+    policy, (records, kl_sample) = tiny_policy(), six_records()
     optimizer = policy.optimizer("env", 1e-2)
-    rwr_update(policy, "env", optimizer, records, [[0, 1]], probe, kl_cap=1e9)
+    update(policy, "env", optimizer, records, [[0, 1]], kl_sample, kl_cap=1e9)
     before = weights(policy, "env")
-    for batches, measured in (([], probe), ([], [])):
-        stats = rwr_update(policy, "env", optimizer, [], batches, measured)
+    for batches, measured in (([], kl_sample), ([], [])):
+        stats = update(policy, "env", optimizer, [], batches, measured)
         assert stats["env_steps"] == 0 and math.isfinite(stats["env_kl"])
     assert same(weights(policy, "env"), before)
 
 
-def test_effective_sample_size_is_that_of_the_weights_used():
-    """The report would describe other weights."""
-    policy, (records, probe) = tiny_policy(), six_records()
-    stats = rwr_update(policy, "env", policy.optimizer("env", 0.0), records, [[0]], probe, lam=4.0)
-    w = np.exp(4 * np.array([r.r_env for r in records]))
-    assert stats["env_ess"] == pytest.approx(w.sum() ** 2 / (w ** 2).sum(), rel=1e-5)
-
-
 def test_active_adapter_is_restored_when_an_update_fails(monkeypatch):
     """An interrupted update would leave the simulator answering for the agent."""
-    policy, (records, probe) = tiny_policy(), six_records()
+    policy, (records, kl_sample) = tiny_policy(), six_records()
     monkeypatch.setattr(rwr, "weighted_nll", lambda *a: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        rwr_update(policy, "env", policy.optimizer("env", 1), records, [[0]], probe)
+        update(policy, "env", policy.optimizer("env", 1), records, [[0]], kl_sample)
     assert policy.active is None
 
 
 def test_undo_can_fail(monkeypatch):
     """Without the restore the bit-for-bit comparison above must notice."""
-    policy, (records, probe) = tiny_policy(), six_records()
+    policy, (records, kl_sample) = tiny_policy(), six_records()
     before = weights(policy, "env")
     monkeypatch.setattr(rwr, "_restore", lambda *a: None)
-    rwr_update(policy, "env", policy.optimizer("env", 1.0), records, [[0, 1]], probe, kl_cap=0.01)
+    update(policy, "env", policy.optimizer("env", 1.0), records, [[0, 1]], kl_sample, kl_cap=0.01)
     assert not same(weights(policy, "env"), before)
 
 
@@ -395,7 +446,7 @@ R_ENV = [0.61, 1.0, 0.75, 0.97, 0.88]
 
 
 def written(ids):
-    """Records, and the probe, of generations of one token each."""
+    """Records, and the KL sample, of generations of one token each."""
     records = [SimpleNamespace(prompt=[0], response=[k], r_env=R_ENV[k]) for k in ids]
     return records, [([0], [[k]]) for k in ids]
 
@@ -406,10 +457,10 @@ ALL = written([k for k, n in enumerate(COUNTS) for _ in range(n)])
 @pytest.mark.parametrize("lam", [1.0, 6.0])
 def test_rwr_on_a_categorical_simulator_finds_the_reweighted_distribution(lam):
     """The point of the whole update: pi <- pi_0 exp(lam R_env) / Z, here in closed form."""
-    table, (records, probe) = Table(INITIAL), ALL
+    table, (records, kl_sample) = Table(INITIAL), ALL
     initial = table.probs()
     optimizer = torch.optim.SGD(table.params["env"], lr=4.0)
-    stats = rwr_update(table, "env", optimizer, records, [list(range(107))] * 60, probe, lam=lam,
+    stats = update(table, "env", optimizer, records, [list(range(107))] * 60, kl_sample, lam=lam,
                        kl_coef=0.0, kl_cap=1e9)
     target = initial * torch.exp(lam * torch.tensor(R_ENV, dtype=torch.float64))
     target = target / target.sum()
@@ -425,19 +476,19 @@ def test_repeated_rwr_on_samples_climbs_to_the_best_answer():
     for _ in range(8):
         means.append(float((table.probs() * reward).sum()))
         ids = torch.multinomial(table.probs(), 150, replacement=True, generator=generator).tolist()
-        records, probe = written(ids)
+        records, kl_sample = written(ids)
         batches = draw_batches(150, [], 10, 150, 1.0, generator)
-        rwr_update(table, "env", torch.optim.SGD(table.params["env"], lr=4.0), records, batches,
-                   probe, lam=6.0, kl_coef=0.0, kl_cap=1e9)
+        update(table, "env", torch.optim.SGD(table.params["env"], lr=4.0), records, batches,
+                   kl_sample, lam=6.0, kl_coef=0.0, kl_cap=1e9)
     assert means[-1] > means[3] > means[0] and means[-1] > 0.97
 
 
 def test_cap_bounds_the_step_of_the_categorical_simulator_exactly():
     """The measured KL would not be that of the distribution: exact values beside it."""
-    table, (records, probe), cap = Table(INITIAL), ALL, 0.02
+    table, (records, kl_sample), cap = Table(INITIAL), ALL, 0.02
     before = table.probs()
-    stats = rwr_update(table, "env", torch.optim.SGD(table.params["env"], lr=0.3), records,
-                       [list(range(107))] * 200, probe, lam=6.0, kl_coef=0.0, kl_cap=cap)
+    stats = update(table, "env", torch.optim.SGD(table.params["env"], lr=0.3), records,
+                       [list(range(107))] * 200, kl_sample, lam=6.0, kl_coef=0.0, kl_cap=cap)
     exact = float((before * (before / table.probs()).log()).sum())
     assert stats["env_capped"] == 1 and 0.5 * cap < exact < cap
     assert stats["env_kl_step"] == pytest.approx(exact, rel=1e-3)

@@ -26,8 +26,8 @@ from test_loop import one_line, same_run
 from test_tool_calls import chat_model, said
 from worlds import tool_calls as world
 
-SMALL = ["--threads", "1", "--device", "cpu", "--rank", "4", "--seeds", "2", "--G", "2",
-         "--val-samples", "1", "--env-updates", "2", "--env-probe", "8"]
+SMALL = ["--threads", "1", "--device", "cpu", "--rank", "4", "--seed-tasks", "2", "--G", "2",
+         "--val-samples", "1", "--env-updates", "2", "--env-kl-sample", "8"]
 FILES = ["config.json", "metrics.jsonl", "samples.jsonl", "train.jsonl", "memory.json",
          "report.html", "figures/validation.png", "figures/success_rate.png",
          *(f"adapters/{name}/adapter_{part}" for name in ("agent", "env")

@@ -18,21 +18,16 @@ variation, whose direction does not depend on the success: that is left to RWR.
 Where it differs on purpose from a real domain: the checker is exact (it computes the chain), and
 the simulator cannot write an ambiguous task.
 """
-import hashlib
 import json
 import random
 import re
-import shutil
 import sys
-import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-
 from data_pool import Task, UserError
 from policy import Policy
-from worlds import InvalidTask
+from worlds import InvalidTask, tiny_model
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
     "inc": lambda d: d + 1, "dec": lambda d: d - 1, "dbl": lambda d: 2 * d,
@@ -50,11 +45,10 @@ BASE_SEED = 20251219  # base model and task sets are the same for every --seed o
 
 DIGITS = list("0123456789")
 BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
-WORDS = ["<pad>", "<eos>", "=", "vary", "=>", *DIGITS, *NAMES,
+WORDS = [*tiny_model.SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES,
          *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS]
 WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
-MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
+MODEL = tiny_model.MODEL
 RECIPE = 6  # part of the cache's key: raise it when slips, tools or `vary` change
 PRETRAIN = dict(steps=800, batch=64, lr=4e-3)
 
@@ -242,70 +236,23 @@ def _imagine(rng) -> tuple[str, str]:
 
 
 def _tokenizer():
-    """One token per word, as a plain transformers tokenizer that can be saved."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>",
-                                   clean_up_tokenization_spaces=False)
+    return tiny_model.word_tokenizer(WORDS)
 
 
-def _batch(tokenizer, rng, size):
-    """Half demonstrations, half variations -> ids (size, L), targets with -100 on the prompt."""
-    pairs = [_demonstrate(rng) if i % 2 else _imagine(rng) for i in range(size)]
-    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
-    rows = [(encode(p), encode(r) + [tokenizer.eos_token_id]) for p, r in pairs]
-    L = max(len(p) + len(r) for p, r in rows)
-    ids, labels = torch.zeros(size, L, dtype=torch.long), torch.full((size, L), -100)
-    for b, (p, r) in enumerate(rows):
-        ids[b, :len(p) + len(r)] = torch.tensor(p + r)
-        labels[b, len(p):len(p) + len(r)] = torch.tensor(r)
-    return ids, labels
+def _pairs(rng, size) -> list[tuple[str, str]]:
+    """Half variations, half demonstrations."""
+    return [_demonstrate(rng) if i % 2 else _imagine(rng) for i in range(size)]
 
 
 def _pretrain(folder):
     """Train the base model from scratch on both roles and save it to `folder`."""
-    from tqdm import tqdm
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-    from transformers.utils import logging
-    logging.disable_progress_bar()  # of saving one small file
-    rng, tokenizer, steps = random.Random(BASE_SEED), _tokenizer(), PRETRAIN["steps"]
-    with torch.random.fork_rng():  # transformers initialises weights from the global generator
-        torch.manual_seed(BASE_SEED)
-        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(WORDS), eos_token_id=1, pad_token_id=0,
-                                             bos_token_id=None, **MODEL))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PRETRAIN["lr"], weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PRETRAIN["lr"], steps, pct_start=0.1)
-    for _ in tqdm(range(steps), desc="base model (once)", disable=None, leave=False):
-        ids, labels = _batch(tokenizer, rng, PRETRAIN["batch"])
-        loss = model(input_ids=ids, labels=labels).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    tiny_model.pretrain(folder, WORDS, _pairs, MODEL, seed=BASE_SEED, **PRETRAIN)
 
 
 def base_model(cache_dir) -> Path:
     """Folder of the base model, trained if it is not cached under this very configuration."""
-    key = json.dumps([WORDS, MODEL, PRETRAIN, BASE_SEED, N_BASE, PER_RUNG, RECIPE])
-    folder = Path(cache_dir) / f"ladder-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    if not (folder / "config.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # train beside it and rename: a build that is interrupted leaves no half of a model
-        scratch = Path(tempfile.mkdtemp(dir=folder.parent))
-        try:
-            _pretrain(scratch)
-            scratch.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another run was faster
-                raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return folder
+    key = [WORDS, MODEL, PRETRAIN, BASE_SEED, N_BASE, PER_RUNG, RECIPE]
+    return tiny_model.cached(cache_dir, "ladder", key, _pretrain)
 
 
 def load_policy(o) -> Policy:

@@ -1,0 +1,79 @@
+"""The suites: what is compared with what, as options of genenv.py.
+
+What of the paper this is: RQ1-RQ4 (`paper`), its fixed alpha beside schedules (`alpha`), questions
+that it leaves open (`open`), and what moves the success rate (`levers`).
+
+How it is run: `python -m experiments SUITE`. A suite maps names of variants to options of
+genenv.py; its first variant is what the others are compared with. A new variant is one line here.
+
+Where it differs on purpose: every variant gets the same number of agent updates and of rollouts
+(tests/test_experiments.py holds them to it).
+"""
+from pathlib import Path
+
+TEACHERS, PAPER_BASE = (957, 1777), 544  # the paper's teacher sets, and the base set they extend
+SHARP = ["--k-min", "0.45", "--lam", "6", "--beta", "8", "--agent-lr", "1e-3"]
+# name -> options of genenv.py; @teacher-N stands for a file made by the world's write_teacher
+PAPER = {
+    "genenv": [],
+    "random": ["--variant", "random"],
+    "static": ["--variant", "static"],
+    "teacher 1.76x": ["--variant", "teacher", "--teacher-tasks", "@teacher-957"],
+    "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", "@teacher-1777"],
+    "random, agent rate 1/2": ["--variant", "random", "--agent-lr", "1e-3"],
+    "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
+    "genenv, no KL": ["--env-kl", "0", "--env-kl-cap", "1000"],
+    "genenv, no filter": ["--k-min", "1"],
+    "genenv, seed-level p_hat": ["--p-hat-unit", "seed"],
+    # towards the band: sharp weights in place of the filter, and an agent that learns more slowly
+    "genenv, alpha 0.3, sharp": ["--alpha", "0.3", *SHARP],
+    "genenv, steered": ["--alpha-schedule", "integral", *SHARP],
+    "genenv, steered, signal": ["--alpha-schedule", "integral", "--difficulty-reward", "signal",
+                                *SHARP],
+}
+ALPHA = {
+    "constant 0.5": [],
+    "constant 0.3": ["--alpha", "0.3"],
+    "linear 0.7 to 0.4": ["--alpha-schedule", "linear", "--alpha", "0.7", "--alpha-end", "0.4"],
+    "cosine 0.7 to 0.4": ["--alpha-schedule", "cosine", "--alpha", "0.7", "--alpha-end", "0.4"],
+    "step 0.7 to 0.4": ["--alpha-schedule", "step", "--alpha", "0.7", "--alpha-end", "0.4"],
+    "adaptive 0.5": ["--alpha-schedule", "adaptive"],
+    "integral 0.5": ["--alpha-schedule", "integral"],
+}
+OPEN = {
+    "alpha 0.5": [],
+    **{f"alpha {a}": ["--alpha", a] for a in ("0.3", "0.4", "0.6", "0.7")},
+    "reward noise 0.1": ["--reward-noise", "0.1"],
+    "reward noise 0.2": ["--reward-noise", "0.2"],
+    "no replay": ["--replay", "0"],
+}
+LEVERS = {  # each against the default settings
+    "as is": [],
+    "seed-level p_hat": ["--p-hat-unit", "seed"],
+    "adaptive alpha": ["--alpha-schedule", "adaptive"],
+    "integral alpha": ["--alpha-schedule", "integral"],
+    "alpha 0.3": ["--alpha", "0.3"],
+    "agent rate 1/2": ["--agent-lr", "1e-3"],
+    "agent rate 1/4": ["--agent-lr", "5e-4"],
+    "half the agent updates per epoch": ["--steps", "3", "--epochs", "48"],
+    "twice the simulator updates": ["--env-updates", "32"],
+    "three times the KL cap, faster": ["--env-kl-cap", "1.5", "--env-lr", "5e-3"],
+    "k_min 0.13": ["--k-min", "0.13"],
+    "soft weights, lam 6, beta 8": ["--k-min", "0.45", "--lam", "6", "--beta", "8"],
+    "half of the seeds from base": ["--base-share", "0.5"],
+    "a quarter of the seeds from base": ["--base-share", "0.25"],
+}
+SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN, "levers": LEVERS}
+QUICK = ["--epochs", "2", "--steps", "2", "--seeds", "4", "--val-samples", "1"]
+
+
+def variants(suite: str, world) -> dict:
+    """The variants of a suite that a world can run: teacher sets need its `write_teacher`."""
+    return {name: options for name, options in SUITES[suite].items()
+            if hasattr(world, "write_teacher") or not any(x.startswith("@") for x in options)}
+
+
+def results_file(out: Path, suite: str, world: str, quick: bool) -> Path:
+    """SUITE.jsonl for the ladder, SUITE-WORLD.jsonl for another world."""
+    parts = [suite, *([world] if world != "ladder" else []), *(["quick"] if quick else [])]
+    return Path(out) / f"{'-'.join(parts)}.jsonl"

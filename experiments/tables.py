@@ -1,0 +1,248 @@
+"""Means, intervals, tables and figures of a results file.
+
+What of the paper this is: the form of its claims: who wins, by how much, with how many tasks; and
+its Figures 4-8, as means over seeds.
+
+How it is run: `python -m experiments SUITE` at the end of a suite, or with --only-draw on what is
+there. A column is a line of COLUMNS: its head, and a function of the metrics of one run.
+
+Where it differs on purpose: 95 % t-intervals over seeds and differences paired by seed stand beside
+every mean; on the tuning split nothing of the validation split is shown.
+"""
+import math
+from pathlib import Path
+
+import numpy as np
+
+from data_pool import UserError, read_jsonl
+from experiments.suites import SUITES
+
+KEPT = ("epoch", "alpha", "success_rate", "validation", "validation_greedy",
+        "validation_unsolved", "reward", "task_length", "response_length", "solved",
+        "unsolved", "distinct_tasks", "skill_entropy", "env_kept", "env_kl", "env_ess", "synthetic",
+        "seconds", "base_tools", "kept_by_noise")
+
+
+def read_runs(path: Path) -> list[dict]:
+    """The runs of a results file, none if there is no file. Raises UserError if another version of
+    this program wrote it."""
+    runs = read_jsonl(path) if path.is_file() else []
+    whole = lambda m: isinstance(m, dict) and set(KEPT) <= set(m)
+    for r in runs:
+        if not {"name", "seed", "options", "settings", "metrics"} <= set(r) or \
+                not isinstance(r["metrics"], list) or not all(map(whole, r["metrics"])):
+            raise UserError(f"{path} was written by another version: move it away first")
+    return runs
+
+
+# ---------------------------------------------------------------------------------------------
+# statistics
+
+T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179,
+        2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093]  # by degrees of freedom, from 1
+
+
+def interval(values):
+    """Mean and half width of the 95 % t-interval over seeds; the width is NaN for one seed."""
+    values = np.asarray(values, float)
+    if len(values) < 2:
+        return values.mean(), math.nan
+    t = T_95[min(len(values) - 1, len(T_95)) - 1]  # beyond the table a little too wide
+    return values.mean(), t * values.std(ddof=1) / len(values) ** 0.5
+
+
+def by_name(results: Path) -> dict:
+    """{name: {seed: metrics}} of a results file."""
+    table = {}
+    if not results.is_file():
+        raise UserError(f"{results}: no such file")
+    for r in read_runs(results):
+        table.setdefault(r["name"], {})[r["seed"]] = r["metrics"]
+    # runs end in any order: rows stand in the order of the suite, its first name is the standard
+    known = list(SUITES.get(results.stem.split("-")[0], ()))
+    place = lambda name: known.index(name) if name in known else len(known)
+    return {name: table[name] for name in sorted(table, key=place)}
+
+
+def last(metrics, key):
+    """The value after the last epoch."""
+    return metrics[-1][key]
+
+
+def band_share(metrics, low=0.4, high=0.6):
+    """Share of the epochs from the second on with a success rate inside [low, high]."""
+    inside = [low <= m["success_rate"] <= high for m in metrics if m["epoch"] >= 2]
+    return sum(inside) / max(1, len(inside))
+
+
+def growth(metrics):
+    """Response length on generated tasks, last epoch relative to the first."""
+    return metrics[-1]["response_length"] / max(1, metrics[0]["response_length"]) - 1
+
+
+def band_range(runs) -> str:
+    """Least and greatest success rate from the second epoch on, in the mean over seeds, and how
+    many of these epochs lie in [0.4, 0.6]."""
+    n = min(len(m) for m in runs)
+    curve = np.mean([[x["success_rate"] for x in m[:n]] for m in runs], axis=0)[2:]
+    inside = ((curve >= 0.4) & (curve <= 0.6)).sum()
+    return f"{curve.min():.2f} - {curve.max():.2f}, {inside} of {len(curve)}" if len(curve) else "-"
+
+
+def lost(metrics):
+    """Forgetting: held-out success on the base set's tools, best epoch minus last."""
+    return max(m["base_tools"] for m in metrics) - metrics[-1]["base_tools"]
+
+
+COLUMNS = [
+    ("tuning", lambda m: last(m, "tuning")),
+    ("validation", lambda m: last(m, "validation")),
+    ("mean of all epochs", lambda m: np.mean([x["validation"] for x in m[1:]])),  # how fast
+    ("greedy", lambda m: last(m, "validation_greedy")),
+    ("never solved in 8", lambda m: last(m, "validation_unsolved")),
+    ("success, mean", lambda m: np.mean([x["success_rate"] for x in m[2:] or m])),
+    ("epochs in [.4, .6]", band_share),
+    ("response growth", growth),
+    ("tool entropy kept", lambda m: last(m, "skill_entropy") / (m[0]["skill_entropy"] or 1)),
+    ("lost on base tools", lost),
+    ("kept by noise", lambda m: np.mean([x["kept_by_noise"] for x in m[1:]])),
+    ("synthetic tasks", lambda m: last(m, "synthetic")),
+]
+
+
+def columns_of(runs) -> list:
+    """The columns that these runs have something to say in. On the tuning split nothing of the
+    validation split is shown: settings are not to be chosen by it."""
+    everything = [metrics for seeds in runs.values() for metrics in seeds.values()]
+    of_validation = {"validation", "mean of all epochs", "greedy", "never solved in 8",
+                     "lost on base tools"}
+    hidden = of_validation if "tuning" in everything[0][0] else {"tuning"}
+    if not any(m["kept_by_noise"] for metrics in everything for m in metrics):
+        hidden.add("kept by noise")
+    if any(m["base_tools"] is None for metrics in everything for m in metrics):
+        hidden.add("lost on base tools")  # no held-out task is of a kind that the base set has
+    return [column for column in COLUMNS if column[0] not in hidden]
+
+
+def table(results: Path) -> str:
+    """Markdown: mean and 95 % t-interval over seeds, then differences to the first row, paired."""
+    runs = by_name(results)
+    columns = columns_of(runs)
+    heads = ["variant", "seeds", *(c for c, _ in columns),
+             "mean curve of success, epochs in [.4, .6]"]
+    rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for name, seeds in runs.items():
+        cells = [_cell(*interval([f(m) for m in seeds.values()])) for _, f in columns]
+        rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) +
+                    f" | {band_range(list(seeds.values()))} |")
+    key, first = columns[0][0], next(iter(runs))
+    rows += ["", f"Paired differences in {key}, {first} minus the other, same seeds:", "",
+             "| other | difference | 95 % interval |", "|---|---|---|"]
+    for name, seeds in list(runs.items())[1:]:
+        common = sorted(set(seeds) & set(runs[first]))
+        if common:
+            mean, half = interval([last(runs[first][s], key) - last(seeds[s], key)
+                                   for s in common])
+            bounds = "-" if math.isnan(half) else f"{mean - half:+.3f} to {mean + half:+.3f}"
+            rows.append(f"| {name} | {mean:+.3f} | {bounds} |")
+    return "\n".join([*rows, "", *claims(runs)]) + "\n"
+
+
+def _cell(mean, half) -> str:
+    """A mean with its interval, without one where there is a single seed."""
+    digits = 3 if abs(mean) < 100 else 0
+    return f"{mean:.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
+
+
+def claims(runs) -> list[str]:
+    """The further claims of the paper, where the variants they need are there."""
+    lines = []
+    mean_of = lambda name, f: np.mean([f(m) for m in runs[name].values()])
+    if {"genenv", "random"} <= set(runs):
+        ours, theirs = (mean_of(n, lambda m: last(m, "validation_unsolved"))
+                        for n in ("genenv", "random"))
+        lines.append(f"* never-solved validation tasks: genenv {ours:.3f}, random {theirs:.3f} "
+                     f"({1 - ours / max(theirs, 1e-9):+.0%} fewer)")
+        lines.append(f"* response length on generated tasks, last against first epoch: "
+                     f"{mean_of('genenv', growth):+.0%}")
+    for rival in ("static", "teacher 3.27x"):
+        if {"genenv", rival} <= set(runs):
+            lines.append(data_efficiency(runs, rival))
+    return lines
+
+
+def data_efficiency(runs, rival) -> str:
+    """How many synthetic tasks genenv needs to reach the rival's final validation."""
+    ratios = []
+    for seed in sorted(set(runs["genenv"]) & set(runs[rival])):
+        goal = last(runs[rival][seed], "validation")
+        need = next((m["synthetic"] for m in runs["genenv"][seed] if m["validation"] >= goal), None)
+        ratios.append(None if not need else last(runs[rival][seed], "synthetic") / need)
+    reached = [r for r in ratios if r]
+    mean = f"{np.mean(reached):.2f}" if reached else "-"
+    return (f"* synthetic tasks of {rival} / those genenv needs for the same validation: {mean} "
+            f"(reached in {len(reached)} of {len(ratios)} seeds)")
+
+
+# ---------------------------------------------------------------------------------------------
+# figures
+
+CURVES = [("validation", "validation", "held-out success rate"),
+          ("success_rate", "success", "success rate on generated tasks"),
+          ("task_length", "task-length", "steps per generated task"),
+          ("response_length", "response-length", "tokens per response"),
+          ("reward", "reward", "training reward"),
+          ("unsolved", "unsolved", "share of tasks never solved"),
+          ("solved", "solved", "share of tasks always solved"),
+          ("skill_entropy", "entropy", "entropy over tools (bits)")]
+
+
+def draw(results: Path):
+    """One PNG per curve: mean over seeds with the range of the seeds shaded. On the tuning split
+    the validation curves are left out."""
+    runs = by_name(results)
+    tuning = "tuning" in next(iter(next(iter(runs.values())).values()))[0]
+    for key, name, label in CURVES:
+        if not (tuning and key == "validation"):
+            _figure(results, runs, "epoch", key, name, "epoch", label)
+    if not tuning:
+        _figure(results, runs, "synthetic", "validation", "data",
+                "distinct synthetic tasks solved sometimes, not always", "held-out success rate")
+
+
+def panels(runs) -> list:
+    """Names side by side: the first variant with its rivals, and with its own variations."""
+    first = next(iter(runs))
+    own = [name for name in runs if name.startswith(first)]
+    rivals = [first, *(name for name in runs if not name.startswith(first))]
+    return [rivals, own] if len(own) > 1 and len(rivals) > 1 else [list(runs)]
+
+
+def _figure(results, runs, x, y, name, x_label, y_label):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    names = panels(runs)
+    figure, axes = plt.subplots(1, len(names), figsize=(6.4 * len(names), 3.8), sharey=True,
+                                squeeze=False, layout="constrained")
+    for axis, members in zip(axes[0], names):
+        if y == "success_rate":
+            axis.axhspan(0.4, 0.6, color="green", alpha=0.12, lw=0)
+        for i, variant in enumerate(members):
+            _curve(axis, runs[variant], x, y, variant, i)
+        axis.set(xlabel=x_label)
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, fontsize=7)
+    axes[0][0].set(ylabel=y_label)
+    figure.savefig(results.with_name(f"{results.stem}-{name}.png"), dpi=110,
+                   metadata={"Software": None})
+    plt.close(figure)
+
+
+def _curve(axis, seeds, x, y, label, i):
+    """Mean line over seeds, shaded from the least to the most."""
+    n = min(len(m) for m in seeds.values())
+    values = np.array([[r[y] for r in m[:n]] for m in seeds.values()])
+    at = np.mean([[r[x] for r in m[:n]] for m in seeds.values()], axis=0)
+    line, = axis.plot(at, values.mean(0), label=label, lw=1.5, ls="-" if i < 10 else "--")
+    axis.fill_between(at, values.min(0), values.max(0), color=line.get_color(), alpha=0.12, lw=0)
