@@ -15,6 +15,8 @@ import torch
 from safetensors import SafetensorError
 
 from data_pool import UserError
+from runtime import gguf
+from runtime.dtypes import choose_dtype
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its missing optional kernels
 
@@ -22,8 +24,8 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its missing optiona
 def load_model(model: str, quant=None, dtype="auto", device="auto"):
     """(causal LM, tokenizer) of a local folder or hub name. Raises UserError with one line.
 
-    quant: None or "nf4": 4-bit weights with double quantisation. dtype: "auto" is bf16 on a GPU and
-    fp32 on a CPU. device: "auto", "cpu", "cuda".
+    A .gguf file is unpacked first. quant: None or "nf4": 4-bit weights with double quantisation.
+    dtype: "auto", "bf16" or "fp32", see runtime/dtypes.py. device: "auto", "cpu", "cuda".
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
     from transformers.utils import logging as transformers_logging
@@ -31,14 +33,16 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
     transformers_logging.disable_progress_bar()
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    dtype = choose_dtype(dtype, device, model)
+    if gguf.is_gguf(model):
+        with gguf.as_folder(model, dtype) as folder:
+            return load_model(folder, quant, dtype, device)
     check_model_folder(model)
-    options = dict(dtype=getattr(torch, dtype), device_map={"": device}, trust_remote_code=False)
+    options = dict(dtype=dtype, device_map={"": device}, trust_remote_code=False)
     if quant == "nf4":
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=getattr(torch, dtype))
+            bnb_4bit_compute_dtype=dtype)
     elif quant:
         raise UserError(f"unknown quantisation {quant!r}: use nf4 or leave it out")
     try:
@@ -114,7 +118,9 @@ def check_model_folder(model):
             raise UserError(f"model folder {model} does not exist")
         return
     if not (folder / "config.json").is_file():
-        raise UserError(f"model folder {model} has no config.json: is it a transformers model?")
+        packed = next(folder.glob("*.gguf"), None)
+        what = f"name the file itself, --model {packed}" if packed else "is it a transformers model?"
+        raise UserError(f"model folder {model} has no config.json: {what}")
     if not any((folder / name).is_file() for name in
                ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")):
         raise UserError(f"model folder {model} has no tokenizer: save one beside the model "

@@ -32,6 +32,8 @@ from pathlib import Path
 import torch
 
 from data_pool import UserError
+from runtime import gguf
+from runtime.dtypes import choose_dtype
 from runtime.loading import check_model_folder, refuse_own_code
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
 
@@ -63,6 +65,8 @@ OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
 def model_config(model: str):
     """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
     from transformers import AutoConfig
+    if gguf.is_gguf(model):
+        return gguf.config(model)
     check_model_folder(model)
     # without a network the hub's client announces every retry; the error at the end is enough
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -254,14 +258,14 @@ def estimate(config, o, e: int = 0) -> dict:
     """What a run with options `o` needs: {phase: {part: bytes}}, each phase at its largest instant.
 
     Phase "always" is there throughout, the other phases come one at a time on top of it. e: bytes
-    per number of the compute type; 0 = bf16 on a GPU, fp32 on a CPU, as Policy.load chooses.
+    per number of the compute type; 0 = of the type that Policy.load will choose.
     """
     return {phase: max(parts, key=phase_peak) for phase, parts in instants(config, o, e).items()}
 
 
 def instants(config, o, e: int = 0) -> dict:
     """The estimate before it is narrowed down: {phase: [{part: bytes}, ...]}."""
-    e = e or bytes_of(o)
+    e = e or bytes_of(config, o)
     counts, config = count_parameters(config, o.rank), config.get_text_config(decoder=True)
     P, n_tasks = o.max_prompt_tokens, o.seed_tasks * o.variations + round(
         o.seed_tasks * o.variations * o.replay)
@@ -299,9 +303,9 @@ def instants(config, o, e: int = 0) -> dict:
     }
 
 
-def bytes_of(o) -> int:
+def bytes_of(config, o) -> int:
     """Bytes per number of the compute type that a run with options `o` will have."""
-    return {"bf16": 2, "fp32": FP32}.get(o.dtype, 2 if _on_gpu(o.device) else FP32)
+    return choose_dtype(o.dtype, "cuda" if _on_gpu(o.device) else "cpu", config=config).itemsize
 
 
 def phase_peak(parts: dict) -> int:
