@@ -154,13 +154,14 @@ alpha_integral.steers, alpha_integral.uses_length = True, False
 
 def alpha_learned(c):
     """A part of the way to the p_hat whose tasks gave most signal when they were tried again."""
-    if len({p for p, _, _ in c.signal}) < 3 or sum(n for _, _, n in c.signal) < 30:
+    p, signal, n = torch.tensor(c.signal or [(0, 0, 0)], dtype=torch.float64).T
+    if len(p.unique()) < 3 or n.sum() < 30 or not signal.any():
         return c.previous  # a parabola through less would be noise
-    p, signal, n = torch.tensor(c.signal, dtype=torch.float64).T
-    parabola = torch.stack([torch.ones_like(p), p, p * p], 1) * n.sqrt()[:, None]
-    _, slope, bend = torch.linalg.lstsq(parabola, signal * n.sqrt()).solution.tolist()
-    peak = min(0.95, max(0.05, -slope / (2 * bend))) if bend < 0 else c.previous
-    return c.previous + 0.3 * (peak - c.previous)
+    powers, weight = lambda x: torch.stack([x ** 0, x, x * x], 1), n.sqrt()[:, None]
+    fit = torch.linalg.lstsq(powers(p) * weight, signal[:, None] * weight).solution
+    tried = torch.linspace(float(p.min()), float(p.max()), 101, dtype=torch.float64)
+    peak = float(tried[(powers(tried) @ fit).argmax()])  # never beyond what was measured
+    return min(0.95, max(0.05, c.previous + 0.3 * (peak - c.previous)))
 
 
 alpha_learned.uses_length = False

@@ -13,16 +13,13 @@ epoch that measured it, because it goes stale as the agent learns.
 """
 import hashlib
 import json
-import os
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-
-class UserError(Exception):
-    """A mistake of the user's: printed as one line saying what to do, exit code 2."""
+from runtime.jsonl import UserError, append_jsonl, read_jsonl
 
 
 @dataclass
@@ -73,72 +70,6 @@ class EnvRecord:
     def rate(self, unit: str) -> float:
         """Eq. 2 over one unit of attempts: "task", "seed" or "batch"."""
         return {"task": self.p_hat, "seed": self.p_hat_seed, "batch": self.p_hat_batch}[unit]
-
-
-# ---------------------------------------------------------------------------------------------
-# JSONL
-
-
-def read_jsonl(path) -> list[dict]:
-    """Every record of a JSONL file. Raises UserError naming the file and the line at fault."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    records = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                records.append(_parse_line(line, f"{path}, line {number}"))
-    return records
-
-
-def _parse_line(line: bytes, where: str) -> dict:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{where}: not valid JSON ({reason}); correct or remove it") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: expected a JSON object, found {type(record).__name__}")
-    return record
-
-
-def append_jsonl(path, records) -> int:
-    """Append records and force them to disk; returns the size of the file in bytes.
-
-    Raises UserError if the disk is full or read-only; the file then ends where it ended before.
-    """
-    data = b"".join(json.dumps(r).encode() + b"\n" for r in records)
-    size = os.path.getsize(path) if os.path.isfile(path) else 0
-    try:
-        with open(path, "ab", buffering=0) as file:
-            view = memoryview(data)
-            while view:  # a full disk may take a part of it
-                view = view[file.write(view):]
-            os.fsync(file.fileno())
-        return size + len(data)
-    except OSError as error:
-        if os.path.isfile(path):
-            os.truncate(path, size)
-        raise UserError(f"cannot write to {path} ({error.strerror}): free some space; a run goes "
-                        "on from its last checkpoint with --resume") from None
-
-
-def set_torn_line_aside(path) -> str:
-    """A last line without its newline was being written when the process died.
-
-    It moves to PATH.torn, so nothing is lost and the file is whole again. Returns a message for
-    the user, empty if there was nothing to do.
-    """
-    path = Path(path)
-    data = path.read_bytes() if path.is_file() else b""
-    whole, torn = data[:data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1:]
-    if not torn:
-        return ""
-    with open(path.with_name(path.name + ".torn"), "ab") as file:
-        file.write(torn + b"\n")
-    os.truncate(path, len(whole))
-    return f"{path}: the last line was torn; set aside in {path.name}.torn ({len(torn)} bytes)"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -19,35 +19,27 @@ to read), train.jsonl (D_train), env.jsonl (D_env), adapters/{agent,env} in PEFT
 report.html and checkpoints/.
 """
 import dataclasses
-import json
 import os
 import sys
 import time
 import warnings
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
 
 import torch
-from tqdm import tqdm
 
 import curriculum
-from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl, \
-    distinct, priority
+from data_pool import EnvRecord, Task, Trace, distinct, priority
 from grpo import grpo_update
-from policy import Policy
-from runtime import checkpoint, export, measure, memory, options, report
+from runtime import checkpoint, export, measure, memory, options
+from runtime.run import Run, context_of, end_epoch, finish, note_refused, prepare_run, \
+    progress_bar
 from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
     rwr_weights, weight_ratio
-from worlds import InvalidTask, check_task, held_out_keys, load_world, read_teacher, \
-    refuse_special_tokens, task_keys
-
-SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
-
+from worlds import InvalidTask, attempt_score, check_task, play, task_keys, transcript
 
 # ---------------------------------------------------------------------------------------------
 # Algorithm 1
@@ -65,7 +57,7 @@ def train(o: "Options") -> Path:
     return run.folder
 
 
-def epoch(run: "Run"):
+def epoch(run: Run):
     """One epoch t of Algorithm 1."""
     o, state, started = run.o, run.state, time.time()
     alpha = curriculum.next_alpha(o.alpha_schedule, context_of(run))
@@ -176,10 +168,10 @@ def solvable(run, generations) -> list[Generation]:
     prompts = [run.policy.encode(run.world.agent_prompt(g.task)) for g in generations]
     rows = memory.rollout_rows(o, o.agreement, max(map(len, prompts)))
     with memory.peak_memory(run.peaks, "agreement check", run.policy.device):
-        rollouts = run.policy.sample("env", prompts, o.agreement, o.max_response_tokens,
-                                     o.temperature, run.sampler, max_rows=rows)
-    solved = {r.group for r in rollouts
-              if trace_of(run, generations[r.group].task, r).reward >= o.success_at}
+        rollouts, texts = play(run.world, o, run.policy, "env", [g.task for g in generations],
+                               o.agreement, o.temperature, run.sampler, rows)
+    solved = {r.group for r, text in zip(rollouts, texts)
+              if trace_of(run, generations[r.group].task, r, text).reward >= o.success_at}
     run.state.invalid["no agreement"] += len(generations) - len(solved)
     return [g for b, g in enumerate(generations) if b in solved]
 
@@ -224,35 +216,33 @@ class Trial:
 def interact(run, tasks) -> list[Trial]:
     """G attempts of the agent at every task, scored."""
     o, state = run.o, run.state
-    prompts = [run.policy.encode(run.world.agent_prompt(task)) for task in tasks]
     started = time.time()
     with memory.peak_memory(run.peaks, "agent rollouts", run.policy.device):
-        rollouts = run.policy.sample("agent", prompts, o.G, o.max_response_tokens, o.temperature,
-                                     run.sampler, max_rows=o.max_rows)
+        rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
+                               run.sampler, o.max_rows)
     state.rollout_seconds += time.time() - started
     state.rollout_tokens += sum(len(r.response) for r in rollouts)
     trials = []
     for b, task in enumerate(tasks):
         members = rollouts[b * o.G:(b + 1) * o.G]
-        traces = [trace_of(run, task, r) for r in members]
+        traces = [trace_of(run, task, *attempt) for attempt in
+                  zip(members, texts[b * o.G:(b + 1) * o.G])]
         p_hat = curriculum.success_rate([e.reward for e in traces], o.success_at)  # Eq. 2
         if task.id in run.train_pool.p_hat:
             before, measured = run.train_pool.p_hat[task.id]
             state.replays.append((before, state.epoch - measured, p_hat))
         state.attempts.append((task, p_hat, traces))
-        trials.append(Trial(task, prompts[b], members, traces, p_hat))
+        trials.append(Trial(task, members[0].prompt, members, traces, p_hat))
     return trials
 
 
-def trace_of(run, task, rollout) -> Trace:
+def trace_of(run, task, rollout, text) -> Trace:
     """Score one attempt (Eq. 1). A response that never ended earns nothing."""
-    text = run.policy.decode(rollout.response)
-    reward, valid = run.world.score(task, text)
-    if rollout.truncated:
-        reward, valid = 0.0, False
+    reward, valid = attempt_score(run.world, task, rollout, text)
     if run.o.reward_noise and torch.rand((), generator=run.rng) < run.o.reward_noise:
         reward = 1 - reward
-    return Trace(text, reward, valid, rollout.truncated, len(rollout.response))
+    tokens = sum(rollout.own) if rollout.own else len(rollout.response)
+    return Trace(transcript(rollout, text), reward, valid, bool(rollout.truncated), tokens)
 
 
 # ---- 2a. the agent
@@ -274,7 +264,9 @@ def update_agent(run, trials) -> dict:
             clip=o.clip, kl_coef=o.agent_kl, kl_estimator=o.kl_estimator, scale=o.scale,
             aggregation=o.aggregation, inner_epochs=o.inner_epochs, mini_batch=o.mini_batch,
             token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint, generator=run.rng,
-            sampled=[[r.logps for r in trial.rollouts] for trial in trials])
+            sampled=[[r.logps for r in trial.rollouts] for trial in trials],
+            own=[[r.own for r in trial.rollouts] for trial in trials]
+            if hasattr(run.world, "respond") else None)
     return {**stats, **moved}
 
 
@@ -346,108 +338,11 @@ def update_environment(run, fresh, aged, weights) -> dict:
                            kl_cap=o.env_kl_cap, token_budget=o.token_budget,
                            grad_checkpoint=o.grad_checkpoint)
     if batches:
-        stats.update(env_ess=effective_sample_size(weights), env_weight_ratio=weight_ratio(weights))
-    n_aged = len(batches[0]) - sum(i < len(fresh) for i in batches[0]) if batches else 0
-    return {**stats, "env_kept": kept, "env_batch_fresh": len(batches[0]) - n_aged if batches else 0,
-            "env_batch_aged": n_aged, "env_moved": moved["moved"],
+        n_fresh = sum(i < len(fresh) for i in batches[0])
+        stats.update(env_ess=effective_sample_size(weights), env_weight_ratio=weight_ratio(weights),
+                     env_batch_fresh=n_fresh, env_batch_aged=len(batches[0]) - n_fresh)
+    return {**stats, "env_kept": kept, "env_moved": moved["moved"],
             "other_moved": moved["other_moved"]}
-
-
-# ---------------------------------------------------------------------------------------------
-# the run
-
-
-@dataclass
-class EpochState:
-    """What of an epoch has been done so far: what a checkpoint in mid-epoch must hold."""
-    epoch: int = 0               # t of Algorithm 1; 0 is the state before training
-    step: int = 0                # agent updates made in it
-    seconds: float = 0.0         # of training; validation not counted
-    written: int = 0             # generations of the simulator, valid or not
-    invalid: Counter = field(default_factory=Counter)  # {reason: how many of them were no task}
-    attempts: list = field(default_factory=list)       # (Task, p_hat, [Trace])
-    replays: list = field(default_factory=list)        # (p_hat before, epochs ago, p_hat now)
-    agent: list = field(default_factory=list)          # statistics of each grpo_update
-    fresh: list = field(default_factory=list)          # EnvRecords of this epoch
-    kl_sample: list = field(default_factory=list)      # [prompt, response] of all generations
-    refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
-    rollout_tokens: int = 0
-    rollout_seconds: float = 0.0
-
-
-@dataclass
-class Run:
-    """A run as it goes on: what it was told, what it works with, and how far it has come."""
-    o: "Options"
-    world: ModuleType                 # the domain, see worlds/__init__.py
-    policy: Policy                    # one frozen base, adapters "agent" and "env"
-    folder: Path                      # where everything is written
-    agent_optimizer: torch.optim.Optimizer
-    env_optimizer: torch.optim.Optimizer
-    rng: torch.Generator              # choices of the loop
-    sampler: torch.Generator          # tokens
-    held_out: frozenset               # keys of validation and tuning tasks: never trained on
-    train_pool: TrainPool = None      # D_train
-    env_pool: EnvPool = None          # D_env
-    state: EpochState = field(default_factory=EpochState)
-    history: list = field(default_factory=list)  # metrics records of the epochs that are over
-    success: float = 0.5              # success rate on generated tasks, last epoch
-    teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
-    peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
-    progress: bool = False            # show progress bars
-    stop: int | None = None           # number of the signal that asks the run to stop
-    lock: object = None               # holds the folder against a second program
-
-
-def prepare_run(o: "Options") -> Run:
-    """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
-    torch.set_num_threads(options.threads_of(o))
-    for name in ("agent_adapter", "env_adapter"):
-        checkpoint.check_adapter_folder(getattr(o, name), name)
-    world = load_world(o.world)
-    world.prepare(o)
-    if o.model:
-        print(memory.check(memory.model_config(o.model), o), flush=True)
-    folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
-    lock = checkpoint.lock_folder(folder) if o.resume else None
-    held_out = held_out_keys(world, o)
-    teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
-    base, policy = world.base_tasks(o), world.load_policy(o)
-    refuse_special_tokens(base + teacher + world.validation_tasks(o, "validation"), policy.tokenizer)
-    if not o.resume:
-        folder, lock = checkpoint.create_folder(folder, o)
-    run = Run(
-        o=o, world=world, policy=policy, folder=folder, held_out=held_out,
-        progress=sys.stderr.isatty(), teacher=teacher, lock=lock,
-        agent_optimizer=policy.optimizer("agent", o.agent_lr),
-        env_optimizer=policy.optimizer("env", o.env_lr),
-        # three streams per --seed, and none shared with another --seed (measure.py has the third)
-        rng=torch.Generator().manual_seed(3 * o.seed), sampler=policy.generator(3 * o.seed + 1))
-    if o.resume:
-        checkpoint.load(run)
-    run.train_pool = TrainPool(folder / "train.jsonl", base)
-    run.env_pool = EnvPool(folder / "env.jsonl")
-    if o.resume:
-        checkpoint.write_config(folder, o)  # --epochs or memory options may have changed
-    return run
-
-
-def context_of(run) -> curriculum.Context:
-    """What an alpha schedule may look at."""
-    o = run.o
-    signal = tuple(tuple(row) for r in run.history[-4:] for row in r["signal"])
-    return curriculum.Context(run.state.epoch, o.epochs, run.success, o.alpha, o.alpha_end,
-                              run.history[-1]["alpha"], signal)
-
-
-def progress_bar(run):
-    """The steps of this epoch that are still to be done."""
-    state = run.state
-    bar = tqdm(range(state.step, run.o.steps), desc=f"epoch {state.epoch}", leave=False,
-               disable=not run.progress)
-    for step in bar:
-        yield step
-        bar.set_postfix(measure.postfix(state))
 
 
 def measure_untrained(run):
@@ -467,41 +362,6 @@ def write_static(run):
     """GenEnv-Static: the untrained simulator writes five variations of every base task, once."""
     for g in write_tasks(run, run.train_pool.base, 5, run.o.alpha):
         run.train_pool.add_untried(dataclasses.replace(g.task, origin="static"))
-
-
-def note_refused(run, seed_task, text, reason, per_reason=3):
-    """Keep a few refused texts of every reason for samples.jsonl."""
-    if run.state.invalid[reason] <= per_reason:
-        run.state.refused.append([seed_task.text, text[:2000], reason])
-
-
-def end_epoch(run, env_stats, alpha):
-    """Measure, print one line, put everything on disk, start the next epoch's account."""
-    record = measure.epoch_record(run, env_stats, alpha)
-    if record["distinct_tasks"]:
-        run.success = record["success_rate"]
-    run.history.append(record)
-    append_jsonl(run.folder / "metrics.jsonl", [record])
-    append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
-    print(measure.line(record), flush=True)
-    silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
-    run.state = EpochState(epoch=run.state.epoch + 1)
-    checkpoint.save(run)
-    if len(silent) == SILENT_EPOCHS and record["epoch"] < run.o.epochs:  # after the last: no use
-        finish(run)
-        raise UserError(f"the simulator wrote no valid task in {SILENT_EPOCHS} epochs running "
-                        f"({record['invalid']}): stopped; everything so far is in {run.folder}")
-
-
-def finish(run):
-    """Adapters, figures, report and the closing words."""
-    for name in run.policy.params:
-        run.policy.save_adapter(name, run.folder / "adapters" / name)
-    if run.o.model:  # the embedded world's few MB are of no interest
-        print(memory.peaks_line(run.peaks, run.policy.device))
-        (run.folder / "memory.json").write_text(json.dumps(run.peaks, indent=1))
-    report.write(run.folder)
-    print(report.closing_words(run.folder))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -528,8 +388,8 @@ class Options:
     device: str = "auto"              # auto, cpu or cuda
     dtype: str = "auto"               # auto, bf16 or fp32; adapters are always fp32
     rank: int = 16                    # LoRA rank of both adapters
-    agent_adapter: str = ""           # PEFT folder that the agent starts from; empty: zero
-    env_adapter: str = ""             # PEFT folder that the simulator starts from; empty: zero
+    agent_adapter: str = ""           # PEFT folder to start the agent from; the KL stays to the base
+    env_adapter: str = ""             # the same for the simulator
     chat_template_kwargs: str = ""    # JSON for the chat template, {"enable_thinking": false}
     # the loop
     epochs: int = 24                  # T of Algorithm 1
@@ -596,25 +456,8 @@ def parse_options(argv) -> Options:
 def main(argv=None) -> int:
     """Entry point; returns the exit code: 0, 2 for a user's mistake, 128 + n after a signal n."""
     argv = sys.argv[1:] if argv is None else argv
-    try:
-        if argv[:1] == ["export"]:
-            return export.main(argv[1:])
-        train(parse_options(argv))
-        return 0
-    except UserError as error:
-        print(f"genenv: {error}", file=sys.stderr)
-        return 2
-    except checkpoint.Stopped as stopped:
-        print(stopped)
-        return 128 + stopped.signal
-    except OSError as error:  # a full disk, a file that may not be written
-        what = f"{error.filename}: " if error.filename else ""
-        print(f"genenv: {what}{' '.join(str(error.strerror or error).split())}; a run that had "
-              "begun goes on from its last checkpoint with --resume", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:  # a second signal, or one before the run had begun
-        print("stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
-        return 130
+    command = {"export": export.main}.get(argv[0] if argv else "")
+    return options.exit_code(lambda: command(argv[1:]) if command else train(parse_options(argv)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ Where it differs on purpose: token-level loss, standard deviation on and k3 as i
 configuration, each switchable (its entropy bonus of 0.001 is left out, the paper has none); groups
 whose rewards are all alike are dropped *before* the forward pass, with their KL term and their
 tokens in the denominator; that denominator holds for the whole step, so that the number of
-micro-batches changes memory and nothing else.
+micro-batches changes memory and nothing else. A step that is not finite is left out and counted.
 
 Shapes: B groups, G rollouts, N = B*G rows, R response tokens. logp, old_logp, ref_logp (N, R),
 mask (N, R) bool, rewards and advantages (B, G).
@@ -109,14 +109,15 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip,
 # the update
 
 
-def grpo_update(policy, adapter, optimizer, groups, rewards, sampled=None, *, temperature=1.0,
-                clip=0.2, kl_coef=0.001, kl_estimator="k3", scale="std", aggregation="token",
-                inner_epochs=1, mini_batch=0, grad_clip=1.0, token_budget=16384,
-                grad_checkpoint=False, generator=None) -> dict:
+def grpo_update(policy, adapter, optimizer, groups, rewards, sampled=None, own=None, *,
+                temperature=1.0, clip=0.2, kl_coef=0.001, kl_estimator="k3", scale="std",
+                aggregation="token", inner_epochs=1, mini_batch=0, grad_clip=1.0,
+                token_budget=16384, grad_checkpoint=False, generator=None) -> dict:
     """Train one adapter on a batch of groups. Returns statistics; groups without signal are free.
 
     groups: B of (prompt ids, G response ids); rewards (B, G); sampled: the log-probs the sampler
-    gave, B lists of G lists of R numbers, None = its mismatch is not measured. mini_batch: groups
+    gave, B lists of G lists of R numbers, None = its mismatch is not measured; own: which tokens of
+    an episode the agent chose, B lists of G lists of R bools, None = all. mini_batch: groups
     per optimiser step, 0 = all; inner_epochs: passes over the batch. An empty batch is a no-op.
     Returns zero_variance (share of groups without signal), kl (to the reference, nats per token),
     clip_fraction, grad_norm (before clipping), each a mean over the steps taken; trained_tokens;
@@ -134,20 +135,23 @@ def grpo_update(policy, adapter, optimizer, groups, rewards, sampled=None, *, te
     advantages = group_advantages(rewards[keep], scale)
     sampled = [[torch.tensor(logps) for logps in rows]
                for rows, k in zip(sampled or (), keep.tolist()) if k]
+    own = own and [flags for flags, k in zip(own, keep.tolist()) if k]
+    of = lambda step: own and [own[i] for i in step]
     fixed = dict(temperature=temperature, token_budget=token_budget)
     steps = plan_steps(len(groups), mini_batch or len(groups), inner_epochs, generator)
     with policy.use(adapter):
         # the reference policy is the same model with its adapters switched off
         with policy.use(None):
-            ref = score(policy, groups, **fixed)
+            ref = score(policy, groups, **fixed, own=own)
         # old log-probs fix the policy that sampled. Each step's are scored in the micro-batches
         # that will train: in bf16 another batch gives other numbers, and the ratio would not be 1
-        old = {step: score(policy, [groups[i] for i in step], **fixed) for step in set(steps)} \
-            if len(steps) > 1 else {}  # of a single step the training pass itself provides them
+        old = {step: score(policy, [groups[i] for i in step], **fixed, own=of(step))
+               for step in set(steps) if len(steps) > 1}  # a single step's come with its training
         # several passes, or several steps per pass, leave the sampling policy: there the clip bites
         done = [_grpo_step(
             policy, optimizer, [groups[i] for i in step], advantages[list(step)],
             [ref[i] for i in step], old.get(step), [sampled[i] for i in step if sampled],
+            of(step),
             clip=clip, kl_coef=kl_coef, kl_estimator=kl_estimator, aggregation=aggregation,
             grad_checkpoint=grad_checkpoint, params=policy.params[adapter], grad_clip=grad_clip,
             **fixed) for step in steps]
@@ -172,18 +176,20 @@ def plan_steps(n, size, inner_epochs, generator) -> list:
     return steps
 
 
-def score(policy, groups, temperature, token_budget):
+def score(policy, groups, temperature, token_budget, own=None):
     """Log-probs of all groups without gradient: list over groups of lists of (R,) tensors.
 
-    Made by the very path that trains, in the same micro-batches if the groups are a step's.
+    own: as in grpo_update; tokens that are not get 0. Made by the very path that trains, in the
+    same micro-batches if the groups are a step's.
     """
     out = [[None] * len(responses) for _, responses in groups]
     with torch.no_grad():
         for batch in split_groups(groups, token_budget):
-            logp, mask = policy.logprobs(subset(groups, batch), temperature)
+            logp, _ = policy.logprobs(subset(groups, batch), temperature,
+                                      own=subset_own(own, batch))
             owners = [(i, j) for i, members in batch for j in members]
-            for (i, j), row, m in zip(owners, logp, mask):
-                out[i][j] = row[m]
+            for (i, j), row in zip(owners, logp):
+                out[i][j] = row[:len(groups[i][1][j])]
     return out
 
 
@@ -192,20 +198,28 @@ def subset(groups, batch):
     return [(groups[i][0], [groups[i][1][j] for j in members]) for i, members in batch]
 
 
-def _grpo_step(policy, optimizer, groups, advantages, ref, old, sampled, *, params, temperature,
-               token_budget, grad_checkpoint, grad_clip, **loss_options):
+def subset_own(own, batch):
+    """Which tokens of `subset(groups, batch)` count; None if all do."""
+    return own and [[own[i][j] for j in members] for i, members in batch]
+
+
+def _grpo_step(policy, optimizer, groups, advantages, ref, old, sampled, own, *, params,
+               temperature, token_budget, grad_checkpoint, grad_clip, **loss_options):
     """One optimiser step over all micro-batches of `groups`; the denominators are the step's.
 
-    ref, old, sampled: lists over groups of lists of (R,) log-probs; the last two may be missing.
+    ref, old, sampled: lists over groups of lists of (R,) log-probs; the last two may be missing, as
+    may own (see grpo_update).
     Returns the step's statistics, None if it was not finite and therefore skipped.
     """
     # one denominator for the whole step: micro-batches must not change what is optimised
-    tokens = sum(len(r) for _, rs in groups for r in rs)
+    tokens = sum(sum(map(sum, flags)) for flags in own) if own else \
+        sum(len(r) for _, rs in groups for r in rs)
     rows = sum(len(rs) for _, rs in groups)
     optimizer.zero_grad(set_to_none=True)
     parts = []
     for batch in split_groups(groups, token_budget):
-        logp, mask = policy.logprobs(subset(groups, batch), temperature, grad_checkpoint)
+        logp, mask = policy.logprobs(subset(groups, batch), temperature, grad_checkpoint,
+                                     own=subset_own(own, batch))
         # rows come in the order of split_groups, not the caller's: (group, rollout) of each row
         owners = [(i, j) for i, members in batch for j in members]
         ref_logp = pad_rows([ref[i][j] for i, j in owners])

@@ -19,9 +19,12 @@ costs G*(P + R). `logprobs_dense` is the plain path, kept so that the tests can 
 Shapes everywhere: B prompts (groups), G rollouts, P prompt, R response, V vocabulary, D hidden,
 N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts still running).
 """
+import hashlib
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, compress
 from pathlib import Path
 
 import torch
@@ -45,44 +48,48 @@ class Rollout:
     prompt: list[int]    # (P,) ids
     response: list[int]  # (R,) ids, the terminal EOS included unless truncated
     logps: list[float]   # (R,) log-probs at the sampling temperature
-    truncated: bool      # ran into max_new_tokens before any EOS
+    truncated: bool      # ran into max_new_tokens before any EOS; of an episode: "" or which limit
+    own: list[bool] | None = None  # (R,) drawn by the policy, not read; None: all of them
 
 
 # ---------------------------------------------------------------------------------------------
 # pure functions: layout of a group, log-softmax, drawing a token
 
 
-def pack(groups, pad_id: int, device=None) -> dict:
+def pack(groups, pad_id: int, device=None, own=None) -> dict:
     """Lay each group out as one row: prompt, then its responses one after another.
 
     groups: list of (prompt ids, list of response ids). The last token of a response predicts
-    nothing, so it is a target but not an input. Returns ids, positions (B, L), owner (B, L): who a
-    token belongs to, and for the M response tokens the index `source` of the hidden state that
-    predicts each (into B*L), its `target` id and its (row, col) in the (N, R) result.
+    nothing, so it is a target but not an input. Returns ids and positions (B, L); for the M
+    response tokens the index `source` of the hidden state that predicts each (into B*L), its
+    `target` id and its place (rows, cols) in the result, whose `shape` is (N, R).
+    own: for each group a list of (R,) bool per response; only tokens marked True are predicted.
     """
-    lengths = [len(p) + sum(len(r) - 1 for r in rs) for p, rs in groups]
-    B, L = len(groups), max(lengths)
-    ids = torch.full((B, L), pad_id)                  # (B, L)
-    positions = torch.zeros(B, L, dtype=torch.long)   # (B, L)
-    owner = torch.full((B, L), PADDING)               # (B, L)
-    source, target, rows, cols, row = [], [], [], [], 0
+    B, L = len(groups), max(len(p) + sum(len(r) - 1 for r in rs) for p, rs in groups)
+    ids, positions, source, target, rows, cols, row = [], [], [], [], [], [], 0
     for b, (prompt, responses) in enumerate(groups):
-        P = end = len(prompt)
-        ids[b, :P], positions[b, :P], owner[b, :P] = torch.tensor(prompt), torch.arange(P), PROMPT
-        for g, response in enumerate(responses):
-            R, start, end = len(response), end, end + len(response) - 1
-            ids[b, start:end] = torch.tensor(response[:-1], dtype=torch.long)
-            positions[b, start:end] = torch.arange(P, P + R - 1)  # every response starts at P again
-            owner[b, start:end] = g
+        P, line, places = len(prompt), list(prompt), list(range(len(prompt)))
+        for response in responses:
+            R, start = len(response), b * L + len(line)
+            line += response[:-1]
+            places += range(P, P + R - 1)  # every response starts at P again
             # the first response token is predicted by the prompt's last one, the others in turn
-            source += [b * L + P - 1] + list(range(b * L + start, b * L + end))
+            source += [b * L + P - 1, *range(start, start + R - 1)]
             target += response
             rows += [row] * R
             cols += range(R)
             row += 1
-    packed = dict(ids=ids, positions=positions, owner=owner, source=torch.tensor(source),
-                  target=torch.tensor(target), rows=torch.tensor(rows), cols=torch.tensor(cols))
-    return {key: value.to(device) for key, value in packed.items()}
+        ids += line + [pad_id] * (L - len(line))
+        positions += places + [0] * (L - len(line))
+    # lists until here, then one transfer for each shape
+    inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
+    outputs = [source, target, rows, cols]
+    if own is not None:  # observations are inputs of an episode, but nobody's choice
+        chosen = [mine for flags in own for row in flags for mine in row]
+        outputs = [list(compress(values, chosen)) for values in outputs]
+    outputs = torch.tensor(outputs, device=device)  # (4, M)
+    return dict(zip(("ids", "positions", "source", "target", "rows", "cols"), (*inputs, *outputs)),
+                shape=(row, max(cols) + 1))
 
 
 def group_mask(query_owner, key_owner, causal: bool):
@@ -105,24 +112,27 @@ def attention_layout(groups, device=None) -> dict:
     (N*R,): where its inputs lie in B*L; mask (N, 1, R, P + R): what they see of [prompt, response];
     back (B, L): where each packed token lies among the B*P prompt and N*R response outputs.
     """
-    B, P = len(groups), max(len(p) for p, _ in groups)
-    prompts = torch.tensor([len(p) for p, rs in groups for _ in rs])         # (N,)
     lengths = [[len(r) - 1 for r in rs] for _, rs in groups]
+    B, P = len(groups), max(len(p) for p, _ in groups)
     L = max(len(p) + sum(own) for (p, _), own in zip(groups, lengths))
-    starts = torch.tensor([len(p) + sum(own[:j]) for (p, _), own in zip(groups, lengths)
-                           for j in range(len(own))])                        # (N,) columns
-    row = torch.tensor([b for b, (_, rs) in enumerate(groups) for _ in rs])  # (N,)
-    lengths = torch.tensor(sum(lengths, []))                                 # (N,)
-    N, R = len(row), max(1, int(lengths.max()))
-    inside = torch.arange(R) < lengths[:, None]                              # (N, R)
-    tokens = (row[:, None] * L + starts[:, None] + torch.arange(R)).where(inside, 0)
+    # of each response: its group, its prompt's length, its first column and its own length
+    table = [(b, len(p), len(p) + start, n) for b, ((p, _), own) in enumerate(zip(groups, lengths))
+             for start, n in zip(accumulate(own, initial=0), own)]
+    N, R = len(table), max(1, *(n for *_, n in table))
+    # all that has more than N entries is made where it is needed: the mask may take 75 MB
+    row, prompts, starts, lengths = torch.tensor(table, device=device).T     # (N,)
+    place, column = torch.arange(R, device=device), torch.arange(L, device=device)
+    inside = place < lengths[:, None]                                        # (N, R)
+    tokens = row[:, None] * L + starts[:, None] + place                      # (N, R)
     owner = torch.where(inside, 0, PADDING)
-    prompt_owner = torch.where(torch.arange(P) < prompts[:, None], PROMPT, PADDING)
-    back = torch.arange(B)[:, None] * P + torch.arange(L).clamp(max=P - 1)   # (B, L)
-    back.view(-1)[tokens[inside]] = B * P + torch.arange(N * R).view(N, R)[inside]
+    prompt_owner = torch.where(torch.arange(P, device=device) < prompts[:, None], PROMPT, PADDING)
+    back = torch.arange(B, device=device)[:, None] * P + column.clamp(max=P - 1)  # (B, L)
+    # what is outside goes into one cell more, which is cut off: picking what is inside would wait
+    back = torch.cat([back.flatten(), back.new_zeros(1)])
+    back[tokens.where(inside, B * L)] = B * P + torch.arange(N * R, device=device).view(N, R)
     mask = group_mask(owner, torch.cat([prompt_owner, owner], dim=1), causal=True)
-    layout = dict(row=row, tokens=tokens.flatten(), back=back, mask=mask)
-    return {"P": P, "R": R, **{key: value.to(device) for key, value in layout.items()}}
+    return dict(P=P, R=R, row=row, tokens=tokens.where(inside, 0).flatten(),
+                back=back[:-1].view(B, L), mask=mask)
 
 
 def group_attention(module, query, key, value, attention_mask, layout=None, **kwargs):
@@ -184,10 +194,15 @@ def lora_linear(layer, x):
     name = layer.active_adapters[0]
     if name in layer.lora_A and not layer.disable_adapters:  # an adapter may leave layers out
         # weights are kept in fp32, products are in the dtype of the activations
-        A, B = (matrix[name].weight.to(x.dtype) for matrix in (layer.lora_A, layer.lora_B))
+        A, B = layer.cast or cast_lora(layer, name, x.dtype)
         low = torch.nn.functional.linear(rows, A) * layer.scaling[name]  # (rows, r)
         out.addmm_(low, B.T)  # rows have two dimensions: `out` is no view, so autograd allows it
     return out.unflatten(0, x.shape[:-1])
+
+
+def cast_lora(layer, name, dtype):
+    """A (r, in) and B (out, r) of one adapter in `dtype`; gradients pass."""
+    return layer.lora_A[name].weight.to(dtype), layer.lora_B[name].weight.to(dtype)
 
 
 def is_plain_lora(module) -> bool:
@@ -312,7 +327,8 @@ class Policy:
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = 0.0
             if is_plain_lora(module):
-                module.forward = partial(lora_linear, module)
+                module.forward, module.cast = partial(lora_linear, module), None
+        self.lora_layers = [m for m in model.modules() if is_plain_lora(m)]
         self.model = model.eval()
         self.lm = model.get_base_model() if adapters else model  # head + decoder, LoRA inside
         self.lm.set_attn_implementation("prompt_once")
@@ -373,9 +389,32 @@ class Policy:
         finally:
             self._activate(former)
 
+    @contextmanager
+    def _cast_once(self, adapter):
+        """Inside, the adapter's weights lie ready in the dtype of the activations.
+
+        For decoding, which calls each layer once per token: a copy passes no gradient and knows
+        nothing of an optimiser's step, so none outlives the call.
+        """
+        dtype = self.lm.get_input_embeddings().weight.dtype
+        for layer in self.lora_layers:
+            layer.cast = cast_lora(layer, adapter, dtype) if adapter in layer.lora_A else None
+        try:
+            yield
+        finally:
+            for layer in self.lora_layers:
+                layer.cast = None
+
     def optimizer(self, adapter, lr: float, weight_decay: float = 0.0):
         """AdamW over exactly the parameters of one adapter."""
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=weight_decay)
+
+    def checksum(self, adapter) -> str:
+        """SHA-256 of an adapter's bits: two adapters have the same one if they are the same."""
+        digest = hashlib.sha256()
+        for p in self.params[adapter]:
+            digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy())
+        return digest.hexdigest()
 
     def save_adapter(self, adapter, folder):
         """Write `folder` in PEFT format: PeftModel.from_pretrained(base, folder) reads it."""
@@ -406,19 +445,37 @@ class Policy:
                                                   **self.chat_template_kwargs)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
+    def encode_observation(self, text: str) -> list[int]:
+        """What stands between two turns of an episode: text -> ids without special tokens, or with
+        a chat template a user turn and the assistant's next header, as the template writes them.
+        """
+        if not self.tokenizer.chat_template:
+            return self.encode(text)
+        mark = "*turn*"
+        messages = [{"role": role, "content": content} for role, content in
+                    (("user", "-"), ("assistant", mark), ("user", text))]
+        short, long = (self.tokenizer.apply_chat_template(
+            messages[:n], tokenize=False, add_generation_prompt=n == 3,
+            **self.chat_template_kwargs) for n in (2, 3))
+        # the token that ends a turn is the policy's own: an observation begins after it
+        closing = self.encode(short.split(mark)[1])
+        end = max((i + 1 for i, token in enumerate(closing) if token in self.eos_ids), default=0)
+        return self.encode(long.split(mark, 1)[1])[end:]
+
     def decode(self, ids) -> str:
         """ids -> text without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     # ---- log-probabilities of given responses
 
-    def logprobs(self, groups, temperature: float = 1.0, grad_checkpoint: bool = False):
+    def logprobs(self, groups, temperature: float = 1.0, grad_checkpoint: bool = False, own=None):
         """Log-probs of responses under the active adapter, each prompt encoded once.
 
-        groups: list of (prompt ids, list of response ids), N responses in all.
-        Returns logp (N, R) fp32, zero where padded, and mask (N, R) bool. Differentiable.
+        groups: list of (prompt ids, list of response ids), N responses in all; own: which of their
+        tokens count (see pack), all if None. Returns logp (N, R) fp32, zero where nothing counts,
+        and mask (N, R) bool. Differentiable.
         """
-        x = pack(groups, self.eos_ids[0], self.device)
+        x = pack(groups, self.eos_ids[0], self.device, own)
         where = {}  # rows of one response each are plain causal sequences, right-padded
         if any(len(responses) > 1 for _, responses in groups):
             layout = attention_layout(groups, self.device)
@@ -427,11 +484,15 @@ class Policy:
         hidden = self._hidden(x["ids"], grad_checkpoint, **where)  # (B, L, D)
         picked = hidden.flatten(0, 1)[x["source"]]  # (M, D): response tokens only
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x["target"], temperature)
-        return _scatter(logp, x["rows"], x["cols"])
+        out = logp.new_zeros(x["shape"]).index_put((x["rows"], x["cols"]), logp)
+        mask = torch.zeros(x["shape"], dtype=torch.bool, device=logp.device)
+        mask[x["rows"], x["cols"]] = True
+        return out, mask
 
-    def logprobs_dense(self, groups, temperature: float = 1.0):
+    def logprobs_dense(self, groups, temperature: float = 1.0, own=None):
         """The same numbers the plain way: one row per response, the prompt repeated in each."""
         rows = [(prompt, [response]) for prompt, responses in groups for response in responses]
+        own = own and [row for flags in own for row in flags]
         x = pack(rows, self.eos_ids[0], self.device)
         ids, P = x["ids"], [len(p) for p, _ in rows]
         logits = self.lm(input_ids=ids, use_cache=False).logits.float() / temperature  # (N, L, V)
@@ -441,7 +502,8 @@ class Policy:
         mask = torch.zeros(len(rows), width, dtype=torch.bool, device=self.device)
         for n, (_, (response,)) in enumerate(rows):
             for t, token in enumerate(response):  # logits at P-1+t score token P+t
-                out[n, t], mask[n, t] = logps[n, P[n] - 1 + t, token], True
+                if own is None or own[n][t]:
+                    out[n, t], mask[n, t] = logps[n, P[n] - 1 + t, token], True
         return out, mask
 
     def _hidden(self, ids, grad_checkpoint, **where):
@@ -461,11 +523,15 @@ class Policy:
 
     @torch.no_grad()
     def sample(self, adapter, prompts, G=1, max_new_tokens=64, temperature=1.0, generator=None,
-               max_rows=256) -> list[Rollout]:
+               max_rows=256, respond=None, max_turns=1, max_turn_tokens=64) -> list[Rollout]:
         """G responses to each prompt, in prompt order: rollout i belongs to prompts[i // G].
 
         prompts: list of id lists. adapter: a name, or None for the base. temperature 0 is greedy.
         max_rows bounds the rollouts that run at once.
+        With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
+        rollout i is an episode: observations are read where they come in, the turns are drawn.
+        It is truncated after max_turns that were not the last, a turn of max_turn_tokens without
+        EOS, or max_new_tokens in all, observations included.
         Raises ValueError on an empty prompt.
         """
         if any(len(p) == 0 for p in prompts):
@@ -473,20 +539,25 @@ class Policy:
         out = [None] * (len(prompts) * G)
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         width = max(1, max_rows // G)
-        with self.use(adapter):
+        with self.use(adapter), self._cast_once(adapter):
             for start in range(0, len(by_length), width):
                 members = by_length[start:start + width]
+
+                def answer(n, ids, members=members):  # rollout n of these rows is the caller's ...
+                    return respond(members[n // G] * G + n % G, ids)
+
                 rows = self._sample_rows([prompts[i] for i in members], G, max_new_tokens,
-                                         temperature, generator)
+                                         temperature, generator, answer if respond else None,
+                                         max_turns, max_turn_tokens)
                 for b, i in enumerate(members):
                     for g in range(G):
                         out[i * G + g] = Rollout(i, list(prompts[i]), *rows[b * G + g])
         return out
 
-    def _sample_rows(self, prompts, G, T, temperature, generator):
+    def _sample_rows(self, prompts, G, T, temperature, generator, respond, *limits):
         """One wide batch: prefill, then decode until every rollout has ended.
 
-        prompts: B id lists -> B*G tuples (response ids, log-probs, truncated).
+        prompts: B id lists -> B*G tuples (response ids, log-probs, truncated, own).
         """
         cache, owner, hidden = self._prefill(prompts)  # owner (B, K), hidden (B, D)
         B, dev, head = len(prompts), self.device, self.lm.get_output_embeddings()
@@ -496,33 +567,49 @@ class Policy:
         logps = torch.zeros(B, G, T, device=dev)                       # (B, G, T)
         count = torch.zeros(B, G, dtype=torch.long, device=dev)        # (B, G) response lengths
         done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
+        begin = torch.zeros_like(count)                                # (B, G) where a turn begins
+        own = torch.ones_like(tokens, dtype=torch.bool)                # (B, G, T) drawn, not read
+        turns, why = Counter(), {}                                     # of each rollout
         live = torch.arange(B, device=dev)                             # (b,) groups still decoded
-        slot = torch.arange(G, device=dev).expand(B, G)                # (b, S) rollout in each slot
+        rollout = torch.arange(G, device=dev).expand(B, G)             # (b, S) the one in each slot
         hidden = hidden[:, None].expand(B, G, -1)                      # (b, S, D)
-        every = 1 if dev.type == "cpu" else 16  # asking a GPU how many still run makes it wait
+        # asking a GPU how many still run makes it wait: only episodes have to
+        every = 1 if dev.type == "cpu" or respond else 16
         for t in range(T):
             ids, logp = draw(head(hidden), temperature, generator)     # (b, S)
-            at = (live[:, None], slot)
+            at = (live[:, None], rollout)
+            if respond:  # an observation lies ready in the row: until its end tokens are read
+                own[(*at, t)] = drawn = t >= begin[at]
+                ids = torch.where(drawn, ids, tokens[(*at, t)])
+                logp = logp.masked_fill(~drawn, 0)
             tokens[(*at, t)], logps[(*at, t)] = ids, logp
             count[at] += ~done[at]  # a finished rollout may keep its slot a while: it adds nothing
-            done[at] |= torch.isin(ids, eos)
+            if respond:
+                ended = torch.isin(tokens[..., t], eos) & own[..., t] & ~done
+                _end_turns(t, ended, tokens, begin, done, turns, why, respond, *limits)
+            else:
+                done[at] |= torch.isin(ids, eos)
             if t == T - 1:
                 break
             if (t + 1) % every == 0:
-                keep, slot = _compact(done[live], slot)
+                keep, rollout = _compact(done[live], rollout)
                 if len(keep) == 0:
                     break
                 if len(keep) < len(live):  # finished groups leave, and their keys with them
-                    live, owner, slot = live[keep], owner[keep], slot[keep]
+                    live, owner, rollout = live[keep], owner[keep], rollout[keep]
                     cache.batch_select_indices(keep)
-            owner = torch.cat([owner, slot], dim=1)                    # (b, K + S)
+            owner = torch.cat([owner, rollout], dim=1)                 # (b, K + S)
             hidden = self.lm.base_model(
-                input_ids=tokens[live[:, None], slot, t], past_key_values=cache, use_cache=True,
-                position_ids=(lengths[live, None] + t).expand_as(slot),
-                attention_mask=group_mask(slot, owner, causal=False)).last_hidden_state
-        tokens, logps = tokens.flatten(0, 1).tolist(), logps.flatten(0, 1).tolist()
-        return [(tokens[n][:c], logps[n][:c], not d) for n, (c, d) in
-                enumerate(zip(count.flatten().tolist(), done.flatten().tolist()))]
+                input_ids=tokens[live[:, None], rollout, t], past_key_values=cache, use_cache=True,
+                position_ids=(lengths[live, None] + t).expand_as(rollout),
+                attention_mask=group_mask(rollout, owner, causal=False)).last_hidden_state
+        if respond:
+            cut = [why.get(n, "too many tokens") for n in range(B * G)]
+        else:
+            cut = (~done).flatten().tolist()
+        tokens, logps, own = (x.flatten(0, 1).tolist() for x in (tokens, logps, own))
+        return [(tokens[n][:c], logps[n][:c], cut[n], own[n][:c] if respond else None)
+                for n, c in enumerate(count.flatten().tolist())]
 
     def _prefill(self, prompts):
         """Encode each prompt once. Returns the cache, owner (B, P) and the last hidden (B, D).
@@ -531,16 +618,15 @@ class Policy:
         through in chunks of columns: the memory beside the cache is bounded by tokens, not by rows.
         """
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
-        ids = torch.full((len(prompts), int(lengths.max())), self.eos_ids[0])
-        for b, prompt in enumerate(prompts):
-            ids[b, :len(prompt)] = torch.tensor(prompt)
+        longest, pad = max(map(len, prompts)), self.eos_ids[:1]
+        ids = torch.tensor([[*p, *pad * (longest - len(p))] for p in prompts], device=self.device)
         rows, columns = (torch.arange(n, device=self.device) for n in ids.shape)
         cache = Cache(layer_class_to_replicate=partial(_GrowingLayer, room=len(columns)))
         width, last = max(1, PREFILL_TOKENS // len(prompts)), []
         for start in range(0, len(columns), width):
             # given a cache, the library's causal mask lets a chunk see the chunks before it
             hidden = self.lm.base_model(
-                input_ids=ids[:, start:start + width].to(self.device), past_key_values=cache,
+                input_ids=ids[:, start:start + width], past_key_values=cache,
                 use_cache=True).last_hidden_state                       # (B, width, D)
             ends = (lengths - 1 - start).clamp(0, hidden.shape[1] - 1)  # of the prompts ending here
             last.append(hidden[rows, ends])
@@ -585,6 +671,12 @@ class _GrowingLayer(DynamicLayer):
 # helpers
 
 
+def distance(before, now) -> float:
+    """Euclidean distance of two lists of parameters: how far an adapter has moved."""
+    return float(torch.stack([(a.detach() - b.detach()).float().norm()
+                              for a, b in zip(before, now)]).norm())
+
+
 def _grown(x, room):
     """x (b, heads, K, d) copied to the front of a buffer (b, heads, room, d)."""
     buffer = x.new_empty(x.shape[0], x.shape[1], room, x.shape[3])
@@ -592,26 +684,40 @@ def _grown(x, room):
     return buffer
 
 
-def _compact(done, slot):
-    """Which groups and rollouts go on: done (b, G) -> rows to keep (b',), slots (b, S').
+def _end_turns(t, ended, tokens, begin, done, turns, why, respond, max_turns, max_turn_tokens):
+    """Episodes whose turn ended with token t: lay the world's answer into their rows, or end them.
+
+    ended, begin, done (B, G), tokens (B, G, T); turns {rollout: how many so far}; why {rollout: the
+    limit it ran into, or ""}. All but t and ended are brought up to date.
+    """
+    G, T = tokens.shape[1:]
+    for b, g in ended.nonzero().tolist():
+        n = b * G + g
+        turns[n] += 1
+        ids = respond(n, tokens[b, g, begin[b, g]:t + 1].tolist())
+        if ids is not None and turns[n] < max_turns and t + 1 + len(ids) < T:
+            begin[b, g] = t + 1 + len(ids)
+            tokens[b, g, t + 1:begin[b, g]] = torch.tensor(ids)
+        else:
+            done[b, g] = True
+            limit = "too many turns" if turns[n] >= max_turns else "too many tokens"
+            why[n] = "" if ids is None else limit
+    # what was drawn since the turn began, and has no end
+    for b, g in (~done & ~ended & (t + 1 - begin >= max_turn_tokens)).nonzero().tolist():
+        done[b, g], why[b * G + g] = True, "turn too long"
+
+
+def _compact(done, rollout):
+    """Who goes on: done (b, G), rollout (b, S) -> rows to keep (b',), rollout in each slot (b, S').
 
     Running rollouts move to the front; S' is the most that any group still runs. Rows are only
     dropped once a quarter of them has finished, because dropping copies the cache.
     """
     running = (~done).sum(1).tolist()
     if max(running) == 0:
-        return [], slot
+        return [], rollout
     order = done.long().argsort(dim=1, stable=True)  # running first
     keep = [b for b, n in enumerate(running) if n > 0]
     if len(keep) > 0.75 * len(running):
         keep = range(len(running))
     return torch.tensor(list(keep), device=done.device), order[:, :max(running)]
-
-
-def _scatter(logp, rows, cols):
-    """Flat token values (M,) -> padded (N, R) and its mask; rows and cols say where each goes."""
-    N, R = int(rows.max()) + 1, int(cols.max()) + 1
-    out = logp.new_zeros(N, R).index_put((rows, cols), logp)
-    mask = torch.zeros(N, R, dtype=torch.bool, device=logp.device)
-    mask[rows, cols] = True
-    return out, mask

@@ -148,11 +148,11 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
     penalty, a part of it in turn at every step, and the cap, measured on all of it after every
     step. grpo: weights are advantages, and the surrogate of GRPO is what is stepped on.
     Returns env_kl (of the simulator that wrote kl_sample, to the initial one, nats per token),
-    env_kl_step (how far this update moved), env_loss, env_steps, env_capped and env_skipped
-    (steps that were not finite).
+    env_kl_step (how far this update moved), env_loss, env_steps, env_capped and
+    env_skipped_steps (not finite).
     """
     fixed = dict(temperature=temperature, token_budget=token_budget)
-    stats = {"env_loss": 0.0, "env_steps": 0, "env_capped": 0, "env_skipped": 0, "env_kl": 0.0,
+    stats = {"env_loss": 0.0, "env_steps": 0, "env_capped": 0, "env_skipped_steps": 0, "env_kl": 0.0,
              "env_kl_step": 0.0}
     if not kl_sample:
         return stats
@@ -176,7 +176,7 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
                 dict(kl_coef=kl_coef, kl_estimator=kl_estimator, clip=clip), grad_clip,
                 grad_checkpoint, fixed)
             if not finite:
-                stats["env_skipped"] += 1
+                stats["env_skipped_steps"] += 1
                 continue
             # the cap bounds the update as a whole: KL(before || now), as E[k3] over before's text
             step_kl = mean_kl(before, score(policy, kl_sample, **fixed))

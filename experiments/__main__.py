@@ -4,6 +4,7 @@
     python -m experiments alpha --seeds 3     # alpha schedules
     python -m experiments open --seeds 3      # alpha 0.3-0.7, noisy rewards, forgetting
     python -m experiments levers --seeds 1    # what moves the success rate, on the tuning split
+    python -m experiments which --seeds 5     # which part does the work; --time: how long it takes
     python -m experiments paper --quick       # a tiny run of each kind, to see that it works
     python -m experiments paper --world NAME  # the same in another world
 
@@ -29,25 +30,29 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 from tqdm import tqdm
 
 from curriculum import in_band
 from data_pool import Task, UserError, append_jsonl, read_jsonl
-from experiments.suites import PAPER_BASE, QUICK, SUITES, TEACHERS, results_file, variants
-from experiments.tables import KEPT, draw, read_runs, table
-from genenv import Parser, parse_options
+from experiments.suites import PAPER_BASE, QUICK, SEEDS, SUITES, TEACHERS, results_file, \
+    variants
+from experiments.tables import CURRICULUM, KEPT, draw, read_runs, table
+from genenv import parse_options
+from runtime.options import Parser
 from worlds import load_world
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra, only=()) -> Path:
-    """All runs of a suite that are not in its results file in `out` yet; returns that file.
+def planned(suite: str, seeds: int, quick: bool, out: Path, extra, only=()):
+    """What a suite has to do: a namespace of its world, options of genenv.py `o`, results file,
+    variants {name: options}, settings of all runs, `done` lines of results, `shared` lines that
+    another suite has, and the runs still `wanted`, (name, seed) pairs.
 
-    only: names of variants, all if empty. extra: further options of genenv.py for every run; the
-    world is among them. Raises UserError if the world cannot run with them, or a run fails.
+    Raises UserError for an unknown variant or world, and for results with other settings.
     """
     o = parse_options(extra)
     world, results = load_world(o.world), results_file(out, suite, o.world, quick)
@@ -55,36 +60,61 @@ def run_suite(suite: str, seeds: int, quick: bool, jobs: int, out: Path, extra, 
     unknown = set(only) - set(options)
     if unknown:
         raise UserError(f"no variant {sorted(unknown)[0]!r} in {suite}: {', '.join(options)}")
-    world.prepare(o)  # what is wrong with its files is said once, before any run
-    results.parent.mkdir(parents=True, exist_ok=True)
     settings = (QUICK if quick else []) + (["--tuning"] if suite == "levers" else []) + extra
     done = {(r["name"], r["seed"]): r for r in read_runs(results)}
     if any(r["settings"] != settings or r["options"] != options.get(r["name"])
            for r in done.values()):
         raise UserError(f"{results} holds runs with other settings: move it away first")
     # seed by seed: a suite that is cut short has all variants of the first seeds
-    wanted = [(name, seed) for seed in range(1 if quick else seeds)
-              for name in only or options if (name, seed) not in done]
-    for name, seed in list(wanted):  # another suite may have the same run under another name
-        for twin in twins(out, o.world, quick, options[name], seed, settings):
-            append_jsonl(results, [{**twin, "name": name}])
-            wanted.remove((name, seed))
-            break
-    with tempfile.TemporaryDirectory() as scratch, tqdm(total=len(wanted), desc=suite) as bar:
-        make_shared(world, o, Path(scratch))
+    wanted, shared = [], []
+    for name, seed in [(n, s) for s in range(1 if quick else seeds) for n in only or options]:
+        if (name, seed) not in done:
+            twin = next(twins(out, o.world, quick, options[name], seed, settings), None)
+            wanted += [] if twin else [(name, seed)]
+            shared += [{**twin, "name": name}] if twin else []
+    return SimpleNamespace(suite=suite, world=world, o=o, results=results, options=options,
+                           settings=settings, done=done, shared=shared, wanted=wanted)
+
+
+def run_suite(plan, jobs: int):
+    """All runs of a plan that are not in its results file yet, `jobs` at a time.
+
+    Raises UserError if the world refuses the options, or a run fails.
+    """
+    world, o = plan.world, plan.o
+    world.prepare(o)  # what is wrong with its files is said once, before any run
+    plan.results.parent.mkdir(parents=True, exist_ok=True)
+    if plan.shared:
+        append_jsonl(plan.results, plan.shared)
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=len(plan.wanted), desc=plan.suite,
+                                                       smoothing=0) as bar:
+        scratch = Path(folder)
+        make_shared(world, o, scratch)
         base = {world.category(task) for task in world.base_tasks(o)}
-        with closing(finished(options, wanted, settings, jobs, Path(scratch))) as ended:
+        with closing(finished(plan.options, plan.wanted, plan.settings, jobs, scratch)) as ended:
             for job in ended:
-                append_jsonl(results, [collect(job, world, base, settings)])
+                append_jsonl(plan.results, [collect(job, world, base, plan.settings)])
                 bar.update()
-    return results
+
+
+def time_left(plan, jobs: int) -> str:
+    """How many runs are there, how many are left, and how long these take at the speed so far."""
+    runs = [*plan.done.values(), *plan.shared]
+    minutes = [r["minutes"] for r in runs if "minutes" in r]
+    text = f"{plan.suite}: {len(runs)} runs are there, {len(plan.wanted)} are left"
+    if not minutes:
+        return f"{text}; how long one takes is known after the first"
+    each = float(np.mean(minutes))
+    return (f"{text}; {each:.1f} minutes a run so far, about {each * len(plan.wanted) / jobs:.0f} "
+            f"minutes for the rest, {jobs} at a time")
 
 
 def twins(out: Path, world: str, quick: bool, options, seed: int, settings):
     """Runs with the very same options and seed in the results of any suite."""
     for suite in SUITES:
         for r in read_runs(results_file(out, suite, world, quick)):
-            if (r["options"], r["seed"], r["settings"]) == (options, seed, settings):
+            if (r["options"], r["seed"], r["settings"]) == (options, seed, settings) \
+                    and set(CURRICULUM) <= set(r["metrics"][-1]):
                 yield r
 
 
@@ -129,7 +159,7 @@ def start(name, seed, options, settings, scratch) -> dict:
          *settings, *files], cwd=ROOT, stdout=log, stderr=log,
         env={**os.environ, "OMP_NUM_THREADS": "1"})
     return {"name": name, "seed": seed, "options": options, "folder": folder, "process": process,
-            "log": log}
+            "log": log, "started": time.time()}
 
 
 def collect(job, world, base: set, settings) -> dict:
@@ -144,20 +174,45 @@ def collect(job, world, base: set, settings) -> dict:
     metrics, records = (read_jsonl(job["folder"] / f) for f in ("metrics.jsonl", "train.jsonl"))
     o = json.loads((job["folder"] / "config.json").read_text())
     shutil.rmtree(job["folder"])  # a real model's checkpoints are large
-    seen = set()
+    seen, best = set(), {}  # tasks that taught something; the best p_hat of every generated task
     for m in metrics:
         here = [r for r in records if r["epoch"] == m["epoch"]]
         # only these train the agent: a group of equal rewards has no gradient
         seen |= {r["task"]["id"] for r in here
                  if r["task"]["origin"] != "base" and 0 < (r["p_hat"] or 0) < 1}
         m["synthetic"] = len(seen)
+        m.update(curriculum_of(world, here, m, best))
+        m["rollouts"] = m["epoch"] * o["steps"] * o["G"] * round(
+            o["seed_tasks"] * o["variations"] * (1 + o["replay"]))
         easy = [rate for name, rate in m["validation_by"].items() if name in base]
         m["base_tools"] = np.mean(easy) if easy else None
         m["kept_by_noise"] = kept_by_noise(world, here, m["alpha"], o) if o["reward_noise"] else 0.0
-    kept = [key for key in (*KEPT, "tuning") if key in metrics[0]]
+    kept = [key for key in (*KEPT, *CURRICULUM, "tuning") if key in metrics[0]]
     metrics = [{key: m[key] for key in kept} for m in metrics]
     return {"name": job["name"], "seed": job["seed"], "options": job["options"],
-            "settings": settings, "metrics": metrics}
+            "settings": settings, "minutes": round((time.time() - job["started"]) / 60, 2),
+            "metrics": metrics}
+
+
+def curriculum_of(world, records, m, best: dict) -> dict:
+    """What was generated in the epoch of record m: its map {category: [tasks, mean p_hat]}, and how
+    many distinct tasks there were so far, and which share of them no attempt has solved yet.
+
+    records: those of D_train of this epoch (a task without one well-formed attempt is not there).
+    best: {id: best p_hat so far}, brought up to date.
+    """
+    rungs = {name: [] for name in m["validation_by"]}
+    for r in records:
+        task = Task(**r["task"])
+        if task.origin == "base" or r["p_hat"] is None:
+            continue
+        best[task.id] = max(best.get(task.id, 0.0), r["p_hat"])
+        if task.epoch == m["epoch"] or task.origin != "env":  # not replayed
+            rungs.setdefault(world.category(task), []).append(r["p_hat"])
+    unsolved = sum(p == 0 for p in best.values())
+    return {"map": {name: [len(p), round(float(np.mean(p)), 4) if p else 0] for name, p in
+                    rungs.items()},
+            "generated": len(best), "still_unsolved": unsolved / max(1, len(best))}
 
 
 def kept_by_noise(world, records, alpha, o) -> float:
@@ -175,11 +230,12 @@ def main(argv=None) -> int:
     p = Parser(prog="python -m experiments", description=__doc__.splitlines()[0],
                       allow_abbrev=False)
     p.add_argument("suite", choices=SUITES)
-    p.add_argument("--seeds", type=int, default=3, help="runs of each variant (default 3)")
+    p.add_argument("--seeds", type=int, help="runs of each variant (default 3; which: 5)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     p.add_argument("--only", nargs="+", default=(), help="names of variants (default: all)")
     p.add_argument("--quick", action="store_true", help="tiny runs, to see that it works")
     p.add_argument("--out", default="experiments/results", help="folder of the results")
+    p.add_argument("--time", action="store_true", help="say how many runs are left, and how long")
     p.add_argument("--only-draw", action="store_true", help="table and figures of what is there")
     try:
         args, extra = p.parse_known_args(argv)
@@ -187,12 +243,17 @@ def main(argv=None) -> int:
         for flag in ("--seed", "--out", "--threads", "--resume", "--variant"):
             if any(x == flag or x.startswith(flag + "=") for x in extra):
                 raise UserError(f"{flag} is set by the experiment itself, run by run")
-        if args.seeds < 1 or args.jobs < 1:
+        seeds, out = args.seeds, Path(args.out)
+        seeds = SEEDS.get(args.suite, 3) if seeds is None else seeds
+        if seeds < 1 or args.jobs < 1:
             raise UserError("--seeds and --jobs must be at least 1")
-        out = Path(args.out)
         results = results_file(out, args.suite, o.world, args.quick)
         if not args.only_draw:
-            run_suite(args.suite, args.seeds, args.quick, args.jobs, out, extra, args.only)
+            plan = planned(args.suite, seeds, args.quick, out, extra, args.only)
+            if args.time:
+                print(time_left(plan, args.jobs))
+                return 0
+            run_suite(plan, args.jobs)
         text = table(results)
         results.with_suffix(".md").write_text(text)
         draw(results)

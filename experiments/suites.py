@@ -1,7 +1,8 @@
 """The suites: what is compared with what, as options of genenv.py.
 
 What of the paper this is: RQ1-RQ4 (`paper`), its fixed alpha beside schedules (`alpha`), questions
-that it leaves open (`open`), and what moves the success rate (`levers`).
+that it leaves open (`open`), what moves the success rate (`levers`), and which part does the work
+(`which`): update rules, scopes of the filter, aims, and controls in which a reward is made blind.
 
 How it is run: `python -m experiments SUITE`. A suite maps names of variants to options of
 genenv.py; its first variant is what the others are compared with. A new variant is one line here.
@@ -63,8 +64,30 @@ LEVERS = {  # each against the default settings
     "half of the seeds from base": ["--base-share", "0.5"],
     "a quarter of the seeds from base": ["--base-share", "0.25"],
 }
-SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN, "levers": LEVERS}
-QUICK = ["--epochs", "2", "--steps", "2", "--seeds", "4", "--val-samples", "1"]
+# FAMILY: NAME; every family is drawn beside the first row. A claim stands only if it beats the
+# controls. With the filter all weights of Eq. 3 are nearly equal: "sharp" is where they are not
+WHICH = {
+    "genenv": [],
+    "update: linear": ["--env-update", "linear"],
+    "update: grpo": ["--env-update", "grpo"],
+    "update: none": ["--variant", "random"],  # the same as --env-update none, and shared
+    "update: linear, no filter": ["--env-update", "linear", "--k-min", "1"],
+    "update: grpo, no filter": ["--env-update", "grpo", "--k-min", "1"],
+    "filter: per seed": ["--filter-scope", "seed"],
+    "filter: per batch": ["--filter-scope", "batch"],
+    "filter: none": ["--k-min", "1"],
+    "filter: none, sharp": ["--k-min", "1", "--lam", "6", "--beta", "8"],
+    "control: coin for the agent": ["--control", "coin-agent"],
+    "control: coin for p_hat": ["--control", "coin-p-hat"],
+    "control: shuffled R_env": ["--control", "shuffled-r-env"],
+    "control: untrained, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
+    "alpha: learned": ["--alpha-schedule", "learned"],
+    "alpha: 0.3": ["--alpha", "0.3"],
+    "alpha: integral": ["--alpha-schedule", "integral"],
+}
+SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN, "levers": LEVERS, "which": WHICH}
+SEEDS = {"which": 5}  # runs of each variant, where it is not 3
+QUICK = ["--epochs", "2", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1"]
 
 
 def variants(suite: str, world) -> dict:

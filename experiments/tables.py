@@ -21,6 +21,8 @@ KEPT = ("epoch", "alpha", "success_rate", "validation", "validation_greedy",
         "validation_unsolved", "reward", "task_length", "response_length", "solved",
         "unsolved", "distinct_tasks", "skill_entropy", "env_kept", "env_kl", "env_ess", "synthetic",
         "seconds", "base_tools", "kept_by_noise")
+CURRICULUM = ("map", "generated", "still_unsolved", "rollouts")  # what the suite `which` shows
+TARGET = 0.7  # validation whose cost in rollouts is compared
 
 
 def read_runs(path: Path) -> list[dict]:
@@ -54,10 +56,10 @@ def interval(values):
 def by_name(results: Path) -> dict:
     """{name: {seed: metrics}} of a results file."""
     table = {}
-    if not results.is_file():
-        raise UserError(f"{results}: no such file")
     for r in read_runs(results):
         table.setdefault(r["name"], {})[r["seed"]] = r["metrics"]
+    if not table:
+        raise UserError(f"{results}: {'holds no runs' if results.is_file() else 'no such file'}")
     # runs end in any order: rows stand in the order of the suite, its first name is the standard
     known = list(SUITES.get(results.stem.split("-")[0], ()))
     place = lambda name: known.index(name) if name in known else len(known)
@@ -110,6 +112,24 @@ COLUMNS = [
 ]
 
 
+CURRICULUM_COLUMNS = [
+    ("distinct tasks", lambda m: last(m, "generated")),
+    ("still unsolved", lambda m: last(m, "still_unsolved")),
+    (f"thousand rollouts to {TARGET}", lambda m: cost(m) / 1000),
+]
+
+
+def cost(metrics, target=TARGET) -> float:
+    """Training rollouts until validation first reaches the target; NaN if it never does."""
+    return next((m["rollouts"] for m in metrics if m["validation"] >= target), math.nan)
+
+
+def shows_curriculum(results: Path, runs) -> bool:
+    """Whether these are runs of the suite `which` with all that it shows."""
+    return results.stem.split("-")[0] == "which" and all(
+        set(CURRICULUM) <= set(m) for seeds in runs.values() for ms in seeds.values() for m in ms)
+
+
 def columns_of(runs) -> list:
     """The columns that these runs have something to say in. On the tuning split nothing of the
     validation split is shown: settings are not to be chosen by it."""
@@ -127,31 +147,83 @@ def columns_of(runs) -> list:
 def table(results: Path) -> str:
     """Markdown: mean and 95 % t-interval over seeds, then differences to the first row, paired."""
     runs = by_name(results)
-    columns = columns_of(runs)
+    columns, curriculum = columns_of(runs), shows_curriculum(results, runs)
+    columns += CURRICULUM_COLUMNS if curriculum else []
     heads = ["variant", "seeds", *(c for c, _ in columns),
              "mean curve of success, epochs in [.4, .6]"]
     rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name, seeds in runs.items():
-        cells = [_cell(*interval([f(m) for m in seeds.values()])) for _, f in columns]
+        cells = [_cell([f(m) for m in seeds.values()]) for _, f in columns]
         rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) +
                     f" | {band_range(list(seeds.values()))} |")
-    key, first = columns[0][0], next(iter(runs))
-    rows += ["", f"Paired differences in {key}, {first} minus the other, same seeds:", "",
-             "| other | difference | 95 % interval |", "|---|---|---|"]
-    for name, seeds in list(runs.items())[1:]:
-        common = sorted(set(seeds) & set(runs[first]))
-        if common:
-            mean, half = interval([last(runs[first][s], key) - last(seeds[s], key)
-                                   for s in common])
-            bounds = "-" if math.isnan(half) else f"{mean - half:+.3f} to {mean + half:+.3f}"
-            rows.append(f"| {name} | {mean:+.3f} | {bounds} |")
+    rows += paired(runs, *columns[0])
+    if curriculum:
+        speed = next(c for c in columns if c[0] == "mean of all epochs")
+        rows += [*paired(runs, *speed), *against_controls(runs, *columns[0]),
+                 *against_controls(runs, *speed), *commands(results, runs)]
     return "\n".join([*rows, "", *claims(runs)]) + "\n"
 
 
-def _cell(mean, half) -> str:
-    """A mean with its interval, without one where there is a single seed."""
+def difference(runs, one, other, f):
+    """Mean and half width of f(one) - f(other), paired by seed; None without a common seed."""
+    common = sorted(set(runs[one]) & set(runs[other]))
+    return interval([f(runs[one][s]) - f(runs[other][s]) for s in common]) if common else None
+
+
+def _bounds(mean, half) -> str:
+    return "-" if math.isnan(half) else f"{mean - half:+.3f} to {mean + half:+.3f}"
+
+
+def paired(runs, head, f) -> list[str]:
+    """Lines of a table: the first variant minus each other one."""
+    first, *others = runs
+    rows = ["", f"Paired differences in {head}, {first} minus the other, same seeds:", "",
+            "| other | difference | 95 % interval |", "|---|---|---|"]
+    for name in others:
+        found = difference(runs, first, name, f)
+        if found:
+            rows.append(f"| {name} | {found[0]:+.3f} | {_bounds(*found)} |")
+    return rows
+
+
+def against_controls(runs, head, f) -> list[str]:
+    """Lines of a table: every variant minus each control; it beats them all if every interval lies
+    above 0."""
+    controls = [name for name in runs if name.startswith("control: ")]
+    if not controls:
+        return []
+    heads = ["variant", *(name.removeprefix("control: ") for name in controls), "beats all"]
+    rows = ["", f"95 % intervals of the difference in {head}, the variant minus each control, same "
+            "seeds:", "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    for name in (name for name in runs if name not in controls):
+        found = [difference(runs, name, control, f) or (math.nan, math.nan) for control in controls]
+        known = not any(math.isnan(half) for _, half in found)
+        beats = all(mean - half > 0 for mean, half in found)
+        rows.append(f"| {name} | {' | '.join(_bounds(*d) for d in found)} | "
+                    f"{('yes' if beats else 'no') if known else '-'} |")
+    return rows
+
+
+def commands(results: Path, runs) -> list[str]:
+    """Lines of a table: the command that makes each variant's runs."""
+    suite = SUITES[results.stem.split("-")[0]]
+    return ["", "Each run is one command, with the suite's further options and --seed:", "",
+            "| variant | command |", "|---|---|",
+            *(f"| {name} | `{' '.join(['python genenv.py', *suite[name]])}` |"
+              for name in runs if name in suite)]
+
+
+def _cell(values) -> str:
+    """A mean with its interval, without one where there is a single seed; runs without a value
+    (the target was not reached) are counted, and the mean is of the others."""
+    reached = [v for v in values if not math.isnan(v)]
+    missed = f"not reached in {len(values) - len(reached)} of {len(values)}"
+    if not reached:
+        return missed
+    mean, half = interval(reached)
     digits = 3 if abs(mean) < 100 else 0
-    return f"{mean:.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
+    text = f"{mean:.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
+    return text if len(reached) == len(values) else f"{text} ({missed})"
 
 
 def claims(runs) -> list[str]:
@@ -205,14 +277,24 @@ def draw(results: Path):
     for key, name, label in CURVES:
         if not (tuning and key == "validation"):
             _figure(results, runs, "epoch", key, name, "epoch", label)
+    if shows_curriculum(results, runs):
+        _figure(results, runs, "epoch", "still_unsolved", "still-unsolved", "epoch",
+                "share of all tasks so far that no attempt has solved")
+        _figure(results, runs, "epoch", "generated", "distinct", "epoch", "distinct tasks so far")
+        _maps(results, runs)
     if not tuning:
         _figure(results, runs, "synthetic", "validation", "data",
                 "distinct synthetic tasks solved sometimes, not always", "held-out success rate")
 
 
 def panels(runs) -> list:
-    """Names side by side: the first variant with its rivals, and with its own variations."""
+    """Names side by side: the first variant with its rivals, and with its own variations; or with
+    each family, where names are FAMILY: NAME."""
     first = next(iter(runs))
+    families = dict.fromkeys(name.split(": ")[0] for name in runs if ": " in name)
+    if families:
+        return [[first, *(name for name in runs if name.startswith(f"{family}: "))]
+                for family in families]
     own = [name for name in runs if name.startswith(first)]
     rivals = [first, *(name for name in runs if not name.startswith(first))]
     return [rivals, own] if len(own) > 1 and len(rivals) > 1 else [list(runs)]
@@ -223,9 +305,11 @@ def _figure(results, runs, x, y, name, x_label, y_label):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     names = panels(runs)
-    figure, axes = plt.subplots(1, len(names), figsize=(6.4 * len(names), 3.8), sharey=True,
+    across = min(2, len(names))
+    down = -(-len(names) // across)
+    figure, axes = plt.subplots(down, across, figsize=(6.4 * across, 3.8 * down), sharey=True,
                                 squeeze=False, layout="constrained")
-    for axis, members in zip(axes[0], names):
+    for axis, members in zip(axes.flat, names):
         if y == "success_rate":
             axis.axhspan(0.4, 0.6, color="green", alpha=0.12, lw=0)
         for i, variant in enumerate(members):
@@ -233,7 +317,10 @@ def _figure(results, runs, x, y, name, x_label, y_label):
         axis.set(xlabel=x_label)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=7)
-    axes[0][0].set(ylabel=y_label)
+    for axis in axes.flat[len(names):]:
+        axis.set_axis_off()
+    for axis in axes[:, 0]:
+        axis.set(ylabel=y_label)
     figure.savefig(results.with_name(f"{results.stem}-{name}.png"), dpi=110,
                    metadata={"Software": None})
     plt.close(figure)
@@ -246,3 +333,45 @@ def _curve(axis, seeds, x, y, label, i):
     at = np.mean([[r[x] for r in m[:n]] for m in seeds.values()], axis=0)
     line, = axis.plot(at, values.mean(0), label=label, lw=1.5, ls="-" if i < 10 else "--")
     axis.fill_between(at, values.min(0), values.max(0), color=line.get_color(), alpha=0.12, lw=0)
+
+
+def _maps(results, runs):
+    """A panel per variant: where in epoch and category the generated tasks lie (area: how many, in
+    the sum over seeds) and how often they are solved (colour)."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    across = min(4, len(runs))
+    down = -(-len(runs) // across)
+    figure, axes = plt.subplots(down, across, figsize=(3.4 * across + 1, 2.6 * down), sharex=True,
+                                sharey=True, squeeze=False, layout="constrained")
+    rungs = list(dict.fromkeys(name for seeds in runs.values() for metrics in seeds.values()
+                               for m in metrics for name in m["map"]))
+    totals = {variant: map_of(seeds) for variant, seeds in runs.items()}
+    most = max((n for cells in totals.values() for n, _ in cells.values()), default=1)
+    for axis, (variant, cells) in zip(axes.flat, totals.items()):
+        at = [(epoch, rungs.index(name), 90 * n / most, p)
+              for (epoch, name), (n, p) in cells.items()]
+        x, y, area, p_hat = zip(*at) if at else ([], [], [], [])
+        dots = axis.scatter(x, y, area, p_hat, cmap="RdYlBu", vmin=0, vmax=1, lw=0)
+        axis.set_title(variant, fontsize=8)
+        axis.set_yticks(range(len(rungs)), rungs, fontsize=6)
+        axis.set_ylim(-0.7, len(rungs) - 0.3)
+        axis.xaxis.get_major_locator().set_params(integer=True)
+    for axis in axes.flat[len(runs):]:
+        axis.set_axis_off()
+    figure.colorbar(dots, ax=axes, label="success rate p_hat", shrink=0.6)
+    figure.supxlabel("epoch")
+    figure.savefig(results.with_name(f"{results.stem}-map.png"), dpi=110,
+                   metadata={"Software": None})
+    plt.close(figure)
+
+
+def map_of(seeds) -> dict:
+    """{(epoch, category): (tasks in the sum over seeds, their mean p_hat)} of one variant."""
+    cells = {}
+    for m in (m for metrics in seeds.values() for m in metrics):
+        for name, (n, p) in m["map"].items():
+            before = cells.get((m["epoch"], name), (0, 0.0))
+            cells[m["epoch"], name] = before[0] + n, before[1] + n * p
+    return {key: (n, total / n) for key, (n, total) in cells.items() if n}

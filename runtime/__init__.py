@@ -1,5 +1,7 @@
 """What a run needs beside the algorithm; nothing here is part of the paper's method.
 
+    run.py         what a run consists of; how it begins, how an epoch and the whole of it end
+    options.py     the command line: from argv to Options
     presets.py     ready-made sets of options
     loading.py     from a folder or hub name to a model
     memory.py      what a run will need, before a model is loaded, and what it took
@@ -8,4 +10,5 @@
     health.py      warnings in plain words
     report.py      figures and the page of a run
     export.py      D_train for veRL
+    jsonl.py       JSON lines that nothing tears
 """

@@ -7,9 +7,9 @@ append-only files were. It is written beside its place, synced, then renamed: it
 
 How it is run: `python genenv.py --resume --out runs/000-genenv`. On resuming the files are cut back
 to the lengths in the checkpoint (the rest moves to FILE.torn), the pools are read from them, and
-the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. On
-another kind of device, or with another --max-rows, it goes on as well, and says that the bits differ.
-A run folder is one program's at a time: the lock on it goes when that program dies, also by SIGKILL.
+the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. It
+goes on as well on another kind of device or with another --max-rows, and says that the bits differ.
+A run folder is one program's at a time: the lock goes when that program dies, also by SIGKILL.
 
 Where it differs on purpose from common practice: the reference policy needs no checkpoint, it is
 the base with both adapters off and so cannot drift at a resume.
@@ -39,7 +39,8 @@ except ImportError:  # not a POSIX system
 
 from curriculum import uses_length
 from runtime import health
-from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl, set_torn_line_aside
+from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl
+from runtime.jsonl import set_torn_line_aside
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 KEEP = 2  # checkpoints kept: the last, and the one before in case the last gets damaged
@@ -159,18 +160,34 @@ def _unwritable(folder, error) -> UserError:
     return UserError(f"cannot write to run folder {folder}: {error.strerror}; choose another --out")
 
 
-def check_adapter_folder(path, name: str):
-    """UserError unless `path`, the value of option `name`, is a folder with an adapter in PEFT
-    format; nothing is checked where it is empty."""
+def check_adapter_folder(path, name: str, rank: int):
+    """UserError unless `path`, the value of option `name`, is a folder with a LoRA adapter of this
+    rank in PEFT format. Nothing is checked where it is empty."""
     if not path:
         return
-    folder, flag = Path(path), "--" + name.replace("_", "-")
+    folder, adapter = Path(path), name.partition("_")[0]
     missing = [f for f in ("adapter_config.json", "adapter_model.safetensors")
                if not (folder / f).is_file()]
-    if not folder.is_dir() or missing:
-        what = f"it has no {missing[0]}" if folder.is_dir() else "there is no such folder"
-        raise UserError(f"{flag} {path}: {what}; name a folder in PEFT format, as a run writes it "
-                        f"to adapters/{name.partition('_')[0]}")
+    if not folder.is_dir():
+        what = "there is no such folder"
+    elif missing:
+        what = f"it has no {missing[0]}"
+    else:
+        what = _unfit(folder / "adapter_config.json", rank)
+    if what:
+        raise UserError(f"--{name.replace('_', '-')} {path}: {what}; name a folder in PEFT format, "
+                        f"as a run writes it to adapters/{adapter}")
+
+
+def _unfit(config: Path, rank: int) -> str:
+    """Why the adapter of a PEFT configuration cannot be a run's, or ""."""
+    try:
+        saved = json.loads(config.read_text())
+        if saved["peft_type"] != "LORA":
+            return f"it holds {saved['peft_type']}, not LORA"
+        return "" if saved["r"] == rank else f"its rank is {saved['r']} and --rank is {rank}"
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return f"{config.name} is damaged"
 
 
 def world_of(out: str) -> str:
@@ -208,7 +225,8 @@ def resumed_options(given: dict, preset: dict, Options) -> dict:
     former = {**{f.name: f.default for f in fields(Options)}, **saved}  # older runs have fewer
     free = FREE | OTHER_BITS | (set() if uses_length(former["alpha_schedule"]) else {"epochs"})
     changes = {name: value for name, value in changed.items() if value != former[name]}
-    says = {name: f"--{name.replace('_', '-')} was {former[name]!r} in this run and" for name in changes}
+    says = {name: f"--{name.replace('_', '-')} was {former[name]!r} in this run and"
+            for name in changes}
     for name in changes.keys() - free:
         raise UserError(f"{says[name]} cannot become {changes[name]!r} now; start a new run in "
                         "another --out")
@@ -233,7 +251,7 @@ def save(run):
         root.mkdir(exist_ok=True)
         for torn in root.glob("tmp-*"):  # of runs that were killed while saving
             shutil.rmtree(torn)
-        _write(run, root, root / f"e{run.part.t:04d}-s{run.part.step:03d}")
+        _write(run, root, root / f"e{run.state.epoch:04d}-s{run.state.step:03d}")
         for old in _checkpoints(run.folder)[:-KEEP]:
             shutil.rmtree(old)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
@@ -252,8 +270,8 @@ def _write(run, root, final):
             "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
             "generators": [run.rng.get_state(), run.sampler.get_state()],
             "device": run.sampler.device.type}, scratch / "state.pt")
-        (scratch / "part.json").write_text(json.dumps({
-            "part": _part_to_json(run.part), "success": run.success,
+        (scratch / "epoch.json").write_text(json.dumps({
+            "epoch_state": _epoch_to_json(run.state), "success": run.success,
             "sizes": {name: _size(run.folder / name) for name in FILES}}))
         for path in [*scratch.iterdir(), scratch]:
             _sync(path)
@@ -274,21 +292,21 @@ def load(run):
     naming the file that is missing, damaged, shorter than it was, or of another shape.
     """
     folders = _checkpoints(run.folder)
-    saved = _read_part(folders[-1] / "part.json", type(run.part)) if folders else None
+    saved = _read_epoch(folders[-1] / "epoch.json", type(run.state)) if folders else None
     known = saved["sizes"] if saved else dict.fromkeys(FILES, 0)
     for name, size in known.items():
         if _size(run.folder / name) < size:
             raise UserError(f"{run.folder / name} is shorter than its checkpoint says: it was cut "
                             "or edited; restore it, or start a new run in another --out")
     if saved:
-        _read_state(run, folders[-1] / "state.pt", saved["part"])
-        run.part, run.success = saved["part"], saved["success"]
+        _read_state(run, folders[-1] / "state.pt", saved["epoch_state"])
+        run.state, run.success = saved["epoch_state"], saved["success"]
     _rewind(run.folder, known)
     if not saved:
         print(f"{run.folder} has no checkpoint yet: starting from the beginning")
         return
-    run.history = _history(run.folder / "metrics.jsonl", run.part.t)
-    print(f"resumed {run.folder} at epoch {run.part.t}, step {run.part.step}")
+    run.history = _history(run.folder / "metrics.jsonl", run.state.epoch)
+    print(f"resumed {run.folder} at epoch {run.state.epoch}, step {run.state.step}")
 
 
 def _rewind(folder: Path, known: dict):
@@ -319,8 +337,8 @@ def _history(path, epochs: int) -> list:
     return history
 
 
-def _read_state(run, path, part):
-    """Adapters, optimisers and generators of a checkpoint, made at `part`, into `run`."""
+def _read_state(run, path, epoch_state):
+    """Adapters, optimisers and generators of a checkpoint, made at `epoch_state`, into `run`."""
     optimizers = run.agent_optimizer, run.env_optimizer
     try:
         with zipfile.ZipFile(path) as file:  # what torch.save writes; its checksums find bad bits
@@ -336,7 +354,7 @@ def _read_state(run, path, part):
                 _same_shapes(params, [m[key] for m in moments])
             optimizer.load_state_dict(value)
         run.rng.set_state(state["generators"][0])
-        moved = _restore_sampler(run, state, part)
+        moved = _restore_sampler(run, state, epoch_state)
         with torch.no_grad():
             for name, params in run.policy.params.items():
                 for p, value in zip(params, state["adapters"][name]):
@@ -348,21 +366,22 @@ def _read_state(run, path, part):
         print(moved)
 
 
-def _restore_sampler(run, state, part) -> str:
+def _restore_sampler(run, state, epoch_state) -> str:
     """Put the generator of tokens back; returns what to tell the user, or "".
 
     Its state is of use on the kind of device that made it. On another kind it gets a new seed that
     depends on --seed, epoch and step alone, so two such resumes draw the same tokens.
     """
     value, here = state["generators"][1], run.sampler.device.type
-    if value.dtype != torch.uint8 or value.dim() != 1:
-        raise ValueError("a generator's state is of another kind")
     made_on = state.get("device", here)  # checkpoints of former versions do not say
+    if value.dtype != torch.uint8 or value.dim() != 1 or not isinstance(made_on, str):
+        raise ValueError("a generator's state is of another kind")
     if made_on == here and value.numel() == run.sampler.get_state().numel():
         run.sampler.set_state(value)
         return ""
     made_on = made_on if made_on != here else "another kind of device"
-    run.sampler.manual_seed(random.Random(f"{run.o.seed} {part.t} {part.step}").getrandbits(63))
+    place = f"{run.o.seed} {epoch_state.epoch} {epoch_state.step}"
+    run.sampler.manual_seed(random.Random(place).getrandbits(63))
     return f"this checkpoint was made on {made_on}: on {here} the run goes on, but not to the bit"
 
 
@@ -378,16 +397,16 @@ def _checkpoints(folder):
     return sorted(found, key=lambda p: [int(n) for n in re.findall(r"[0-9]+", p.name)])
 
 
-def _read_part(path: Path, Part) -> dict:
-    """part.json with its "part" as a Part; every field is there and of its type."""
+def _read_epoch(path: Path, EpochState) -> dict:
+    """epoch.json with its "epoch_state" as an EpochState; every field is there and of its type."""
     try:
         saved = json.loads(path.read_text())
-        part, sizes = saved["part"], saved["sizes"]
-        wrong = [f.name for f in fields(Part) if not _fits(part[f.name], f.type)]
+        state, sizes = saved["epoch_state"], saved["sizes"]
+        wrong = [f.name for f in fields(EpochState) if not _fits(state[f.name], f.type)]
         wrong += [name for name in FILES if not (_fits(sizes[name], int) and sizes[name] >= 0)]
         if wrong or not _fits(saved["success"], float):
             raise ValueError(f"{(wrong or ['success'])[0]} has a wrong value")
-        return {"part": _part_from_json(part, Part), "success": saved["success"],
+        return {"epoch_state": _epoch_from_json(state, EpochState), "success": saved["success"],
                 "sizes": {name: sizes[name] for name in FILES}}
     except KeyError as error:
         raise _damaged(path, ValueError(f"{error} is missing")) from None
@@ -415,18 +434,19 @@ def _reason(error) -> str:
     return (text.splitlines() or [type(error).__name__])[0][:120]
 
 
-def _part_to_json(part) -> dict:
-    return {**asdict(part), "invalid": dict(part.invalid)}
+def _epoch_to_json(state) -> dict:
+    return {**asdict(state), "invalid": dict(state.invalid)}
 
 
-def _part_from_json(saved: dict, Part):
-    part = Part(**{**saved, "invalid": Counter(saved["invalid"])})
-    if not all(type(n) is int for n in part.invalid.values()):
+def _epoch_from_json(saved: dict, EpochState):
+    state = EpochState(**{**saved, "invalid": Counter(saved["invalid"])})
+    if not all(type(n) is int for n in state.invalid.values()):
         raise ValueError("invalid has a wrong value")
-    part.tries = [(Task(**task), float(p), [Trace(**e) for e in es]) for task, p, es in part.tries]
-    part.fresh = [EnvRecord(**r) for r in part.fresh]
-    part.replays = [tuple(r) for r in part.replays]
-    return part
+    state.attempts = [(Task(**task), float(p), [Trace(**e) for e in es])
+                      for task, p, es in state.attempts]
+    state.fresh = [EnvRecord(**r) for r in state.fresh]
+    state.replays = [tuple(r) for r in state.replays]
+    return state
 
 
 def _size(path) -> int:
@@ -465,8 +485,9 @@ def stop_if_asked(run, started):
     """After a step: save and raise Stopped if a signal came. started: when the epoch went on."""
     if not run.stop:
         return
-    run.part.step += 1
-    run.part.seconds += time.time() - started
+    state = run.state
+    state.step += 1
+    state.seconds += time.time() - started
     save(run)
-    raise Stopped(run.stop, f"stopped in epoch {run.part.t} after step {run.part.step}; go on "
+    raise Stopped(run.stop, f"stopped in epoch {state.epoch} after step {state.step}; go on "
                             f"with: python genenv.py --resume --out {run.folder}")

@@ -7,7 +7,7 @@ task of D_train, base tasks included, becomes a record
 
     {"data_source": "genenv/WORLD", "prompt": [chat messages], "ability": category,
      "reward_model": {"style": "rule", "ground_truth": "the task's evaluation spec, JSON text"},
-     "extra_info": {"split": "train", "index": 0, "id": ..., "origin": ..., "seed": ...,
+     "extra_info": {"split": "train", "index": 0, "id": ..., "origin": ..., "seed_task": ...,
                     "epoch": ..., "p_hat": last success rate, -1 if never tried}}
 
 and veRL scores responses with `compute_score` below, which is Eq. 1 of this project:
@@ -107,7 +107,7 @@ def _record(world, world_name: str, index: int, task: Task, p_hat: float) -> dic
         "ability": world.category(task),
         "reward_model": {"style": "rule", "ground_truth": json.dumps(task.spec)},
         "extra_info": {"split": "train", "index": index, "id": task.id, "origin": task.origin,
-                       "seed": task.seed, "epoch": task.epoch, "p_hat": p_hat},
+                       "seed_task": task.seed_task, "epoch": task.epoch, "p_hat": p_hat},
     }
 
 

@@ -18,7 +18,8 @@ from curriculum import steers, target_of
 
 READS = ("epoch", "alpha", "success_rate", "validation", "distinct_tasks", "skill_entropy",
          "written", "invalid", "truncated", "zero_variance", "replay_gain", "replays", "env_kept",
-         "env_kl", "env_kl_step", "env_steps", "env_capped")  # of a record
+         "env_kl", "env_kl_step", "env_steps", "env_capped")  # of a record, in every version
+MISMATCH_MEAN, MISMATCH_MAX = 0.02, 1.0  # nats per token, see warn_mismatch
 # reasons in `invalid` that have a warning of their own
 OWN_WARNING = ("duplicate in the batch", "copy of the seed", "no agreement", "truncated")
 
@@ -79,9 +80,16 @@ def warn_stuck(r, history, o):
 
 def warn_zero_variance(r, history, o):
     """Most groups are all right or all wrong and teach nothing."""
-    if r["epoch"] > 0 and r["zero_variance"] > 0.9 and not _stuck(r):
-        return (f"no signal: {r['zero_variance']:.0%} of the groups have equal rewards: raise --G, "
-                "or let the simulator aim nearer to p_hat = 0.5")
+    if r["epoch"] == 0 or r["zero_variance"] <= 0.9 or _stuck(r):
+        return None
+    reward = r.get("reward", r["success_rate"])
+    if reward < 0.02 or reward > 0.98:  # more attempts at such tasks end like the first
+        change = f"bring {'easier' if reward < 0.02 else 'harder'} base tasks"
+    elif r["zero_variance"] > 0.98:
+        change = "tasks are solved always or never: bring base tasks of a difficulty in between"
+    else:
+        change = "raise --G, or let the simulator aim nearer to p_hat = 0.5"
+    return f"no signal: {r['zero_variance']:.0%} of the groups have equal rewards: {change}"
 
 
 def warn_kl(r, history, o):
@@ -163,6 +171,33 @@ def warn_exploitation(r, history, o):
                 f"changed by {gain:+.2f} and validation by {better:+.2f} in four epochs: the "
                 "simulator may live on noise or on wrong answers. Check some tasks by hand, use "
                 "--agreement; if they are sound, raise --agent-lr")
+
+
+def warn_not_finite(r, history, o):
+    """Optimiser steps were left out because their loss or gradient was not finite."""
+    agent, env = r.get("skipped_steps", 0), r.get("env_skipped_steps", 0)
+    flags = [flag for n, flag in ((agent, "--agent-lr"), (env, "--env-lr")) if n]
+    if flags:
+        return (f"not finite: {agent} steps of the agent and {env} of the simulator had a loss or "
+                f"gradient that is not finite and were left out: lower {' and '.join(flags)}")
+
+
+def warn_mismatch(r, history, o):
+    """Tokens were drawn from another distribution than the one that is trained."""
+    # A ratio is off by exp(difference). bf16 moves single tokens by up to 0.1 and the mean by far
+    # less; a mean of 0.02 is a tenth of the clip range, and 1.0 at one token is no rounding
+    mean, worst = r.get("mismatch_mean", 0), r.get("mismatch_max", 0)
+    if mean > MISMATCH_MEAN or worst > MISMATCH_MAX:
+        return (f"mismatch: log-probs of sampling and of training differ by {mean:.3f} nats per "
+                f"token on average and by {worst:.2f} at most: try a few steps without --quant or "
+                "with --device cpu; if it stays, this model's cached pass is not its plain one")
+
+
+def warn_leak(r, history, o):
+    """An update moved the adapter of the other policy."""
+    if r.get("other_adapter_moved"):
+        return ("leak: while one policy was trained the other one's adapter moved: this run "
+                "measures something else; undo the latest change to policy.py, grpo.py or rwr.py")
 
 
 CHECKS = [f for name, f in list(globals().items()) if name.startswith("warn_")]

@@ -61,7 +61,8 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
 def policy_options(o) -> dict:
     """What Policy.load takes of a run's Options."""
     return dict(rank=o.rank, quant=o.quant or None, dtype=o.dtype, device=o.device, seed=o.seed,
-                adapter_paths={"agent": o.agent_adapter, "env": o.env_adapter},
+                # a run that goes on has its adapters in its checkpoint
+                adapter_paths={} if o.resume else {"agent": o.agent_adapter, "env": o.env_adapter},
                 chat_template_kwargs=json.loads(o.chat_template_kwargs or "{}"))
 
 

@@ -13,10 +13,10 @@ import math
 from collections import Counter
 from contextlib import contextmanager
 
-import torch
-
 import curriculum
+from policy import distance
 from runtime import health, memory
+from worlds import attempt_score, play
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
@@ -26,10 +26,8 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
     rows = memory.rollout_rows(o, G, max(map(len, prompts)))
     with memory.peak_memory(run.peaks, "validation", run.policy.device):
-        rollouts = run.policy.sample("agent", prompts, G, o.max_response_tokens, temperature,
-                                     generator, max_rows=rows)
-    rewards = [0.0 if r.truncated else world.score(tasks[r.group], run.policy.decode(r.response))[0]
-               for r in rollouts]
+        rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator, rows)
+    rewards = [attempt_score(world, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
     return [curriculum.success_rate(rewards[b * G:(b + 1) * G], o.success_at)
             for b in range(len(tasks))]
 
@@ -75,7 +73,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
         "written": state.written, "invalid": dict(state.invalid),
         "truncated": mean(bool(e.truncated) for e in traces),
         "replay_gain": mean(now - before for before, now in old), "replays": len(old),
-        "signal": curriculum.signal_by_p_hat(state.replays),
+        "replay_signal": curriculum.signal_by_p_hat(state.replays),
         **{key: mean(a[key] for a in state.agent) for key in
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens",
             "mismatch_mean")},
@@ -86,7 +84,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
                                    if "other_moved" in a),
         **{key: env_stats.get(key, 0) for key in
            ("env_kept", "env_batch_fresh", "env_batch_aged", "env_weight_ratio", "env_kl",
-            "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped",
+            "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped_steps",
             "env_moved")},
         "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
         "tokens_per_s": state.rollout_tokens / max(1e-9, state.rollout_seconds),
@@ -117,8 +115,7 @@ def movement(policy, adapter):
     sums = [policy.checksum(name) for name in others]
     found = {}
     yield found
-    distance = sum(((p.detach() - b) ** 2).sum() for p, b in zip(policy.params[adapter], before))
-    found.update(moved=float(torch.as_tensor(distance).sqrt()),
+    found.update(moved=distance(before, policy.params[adapter]),
                  other_moved=sums != [policy.checksum(name) for name in others])
 
 

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import sys
 
 import curriculum
 from data_pool import UserError
@@ -35,6 +36,28 @@ NOT_NEGATIVE = ("epochs", "threads", "agreement", "mini_batch", "env_updates", "
                 "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed")
 SHARES = ("base_share", "env_fresh", "success_at", "reward_noise")
 POSITIVE = ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap")
+
+
+def exit_code(command) -> int:
+    """Call `command()`; every mistake of the user's is one line. Returns the exit code of a program:
+    0, 2 for a mistake, 128 + n after a signal n."""
+    try:
+        command()
+        return 0
+    except UserError as error:
+        print(f"genenv: {error}", file=sys.stderr)
+        return 2
+    except checkpoint.Stopped as stopped:
+        print(stopped)
+        return 128 + stopped.signal
+    except OSError as error:  # a full disk, a file that may not be written
+        what = f"{error.filename}: " if error.filename else ""
+        print(f"genenv: {what}{' '.join(str(error.strerror or error).split())}; a run that had "
+              "begun goes on from its last checkpoint with --resume", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:  # a second signal, or one before the run had begun
+        print("stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+        return 130
 
 
 class Parser(argparse.ArgumentParser):
@@ -156,5 +179,5 @@ def template_options(o):
 
 def threads_of(o) -> int:
     """torch threads of a run: --threads, else the user's OMP_NUM_THREADS, else all cores."""
-    given = os.environ.get("OMP_NUM_THREADS", "")
-    return o.threads or (int(given) if given.isdecimal() and int(given) else os.cpu_count() or 1)
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return o.threads or (int(given) if given.isdecimal() else 0) or os.cpu_count() or 1

@@ -10,6 +10,9 @@ Where the 7B presets differ from the paper, on purpose:
   less; rates for LoRA are commonly 10 to 100 times those of full fine-tuning. We take 20 times and
   keep the paper's ratio of 2 between the two players. They are starting points, not tuned values.
 * The caps of the simulator's KL: the paper names a penalty and a cap but gives no value.
+* beta and lam are the paper's, and with its k_min they do nothing: G = 8 lets only tasks solved
+  exactly 4 times of 8 through, so all weights are equal (rwr.py has the ratios). For weights that
+  tell records apart add `--k-min 1 --lam 6 --beta 8`, which needs no filter, or raise --G.
 * Batches: 64 written tasks per agent step (and 8 replayed) and 64 generations per simulator step,
   as in the paper; an epoch is 8 steps, about as many tasks as its base set of 544. The official
   configuration also has an entropy bonus of 0.001, which grpo.py leaves out.
@@ -39,8 +42,8 @@ _7B = {
     "alpha": 0.5,
     "alpha_end": 0.5,
     "beta": 2.0,
-    "k_min": 0.1,                # with G = 8 only exactly 4 of 8 passes
-    "lam": 1.0,
+    "k_min": 0.1,                # with G = 8 only exactly 4 of 8 passes: all weights are equal,
+    "lam": 1.0,                  # whatever beta and lam are
     "env_lr": 1e-5,
     "env_batch": 64,
     "env_updates": 4,            # few pass the band: more steps would only repeat them

@@ -135,7 +135,7 @@ class Table:
         finally:
             self.active = former
 
-    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False):
+    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False, own=None):
         table = (self.logits if self.active else self.initial) / temperature
         ids = torch.tensor([response for _, responses in groups for response in responses])
         return table.log_softmax(-1)[ids], torch.ones(ids.shape, dtype=torch.bool)

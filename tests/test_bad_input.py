@@ -11,11 +11,13 @@ import json
 import os
 import random
 import shutil
+import zipfile
 
 import pytest
 import torch
 
-from bench.__main__ import __main__ as bench
+from bench import __main__ as bench
+from runtime.options import CHOICES, NAMED
 from runtime import checkpoint
 import eval.__main__
 import eval.make_base
@@ -106,7 +108,7 @@ def wrong_values():
             "--threads": ["99999999"], "--resume": ["yes"], "--temperature": ["0"],
             "--agent-lr": ["0"], "--rank": ["0"], "--steps": ["0"]}.items():
         yield from ((flag, v) for v in values)
-    yield from (("--" + name.replace("_", "-"), "moon") for name in genenv.CHOICES)
+    yield from (("--" + name.replace("_", "-"), "moon") for name in (*CHOICES, *NAMED))
 
 
 VALUES = list(wrong_values())
@@ -284,7 +286,7 @@ RAW = {"empty": b"", "half": b'{"G": 8, "al', "binary": b"\xff\x00\x80", "nested
 
 
 @pytest.mark.parametrize("name", RAW)
-@pytest.mark.parametrize("file", ["config.json", "LAST/part.json", "LAST/state.pt"])
+@pytest.mark.parametrize("file", ["config.json", "LAST/epoch.json", "LAST/state.pt"])
 def test_resumed_file_is_broken(file, name, folder, tmp_path, capsys):
     """Empty, cut off, binary, missing, or a folder."""
     path = last_checkpoint(folder).parent / file.replace("LAST", last_checkpoint(folder).name) \
@@ -316,47 +318,50 @@ def test_resumed_with_another_option(flag, value, folder, tmp_path, capsys):
 # a run to be resumed: the checkpoint
 
 
-def part(**fields):
-    """Edit of part.json's "part"."""
+def state(**fields):
+    """Edit of epoch.json's "epoch_state"."""
     def edit(d):
-        return {**d, "part": changed(**fields)(d["part"])}
+        return {**d, "epoch_state": changed(**fields)(d["epoch_state"])}
     return edit
 
 
 def sizes(**fields):
-    """Edit of part.json's "sizes"."""
+    """Edit of epoch.json's "sizes"."""
     def edit(d):
         new = {k.replace("_", "."): v for k, v in fields.items()}
         return {**d, "sizes": changed(**new)(d["sizes"])}
     return edit
 
 
-PART = {
-    "no part": changed(part=None), "no sizes": changed(sizes=None),
+EPOCH = {
+    "no state": changed(epoch_state=None), "no sizes": changed(sizes=None),
     "no success": changed(success=None), "success text": changed(success="half"),
-    "part list": changed(part=[]), "sizes list": changed(sizes=[1]),
-    "part is a number": changed(part=3), "no t": part(t=None), "t text": part(t="two"),
-    "t bool": part(t=True), "t float": part(t=1.5), "no step": part(step=None),
-    "no tries": part(tries=None), "tries text": part(tries="none"), "tries short": part(tries=[[1]]),
-    "tries of numbers": part(tries=[1]), "tries task": part(tries=[[{"a": 1}, 0.5, []]]),
-    "tries p_hat": part(tries=[[{"text": "", "spec": {}}, "x", []]]),
-    "tries trace": part(tries=[[{"text": "", "spec": {}}, 0.5, [{"a": 1}]]]),
-    "no fresh": part(fresh=None), "fresh record": part(fresh=[{"prompt": [1]}]),
-    "fresh number": part(fresh=[1]), "no invalid": part(invalid=None),
-    "invalid list": part(invalid=[]), "invalid counts": part(invalid={"malformed": "x"}),
-    "replays": part(replays=[1]), "unknown": part(moon=1), "seconds": part(seconds="long"),
-    "written": part(written=[]), "no agent": part(agent=None),
+    "state list": changed(epoch_state=[]), "sizes list": changed(sizes=[1]),
+    "state is a number": changed(epoch_state=3), "no epoch": state(epoch=None),
+    "epoch text": state(epoch="two"),
+    "epoch bool": state(epoch=True), "epoch float": state(epoch=1.5), "no step": state(step=None),
+    "no attempts": state(attempts=None), "attempts text": state(attempts="none"),
+    "attempts short": state(attempts=[[1]]),
+    "attempts of numbers": state(attempts=[1]),
+    "attempts task": state(attempts=[[{"a": 1}, 0.5, []]]),
+    "attempts p_hat": state(attempts=[[{"text": "", "spec": {}}, "x", []]]),
+    "attempts trace": state(attempts=[[{"text": "", "spec": {}}, 0.5, [{"a": 1}]]]),
+    "no fresh": state(fresh=None), "fresh record": state(fresh=[{"prompt": [1]}]),
+    "fresh number": state(fresh=[1]), "no invalid": state(invalid=None),
+    "invalid list": state(invalid=[]), "invalid counts": state(invalid={"malformed": "x"}),
+    "replays": state(replays=[1]), "unknown": state(moon=1), "seconds": state(seconds="long"),
+    "written": state(written=[]), "no agent": state(agent=None),
     "no size": sizes(train_jsonl=None), "size text": sizes(train_jsonl="10"),
     "size negative": sizes(env_jsonl=-1), "size float": sizes(metrics_jsonl=10.5),
-    "size too large": sizes(samples_jsonl=10**9), "t of another epoch": part(t=9),
+    "size too large": sizes(samples_jsonl=10**9), "epoch of another epoch": state(epoch=9),
 }
 
 
-@pytest.mark.parametrize("name", PART)
-def test_part_of_a_checkpoint(name, folder, tmp_path, capsys):
-    """part.json with a field missing or of another type; no append-only file is cut for it."""
-    path = last_checkpoint(folder) / "part.json"
-    path.write_text(json.dumps(PART[name](json.loads(path.read_text()))))
+@pytest.mark.parametrize("name", EPOCH)
+def test_epoch_of_a_checkpoint(name, folder, tmp_path, capsys):
+    """epoch.json with a field missing or of another type; no append-only file is cut for it."""
+    path = last_checkpoint(folder) / "epoch.json"
+    path.write_text(json.dumps(EPOCH[name](json.loads(path.read_text()))))
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], folder)
 
 
@@ -374,7 +379,12 @@ def test_state_has_a_wrong_bit(share, folder, tmp_path, capsys):
     """One bit of the tensors flipped: only the checksum can tell."""
     path = last_checkpoint(folder) / "state.pt"
     data = bytearray(path.read_bytes())
-    data[int(share * len(data))] ^= 16
+    with zipfile.ZipFile(path) as file:
+        entries = [entry for entry in file.infolist() if entry.file_size >= 64]
+    entry = entries[int(share * len(entries))]
+    at = entry.header_offset  # then 30 bytes, the last four of them the lengths of two more fields
+    lengths = (int.from_bytes(data[at + i:at + i + 2], "little") for i in (26, 28))
+    data[at + 30 + sum(lengths) + entry.file_size // 2] ^= 16
     path.write_bytes(data)
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], "remove the folder")
 
@@ -406,6 +416,9 @@ STATE = {
     "optimiser short": lambda s: s["optimizers"][1]["state"].popitem() and s,
     "generator text": lambda s: s.update(generators=["a", "b"]) or s,
     "generator short": lambda s: s.update(generators=[g[:10] for g in s["generators"]]) or s,
+    "generator of tokens text": lambda s: s["generators"].__setitem__(1, "b") or s,
+    "generator of tokens float": lambda s: s["generators"].__setitem__(1, torch.zeros(16)) or s,
+    "device number": lambda s: s.update(device=3) or s,
     "one generator": lambda s: s["generators"].pop() is None or s,
     "generator float": lambda s: s.update(generators=[g.float() for g in s["generators"]]) or s,
 }
@@ -452,8 +465,8 @@ POOLS = {
     ("train.jsonl", "p_hat list"): changed(p_hat=[1]),
     ("train.jsonl", "epoch text"): changed(epoch="one"),
     ("train.jsonl", "traces number"): changed(traces=3),
-    **{("env.jsonl", f"no {k}"): dropped(k) for k in ("prompt", "response", "text", "task", "seed",
-                                                      "p_hat", "epoch")},
+    **{("env.jsonl", f"no {k}"): dropped(k) for k in ("prompt", "response", "text", "task",
+                                                      "seed_task", "p_hat", "epoch")},
     ("env.jsonl", "prompt text"): changed(prompt="x"),
     ("env.jsonl", "prompt of text"): changed(prompt=["x"]),
     ("env.jsonl", "no tokens"): changed(response=[]), ("env.jsonl", "p_hat 2"): changed(p_hat=2),
@@ -474,7 +487,7 @@ def test_pool_record(file, name, folder, tmp_path, capsys):
     pad = max(0, len(lines[0]) - 1 - len(text))  # a shorter file would be noticed before
     path.write_bytes(text + b" " * pad + b"\n" + b"".join(lines[1:]))
     size = path.stat().st_size
-    known = last_checkpoint(folder) / "part.json"
+    known = last_checkpoint(folder) / "epoch.json"
     known.write_text(json.dumps(sizes(**{file.replace(".", "_"): size})(
         json.loads(known.read_text()))))
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path)
@@ -650,6 +663,6 @@ def test_export_of_a_damaged_run(name, folder, tmp_path, capsys):
 
 def test_at_least_two_hundred_cases():
     """The count that this file promises."""
-    tables = (VALUES, COMMANDS, TEACHER, TASK_FILES, JUNK, CONFIG, PART, STATE, POOLS, EVAL,
+    tables = (VALUES, COMMANDS, TEACHER, TASK_FILES, JUNK, CONFIG, EPOCH, STATE, POOLS, EVAL,
               BENCH_FILES, RESPONSES, TOOLS, REPORTED)
     assert sum(map(len, tables)) + 3 * len(RAW) + 3 * len(LINES) >= 200

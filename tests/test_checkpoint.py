@@ -21,6 +21,8 @@ import torch
 from runtime import checkpoint, memory
 import data_pool
 import genenv
+from runtime import report
+from runtime.run import EpochState
 from data_pool import read_jsonl
 from worlds import ladder
 
@@ -36,7 +38,7 @@ def cache(tmp_path_factory):
     patch.setattr(ladder, "PRETRAIN", dict(steps=30, batch=16, lr=6e-3))
     patch.setattr(ladder, "score", lambda task, text: (
         float(int(task.id[:2], 16) < 64 * sum(map(text.count, "13579"))), True))
-    patch.setattr(genenv.report, "write", lambda folder: None)
+    patch.setattr(report, "write", lambda folder: None)
     yield tmp_path_factory.mktemp("cache")
     patch.undo()
 
@@ -98,11 +100,11 @@ def test_two_checkpoints_are_kept_and_hold_what_they_should(quiet):
     assert names(quiet) == ["e0003-s000", "e0004-s000"]
     for name in names(quiet):
         folder = quiet / "checkpoints" / name
-        assert sorted(p.name for p in folder.iterdir()) == ["part.json", "state.pt"]
+        assert sorted(p.name for p in folder.iterdir()) == ["epoch.json", "state.pt"]
         state = torch.load(folder / "state.pt", weights_only=True)
         assert set(state["adapters"]) == {"agent", "env"} and len(state["generators"]) == 2
         assert all(o["state"] for o in state["optimizers"])
-        saved = json.loads((folder / "part.json").read_text())
+        saved = json.loads((folder / "epoch.json").read_text())
         assert set(saved["sizes"]) == set(POOLS)
     assert all(saved["sizes"][name] == (quiet / name).stat().st_size for name in POOLS)
 
@@ -154,7 +156,7 @@ def test_killed_before_the_first_checkpoint(quiet, tmp_path, cache, capsys):
     equal(quiet, out)
 
 
-@pytest.mark.parametrize("file", ["state.pt", "part.json"])
+@pytest.mark.parametrize("file", ["state.pt", "epoch.json"])
 def test_the_checkpoint_before_takes_over(file, quiet, copy, capsys):
     """The newest is damaged: the message names a folder, and without it the run goes on from the
     one before, to the same end."""
@@ -174,7 +176,7 @@ def test_the_checkpoint_before_takes_over(file, quiet, copy, capsys):
 def test_the_only_checkpoint_is_damaged(copy, capsys):
     """Then the message does not promise another."""
     shutil.rmtree(copy / "checkpoints" / "e0003-s000")
-    (copy / "checkpoints" / "e0004-s000" / "part.json").unlink()
+    (copy / "checkpoints" / "e0004-s000" / "epoch.json").unlink()
     assert genenv.main(["--resume", "--out", str(copy)]) == 2
     one_line(capsys, "no checkpoint before it")
 
@@ -219,7 +221,7 @@ def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monke
     left = names(out) if (out / "checkpoints").exists() else []
     assert not any(n.startswith("tmp-") for n in left), left
     for folder in left:  # whatever is there can be read
-        checkpoint._read_part(out / "checkpoints" / folder / "part.json", genenv.Part)
+        checkpoint._read_epoch(out / "checkpoints" / folder / "epoch.json", EpochState)
         torch.load(out / "checkpoints" / folder / "state.pt", weights_only=True)
     assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
     equal(quiet, out)
@@ -269,7 +271,7 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     (Path, "rename", 3, True), (Path, "rename", 3, False), (torch, "save", 2, False),
     (shutil, "rmtree", 1, True), (shutil, "rmtree", 3, False),
     (os, "fsync", 12, True), (os, "fsync", 14, False)],
-    ids=["before renaming", "after renaming", "before part.json", "before cleaning",
+    ids=["before renaming", "after renaming", "before epoch.json", "before cleaning",
          "while cleaning", "between the pools", "before the rename"])
 def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
     """SIGKILL at one exact call: the run resumes and ends the same."""
@@ -449,7 +451,7 @@ def test_a_moved_run_draws_from_a_stream_of_its_own():
     for seed, t, step in ((0, 3, 0), (0, 3, 1), (0, 4, 0), (1, 3, 0), (0, 3, 0)):
         r = SimpleNamespace(sampler=torch.Generator(), o=SimpleNamespace(seed=seed))
         state = {"device": "cuda", "generators": [None, torch.zeros(16, dtype=torch.uint8)]}
-        assert checkpoint._restore_sampler(r, state, genenv.Part(t=t, step=step))
+        assert checkpoint._restore_sampler(r, state, EpochState(epoch=t, step=step))
         streams.add(r.sampler.initial_seed())
     assert len(streams) == 4
 
@@ -512,8 +514,8 @@ def test_run_of_the_version_before(name, copy, capsys):
 def test_adapter_folders_of_a_run_are_accepted(quiet):
     """What a run writes is what a run may start from; no adapter is no mistake."""
     for name in ("agent", "env"):
-        checkpoint.check_adapter_folder(str(quiet / "adapters" / name), f"{name}_adapter")
-    checkpoint.check_adapter_folder("", "agent_adapter")
+        checkpoint.check_adapter_folder(str(quiet / "adapters" / name), f"{name}_adapter", 4)
+    checkpoint.check_adapter_folder("", "agent_adapter", 4)
 
 
 @pytest.mark.parametrize("gone, word", [
@@ -524,5 +526,18 @@ def test_folder_without_an_adapter_is_one_clear_line(gone, word, copy):
     folder = copy / "adapters" / "agent"
     shutil.rmtree(folder) if not gone else (folder / gone).unlink()
     with pytest.raises(data_pool.UserError, match=word) as error:
-        checkpoint.check_adapter_folder(str(folder), "agent_adapter")
+        checkpoint.check_adapter_folder(str(folder), "agent_adapter", 4)
     assert f"--agent-adapter {folder}" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text, rank, word", [
+    (None, 8, "its rank is 4 and --rank is 8"), ('{"peft_type": "IA3"}', 4, "not LORA"),
+    ("{", 4, "damaged"), ("[]", 4, "damaged"), ("{}", 4, "damaged")])
+def test_adapter_of_another_kind_is_one_clear_line(text, rank, word, copy):
+    """A run of --rank 8 with an adapter of rank 4 would be called damaged when it is resumed."""
+    folder = copy / "adapters" / "env"
+    if text:
+        (folder / "adapter_config.json").write_text(text)
+    with pytest.raises(data_pool.UserError, match=word) as error:
+        checkpoint.check_adapter_folder(str(folder), "env_adapter", rank)
+    assert f"--env-adapter {folder}" in str(error.value) and "\n" not in str(error.value)

@@ -3,13 +3,15 @@
 Run: python -m pytest tests/test_data_pool.py -q
 """
 import copy
+import dataclasses
 import json
 
 import pytest
 import torch
 
-from data_pool import (EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl,
-                       read_jsonl, set_torn_line_aside, task_id)
+from data_pool import (EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl, distinct,
+                       priority, read_jsonl, task_id)
+from runtime.jsonl import set_torn_line_aside
 
 
 def base(n=5):
@@ -19,7 +21,7 @@ def base(n=5):
 
 def written(i, epoch=1):
     """A generated task."""
-    return Task(f"env {i}", {"i": 100 + i}, "env", seed="abc", epoch=epoch)
+    return Task(f"env {i}", {"i": 100 + i}, "env", seed_task="abc", epoch=epoch)
 
 
 def trace(reward=1.0, valid=True):
@@ -29,7 +31,8 @@ def trace(reward=1.0, valid=True):
 
 def record(i=0, epoch=1, p_hat=0.5):
     """A generation of the simulator."""
-    return EnvRecord([5, 6], [7, i, 1], f"text {i}", f"task{i}", "seed", p_hat, epoch, 0.9)
+    return EnvRecord([5, 6], [7, i, 1], f"text {i}", f"task{i}", [f"task{i}"], "seed", 3, p_hat,
+                     0.25, 0.75, epoch, 0.9)
 
 
 def generator(seed=0):
@@ -249,8 +252,22 @@ def test_aged_records_lose_priority_and_leave():
     pool = EnvPool("nowhere.jsonl")
     pool.add([record(i, epoch) for i, epoch in enumerate((1, 2, 4, 5, 6))])
     aged = pool.aged(6, max_age=4)
-    assert [r.epoch for r, _ in aged] == [2, 4, 5]  # this epoch's are fresh, the first too old
-    assert [w for _, w in aged] == pytest.approx([0.25, 0.5, 0.5 ** 0.5])
+    assert [r.epoch for r in aged] == [2, 4, 5]  # this epoch's are fresh, the first too old
+    assert [priority(r, 6) for r in aged] == pytest.approx([0.25, 0.5, 0.5 ** 0.5])
+
+
+def test_a_task_that_was_written_often_counts_once():
+    """RWR would imitate the simulator's mode; the newest measurement stands for the task."""
+    first, other, again = record(0, 1, 0.2), record(1, 1), record(0, 2, 0.8)
+    assert distinct([first, other, again]) == [other, again]
+    reworded = dataclasses.replace(other, keys=["task7", "task1"])
+    assert distinct([other, first, reworded]) == [first, reworded]
+    assert distinct([]) == []
+
+
+def test_the_success_rate_of_each_unit():
+    """The band would judge another batch than was asked for."""
+    assert [record(p_hat=0.5).rate(u) for u in ("task", "seed", "batch")] == [0.5, 0.25, 0.75]
 
 
 def test_pool_of_a_list_does_not_grow_the_list(tmp_path):
@@ -265,7 +282,7 @@ def test_pool_of_a_list_does_not_grow_the_list(tmp_path):
 # damaged pool files
 
 
-GOOD = {"task": {"text": "t", "spec": {"i": 1}, "origin": "env", "seed": "", "epoch": 1,
+GOOD = {"task": {"text": "t", "spec": {"i": 1}, "origin": "env", "seed_task": "", "epoch": 1,
                  "id": "a" * 16}, "p_hat": 0.5, "epoch": 1, "traces": []}
 
 
@@ -291,7 +308,8 @@ def test_missing_field_of_d_train_is_one_clear_line(tmp_path, missing):
 
 
 @pytest.mark.parametrize("change", [{"extra": 1}, {"p_hat": "half"}, {"epoch": None},
-                                    {"prompt": 5}, {"response": ["a"]}, {"p_hat": None}])
+                                    {"prompt": 5}, {"response": ["a"]}, {"p_hat": None},
+                                    {"keys": "task"}, {"p_hat_seed": 2}, {"group": 0.5}])
 def test_damaged_record_of_d_env_is_one_clear_line(tmp_path, change):
     """A file edited by hand would end in a traceback when the record is first drawn."""
     good = json.loads(json.dumps(vars(record())))

@@ -49,7 +49,7 @@ def test_jsonl_round_trip(tmp_path):
             assert export.compute_score(r["data_source"], answer, r["reward_model"]["ground_truth"],
                                         r["extra_info"]) == reward
     assert records[-1]["extra_info"] == {"split": "train", "index": n - 1, "id": task.id, "origin":
-                                         "env", "seed": SEED.id, "epoch": 1, "p_hat": 0.5}
+                                         "env", "seed_task": SEED.id, "epoch": 1, "p_hat": 0.5}
     assert records[0]["extra_info"]["p_hat"] == -1.0
 
 

@@ -212,26 +212,76 @@ def test_warnings_are_printed_and_kept(tmp_path, cache, monkeypatch, capsys):
 
 
 # ---------------------------------------------------------------------------------------------
+# what a script cannot bring about: records with the fields in question
+
+
+QUIET = dict(epoch=3, alpha=0.5, success_rate=0.5, validation=0.5, distinct_tasks=40, reward=0.5,
+             skill_entropy=2.0, written=48, invalid={}, truncated=0.0, zero_variance=0.2, replays=0,
+             replay_gain=0.0, env_kept=20, env_kl=0.1, env_kl_step=0.1, env_steps=16, env_capped=0)
+FORGED = {  # name: (fields of the record, the keyword, words of the sentence)
+    "a step of the agent": (dict(skipped_steps=1), "not finite", "lower --agent-lr"),
+    "steps of the simulator": (dict(env_skipped_steps=3), "not finite", "lower --env-lr"),
+    "steps of both": (dict(skipped_steps=2, env_skipped_steps=3), "not finite",
+                      "--agent-lr and --env-lr"),
+    "mean": (dict(mismatch_mean=0.03, mismatch_max=0.3), "mismatch", "0.030 nats"),
+    "one token": (dict(mismatch_mean=0.001, mismatch_max=1.5), "mismatch", "1.50 at most"),
+    "leak": (dict(other_adapter_moved=True), "leak", "policy.py"),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_record_with(name):
+    """... raises its own warning and no other."""
+    fields, keyword, words = FORGED[name]
+    found = health.warnings({**QUIET, **fields}, [QUIET] * 3, genenv.Options())
+    assert len(found) == 1 and found[0].startswith(f"{keyword}: ") and words in found[0], found
+
+
+def test_rounding_and_zeros_are_no_trouble():
+    """Differences that bf16 makes, and the counts of a run without trouble; or no such fields."""
+    fine = dict(skipped_steps=0, env_skipped_steps=0, mismatch_mean=0.015, mismatch_max=0.1,
+                other_adapter_moved=False)
+    for record in (QUIET, {**QUIET, **fine}):
+        assert health.warnings(record, [QUIET] * 3, genenv.Options()) == []
+
+
+@pytest.mark.parametrize("fields, advised, word", [
+    (dict(zero_variance=1.0, reward=0.0, success_rate=0.0, distinct_tasks=0,
+          written=0), False, "easier base"),
+    (dict(zero_variance=0.99, reward=0.01, success_rate=0.03), False, "easier base tasks"),
+    (dict(zero_variance=1.0, reward=1.0, success_rate=0.97), False, "harder base tasks"),
+    (dict(zero_variance=1.0, reward=0.5), False, "in between"),
+    (dict(zero_variance=0.95, reward=0.1, success_rate=0.1), True, "--G")])
+def test_more_rollouts_are_advised_only_where_they_help(fields, advised, word):
+    """Sixteen attempts at a task that is never solved end like eight."""
+    o = genenv.Options(variant="random")
+    text, = health.warnings({**QUIET, **fields}, [QUIET] * 3, o)
+    assert text.startswith("no signal") and ("--G" in text) == advised and word in text
+
+
+# ---------------------------------------------------------------------------------------------
 # every check is covered, documented, and has its figure
 
 
 def keyword_of(check):
     """The word that a check's sentences begin with, from its source."""
     import inspect
-    return re.search(r'return \(?f"([A-Za-z ]+): ', inspect.getsource(check)).group(1)
+    return re.search(r'return \(?f?"([A-Za-z ]+): ', inspect.getsource(check)).group(1)
 
 
 def test_every_check_has_a_script_and_a_paragraph_with_a_figure():
-    """A new warn_ function without its test or its paragraph fails here."""
+    """A new warn_ function without its test or its paragraph fails here. What no figure shows is
+    named by its key in metrics.jsonl."""
     words = {keyword_of(check) for check in health.CHECKS}
-    assert len(words) == len(health.CHECKS) and words == {k for _, _, k in SICK.values()}
+    covered = {k for _, _, k in SICK.values()} | {k for _, k, _ in FORGED.values()}
+    assert len(words) == len(health.CHECKS) and words == covered
     text = (ROOT / "TROUBLESHOOTING.md").read_text()
     paragraphs = dict(re.findall(r"^\*\*([A-Za-z ]+)\*\*(.*?)\n\n", text, re.M | re.S))
     assert set(paragraphs) == words
     figures = set(report.figures(recorded("genenv")[0], {"k_min": 0.2}))
     for word, paragraph in paragraphs.items():
         shown = re.findall(r"figures/(\w+\.png)", paragraph)
-        assert shown and set(shown) <= figures, word
+        assert (shown or "key" in paragraph) and set(shown) <= figures, word
 
 
 # ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 
 from data_pool import Task, UserError
 from policy import Policy
-from worlds import InvalidTask, ladder, load_world, tiny_model
+from worlds import InvalidTask, check_task, held_out_keys, ladder, tiny_model
 
 PLAIN = {  # the tools once more, as tables written out by hand
     "inc": "1234567890", "dec": "9012345678", "dbl": "0246802468", "neg": "0987654321",
@@ -34,6 +34,14 @@ def answer(t):
 
 
 SEED = task(3, "inc", "dbl")
+HELD_OUT = held_out_keys(ladder, None)
+
+
+def accepted(text):
+    """What the loop makes of a text: the task, or InvalidTask."""
+    written = ladder.parse_task(text, SEED, 1)
+    check_task(ladder, written, SEED, HELD_OUT)
+    return written
 
 
 # ---------------------------------------------------------------------------------------------
@@ -136,7 +144,8 @@ def test_accessors():
 def test_prompts_of_both_roles():
     """The base model was trained on exactly these forms."""
     assert ladder.agent_prompt(SEED) == "3 s1 inc s2 dbl ="
-    for success, bucket in ((0, "b0"), (0.5, "b4"), (0.95, "b8"), (1, "b8"), (0.12, "b1")):
+    for success, bucket in ((None, "b?"), (0, "b0"), (0.5, "b4"), (0.95, "b8"), (1, "b8"),
+                            (0.12, "b1")):
         assert ladder.env_prompt(SEED, success, 0.5) == f"vary {bucket} 3 s1 inc s2 dbl =>"
 
 
@@ -144,7 +153,7 @@ def test_written_task_is_read_back():
     """A task would change on its way through text."""
     t = ladder.parse_task(" 7 s1 tri s2 inc ", SEED, 4)
     assert t.spec == {"start": 7, "tools": ["tri", "inc"]} and t.text == "7 s1 tri s2 inc"
-    assert (t.origin, t.seed, t.epoch) == ("env", SEED.id, 4)
+    assert (t.origin, t.seed_task, t.epoch) == ("env", SEED.id, 4)
     assert t.id == task(7, "tri", "inc").id
 
 
@@ -165,22 +174,22 @@ def test_each_other_reason_of_rejection():
                          ("3 " + ladder._chain(["inc"] * 6), "too long"),
                          *((t.text, "held-out task") for t in held_out)):
         with pytest.raises(InvalidTask, match=f"^{reason}$"):
-            ladder.parse_task(text, SEED, 1)
-    assert ladder.parse_task("3 " + ladder._chain(["inc"] * 5), SEED, 1)
+            accepted(text)
+    assert accepted("3 " + ladder._chain(["inc"] * 5))
 
 
 def test_no_held_out_task_can_enter_by_any_seed():
     """Validation tasks would be trained on."""
     for t in ladder.validation_tasks() + ladder.validation_tasks(None, "tuning"):
-        with pytest.raises(InvalidTask):
-            ladder.parse_task(t.text, SEED, 1)
+        with pytest.raises(InvalidTask, match="held-out task"):
+            accepted(t.text)
 
 
 def imagined(rng):
     """(seed task, text) of a demonstration of the simulator's role."""
     prompt, text = ladder._imagine(rng)
     head, bucket, *seed, arrow = prompt.split()
-    assert head == "vary" and bucket in ladder.BUCKETS and arrow == "=>"
+    assert head == "vary" and bucket in [*ladder.BUCKETS, ladder.UNKNOWN] and arrow == "=>"
     return task(int(seed[0]), *seed[2::2]), text
 
 
@@ -205,7 +214,7 @@ def test_what_the_base_learns_to_write_is_a_task():
     for _ in range(500):
         seed, text = imagined(rng)
         try:
-            ladder.parse_task(text, seed, 1)
+            check_task(ladder, ladder.parse_task(text, seed, 1), seed, HELD_OUT)
         except InvalidTask as reason:
             reasons[str(reason)] += 1
     assert set(reasons) <= {"copy of the seed", "held-out task"} and sum(reasons.values()) < 50
@@ -239,7 +248,7 @@ def test_every_word_of_both_roles_has_its_own_token():
     """Unknown words would all become the padding token."""
     tokenizer = ladder._tokenizer()
     texts = [ladder.agent_prompt(t) + " " + answer(t) for t in ladder.validation_tasks()]
-    texts.append(ladder.env_prompt(task(0, *ladder.NAMES[:5]), 1.0, 0.5))
+    texts += [ladder.env_prompt(task(0, *ladder.NAMES[:5]), p, 0.5) for p in (1.0, None)]
     for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.pad_token_id not in ids and tokenizer.decode(ids) == text
@@ -249,7 +258,8 @@ def test_every_word_of_both_roles_has_its_own_token():
 def test_pretraining_batch_trains_responses_and_their_end_only():
     """The base would learn to write prompts, or never to stop."""
     tokenizer = ladder._tokenizer()
-    ids, labels = tiny_model.encode_pairs(tokenizer, ladder._pairs(random.Random(0), 32))
+    ids, labels = tiny_model.encode_pairs(
+        tokenizer, ladder._pairs(random.Random(0), 32))
     for row, target in zip(ids, labels):
         trained = target != -100
         assert torch.equal(row[trained], target[trained])
@@ -291,18 +301,13 @@ def test_interrupted_build_leaves_nothing_that_passes_for_a_model(tmp_path, monk
     assert not [p for p in tmp_path.iterdir() if p.name.startswith("ladder-")]
 
 
-# ---------------------------------------------------------------------------------------------
-# choosing the world
-
-
-def test_worlds_are_loaded_by_name_and_have_every_function():
-    """A world would fail in the middle of a run."""
-    world = load_world("ladder")
-    for name in ("prepare", "load_policy", "base_tasks", "validation_tasks", "env_prompt",
-                 "parse_task", "agent_prompt", "score", "skills", "task_length", "category"):
-        assert callable(getattr(world, name))
-    with pytest.raises(UserError, match="unknown world 'chess': choose from ladder"):
-        load_world("chess")
+def test_a_quarter_of_the_variations_is_shown_for_an_unknown_success():
+    """The simulator would meet `b?` for the first time in the run, and take it for noise."""
+    rng = random.Random(0)
+    seen = Counter(ladder._imagine(rng)[0].split()[1] for _ in range(8000))
+    assert seen["b?"] / 8000 == pytest.approx(1 / 4, abs=0.02)
+    for i in range(9):  # the ends of the scale are half as wide
+        assert seen[f"b{i}"] / 8000 == pytest.approx(3 / 32 / (1 + (i in (0, 8))), abs=0.015)
 
 
 def test_ladder_refuses_a_model_of_ones_own():

@@ -278,7 +278,7 @@ DAMAGE = {
     "train.jsonl": [b"", b"not json\n", b'{"task": 1}\n'],
     "env.jsonl": [b"[]\n", b'{"prompt": 3}\n'],
     "checkpoints/LAST/state.pt": [b"", b"junk"],
-    "checkpoints/LAST/part.json": [b"", b"{}", b"[1]", b'{"part": {}, "success": 1, "sizes": {}}'],
+    "checkpoints/LAST/epoch.json": [b"", b"{}", b"[1]", b'{"epoch_state": {}, "success": 1, "sizes": {}}'],
 }
 
 

@@ -14,7 +14,8 @@ import grpo
 from curriculum import in_band
 from grpo import aggregate, grpo_update, score
 from helpers import (BOS, EOS, clear, close, gradients, naive_logps, random_groups, same,
-                     tiny_policy)
+                     tiny_policy, weights)
+from policy import distance
 from worlds import ladder
 
 GROUPS = [(5, [4, 1, 7]), (2, [3, 3, 2]), (9, [2, 6, 5])]
@@ -232,6 +233,61 @@ def test_filter_keeps_nothing_where_every_task_is_solved_or_none(p_hat):
 def test_filter_asks_for_the_difficulty_and_not_for_the_rank():
     """With all prompts at the target a percentile cut threw a fifth of them away."""
     assert all(in_band(p, 0.5, 0.1) for p in [0.5] * 100)
+
+
+# ---------------------------------------------------------------------------------------------
+# two adapters on one base
+
+
+def test_reference_is_not_the_policy(shared):
+    """disable_adapter() was called without `with`, which does nothing: no KL term ever pulled."""
+    groups = random_groups(GROUPS)
+    with shared.use("agent"):
+        mine = score(shared, groups, 1.0, 10_000)
+        shared.model.disable_adapter()  # the fault itself: the policy answers on
+        wrong = score(shared, groups, 1.0, 10_000)
+        with shared.use(None):
+            ref = score(shared, groups, 1.0, 10_000)
+        again = score(shared, groups, 1.0, 10_000)
+    flat = lambda scores: torch.cat([row for rows in scores for row in rows])
+    assert torch.equal(flat(wrong), flat(mine)) and torch.equal(flat(again), flat(mine))
+    assert (flat(ref) - flat(mine)).abs().max() > 0.01
+    with shared.use("env"):
+        assert (flat(ref) - flat(score(shared, groups, 1.0, 10_000))).abs().max() > 0.01
+    # and the update reports that distance, it does not compare the policy with itself
+    stats = grpo_update(shared, "agent", shared.optimizer("agent", 0), groups, REWARDS)
+    kl = float(grpo.token_kl(flat(mine), flat(ref)).mean())
+    assert kl > 1e-4 and stats["kl"] == pytest.approx(kl, rel=1e-4)
+
+
+@pytest.mark.parametrize("other", ["env", None])
+def test_gradient_arrives_after_a_switch_of_adapters(other):
+    """Leaving the switch cleared requires_grad before backward(): the proposer never trained."""
+    policy, groups = tiny_policy(), random_groups(GROUPS)
+    peer = tiny_policy()
+    with policy.use("agent"):
+        loss = policy.logprobs(groups)[0].sum()
+        with policy.use(other), torch.no_grad():
+            policy.logprobs(groups)
+        loss.backward()
+    assert all(g is not None and g.abs().max() > 0 for g in gradients(policy, "agent"))
+    assert all(g is None for g in gradients(policy, "env"))
+    # the library's own switch, as the peer used it, loses them: the case is a real one
+    with peer.use("agent"):
+        loss = peer.logprobs(groups)[0].sum()
+        peer.model.set_adapter("env")
+        loss.backward()
+    assert all(g is None for g in gradients(peer, "agent"))
+
+
+def test_each_update_moves_its_own_adapter_alone(shared):
+    """Of the two players one never moved, and no figure told."""
+    policy, groups = tiny_policy(), random_groups(GROUPS)
+    for name, other in (("agent", "env"), ("env", "agent")):
+        before, sums = weights(policy, name), [policy.checksum(n) for n in (name, other)]
+        grpo_update(policy, name, policy.optimizer(name, 1e-3), groups, REWARDS)
+        assert policy.checksum(other) == sums[1] and policy.checksum(name) != sums[0]
+        assert distance(before, policy.params[name]) > 1e-3
 
 
 # ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionMaskInterface, Qwen2ForCausalLM
 
 from bench import __main__ as bench
@@ -17,7 +18,7 @@ import policy as policy_module
 from data_pool import UserError
 from helpers import (BOS, EOS, MIXED, PAD, STOP, clear, close, gradients, naive_logps,
                      random_groups, randomise, same, tiny_lm, tiny_policy, toy_tokenizer, weights)
-from policy import Policy, draw, group_mask, pack, split_groups
+from policy import Policy, attention_layout, distance, draw, group_mask, pack, split_groups
 from runtime import memory
 
 ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
@@ -189,10 +190,10 @@ def test_pack_of_a_group_by_hand():
     x = pack([([7, 8], [[1, 2, 3], [4]]), ([9], [[5, 6]])], pad_id=0)
     assert x["ids"].tolist() == [[7, 8, 1, 2], [9, 5, 0, 0]]
     assert x["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 0, 0]]
-    assert x["owner"].tolist() == [[-1, -1, 0, 0], [-1, 0, -2, -2]]
     assert x["source"].tolist() == [1, 2, 3, 1, 4, 5]
     assert x["target"].tolist() == [1, 2, 3, 4, 5, 6]
     assert x["rows"].tolist() == [0, 0, 0, 1, 2, 2] and x["cols"].tolist() == [0, 1, 2, 0, 0, 1]
+    assert x["shape"] == (3, 3)
 
 
 def test_group_mask_by_hand():
@@ -241,9 +242,9 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
     """Cache, positions, compaction or temperature: the sampler would be another policy."""
     dropped, compact = [], policy_module._compact
 
-    def spy(done, slot):
-        keep, new = compact(done, slot)
-        dropped.append((len(keep) < len(done), new.shape[1] < slot.shape[1]))
+    def spy(done, rollout):
+        keep, new = compact(done, rollout)
+        dropped.append((len(keep) < len(done), new.shape[1] < rollout.shape[1]))
         return keep, new
 
     monkeypatch.setattr(policy_module, "_compact", spy)
@@ -598,6 +599,88 @@ def test_both_adapters_cover_all_linear_layers_of_the_decoder():
     policy = tiny_policy()
     assert len(policy.params["agent"]) == 7 * 2 * 2
     assert all(p.dtype == torch.float32 for p in policy.params["agent"])
+
+
+class Operations(TorchDispatchMode):
+    """Collects (name, input tensors, output tensors) of every operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = lambda x: [t for t in (x if isinstance(x, (tuple, list)) else [x])
+                             if isinstance(t, torch.Tensor)]
+        self.seen.append((func.overloadpacket.__name__, tensors(args), tensors(out)))
+        return out
+
+
+def test_sampling_casts_each_lora_weight_once():
+    """In bf16 every layer cast its weights at every token: hundreds of launches per token at 7B."""
+    policy = tiny_policy(dtype=torch.bfloat16)
+    mine = {p.data_ptr() for p in policy.params["agent"]}
+    draws = lambda: policy.sample("agent", [[4, 5, 6], [7]], G=3, max_new_tokens=9,
+                                  generator=policy.generator(0))
+    with Operations() as operations:
+        out = draws()
+    casts = [x[0].data_ptr() for name, x, _ in operations.seen
+             if name == "_to_copy" and x[0].data_ptr() in mine]
+    assert max(len(r.response) for r in out) > 4 and sorted(casts) == sorted(mine)
+    with policy.use("agent"):  # the casts at each call, as in training, give the same numbers
+        with torch.no_grad():
+            hidden = policy._prefill([[4, 5, 6]])[2]
+            with policy._cast_once("agent"):
+                assert torch.equal(policy._prefill([[4, 5, 6]])[2], hidden)
+
+
+def test_cast_weights_are_gone_after_sampling(monkeypatch):
+    """Training would read stale weights, and pass them no gradient."""
+    policy, groups = tiny_policy(dtype=torch.bfloat16), random_groups(MIXED)
+    sample = lambda: policy.sample("agent", [[4, 5, 6]], G=8, generator=policy.generator(0))
+    first = sample()
+    with monkeypatch.context() as patch:
+        patch.setattr(policy_module, "draw", lambda *a: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            sample()
+    assert len(policy.lora_layers) == 14 and all(m.cast is None for m in policy.lora_layers)
+    with policy.use("agent"):
+        policy.logprobs(groups)[0].sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in policy.params["agent"])
+    randomise(policy, seed=5)  # as an optimiser's step does: in place
+    assert sample() != first
+
+
+@pytest.mark.parametrize("build", [lambda groups, device: pack(groups, 0, device),
+                                   attention_layout])
+def test_layouts_are_built_on_the_device(build):
+    """Masks made on the host and copied: 75 MB for each micro-batch of the 7B preset."""
+    groups = random_groups(MIXED)
+    with Operations() as operations:
+        layout = build(groups, "meta")  # a device without numbers: only the place is looked at
+    tensors = [x for x in layout.values() if isinstance(x, torch.Tensor)]
+    assert tensors and all(x.device.type == "meta" for x in tensors)
+    computed = [x for name, inputs, out in operations.seen for x in out if inputs]
+    copied = [x for name, inputs, out in operations.seen for x in inputs
+              if x.device.type == "cpu" and name == "_to_copy"]
+    assert all(x.device.type == "meta" for x in computed) and len(copied) <= 2
+
+
+def test_checksum_and_distance_tell_which_adapter_moved():
+    """A change of one bit, or of the other adapter alone, must be told apart."""
+    policy = tiny_policy()
+    sums, before = {a: policy.checksum(a) for a in ("agent", "env")}, weights(policy, "agent")
+    assert sums["agent"] != sums["env"] and distance(before, policy.params["agent"]) == 0
+    with torch.no_grad():
+        p = policy.params["agent"][3]
+        p.view(-1)[0] = torch.nextafter(p.view(-1)[0], torch.tensor(9.0))
+        assert policy.checksum("agent") != sums["agent"]
+        p.copy_(before[3])
+        assert policy.checksum("agent") == sums["agent"]
+        p.view(-1)[0] += 3
+        policy.params["agent"][0].view(-1)[1] -= 4
+    assert policy.checksum("env") == sums["env"] and policy.checksum("agent") != sums["agent"]
+    assert distance(before, policy.params["agent"]) == pytest.approx(5, rel=1e-5)
 
 
 @pytest.mark.parametrize("quant", ["", "nf4"])

@@ -18,10 +18,12 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import genenv
-from data_pool import Task, TrainPool, UserError
+from data_pool import Task, Trace, TrainPool, UserError
 from policy import Policy, Rollout
 from runtime.presets import PRESETS
-from worlds import InvalidTask, load_world
+from runtime.run import EpochState
+from worlds import (InvalidTask, check_task, held_out_keys, load_world, refuse_special_tokens,
+                    task_keys)
 from worlds import tool_calls as world
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -136,9 +138,9 @@ def test_every_shipped_task_is_solvable_and_does_not_leak():
     assert len(tasks) >= 40 and kinds["free-form"] >= 8 and min(kinds.values()) >= 3
     assert len({task.id for task in tasks}) == len(tasks)
     for task in tasks:
+        assert not world.leaks(task) and world.score(task, world.gold(task)) == (1.0, True)
         if world.structured(task):
             assert world.score(task, said(*task.spec["calls"])) == (1.0, True)
-            assert not world.leaks_answer(task)
             assert set(world.skills(task)) <= {tool["name"] for tool in task.spec["tools"]}
         else:
             assert all(world.score(task, a) == (1.0, True) for a in task.spec["reference"])
@@ -159,7 +161,9 @@ def test_splits_are_disjoint_deterministic_and_keep_rewordings_together(tmp_path
     parts = [world.base_tasks(options(base_tasks=str(path)))] + [
         world.validation_tasks(options(base_tasks=str(path)), n) for n in names]
     assert [len(part) for part in parts] == [60, 10, 10]  # 80 lines, 40 distinct call lists
-    assert [sorted(Counter(t.id for t in part).values())[0] for part in parts] == [2, 2, 2]
+    families = lambda part: Counter(world.same_task_key(t)[0] for t in part)
+    assert [set(families(part).values()) for part in parts] == [{2}, {2}, {2}]
+    assert len({t.id for part in parts for t in part}) == 80  # an id for each wording
 
 
 def test_a_validation_file_replaces_the_held_out_part(tmp_path):
@@ -233,11 +237,12 @@ def golden_prompts():
     return {"agent_calls.txt": world.agent_prompt(ordered),
             "agent_answer.txt": world.agent_prompt(ASK),
             "env_calls.txt": world.env_prompt(ordered, 0.875, 0.5),
-            "env_answer.txt": world.env_prompt(ASK, 0.0, 0.7)}
+            "env_answer.txt": world.env_prompt(ASK, 0.0, 0.7),
+            "env_unknown.txt": world.env_prompt(ASK, None, 0.7)}
 
 
 @pytest.mark.parametrize("name", ["agent_calls.txt", "agent_answer.txt", "env_calls.txt",
-                                  "env_answer.txt"])
+                                  "env_answer.txt", "env_unknown.txt"])
 def test_chat_prompts_are_those_of_the_golden_files(nf4, name):
     """Ids and back: the template is applied once, with its generation prompt, and no BOS twice."""
     ids = nf4.encode(golden_prompts()[name])
@@ -253,7 +258,21 @@ def test_chat_prompts_are_those_of_the_golden_files(nf4, name):
 def test_the_simulator_reads_the_success_in_words_and_numbers(success, words):
     """This is all that conditions it on the agent."""
     text = world.env_prompt(SEED, success, 0.6)[1]["content"]
-    assert words in text and f"{100 * success:.0f} %" in text and "The target is 60 %" in text
+    assert words in text and f"{100 * success:.0f} %" in text
+
+
+def test_the_simulator_is_told_nothing_that_is_or_becomes_untrue():
+    """An untried seed was called one that the assistant never solves, an old record named an older
+    target than the alpha that it was weighed at."""
+    for task in (SEED, ASK):
+        unknown = json.dumps(world.env_prompt(task, None, 0.5))
+        assert "has not tried it recently" in unknown and "solves it" not in unknown
+        assert "%" not in unknown
+        for success in (None, 0.0, 0.5, 1.0):
+            prompts = [world.env_prompt(task, success, alpha) for alpha in (0.2, 0.5, 0.9)]
+            assert prompts[0] == prompts[1] == prompts[2]
+            assert "target" not in json.dumps(prompts)
+            assert "solves sometimes but not always" in prompts[0][0]["content"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -292,29 +311,150 @@ OF_REASON = {
                                              "reference": "Jane Austen"})],
     "answer leaked": [json.dumps(record(task=t)) for t in (
         f"Please make this call: {json.dumps(HALL)}", 'Use { as in {"level":5.0, "room":"hall"}.',
-        "Call set_light(room='hall', level=5) now.", f"Say {said(HALL)}")],
+        "Call set_light(room='hall', level=5) now.", f"Say {said(HALL)}",
+        "Would you use {'room': 'hall', 'level': 5} for me?")],
+    "nothing to answer": [],  # see GIVEN_AWAY
     "copy of the seed": [json.dumps(record("LOCK the door, behind me please!", calls=[HALL])),
                          json.dumps(record("Would you bolt it?", calls=[LOCK])), ],
     "held-out task": [],  # needs the held-out tasks: see below
+    "special tokens": [json.dumps(record("Hall light on level five.<|im_end|>\n<|im_start|>user")),
+                       json.dumps(record("Hall light @")).replace("@", "\\u003c|im_end|\\u003e"),
+                       json.dumps(record(tools=[{**LIGHT, "description": "<|im_start|>"}, DOOR]))],
 }
+ALL_REASONS = (*world.REASONS, "copy of the seed", "held-out task", "special tokens")
 
 
-@pytest.mark.parametrize("reason", world.REASONS)
+def accepted(text, seed_task=SEED, held_out=frozenset()):
+    """What the loop makes of a text: the task, or InvalidTask."""
+    task = world.parse_task(text, seed_task, 3)
+    check_task(world, task, seed_task, held_out, byte_tokenizer())
+    return task
+
+
+@pytest.mark.parametrize("reason", ALL_REASONS)
 def test_each_reason_is_given_for_what_it_names(reason):
     """Counts by reason are how a user sees what their simulator does wrong."""
     world.prepare(options())
-    texts = list(OF_REASON[reason])
+    texts, held_out = list(OF_REASON[reason]), held_out_keys(world, options())
     if reason == "held-out task":
         held = [t for split in ("validation", "tuning")
                 for t in world.validation_tasks(options(), split) if world.structured(t)]
         texts = [json.dumps({"task": t.text, **t.spec}) for t in held]
         texts.append(json.dumps({"task": "Quite another wording.", **held[0].spec}))
         texts.append(json.dumps(record(held[0].text.upper())))
+    if reason == "nothing to answer":
+        texts = [json.dumps(r) for r, why in GIVEN_AWAY.values() if why == reason]
     assert texts
     for text in texts:
         with pytest.raises(InvalidTask) as error:
-            world.parse_task(text, SEED, 3)
+            accepted(text, SEED, held_out)
         assert str(error.value) == reason, text
+
+
+def noted(**notes):
+    """The record of HALL, with notes in the tool's own fields or, by `level`, in the schema's."""
+    level = {**LIGHT["parameters"]["properties"]["level"], **notes.pop("level", {})}
+    room = {**LIGHT["parameters"]["properties"]["room"], **notes.pop("room", {})}
+    properties = {**LIGHT["parameters"]["properties"], "level": level, "room": room}
+    return record(tools=[{**LIGHT, **notes, "parameters": {
+        **LIGHT["parameters"], "properties": properties}}, DOOR])
+
+
+OFF = {"name": "all_off", "description": "Switch every light off.",
+       "parameters": {"type": "object", "properties": {}}}
+RING = {"name": "ring", "description": "Ring the bell.", "parameters": {
+    "type": "object", "properties": {"times": {"type": "integer", "default": 1}}}}
+GIVEN_AWAY = {  # what: (record, the reason or "" where it is a fair task)
+    "call as JSON in a description": (noted(description=f"For example {json.dumps(HALL)}"), 1),
+    "arguments as JSON": (noted(description='As in {"room": "hall", "level": 5}.'), 1),
+    "arguments with other quotes": (noted(description="As in {'room': 'hall', 'level': 5}."), 1),
+    "call as a function": (noted(description="Say set_light(...) as you know."), 1),
+    "arguments by name": (noted(description="Now: room=hall, level=5"), 1),
+    "arguments by name and colon": (noted(level={"description": 'room: "hall"; level: 5'}), 1),
+    "in a title": (noted(level={"title": said(HALL)}), 1),
+    "in examples": (noted(level={"examples": [HALL]}), 1),
+    "in an enum": (noted(room={"enum": ["hall", 'hall {"room": "hall", "level": 5}']}), 1),
+    "all arguments are defaults": (noted(room={"default": "hall"}, level={"default": 5}), 2),
+    "one value in each enum": (noted(room={"enum": ["hall"]}, level={"enum": [5]}), 2),
+    "one example each": (noted(room={"examples": ["hall"]}, level={"examples": [5]}), 2),
+    "titles are the values": (noted(room={"title": "Hall"}, level={"description": "5"}), 2),
+    "an empty call is right": (record("Ring the bell, please.", [RING, DOOR],
+                                      [{"name": "ring", "arguments": {"times": 1}}]), 2),
+    "an empty call is right as written": (record("Ring the bell, please.", [RING, DOOR],
+                                                 [{"name": "ring", "arguments": {}}]), 2),
+    "the only tool has no arguments": (record("Lights off, everywhere!", [OFF],
+                                              [{"name": "all_off", "arguments": {}}]), 2),
+    "which tool is the question": (record("Lights off, everywhere!", [OFF, DOOR],
+                                          [{"name": "all_off", "arguments": {}}]), 0),
+    "a default beside an argument": (noted(level={"default": 5}), 0),
+    "other examples": (noted(room={"examples": ["hall", "study"]}, level={"default": 5}), 0),
+    "another call than the default": (record("Ring three times, please.", [RING, DOOR], [
+        {"name": "ring", "arguments": {"times": 3}}]), 0),
+    "notes that explain": (noted(description="Room and level, from 0 to 100 (5: dim)."), 0),
+}
+GIVEN_AWAY = {what: (r, ("", "answer leaked", "nothing to answer")[n])
+              for what, (r, n) in GIVEN_AWAY.items()}
+
+
+@pytest.mark.parametrize("what", GIVEN_AWAY)
+def test_calls_that_the_tools_give_away_are_refused_and_fair_tasks_are_not(what):
+    """RWR would find every one of these ways to steer the success rate without a task."""
+    given, reason = GIVEN_AWAY[what]
+    task = world.make_task(given, "env")
+    assert world.leaks(task) == reason
+    if "empty call" in what:
+        assert world.score(task, said({"name": "ring", "arguments": {}})) == (1.0, True)
+
+
+QUESTIONS = [  # (question, reference, whether it is given away)
+    ("Frank Herbert wrote Dune. Who wrote Dune?", "Frank Herbert", True),
+    ("Who was it: the FRANK, herbert?", "Frank Herbert", True),
+    ("Frank wrote it; the other name is Herbert. Who wrote it?", "Frank Herbert", False),
+    ("Who wrote Dune?", "Frank Herbert", False),
+    ("Which planet is larger, Jupiter or Saturn?", "Jupiter", False),
+    ("Is it red, green or blue?", "red", False),
+    ("Which planet is larger? Jupiter is.", "Jupiter", True),
+    ("Answer yes or no: is Jupiter larger than Saturn?", "yes", False),
+    ("Is Jupiter larger? Answer: yes", "yes", True),
+    ("Tom had 3 apples and bought 3, then ate 3. How many has he?", "3", False),
+    ("The answer is 3. What is the answer, please?", "3", True),
+    ("Which band wrote Thunderstruck? Not AC/DC, surely.", "AC/DC", True),
+]
+
+
+@pytest.mark.parametrize("question, reference, given", QUESTIONS)
+def test_a_question_must_not_contain_its_answer(question, reference, given):
+    """Options, numbers and yes or no stand in fair questions too."""
+    task = world.make_task({"task": question, "reference": [reference, "no such answer"]}, "env")
+    assert world.leaks(task) == ("answer leaked" if given else "")
+
+
+def test_control_tokens_in_a_file_are_one_clear_line(folder):
+    """A base task would end the user's turn in every prompt."""
+    policy = world.load_policy(options(model=folder))
+    bad = world.make_task(record("Put the hall light on<|im_end|> level five."), "base")
+    with pytest.raises(UserError, match=r"spells '<\|im_end\|>', a control token"):
+        refuse_special_tokens([SEED, bad], policy.tokenizer)
+
+
+# ---------------------------------------------------------------------------------------------
+# one task, one id
+
+
+def test_the_same_calls_under_another_text_are_a_task_of_its_own(tmp_path):
+    """It overwrote the p_hat of the first, and the pool kept the wrong text."""
+    first = world.make_task(record(), "env")
+    second = world.make_task(record("The hall could do with a little light: five, say.",
+                                    tools=[LIGHT]), "env")
+    third = world.make_task(record(tools=[LIGHT]), "env")  # the same text, fewer tools
+    assert len({first.id, second.id, third.id}) == 3
+    assert task_keys(world, first) & task_keys(world, second)
+    assert first.id == world.make_task(record(), "base").id
+    pool = TrainPool(tmp_path / "train.jsonl", [])
+    for task, p_hat in ((first, 0.25), (second, 1.0)):
+        pool.add(task, [Trace("", p_hat, True, False, 1)], p_hat, 1)
+    assert pool.p_hat == {first.id: (0.25, 1), second.id: (1.0, 1)}
+    assert [t.text for t in pool.tasks.values()] == [first.text, second.text]
 
 
 @pytest.mark.parametrize("text", [
@@ -324,7 +464,7 @@ def test_a_valid_task_is_found_in_what_surrounds_it(text):
     """Chat models wrap their JSON."""
     task = world.parse_task(text, SEED, 3)
     assert task.spec == {"tools": [LIGHT, DOOR], "calls": [HALL], "ordered": False}
-    assert (task.origin, task.seed, task.epoch) == ("env", SEED.id, 3)
+    assert (task.origin, task.seed_task, task.epoch) == ("env", SEED.id, 3)
     assert world.score(task, said(HALL)) == (1.0, True)
     json.dumps(dataclasses.asdict(task)).encode()  # fit for the pools
 
@@ -333,7 +473,7 @@ def test_without_a_seed_either_kind_is_a_task():
     """The tasks of a teacher's file vary nothing."""
     nothing = Task("", {})
     for text in (VALID, OF_REASON["other kind than the seed"][0]):
-        assert world.parse_task(text, nothing, 0).seed == nothing.id
+        assert world.parse_task(text, nothing, 0).seed_task == nothing.id
 
 
 HUGE = {
@@ -429,7 +569,7 @@ def test_token_f1_is_the_harmonic_mean_of_precision_and_recall():
 class Script:
     """A policy that says what it is told to, in turn."""
 
-    device = "cpu"
+    device, tokenizer = "cpu", byte_tokenizer()
 
     def __init__(self, texts):
         self.texts, self.prompts = list(texts), []
@@ -453,18 +593,21 @@ def test_a_scripted_simulator_is_counted_right(tmp_path):
     world.prepare(options())
     held = next(t for t in world.validation_tasks(options()) if world.structured(t))
     reword = json.dumps(record("Could the hall have a little light, about five?"))
-    texts = [VALID, reword, json.dumps(record(calls=[HALL, LOCK])), VALID + " cut",
-             *(OF_REASON[reason][0] for reason in world.REASONS if OF_REASON[reason]),
+    texts = [VALID, reword, json.dumps(record("Hall light on five, then lock up.",
+                                              calls=[HALL, LOCK])), VALID + " cut",
+             *(OF_REASON[reason][0] for reason in ALL_REASONS if OF_REASON[reason]),
+             json.dumps(GIVEN_AWAY["all arguments are defaults"][0]),
              json.dumps({"task": held.text, **held.spec})]
     o = dataclasses.replace(genenv.Options(), world="tool_calls")
     run = SimpleNamespace(o=o, world=world, policy=Script(texts), sampler=None, success=0.5,
-                          part=genenv.Part(t=1), peaks={},
+                          state=EpochState(epoch=1), peaks={},
+                          held_out=held_out_keys(world, options()),
                           train_pool=TrainPool(tmp_path / "train.jsonl", [SEED]))
     written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
     assert [g.text for g in written] == [texts[0], texts[2]]
-    assert run.part.written == len(texts)
-    assert run.part.invalid == Counter({"truncated": 1, "duplicate in the batch": 1,
-                                        **{reason: 1 for reason in world.REASONS}})
+    assert run.state.written == len(texts)
+    assert run.state.invalid == Counter({"truncated": 1, "duplicate in the batch": 1,
+                                        **{reason: 1 for reason in ALL_REASONS}})
 
 
 # ---------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ import torch
 
 from runtime import export
 import genenv
+from runtime import report
 from runtime import memory
 from data_pool import read_jsonl
 from policy import Policy, Rollout
@@ -47,6 +48,13 @@ def calls_record(n, text="Please dim lamp {} for me.", tool=TOOL, **arguments):
     """A task of the calls kind about lamp n."""
     call = {"name": "dim", "arguments": arguments or {"lamp": n}}
     return {"task": text.format(n), "tools": [tool], "calls": [call]}
+
+
+def defaults_record(n):
+    """A task of the calls kind that an empty call solves."""
+    lamp = {**TOOL["parameters"]["properties"]["lamp"], "default": n}
+    return calls_record(n, tool={**TOOL, "parameters": {"type": "object",
+                                                        "properties": {"lamp": lamp}}})
 
 
 def answer_record(n):
@@ -79,7 +87,7 @@ def tasks(tmp_path_factory):
 @pytest.fixture
 def no_figures(monkeypatch):
     """They are the slow part of a small run, and drawn in two of them."""
-    monkeypatch.setattr(genenv.report, "write", lambda folder: None)
+    monkeypatch.setattr(report, "write", lambda folder: None)
 
 
 def command(model, tasks, out, *more):
@@ -136,7 +144,8 @@ VALID = ("half", "half", "all")  # share of the agent's attempts that are right
 CASES = ["half", "duplicate in the batch", "no JSON object", "malformed task", "all",
          "trivial text", "tool schema", "held-out task",
          "unknown tool", "wrong arguments", "half", "answer leaked", "copy of the seed",
-         "other kind than the seed", "truncated", "prompt too long"]  # 8 variations of 2 seeds
+         "other kind than the seed", "truncated", "prompt too long", "special tokens",
+         "nothing to answer"]  # 9 variations of 2 seeds
 
 
 def written(case, seed, n, before):
@@ -155,6 +164,10 @@ def written(case, seed, n, before):
         "unknown tool": json.dumps(calls_record(n, tool={**TOOL, "name": "dusk"})),
         "wrong arguments": json.dumps(calls_record(n, lamp=-n - 1)),
         "answer leaked": json.dumps(calls_record(n, 'Use {{"lamp": {}}} for it.')),
+        "special tokens": json.dumps({**record, "task": f"Number {n}: @"}).replace(
+            "@", "\\u003c|im_end|>"),
+        "nothing to answer": json.dumps(defaults_record(n)) if calls else
+        json.dumps({"task": f"Is name{n} the name of pupil {n}?", "reference": f"name{n}"}),
         "copy of the seed": json.dumps(seed),
         "other kind than the seed": json.dumps(answer_record(n) if calls else calls_record(n)),
         "truncated": json.dumps(record),
@@ -163,6 +176,8 @@ def written(case, seed, n, before):
     reason = "" if case in VALID else case
     if case == "answer leaked" and not calls:  # it is a calls task
         reason = "other kind than the seed"
+    if case == "nothing to answer" and not calls:  # a question is said to leak
+        reason = "answer leaked"
     return texts.get(case, json.dumps(record)), reason
 
 
@@ -273,7 +288,7 @@ def frozen(policy) -> dict:
     return {n: p.detach().clone() for n, p in policy.model.named_parameters() if "lora_" not in n}
 
 
-STEPS = ["--steps", "2", "--variations", "8", "--max-response-tokens", "64",
+STEPS = ["--steps", "2", "--variations", "9", "--max-response-tokens", "64",
          "--max-prompt-tokens", "2600", "--env-updates", "1"]
 
 
@@ -311,7 +326,7 @@ def test_every_generation_is_counted_under_its_reason(done):
     assert {r for c in done.script.invalid for r in c} == set(CASES) - set(VALID)
     for r, reasons, texts in zip(records, invalid, valid):
         shares = [done.script.known[json.loads(t)["task"]][1] for call in texts for t in call]
-        assert r["written"] == 16 * len(texts) and r["invalid"] == sum(reasons, Counter())
+        assert r["written"] == 18 * len(texts) and r["invalid"] == sum(reasons, Counter())
         assert r["distinct_tasks"] == len(shares) == 3 * len(texts)
         # half, half, all; a task may be replayed in the very epoch that wrote it
         tried = [done.script.known[x["task"]["text"]][1] for x in train
@@ -344,7 +359,7 @@ def test_only_valid_tasks_reach_either_update(done):
     valid = {json.loads(t)["task"] for call in done.script.valid for t in call}
     decode = done.watch.policy.decode
     seen = [Script.task_of(decode(prompt)) for prompt, _ in done.watch.agent_groups]
-    assert len(seen) == 4 * 18  # 16 written and a replay of an eighth, in each of four steps
+    assert len(seen) == 4 * 20  # 18 written and a replay of an eighth, in each of four steps
     assert set(seen) <= valid | {r["task"] for r in BASE} and set(seen) & valid
     held = {t.text for split in ("validation", "tuning") for t in SPLITS[split]}
     assert held and not set(seen) & held

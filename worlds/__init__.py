@@ -1,50 +1,227 @@
 """Worlds: what the loop needs to know of a domain, as a handful of functions in one module.
 
-    prepare(o)                       check the world's options and files; called first
-    load_policy(o)                   the Policy with adapters "agent" and "env"
-    base_tasks(o)                    list of Task: the seeds everything starts from
-    validation_tasks(o, split)       held-out tasks; split "validation" or "tuning"
-    env_prompt(seed, success, alpha) what the simulator is asked: text, or chat messages
-    parse_task(text, seed, epoch)    what it wrote -> Task; raises InvalidTask(reason)
-    agent_prompt(task)               what the agent is asked: text, or chat messages
-    score(task, response)            Eq. 1 -> (reward in [0, 1], valid)
-    skills(task)                     names of the tools a task uses (for the diversity figures)
-    task_length(task)                its length in the world's natural unit
-    category(task)                   a label that validation is broken down by
+Any module of this folder that has them is a world, by its name: `--world NAME`. A new one begins as
+a copy of worlds/template.py; nothing else changes, and tests/test_worlds.py holds it against this
+contract. `o` are the run's Options; a task is a data_pool.Task, whose spec is plain JSON and holds
+all that its checker needs. Text that a model wrote is only ever parsed, never executed.
 
-A new world is a new module here and a line in WORLDS; the loop does not change. Text that a model
-wrote is only ever parsed, never executed.
+What every world has:
+
+    prepare(o)             check options and files before anything is loaded; UserError says what
+                           is wrong in one line
+    load_policy(o)         the Policy with fresh adapters "agent" and "env"; UserError if the model
+                           does not fit
+    base_tasks(o)          list of Task, origin "base": the seed tasks that everything starts from
+    validation_tasks(o, split)  list of Task that are held out: split "validation" is only ever
+                           reported, "tuning" is for choosing settings; no key (see below) of the
+                           one is among those of the other or of the base
+    env_prompt(seed_task, success, alpha)  what the simulator is asked: text, or a list of chat
+                           messages. success: p_hat in [0, 1], None if unknown, which must be said
+                           as unknown. alpha: the target. Old records are imitated under the prompt
+                           that they were written for, so a prompt that names alpha goes stale
+                           when a schedule moves it
+    parse_task(text, seed_task, epoch)  what it wrote -> Task(text, spec, "env", seed_task.id,
+                           epoch); InvalidTask with one of REASONS and nothing else, for any text.
+                           NO_SEED (an empty spec) stands for no seed: a task in its own right
+    agent_prompt(task)     what the agent is asked: text, or a list of chat messages
+    score(task, response)  Eq. 1 -> (reward in [0, 1], valid); valid: well-formed and evaluable.
+                           Never raises, for any text; quick for long ones
+    skills(task)           list of names of the tools it uses (for the diversity figures)
+    task_length(task)      its length in the world's natural unit, a number
+    category(task)         a label that validation is broken down by
+    REASONS                every reason that parse_task and leaks give, for counting
+
+What it may have:
+
+    same_task_key(task)    a text, or a tuple of texts: tasks that share one are the same task, as
+                           copies, duplicates and held-out tasks go. Without it: task.id. The id
+                           differs wherever the task does, the key only where that matters
+    leaks(task)            the reason why nothing is left to answer, such as "answer leaked"; or ""
+    gold(task)             a response that earns 1
+    OPTIONS                {name: (default, help text, choices or None)}: options of its own, on
+                           the command line as --name; read one with world_option(world, o, name)
+    start(task), respond(task, state, text)  for episodes: a fresh state, and the answer to a turn
+                           of the agent's, None when the episode is over; respond may change state.
+                           score then gets the list of the agent's turns, and OPTIONS has max_turns
+                           and max_episode_tokens (in all; --max-response-tokens is for a turn)
+
+Not a world's business: whether a generated task is a copy of its seed, a held-out task, a duplicate
+in its batch, or has control tokens in it. `check_task` says so for all of them.
 """
 import dataclasses
 import importlib
+import pkgutil
+from importlib.util import find_spec
+from pathlib import Path
 
 from data_pool import Task, UserError, read_jsonl
 
-WORLDS = ("ladder", "tool_calls")
+FUNCTIONS = ("prepare", "load_policy", "base_tasks", "validation_tasks", "env_prompt", "parse_task",
+             "agent_prompt", "score", "skills", "task_length", "category")
+CHECKS = ("copy of the seed", "held-out task", "special tokens")  # what check_task counts itself
+NO_SEED = Task("", {})
 
 
 class InvalidTask(ValueError):
     """What the simulator wrote is no task; the message is the reason it is counted under."""
 
 
+# ---------------------------------------------------------------------------------------------
+# finding worlds
+
+
+def world_names() -> list[str]:
+    """Names of the worlds in this folder; the template is none that one would choose."""
+    names = (module.name for module in pkgutil.iter_modules(__path__))
+    return [n for n in sorted(names) if n[0] != "_" and n != "template" and _defines_world(n)]
+
+
+def _defines_world(name: str) -> bool:
+    # read, not imported: a world may need a package that only its users have
+    source = Path(find_spec(f"worlds.{name}").origin).read_text(encoding="utf-8")
+    return "\ndef parse_task(" in source
+
+
 def load_world(name: str):
-    """The module of a world. Raises UserError for an unknown name."""
-    if name not in WORLDS:
-        raise UserError(f"unknown world {name!r}: choose from {', '.join(WORLDS)}")
-    return importlib.import_module(f"worlds.{name}")
+    """The module of a world. Raises UserError for a name that is none, or if it is incomplete."""
+    if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
+        raise UserError(f"unknown world {name!r}: choose from {', '.join(world_names())}")
+    world = importlib.import_module(f"worlds.{name}")
+    missing = [f for f in FUNCTIONS if not callable(getattr(world, f, None))]
+    missing += [] if hasattr(world, "REASONS") else ["REASONS"]
+    if missing:
+        raise UserError(f"worlds/{name}.py is no world, it has no {', '.join(missing)}: choose "
+                        f"from {', '.join(world_names())}, or see worlds/__init__.py")
+    return world
 
 
-def read_teacher(world, path) -> list:
+def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows):
+    """G attempts at every task -> (rollouts, texts), in the order of the tasks.
+
+    A text is the response, or of an episode the list of turns and observations in turn.
+    """
+    prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
+    if not hasattr(world, "respond"):
+        rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
+                                 max_rows=max_rows)
+        return rollouts, [policy.decode(r.response) for r in rollouts]
+    states = [world.start(task) for task in tasks for _ in range(G)]
+    said = [[] for _ in states]
+
+    def respond(i, ids):
+        said[i].append(policy.decode(ids))
+        observation = world.respond(tasks[i // G], states[i], said[i][-1])
+        if observation is None:
+            return None
+        said[i].append(observation)
+        return policy.encode_observation(observation)
+
+    rollouts = policy.sample(
+        adapter, prompts, G, world_option(world, o, "max_episode_tokens"), temperature, generator,
+        max_rows=max_rows, respond=respond, max_turns=world_option(world, o, "max_turns"),
+        max_turn_tokens=o.max_response_tokens)
+    return rollouts, said
+
+
+def attempt_score(world, task, rollout, text) -> tuple[float, bool]:
+    """Eq. 1 and well-formedness of one attempt of `play`. What ran into a limit earns nothing."""
+    reward, valid = world.score(task, text if isinstance(text, str) else text[::2])
+    if rollout.truncated:  # an episode out of turns was well-formed, if its turns were
+        return 0.0, valid and rollout.truncated == "too many turns"
+    return reward, valid
+
+
+def transcript(rollout, text) -> str:
+    """An attempt as a person reads it: the response, or `> turn` and observation line by line."""
+    if isinstance(text, str):
+        return text
+    lines = [line if i % 2 else f"> {line}" for i, line in enumerate(text)]
+    return "\n".join(lines + ([f"({rollout.truncated})"] if rollout.truncated else []))
+
+
+def world_option(world, o, name: str):
+    """The value of one of the world's own OPTIONS: as given, else its default."""
+    return getattr(o, "world_options", {}).get(name, world.OPTIONS[name][0])
+
+
+# ---------------------------------------------------------------------------------------------
+# what holds for tasks of every world
+
+
+def task_keys(world, task: Task) -> frozenset:
+    """What a task is recognised by: two tasks that share a key are the same task."""
+    key = world.same_task_key(task) if hasattr(world, "same_task_key") else task.id
+    return frozenset([key] if isinstance(key, str) else key)
+
+
+def held_out_keys(world, o) -> frozenset:
+    """The keys of every held-out task: made once per run."""
+    return frozenset(key for split in ("validation", "tuning")
+                     for task in world.validation_tasks(o, split) for key in task_keys(world, task))
+
+
+def task_texts(value):
+    """Every text in a task, or in a value of its spec: what may end up in a prompt."""
+    if isinstance(value, Task):
+        value = [value.text, value.spec]
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        for part in parts:
+            yield from task_texts(part)
+
+
+def special_token_in(value, tokenizer) -> str:
+    """The first control token of the tokenizer that a task, a text or a spec spells; "" if none.
+
+    Encoded again, in a prompt, it would be a real one: the end of a turn, or a new one.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    tokens = {*getattr(tokenizer, "all_special_tokens", ()), *(str(t) for t in added if t.special)}
+    return next((t for text in task_texts(value) for t in sorted(tokens) if t in text), "")
+
+
+def check_task(world, task: Task, seed_task: Task, held_out, tokenizer=None):
+    """Raise InvalidTask unless a task that parse_task has passed may be used.
+
+    held_out: the keys of held-out tasks. tokenizer: the policy's, None if there is none. The reason
+    is one of CHECKS, or what the world's own `leaks` says.
+    """
+    keys = task_keys(world, task)
+    if seed_task.spec and keys & task_keys(world, seed_task):
+        raise InvalidTask("copy of the seed")
+    if keys & held_out:
+        raise InvalidTask("held-out task")
+    # such a text could close the user's turn and go on as the assistant
+    if special_token_in(task, tokenizer):
+        raise InvalidTask("special tokens")
+    leak = world.leaks(task) if hasattr(world, "leaks") else ""
+    if leak:
+        raise InvalidTask(leak)
+
+
+def refuse_special_tokens(tasks, tokenizer):
+    """Raise UserError if a task that came from a file spells a control token of this model."""
+    for task in tasks:
+        token = special_token_in(task, tokenizer)
+        if token:
+            raise UserError(f"the task {task.text[:60]!r} spells {token!r}, a control token of "
+                            "this model: remove or reword it")
+
+
+def read_teacher(world, path, held_out=frozenset()) -> list:
     """Tasks of a teacher's file: JSONL, the field "text" in the form the simulator would write.
 
-    Raises UserError naming the line that is no task of the world.
+    Raises UserError naming the line that is no task of the world, or one that is held out.
     """
     if not path:
         raise UserError("--variant teacher needs --teacher-tasks FILE")
     tasks = []
     for n, record in enumerate(read_jsonl(path), 1):
         try:
-            task = world.parse_task(str(record.get("text")), Task("", {}), 0)
+            task = world.parse_task(str(record.get("text")), NO_SEED, 0)
+            check_task(world, task, NO_SEED, held_out)
         except InvalidTask as reason:
             raise UserError(f"{path}, record {n}: {reason}") from None
         tasks.append(dataclasses.replace(task, origin="teacher"))

@@ -12,8 +12,8 @@ A task is a start digit and a chain of tools with step indices; the response rep
 and gives the resulting digit, `3 s1 inc s2 dbl =` -> `s1 inc 4 s2 dbl 8`. The indices make copying
 learnable in seconds. The base model, a two-layer Qwen2, is trained on imperfect demonstrations:
 tool j is shown with a wrong result at a slip rate rising from .05 (rung 0) to .95 (rung 11). It
-also learns the simulator's role: given a seed task and the recent success, write a *near*
-variation, whose direction does not depend on the success: that is left to RWR.
+also learns the simulator's role: given a seed task and the recent success, which may be unknown,
+write a *near* variation, whose direction does not depend on the success: that is left to RWR.
 
 Where it differs on purpose from a real domain: the checker is exact (it computes the chain), and
 the simulator cannot write an ambiguous task.
@@ -27,6 +27,7 @@ from pathlib import Path
 
 from data_pool import Task, UserError
 from policy import Policy
+from runtime.loading import policy_options
 from worlds import InvalidTask, tiny_model
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
@@ -45,11 +46,13 @@ BASE_SEED = 20251219  # base model and task sets are the same for every --seed o
 
 DIGITS = list("0123456789")
 BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
+UNKNOWN = "b?"                         # the seed has not been tried recently
 WORDS = [*tiny_model.SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES,
-         *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS]
+         *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS, UNKNOWN]
+REASONS = ("malformed", "too long")
 WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
 MODEL = tiny_model.MODEL
-RECIPE = 6  # part of the cache's key: raise it when slips, tools or `vary` change
+RECIPE = 7  # part of the cache's key: raise it when slips, tools or `vary` change
 PRETRAIN = dict(steps=800, batch=64, lr=4e-3)
 
 
@@ -130,12 +133,13 @@ def validation_tasks(o=None, split="validation") -> list[Task]:
 # the two roles
 
 
-def env_prompt(seed: Task, success: float, alpha: float) -> str:
-    """What the simulator reads: the recent success in eighths and the seed task.
+def env_prompt(seed_task: Task, success: float | None, alpha: float) -> str:
+    """What the simulator reads: the recent success in eighths, or that it is unknown; the seed.
 
     alpha is not in this world's context: only RWR tells the simulator what to aim at.
     """
-    return f"vary {BUCKETS[round(8 * success)]} {seed.text} =>"
+    bucket = UNKNOWN if success is None else BUCKETS[round(8 * success)]
+    return f"vary {bucket} {seed_task.text} =>"
 
 
 def agent_prompt(task: Task) -> str:
@@ -143,7 +147,7 @@ def agent_prompt(task: Task) -> str:
     return f"{task.text} ="
 
 
-def parse_task(text: str, seed: Task, epoch: int) -> Task:
+def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     """The simulator's text -> a verified task. Raises InvalidTask with the reason to count."""
     words = text.split()
     steps, tools = words[1:], words[2::2]
@@ -153,20 +157,19 @@ def parse_task(text: str, seed: Task, epoch: int) -> Task:
         raise InvalidTask("malformed")
     if len(tools) > MAX_STEPS:
         raise InvalidTask("too long")
-    task = _task(int(words[0]), tools, "env", seed.id, epoch)
-    if task.id == seed.id:
-        raise InvalidTask("copy of the seed")
-    if task.id in _held_out_ids():
-        raise InvalidTask("held-out task")
-    return task
+    return _task(int(words[0]), tools, "env", seed_task.id, epoch)
+
+
+def gold(task: Task) -> str:
+    """The response that earns the reward."""
+    tools = task.spec["tools"]
+    return _chain(tools, run_tools(task.spec["start"], tools))
 
 
 def score(task: Task, response: str) -> tuple[float, bool]:
     """Eq. 1, structured branch: 1 if the whole trajectory is right, else 0; and well-formedness."""
-    tools = task.spec["tools"]
-    truth = _chain(tools, run_tools(task.spec["start"], tools))
     valid = re.fullmatch(WELL_FORMED, response.strip()[:200]) is not None
-    return float(response.split() == truth.split()), valid  # Eq. 1: 1[a' = a]
+    return float(response.split() == gold(task).split()), valid  # Eq. 1: 1[a' = a]
 
 
 def skills(task: Task) -> list[str]:
@@ -232,7 +235,9 @@ def _imagine(rng) -> tuple[str, str]:
     while True:
         task = _task(rng.randrange(10), vary(seed.spec["tools"], rng), "demo")
         if task.id not in _held_out_ids():
-            return env_prompt(seed, rng.random(), 0.5), task.text
+            # one draw for both: is the success known (3 of 4), and if so, which one is it
+            u = 4 * rng.random()
+            return env_prompt(seed, None if u < 1 else (u - 1) / 3, 0.5), task.text
 
 
 def _tokenizer():
@@ -257,7 +262,7 @@ def base_model(cache_dir) -> Path:
 
 def load_policy(o) -> Policy:
     """The base model with two fresh adapters."""
-    return Policy.load(str(base_model(o.cache_dir)), rank=o.rank, device=o.device, seed=o.seed)
+    return Policy.load(str(base_model(o.cache_dir)), **policy_options(o))
 
 
 def write_teacher(n: int, path):

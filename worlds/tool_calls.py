@@ -27,8 +27,16 @@ calls and no other, in any order unless `ordered`. Part of the list earns nothin
 Where it differs on purpose: there is no executor for invented tools, so `valid` means that every
 call parses and satisfies the schema of a declared tool; the simulator must keep the kind of its
 seed, since a drift to free-form answers, whose references nothing checks, would be rewarded too.
-Two tasks with the same calls are the same task however they are worded (its id says so), which
-also keeps rewordings of one task on one side of the validation split.
+Two tasks with the same calls, or the same words, count as one where copies, duplicates and held-out
+tasks are looked for (same_task_key), which also keeps rewordings of one task on one side of the
+validation split; each has an id of its own. What the simulator is told leaves alpha out: an old
+record would name an older target.
+
+What a simulator may not get away with (leaks): a text or a tool's notes that state the call; calls
+that follow from the schemas alone; a question that contains its answer. In a question, numbers and
+yes or no are not looked for, as they stand there for other reasons, nor is an option that it offers
+("Jupiter or Saturn?"); but nothing may follow the word "answer". What stays open: arguments that do
+not follow from the text, and questions whose reference is wrong.
 """
 import hashlib
 import json
@@ -41,7 +49,8 @@ from pathlib import Path
 
 from data_pool import Task, UserError, task_id
 from policy import Policy
-from worlds import InvalidTask
+from runtime.loading import policy_options
+from worlds import InvalidTask, task_texts
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
@@ -52,12 +61,9 @@ MAX_CALLS, MAX_TOOLS = 8, 32
 MIN_TASK_TOKENS, MIN_RESPONSE_TOKENS = 64, 32  # below them no JSON task, no call would fit
 MIN_LETTERS = 10      # letters and digits that a task text needs to ask for anything
 
-# every reason parse_task can give; the loop adds "truncated", "duplicate in the batch" and so on
+# every reason of parse_task and leaks; the loop adds its own, such as "truncated"
 REASONS = ("no JSON object", "malformed task", "trivial text", "tool schema", "unknown tool",
-           "wrong arguments", "other kind than the seed", "answer leaked", "copy of the seed",
-           "held-out task")
-
-_held_out = {"ids": frozenset(), "texts": frozenset()}  # set by prepare: parse_task has no options
+           "wrong arguments", "other kind than the seed", "answer leaked", "nothing to answer")
 
 
 def _invalid(reason: str, detail: str) -> InvalidTask:
@@ -301,15 +307,27 @@ def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
         answers = answers if isinstance(answers, list) else [answers]
         need(answers and all(isinstance(a, str) and normal_words(a) for a in answers),
              "the reference is no text or list of texts")
-        key = {"question": normal_words(text)}
-        return Task(text, {"reference": answers}, origin, seed, epoch, task_id(key))
+        return _task(text, {"reference": answers}, origin, seed, epoch)
     ordered = record.get("ordered", False)
     need(isinstance(ordered, bool), "ordered is neither true nor false")
     tools = check_tools(record.get("tools"))
     check_calls(record["calls"], tools)
     spec = {"tools": record["tools"], "calls": record["calls"], "ordered": ordered}
-    key = {"calls": normal_calls(record["calls"], tools, ordered=False)}
-    return Task(text, spec, origin, seed, epoch, task_id(key))
+    return _task(text, spec, origin, seed, epoch)
+
+
+def _task(text, spec, *rest) -> Task:
+    # the same spec under another text is another task, with a p_hat of its own
+    return Task(text, spec, *rest, task_id({"text": text, **spec}))
+
+
+def same_task_key(task: Task) -> tuple[str, ...]:
+    """What a task is recognised by: its words, and its calls however it is worded."""
+    words = task_id({"question": normal_words(task.text)})
+    if not structured(task):
+        return (words,)
+    tools = {tool["name"]: tool for tool in task.spec["tools"]}
+    return task_id({"calls": normal_calls(task.spec["calls"], tools, ordered=False)}), words
 
 
 def structured(task: Task) -> bool:
@@ -317,37 +335,118 @@ def structured(task: Task) -> bool:
     return "calls" in task.spec
 
 
-def leaks_answer(task: Task) -> bool:
-    """Whether the text of a task gives its calls away: as JSON, as f(...), or in tags."""
-    if "<tool_call>" in task.text or any(c["name"] + "(" in task.text for c in task.spec["calls"]):
+# ---------------------------------------------------------------------------------------------
+# what a simulator may not get away with
+
+
+def leaks(task: Task) -> str:
+    """Why there is nothing left to answer: one of REASONS, or "" if there is."""
+    if not structured(task):
+        return "answer leaked" if any(
+            contains_answer(task.text, r) for r in task.spec["reference"]) else ""
+    calls, tools = task.spec["calls"], {tool["name"]: tool for tool in task.spec["tools"]}
+    answers = {canonical(part) for call in calls for part in (call, call["arguments"]) if part}
+    # names and types are no notes, but they are no sentences either
+    notes = list(task_texts(task.spec["tools"]))
+    if any(states_call(text, calls, answers) for text in [task.text, *notes]) \
+            or any(spells_arguments(text, call["arguments"]) for text in notes for call in calls) \
+            or not answers.isdisjoint(map(canonical, _objects(task.spec["tools"]))):
+        return "answer leaked"
+    if all(given_by_schema(call, tools[call["name"]]) for call in calls):
+        # where there is no argument at all, which tool to call may still be a question
+        stated = any(json.loads(text)[1] for text in normal_calls(calls, tools, ordered=False))
+        if stated or {call["name"] for call in calls} == set(tools):
+            return "nothing to answer"
+    return ""
+
+
+def states_call(text: str, calls, answers) -> bool:
+    """Whether a text has one of the calls in tags, as f(...), or as JSON, also with ' for "."""
+    if "<tool_call>" in text or any(call["name"] + "(" in text for call in calls):
         return True
-    answers = {canonical(part) for call in task.spec["calls"] for part in
-               (call, call["arguments"]) if part}
-    for brace in re.finditer("{", task.text):  # an object may sit inside another
-        span = find_object(task.text, brace.start())
-        value = load_object(task.text[slice(*span)]) if span else None
-        if value is not None and canonical(value) in answers:
+    for brace in re.finditer("{", text):  # an object may sit inside another
+        span = find_object(text, brace.start())
+        found = text[slice(*span)] if span else ""
+        value = load_object(found) or ("'" in found and load_object(found.replace("'", '"')))
+        if value and canonical(value) in answers:
             return True
     return False
 
 
-def parse_task(text: str, seed: Task, epoch: int) -> Task:
-    """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS.
+def spells_arguments(text: str, arguments: dict) -> bool:
+    """Whether a tool's note has every argument as `name = value` or `name: value`."""
+    def spelt(name, value):
+        value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        between = r"[\"'`]?\s*[:=]\s*[\"'`]?"
+        pattern = re.escape(name) + between + re.escape(value) + r"(?!\w)"
+        return re.search(pattern, text, re.IGNORECASE)
+    return bool(arguments) and all(spelt(name, value) for name, value in arguments.items())
 
-    A seed with an empty spec stands for none: the text is a task in its own right (a teacher's).
+
+def given_by_schema(call: dict, tool: dict) -> bool:
+    """Whether every argument of a call is what its own schema names: a default, the only value of
+    an enum, the only example, or a title or description that is the value itself."""
+    properties = tool["parameters"].get("properties", {})
+    for name, value in call["arguments"].items():
+        schema, named = properties[name], []
+        for keyword in ("enum", "examples"):
+            values = schema.get(keyword)
+            named += values if isinstance(values, list) and len(values) == 1 else []
+        named += [schema[k] for k in ("default", "title", "description") if k in schema]
+        if _plain(value) not in map(_plain, named):
+            return False
+    return True
+
+
+def _plain(value) -> str:
+    """A value as a note would say it: 5 and "5" are one."""
+    value = value if isinstance(value, str) else canonical(value)
+    return " ".join(normal_words(value)) or value
+
+
+def contains_answer(question: str, reference: str) -> bool:
+    """Whether a question contains its reference, word by word in a row.
+
+    Numbers, yes and no, and options that the question offers count only behind "answer".
     """
+    # (word, whether a comma or semicolon follows)
+    words = [(w, raw[-1] in ",;") for raw in question.split() for w in normal_words(raw)]
+    plain, reference = [w for w, _ in words], normal_words(reference)
+    n, offers = len(reference), "or" in plain
+    data = all(re.fullmatch(r"\d+|yes|no|true|false", w) for w in reference)
+    for i in range(len(words) - n + 1):
+        if plain[i:i + n] != reference:
+            continue
+        before = plain[max(0, i - 2):i]
+        told = before[-1:] == ["answer"] or before == ["answer", "is"]
+        listed = "or" in before[-1:] + plain[i + n:i + n + 1] or words[i + n - 1][1] \
+            or (i > 0 and words[i - 1][1])
+        if not (offers and listed) and (told or not data):
+            return True
+    return False
+
+
+def _objects(value):
+    """Every JSON object inside a value, itself included."""
+    if isinstance(value, dict):
+        yield value
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, (dict, list)):
+            yield from _objects(part)
+
+
+# ---------------------------------------------------------------------------------------------
+# reading tasks
+
+
+def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
+    """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
     record = first_object(text)
     if record is None:
         raise InvalidTask("no JSON object")
-    task = make_task(record, "env", seed.id, epoch)
-    if seed.spec and structured(task) != structured(seed):
+    task = make_task(record, "env", seed_task.id, epoch)
+    if seed_task.spec and structured(task) != structured(seed_task):
         raise InvalidTask("other kind than the seed")
-    if structured(task) and leaks_answer(task):
-        raise InvalidTask("answer leaked")
-    if task.id == seed.id or normal_words(task.text) == normal_words(seed.text):
-        raise InvalidTask("copy of the seed")
-    if task.id in _held_out["ids"] or " ".join(normal_words(task.text)) in _held_out["texts"]:
-        raise InvalidTask("held-out task")
     return task
 
 
@@ -380,28 +479,43 @@ def read_tasks(path: str) -> tuple:
 
 @lru_cache
 def _splits(base_file: str, validation_file: str) -> dict:
-    """{"base", "validation", "tuning": tasks}, by the order of the ids, which are hashes.
+    """{"base", "validation", "tuning": tasks}, by the order of the families, which are hashes.
 
-    Tasks with one id stay together. A validation file takes the place of the held-out eighth.
+    Tasks that share a key stay together. A validation file takes the place of the held-out eighth.
     """
     tasks = read_tasks(base_file or str(EXAMPLE_TASKS))
     given = read_tasks(validation_file) if validation_file else ()
-    taken = {task.id for task in given}
-    tasks = [task for task in tasks if task.id not in taken]
-    # ids are hashes already; hashing again keeps the split apart from any other use of their order
-    ids = sorted({t.id for t in tasks}, key=lambda i: hashlib.sha256(i.encode()).hexdigest())
-    n = max(1, len(ids) // HELD_OUT)
-    if len(ids) < 2 * n + 1:
-        raise UserError(f"{base_file or EXAMPLE_TASKS}: {len(ids)} distinct tasks are too few: "
+    taken = {key for task in given for key in same_task_key(task)}
+    tasks = [task for task in tasks if taken.isdisjoint(same_task_key(task))]
+    family = _families(tasks)
+    # keys are hashes already; hashing again keeps the split apart from other uses of their order
+    names = sorted(set(family.values()), key=lambda k: hashlib.sha256(k.encode()).hexdigest())
+    n = max(1, len(names) // HELD_OUT)
+    if len(names) < 2 * n + 1:
+        raise UserError(f"{base_file or EXAMPLE_TASKS}: {len(names)} distinct tasks are too few: "
                         "some are held out for validation and tuning; give 3 or more, better 40")
-    tuning, validation = set(ids[:n]), set() if given else set(ids[n:2 * n])
-    pick = lambda chosen: [task for task in tasks if task.id in chosen]
+    tuning, validation = set(names[:n]), set() if given else set(names[n:2 * n])
+    pick = lambda chosen: [task for task in tasks if family[task.id] in chosen]
     return {"tuning": pick(tuning), "validation": list(given) or pick(validation),
-            "base": pick(set(ids) - tuning - validation)}
+            "base": pick(set(names) - tuning - validation)}
+
+
+def _families(tasks) -> dict:
+    """{task id: name of its family}: tasks that share a key, directly or through others."""
+    parent = {}
+    def root(key):
+        while parent.setdefault(key, key) != key:
+            key = parent[key]
+        return key
+    for task in tasks:
+        first, *others = same_task_key(task)
+        for key in others:
+            parent[root(key)] = root(first)
+    return {task.id: root(same_task_key(task)[0]) for task in tasks}
 
 
 def prepare(o):
-    """Check the model option, the lengths and both task files; remember what is held out."""
+    """Check the model option, the lengths and both task files."""
     if not o.model:
         raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                         "such as Qwen/Qwen2.5-7B-Instruct")
@@ -412,10 +526,7 @@ def prepare(o):
                             f"give {least} or more, or start from a --preset")
     read_tasks.cache_clear()  # the files may have been corrected since an earlier run
     _splits.cache_clear()
-    splits = _splits(o.base_tasks, o.validation_tasks)
-    held_out = splits["validation"] + splits["tuning"]
-    _held_out["ids"] = frozenset(task.id for task in held_out)
-    _held_out["texts"] = frozenset(" ".join(normal_words(task.text)) for task in held_out)
+    _splits(o.base_tasks, o.validation_tasks)
 
 
 def base_tasks(o) -> list[Task]:
@@ -443,13 +554,12 @@ one as a JSON object between tags, on a line of its own:
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
 
 ENV_SYSTEM = """\
-You write practice tasks for an assistant. You are given one task and how often the assistant \
-succeeds at it, and you write a new one.
+You write practice tasks for an assistant. You are given one task and, if it was tried recently, \
+how often the assistant solved it, and you write a new one.
 The new task is a variation, not a copy: another situation that asks for other {answers}. Every \
 value of the answer must follow from the task text, exactly one answer may be right, and the text \
 must not state the answer itself.
-If the assistant succeeds more often than the target, make the new task harder; if less often, \
-easier.
+Aim for a task that the assistant solves sometimes but not always.
 Reply with one JSON object and nothing else, of this form:
 {form}"""
 
@@ -466,33 +576,38 @@ ENV_USER = """\
 The task:
 {seed}
 
-The assistant {words}: its recent success rate is {success:.0f} %. The target is {alpha:.0f} %.
+The assistant {words}.
 Write the variation."""
 
 
-def success_words(success: float) -> str:
-    """A success rate in [0, 1] as a person would put it."""
+def success_words(success) -> str:
+    """A success rate in [0, 1], or None if it is unknown, as a person would put it."""
+    if success is None:
+        return "has not tried it recently: how often it would succeed is not known"
     steps = ((0.0, "never solves it"), (0.2, "rarely solves it"), (0.4, "sometimes solves it"),
              (0.6, "solves it about half of the time"), (0.8, "often solves it"),
              (0.999, "nearly always solves it"))
-    return next((words for limit, words in steps if success <= limit), "always solves it")
+    words = next((words for limit, words in steps if success <= limit), "always solves it")
+    return f"{words}: its recent success rate is {100 * success:.0f} %"
 
 
 def _json(value) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def env_prompt(seed: Task, success: float, alpha: float) -> list[dict]:
-    """Chat messages for the simulator: the form of a task, the seed, its success, the target."""
-    if structured(seed):
-        record = {"task": seed.text, **seed.spec}
+def env_prompt(seed_task: Task, success, alpha: float) -> list[dict]:
+    """Chat messages for the simulator: the form of a task, the seed, its success if known.
+
+    alpha stays out: what is asked for holds at any target, so no record's prompt goes stale.
+    """
+    record = {"task": seed_task.text, **seed_task.spec}
+    if structured(seed_task):
         record = record if record["ordered"] else {k: record[k] for k in ("task", "tools", "calls")}
         system = ENV_SYSTEM.format(answers="calls", form=CALLS_FORM)
     else:
-        record = {"task": seed.text, "reference": seed.spec["reference"][0]}
+        record["reference"] = record["reference"][0]
         system = ENV_SYSTEM.format(answers="answers", form=ANSWER_FORM)
-    user = ENV_USER.format(seed=_json(record), words=success_words(success),
-                           success=100 * success, alpha=100 * alpha)
+    user = ENV_USER.format(seed=_json(record), words=success_words(success))
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
@@ -511,12 +626,12 @@ def load_policy(o) -> Policy:
     the limit.
     """
     from jinja2 import TemplateError  # what transformers renders chat templates with
-    policy = Policy.load(o.model, rank=o.rank, quant=o.quant or None, device=o.device, seed=o.seed)
+    policy = Policy.load(o.model, **policy_options(o))
     splits = _splits(o.base_tasks, o.validation_tasks)
     try:
         for task in [task for tasks in splits.values() for task in tasks]:
             longest = max(len(policy.encode(agent_prompt(task))),
-                          len(policy.encode(env_prompt(task, 0.5, 0.5))))
+                          len(policy.encode(env_prompt(task, None, 0.5))))
             if longest > o.max_prompt_tokens:
                 raise UserError(f"the task {task.text[:60]!r} makes a prompt of {longest} tokens: "
                                 f"raise --max-prompt-tokens ({o.max_prompt_tokens}) or remove it")
@@ -541,6 +656,13 @@ def token_f1(answer: str, reference: str) -> float:
     a, b = normal_words(answer), normal_words(reference)
     common = sum((Counter(a) & Counter(b)).values())
     return 2 * common / (len(a) + len(b)) if common else 0.0
+
+
+def gold(task: Task) -> str:
+    """A response that earns 1."""
+    if not structured(task):
+        return task.spec["reference"][0]
+    return "\n".join(f"<tool_call>{_json(call)}</tool_call>" for call in task.spec["calls"])
 
 
 def score(task: Task, response: str) -> tuple[float, bool]:

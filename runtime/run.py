@@ -1,0 +1,154 @@
+"""A run: what it consists of, how it begins, how an epoch and the whole of it end.
+
+What of the paper this is: nothing; it is the frame around Algorithm 1, which is in genenv.py.
+
+How it is run: genenv.train calls `prepare_run`, then `end_epoch` after every epoch, then `finish`.
+
+Where it differs on purpose: all that a run is lies in one dataclass that is handed to every step,
+so that each step says what it reads; nothing is global.
+"""
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from tqdm import tqdm
+
+import curriculum
+from data_pool import EnvPool, TrainPool, UserError, append_jsonl
+from policy import Policy
+from runtime import checkpoint, measure, memory, options, report
+from worlds import held_out_keys, load_world, read_teacher, refuse_special_tokens
+
+SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
+
+
+@dataclass
+class EpochState:
+    """What of an epoch has been done so far: what a checkpoint in mid-epoch must hold."""
+    epoch: int = 0               # t of Algorithm 1; 0 is the state before training
+    step: int = 0                # agent updates made in it
+    seconds: float = 0.0         # of training; validation not counted
+    written: int = 0             # generations of the simulator, valid or not
+    invalid: Counter = field(default_factory=Counter)  # {reason: how many of them were no task}
+    attempts: list = field(default_factory=list)       # (Task, p_hat, [Trace])
+    replays: list = field(default_factory=list)        # (p_hat before, epochs ago, p_hat now)
+    agent: list = field(default_factory=list)          # statistics of each grpo_update
+    fresh: list = field(default_factory=list)          # EnvRecords of this epoch
+    kl_sample: list = field(default_factory=list)      # [prompt, response] of all generations
+    refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
+    rollout_tokens: int = 0
+    rollout_seconds: float = 0.0
+
+
+@dataclass
+class Run:
+    """A run as it goes on: what it was told, what it works with, and how far it has come."""
+    o: object                         # genenv.Options
+    world: ModuleType                 # the domain, see worlds/__init__.py
+    policy: Policy                    # one frozen base, adapters "agent" and "env"
+    folder: Path                      # where everything is written
+    agent_optimizer: torch.optim.Optimizer
+    env_optimizer: torch.optim.Optimizer
+    rng: torch.Generator              # choices of the loop
+    sampler: torch.Generator          # tokens
+    held_out: frozenset               # keys of validation and tuning tasks: never trained on
+    train_pool: TrainPool = None      # D_train
+    env_pool: EnvPool = None          # D_env
+    state: EpochState = field(default_factory=EpochState)
+    history: list = field(default_factory=list)  # metrics records of the epochs that are over
+    success: float = 0.5              # success rate on generated tasks, last epoch
+    teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
+    peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
+    progress: bool = False            # show progress bars
+    stop: int | None = None           # number of the signal that asks the run to stop
+    lock: object = None               # holds the folder against a second program
+
+
+def prepare_run(o) -> Run:
+    """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
+    torch.set_num_threads(options.threads_of(o))
+    for name in () if o.resume else ("agent_adapter", "env_adapter"):
+        checkpoint.check_adapter_folder(getattr(o, name), name, o.rank)
+    world = load_world(o.world)
+    world.prepare(o)
+    if o.model:
+        print(memory.check(memory.model_config(o.model), o), flush=True)
+    folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
+    lock = checkpoint.lock_folder(folder) if o.resume else None
+    held_out = held_out_keys(world, o)
+    teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
+    base, policy = world.base_tasks(o), world.load_policy(o)
+    refuse_special_tokens(base + teacher + world.validation_tasks(o, "validation"), policy.tokenizer)
+    if not o.resume:
+        folder, lock = checkpoint.create_folder(folder, o)
+    run = Run(
+        o=o, world=world, policy=policy, folder=folder, held_out=held_out,
+        progress=sys.stderr.isatty(), teacher=teacher, lock=lock,
+        agent_optimizer=policy.optimizer("agent", o.agent_lr),
+        env_optimizer=policy.optimizer("env", o.env_lr),
+        # three streams per --seed, and none shared with another --seed (measure.py has the third)
+        rng=torch.Generator().manual_seed(3 * o.seed), sampler=policy.generator(3 * o.seed + 1))
+    if o.resume:
+        checkpoint.load(run)
+    run.train_pool = TrainPool(folder / "train.jsonl", base)
+    run.env_pool = EnvPool(folder / "env.jsonl")
+    if o.resume:
+        checkpoint.write_config(folder, o)  # --epochs or memory options may have changed
+    return run
+
+
+def context_of(run) -> curriculum.Context:
+    """What an alpha schedule may look at."""
+    o = run.o
+    signal = tuple(tuple(row) for r in run.history[-4:] for row in r["replay_signal"])
+    return curriculum.Context(run.state.epoch, o.epochs, run.success, o.alpha, o.alpha_end,
+                              run.history[-1]["alpha"], signal)
+
+
+def progress_bar(run):
+    """The steps of this epoch that are still to be done."""
+    state = run.state
+    bar = tqdm(range(state.step, run.o.steps), desc=f"epoch {state.epoch}", leave=False,
+               disable=not run.progress)
+    for step in bar:
+        yield step
+        bar.set_postfix(measure.postfix(state))
+
+
+def note_refused(run, seed_task, text, reason, per_reason=3):
+    """Keep a few refused texts of every reason for samples.jsonl."""
+    if run.state.invalid[reason] <= per_reason:
+        run.state.refused.append([seed_task.text, text[:2000], reason])
+
+
+def end_epoch(run, env_stats, alpha):
+    """Measure, print one line, put everything on disk, start the next epoch's account."""
+    record = measure.epoch_record(run, env_stats, alpha)
+    if record["distinct_tasks"]:
+        run.success = record["success_rate"]
+    run.history.append(record)
+    append_jsonl(run.folder / "metrics.jsonl", [record])
+    append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
+    print(measure.line(record), flush=True)
+    silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
+    run.state = EpochState(epoch=run.state.epoch + 1)
+    checkpoint.save(run)
+    if len(silent) == SILENT_EPOCHS and record["epoch"] < run.o.epochs:  # after the last: no use
+        finish(run)
+        raise UserError(f"the simulator wrote no valid task in {SILENT_EPOCHS} epochs running "
+                        f"({record['invalid']}): stopped; everything so far is in {run.folder}")
+
+
+def finish(run):
+    """Adapters, figures, report and the closing words."""
+    for name in run.policy.params:
+        run.policy.save_adapter(name, run.folder / "adapters" / name)
+    if run.o.model:  # the embedded world's few MB are of no interest
+        print(memory.peaks_line(run.peaks, run.policy.device))
+        (run.folder / "memory.json").write_text(json.dumps(run.peaks, indent=1))
+    report.write(run.folder)
+    print(report.closing_words(run.folder))

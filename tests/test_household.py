@@ -1,0 +1,431 @@
+"""The household: commands, planner, tasks as text, the two roles, and episodes in the loop.
+
+Run: python -m pytest tests/test_household.py -q
+"""
+import json
+import random
+import re
+import time
+from collections import Counter, deque
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import genenv
+from data_pool import Task, UserError
+from helpers import tiny_lm
+from policy import Policy
+from worlds import InvalidTask, NO_SEED, attempt_score, household as h, play, transcript
+from worlds.tiny_model import word_tokenizer
+
+HOUSE = "put clean mug in drawer . counter has mug plate . drawer closed has apple . sink ."
+TASK = h.solved(HOUSE)
+
+
+def turns(task, *commands):
+    """Observations of the commands, one after the other."""
+    state = h.start(task)
+    return [h.respond(task, state, command) for command in commands]
+
+
+def reason(text):
+    """Why a text is refused."""
+    with pytest.raises(InvalidTask) as error:
+        h.parse_task(text, NO_SEED, 0)
+    assert str(error.value) in h.REASONS
+    return str(error.value)
+
+
+@pytest.fixture(autouse=True)
+def words_mode(monkeypatch):
+    """Tests that prepare a chat model leave the others alone."""
+    monkeypatch.setitem(h._mode, "chat", False)
+
+
+# ---------------------------------------------------------------------------------------------
+# commands
+
+
+def test_an_episode_in_its_phrasing():
+    """The world would say something else than it does."""
+    assert turns(TASK, "look", "go to counter", "take mug from counter", "go to sink",
+                 "clean mug with sink", "go to drawer", "open drawer", "put mug in drawer") == [
+        "you see nothing .", "you see mug plate .", "you take mug .", "you see nothing .",
+        "you clean mug .", "drawer is closed .", "you see apple .", None]
+
+
+@pytest.mark.parametrize("before, command", [
+    ([], "take mug from counter"),                                   # not there yet
+    (["go to counter"], "go to counter"),                            # there already
+    (["go to counter"], "take apple from counter"),                  # not in it
+    (["go to drawer"], "take apple from drawer"),                    # closed
+    (["go to counter"], "open counter"),                             # not closed
+    (["go to counter"], "go to fridge"),                             # not in this household
+    (["go to counter"], "put mug in counter"),                       # not in hand
+    (["go to counter", "take mug from counter"], "take plate from counter"),  # hand is full
+    (["go to counter", "take mug from counter"], "clean mug with counter"),
+    (["go to counter", "take mug from counter"], "clean mug with sink"),      # not at the sink
+    (["go to counter", "take mug from counter", "go to sink"], "heat mug with sink"),
+    (["go to sink"], "clean mug with sink"),                         # not in hand
+    (["go to counter", "take mug from counter", "go to drawer"], "put mug in drawer"),  # closed
+])
+def test_commands_that_cannot_be_done_change_nothing(before, command):
+    """An impossible command would have an effect, and a plan that needs it would be solvable."""
+    state = h.start(TASK)
+    for earlier in before:
+        assert h.respond(TASK, state, earlier) not in (None, "nothing happens .")
+    facts = state["facts"]
+    assert h.respond(TASK, state, command) == "nothing happens ." and state["facts"] == facts
+
+
+@pytest.mark.parametrize("text", ["", "\0", "go", "go to", "go to moon", "take", "put mug", "fly",
+                                  "take unicorn from counter", "take counter from mug", "(" * 9999,
+                                  "go to counter and open drawer", "x" * 2 ** 20, "ſink", "go " * 9,
+                                  "open open drawer", "look look", "clean mug", "T", "P", "go to P",
+                                  "__import__('os')", "take mug mug from counter", "\n\n"])
+def test_what_is_no_command_is_none(text):
+    """Nonsense would crash the episode, or be taken for a command."""
+    started = time.time()
+    state = h.start(TASK)
+    assert h.read_command(text) is None
+    assert h.respond(TASK, state, text) == "nothing happens ."
+    assert state["facts"] == h.first_facts(TASK.spec)
+    assert h.respond(TASK, state, text) is None  # patience is at an end
+    assert h.score(TASK, text) == (0.0, False) and time.time() - started < 1
+
+
+def test_commands_as_chat_models_write_them():
+    """A right command in a sentence's dress would be refused."""
+    for text in ("go to counter", "Go to the counter.", "> go to counter", "`go to counter`",
+                 "I need the mug.\nGo to counter", "  GO TO COUNTER  "):
+        assert h.read_command(text) == ("go", "", "counter")
+    assert h.read_command("put mug in/on drawer") == h.read_command("put the mug on the drawer.") \
+        == ("put", "mug", "drawer")
+
+
+def test_endless_looking_ends():
+    """A loop of `look` would hold its rollout until the token limit, every time."""
+    assert turns(TASK, "look", "look") == ["you see nothing .", None]
+    # what changes something starts the count anew
+    assert None not in turns(TASK, *["go to sink", "look", "go to counter", "look"] * 50)
+    assert h.score(TASK, "\n".join(["go to sink", "go to counter"] * 10 ** 5))[0] == 0
+
+
+def test_goal_needs_place_treatment_and_every_object():
+    """Half a goal would earn the whole reward."""
+    both = h.solved("put hot egg and cup in table . table . sink has egg cup . microwave .")
+    plan = h.plan(both)
+    assert h.score(both, plan) == (1.0, True)
+    for missing in range(len(plan)):
+        assert h.score(both, plan[:missing] + plan[missing + 1:])[0] == 0.0
+    assert h.score(both, []) == (0.0, False) and h.score(both, plan[:-1]) == (0.0, True)
+    assert h.score(both, [*plan, "sing"]) == (1.0, False)
+
+
+# ---------------------------------------------------------------------------------------------
+# the planner
+
+
+def shortest(task, limit=10 ** 6):
+    """Length of a shortest solution by brute force over every command there is."""
+    spec, things = task.spec, [t for _, _, held in task.spec["house"] for t in held]
+    known, queue = {h.first_facts(spec)}, deque([(h.first_facts(spec), 0)])
+    while queue:
+        facts, n = queue.popleft()
+        if h.reached(spec, facts):
+            return n
+        for place, _, _ in spec["house"]:
+            for verb in ("go", "open", "take", "put", *h.DONE_AT):
+                for thing in things if verb not in ("go", "open") else [""]:
+                    after = h.act(facts, verb, thing, place)
+                    if after is not None and after not in known and len(known) < limit:
+                        known.add(after)
+                        queue.append((after, n + 1))
+
+
+def test_plans_are_as_short_as_brute_force_finds():
+    """task_length and solvability would be wrong where the planner prunes too much."""
+    texts = ["put clean egg in table . table has egg . sink .",
+             "put egg and cup in table . table has egg . sink has cup .",
+             "put cool egg and hot cup in sink . sink has egg . fridge closed has cup . microwave .",
+             "put mug in drawer . box closed has mug . drawer closed .",
+             "put egg and cup in table . table has egg cup . sink .",
+             "put hot egg and cool cup in fridge . fridge closed has egg cup . microwave closed ."]
+    rng = random.Random(3)
+    texts += [h.household(h.random_spec(rng, rung, 1)) for rung in h.RUNGS for _ in range(3)]
+    for text in texts:
+        task = h._task(h.read_household(text), "test")
+        assert len(h.plan(task)) == shortest(task), text
+        if h.plan(task):
+            assert turns(task, *h.plan(task))[-1] is None
+
+
+def test_planner_is_bounded(monkeypatch):
+    """A household could keep the loop busy for good."""
+    worst = h.solved("put hot egg and cool cup in box . box closed . desk has egg . drawer closed has"
+                     " cup . cabinet closed has mug plate bowl . microwave closed . fridge closed .")
+    assert h.task_length(worst) == 12
+    monkeypatch.setattr(h, "MAX_STATES", 20)
+    h._plan.cache_clear()
+    assert h.plan(worst) is None  # counted as unsolvable
+    h._plan.cache_clear()
+
+
+# ---------------------------------------------------------------------------------------------
+# what the simulator writes
+
+
+def test_text_and_spec_are_the_same_household():
+    """A task would change when it is written and read again."""
+    for task in h.base_tasks() + h.validation_tasks():
+        assert h.read_household(task.text) == task.spec and h.solved(task.text).id == task.id
+    spoken = "Put a clean mug in the drawer . Counter has a mug, plate . drawer closed has apple . sink"
+    assert h.parse_task(spoken, NO_SEED, 0).id == TASK.id
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("", "malformed"), ("put mug in drawer", "malformed"), ("{}", "malformed"),
+    (HOUSE.replace("mug", "unicorn"), "malformed"), (HOUSE.replace("sink", "moon"), "malformed"),
+    (HOUSE.replace("put", "throw"), "malformed"), (HOUSE.replace(" . sink", " sink"), "malformed"),
+    (HOUSE + " " + HOUSE, "malformed"), ("put put mug in drawer . drawer has mug .", "malformed"),
+    (HOUSE.replace("plate", "mug"), "inconsistent"),                    # the same object twice
+    (HOUSE.replace("apple", "mug"), "inconsistent"),
+    (HOUSE.replace("sink", "counter"), "inconsistent"),                 # a receptacle twice
+    (HOUSE.replace("in drawer", "in box"), "inconsistent"),             # none of the household's
+    (HOUSE.replace("clean mug", "clean egg"), "inconsistent"),
+    (HOUSE.replace("clean mug", "mug and mug"), "inconsistent"),
+    (HOUSE.replace("sink .", "sink closed ."), "inconsistent"),
+    ("put mug in box . box has drawer . drawer has box mug .", "inconsistent"),  # a circle
+    ("put mug in box . box has box mug .", "inconsistent"),             # in itself
+    (HOUSE.replace("sink", "fridge"), "unsolvable"),
+    ("put hot mug in sink . sink has mug .", "unsolvable"),
+    ("put mug in sink . sink has mug .", "nothing to do"),
+    ("put mug in sink . counter has mug " + " ".join(h.OBJECTS[1:7]) + " . sink .", "too large"),
+    ("put mug in sink . " + "counter has mug . " * 10_000, "too large"),
+    ("put mug in sink . counter has " + "egg " * 10_000 + ". sink .", "too large"),
+    ("put cool egg and hot cup in box . box closed . desk has egg . drawer closed has cup . "
+     "microwave . fridge .", "")])
+def test_reasons(text, expected):
+    """A household that is none would become a task, or be counted under another reason."""
+    if expected:
+        assert reason(text) == expected
+    else:
+        assert h.task_length(h.parse_task(text, NO_SEED, 0)) == 12 == h.MAX_PLAN
+
+
+def test_a_plan_over_the_limit_is_too_long(monkeypatch):
+    """Tasks would be longer than an episode."""
+    monkeypatch.setattr(h, "MAX_PLAN", 5)
+    assert reason(HOUSE) == "too long"
+    assert h.MAX_PLAN + 3 < h.OPTIONS["max_turns"][0]
+
+
+def test_order_is_no_difference():
+    """The simulator would pass held-out tasks off as new by telling them in another order."""
+    other = h.solved("put clean mug in drawer . sink . drawer closed has apple . counter has plate mug")
+    assert other.id != TASK.id and h.same_task_key(other) == h.same_task_key(TASK)
+    assert h.same_task_key(h.solved(HOUSE.replace("clean ", ""))) != h.same_task_key(TASK)
+
+
+def test_task_sets():
+    """Validation would miss a rung, base tasks would hold hard ones."""
+    assert len(h.base_tasks()) == 544 and {h.category(t) for t in h.base_tasks()} == {"place", "closed"}
+    for split in ("validation", "tuning"):
+        tasks = h.validation_tasks(None, split)
+        assert Counter(map(h.category, tasks)) == dict.fromkeys(h.RUNGS, h.PER_RUNG)
+        assert all(0 < h.task_length(t) <= h.MAX_PLAN for t in tasks)
+
+
+def test_contents_of_closed_receptacles_are_hidden_from_the_agent():
+    """Observations would tell nothing new."""
+    assert "apple" not in h.agent_prompt(TASK) and "plate" in h.agent_prompt(TASK)
+    assert "apple" in h.env_prompt(TASK, None, 0.5)
+
+
+def test_picture():
+    """The report would show another household than the text."""
+    text = h.picture(TASK)
+    assert text.split("\n")[0] == "put clean mug in drawer" and text.isascii()
+    assert "*drawer" in text and text.count("=") >= 8  # a lid
+    for word in ("counter", "sink", "mug", "plate", "apple"):
+        assert len(re.findall(rf"\b{word}\b", text.split("\n", 1)[1])) == 1
+    assert max(map(len, text.split("\n"))) < 120
+
+
+# ---------------------------------------------------------------------------------------------
+# the stand-in for an instruct model
+
+
+def test_demonstrations_slip_at_their_rate(monkeypatch):
+    """The base model would know everything, or nothing, of a rung."""
+    rng, hits = random.Random(0), Counter()
+    for rung in h.RUNGS:
+        for task in (t for t in h.validation_tasks() if h.category(t) == rung):
+            for _ in range(20):
+                prompt, episode = h.demonstrate(task, rng)
+                assert prompt == h.agent_prompt(task)
+                spoken = re.split(r" <eos> .*? \. (?=[a-z]+ )", episode)
+                hits[rung] += h.score(task, [t.split(" <eos>")[0] for t in spoken])[0] / 300
+    assert hits["place"] > 0.9 and hits["both"] < 0.3
+    assert hits["clean"] > hits["hot"] > hits["cool"]
+    monkeypatch.setattr(h, "KINDS", dict.fromkeys(h.KINDS, 0))
+    for task in h.validation_tasks():  # without slips the expert, who sees less, always succeeds
+        assert h.score(task, h.slip(task, rng)) == (1.0, True)
+        assert len(h.expert(task)) <= h.OPTIONS["max_turns"][0]
+
+
+def test_variations_are_near_solvable_and_not_held_out():
+    """Pretraining would show validation tasks, or teach the simulator to write no tasks."""
+    rng, rungs = random.Random(0), Counter()
+    held_out = h._held_out_keys()
+    for task in h.base_tasks()[:200]:
+        new = h.vary(task, rng)
+        assert h.parse_task(new.text, task, 1) and h.same_task_key(new) not in held_out
+        rungs[h.RUNGS.index(h.category(new)) - h.RUNGS.index(h.category(task))] += 1
+    assert rungs[0] > 60 and any(step > 1 for step in rungs)
+    assert not held_out & {h.same_task_key(t) for t in h._demo_tasks()}
+
+
+def test_every_word_is_in_the_vocabulary_and_fits_the_model():
+    """An unknown word becomes padding without a sound."""
+    rng, longest = random.Random(1), 0
+    for prompt, response in h.pairs(rng, 400):
+        words = f"{prompt} {response}".split()
+        assert set(words) <= set(h.WORDS)
+        longest = max(longest, len(words))
+        if prompt.startswith("vary"):
+            assert len(response.split()) < h.DEFAULTS["max_task_tokens"]
+    limit = max(len(h.agent_prompt(t).split()) for t in h.validation_tasks())
+    assert max(longest, limit + h.OPTIONS["max_episode_tokens"][0]) \
+        < h.MODEL["max_position_embeddings"]
+
+
+# ---------------------------------------------------------------------------------------------
+# in the loop
+
+
+def small_options(tmp_path, **given):
+    own = {name: default for name, (default, _, _) in h.OPTIONS.items()}
+    return replace(genenv.Options(), world="household", out=str(tmp_path / "run"), threads=1,
+                   cache_dir=str(tmp_path), **{**h.DEFAULTS, **dict(
+                       epochs=1, steps=2, seed_tasks=2, variations=2, G=4, val_samples=1,
+                       env_updates=2, env_batch=4, world_options=own), **given})
+
+
+@pytest.fixture
+def fake_base(monkeypatch):
+    """An untrained model instead of the base model, which takes minutes to train."""
+    def load_policy(o):
+        return Policy(tiny_lm(0, vocab=len(h.WORDS), eos=1), word_tokenizer(h.WORDS), rank=2,
+                      seed=o.seed)
+    monkeypatch.setattr(h, "load_policy", load_policy)
+    tasks = {split: h.validation_tasks(None, split)[:4] for split in ("validation", "tuning")}
+    monkeypatch.setattr(h, "validation_tasks", lambda o=None, split="validation": tasks[split])
+
+
+class Script:
+    """A policy that says what it is told: its rollouts are the plan, cut or led astray."""
+
+    def __init__(self, replies):
+        self.replies = replies
+
+    def encode(self, prompt):
+        return [1]
+
+    encode_observation, decode = encode, lambda self, ids: ids
+
+    def sample(self, adapter, prompts, G, T, temperature, generator, max_rows, respond, max_turns,
+               max_turn_tokens):
+        out = []
+        for i, reply in enumerate(self.replies):
+            observation = [""]
+            for turn in reply:
+                observation = respond(i, turn)
+            why = "" if observation is None else "too many turns"
+            out.append(SimpleNamespace(group=i // G, truncated=why, own=[True], response=[1]))
+        return out
+
+
+def test_play_scores_what_happened():
+    """Turns of one rollout would reach another's household, or the score would be another's."""
+    o = SimpleNamespace(max_response_tokens=8)
+    plan = h.plan(TASK)
+    replies = [plan, plan[:-1], ["look", "sing"], plan]
+    rollouts, texts = play(h, o, Script(replies), "agent", [TASK, TASK], 2, 1.0, None, 8)
+    scores = [attempt_score(h, TASK, r, text) for r, text in zip(rollouts, texts)]
+    assert scores == [(1.0, True), (0.0, True), (0.0, False), (1.0, True)]
+    assert [text[::2] for text in texts] == replies
+    assert transcript(rollouts[1], texts[1]).split("\n")[:2] == ["> go to counter", "you see mug plate ."]
+    assert transcript(rollouts[1], texts[1]).endswith("(too many turns)")
+
+
+def test_a_run_of_episodes_and_its_files(fake_base, tmp_path, capsys):
+    """The loop would fail on traces of turns, or train on observations."""
+    folder = genenv.train(small_options(tmp_path))
+    record = [json.loads(line) for line in open(folder / "metrics.jsonl")][-1]
+    assert record["written"] == 8 and sum(record["invalid"].values()) == 8  # an untrained simulator
+    assert set(record["invalid"]) <= {*h.REASONS, "truncated", "duplicate in the batch"}
+    samples = [json.loads(line) for line in open(folder / "samples.jsonl")]
+    assert any(trace["text"].startswith("> ") for s in samples for trace in s["traces"])
+
+
+def test_resume_inside_an_epoch_is_exact(fake_base, tmp_path, monkeypatch):
+    """Episodes that go on after a stop would be others: their state lives in the rollout alone."""
+    texts = []
+    for stop in (False, True):
+        o = small_options(tmp_path, out=str(tmp_path / f"run{stop}"))
+        if stop:
+            ask, count = genenv.checkpoint.stop_if_asked, []
+
+            def stop_once(run, started):
+                count.append(1)
+                if len(count) == 1:
+                    run.stop = 15
+                return ask(run, started)
+            monkeypatch.setattr(genenv.checkpoint, "stop_if_asked", stop_once)
+            with pytest.raises(genenv.checkpoint.Stopped):
+                genenv.train(o)
+            o = replace(o, resume=True)
+        folder = genenv.train(o)
+        adapter = (folder / "adapters" / "agent" / "adapter_model.safetensors").read_bytes()
+        texts.append(((folder / "samples.jsonl").read_text(), adapter))
+    assert texts[0] == texts[1]
+
+
+def test_only_unsolvable_households_stop_the_run_with_a_line(fake_base, tmp_path, monkeypatch):
+    """A simulator that writes nothing else would run on for good, or crash the loop."""
+    monkeypatch.setattr(Policy, "decode", lambda self, ids: "put hot mug in sink . sink has mug .")
+    with pytest.raises(UserError, match="no valid task.*unsolvable"):
+        genenv.train(small_options(tmp_path, epochs=4, steps=1))
+
+
+def test_options_and_defaults_of_the_world():
+    """`--world household` would run with the ladder's settings."""
+    o = genenv.parse_options(["--world", "household"])
+    assert all(getattr(o, name) == value for name, value in h.DEFAULTS.items())
+    assert o.world_options == {name: default for name, (default, _, _) in h.OPTIONS.items()}
+    o = genenv.parse_options(["--world", "household", "--max-turns", "5", "--steps", "1"])
+    assert o.world_options["max_turns"] == 5 and o.steps == 1
+
+
+@pytest.mark.parametrize("given", [dict(base_tasks="x"), dict(validation_tasks="x"),
+                                   dict(quant="nf4")])
+def test_prepare_refuses_in_one_line(given):
+    """A file that is never read would seem to have been."""
+    o = replace(genenv.Options(), world="household", **given)
+    with pytest.raises(UserError, match="household"):
+        h.prepare(o)
+
+
+def test_chat_prompts_and_observations():
+    """A chat model would get the words of the tiny one."""
+    h.prepare(replace(genenv.Options(), world="household", model="m"))
+    prompt = h.agent_prompt(TASK)
+    assert [m["role"] for m in prompt] == ["system", "user"]
+    assert "Your task is to: put clean mug in drawer." in prompt[1]["content"]
+    assert "apple" not in prompt[1]["content"] and "Counter has mug plate." in prompt[1]["content"]
+    assert turns(TASK, "Go to the drawer.", "open drawer") == ["Drawer is closed.", "You see apple."]
+    known, unknown = (h.env_prompt(TASK, p, 0.5)[1]["content"] for p in (0.25, None))
+    assert "25%" in known and "not yet known" in unknown and HOUSE in known

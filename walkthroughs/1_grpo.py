@@ -1,0 +1,103 @@
+"""GRPO on one prompt, every number of it.
+
+What to look at: the agent answers the prompt G = 8 times; the group's own mean is the baseline;
+one optimiser step moves probability from the answers below it to those above it. Watch the last
+column of the second table: which token goes up, which go down, and why some hardly move.
+Beside it: grpo.py, Eq. 4 and Prop. 1 of the paper.
+"""
+# %% A policy small enough to see: two positions, eleven tokens, one table of logits.
+import sys
+sys.path[:0] = [".", ".."]  # the project's root, started there or in this folder
+
+import torch
+
+from curriculum import success_rate
+from grpo import aggregate, group_advantages, grpo_loss, grpo_update, has_signal, surrogate, token_kl
+from walkthroughs.toy import TablePolicy
+
+torch.set_num_threads(1)
+WORDS = [*"0123456789", "<eos>"]
+EOS, SEVEN = 10, 7
+PROMPT, RIGHT = [3, 4], [SEVEN, EOS]  # "3 + 4 =" and its answer
+logits = torch.zeros(2, 11)
+logits[0, SEVEN], logits[0, 6], logits[0, EOS], logits[1, EOS] = 2.5, 2.0, 1.5, 4.0
+policy = TablePolicy(logits, "agent")
+
+
+def p_right():
+    """Probability of the right answer: 7, and then the end."""
+    return float(policy.probs()[0, SEVEN] * policy.probs()[1, EOS])
+
+
+print(f"before: P(right answer) = {p_right():.4f}")
+
+# %% 1. G rollouts. A response ends with <eos>; one that has not ended after two tokens is cut off.
+G, generator = 8, torch.Generator().manual_seed(11)
+draws = torch.stack([torch.multinomial(policy.probs()[t], G, replacement=True, generator=generator)
+                     for t in range(2)], dim=1).tolist()  # (G, 2)
+responses = [r[:1] if r[0] == EOS else r for r in draws]
+rewards = torch.tensor([[float(r == RIGHT) for r in responses]])  # (B, G) with B = 1; Eq. 1
+print(f"p_hat = k / n = {success_rate(rewards[0].tolist()):.3f}  (Eq. 2)")
+
+# %% 2. Advantages: the group's mean is the baseline b of Eq. 4, its deviation the unit.
+advantages = group_advantages(rewards)  # (1, G)
+plain = group_advantages(rewards, scale="none")
+print("\nresponse    r   r - b   advantage")
+for response, r, a, b in zip(responses, rewards[0], advantages[0], plain[0]):
+    print(f"{' '.join(WORDS[i] for i in response):9s} {r:4.0f} {b:+7.3f} {a:+11.3f}")
+
+# %% 3. Surrogate and KL. Before the step pi is pi_old is pi_ref: every ratio is 1, every KL is 0.
+groups = [(PROMPT, responses)]
+with policy.use("agent"):
+    logp, mask = policy.logprobs(groups)  # (N, R) with N = B * G, R = 2; a short response is padded
+old_logp = ref_logp = logp.detach()
+tokens, rows = int(mask.sum()), len(responses)
+per_token = surrogate(logp, old_logp, advantages[0], clip=0.2)
+print(f"\nresponse tokens in the mask: {tokens} of {mask.numel()} cells")
+print(f"surrogate: {abs(aggregate(per_token, mask, 'token', tokens, rows)):.4f} in value,"
+      f" KL (k3): {aggregate(token_kl(logp, ref_logp), mask, 'token', tokens, rows):.4f}")
+
+# %% 4. The value says nothing (0 if all responses were equally long); the gradient does. It is that of
+# Eq. 4 with the advantage for (r - b), and no gradient goes to tokens of which nothing was drawn.
+optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)  # the project uses AdamW: same sign
+loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[0], mask, tokens, rows, clip=0.2,
+                        kl_coef=0.001)
+loss.backward()
+before, gradient = policy.probs(), policy.logits.grad.clone()
+optimizer.step()
+print("\nfirst token   gradient    p before   p after")
+for word in (7, 6, EOS, 3):
+    print(f"{WORDS[word]:11s} {gradient[0, word]:+10.4f} {before[0, word]:11.4f} "
+          f"{policy.probs()[0, word]:9.4f}")
+print(f"after one step: P(right answer) = {p_right():.4f}")
+
+# %% 5. The same step as the project makes it: grpo_update scores, drops, steps.
+by_hand = policy.logits.detach().clone()
+policy.logits.data.copy_(policy.initial)
+stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups, rewards)
+assert torch.allclose(policy.logits, by_hand, atol=1e-9)
+print(f"\ngrpo_update: the same step, gradient norm {stats['grad_norm']:.3f}, "
+      f"trained tokens {stats['trained_tokens']}")
+
+# %% 6. Many steps on the same rollouts leave the policy that sampled them: there the clip bites, and
+# the KL to the start grows.
+print("\npasses   P(right answer)   KL to the start   clipped tokens")
+for passes in (1, 4, 16, 64):
+    policy.logits.data.copy_(policy.initial)
+    grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups, rewards,
+                inner_epochs=passes, generator=torch.Generator().manual_seed(0))
+    with policy.use("agent"):
+        new, _ = policy.logprobs(groups)
+    _, stats = grpo_loss(new, old_logp, ref_logp, advantages[0], mask, tokens, rows, clip=0.2, kl_coef=0)
+    kl = (policy.probs() * (policy.probs() / policy.initial.softmax(-1)).log()).sum() / 2
+    print(f"{passes:6d} {p_right():15.4f} {float(kl):17.4f} {stats['clip_fraction']:16.2f}")
+
+# %% 7. Why tasks should be solved half of the time: with k of 8 right, the mean squared gain r - b.
+print("\nk of 8   has signal   mean (r - b)^2 = p (1 - p), Prop. 1")
+for k in (0, 1, 4, 7, 8):
+    r = torch.tensor([[1.0] * k + [0.0] * (8 - k)])
+    print(f"{k:4d} {str(bool(has_signal(r))):>11s} {group_advantages(r, 'none').pow(2).mean():15.4f}")
+
+# %% Expected: one step lifts P(right answer) from 0.3212 to 0.3844.
+# Exercise: let every reward be 1. What do group_advantages and grpo_update give, and why does the
+# project drop such a group before its forward pass? Then try scale="none" with k = 1 of 8.

@@ -1,0 +1,38 @@
+"""A policy that is nothing but a table of logits: every probability can be computed exactly.
+
+It has the three things that grpo_update and rwr_update ask of a policy: `params`, `use` and
+`logprobs`. The table it started from is the reference, as the base model without adapters is there.
+"""
+from contextlib import contextmanager
+
+import torch
+
+
+class TablePolicy:
+    """logits (R, V): token t of a response is drawn from softmax(logits[t]), whatever was before."""
+
+    def __init__(self, logits, adapter):
+        self.initial = torch.as_tensor(logits, dtype=torch.float64)
+        self.logits = self.initial.clone().requires_grad_(True)
+        self.params, self.active = {adapter: [self.logits]}, None
+
+    @contextmanager
+    def use(self, adapter):
+        """Inside, the trained table answers; with None, the initial one."""
+        former, self.active = self.active, adapter
+        try:
+            yield self
+        finally:
+            self.active = former
+
+    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False):
+        """Groups of (prompt, responses) -> log-probs (N, R) and mask (N, R), zero-padded."""
+        table = ((self.logits if self.active else self.initial) / temperature).log_softmax(-1)
+        rows = [table[range(len(r)), list(r)] for _, responses in groups for r in responses]
+        mask = [torch.ones(len(row), dtype=torch.bool) for row in rows]
+        pad = torch.nn.utils.rnn.pad_sequence
+        return pad(rows, batch_first=True), pad(mask, batch_first=True)
+
+    def probs(self):
+        """(R, V), as they are now."""
+        return self.logits.detach().softmax(-1)

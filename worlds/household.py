@@ -1,0 +1,616 @@
+"""The embedded household: an agent that acts in small rooms, turn by turn, in the manner of ALFWorld.
+
+What of the paper this is: its embodied setting, in which traces are trajectories, and a simulator
+that writes whole environments: what stands where, what is closed, and the goal.
+
+How it is run: `python genenv.py --world household`; with `--model DIR` a chat model plays both
+roles, observations being user turns. `python -m worlds.household` builds the base model alone and
+prints how often it reaches a goal of each kind.
+
+A household is one line of text: the goal, then each receptacle with what it holds,
+`put clean mug in drawer . counter has mug . drawer closed has apple . sink .` The agent reads it
+without the contents of closed receptacles and acts by `go to`, `open`, `take ... from`, `put ... in`
+and `clean`, `heat`, `cool ... with`; our code executes the commands and says what is to be seen. A
+household is a task if a breadth-first planner solves it, so no task has a wrong answer, and the
+plan's length is the task's.
+
+Where it differs on purpose: one object of a kind and no numbers, phrases shorter than ALFWorld's,
+an episode that ends once nothing has changed for PATIENCE turns, and facts known from the start but
+for the contents of closed receptacles. The base model, a small Qwen2, has learnt from plans with
+slips, the more the harder a goal's kind: skills that are latent, as in the ladder.
+"""
+import random
+import re
+import sys
+from collections import deque
+from functools import lru_cache
+from types import SimpleNamespace
+
+from data_pool import Task, UserError
+from policy import Policy
+from runtime.loading import policy_options
+from worlds import InvalidTask, attempt_score, play
+from worlds.tiny_model import SPECIAL, encode_pairs, train_tiny_model, word_tokenizer
+
+OBJECTS = "mug cup plate bowl apple egg bread potato tomato lettuce".split()
+TREATMENTS = {  # what the goal says: (command, where it is done)
+    "clean": ("clean", "sink"), "hot": ("heat", "microwave"), "cool": ("cool", "fridge")}
+DONE_AT = {verb: (adjective, place) for adjective, (verb, place) in TREATMENTS.items()}
+APPLIANCES = [place for _, place in TREATMENTS.values()]
+CLOSABLE = "drawer cabinet box microwave fridge".split()
+RECEPTACLES = [*"counter table shelf desk drawer cabinet box".split(), *APPLIANCES]
+KINDS = {"place": .05, "closed": .25, "clean": .35, "hot": .55, "cool": .75, "two": .65}
+RUNGS = [*KINDS, "both"]  # both: two objects, one of them treated; KINDS are slip rates
+BASE_RUNGS = RUNGS[:2]
+MAX_RECEPTACLES, MAX_OBJECTS, MAX_CHARS = 8, 6, 600
+MAX_PLAN = 12             # turns of the longest plan a task may have
+MAX_STATES = 20_000       # that the planner looks at
+PATIENCE = 2              # turns in a row that change nothing, after which an episode is over
+N_BASE, PER_RUNG = 544, 15
+SEED = 20251219           # base model and task sets are the same for every --seed of a run
+REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long")
+OPTIONS = {"max_turns": (16, "turns of an episode", None),
+           "max_episode_tokens": (192, "tokens of an episode, observations included", None)}
+DEFAULTS = dict(epochs=16, steps=4, seed_tasks=8, variations=4, max_task_tokens=48,
+                max_response_tokens=8)
+RECIPE = 1                # part of the cache's key: raise it when demonstrations change
+MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)
+PRETRAIN = dict(steps=900, batch=32, lr=4e-3, seed=SEED)
+BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
+UNKNOWN = "b?"
+WORDS = [*SPECIAL, *OBJECTS, *RECEPTACLES, *"clean hot cool heat put take go open look to from in with "
+         "and has closed . > vary => you see nothing happens is".split(), *BUCKETS, UNKNOWN]
+_mode = {"chat": False}  # set by prepare: prompts have no options
+
+
+# ---------------------------------------------------------------------------------------------
+# the household: facts, and what commands do to them
+
+
+def first_facts(spec) -> frozenset:
+    """What holds at the start: ("in", object, place) and ("closed", place); the agent is nowhere."""
+    return frozenset([("closed", place) for place, closed, _ in spec["house"] if closed] +
+                     [("in", thing, place) for place, _, things in spec["house"]
+                      for thing in things])
+
+
+def act(facts, verb, thing, place):
+    """The facts after a command that does something, else None. place is one of the household's."""
+    here, held = ("at", place) in facts, ("hand", thing) in facts
+    reach = here and ("closed", place) not in facts
+    if verb == "go" and not here:
+        return frozenset(f for f in facts if f[0] != "at") | {("at", place)}
+    if verb == "open" and here and not reach:
+        return facts - {("closed", place)}
+    if verb == "take" and reach and ("in", thing, place) in facts and not hand(facts):
+        return facts - {("in", thing, place)} | {("hand", thing)}
+    if verb == "put" and reach and held:
+        return facts - {("hand", thing)} | {("in", thing, place)}
+    if verb in DONE_AT and here and held and DONE_AT[verb][1] == place:
+        return facts | {(DONE_AT[verb][0], thing)}
+    return None
+
+
+def hand(facts) -> str:
+    """The object in the agent's hand, "" for none."""
+    return next((f[1] for f in facts if f[0] == "hand"), "")
+
+
+def reached(spec, facts) -> bool:
+    """Whether every object of the goal is where it should be, as it should be."""
+    return all(("in", thing, spec["target"]) in facts and (not how or (how, thing) in facts)
+               for how, thing in spec["goal"])
+
+
+def read_command(text: str):
+    """A turn's text -> (verb, object, place), "" where it has none; None if it is no command.
+
+    The last line counts, as a chat model may think aloud before it.
+    """
+    words = [w for w in re.findall(r"[a-z]+|\S", text[-200:].strip().split("\n")[-1].lower())
+             if w not in (".", ">", "`", '"', "the", "a", "an")]
+    pattern = " ".join("T" if w in OBJECTS else "P" if w in RECEPTACLES else w for w in words)
+    names = {k: w for k, w in zip(pattern.split(), words) if k in "TP"}
+    known = re.fullmatch(r"(go) to P|(open) P|(take) T from P|(put) T (?:in|on|in / on) P|"
+                         r"(clean|heat|cool) T with P|(look)", pattern)
+    return known and (known[known.lastindex], names.get("T", ""), names.get("P", ""))
+
+
+def seen(facts, place) -> str:
+    """What is to be seen at a place."""
+    if ("closed", place) in facts:
+        return f"{place} is closed ."
+    return f"you see {' '.join(sorted(f[1] for f in facts if f[0] == 'in' and f[2] == place)) or 'nothing'} ."
+
+
+def start(task: Task) -> dict:
+    """The state of an episode: the facts, and for how many turns nothing has changed."""
+    return {"facts": first_facts(task.spec), "idle": 0}
+
+
+def respond(task: Task, state: dict, text: str):
+    """Execute a turn: state changes, the observation is returned, None when the episode is over.
+
+    It is over when the goal is reached, or after PATIENCE turns in a row that changed nothing.
+    """
+    verb, thing, place = read_command(text) or ("", "", "")
+    standing = any(place == name for name, _, _ in task.spec["house"])
+    facts = act(state["facts"], verb, thing, place) if standing else None
+    state["idle"] = 0 if facts else state["idle"] + 1
+    state["facts"] = facts = facts or state["facts"]
+    if reached(task.spec, facts) or state["idle"] == PATIENCE:
+        return None
+    at = next((f[1] for f in facts if f[0] == "at"), "")
+    if state["idle"] and verb != "look":
+        text = "nothing happens ."
+    elif verb in ("go", "open", "look"):
+        text = seen(facts, at) if at else "you see nothing ."
+    else:
+        text = f"you {verb} {thing} ."
+    return prettier(text) if _mode["chat"] else text
+
+
+def prettier(text: str) -> str:
+    """Sentences as people write them: `you see cup mug .` -> `You see cup mug.`"""
+    return " ".join(s.strip().capitalize() + "." for s in text.split(" .") if s.strip())
+
+
+# ---------------------------------------------------------------------------------------------
+# the planner
+
+
+def plan(task: Task):
+    """The commands of a shortest solution, or None if there is none. Breadth first, bounded."""
+    commands = _plan(household(task.spec))
+    return None if commands is None else list(commands)
+
+
+@lru_cache(4096)
+def _plan(text: str):
+    spec = read_household(text)
+    known, queue = {first_facts(spec): None}, deque([first_facts(spec)])
+    while queue and len(known) < MAX_STATES:
+        facts = queue.popleft()
+        if reached(spec, facts):
+            break
+        for command in useful(spec, facts):
+            after = act(facts, *command)
+            if after is not None and after not in known:
+                known[after] = (facts, command)
+                queue.append(after)
+    else:
+        return None
+    commands = []
+    while known[facts]:
+        facts, command = known[facts]
+        commands.append(say(*command))
+    return tuple(reversed(commands))
+
+
+def useful(spec, facts):
+    """Commands that a shortest plan may contain: it touches the goal's objects and their places."""
+    at, held = next((f[1] for f in facts if f[0] == "at"), ""), hand(facts)
+    lacking = [(how, t) for how, t in spec["goal"] if how and (how, t) not in facts]
+    sources = {f[1]: f[2] for f in facts if f[0] == "in"}
+    wanted = [t for how, t in spec["goal"]
+              if t != held and (sources[t] != spec["target"] or (how, t) in lacking)]
+    if held:
+        here = [TREATMENTS[how][1] for how, t in lacking if t == held] or [spec["target"]]
+    else:
+        here = [sources[t] for t in wanted]
+    stands = {place for place, _, _ in spec["house"]}
+    yield from (("go", "", place) for place in here if place in stands)
+    if at:
+        yield "open", "", at
+        yield from (("take", t, at) for t in wanted)
+        yield from ((TREATMENTS[how][0], held, at) for how, t in lacking if t == held)
+        if at == spec["target"]:
+            yield "put", held, at
+
+
+def say(verb, thing, place) -> str:
+    """A command as text."""
+    joint = {"go": "to", "take": "from", "put": "in", "open": ""}.get(verb, "with")
+    return " ".join(filter(None, (verb, thing, joint, place)))
+
+
+# ---------------------------------------------------------------------------------------------
+# households as text
+
+
+def household(spec, closed_seen=True) -> str:
+    """A spec as text: the goal, then the receptacles. closed_seen: contents of closed ones too."""
+    goal = " and ".join(" ".join(filter(None, pair)) for pair in spec["goal"])
+    parts = [f"put {goal} in {spec['target']}"]
+    for place, closed, things in spec["house"]:
+        held = f"has {' '.join(things)}" if things and (closed_seen or not closed) else ""
+        parts.append(" ".join(filter(None, (place, "closed" if closed else "", held))))
+    return " . ".join(parts) + " ."
+
+
+GOAL = r"put (?:(clean|hot|cool) )?(\w+)(?: and (?:(clean|hot|cool) )?(\w+))? (?:in|on) (\w+)"
+PLACE = r"(\w+)( closed)?(?: has ((?:\w+ )*\w+))?"
+
+
+def read_household(text: str) -> dict:
+    """Text -> spec. Raises InvalidTask unless it is a consistent household."""
+    if len(text) > MAX_CHARS:
+        raise InvalidTask("too large")
+    words = re.findall(r"[a-z]+|[^a-z\s]", text.lower())
+    goal, *places = " ".join(w for w in words if w not in ("a", "an", "the", ",")).split(" . ")
+    if places and places[-1].endswith(" ."):
+        places[-1] = places[-1][:-2]
+    goal, places = re.fullmatch(GOAL, goal), [re.fullmatch(PLACE, p) for p in places]
+    if goal is None or None in places or not places:
+        raise InvalidTask("malformed")
+    house = [[p[1], bool(p[2]), (p[3] or "").split()] for p in places]
+    pairs = [[goal[1] or "", goal[2]]] + ([[goal[3] or "", goal[4]]] if goal[4] else [])
+    spec = {"goal": pairs, "target": goal[5], "house": house}
+    _check(spec)
+    return spec
+
+
+def _check(spec):
+    names = [name for name, _, _ in spec["house"]]
+    things = [thing for _, _, held in spec["house"] for thing in held]
+    wanted = [thing for _, thing in spec["goal"]]
+    if len(names) > MAX_RECEPTACLES or len(things) > MAX_OBJECTS:
+        raise InvalidTask("too large")
+    if not all(name in RECEPTACLES for name in names) or \
+            not all(thing in OBJECTS + RECEPTACLES for thing in things):
+        raise InvalidTask("malformed")
+    # each name once; receptacles do not lie in receptacles; the goal speaks of what is there
+    apart = all(len(set(xs)) == len(xs) for xs in (names, things, wanted))
+    if not apart or set(things) & set(names) or not set(things) <= set(OBJECTS) or \
+            spec["target"] not in names or not set(wanted) <= set(things) or \
+            not all(name in CLOSABLE for name, closed, _ in spec["house"] if closed):
+        raise InvalidTask("inconsistent")
+
+
+def _task(spec, origin, seed="", epoch=0) -> Task:
+    return Task(household(spec), spec, origin, seed, epoch)
+
+
+def solved(text: str, origin="env", seed="", epoch=0) -> Task:
+    """Text -> a task that the planner has solved. Raises InvalidTask."""
+    task = _task(read_household(text), origin, seed, epoch)
+    commands = plan(task)
+    if commands is None:
+        raise InvalidTask("unsolvable")
+    if not 0 < len(commands) <= MAX_PLAN:
+        raise InvalidTask("too long" if commands else "nothing to do")
+    return task
+
+
+def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
+    """The simulator's text -> a solvable household. Raises InvalidTask with the reason to count."""
+    return solved(text, "env", seed_task.id, epoch)
+
+
+def same_task_key(task: Task) -> str:
+    """The household without the order in which it is told."""
+    spec = task.spec
+    house = sorted([place, closed, sorted(things)] for place, closed, things in spec["house"])
+    return repr([sorted(spec["goal"]), spec["target"], house])
+
+
+# ---------------------------------------------------------------------------------------------
+# task sets
+
+
+def random_spec(rng, rung, extra) -> dict:
+    """A household whose goal is of a rung, with `extra` receptacles beside the three appliances."""
+    names = APPLIANCES + rng.sample(RECEPTACLES[:-3], extra)
+    rng.shuffle(names)
+    things = rng.sample(OBJECTS, rng.randint(2, 4))
+    two = rung in ("two", "both")
+    source = [rng.choice(names) for _ in things]
+    target = rng.choice([name for name in names if name not in source[:1 + two]])
+    hows = list(TREATMENTS)
+    how = rung if rung in hows else rng.choice(hows) if rung == "both" else ""
+    goal = [[how, things[0]]] + ([["", things[1]]] if two else [])
+    shut = set()
+    if rung == "closed" or rung not in BASE_RUNGS and rng.random() < 0.25:
+        able = [name for name in {target, source[0]} if name in CLOSABLE]
+        shut = {rng.choice(sorted(able))} if able else set()
+    house = [[name, name in shut, [t for t, s in zip(things, source) if s == name]]
+             for name in names]
+    rng.shuffle(goal)
+    return {"goal": goal, "target": target, "house": house}
+
+
+def _draw(rng, rung, extra, origin, taken=frozenset()):
+    """A solvable task of exactly that rung whose key is not taken."""
+    while True:
+        task = _task(random_spec(rng, rung, rng.choice(extra)), origin)
+        if category(task) == rung and same_task_key(task) not in taken and plan(task) and \
+                len(plan(task)) <= MAX_PLAN:
+            return task
+
+
+@lru_cache
+def _held_out() -> dict:
+    """{split: tasks}: PER_RUNG of each rung in each of two disjoint splits."""
+    rng, splits, taken = random.Random(SEED), {"validation": [], "tuning": []}, set()
+    for rung in RUNGS:
+        for split in splits.values():
+            for _ in range(PER_RUNG):
+                split.append(_draw(rng, rung, (2, 3), "validation", taken))
+                taken.add(same_task_key(split[-1]))
+    return splits
+
+
+@lru_cache
+def _held_out_keys() -> frozenset:
+    return frozenset(same_task_key(task) for split in _held_out().values() for task in split)
+
+
+def base_tasks(o=None) -> list[Task]:
+    """544 households of the two easiest rungs, five receptacles each, none of them held out."""
+    rng, tasks, taken = random.Random(SEED + 1), [], set(_held_out_keys())
+    while len(tasks) < N_BASE:
+        tasks.append(_draw(rng, rng.choice(BASE_RUNGS), (2,), "base", taken))
+        taken.add(same_task_key(tasks[-1]))
+    return tasks
+
+
+def validation_tasks(o=None, split="validation") -> list[Task]:
+    """105 tasks, fifteen per rung."""
+    return _held_out()[split]
+
+
+# ---------------------------------------------------------------------------------------------
+# the two roles
+
+
+def prepare(o):
+    """This world brings its own tasks, and its own model unless --model names a chat model."""
+    if o.base_tasks or o.validation_tasks:
+        raise UserError("the household world makes its own tasks: leave out --base-tasks and "
+                        "--validation-tasks, or choose another --world")
+    if o.quant and not o.model:
+        raise UserError("--quant is for chat models; the household's own model has 2 MB")
+    _mode["chat"] = bool(o.model)
+
+
+FORM = ("One line: the goal, then every receptacle with what is in it, parts divided by ' . '. "
+        "Goals are 'put [clean|hot|cool] OBJECT in RECEPTACLE', or two objects joined by 'and'. "
+        "A receptacle is 'NAME', 'NAME closed', 'NAME has OBJECT OBJECT' or 'NAME closed has "
+        "OBJECT'. Objects: {}. Receptacles: {}; only {} can be closed. Each name at most once. "
+        "Cleaning takes a sink, heating a microwave, cooling a fridge.")
+
+
+def env_prompt(seed_task: Task, success, alpha: float):
+    """What the simulator reads: the recent success, or that it is unknown, and the seed."""
+    if not _mode["chat"]:
+        bucket = UNKNOWN if success is None else BUCKETS[round(8 * success)]
+        return f"vary {bucket} {seed_task.text} =>"
+    rate = "not yet known" if success is None else f"{success:.0%}"
+    form = FORM.format(", ".join(OBJECTS), ", ".join(RECEPTACLES), ", ".join(CLOSABLE))
+    return [{"role": "system", "content": f"You write small households for an agent. {form}"},
+            {"role": "user", "content": f"Household:\n{seed_task.text}\nThe agent's success rate "
+             f"on it is {rate}. Write a variation of this household, one line and nothing else."}]
+
+
+RULES = ("You act in a household. Each turn answer with one command and nothing else: go to "
+         "RECEPTACLE, open RECEPTACLE, take OBJECT from RECEPTACLE, put OBJECT in RECEPTACLE, "
+         "clean OBJECT with sink, heat OBJECT with microwave, cool OBJECT with fridge, look. Go to "
+         "a receptacle before you use it; open it first if it is closed.")
+
+
+def agent_prompt(task: Task):
+    """What the agent reads: all but the contents of closed receptacles."""
+    text = household(task.spec, closed_seen=False)
+    if not _mode["chat"]:
+        return f"{text} >"
+    goal, room = text.split(" . ", 1)
+    return [{"role": "system", "content": RULES}, {"role": "user", "content":
+            "You are in the middle of a room. Looking quickly around you, you see: "
+            f"{prettier(room)} Your task is to: {goal}."}]
+
+
+def score(task: Task, response) -> tuple[float, bool]:
+    """Eq. 1, structured: 1 if the goal is reached, else 0; valid: every turn is a command.
+
+    response: the agent's turns, a list of texts, or one text with a turn on each line. They are
+    executed again from the start.
+    """
+    turns = response.split("\n", 200)[:200] if isinstance(response, str) else response
+    state = start(task)
+    for turn in turns:
+        if respond(task, state, turn) is None:
+            break
+    valid = bool(turns) and all(read_command(turn) for turn in turns)
+    return float(reached(task.spec, state["facts"])), valid  # Eq. 1: 1[a' in A_goal]
+
+
+def gold(task: Task) -> str:
+    """A shortest plan, a command on each line."""
+    return "\n".join(plan(task))
+
+
+def skills(task: Task) -> list[str]:
+    """The kinds of difficulty in it: "place" if there is no other."""
+    hows = [how for how, _ in task.spec["goal"] if how]
+    places = {task.spec["target"]} | {
+        place for place, _, things in task.spec["house"]
+        for _, thing in task.spec["goal"] if thing in things}
+    closed = ["closed"] if any(c and p in places for p, c, _ in task.spec["house"]) else []
+    return [*closed, *hows, *(["two"] if len(task.spec["goal"]) == 2 else [])] or ["place"]
+
+
+def task_length(task: Task) -> int:
+    """Turns of a shortest plan."""
+    return len(plan(task))
+
+
+def category(task: Task) -> str:
+    """The rung of the goal."""
+    kinds = skills(task)
+    treated = any(kind in TREATMENTS for kind in kinds)
+    return "both" if treated and "two" in kinds else max(kinds, key=RUNGS.index)
+
+
+def picture(task: Task) -> str:
+    """The household as a small picture: a box for each receptacle, its lid if it is closed."""
+    columns = []
+    for place, closed, things in task.spec["house"]:
+        width = max(map(len, [place, *things])) + 2
+        mark = "*" if place == task.spec["target"] else " "
+        columns.append([f"{mark}{place}".ljust(width + 2),
+                        "+" + ("=" if closed else " ") * width + "+"] +
+                       [f"|{thing.center(width)}|" for thing in things] + [width])
+    height = max(len(c) for c in columns) - 1
+    rows = []
+    for c in columns:
+        width = c.pop()
+        rows.append(c + [f"|{' ' * width}|"] * (height - len(c)) + ["+" + "-" * width + "+"])
+    goal = household(task.spec).split(" . ")[0]
+    return "\n".join([goal, *("  ".join(line).rstrip() for line in zip(*rows))])
+
+
+# ---------------------------------------------------------------------------------------------
+# the stand-in for an instruct model
+
+
+def expert(task: Task) -> list[str]:
+    """The plan of one who does not see into closed receptacles: they are opened in their order."""
+    commands, looked = [], set()
+    inside = {thing: place for place, _, things in task.spec["house"] for thing in things}
+    shut = [place for place, closed, _ in task.spec["house"] if closed]
+    for command in plan(task):
+        commands.append(command)
+        if command.startswith("open"):
+            looked.add(command.split()[1])
+        verb, thing, place = read_command(command)
+        if verb == "take" and place in shut:
+            first = commands.index(f"go to {place}")
+            search = [w for other in shut[:shut.index(place)] if other not in looked
+                      for w in (f"go to {other}", f"open {other}")]
+            commands[first:first] = search
+            looked |= {w.split()[1] for w in search if w.startswith("open")}
+    return commands
+
+
+def slip(task: Task, rng) -> list[str]:
+    """The expert's commands with mistakes, each kind at its rate."""
+    err, out, commands = lambda kind: rng.random() < KINDS[kind], [], expert(task)
+    for i, command in enumerate(commands):
+        verb, thing, place = read_command(command)
+        how = DONE_AT[verb][0] if verb in DONE_AT else ""
+        if verb == "open" and err("closed"):
+            continue
+        if how and err(how):  # leaves it out, or does something else
+            if out and out[-1] == f"go to {place}":
+                out.pop()
+            if rng.random() < 0.5:
+                verb, other = rng.choice([pair for pair in TREATMENTS.values() if pair[1] != place])
+                out += [f"go to {other}", f"{verb} {thing} with {other}"]
+            continue
+        out.append(command)
+        if verb == "put" and i + 1 < len(commands) and err("two"):
+            break
+    if err("place"):
+        places = [place for place, _, _ in task.spec["house"] if place != task.spec["target"]]
+        out = [w if task.spec["target"] not in w else w.replace(task.spec["target"],
+               places[0]) for w in out]
+    return out
+
+
+def demonstrate(task: Task, rng) -> tuple[str, str]:
+    """(prompt, episode) of the agent's role, with slips; after them it looks on until it is over."""
+    state, parts, commands = start(task), [], slip(task, rng)
+    while True:
+        turn = commands.pop(0) if commands else "look"
+        observation = respond(task, state, turn)
+        if observation is None:
+            return agent_prompt(task), " ".join([*parts, turn])
+        parts += [turn, SPECIAL[1], observation]
+
+
+def vary(task: Task, rng) -> Task:
+    """A near variation: one name or place changes, and perhaps the goal by a rung or a lid."""
+    while True:
+        spec = read_household(task.text)
+        goal, house = spec["goal"], spec["house"]
+        edit = rng.choice(("rename", "rename", "move", "target"))
+        if edit == "rename":
+            old, new = rng.choice([t for _, _, things in house for t in things]), rng.choice(OBJECTS)
+            swap = lambda t: new if t == old else t
+            goal[:] = [[how, swap(t)] for how, t in goal]
+            house[:] = [[p, c, [swap(t) for t in things]] for p, c, things in house]
+        elif edit == "move":
+            source = rng.choice([things for _, _, things in house if things])
+            rng.choice(house)[2].append(source.pop())
+        else:
+            spec["target"] = rng.choice(house)[0]
+        edit = rng.choice(("none", "how", "how", "lid", "count"))
+        if edit == "how":
+            pair, hows = rng.choice(goal), ["", *TREATMENTS]
+            pair[0] = hows[min(3, max(0, hows.index(pair[0]) + rng.choice((-1, 1))))]
+        elif edit == "lid":
+            place = rng.choice(house)
+            place[1] = not place[1] and place[0] in CLOSABLE
+        elif edit == "count" and len(goal) == 2:
+            goal.pop(rng.randrange(2))
+        elif edit == "count":
+            others = [t for _, _, things in house for t in things if t != goal[0][1]]
+            goal += [["", rng.choice(others)]] if others else []
+        try:
+            new = solved(household(spec), "demo")
+        except InvalidTask:
+            continue
+        if same_task_key(new) != same_task_key(task) and same_task_key(new) not in _held_out_keys():
+            return new
+
+
+@lru_cache
+def _demo_tasks(n=3000):
+    """Households over all rungs, none of them held out: pretraining sees no validation task."""
+    rng = random.Random(SEED + 2)
+    return [_draw(rng, rng.choice(RUNGS), (2, 3), "demo", _held_out_keys()) for _ in range(n)]
+
+
+def pairs(rng, n) -> list[tuple[str, str]]:
+    """n examples for the base model, (prompt, response), half of each role."""
+    out = []
+    for i in range(n):
+        task = rng.choice(_demo_tasks())
+        if i % 2:
+            success = rng.choice((None, rng.random()))
+            out.append((env_prompt(task, success, 0.5), vary(task, rng).text))
+        else:
+            out.append(demonstrate(task, rng))
+    return out
+
+
+def base_model(cache_dir):
+    """Folder of the base model, trained if it is not cached under these settings."""
+    key = ["household", RECIPE, KINDS, N_BASE, PER_RUNG, PATIENCE, MAX_PLAN]
+    return train_tiny_model(WORDS, pairs, key, cache_dir, MODEL, **PRETRAIN)
+
+
+def load_policy(o) -> Policy:
+    """The chat model of --model, or the base model, with two fresh adapters."""
+    if o.model:
+        return Policy.load(o.model, **policy_options(o))
+    return Policy.load(str(base_model(o.cache_dir)), rank=o.rank, device=o.device, seed=o.seed)
+
+
+def main() -> int:
+    """Build the base model and print how often it reaches a goal of each kind. Returns 0."""
+    policy = Policy.load(str(base_model("runs/cache")), adapters=())
+    tasks = validation_tasks(None, "tuning")
+    o = SimpleNamespace(max_response_tokens=DEFAULTS["max_response_tokens"])
+    rollouts, texts = play(sys.modules[__name__], o, policy, None, tasks, 20, 1.0,
+                           policy.generator(0), 256)
+    for rung in RUNGS:
+        hits = [attempt_score(sys.modules[__name__], tasks[r.group], r, text)[0]
+                for r, text in zip(rollouts, texts) if category(tasks[r.group]) == rung]
+        print(f"{rung:7s} p = {sum(hits) / len(hits):.2f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""A whole world, to be copied: one tool on three digits, `dbl 3 7 1 =` -> `6 4 2` (see __init__).
+
+    cp worlds/template.py worlds/mine.py && python genenv.py --world mine
+"""
+import random
+
+from data_pool import Task, UserError
+from policy import Policy
+from runtime.loading import policy_options
+from worlds import InvalidTask
+from worlds.tiny_model import SPECIAL, train_tiny_model
+
+TOOLS = dict(inc=lambda d: d + 1, dbl=lambda d: 2 * d, neg=lambda d: -d, sqr=lambda d: d * d)
+SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # how often the base model is shown a wrong digit
+WORDS = [*SPECIAL, *"=0123456789", *TOOLS, "vary", "=>", "b?", "b0", "b1", "b2", "b3", "b4"]
+REASONS = ("malformed",)
+
+def make(tool, digits, *rest):
+    return Task(" ".join([tool, *map(str, digits)]), {"tool": tool, "digits": digits}, *rest)
+def draw(rng, tools, n, origin, held_out=()):
+    tasks = (make(rng.choice(tools), rng.choices(range(10), k=3), origin) for _ in range(9 * n))
+    return list({task.id: task for task in tasks if task.id not in held_out}.values())[:n]
+HELD_OUT = {task.id: task for task in draw(random.Random(0), list(TOOLS), 200, "validation")}
+def prepare(o):
+    if o.model or o.quant or o.base_tasks or o.validation_tasks:
+        raise UserError("this world brings its own: no --model, --quant or --*-tasks")
+def validation_tasks(o=None, split="validation"):
+    return list(HELD_OUT.values())[split == "tuning"::2]
+def base_tasks(o=None):
+    return draw(random.Random(1), ["inc", "dbl"], 300, "base", HELD_OUT)
+def env_prompt(seed_task, success, alpha):
+    return f"vary b{'?' if success is None else round(4 * success)} {seed_task.text} =>"
+def agent_prompt(task):
+    return f"{task.text} ="
+def parse_task(text, seed_task, epoch):
+    tool, *digits = text.split() or [""]
+    if tool not in TOOLS or len(digits) != 3 or not all(d in list("0123456789") for d in digits):
+        raise InvalidTask("malformed")
+    return make(tool, list(map(int, digits)), "env", seed_task.id, epoch)
+def gold(task, slip=lambda: False):
+    return " ".join(str((TOOLS[task.spec["tool"]](d) + slip()) % 10) for d in task.spec["digits"])
+def score(task, response):  # Eq. 1; valid: three digits
+    valid = len(response) < 99 and [w in list("0123456789") for w in response.split()] == [True] * 3
+    return float(valid and response.split() == gold(task).split()), valid
+def skills(task): return [task.spec["tool"]]
+def task_length(task): return len(task.spec["digits"])
+def category(task): return task.spec["tool"]
+def pairs(rng, n):  # what the base model learns from: tasks with slips, and variations of tasks
+    tasks = draw(rng, list(TOOLS), n // 2 + 1, "demo", HELD_OUT)
+    answers = [gold(task, lambda: rng.random() < SLIPS[task.spec["tool"]]) for task in tasks]
+    success = [rng.choice((None, 0, .25, .5, .75, 1)) for _ in tasks]
+    return [(agent_prompt(a), answer) for a, answer in zip(tasks, answers)] + [
+        (env_prompt(a, s, None), b.text) for a, s, b in zip(tasks, success, tasks[1:])]
+def load_policy(o):
+    folder = train_tiny_model(WORDS, pairs, ["template", 1], o.cache_dir, steps=300, batch=64)
+    return Policy.load(str(folder), **policy_options(o))
