@@ -62,6 +62,7 @@ from runtime.loading import policy_options
 from worlds import InvalidTask, call_text, task_text, task_texts, world_option
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
+VARIATIONS = 4        # of a seed task, imitated in one pass of a warm start
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
 MAX_CHARS = 32_768    # of a model's text; more is not even looked at
 MAX_DEPTH = 24        # nesting of its JSON: far below what would exhaust the parser's stack
@@ -709,9 +710,9 @@ def examples(seed_task: Task, n: int, without=()) -> list[Task]:
 
 
 def fits_tools(task: Task, seed_task: Task) -> bool:
-    """Whether a task calls a function that its seed task calls, and no tool that that lacks."""
-    if not set(skills(task)) & set(skills(seed_task)):
-        return not structured(task) and not structured(seed_task)
+    """Whether the calls of a task are calls of its seed task's tools; always so for two questions."""
+    if not (structured(task) and structured(seed_task)):
+        return structured(task) == structured(seed_task)
     try:
         check_calls(task.spec["calls"], {t["name"]: t for t in seed_task.spec["tools"]})
     except InvalidTask:
@@ -763,25 +764,21 @@ def load_policy(o) -> Policy:
 def warm_start_pairs(o, turn: int = 0) -> dict:
     """What `genenv.py warm-start` imitates: {"agent": pairs, "env": pairs} of (prompt, response).
 
-    Base tasks alone. The agent's response is the expected one. The simulator's is another base task
-    for the seed task's functions, in each `turn` the next of them; a seed task that has none (its
-    functions occur in no other task) is left to the agent's role.
+    Base tasks alone. The agent's response is the expected one. The simulator's are other base tasks
+    that the seed task's tools can do, at most VARIATIONS of them, in each `turn` the next ones; a
+    seed task for which there is none (its functions occur nowhere else) is the agent's alone.
     """
-    tasks, by_skill = base_tasks(o), {}
-    for task in tasks:
-        for skill in skills(task) or [""]:
-            by_skill.setdefault(skill, []).append(task)
-    env = []
+    tasks, env = base_tasks(o), []
     for seed_task in tasks:
-        keys = same_task_key(seed_task)
-        near = [t for t in by_skill[(skills(seed_task) or [""])[0]]
-                if set(keys).isdisjoint(same_task_key(t)) and fits_tools(t, seed_task)]
-        if near:
-            random.Random(seed_task.id).shuffle(near)
-            task = near[turn % len(near)]
-            # what is to be written must not stand in the prompt
-            shown = examples(seed_task, _form.exemplars, same_task_key(task))
-            env.append((_env_messages(seed_task, None, shown), task_as_written(task)))
+        near = [task for task in tasks if fits_tools(task, seed_task)
+                and set(same_task_key(seed_task)).isdisjoint(same_task_key(task))]
+        random.Random(seed_task.id).shuffle(near)
+        n = min(VARIATIONS, len(near))
+        chosen = [near[(turn * n + i) % len(near)] for i in range(n)]
+        # what is to be written must not stand in the prompt
+        keys = {key for task in chosen for key in same_task_key(task)}
+        prompt = _env_messages(seed_task, None, examples(seed_task, _form.exemplars, keys))
+        env += [(prompt, task_as_written(task)) for task in chosen]
     return {"agent": [(agent_prompt(task), gold(task)) for task in tasks], "env": env}
 
 
