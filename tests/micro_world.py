@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import torch
 
 import genenv
+import runtime.run
 from data_pool import Task
 from policy import Rollout
 from worlds import InvalidTask
@@ -152,7 +153,7 @@ class Scripted:
         logits = self.base + self.params[adapter][0] if adapter else self.base
         return (logits / temperature).log_softmax(-1)
 
-    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False):
+    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False, own=None):
         rows = [(prompt[-1] % V, response) for prompt, rs in groups for response in rs]
         width = max(len(response) for _, response in rows)
         pad = lambda ids: [*ids, *[0] * (width - len(ids))]
@@ -192,15 +193,15 @@ def run_micro(monkeypatch, folder, **options):
     """genenv.train on the micro world -> (Options, the policy with its tape, the world).
 
     grpo_update and rwr_update are the real ones; the tape has what they were given and returned,
-    and both adapters before and after. Figures, report and checkpoints are left out: they have their own tests.
+    and both adapters before and after. Report and checkpoints are left out: they have own tests.
     """
     world = micro_world()
-    monkeypatch.setattr(genenv, "load_world", lambda name: world)
-    monkeypatch.setattr(genenv.report, "write", lambda folder: None)
+    monkeypatch.setattr(runtime.run, "load_world", lambda name: world)
+    monkeypatch.setattr(runtime.run.report, "write", lambda folder: None)
     monkeypatch.setattr(genenv.checkpoint, "save",
                         lambda run: (run.train_pool.save(), run.env_pool.save()))
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr(genenv.report, "closing_words", lambda folder: "")
+    monkeypatch.setattr(runtime.run.report, "closing_words", lambda folder: "")
     for name in ("grpo_update", "rwr_update"):
         monkeypatch.setattr(genenv, name, _taped_update(name, getattr(genenv, name), world))
     for module, name in ((genenv, "draw_batches"), (genenv.curriculum, "select_seeds")):

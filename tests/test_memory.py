@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import BloomConfig, Qwen2Config, Qwen2ForCausalLM
 
-from bench.__main__ import __main__ as bench
+from bench import __main__ as bench
 import genenv
 from runtime import memory
 import policy as policy_module

@@ -22,6 +22,7 @@ import torch
 
 import genenv
 import micro_world as micro
+import runtime.run
 from data_pool import UserError, read_jsonl
 
 BASE = dict(  # no default anywhere: a constant in the place of an option is seen
@@ -290,6 +291,7 @@ class Plain:
         members = [self.rollouts[b * o.G:(b + 1) * o.G] for b in range(len(tries))]
         assert groups == [(m[0].prompt, [r.response for r in m]) for m in members]
         assert e.options.pop("sampled") == [[r.logps for r in m] for m in members]
+        assert e.options.pop("own") is None  # episodes of several turns have tests of their own
         mine = torch.tensor([[self.agent_reward(*s) for s in
                               zip(x.rewards, x.truncated, x.tokens)] for x in tries])
         if o.control == "coin-agent":
@@ -805,10 +807,10 @@ def test_options_of_the_policy_reach_it(monkeypatch, name):
 def test_world_and_its_options_reach_the_world(tmp_path, monkeypatch):
     """--world names the module, and an option of its own reaches it through the command line."""
     world, names = micro.micro_world(), []
-    for module in (genenv, genenv.options):
+    for module in (runtime.run, genenv.options):
         monkeypatch.setattr(module, "load_world", lambda name: names.append(name) or world)
     for name in ("write", "closing_words"):
-        monkeypatch.setattr(genenv.report, name, lambda folder: "")
+        monkeypatch.setattr(runtime.run.report, name, lambda folder: "")
     assert genenv.main(["--world", "micro", "--flavour", "3", "--out", str(tmp_path / "r"),
                         "--threads", "1", "--epochs", "0", "--no-gate"]) == 0
     assert set(names) == {"micro"} and world.prepared[0].world_options == {"flavour": 3}
