@@ -20,7 +20,7 @@ from policy import Policy
 from runtime import warm_start
 from runtime.loading import policy_options
 from test_tool_calls import chat_model
-from worlds import load_world
+from worlds import load_world, tool_calls
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,6 +62,13 @@ def done(model, tasks, tmp_path_factory):
     out = tmp_path_factory.mktemp("warm") / "model"
     assert warm_start.main(argv(model, tasks, out), genenv.Options) == 0
     return out
+
+
+@pytest.fixture(autouse=True)
+def usual_form():
+    """The world keeps the form that it was last prepared for."""
+    yield
+    tool_calls._form = tool_calls.Form()
 
 
 # ---------------------------------------------------------------------------------------------
