@@ -50,8 +50,8 @@ def run(argv) -> int:
     parser.add_argument("--limit", type=int, metavar="N", help="N records, evenly spread")
     parser.add_argument("--calls", type=int, metavar="N", help="only tasks of at most N calls")
     parser.add_argument("--tools", type=int, metavar="N", help="only tasks of at most N tools")
-    parser.add_argument("--chars", type=int, metavar="N", help="only tasks whose request, tools and "
-                        "answer, as signatures and python calls, have at most N characters")
+    parser.add_argument("--chars", type=int, metavar="N", help="only tasks whose request, tools "
+                        "and answer, as signatures and python calls, have at most N characters")
     args = parser.parse_args(argv)
     out = Path(args.out)
     if out.exists():

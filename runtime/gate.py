@@ -8,8 +8,8 @@ How it is run: genenv.py calls `judge` after epoch 0, prints the line, and stops
 unless --no-gate is given.
 """
 
-START = ("let the model imitate base tasks first, `python genenv.py warm-start --model M --base-tasks "
-         "F --out DIR`, and go on with --model DIR")
+START = ("let the model imitate base tasks first, `python genenv.py warm-start --model M "
+         "--base-tasks F --out DIR`, and go on with --model DIR")
 
 
 def judge(written: int, valid: int, p_hats, G: int, rewards=None) -> tuple[str, str]:
@@ -25,12 +25,12 @@ def judge(written: int, valid: int, p_hats, G: int, rewards=None) -> tuple[str, 
         sum(0 < p < 1 for p in p_hats)
     success = sum(p_hats) / n if n else 0.0
     tasks = f"{valid} of {written} written tasks valid, " if written else ""
-    line = (f"before training: {tasks}success {success:.2f} on {n} tasks, groups with mixed rewards "
-            f"{mixed} of {n}")
+    line = (f"before training: {tasks}success {success:.2f} on {n} tasks, groups with mixed "
+            f"rewards {mixed} of {n}")
     if written and not valid:
         return line, _stop("the simulator wrote no valid task", (
-            START, "make tasks easier to write (--call-format python --keep-tools in the tool_calls "
-            "world)", "show it examples (--exemplars 3)", "take a stronger model"))
+            START, "make tasks easier to write (--call-format python --keep-tools in the "
+            "tool_calls world)", "show it examples (--exemplars 3)", "take a stronger model"))
     if mixed == 0 and success > 0.5:
         return line, _stop(f"every attempt at each of {n} tasks succeeded", (
             "bring harder base tasks", "take a weaker model"))
@@ -43,5 +43,5 @@ def judge(written: int, valid: int, p_hats, G: int, rewards=None) -> tuple[str, 
 def _stop(what: str, advice) -> str:
     """One paragraph: what is wrong, what it means, what to do."""
     return (f"stopped before training: {what}, so neither the agent nor the simulator would learn "
-            f"anything. What helps: {'; or '.join(advice)}. samples.jsonl has what the model wrote. "
-            "To go on all the same, add --no-gate.")
+            f"anything. What helps: {'; or '.join(advice)}. samples.jsonl has what the model "
+            "wrote. To go on all the same, add --no-gate.")

@@ -6,14 +6,14 @@ writes no valid task and solves none, so every group is without signal and both 
     python genenv.py warm-start --model M --base-tasks F --out DIR [--passes 2] [options of a run]
     python genenv.py --model DIR --base-tasks F ...
 
-How it is run: by that command. As the agent it imitates the expected answers, as the simulator other
-base tasks in answer to a seed task (worlds: warm_start_pairs): rwr.weighted_nll with all weights 1,
-one LoRA, AdamW with a falling rate. Tasks held out for validation and tuning are never imitated; on
+How it is run: by that command. As the agent it imitates the expected answers, as the simulator
+other base tasks in answer to a seed task (worlds: warm_start_pairs): rwr.weighted_nll with weights
+1, one LoRA, AdamW with a falling rate. Tasks held out for validation and tuning are never imitated; on
 them, and on tasks written for base seeds, it is measured before and after. DIR becomes a model
 folder, with warm_start.json; the same command given again goes on where it was killed, to the bit.
 
-Where it differs on purpose: the adapter is merged into the base, in 16 bits also where training used
-4, so that "adapters off" is the initial policy of both players, and the reference, as always.
+Where it differs on purpose: the adapter is merged into the base, in 16 bits also where training
+used 4, so that "adapters off" is the initial policy of both players, and the reference, as always.
 """
 import argparse
 import json
@@ -50,7 +50,7 @@ class Settings:
     batch: int = 16        # responses per optimiser step
     lr: float = 1e-3       # AdamW on the LoRA weights, falling to 0 in a straight line
     rank: int = 32         # LoRA rank
-    measured: int = 48     # held-out tasks of each split, and written tasks, measured before and after
+    measured: int = 48     # tasks of each split, and written ones, measured before and after
     save_every: int = 10   # steps between two saved states
 
 
@@ -96,8 +96,9 @@ def parse(argv, Options):
     known, rest = p.parse_known_args(argv)
     s = Settings(**vars(known))
     for f in fields(Settings):
-        if f.type is not str and not getattr(s, f.name) > 0:
-            raise UserError(f"--{f.name.replace('_', '-')} is {getattr(s, f.name)}: must be positive")
+        value = getattr(s, f.name)
+        if f.type is not str and not 0 < value < float("inf"):
+            raise UserError(f"--{f.name.replace('_', '-')} is {value}: must be positive")
     if not s.out:
         raise UserError("warm-start needs --out: the folder that becomes the model")
     if not any(word in argument for argument in rest for word in ("--world", "--preset")):
@@ -113,7 +114,8 @@ def settings_of(s, o) -> dict:
     names = ("world", "model", "base_tasks", "validation_tasks", "seed", "quant", "dtype", "device",
              "token_budget", "max_prompt_tokens", "max_task_tokens", "max_response_tokens",
              "chat_template_kwargs", "world_options")
-    return {**{f.name: getattr(s, f.name) for f in fields(s) if f.name not in ("out", "save_every")},
+    own = [f.name for f in fields(s) if f.name not in ("out", "save_every")]
+    return {**{name: getattr(s, name) for name in own},
             "options": {name: getattr(o, name) for name in names}}
 
 
@@ -144,8 +146,8 @@ def census(world, o, passes) -> str:
                 f"{o.base_tasks or 'the example tasks'}: too few base tasks to imitate as {name} "
                 f"({count[role]}, of {len(world.base_tasks(o))} that are not held out): give more, "
                 "several of them for the same functions")
-    return (f"one pass: {count['agent']} answers as the agent, {count['env']} tasks as the simulator "
-            f"for {len(first['env'])} seed tasks; {alone} tasks whose functions occur in no other "
+    return (f"one pass: {count['agent']} answers as the agent, {count['env']} tasks as the "
+            f"simulator for {len(first['env'])} seed tasks; {alone} tasks whose functions occur in no other "
             "task are imitated as the agent alone")
 
 
@@ -237,8 +239,9 @@ def load_state(path: Path, policy, optimizer) -> int:
         return int(state["step"])
     except (OSError, RuntimeError, LookupError, ValueError, EOFError, TypeError,
             pickle.UnpicklingError) as error:
-        raise UserError(f"{path} is damaged ({(str(error).splitlines() or [''])[0]:.100}): remove it "
-                        "to start from the beginning") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path} is damaged ({reason:.100}): remove it to start from the "
+                        "beginning") from None
 
 
 def write_whole(path: Path, write):
@@ -251,8 +254,9 @@ def write_whole(path: Path, write):
             os.fsync(file.fileno())
         os.replace(scratch, path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise UserError(f"cannot write {path} ({str(error).splitlines()[0]:.100}): free some space, "
-                        "then give the same command again") from None
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"cannot write {path} ({reason:.100}): free some space, then give the same "
+                        "command again") from None
     finally:
         Path(scratch).unlink(missing_ok=True)
 
@@ -262,7 +266,7 @@ def write_whole(path: Path, write):
 
 
 def merge(policy, o, out: Path):
-    """Add the adapter to the base and save it as a model folder, in the base's own 16 or 32 bits."""
+    """Add the adapter to the base, save it as a model folder, in the base's own 16 or 32 bits."""
     policy.save_adapter(ADAPTER, out / "warm_start" / "adapter")
     lm, tokenizer = policy.lm, policy.tokenizer
     if o.quant:  # what was trained on is rounded to 4 bits: the sum is made with the weights before

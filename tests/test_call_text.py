@@ -258,7 +258,8 @@ def test_kept_tools_leave_a_request_and_its_calls(prepared):
     o = prepared(call_format="python", keep_tools=True)
     seed_task = base_of(o)
     parse = lambda text: tool_calls.parse_task(text, seed_task, 3)
-    task = parse("Request: Dim lamps 77 and 78, please.\nCall: dim(lamp=77)\n\nCall: dim(lamp=78)\n")
+    task = parse("Request: Dim lamps 77 and 78, please.\nCall: dim(lamp=77)\n\n"
+                 "Call: dim(lamp=78)\n")
     assert task.spec["tools"] == seed_task.spec["tools"] and task.seed_task == seed_task.id
     assert [call["arguments"]["lamp"] for call in task.spec["calls"]] == [77, 78]
     assert (task.origin, task.epoch, task.text) == ("env", 3, "Dim lamps 77 and 78, please.")
@@ -319,7 +320,8 @@ def test_examples_are_the_same_for_a_seed_task_and_near_it(prepared, keep_tools)
 
 
 def test_arguments_that_python_cannot_write_are_one_line(prepared):
-    odd = {"task": "Please book the room of user 7.", "tools": [tool("book", **{"user id": "integer"})],
+    odd = {"task": "Please book the room of user 7.",
+           "tools": [tool("book", **{"user id": "integer"})],
            "calls": [{"name": "book", "arguments": {"user id": 7}}]}
     prepared([*RECORDS, odd], call_format="json")
     with pytest.raises(UserError, match="'user id', which is no name in Python") as error:

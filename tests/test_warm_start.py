@@ -155,8 +155,8 @@ def test_folder_is_a_model_and_its_report(done, model):
         assert {"valid", "invalid", "tasks"} <= set(report[when]["env"])
     assert report["pairs"][0]["agent"] == 18 and not (done / "warm_start").exists()
     assert not list(done.glob("tmp*"))
-    policy = Policy.load(str(done), device="cpu")
-    assert policy.tokenizer.chat_template == Policy.load(model, device="cpu").tokenizer.chat_template
+    warm, cold = (Policy.load(str(folder), device="cpu") for folder in (done, model))
+    assert warm.tokenizer.chat_template == cold.tokenizer.chat_template
 
 
 def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):

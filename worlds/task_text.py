@@ -26,7 +26,10 @@ EXAMPLES = "\n\nExamples of what you write:\n\n"
 
 
 def write(record: dict, write_call) -> str:
-    """{"task", "calls"} or {"task", "reference"} (a text) as lines. write_call: a call -> one line."""
+    """{"task", "calls"}, or {"task", "reference"} with a text, as lines.
+
+    write_call: a call -> one line.
+    """
     lines = [f"Call: {write_call(call)}" for call in record.get("calls", ())]
     return "\n".join([f"Request: {record['task'].strip()}",
                       *(lines or [f"Answer: {record['reference']}"])])

@@ -80,7 +80,7 @@ REASONS = ("no JSON object", "no request and call", "malformed task", "trivial t
 OPTIONS = {  # name: default, help, choices
     "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
                     ("json", "python")),
-    "keep_tools": (False, "the simulator writes requests and calls for its seed task's tools", None),
+    "keep_tools": (False, "the simulator writes requests and calls for its seed's tools", None),
     "exemplars": (0, "base tasks in the simulator's prompt, as examples of what it writes", None),
 }
 
@@ -571,7 +571,7 @@ def _families(tasks) -> dict:
 
 
 def prepare(o):
-    """Check the model option, the lengths and both task files; set the form that all is written in."""
+    """Check the model option, the lengths and both task files; set the form that all is in."""
     global _form
     if not o.model:
         raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
@@ -593,8 +593,8 @@ def prepare(o):
     _form = Form(**form, pool=tuple(splits["base"]))
     for task in (task for tasks in splits.values() for task in tasks):
         if name := unwritable(task):
-            raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no name "
-                            "in Python: use --call-format json or leave the task out")
+            raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
+                            "name in Python: use --call-format json or leave the task out")
 
 
 def base_tasks(o) -> list[Task]:
@@ -710,7 +710,7 @@ def examples(seed_task: Task, n: int, without=()) -> list[Task]:
 
 
 def fits_tools(task: Task, seed_task: Task) -> bool:
-    """Whether the calls of a task are calls of its seed task's tools; always so for two questions."""
+    """Whether a task's calls are calls of its seed task's tools; always so for two questions."""
     if not (structured(task) and structured(seed_task)):
         return structured(task) == structured(seed_task)
     try:
