@@ -276,7 +276,7 @@ def update_agent(run, trials) -> dict:
 def env_records(run, generations, trials) -> list[EnvRecord]:
     """D_env records of a step, each with the p_hat of its task, its seed task, and the batch."""
     o, state = run.o, run.state
-    measured = {trial.task.id: trial.p_hat for trial in reversed(trials)}
+    measured = {trial.task.id: trial.p_hat for trial in trials}
     written = [g for g in generations if g.prompt]  # ready-made tasks have no context
     p_hats = [measured[g.task.id] for g in written]
     if o.control == "coin-p-hat" and p_hats:

@@ -400,10 +400,11 @@ def run_shape(policy, o, P, R) -> dict:
     groups = grouped(tries, G)
     measure("agent update (GRPO)", B * G * R, lambda: grpo_update(
         policy, "agent", optimizers["agent"], groups, rewards_of(groups), **train))
-    records = [SimpleNamespace(prompt=r.prompt, response=r.response, r_env=1.0) for r in written]
-    probe = [(r.prompt, [r.response]) for r in written[:2]]
+    records = [SimpleNamespace(prompt=r.prompt, response=r.response) for r in written]
+    kl_sample = [(r.prompt, [r.response]) for r in written[:2]]
     measure("simulator update (RWR)", B * G * R, lambda: rwr_update(
-        policy, "env", optimizers["env"], records, [list(range(len(records)))], probe, **train))
+        policy, "env", optimizers["env"], records, torch.ones(len(records)),
+        [list(range(len(records)))], kl_sample, **train))
     # the two layouts beside each other
     measure("rollouts, prompt repeated", B * G * R, lambda: sample(
         "agent", [p for p in prompts for _ in range(G)], 1))

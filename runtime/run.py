@@ -135,12 +135,27 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     print(measure.line(record), flush=True)
     silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
+    mixed = any(0 < p < 1 for _, p, _ in run.state.attempts)
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
+    if run.o.gate and record["epoch"] == 0 and run.o.epochs:
+        check_gate(run, record, mixed)
     if len(silent) == SILENT_EPOCHS and record["epoch"] < run.o.epochs:  # after the last: no use
         finish(run)
         raise UserError(f"the simulator wrote no valid task in {SILENT_EPOCHS} epochs running "
                         f"({record['invalid']}): stopped; everything so far is in {run.folder}")
+
+
+def check_gate(run, record, mixed):
+    """Raise UserError after epoch 0 where nothing can be learned: no valid task, or no task that is
+    solved sometimes but not always. mixed: whether there is one."""
+    if mixed and (record["distinct_tasks"] or not record["written"]):
+        return
+    what = "no task was solved sometimes but not always" if record["distinct_tasks"] else \
+        f"the simulator wrote no valid task ({record['invalid']})"
+    raise UserError(f"nothing can be learned from here: {what} in epoch 0. Start from easier or "
+                    f"harder base tasks or a stronger model, or go on with --no-gate --resume "
+                    f"--out {run.folder}; samples.jsonl there shows what was written")
 
 
 def finish(run):

@@ -284,7 +284,9 @@ def test_base_model_is_cached_under_its_configuration(tmp_path, monkeypatch):
     monkeypatch.setattr(ladder, "PRETRAIN", dict(steps=12, batch=4, lr=1e-3))
     again = ladder.base_model(tmp_path / "elsewhere")
     assert (again / "model.safetensors").read_bytes() == first  # same seed, same bits
-    options = SimpleNamespace(cache_dir=str(tmp_path / "cache"), rank=4, seed=0, device="cpu")
+    options = SimpleNamespace(cache_dir=str(tmp_path / "cache"), rank=4, seed=0, device="cpu",
+                              quant="", dtype="auto", resume=False, agent_adapter="", env_adapter="",
+                              chat_template_kwargs="")
     policy = ladder.load_policy(options)
     assert isinstance(policy, Policy) and set(policy.params) == {"agent", "env"}
     assert policy.decode(policy.encode("3 s1 inc =")) == "3 s1 inc ="

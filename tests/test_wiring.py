@@ -371,7 +371,9 @@ class Plain:
     def record(self, generated, tries):
         """The D_env records of a step; p_hat of a control is taken from the file, once it is blind."""
         o, own = self.o, tries[:len(generated)]
-        p_hats, n = [x.p_hat for x in own], len(self.d_env) + len(self.fresh)
+        # a task that is replayed in the step that wrote it again: its newest attempts count
+        newest = {x.task.id: x.p_hat for x in tries}
+        p_hats, n = [newest[x.task.id] for x in own], len(self.d_env) + len(self.fresh)
         filed = [r["p_hat"] for r in self.env_file[n:n + len(own)]]
         if o.control == "coin-p-hat":
             assert all(abs(p * o.G - round(p * o.G)) < 1e-6 for p in filed)

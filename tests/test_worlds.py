@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 import genenv
+from runtime.run import EpochState
 import worlds
 from data_pool import Task, UserError, read_jsonl
 from helpers import toy_tokenizer
@@ -285,14 +286,14 @@ def test_a_simulator_that_writes_control_tokens_is_counted(tmp_path):
     world = SimpleNamespace(**{k: v for k, v in vars(template).items() if k[0] != "_"})
     world.parse_task = lambda *a: replace(template.parse_task(*a), text="inc <eos>") \
         if a[0] == "neg 1 2 3" else template.parse_task(*a)
-    part = getattr(genenv, "EpochState", getattr(genenv, "Part", None))()
+    state = EpochState()
     run = SimpleNamespace(
-        o=genenv.Options(), world=world, policy=policy, sampler=None, peaks={}, part=part,
-        epoch_state=part, held_out=frozenset(), success=0.5,
+        o=genenv.Options(), world=world, policy=policy, sampler=None, peaks={}, state=state,
+        held_out=frozenset(), success=0.5,
         train_pool=SimpleNamespace(p_hat={}))
     written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
     assert [g.text for g in written] == texts[:1]
-    assert part.invalid == {"copy of the seed": 1, "special tokens": 1, "malformed": 1,
+    assert state.invalid == {"copy of the seed": 1, "special tokens": 1, "malformed": 1,
                             "duplicate in the batch": 1}
 
 
@@ -300,7 +301,7 @@ def test_the_simulator_is_told_the_success_of_its_seed_or_that_it_is_unknown():
     """A seed without a recent p_hat got the global success, worded as its own."""
     state = SimpleNamespace(t=5, epoch=5)
     run = SimpleNamespace(
-        o=replace(genenv.Options(), pool_age=2), success=0.9, part=state, epoch_state=state,
+        o=replace(genenv.Options(), pool_age=2), success=0.9, state=state,
         train_pool=SimpleNamespace(p_hat={SEED.id: (0.0, 4), OTHER.id: (0.25, 2)}))
     assert genenv.recent_success(run, SEED) == 0.0
     assert genenv.recent_success(run, OTHER) is None  # three epochs ago
