@@ -5,6 +5,11 @@ What of the paper this is: the base set (544 samples there, never published). Ho
     python -m eval.make_base BENCH --data DIR --out base.jsonl [--limit N]
     python genenv.py --base-tasks base.jsonl ...
 
+For a small model, the tasks that it can read: one call, a few tools, short in the form that
+--call-format python has (385 characters are some 110 to 130 tokens; about 760 tasks of BFCL):
+
+    python -m eval.make_base bfcl --data DIR --out base.jsonl --calls 1 --tools 3 --chars 385
+
 One JSON object per line: {"task", "tools"?, "calls"?, "reference"?}, the format that
 worlds/tool_calls.py documents; tasks that its reader would refuse are left out and counted (in
 BFCL mostly documents whose default has another type than their argument). The records are the
@@ -43,11 +48,16 @@ def run(argv) -> int:
     parser.add_argument("--data", required=True, metavar="DIR")
     parser.add_argument("--out", required=True, metavar="FILE")
     parser.add_argument("--limit", type=int, metavar="N", help="N records, evenly spread")
+    parser.add_argument("--calls", type=int, metavar="N", help="only tasks of at most N calls")
+    parser.add_argument("--tools", type=int, metavar="N", help="only tasks of at most N tools")
+    parser.add_argument("--chars", type=int, metavar="N", help="only tasks whose request, tools "
+                        "and answer, as signatures and python calls, have at most N characters")
     args = parser.parse_args(argv)
     out = Path(args.out)
     if out.exists():
         raise UserError(f"--out {out} exists and is not overwritten: choose another name")
-    tasks, faults = base_tasks(args.bench, args.data, args.limit)
+    limits = {name: vars(args)[name] for name in ("calls", "tools", "chars") if vars(args)[name]}
+    tasks, faults = base_tasks(args.bench, args.data, args.limit, limits)
     text = "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -60,9 +70,10 @@ def run(argv) -> int:
     return 0
 
 
-def base_tasks(bench: str, data, limit=None) -> tuple[list, Counter]:
+def base_tasks(bench: str, data, limit=None, limits=None) -> tuple[list, Counter]:
     """(distinct base tasks, records left out by reason) of the training part of a benchmark.
 
+    limits: the most that a task may have, {"calls", "tools", "chars": number}, any of them.
     Raises UserError where there is none, and where a record is in the evaluation part.
     """
     module = bench_module(bench)
@@ -72,7 +83,8 @@ def base_tasks(bench: str, data, limit=None) -> tuple[list, Counter]:
     usable, faults = [], Counter()
     for record in records:
         task = module.base_task(record)
-        fault = "no task in it" if task is None else unreadable(task)
+        fault = "no task in it" if task is None else unreadable(task) or too_large(
+            task, limits or {})
         faults[fault] += 1
         if not fault:
             usable.append({**record, "base_task": task})
@@ -95,6 +107,16 @@ def unreadable(task: dict) -> str:
     except InvalidTask as fault:
         return str(fault)
     return ""
+
+
+def too_large(task: dict, limits: dict) -> str:
+    """Which limit a task exceeds, or ""."""
+    from worlds import call_text
+    calls, tools = task.get("calls", []), task.get("tools", [])
+    text = "\n".join([*map(call_text.signature, tools), task["task"],
+                      call_text.write_calls(calls) if calls else str(task["reference"])])
+    sizes = {"calls": len(calls), "tools": len(tools), "chars": len(text)}
+    return next((f"over --{name}" for name, most in limits.items() if sizes[name] > most), "")
 
 
 def refuse_evaluated(module, records: list, evaluated: list):

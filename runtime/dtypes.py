@@ -5,9 +5,9 @@ What of the paper this is: nothing. How it is run: loading.load_model and memory
 
 Adapters, their gradients and AdamW's moments are fp32 either way; so are logits and log-probs. What
 bf16 moves: the sampler decodes a token at a time and the scorer reads whole groups, so the same
-log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a 135M Llama with random
-adapters, whose text is far from certain, that came to 0.04 nats on average and 0.3 for the worst of
-288 tokens; TOLERANCE is what tests/test_real_model.py holds every release to.
+log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a 135M Llama with
+random adapters, whose text is far from certain, that came to 0.04 nats on average and 0.3 for the
+worst of 288 tokens; TOLERANCE is what tests/test_real_model.py holds every release to.
 """
 import time
 from functools import lru_cache

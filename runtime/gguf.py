@@ -11,8 +11,8 @@ How it is run: loading.load_model and memory.model_config call it for a model th
 The package `gguf` is optional: without it there is one line that names it.
 
 Where it differs on purpose: transformers can compute with the packed blocks, but such a model takes
-no adapter's gradient and cannot be saved. Here the blocks are unpacked once, into 16 or 32 bits; NF4
-is then made of the unpacked weights as of any others, so the error of both roundings is in it.
+no adapter's gradient and cannot be saved. Here the blocks are unpacked once, into 16 or 32 bits;
+NF4 is then made of the unpacked weights as of any others, so the error of both roundings is in it.
 """
 import copy
 import importlib.util

@@ -8,11 +8,12 @@ import json
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from data_pool import read_jsonl
-from worlds import call_text
+from data_pool import UserError, read_jsonl
+from worlds import InvalidTask, call_text, tool_calls
 from worlds.tool_calls import EXAMPLE_TASKS, canonical, check_calls, check_tools
 
 BFCL = Path(__file__).resolve().parents[2] / "shared" / "benchmarks" / "bfcl"
@@ -191,3 +192,160 @@ def test_random_text_never_raises():
     for _ in range(5000):
         calls = call_text.parse_calls("".join(rng.choices(parts, k=rng.randrange(30))))
         assert calls is None or json.dumps(calls, ensure_ascii=False).encode()
+
+
+# ---------------------------------------------------------------------------------------------
+# the world with --call-format python, --keep-tools and --exemplars
+
+
+def tool(name, **types):
+    """A tool spec all of whose arguments are required."""
+    return {"name": name, "description": "", "parameters": {
+        "type": "object", "required": list(types),
+        "properties": {key: {"type": kind} for key, kind in types.items()}}}
+
+
+def lamp(n, name="dim"):
+    """A task record about lamp n."""
+    return {"task": f"Please {name} lamp number {n} for me.", "tools": [tool(name, lamp="integer")],
+            "calls": [{"name": name, "arguments": {"lamp": n}}]}
+
+
+RECORDS = [lamp(n) for n in range(12)] + [lamp(n, "light") for n in range(8)] + [
+    {"task": f"What is the name of pupil number {n}?", "reference": [f"name{n}", "x"]}
+    for n in range(6)]
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    """prepared(**world options) -> options of a run, with the world prepared for them."""
+    path = tmp_path / "base.jsonl"
+
+    def prepare(records=RECORDS, **own):
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        o = SimpleNamespace(model="m", base_tasks=str(path), validation_tasks="",
+                            max_task_tokens=64, max_response_tokens=32, world_options=own)
+        tool_calls.prepare(o)
+        return o
+    yield prepare
+    tool_calls._form = tool_calls.Form()
+
+
+def base_of(o, kind="Please dim"):
+    """The first base task whose text begins so."""
+    return next(task for task in tool_calls.base_tasks(o) if task.text.startswith(kind))
+
+
+def test_python_form_says_and_scores_the_same_as_json(prepared):
+    for call_format in ("json", "python"):
+        o = prepared(call_format=call_format)
+        for task in tool_calls.base_tasks(o):
+            assert tool_calls.score(task, tool_calls.gold(task)) == (1.0, True)
+    task = base_of(o)
+    n = task.spec["calls"][0]["arguments"]["lamp"]
+    assert tool_calls.agent_prompt(task)[0]["content"].endswith("\ndim(lamp: int)")
+    score = lambda text: tool_calls.score(task, text)
+    assert score(f"dim(lamp={n})\n") == (1.0, True) and score(f"dim(lamp={n}.0)") == (1.0, True)
+    assert score(f"dim(lamp={n + 1})") == (0.0, True)
+    assert score(f"dim(lamp={n})\ndim(lamp={n})") == (0.0, True)  # the whole list must agree
+    for text in (f"dim({n})", f"dim(lamp='{n}')", "dim()", f"off(lamp={n})", f"dim(lamp={n}, x=1)",
+                 f"dim(lamp=int('{n}'))", "dim(lamp=True)", "x" * 10 ** 6,
+                 f'<tool_call>{{"name": "dim", "arguments": {{"lamp": {n}}}}}</tool_call>'):
+        assert score(text) == (0.0, False), text
+
+
+def test_kept_tools_leave_a_request_and_its_calls(prepared):
+    o = prepared(call_format="python", keep_tools=True)
+    seed_task = base_of(o)
+    parse = lambda text: tool_calls.parse_task(text, seed_task, 3)
+    task = parse("Request: Dim lamps 77 and 78, please.\nCall: dim(lamp=77)\n\n"
+                 "Call: dim(lamp=78)\n")
+    assert task.spec["tools"] == seed_task.spec["tools"] and task.seed_task == seed_task.id
+    assert [call["arguments"]["lamp"] for call in task.spec["calls"]] == [77, 78]
+    assert (task.origin, task.epoch, task.text) == ("env", 3, "Dim lamps 77 and 78, please.")
+    for text, reason in (
+            ("", "no request and call"), ("Request: Dim lamp 7 now please.", "no request and call"),
+            ("Call: dim(lamp=7)", "no request and call"),
+            ("Request: Dim lamp 7 please.\nCall: dim(7)", "no request and call"),
+            ("Request: Dim lamp 7 please.\nCall: dim(lamp=7)\nDone.", "no request and call"),
+            ("Request: Dim lamp 7 please.\nAnswer: 7", "no request and call"),
+            ("x" * 10 ** 6, "no request and call"),
+            (json.dumps(lamp(7)), "no request and call"),
+            ("Request: Dim lamp 7 please.\nCall: off(lamp=7)", "unknown tool"),
+            ("Request: Dim lamp 7 please.\nCall: dim(lamp='7')", "wrong arguments"),
+            ("Request: 7\nCall: dim(lamp=7)", "trivial text")):
+        with pytest.raises(InvalidTask) as error:
+            parse(text)
+        assert str(error.value) == reason and reason in tool_calls.REASONS, text
+
+
+def test_what_is_written_is_read_back_in_every_form(prepared):
+    for call_format in ("json", "python"):
+        for keep_tools in (False, True):
+            o = prepared(call_format=call_format, keep_tools=keep_tools)
+            for kind in ("Please dim", "What is"):
+                task = base_of(o, kind)
+                other = base_of(prepared(RECORDS[::-1], call_format=call_format,
+                                         keep_tools=keep_tools), kind)
+                back = tool_calls.parse_task(tool_calls.task_as_written(task), other, 0)
+                assert back.text == task.text
+                assert back.spec.get("calls") == task.spec.get("calls")
+                assert back.spec.get("reference", ["x"])[0] == task.spec.get("reference", ["x"])[0]
+
+
+def test_prompt_says_unknown_success_as_unknown(prepared):
+    o = prepared(call_format="python", keep_tools=True)
+    task = base_of(o)
+    user = lambda success: tool_calls.env_prompt(task, success, 0.5)[1]["content"]
+    assert user(None).endswith("\nSolved: unknown") and user(0.25).endswith("25 % of the time")
+    assert user(0.0).endswith("Solved: 0 % of the time")
+    assert user(None).startswith("dim(lamp: int)\nRequest: Please dim lamp number ")
+
+
+@pytest.mark.parametrize("keep_tools", [False, True])
+def test_examples_are_the_same_for_a_seed_task_and_near_it(prepared, keep_tools):
+    o = prepared(call_format="python", keep_tools=keep_tools, exemplars=3)
+    tasks = tool_calls.base_tasks(o)
+    for task in tasks:
+        shown = tool_calls.examples(task, 3)
+        assert shown == tool_calls.examples(task, 3) and len({t.id for t in shown}) == 3
+        assert all(t in tasks and t.id != task.id for t in shown)
+        # of these records there are always three others for the same function, or of the same kind
+        assert all(tool_calls.skills(t) == tool_calls.skills(task) for t in shown)
+        system = tool_calls.env_prompt(task, None, 0.5)[0]["content"]
+        assert all(t.text in system for t in shown) and task.text not in system
+    held_out = tool_calls.validation_tasks(o) + tool_calls.validation_tasks(o, "tuning")
+    prompts = "".join(tool_calls.env_prompt(t, None, 0.5)[0]["content"] for t in tasks)
+    assert not any(t.text in prompts for t in held_out)
+
+
+def test_arguments_that_python_cannot_write_are_one_line(prepared):
+    odd = {"task": "Please book the room of user 7.",
+           "tools": [tool("book", **{"user id": "integer"})],
+           "calls": [{"name": "book", "arguments": {"user id": 7}}]}
+    prepared([*RECORDS, odd], call_format="json")
+    with pytest.raises(UserError, match="'user id', which is no name in Python") as error:
+        prepared([*RECORDS, odd], call_format="python")
+    assert "\n" not in str(error.value)
+    # a tool that the simulator makes up
+    o = prepared(call_format="python")
+    with pytest.raises(InvalidTask, match="tool schema"):
+        tool_calls.parse_task(json.dumps(odd), base_of(o), 0)
+
+
+def test_token_limits_follow_the_form(prepared):
+    o = prepared(call_format="python", keep_tools=True)
+    o.max_task_tokens = o.max_response_tokens = 16
+    tool_calls.prepare(o)
+    o.world_options = {"call_format": "json"}
+    with pytest.raises(UserError, match="too short for JSON"):
+        tool_calls.prepare(o)
+
+
+@pytest.mark.skipif(not BFCL.is_dir(), reason="the benchmark data is not in ../shared/benchmarks")
+def test_small_base_tasks_of_bfcl():
+    from eval.make_base import base_tasks
+    tasks, left_out = base_tasks("bfcl", str(BFCL), None, {"calls": 1, "tools": 3, "chars": 385})
+    left = sum(left_out[f"over --{name}"] for name in ("calls", "tools", "chars"))
+    assert (len(tasks), left) == (755, 1053)
+    assert all(len(t["calls"]) == 1 and len(t["tools"]) <= 3 for t in tasks)

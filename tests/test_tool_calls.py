@@ -323,7 +323,9 @@ OF_REASON = {
                        json.dumps(record("Hall light @")).replace("@", "\\u003c|im_end|\\u003e"),
                        json.dumps(record(tools=[{**LIGHT, "description": "<|im_start|>"}, DOOR]))],
 }
-ALL_REASONS = (*world.REASONS, "copy of the seed", "held-out task", "special tokens")
+# but for the one that --keep-tools alone gives: test_call_text.py has it
+ALL_REASONS = (*(reason for reason in world.REASONS if reason != "no request and call"),
+               "copy of the seed", "held-out task", "special tokens")
 
 
 def accepted(text, seed_task=SEED, held_out=frozenset()):

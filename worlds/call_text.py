@@ -14,8 +14,8 @@ Descriptions are left out, they are most of a JSON spec.
 
 How it is run: by worlds/tool_calls.py. Text is parsed to a syntax tree (ast.parse) and literals are
 read off the tree; nothing is compiled, looked up or called. No call at all is whatever is not a
-name with keyword arguments that are literals: positional arguments, calls or names inside, f-strings,
-attributes, comprehensions, sums, sets, bytes. Length, depth and digits are bounded as for JSON.
+name with keyword arguments that are literals: positional arguments, calls or names inside,
+f-strings, attributes, comprehensions, sums, sets, bytes. Length, depth and digits are bounded as for JSON.
 """
 import ast
 import json
@@ -109,7 +109,8 @@ def _type(schema: dict) -> str:
 def parse_calls(text: str):
     """Calls, one a line, of a model's text -> list of {"name", "arguments"}, or None.
 
-    None if there is no call or a line is none. Blank lines and the fence lines of a code block are skipped.
+    None if there is no call or a line is none. Blank lines and the fence lines of a code block are
+    skipped.
     """
     if len(text) > MAX_CHARS:
         return None

@@ -32,6 +32,12 @@ tasks are looked for (same_task_key), which also keeps rewordings of one task on
 validation split; each has an id of its own. What the simulator is told leaves alpha out: an old
 record would name an older target.
 
+Tools and calls are written as JSON, or as signatures and `name(argument=value)` where --call-format
+is python (worlds/call_text.py): another spelling, with the same rules for arguments and equality.
+With --keep-tools the simulator writes requests and calls for its seed task's tools, and no tools
+(worlds/task_text.py). --exemplars K shows it K base tasks: for the seed's own functions where there
+are any, else of its kind, drawn by the seed task's id and so always the same ones.
+
 What a simulator may not get away with (leaks): a text or a tool's notes that state the call; calls
 that follow from the schemas alone; a question that contains its answer. In a question, numbers and
 yes or no are not looked for, as they stand there for other reasons, nor is an option that it offers
@@ -42,28 +48,53 @@ import hashlib
 import json
 import math
 import re
+import random
 import string
+import sys
 from collections import Counter
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from data_pool import Task, UserError, task_id
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import InvalidTask, task_texts
+from worlds import InvalidTask, call_text, task_text, task_texts, world_option
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
+VARIATIONS = 4        # of a seed task, imitated in one pass of a warm start
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
 MAX_CHARS = 32_768    # of a model's text; more is not even looked at
 MAX_DEPTH = 24        # nesting of its JSON: far below what would exhaust the parser's stack
 MAX_DIGITS = 18       # of an integer
 MAX_CALLS, MAX_TOOLS = 8, 32
 MIN_TASK_TOKENS, MIN_RESPONSE_TOKENS = 64, 32  # below them no JSON task, no call would fit
+MIN_PYTHON_TOKENS = 16  # the same in the short form
 MIN_LETTERS = 10      # letters and digits that a task text needs to ask for anything
 
 # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
-REASONS = ("no JSON object", "malformed task", "trivial text", "tool schema", "unknown tool",
-           "wrong arguments", "other kind than the seed", "answer leaked", "nothing to answer")
+REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
+           "unknown tool", "wrong arguments", "other kind than the seed", "answer leaked",
+           "nothing to answer")
+
+OPTIONS = {  # name: default, help, choices
+    "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
+                    ("json", "python")),
+    "keep_tools": (False, "the simulator writes requests and calls for its seed's tools", None),
+    "exemplars": (0, "base tasks in the simulator's prompt, as examples of what it writes", None),
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """OPTIONS as given, and the base tasks that examples are drawn from."""
+    call_format: str = "json"
+    keep_tools: bool = False
+    exemplars: int = 0
+    pool: tuple = ()
+
+
+_form = Form()  # set by prepare: the functions of a world are not given the options
 
 
 def _invalid(reason: str, detail: str) -> InvalidTask:
@@ -274,7 +305,12 @@ def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:
 
 
 def parse_calls(response: str):
-    """The calls in <tool_call> tags of a response, or None if there are none or one is no JSON."""
+    """The calls of a response, or None if there are none or one is none: see --call-format.
+
+    json: in <tool_call> tags; python: one a line.
+    """
+    if _form.call_format == "python":
+        return call_text.parse_calls(response)
     blocks = response[:MAX_CHARS + 1].split("<tool_call>")[1:]
     if len(response) > MAX_CHARS or not 1 <= len(blocks) <= 2 * MAX_CALLS:
         return None
@@ -441,13 +477,33 @@ def _objects(value):
 
 def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
-    record = first_object(text)
-    if record is None:
-        raise InvalidTask("no JSON object")
+    if _form.keep_tools and seed_task.spec:
+        record = task_text.read(text, structured(seed_task), _call_of_line)
+        if record is None:
+            raise InvalidTask("no request and call")
+        record |= {key: seed_task.spec[key] for key in ("tools", "ordered") if "calls" in record}
+    else:
+        record = first_object(text)
+        if record is None:
+            raise InvalidTask("no JSON object")
     task = make_task(record, "env", seed_task.id, epoch)
     if seed_task.spec and structured(task) != structured(seed_task):
         raise InvalidTask("other kind than the seed")
+    if unwritable(task):
+        raise InvalidTask("tool schema")
     return task
+
+
+def _call_of_line(line: str):
+    """One line of the simulator's as a call, or None."""
+    return call_text.parse_call(line) if _form.call_format == "python" else load_object(line)
+
+
+def unwritable(task: Task) -> str:
+    """An argument name that --call-format python cannot write, or ""."""
+    tools = task.spec.get("tools", ()) if _form.call_format == "python" else ()
+    names = (call_text.unwritable(tool["parameters"]) for tool in tools)
+    return next(filter(None, names), "")
 
 
 @lru_cache
@@ -515,18 +571,30 @@ def _families(tasks) -> dict:
 
 
 def prepare(o):
-    """Check the model option, the lengths and both task files."""
+    """Check the model option, the lengths and both task files; set the form that all is in."""
+    global _form
     if not o.model:
         raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                         "such as Qwen/Qwen2.5-7B-Instruct")
-    for name, least in (("max_task_tokens", MIN_TASK_TOKENS),
-                        ("max_response_tokens", MIN_RESPONSE_TOKENS)):
+    form = {name: world_option(sys.modules[__name__], o, name) for name in OPTIONS}
+    if form["exemplars"] < 0:
+        raise UserError(f"--exemplars is {form['exemplars']}: must not be negative")
+    short = form["call_format"] == "python"
+    for name, least, brief in (("max_task_tokens", MIN_TASK_TOKENS, short and form["keep_tools"]),
+                               ("max_response_tokens", MIN_RESPONSE_TOKENS, short)):
+        least = MIN_PYTHON_TOKENS if brief else least
         if vars(o)[name] < least:
-            raise UserError(f"--{name.replace('_', '-')} {vars(o)[name]} is too short for JSON: "
-                            f"give {least} or more, or start from a --preset")
+            raise UserError(f"--{name.replace('_', '-')} {vars(o)[name]} is too short for "
+                            f"{'a call' if brief else 'JSON'}: give {least} or more, or start from "
+                            "a --preset")
     read_tasks.cache_clear()  # the files may have been corrected since an earlier run
     _splits.cache_clear()
-    _splits(o.base_tasks, o.validation_tasks)
+    splits = _splits(o.base_tasks, o.validation_tasks)
+    _form = Form(**form, pool=tuple(splits["base"]))
+    for task in (task for tasks in splits.values() for task in tasks):
+        if name := unwritable(task):
+            raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
+                            "name in Python: use --call-format json or leave the task out")
 
 
 def base_tasks(o) -> list[Task]:
@@ -550,6 +618,10 @@ You answer requests by calling tools. These are the tools, as JSON, one per line
 Reply with every call that the request needs, in the order it asks for, and no other. Write each \
 one as a JSON object between tags, on a line of its own:
 <tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>"""
+
+AGENT_PYTHON = """\
+Answer the request with calls of these functions, one per line, and nothing else:
+{tools}"""
 
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
 
@@ -600,22 +672,70 @@ def env_prompt(seed_task: Task, success, alpha: float) -> list[dict]:
 
     alpha stays out: what is asked for holds at any target, so no record's prompt goes stale.
     """
-    record = {"task": seed_task.text, **seed_task.spec}
-    if structured(seed_task):
-        record = record if record["ordered"] else {k: record[k] for k in ("task", "tools", "calls")}
-        system = ENV_SYSTEM.format(answers="calls", form=CALLS_FORM)
-    else:
-        record["reference"] = record["reference"][0]
-        system = ENV_SYSTEM.format(answers="answers", form=ANSWER_FORM)
-    user = ENV_USER.format(seed=_json(record), words=success_words(success))
+    return _env_messages(seed_task, success, examples(seed_task, _form.exemplars))
+
+
+def _env_messages(seed_task, success, shown) -> list[dict]:
+    if _form.keep_tools:
+        return task_text.prompt(_record(seed_task), tools_text(seed_task), success,
+                                list(map(_record, shown)), _line_of_call)
+    system = ENV_SYSTEM.format(answers="calls", form=CALLS_FORM) if structured(seed_task) else \
+        ENV_SYSTEM.format(answers="answers", form=ANSWER_FORM)
+    if shown:
+        system += "\nExamples:\n" + "\n".join(_json(_record(task)) for task in shown)
+    user = ENV_USER.format(seed=_json(_record(seed_task)), words=success_words(success))
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
+def _record(task: Task) -> dict:
+    """A task as a line of a task file."""
+    record = {"task": task.text, **task.spec}
+    if not structured(task):
+        return {**record, "reference": record["reference"][0]}
+    return record if record["ordered"] else {k: record[k] for k in ("task", "tools", "calls")}
+
+
+def examples(seed_task: Task, n: int, without=()) -> list[Task]:
+    """n base tasks to show beside a seed task: always the same ones, variations of it first.
+
+    without: keys (same_task_key) of tasks not to show, beside those of the seed task.
+    """
+    if not n:
+        return []
+    keys = {*without, *same_task_key(seed_task)}
+    others = [task for task in _form.pool if structured(task) == structured(seed_task)
+              and keys.isdisjoint(same_task_key(task))]
+    random.Random(seed_task.id).shuffle(others)
+    return sorted(others, key=lambda task: not fits_tools(task, seed_task))[:n]  # stable
+
+
+def fits_tools(task: Task, seed_task: Task) -> bool:
+    """Whether a task's calls are calls of its seed task's tools; always so for two questions."""
+    if not (structured(task) and structured(seed_task)):
+        return structured(task) == structured(seed_task)
+    try:
+        check_calls(task.spec["calls"], {t["name"]: t for t in seed_task.spec["tools"]})
+    except InvalidTask:
+        return False
+    return True
+
+
+def tools_text(task: Task) -> str:
+    """The tools of a task, one a line, as --call-format says; "" if it has none."""
+    write = call_text.signature if _form.call_format == "python" else _json
+    return "\n".join(map(write, task.spec.get("tools", ())))
+
+
+def _line_of_call(call: dict) -> str:
+    return (call_text.write_call if _form.call_format == "python" else _json)(call)
+
+
 def agent_prompt(task: Task) -> list[dict]:
-    """Chat messages for the agent: tool specs and the form of a call, then the task."""
+    """Chat messages for the agent: the tools and the form of a call, then the task."""
     system = AGENT_ANSWER
     if structured(task):
-        system = AGENT_CALLS.format(tools="\n".join(map(_json, task.spec["tools"])))
+        form = AGENT_PYTHON if _form.call_format == "python" else AGENT_CALLS
+        system = form.format(tools=tools_text(task))
     return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
 
 
@@ -641,6 +761,34 @@ def load_policy(o) -> Policy:
     return policy
 
 
+def warm_start_pairs(o, turn: int = 0) -> dict:
+    """What `genenv.py warm-start` imitates: {"agent": pairs, "env": pairs} of (prompt, response).
+
+    Base tasks alone. The agent's response is the expected one. The simulator's are other base tasks
+    that the seed task's tools can do, at most VARIATIONS of them, in each `turn` the next ones; a
+    seed task for which there is none (its functions occur nowhere else) is the agent's alone.
+    """
+    tasks, env = base_tasks(o), []
+    for seed_task in tasks:
+        near = [task for task in tasks if fits_tools(task, seed_task)
+                and set(same_task_key(seed_task)).isdisjoint(same_task_key(task))]
+        random.Random(seed_task.id).shuffle(near)
+        n = min(VARIATIONS, len(near))
+        chosen = [near[(turn * n + i) % len(near)] for i in range(n)]
+        # what is to be written must not stand in the prompt
+        keys = {key for task in chosen for key in same_task_key(task)}
+        prompt = _env_messages(seed_task, None, examples(seed_task, _form.exemplars, keys))
+        env += [(prompt, task_as_written(task)) for task in chosen]
+    return {"agent": [(agent_prompt(task), gold(task)) for task in tasks], "env": env}
+
+
+def task_as_written(task: Task) -> str:
+    """A task in the form that the simulator writes."""
+    if _form.keep_tools:
+        return task_text.write(_record(task), _line_of_call)
+    return _json(_record(task))
+
+
 # ---------------------------------------------------------------------------------------------
 # Eq. 1
 
@@ -662,6 +810,8 @@ def gold(task: Task) -> str:
     """A response that earns 1."""
     if not structured(task):
         return task.spec["reference"][0]
+    if _form.call_format == "python":
+        return call_text.write_calls(task.spec["calls"])
     return "\n".join(f"<tool_call>{_json(call)}</tool_call>" for call in task.spec["calls"])
 
 

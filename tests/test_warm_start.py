@@ -1,0 +1,286 @@
+"""The warm start: what is imitated, what the merged folder computes, and SIGKILL in between.
+
+Run: python -m pytest tests/test_warm_start.py -q. With a small random chat model of one token per
+byte; the real one is in test_real_model.py.
+"""
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import genenv
+from data_pool import UserError
+from policy import Policy
+from runtime import warm_start
+from runtime.loading import policy_options
+from test_tool_calls import chat_model
+from worlds import load_world, tool_calls
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def record(tool, n):
+    """A task about lamp n, for one of several tools."""
+    spec = {"name": tool, "description": "", "parameters": {
+        "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}
+    return {"task": f"Please {tool} lamp number {n} now.", "tools": [spec],
+            "calls": [{"name": tool, "arguments": {"n": n}}]}
+
+
+TASKS = [record("dim", n) for n in range(14)] + [record("test", n) for n in range(6)] \
+    + [record(f"only{n}", n) for n in range(4)]
+SMALL = ["--call-format", "python", "--keep-tools", "--max-task-tokens", "96", "--threads", "1",
+         "--max-response-tokens", "32", "--device", "cpu", "--measured", "2", "--G", "2",
+         "--rank", "4", "--passes", "2", "--batch", "8", "--save-every", "1", "--lr", "0.01"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return chat_model(tmp_path_factory.mktemp("chat"), hidden=32)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tasks") / "base.jsonl"
+    path.write_text("".join(json.dumps(task) + "\n" for task in TASKS))
+    return str(path)
+
+
+def argv(model, tasks, out, *more):
+    return ["--model", model, "--base-tasks", tasks, "--out", str(out), *SMALL, *more]
+
+
+@pytest.fixture(scope="module")
+def done(model, tasks, tmp_path_factory):
+    """A finished warm start: its folder."""
+    out = tmp_path_factory.mktemp("warm") / "model"
+    assert warm_start.main(argv(model, tasks, out), genenv.Options) == 0
+    return out
+
+
+@pytest.fixture(autouse=True)
+def usual_form():
+    """The world keeps the form that it was last prepared for."""
+    yield
+    tool_calls._form = tool_calls.Form()
+
+
+# ---------------------------------------------------------------------------------------------
+# what is imitated
+
+
+def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
+    _, o = warm_start.parse(argv(model, tasks, tmp_path), genenv.Options)
+    world = load_world("tool_calls")
+    world.prepare(o)
+    held_out = [task.text for split in ("validation", "tuning")
+                for task in world.validation_tasks(o, split)]
+    assert len(held_out) == 6
+    for turn in range(4):
+        pairs = world.warm_start_pairs(o, turn)
+        assert not any(text in json.dumps(pairs) for text in held_out)
+        assert len(pairs["agent"]) == len(world.base_tasks(o)) == 18
+    # a tool with one task is the agent's alone; the simulator's tasks are others for the same tool
+    assert not any("only" in json.dumps(pair) for pair in pairs["env"])
+    assert any("only" in json.dumps(pair) for pair in pairs["agent"])
+
+
+def test_simulator_pairs_are_tasks_that_the_world_accepts(model, tasks, tmp_path):
+    _, o = warm_start.parse(argv(model, tasks, tmp_path, "--exemplars", "2"), genenv.Options)
+    world = load_world("tool_calls")
+    world.prepare(o)
+    base = {json.dumps(world.env_prompt(t, None, 0.5)[1]): t for t in world.base_tasks(o)}
+    turns = [world.warm_start_pairs(o, turn)["env"] for turn in (0, 1)]
+    for prompt, response in turns[0]:
+        seed_task = base[json.dumps(prompt[1])]
+        task = world.parse_task(response, seed_task, 0)
+        assert task.spec["tools"] == seed_task.spec["tools"] and task.text != seed_task.text
+        assert response not in prompt[0]["content"]  # examples never show what is to be written
+        assert "Solved: unknown" in prompt[1]["content"]
+    assert turns[0] != turns[1]  # a second pass has other variations
+
+
+def test_loss_falls_and_both_roles_are_in_a_batch(model, tasks, tmp_path):
+    s, o = warm_start.parse(argv(model, tasks, tmp_path), genenv.Options)
+    world = load_world("tool_calls")
+    world.prepare(o)
+    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+    passes = warm_start.pairs_of_pass(world, policy, o, s, 0)
+    groups = passes["agent"] + passes["env"]
+    assert max(len(responses) for _, responses in passes["env"]) == 4  # a prompt is encoded once
+    batches = warm_start.batches_of_pass(groups, 8, torch.Generator().manual_seed(0))
+    assert sorted(map(str, sum(batches, []))) == sorted(map(str, groups))  # each once in a pass
+    base = [p.clone() for n, p in policy.model.named_parameters() if "lora" not in n]
+    optimizer = policy.optimizer("warm", 0.01)
+    losses = [warm_start.imitation_step(policy, optimizer, groups[:6], 0.01, o) for _ in range(12)]
+    assert losses[-1] < 0.8 * losses[0]
+    assert all(torch.equal(a, b) for a, b in zip(
+        base, (p for n, p in policy.model.named_parameters() if "lora" not in n)))
+
+
+def test_loss_is_the_mean_per_token(model, tasks, tmp_path):
+    """Against one response at a time; micro-batches change nothing."""
+    s, o = warm_start.parse(argv(model, tasks, tmp_path), genenv.Options)
+    world = load_world("tool_calls")
+    world.prepare(o)
+    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+    groups = warm_start.pairs_of_pass(world, policy, o, s, 0)["env"][:3]
+    with policy.use("warm"), torch.no_grad():
+        rows = [policy.logprobs_dense([(p, [r])])[0].sum() for p, rs in groups for r in rs]
+    expected = -sum(map(float, rows)) / sum(len(r) for _, rs in groups for r in rs)
+    for budget in (10 ** 6, 300):
+        import dataclasses
+        o = dataclasses.replace(o, token_budget=budget)
+        loss = warm_start.imitation_step(policy, policy.optimizer("warm", 1e-9), groups, 1e-9, o)
+        assert loss == pytest.approx(expected, rel=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------
+# the folder
+
+
+def test_folder_is_a_model_and_its_report(done, model):
+    report = json.loads((done / "warm_start.json").read_text())
+    for when in ("before", "after"):
+        for split in ("validation", "tuning"):
+            m = report[when][split]
+            assert sum(m["p_hat"]) == m["tasks"] == 2 and len(m["p_hat"]) == 3
+            assert m["success"] == pytest.approx(sum(k * n for k, n in enumerate(m["p_hat"])) / 4)
+        assert {"valid", "invalid", "tasks"} <= set(report[when]["env"])
+    assert report["pairs"][0]["agent"] == 18 and not (done / "warm_start").exists()
+    assert not list(done.glob("tmp*"))
+    warm, cold = (Policy.load(str(folder), device="cpu") for folder in (done, model))
+    assert warm.tokenizer.chat_template == cold.tokenizer.chat_template
+
+
+def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
+    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"), genenv.Options)
+    out = warm_start.claim(s, o)
+    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in policy.params["warm"]:
+            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+    groups = [([5, 6, 7, 8], [[9, 10, 11], [12, 13]])]
+    with policy.use("warm"), torch.no_grad():
+        with_adapter = policy.logprobs(groups)[0]
+    with policy.use(None), torch.no_grad():
+        without = policy.logprobs(groups)[0]
+    warm_start.merge(policy, o, out)
+    merged = Policy.load(str(out), device="cpu")
+    with torch.no_grad():
+        assert torch.allclose(merged.logprobs(groups)[0], with_adapter, atol=1e-4)
+    assert (without - with_adapter).abs().max() > 0.05  # or this would show nothing
+
+
+def test_tied_heads_stay_tied(tasks, tmp_path):
+    """A model whose head is its embedding, as SmolLM2's: the folder has it once."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    source = chat_model(tmp_path / "a", hidden=32)
+    lm = AutoModelForCausalLM.from_pretrained(source)
+    lm.config.tie_word_embeddings = True
+    lm = type(lm)(lm.config)
+    lm.save_pretrained(tmp_path / "tied")
+    AutoTokenizer.from_pretrained(source).save_pretrained(tmp_path / "tied")
+    s, o = warm_start.parse(argv(str(tmp_path / "tied"), tasks, tmp_path / "m"), genenv.Options)
+    out = warm_start.claim(s, o)
+    policy = Policy.load(o.model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+    warm_start.merge(policy, o, out)
+    weights, before = (load_file(f / "model.safetensors") for f in (out, tmp_path / "tied"))
+    assert set(weights) == set(before) and "lm_head.weight" not in weights
+
+
+def test_four_bit_training_is_merged_into_the_weights_before(model, tasks, tmp_path):
+    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m", "--quant", "nf4"), genenv.Options)
+    out = warm_start.claim(s, o)
+    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+    warm_start.merge(policy, o, out)  # a fresh adapter: B = 0
+    merged, base = (load_file(Path(f) / "model.safetensors") for f in (out, model))
+    assert set(merged) == set(base)
+    for name, value in merged.items():  # the base itself in 16 bits, not what NF4 made of it
+        assert torch.equal(value, base[name].to(torch.bfloat16)), name
+
+
+# ---------------------------------------------------------------------------------------------
+# interruptions
+
+
+COMMAND = ("import sys, genenv; from runtime import warm_start; "
+           "sys.exit(warm_start.main(sys.argv[1:], genenv.Options))")
+
+
+def test_killed_and_given_again_it_ends_at_the_same_bits(done, model, tasks, tmp_path):
+    out = tmp_path / "model"
+    command = [sys.executable, "-c", COMMAND, *argv(model, tasks, out)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
+    for line in process.stdout:
+        if line.startswith("step 2/"):
+            process.send_signal(signal.SIGKILL)
+            break
+    assert process.wait() == -signal.SIGKILL and not (out / "model.safetensors").exists()
+    assert warm_start.main(argv(model, tasks, out), genenv.Options) == 0
+    assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
+    again, once = (json.loads((f / "warm_start.json").read_text()) for f in (out, done))
+    assert again["before"] == once["before"] and again["after"] == once["after"]
+
+
+def test_a_damaged_state_is_one_line(model, tasks, tmp_path):
+    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"), genenv.Options)
+    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+    (tmp_path / "state.pt").write_bytes(b"PK\x03\x04 no state")
+    with pytest.raises(UserError, match="state.pt is damaged") as error:
+        warm_start.load_state(tmp_path / "state.pt", policy, policy.optimizer("warm", 1.0))
+    assert "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------------------------------------
+# mistakes
+
+
+def refusal(arguments) -> str:
+    with pytest.raises(UserError) as error:
+        warm_start.main(arguments, genenv.Options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_too_few_tasks_for_both_roles(model, tmp_path):
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(json.dumps(record(f"only{n}", n)) + "\n" for n in range(30)))
+    assert "too few base tasks to imitate as the simulator (0, of 24" in refusal(
+        argv(model, str(path), tmp_path / "m"))
+    path.write_text("".join(json.dumps(record("dim", n)) + "\n" for n in range(6)))
+    assert "too few base tasks to imitate as the agent (4, of 4" in refusal(
+        argv(model, str(path), tmp_path / "n"))
+
+
+def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):
+    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"), genenv.Options)
+    warm_start.claim(s, o)
+    assert "other settings" in refusal(argv(model, tasks, tmp_path / "m", "--lr", "0.02"))
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "file").write_text("mine")
+    assert "is not empty" in refusal(argv(model, tasks, tmp_path / "used"))
+    assert "is not empty" in refusal(argv(model, tasks, tmp_path / "used" / "file"))
+
+
+@pytest.mark.parametrize("more, said", [
+    (["--passes", "0"], "--passes"), (["--lr", "-1"], "--lr"), (["--lr", "nan"], "--lr"),
+    (["--batch", "x"], "--batch"), (["--out", ""], "--out"), (["--model", ""], "--model"),
+    (["--nonsense"], "--nonsense"), (["--world", "ladder"], "warm_start_pairs"),
+    (["--call-format", "yaml"], "--call-format"), (["--exemplars", "-1"], "--exemplars"),
+])
+def test_wrong_options(model, tasks, tmp_path, more, said):
+    keep = [a for a in argv(model, tasks, tmp_path / "m")]
+    if "--world" in more:  # options of the tool_calls world would be refused first
+        keep = ["--model", model, "--out", str(tmp_path / "m")]
+    assert said in refusal(keep + more)
+    assert not (tmp_path / "m").exists()
