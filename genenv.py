@@ -4,6 +4,7 @@
     python genenv.py --variant random                 # the simulator is never trained (ablation)
     python genenv.py --alpha-schedule linear --alpha 0.7 --alpha-end 0.4
     python genenv.py --resume --out runs/000-genenv   # go on where a run stopped
+    python genenv.py warm-start --model M --base-tasks F --out DIR    # for a small model, first
     python genenv.py --help                           # every option with its meaning
 
 What of the paper this is: Algorithm 1. `epoch` below reads like it: generate and interact, update
@@ -34,7 +35,7 @@ import torch
 import curriculum
 from data_pool import EnvRecord, Task, Trace, distinct, priority
 from grpo import grpo_update
-from runtime import checkpoint, export, measure, memory, options
+from runtime import checkpoint, export, measure, memory, options, warm_start
 from runtime.run import Run, context_of, end_epoch, finish, note_refused, prepare_run, \
     progress_bar
 from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
@@ -456,7 +457,8 @@ def parse_options(argv) -> Options:
 def main(argv=None) -> int:
     """Entry point; returns the exit code: 0, 2 for a user's mistake, 128 + n after a signal n."""
     argv = sys.argv[1:] if argv is None else argv
-    command = {"export": export.main}.get(argv[0] if argv else "")
+    commands = {"export": export.main, "warm-start": lambda rest: warm_start.main(rest, Options)}
+    command = commands.get(argv[0] if argv else "")
     return options.exit_code(lambda: command(argv[1:]) if command else train(parse_options(argv)))
 
 

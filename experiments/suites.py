@@ -87,7 +87,7 @@ WHICH = {
 }
 SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN, "levers": LEVERS, "which": WHICH}
 SEEDS = {"which": 5}  # runs of each variant, where it is not 3
-QUICK = ["--epochs", "2", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1"]
+QUICK = ["--no-gate", "--epochs", "2", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1"]
 
 
 def variants(suite: str, world) -> dict:

@@ -44,6 +44,7 @@ OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
     "adapters and optimisers": ("rank",),
     "copies of the simulator's state": ("rank",),
     "copy of the adapter": ("rank",),
+    "cast of the adapter": ("rank",),
     "keys and values": ("max_rows", "max_prompt_tokens", "max_response_tokens", "max_task_tokens"),
     "prefill": ("max_rows", "max_prompt_tokens"),
     "attention of a chunk": ("max_prompt_tokens", "max_rows"),
@@ -151,13 +152,17 @@ def cache_keys(P: int, G: int, R: int) -> int:
     return room
 
 
-def rollout_instants(config, e, prompts, G, P, R, max_rows) -> list:
-    """One call of Policy.sample at its widest chunk of prompts: [{part: bytes}] for its instants."""
+def rollout_instants(config, e, prompts, G, P, R, max_rows, lora=0) -> list:
+    """One call of Policy.sample at its widest chunk of prompts: [{part: bytes}] for its instants.
+
+    lora: parameters of an adapter, of which a copy in the compute type is there throughout.
+    """
     D, I, V = config.hidden_size, _inner(config), config.vocab_size
     heads, key_heads, head_dim = _heads(config)
     B = min(prompts, max(1, max_rows // G))
     columns = min(P, max(1, PREFILL_TOKENS // B))
-    cached = lambda keys: {"keys and values": B * keys * kv_bytes_per_token(config, e)}
+    cached = lambda keys: {"keys and values": B * keys * kv_bytes_per_token(config, e),
+                           "cast of the adapter": lora * e if e < FP32 else 0}
     # a first chunk is plainly causal, later ones bring a mask: bool, and additive for the kernel.
     # Query heads that share keys get copies of them, or if queries are few one mask for each
     sharing, few = heads // key_heads, columns <= head_dim
@@ -269,10 +274,11 @@ def instants(config, o, e: int = 0) -> dict:
     counts, config = count_parameters(config, o.rank), config.get_text_config(decoder=True)
     P, n_tasks = o.max_prompt_tokens, o.seed_tasks * o.variations + round(
         o.seed_tasks * o.variations * o.replay)
-    rollouts = lambda *shape: rollout_instants(config, e, *shape, o.max_rows)
+    rollouts = lambda *shape: rollout_instants(config, e, *shape, o.max_rows, counts["lora"])
     # at any number of tasks, with different numbers of attempts in turn
     attempts = lambda *Gs: sum((rollout_instants(config, e, o.max_rows, G, P, o.max_response_tokens,
-                                                rollout_rows(o, G, P)) for G in Gs), [])
+                                                rollout_rows(o, G, P), counts["lora"])
+                               for G in Gs), [])
     training = lambda groups, G, R: training_instants(
         config, e, o.rank, o.grad_checkpoint, largest_micro_batch(groups, G, P, R, o.token_budget))
     # the KL terms score the whole sample, without gradient: prefill's widest tensors, no cache

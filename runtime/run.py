@@ -20,7 +20,7 @@ from tqdm import tqdm
 import curriculum
 from data_pool import EnvPool, TrainPool, UserError, append_jsonl
 from policy import Policy
-from runtime import checkpoint, measure, memory, options, report
+from runtime import checkpoint, gate, measure, memory, options, report
 from worlds import held_out_keys, load_world, read_teacher, refuse_special_tokens
 
 SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
@@ -135,27 +135,25 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     print(measure.line(record), flush=True)
     silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
-    mixed = any(0 < p < 1 for _, p, _ in run.state.attempts)
+    verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ""
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
-    if run.o.gate and record["epoch"] == 0 and run.o.epochs:
-        check_gate(run, record, mixed)
+    if verdict and run.o.gate:
+        raise UserError(f"{verdict} Or: --no-gate --resume --out {run.folder}")
     if len(silent) == SILENT_EPOCHS and record["epoch"] < run.o.epochs:  # after the last: no use
         finish(run)
         raise UserError(f"the simulator wrote no valid task in {SILENT_EPOCHS} epochs running "
                         f"({record['invalid']}): stopped; everything so far is in {run.folder}")
 
 
-def check_gate(run, record, mixed):
-    """Raise UserError after epoch 0 where nothing can be learned: no valid task, or no task that is
-    solved sometimes but not always. mixed: whether there is one."""
-    if mixed and (record["distinct_tasks"] or not record["written"]):
-        return
-    what = "no task was solved sometimes but not always" if record["distinct_tasks"] else \
-        f"the simulator wrote no valid task ({record['invalid']})"
-    raise UserError(f"nothing can be learned from here: {what} in epoch 0. Start from easier or "
-                    f"harder base tasks or a stronger model, or go on with --no-gate --resume "
-                    f"--out {run.folder}; samples.jsonl there shows what was written")
+def look_before(run, record) -> str:
+    """Print what the batch of epoch 0 holds; returns why nothing can be learned from it, or ""."""
+    attempts = run.state.attempts
+    valid = record["written"] - sum(record["invalid"].values())
+    line, verdict = gate.judge(record["written"], valid, [p for _, p, _ in attempts], run.o.G,
+                               [[e.reward for e in traces] for _, _, traces in attempts])
+    print(line, flush=True)
+    return verdict
 
 
 def finish(run):

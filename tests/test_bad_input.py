@@ -27,7 +27,7 @@ from runtime import report
 from worlds import ladder
 
 pytestmark = pytest.mark.usefixtures("no_training")
-MICRO = ["--threads", "1", "--steps", "1", "--seed-tasks", "4", "--val-samples", "1",
+MICRO = ["--threads", "1", "--no-gate", "--steps", "1", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "2", "--rank", "4"]
 
 
@@ -53,7 +53,7 @@ def no_training(monkeypatch):
     """Whatever gets as far as an epoch was not refused."""
     def begun(*args):
         raise AssertionError("this input was accepted")
-    monkeypatch.setattr(genenv, "dry_epoch", begun)
+    monkeypatch.setattr(genenv, "measure_untrained", begun)
     monkeypatch.setattr(genenv, "epoch", begun)
 
 

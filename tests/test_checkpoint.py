@@ -26,7 +26,7 @@ from runtime.run import EpochState
 from data_pool import read_jsonl
 from worlds import ladder
 
-MICRO = ["--threads", "1", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
+MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "2", "--rank", "4", "--epochs", "3"]
 POOLS = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 

@@ -234,7 +234,9 @@ def test_functions_of_a_user_are_found_wherever_they_stand(place, tmp_path):
     at = PLACES[place](source)
     (tmp_path / "curriculum.py").write_text(source[:at] + NEW + source[at:])
     (tmp_path / "tests").mkdir()
-    for name in ("README.md", "data_pool.py", "pytest.ini", "tests/test_curriculum.py"):
+    (tmp_path / "runtime").mkdir()
+    for name in ("README.md", "data_pool.py", "pytest.ini", "tests/test_curriculum.py",
+                 "runtime/__init__.py", "runtime/jsonl.py"):
         shutil.copy(root / name, tmp_path / name)
     pytest_ = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not wherever_they_stand",
                "tests/test_curriculum.py"]

@@ -311,7 +311,7 @@ def test_every_word_is_in_the_vocabulary_and_fits_the_model():
 def small_options(tmp_path, **given):
     own = {name: default for name, (default, _, _) in h.OPTIONS.items()}
     small = dict(epochs=1, steps=2, seed_tasks=2, variations=2, G=4, val_samples=1, env_updates=2,
-                 env_batch=4, threads=1, reward_noise=0.4, out=str(tmp_path / "run"), world_options=own)
+                 env_batch=4, threads=1, gate=False, reward_noise=0.4, out=str(tmp_path / "run"), world_options=own)
     return replace(genenv.Options(), world="household", **{**h.DEFAULTS, **small, **given})
 
 

@@ -232,7 +232,8 @@ def test_peak_of_a_rollout_is_as_estimated(monkeypatch, dtype, B, G, P, R, at_on
     monkeypatch.setattr(policy_module, "draw", lambda logits, *a: (
         torch.full(logits.shape[:-1], 5), torch.zeros(logits.shape[:-1])))
     policy = small_policy(dtype, 3)
-    instants = memory.rollout_instants(policy.lm.config, dtype.itemsize, B, G, P, R, B * G)
+    lora = memory.count_parameters(policy.lm.config)["lora"]
+    instants = memory.rollout_instants(policy.lm.config, dtype.itemsize, B, G, P, R, B * G, lora)
     call = lambda: policy.sample("agent", [[5] * P] * B, G=G, max_new_tokens=R)
     assert max(map(memory.phase_peak, instants)) == pytest.approx(allocated(call), rel=0.10)
 

@@ -100,13 +100,13 @@ def command(model, tasks, out, *more):
 # a random model: the real sampler, and not one valid task
 
 
-MUTE = ["--steps", "1", "--variations", "2", "--max-task-tokens", "64",
+SILENT = ["--no-gate", "--steps", "1", "--variations", "2", "--max-task-tokens", "64",
         "--max-response-tokens", "32"]
 
 
 def test_a_model_that_writes_no_task_runs_to_the_end(model, tasks, tmp_path, capsys):
     """Base tasks fill the batch, every epoch warns, memory is told before and after."""
-    assert command(model, tasks, tmp_path / "r", "--epochs", "2", *MUTE) == 0
+    assert command(model, tasks, tmp_path / "r", "--epochs", "2", *SILENT) == 0
     out, err = capsys.readouterr()
     assert not err
     for name in FILES + ["env.jsonl"]:
@@ -131,9 +131,18 @@ def test_a_model_that_writes_no_task_runs_to_the_end(model, tasks, tmp_path, cap
 
 def test_three_such_epochs_end_the_run_in_one_line(model, tasks, tmp_path, no_figures, capsys):
     """It would go on for days otherwise; what there is stays."""
-    one_line(capsys, command(model, tasks, tmp_path / "r", "--epochs", "9", *MUTE), "no valid task")
+    one_line(capsys, command(model, tasks, tmp_path / "r", "--epochs", "9", *SILENT), "no valid task")
     assert len(read_jsonl(tmp_path / "r" / "metrics.jsonl")) == 3
     assert all((tmp_path / "r" / name).is_file() for name in FILES if name.startswith("adapters"))
+
+
+def test_the_gate_stops_where_nothing_can_be_learned(model, tasks, tmp_path, capsys):
+    """One paragraph with the way out; followed, the run goes on from where it stood."""
+    out = str(tmp_path / "r")
+    one_line(capsys, command(model, tasks, out, "--epochs", "1", *SILENT[1:]), "warm-start")
+    assert len(read_jsonl(tmp_path / "r" / "metrics.jsonl")) == 1
+    assert genenv.main(["--no-gate", "--resume", "--out", out]) == 0
+    assert [r["epoch"] for r in read_jsonl(tmp_path / "r" / "metrics.jsonl")] == [0, 1]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -477,7 +477,6 @@ def picture(task: Task) -> str:
 def expert(task: Task) -> list[str]:
     """The plan of one who does not see into closed receptacles: they are opened in their order."""
     commands, looked = [], set()
-    inside = {thing: place for place, _, things in task.spec["house"] for thing in things}
     shut = [place for place, closed, _ in task.spec["house"] if closed]
     for command in plan(task):
         commands.append(command)
