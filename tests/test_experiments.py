@@ -20,8 +20,8 @@ from worlds import ladder, tool_calls
 ROOT = Path(__file__).parent.parent
 FIGURE = r"-?[0-9.]+ ± [0-9.]+|-?[0-9]\.[0-9]{3}|[+-][0-9.]+ to [+-][0-9.]+"
 SMALL_RECIPE = dict(steps=30, batch=4, lr=6e-3)
-TINY = ["--epochs", "1", "--steps", "1", "--variations", "2", "--G", "2", "--val-samples", "1",
-        "--rank", "4"]
+TINY = ["--no-gate", "--epochs", "1", "--steps", "1", "--variations", "2", "--G", "2",
+        "--val-samples", "1", "--rank", "4"]
 
 
 def record(epoch, **given):
@@ -343,7 +343,7 @@ def test_any_world_runs_a_suite(tmp_path, capsys):
     model = chat_model(tmp_path / "model", hidden=32)
     assert experiments.main([
         *command, "--model", model, *TINY, "--max-task-tokens", "64", "--max-response-tokens",
-        "32", "--device", "cpu", "--no-gate"]) == 0
+        "32", "--device", "cpu"]) == 0
     assert {p.stem for p in out.glob("*.jsonl")} == {"paper-tool_calls"}
     assert "| random | 1 |" in (out / "paper-tool_calls.md").read_text()
     assert (out / "paper-tool_calls-validation.png").is_file()

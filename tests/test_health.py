@@ -166,7 +166,7 @@ SICK = {  # name: (script, options, the one warning that it deserves)
                                "exploitation"),
     "lives on coin flips": (dict(p=flat(0.5)), MUCH_REPLAY, "exploitation"),
     "moves too fast": ({}, ["--env-kl-cap", "1e-9"], "KL cap"),
-    "drifts": ({}, ["--env-lr", "2.0", "--env-kl", "0", "--env-kl-cap", "1e9",
+    "drifts": ({}, ["--env-lr", "0.5", "--env-kl", "0", "--env-kl-cap", "1e9",
                       "--env-updates", "12"], "drift"),
     "is too hard": (dict(p=flat(0.0)), [], "stuck"),
     "is too easy": (dict(p=flat(1.0)), [], "stuck"),
