@@ -147,9 +147,11 @@ def proof_line(r: dict) -> str:
     """That training takes place: how far each adapter moved, that it moved alone, and that policy
     and reference differ (nats per token; the agent's KL is the mean over the epoch's updates)."""
     alone = "ANOTHER ADAPTER MOVED TOO" if r["other_adapter_moved"] else "each alone"
+    ratio = f"{r['env_weight_ratio']:.2f}" if r["env_weight_ratio"] else \
+        "infinite" if r["env_steps"] else "none"
     return (f"          moved: agent {r['agent_moved']:.2f}, simulator {r['env_moved']:.2f}, {alone}"
             f" | KL to the start: agent {r['kl']:.3f}, simulator {r['env_kl']:.3f} | largest weight "
-            f"/ smallest {r['env_weight_ratio']:.2f} | batch {r['env_batch_fresh']} fresh + "
+            f"/ smallest {ratio} | batch {r['env_batch_fresh']} fresh + "
             f"{r['env_batch_aged']} aged")
 
 

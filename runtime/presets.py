@@ -55,6 +55,18 @@ _7B = {
     "max_task_tokens": 768,      # one JSON object with two or three tool specs
 }
 
+# What small instruct models share: short tasks in a form that they can learn in minutes.
+_SMALL = {
+    "world": "tool_calls",
+    "call_format": "python",
+    "keep_tools": True,
+    "G": 8,
+    "k_min": 0.26,               # p_hat from 2/8 to 6/8
+    "max_prompt_tokens": 640,
+    "max_response_tokens": 64,
+    "max_task_tokens": 128,
+}
+
 PRESETS = {
     # The whole loop in seconds, in any world: to try an installation, a model or a task file.
     "tiny": {
@@ -70,6 +82,23 @@ PRESETS = {
         "max_response_tokens": 64,
         "token_budget": 4096,
         "max_rows": 64,
+    },
+    # SmolLM2-135M-Instruct after a warm start, on a CPU: an hour or so on one core. Calls as python
+    # text for the seed task's own tools, which is what such a small model can write and read.
+    "135m-cpu": {
+        **_SMALL,
+        "epochs": 12,
+        "steps": 4,
+        "seed_tasks": 8,
+        "variations": 2,
+        "val_samples": 4,
+        "env_updates": 4,
+        "env_batch": 16,
+        "env_kl_sample": 24,
+        "agent_lr": 1e-3,
+        "env_lr": 1e-3,
+        "token_budget": 4096,
+        "max_rows": 256,
     },
     # One RTX 3090 / 4090 / A10: what grows with the batch is kept narrow.
     "7b-24gb": {
