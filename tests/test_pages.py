@@ -105,7 +105,8 @@ def test_files_on_the_pages_exist(page):
     named = re.findall(r"`(\w+\.py): ([\w, ]+)`", text)  # file: functions in it
     for name, functions in named:
         source = (ROOT / name).read_text(encoding="utf-8")
-        missing += [f for f in functions.split(", ") if not re.search(rf"(def|class) {f}\b", source)]
+        missing += [f for f in functions.split(", ")
+                    if not re.search(rf"(def|class) {f}\b", source)]
     assert not missing
 
 
