@@ -346,7 +346,8 @@ def test_presets_fit_the_cards_they_are_named_after():
 
 def test_the_readme_states_what_check_prints():
     """A table that nobody refreshed would promise another card."""
-    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parent.parent / "runtime" / "README.md").read_text(
+        encoding="utf-8")
     rows = {cells[1].strip(): cells[2:5] for cells in
             (line.split("|") for line in readme.splitlines()) if len(cells) == 6}
     for column, name in enumerate(("7b-24gb", "7b-80gb", "7b-9k")):

@@ -1,0 +1,124 @@
+"""The pages name commands, options and files that exist.
+
+Run: python -m pytest tests/test_pages.py -q
+"""
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import curriculum
+import genenv
+from data_pool import UserError
+from runtime import checkpoint, warm_start
+from runtime.options import parse_options
+from runtime.presets import PRESETS
+from worlds import load_world, world_names
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "TROUBLESHOOTING.md", "runtime/README.md", "worlds/README.md",
+         "bench/README.md"]
+OF_A_RUN = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json",
+            "memory.json", "report.html", "gpu-7b.json", "tasks.jsonl", "base.jsonl", "mine.py"}
+
+
+def commands(page) -> list[list[str]]:
+    """The words of every `python ...` of a page, in blocks and in the text."""
+    text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    lines = [part.strip() for block in blocks for line in block.splitlines()
+             for part in re.sub(r"\s#.*|\[options.*", "", line).split("&&")]
+    inline = re.findall(r"`(python [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    return [shlex.split(line) for line in [*lines, *inline] if line.startswith("python ")]
+
+
+def check_run(words):
+    """Parse the options of one `python genenv.py ...` as the program would."""
+    words = ["template" if w == "mine" else w for w in words if w not in ("--resume", "RUN")]
+    words = words[:-1] if words[-1:] == ["--out"] else words  # it was --out RUN
+    if words[:1] == ["warm-start"]:
+        paths = [] if "--out" in words else ["--out", "D"]
+        paths += [] if "--model" in words else ["--model", "M"]
+        return warm_start.parse([*words[1:], *paths], genenv.Options)
+    return parse_options(words, genenv.Options)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_of_the_pages_are_understood(page, monkeypatch):
+    """An option that was renamed, a preset or a schedule that is not there."""
+    # the README's own example, which its reader has written by then
+    monkeypatch.setattr(curriculum, "alpha_warmup", lambda c: 0.5, raising=False)
+    found = commands(page)
+    assert found
+    for words in found:
+        if words[1] == "-m":
+            assert importlib.util.find_spec(words[2]), words
+        elif words[1] != "genenv.py":
+            assert (ROOT / words[1]).is_file(), words
+        elif not {"--help", "export"} & set(words):
+            check_run(words[2:])
+
+
+def test_a_command_with_a_wrong_option_is_noticed():
+    """The check itself."""
+    for words in (["--seed_tasks", "4"], ["--preset", "moon"], ["warm-start", "--steps-back", "4"],
+                  ["--alpha-schedule", "moon"]):
+        with pytest.raises(UserError):
+            check_run(words)
+
+
+def known_options() -> set:
+    """Every --option of the programs: of a run, its worlds, and of the commands beside it."""
+    names = {"preset", "help", *vars(genenv.Options()), *vars(warm_start.Settings())}
+    for world in world_names():
+        names |= set(getattr(load_world(world), "OPTIONS", {}))
+    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("*/__main__.py")]
+    sources += [(ROOT / "eval" / "make_base.py").read_text(encoding="utf-8"),
+                (ROOT / "runtime" / "export.py").read_text(encoding="utf-8")]
+    own = {flag for source in sources for flag in re.findall(r"\"(--[a-z][a-z-]*)\"", source)}
+    # names come from Options: they are written as in Python, and a bool has its negation
+    flags = {"--" + name.replace("_", "-") for name in names}
+    return flags | {"--no-" + flag[2:] for flag in flags} | own | {"--no-deps"}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", "EXPERIMENTS.md"])
+def test_options_on_the_pages_exist(page):
+    """Those that were renamed stand in the changelog alone."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w-])--[A-Za-z][A-Za-z-]*[a-z]|--G\b", text))
+    former = {"--" + name.replace("_", "-") for name in checkpoint.FORMER}
+    allowed = known_options() | (former if page == "CHANGELOG.md" else set())
+    assert named <= allowed, sorted(named - allowed)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_on_the_pages_exist(page):
+    """A module that moved to another room."""
+    text, here = (ROOT / page).read_text(encoding="utf-8"), (ROOT / page).parent
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    files = [name for name in re.findall(r"`([\w./]+\.(?:py|md|jsonl|json|txt|html))\b", text)
+             if Path(name).name not in OF_A_RUN]
+    missing = [name for name in [*links, *files]
+               if not (here / name).exists() and not (ROOT / name).exists()]
+    named = re.findall(r"`(\w+\.py): ([\w, ]+)`", text)  # file: functions in it
+    for name, functions in named:
+        source = (ROOT / name).read_text(encoding="utf-8")
+        missing += [f for f in functions.split(", ")
+                    if not re.search(rf"(def|class) {f}\b", source)]
+    assert not missing
+
+
+def test_the_first_page_is_short_and_has_one_block_for_the_real_model():
+    """Under 200 lines; the block below its mark is what is pasted."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 200
+    assert len(re.findall(r"^<!-- real model -->\n```bash\n", text, re.M)) == 1
+    assert text.count("<!-- real model -->") == 1
+
+
+def test_every_preset_stands_on_the_page_of_real_models():
+    """A new preset without a word on what it is for."""
+    text = (ROOT / "runtime" / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in PRESETS)
