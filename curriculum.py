@@ -215,7 +215,7 @@ def seeds_curated(p_hats, alpha):
     return [math.exp(-20 * (p - alpha) ** 2) for p in p_hats]
 
 
-def select_seeds(base, recent, n, base_share, weigh, alpha, generator):
+def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
     """n seed tasks: a share from the base set for coverage, the rest from recent pool tasks.
 
     base: tasks; recent: list of (task, p_hat); weigh: one of the seeds_ functions. While there are

@@ -109,7 +109,7 @@ def generate(run, alpha) -> list[Generation]:
     if o.variant in ("static", "teacher"):
         return draw_fixed(run)
     recent = run.train_pool.recent(run.state.epoch, o.pool_age)
-    seed_tasks = curriculum.select_seeds(
+    seed_tasks = curriculum.select_seed_tasks(
         run.train_pool.base, recent, o.seed_tasks, o.base_share,
         curriculum.named("seeds_")[o.seed_selection], alpha, run.rng)
     return solvable(run, write_tasks(run, seed_tasks, o.variations, alpha))
