@@ -10,6 +10,7 @@
     gate.py        is there anything to learn? a look at the batch of epoch 0
     memory.py      what a run will need, before a model is loaded, and what it took
     checkpoint.py  run folders, exact resume, signals
+    controls.py    rewards made blind on purpose, for studies
     measure.py     validation and the metrics record of an epoch
     health.py      warnings in plain words
     report.py      figures and the page of a run
