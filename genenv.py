@@ -61,9 +61,10 @@ def train(o: "Options") -> Path:
 
 
 def epoch(run: Run):
-    """One epoch t of Algorithm 1."""
+    """One epoch t of Algorithm 1: its step 1, 2 for the agent (2a) and 3 for D_train (3a) several
+    times over, on a batch each; then 2 for the simulator (2b) and 3 for D_env (3b) on all of it."""
     o, state, started = run.o, run.state, time.time()
-    alpha = curriculum.next_alpha(o.alpha_schedule, context_of(run))
+    alpha = curriculum.next_alpha(o.alpha_schedule, context_of(run))  # paper: 0.5 throughout
     for state.step in progress_bar(run):
         # 1. generate and interact; some earlier tasks of D_train are tried again beside the new
         generations = generate(run, alpha)  # T_t ~ pi_env
@@ -74,7 +75,7 @@ def epoch(run: Run):
         # 3a. aggregate, at every step: D_train <- D_train + Valid(E_t)
         for trial in trials:
             run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)
-        state.fresh += env_records(run, generations, trials)
+        state.fresh += env_records(run, generations, trials)  # kept for 2b
         checkpoint.stop_if_asked(run, started)
     # 2b. environment update: RWR on what fell into the band, new or from D_env, each task once
     fresh, aged = distinct(state.fresh), usable_records(run)
@@ -99,8 +100,8 @@ class Generation:
     """What the simulator wrote, and the task that it is."""
     task: Task
     prompt: list[int] | None = None    # ids of its context; None for ready-made tasks
-    response: list[int] | None = None  # its ids
-    text: str = ""                     # decoded
+    response: list[int] | None = None  # ids of what it wrote
+    text: str = ""                     # the same, decoded
     group: int = 0                     # generations of one group vary one seed task in one step
 
 
@@ -245,7 +246,8 @@ def trace_of(run, task, rollout, text) -> Trace:
 
 
 def update_agent(run, trials) -> dict:
-    """One GRPO update on a rollout batch."""
+    """One GRPO update on a rollout batch. Its r may be another than Eq. 1 (--agent-reward); p_hat
+    follows from Eq. 1 in any case."""
     o = run.o
     groups = [(trial.prompt, [r.response for r in trial.rollouts]) for trial in trials]
     rewards = torch.tensor([
@@ -305,7 +307,8 @@ def trains_environment(o) -> bool:
 
 
 def env_weights(o, records):
-    """Weights of the records, (n,): exponential in R_env (the paper's RWR), or a rival of it."""
+    """Weights of the records, (n,): exponential in R_env (the paper's RWR), or one of the other
+    two that --env-update compares with it."""
     r_env = torch.tensor([r.r_env for r in records])
     if not records or o.env_update == "none":
         return torch.ones(len(records))
@@ -317,7 +320,8 @@ def env_weights(o, records):
 
 
 def update_environment(run, fresh, aged, weights) -> dict:
-    """One update of the simulator on the records inside the band: fresh ones, and some of D_env."""
+    """One update of the simulator on the records inside the band: fresh ones, and some of D_env,
+    under the KL penalty to the initial simulator and the cap on the update's own KL."""
     o, t, kept = run.o, run.state.epoch, len(fresh)
     if not trains_environment(o):
         return {"env_kept": kept}
