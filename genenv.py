@@ -132,8 +132,8 @@ def write_tasks(run, seed_tasks, variations, alpha) -> list[Generation]:
     state.kl_sample += [[r.prompt, r.response] for r in rollouts]  # what KL is measured on in 2b
     first_group = state.step * o.seed_tasks  # groups are numbered through the epoch
     out, seen = [], set()  # seen: keys of the tasks kept
-    for r in rollouts:
-        seed_task, text = seed_tasks[r.group], run.policy.decode(r.response)
+    for i, r in enumerate(rollouts):
+        seed_task, text = seed_tasks[i // variations], run.policy.decode(r.response)
         try:
             task = parsed(run, r, text, seed_task, alpha)
             # not in the paper: a task counts once in a step, however often it was written, or RWR
@@ -145,7 +145,7 @@ def write_tasks(run, seed_tasks, variations, alpha) -> list[Generation]:
             note_refused(run, seed_task, text, str(reason))
             continue
         seen |= task_keys(run.world, task)
-        out.append(Generation(task, r.prompt, r.response, text, first_group + r.group))
+        out.append(Generation(task, r.prompt, r.response, text, first_group + i // variations))
     return out
 
 
