@@ -1,7 +1,8 @@
 """How difficult is a task, how difficult should it be, and which tasks are varied next.
 
-What of the paper this is: success rate (Eq. 2), environment reward R_env (Eq. 3), the k_min filter
-of Section 3, and the choice of seed tasks for the simulator. Everything is a plain function.
+What of the paper this is: success rate (Eq. 2), environment reward R_env (Eq. 3), the k_min filter,
+and the choice of seed tasks for the simulator. Everything is a plain function. The reward of an
+attempt (Eq. 1) is the world's (worlds/NAME.py: score); what GRPO makes of it stands here.
 
 How it is run: genenv.py calls it; the names of the functions below are the values of the options
 --alpha-schedule, --difficulty-reward, --seed-selection and --agent-reward.
@@ -85,9 +86,10 @@ def reward_tent(p_hat, alpha, beta):
 def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
     """The filter: the environment learns only from |p_hat - alpha| <= k_min (edges included).
 
-    p_hat moves in steps of 1/G, so k_min = 0.1 with G = 8 keeps only exactly 4/8.
+    p_hat moves in steps of 1/G: at alpha = 0.5, k_min = 0.1 with G = 8 keeps only exactly 4/8.
     """
-    return abs(p_hat - alpha) <= k_min + 1e-9  # 0.8 - 0.7 exceeds 0.1 in floating point
+    # a little more than k_min: 0.8 - 0.7 exceeds 0.1 in floating point
+    return abs(p_hat - alpha) <= k_min + 1e-9  # filter: |p_hat - alpha| <= k_min
 
 
 # ---------------------------------------------------------------------------------------------
@@ -103,7 +105,7 @@ class Context:
     alpha: float      # --alpha, the value to start from
     alpha_end: float  # --alpha-end, the value to arrive at
     previous: float   # alpha of the epoch before; --alpha in the first
-    signal: tuple = ()  # of the last epochs: rows (p_hat of tasks, their mean signal, n) as below
+    signal: tuple = ()  # of the last epochs: rows as signal_by_p_hat gives them
 
     @property
     def progress(self) -> float:
@@ -135,7 +137,7 @@ def alpha_step(c):
 
 
 def alpha_adaptive(c):
-    """Aim past the target by the last miss: who wins too often gets harder tasks."""
+    """Aim past the target by the last miss: an agent that wins too often gets harder tasks."""
     return min(0.95, max(0.05, c.alpha + (c.alpha - c.success)))
 
 
@@ -143,7 +145,7 @@ alpha_adaptive.steers, alpha_adaptive.uses_length = True, False
 
 
 def alpha_integral(c):
-    """On from the present alpha by a part of the last miss: rests only where success is alpha."""
+    """On from the present alpha by a part of the last miss: rests only where success is --alpha."""
     # starts low: p_hat is measured before the agent's update, and tasks get easier by it
     start = c.previous if c.epoch > 1 else c.alpha / 2
     return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))
@@ -153,7 +155,8 @@ alpha_integral.steers, alpha_integral.uses_length = True, False
 
 
 def alpha_learned(c):
-    """A part of the way to the p_hat whose tasks gave most signal when they were tried again."""
+    """A part of the way to the p_hat whose tasks gave most signal when they were tried again: the
+    top of a parabola through the measured points, each weighted by how many tasks it stands for."""
     p, signal, n = torch.tensor(c.signal or [(0, 0, 0)], dtype=torch.float64).T
     if len(p.unique()) < 3 or n.sum() < 30 or not signal.any():
         return c.previous  # a parabola through less would be noise
@@ -202,7 +205,8 @@ def target_of(schedule, alpha, alpha_option):
 
 
 # ---------------------------------------------------------------------------------------------
-# seeds: which tasks the simulator is asked to vary
+# seed tasks, which the simulator is asked to vary: functions of (p_hats of recent tasks, alpha) ->
+# a weight for each task, not necessarily of sum 1
 
 
 def seeds_uniform(p_hats, alpha):
@@ -215,20 +219,20 @@ def seeds_curated(p_hats, alpha):
     return [math.exp(-20 * (p - alpha) ** 2) for p in p_hats]
 
 
-def select_seeds(base, recent, n, base_share, weigh, alpha, generator):
+def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
     """n seed tasks: a share from the base set for coverage, the rest from recent pool tasks.
 
     base: tasks; recent: list of (task, p_hat); weigh: one of the seeds_ functions. While there are
-    no recent tasks all seeds come from base. Draws with replacement from `generator` (on the CPU).
+    no recent tasks all come from base. Draws with replacement from `generator` (on the CPU).
     """
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
     picks = torch.randint(len(base), (n_base,), generator=generator).tolist()
-    seeds = [base[i] for i in picks]
+    chosen = [base[i] for i in picks]
     if n > n_base:
         weights = torch.tensor(weigh([p for _, p in recent], alpha))
         picks = torch.multinomial(weights, n - n_base, replacement=True, generator=generator)
-        seeds += [recent[i][0] for i in picks.tolist()]
-    return seeds
+        chosen += [recent[i][0] for i in picks.tolist()]
+    return chosen
 
 
 # ---------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ epoch that measured it, because it goes stale as the agent learns.
 """
 import hashlib
 import json
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,7 +64,7 @@ class EnvRecord:
     p_hat_seed: float    # ... on all variations of its seed task, in the same step
     p_hat_batch: float   # ... on all that was written in the same step
     epoch: int           # epoch in which these were measured
-    r_env: float = 0.0   # Eq. 3 at the alpha of the update that last used the record
+    r_env: float = 0.0   # Eq. 3 at the alpha of the last update that looked at it; 0: none has
 
     def rate(self, unit: str) -> float:
         """Eq. 2 over one unit of attempts: "task", "seed" or "batch"."""
@@ -87,11 +86,8 @@ class TrainPool:
         self.path, self.base = Path(path), list(base)
         self.tasks = {task.id: task for task in self.base}
         self.p_hat, self.pending, self.n_traces = {}, [], 0
-        if self.path.is_file():
-            for n, record in enumerate(read_jsonl(self.path), 1):
-                with _field_errors(f"{self.path}, record {n}"):
-                    self._apply(Task(**record["task"]), record["p_hat"], int(record["epoch"]),
-                                len(record["traces"]))
+        _read_pool(self.path, lambda r: self._apply(Task(**r["task"]), r["p_hat"], int(r["epoch"]),
+                                                   len(r["traces"])))
 
     def add(self, task, traces, p_hat: float, epoch: int) -> bool:
         """D_train <- D_train + Valid(E_t). A task none of whose traces is valid is not kept."""
@@ -141,14 +137,11 @@ class EnvPool:
 
     def __init__(self, path):
         """path: its JSONL file, read if it exists."""
-        self.path, self.records, self.pending = Path(path), [], []
-        if self.path.is_file():
-            for n, record in enumerate(read_jsonl(self.path), 1):
-                with _field_errors(f"{self.path}, record {n}"):
-                    self.records.append(_checked(EnvRecord(**record)))
+        self.path, self.pending = Path(path), []
+        self.records = _read_pool(self.path, lambda r: _checked(EnvRecord(**r)))
 
     def add(self, records):
-        """D_env <- D_env + weighted generations."""
+        """D_env <- D_env + weighted generations; the weight follows from the p_hat they have."""
         self.records += records
         self.pending += records
 
@@ -174,25 +167,31 @@ def distinct(records) -> list[EnvRecord]:
 
 
 def priority(record: EnvRecord, epoch: int, half_life: float = 2.0) -> float:
-    """How much an aged record still counts, halved every half_life epochs: a p_hat measured long
-    ago says little about the agent of today."""
+    """How likely an aged record is drawn into a mini-batch of RWR, halved every half_life epochs:
+    a p_hat measured long ago says little about the agent of today."""
     return 0.5 ** ((epoch - record.epoch) / half_life)
+
+
+def _read_pool(path, build) -> list:
+    """build(record) of every record of a pool's file, nothing if there is none yet.
+
+    Raises UserError naming the record that has a missing or mistyped field.
+    """
+    built = []
+    for n, record in enumerate(read_jsonl(path) if path.is_file() else (), 1):
+        try:
+            built.append(build(record))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{path}, record {n}: not a pool record ({error}); "
+                            "the file was edited or belongs to another version") from None
+    return built
 
 
 def _checked(r: EnvRecord) -> EnvRecord:
     """The record, if its numbers are numbers; a wrong one would only be noticed epochs later."""
-    whole, rates = [*r.prompt, *r.response, r.group, r.epoch], [r.p_hat, r.p_hat_seed, r.p_hat_batch]
+    whole = [*r.prompt, *r.response, r.group, r.epoch]
+    rates = [r.p_hat, r.p_hat_seed, r.p_hat_batch]
     if not (all(type(i) is int for i in whole) and r.response and isinstance(r.keys, list)
             and all(0 <= float(p) <= 1 for p in rates)):
         raise ValueError("prompt, response, group, epoch or a success rate has a wrong value")
     return r
-
-
-@contextmanager
-def _field_errors(where):
-    """Turn a missing or mistyped field of a pool record into one clear line."""
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{where}: not a pool record ({error}); "
-                        "the file was edited or belongs to another version") from None

@@ -9,7 +9,9 @@
 
 What of the paper this is: Algorithm 1. `epoch` below reads like it: generate and interact, update
 both policies, aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env
-and filter in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1).
+and filter in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1),
+both policies in policy.py. runtime/ has what a run needs beside the algorithm: `run` holds it all,
+`run.o` its Options, `run.state` what was done so far in this epoch (runtime/run.py).
 
 Where it differs on purpose: an epoch is several small steps, so that new tasks become seed tasks at
 once and GRPO stays on-policy, for which tasks of D_train are rolled out afresh as well; the
@@ -35,9 +37,9 @@ import torch
 import curriculum
 from data_pool import EnvRecord, Task, Trace, distinct, priority
 from grpo import grpo_update
-from runtime import checkpoint, export, measure, memory, options, warm_start
-from runtime.run import Run, context_of, end_epoch, finish, note_refused, prepare_run, \
-    progress_bar
+from runtime import checkpoint, controls, export, measure, memory, options, warm_start
+from runtime.run import Run, context_of, end_epoch, finish, fixed_tasks, note_refused, \
+    prepare_run, progress_bar
 from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
     rwr_weights, weight_ratio
 from worlds import InvalidTask, attempt_score, check_task, play, task_keys, transcript
@@ -52,19 +54,20 @@ def train(o: "Options") -> Path:
     with run.lock, checkpoint.stop_signals(run):  # no other program writes into this folder
         if run.state.epoch == 0:
             measure_untrained(run)
-        for _ in range(run.state.epoch, o.epochs + 1):
+        for _ in range(run.state.epoch, o.epochs + 1):  # t = 1..T, or on from a checkpoint
             epoch(run)
         finish(run)
     return run.folder
 
 
 def epoch(run: Run):
-    """One epoch t of Algorithm 1."""
+    """One epoch t of Algorithm 1: its step 1, 2 for the agent (2a) and 3 for D_train (3a) several
+    times over, on a batch each; then 2 for the simulator (2b) and 3 for D_env (3b) on all of it."""
     o, state, started = run.o, run.state, time.time()
-    alpha = curriculum.next_alpha(o.alpha_schedule, context_of(run))
+    alpha = curriculum.next_alpha(o.alpha_schedule, context_of(run))  # paper: 0.5 throughout
     for state.step in progress_bar(run):
-        # 1. generate and interact: T_t ~ pi_env, then G attempts of the agent at every task
-        generations = generate(run, alpha)
+        # 1. generate and interact; some earlier tasks of D_train are tried again beside the new
+        generations = generate(run, alpha)  # T_t ~ pi_env
         tasks = [g.task for g in generations]
         trials = interact(run, tasks + replayed(run, len(tasks)))  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update: GRPO on r
@@ -72,19 +75,18 @@ def epoch(run: Run):
         # 3a. aggregate, at every step: D_train <- D_train + Valid(E_t)
         for trial in trials:
             run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)
-        state.fresh += env_records(run, generations, trials)
+        state.fresh += env_records(run, generations, trials)  # kept for 2b
         checkpoint.stop_if_asked(run, started)
-    # 2b. environment update: RWR on what fell into the band, each task once
+    # 2b. environment update: RWR on what fell into the band, new or from D_env, each task once
     fresh, aged = distinct(state.fresh), usable_records(run)
+    difficulty_reward = curriculum.named("reward_")[o.difficulty_reward]
     for record in fresh + aged:  # alpha may have moved since an aged one was written
-        difficulty_reward = curriculum.named("reward_")[o.difficulty_reward]
         record.r_env = difficulty_reward(record.rate(o.p_hat_unit), alpha, o.beta)  # Eq. 3
-    scope = o.filter_scope or o.p_hat_unit
-    in_band = lambda r: curriculum.in_band(r.rate(scope), alpha, o.k_min)  # |p_hat - alpha| <= k_min
-    fresh, aged = list(filter(in_band, fresh)), list(filter(in_band, aged))
+    fresh, aged = in_band(o, fresh, alpha), in_band(o, aged, alpha)  # |p_hat - alpha| <= k_min
     weights = env_weights(o, fresh + aged)  # RWR: w ~ exp(lam * R_env)
     env_stats = update_environment(run, fresh, aged, weights)
-    # 3b. aggregate: D_env <- D_env + generations with the p_hat from which their weights follow
+    # 3b. aggregate: D_env <- D_env + all generations, in the band or not: with their p_hat, from
+    # which a weight follows at the alpha of the day
     run.env_pool.add(state.fresh)
     state.seconds += time.time() - started
     end_epoch(run, env_stats, alpha)
@@ -98,42 +100,44 @@ class Generation:
     """What the simulator wrote, and the task that it is."""
     task: Task
     prompt: list[int] | None = None    # ids of its context; None for ready-made tasks
-    response: list[int] | None = None  # its ids
-    text: str = ""                     # decoded
+    response: list[int] | None = None  # ids of what it wrote
+    text: str = ""                     # the same, decoded
     group: int = 0                     # generations of one group vary one seed task in one step
 
 
 def generate(run, alpha) -> list[Generation]:
-    """A task batch T_t: `seed_tasks` seed tasks, `variations` of each, verified."""
+    """A task batch T_t: `seed_tasks` seed tasks, `variations` of each, checked to be tasks."""
     o = run.o
-    if o.variant in ("static", "teacher"):
-        return draw_fixed(run)
+    if o.variant in ("static", "teacher"):  # no simulator in the loop: as many ready-made tasks
+        return [Generation(task) for task in fixed_tasks(run)]
     recent = run.train_pool.recent(run.state.epoch, o.pool_age)
-    seed_tasks = curriculum.select_seeds(
+    seed_tasks = curriculum.select_seed_tasks(
         run.train_pool.base, recent, o.seed_tasks, o.base_share,
         curriculum.named("seeds_")[o.seed_selection], alpha, run.rng)
     return solvable(run, write_tasks(run, seed_tasks, o.variations, alpha))
 
 
 def write_tasks(run, seed_tasks, variations, alpha) -> list[Generation]:
-    """Ask the simulator for variations of each seed task; parse, verify, drop duplicates.
+    """Ask the simulator for variations of each seed task; parse, check, drop duplicates.
 
     What is no task is counted under the reason that the world gives for it, and never trained on.
     """
-    o, state, first = run.o, run.state, run.state.step * run.o.seed_tasks
+    o, state = run.o, run.state
     prompts = [run.policy.encode(run.world.env_prompt(s, recent_success(run, s), alpha))
                for s in seed_tasks]
     with memory.peak_memory(run.peaks, "simulator rollouts", run.policy.device):
         rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                      run.sampler, max_rows=o.max_rows)
     state.written += len(rollouts)
-    state.kl_sample += [[r.prompt, r.response] for r in rollouts]
+    state.kl_sample += [[r.prompt, r.response] for r in rollouts]  # what KL is measured on in 2b
+    first_group = state.step * o.seed_tasks  # groups are numbered through the epoch
     out, seen = [], set()  # seen: keys of the tasks kept
     for i, r in enumerate(rollouts):
         seed_task, text = seed_tasks[i // variations], run.policy.decode(r.response)
         try:
             task = parsed(run, r, text, seed_task, alpha)
-            # each task once in a step: RWR would imitate the simulator's mode (a deviation)
+            # not in the paper: a task counts once in a step, however often it was written, or RWR
+            # would make ever likelier what is likely already
             if not seen.isdisjoint(task_keys(run.world, task)):
                 raise InvalidTask("duplicate in the batch")
         except InvalidTask as reason:
@@ -141,7 +145,7 @@ def write_tasks(run, seed_tasks, variations, alpha) -> list[Generation]:
             note_refused(run, seed_task, text, str(reason))
             continue
         seen |= task_keys(run.world, task)
-        out.append(Generation(task, r.prompt, r.response, text, first + i // variations))
+        out.append(Generation(task, r.prompt, r.response, text, first_group + i // variations))
     return out
 
 
@@ -151,7 +155,7 @@ def parsed(run, rollout, text, seed_task, alpha) -> Task:
         raise InvalidTask("truncated")
     task = run.world.parse_task(text, seed_task, run.state.epoch)
     check_task(run.world, task, seed_task, run.held_out, run.policy.tokenizer)
-    # the task will be read by the agent, and as a seed task by the simulator
+    # the task will be read by the agent, and as a seed task, with some p_hat, by the simulator
     readers = run.world.agent_prompt(task), run.world.env_prompt(task, 0.5, alpha)
     if max(len(run.policy.encode(prompt)) for prompt in readers) > run.o.max_prompt_tokens:
         raise InvalidTask("prompt too long")
@@ -182,13 +186,6 @@ def recent_success(run, seed_task: Task):
     else None, which a world says as unknown."""
     p_hat, measured = run.train_pool.p_hat.get(seed_task.id, (None, 0))
     return p_hat if run.state.epoch - measured <= run.o.pool_age else None
-
-
-def draw_fixed(run) -> list[Generation]:
-    """As many tasks as the simulator would write, drawn from the base and the ready-made ones."""
-    tasks = list(run.train_pool.tasks.values())
-    picks = torch.randperm(len(tasks), generator=run.rng)[:run.o.seed_tasks * run.o.variations]
-    return [Generation(tasks[i]) for i in picks.tolist()]
 
 
 def replayed(run, n_fresh: int) -> list[Task]:
@@ -229,7 +226,7 @@ def interact(run, tasks) -> list[Trial]:
         traces = [trace_of(run, task, *attempt) for attempt in
                   zip(members, texts[b * o.G:(b + 1) * o.G])]
         p_hat = curriculum.success_rate([e.reward for e in traces], o.success_at)  # Eq. 2
-        if task.id in run.train_pool.p_hat:
+        if task.id in run.train_pool.p_hat:  # for the curves, and for --alpha-schedule learned
             before, measured = run.train_pool.p_hat[task.id]
             state.replays.append((before, state.epoch - measured, p_hat))
         state.attempts.append((task, p_hat, traces))
@@ -238,10 +235,9 @@ def interact(run, tasks) -> list[Trial]:
 
 
 def trace_of(run, task, rollout, text) -> Trace:
-    """Score one attempt (Eq. 1). A response that never ended earns nothing."""
-    reward, valid = attempt_score(run.world, task, rollout, text)
-    if run.o.reward_noise and torch.rand((), generator=run.rng) < run.o.reward_noise:
-        reward = 1 - reward
+    """Score one attempt. What ran into a limit of length or of turns earns nothing."""
+    reward, valid = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
+    reward = controls.noisy_reward(run.o, reward, run.rng)
     tokens = sum(rollout.own) if rollout.own else len(rollout.response)
     return Trace(transcript(rollout, text), reward, valid, bool(rollout.truncated), tokens)
 
@@ -250,14 +246,17 @@ def trace_of(run, task, rollout, text) -> Trace:
 
 
 def update_agent(run, trials) -> dict:
-    """One GRPO update on a rollout batch."""
+    """One GRPO update on a rollout batch. Its r may be another than Eq. 1 (--agent-reward); p_hat
+    follows from Eq. 1 in any case."""
     o = run.o
     groups = [(trial.prompt, [r.response for r in trial.rollouts]) for trial in trials]
-    rewards = torch.tensor([[curriculum.agent_reward(  # (B, G)
-        o.agent_reward, e.reward, e.valid, bool(e.truncated), e.tokens) for e in trial.traces]
-        for trial in trials])
-    if o.control == "coin-agent":
-        rewards = torch.randint(2, rewards.shape, generator=run.rng).float()
+    rewards = torch.tensor([
+        [curriculum.agent_reward(o.agent_reward, e.reward, e.valid, e.truncated, e.tokens)
+         for e in trial.traces] for trial in trials])  # (B, G)
+    rewards = controls.agent_rewards(o, rewards, run.rng)
+    # of an episode's tokens, which ones the agent chose; without episodes it chose all
+    own = [[r.own for r in trial.rollouts] for trial in trials] \
+        if hasattr(run.world, "respond") else None
     with memory.peak_memory(run.peaks, "agent update (GRPO)", run.policy.device), \
             measure.movement(run.policy, "agent") as moved:
         stats = grpo_update(
@@ -265,9 +264,7 @@ def update_agent(run, trials) -> dict:
             clip=o.clip, kl_coef=o.agent_kl, kl_estimator=o.kl_estimator, scale=o.scale,
             aggregation=o.aggregation, inner_epochs=o.inner_epochs, mini_batch=o.mini_batch,
             token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint, generator=run.rng,
-            sampled=[[r.logps for r in trial.rollouts] for trial in trials],
-            own=[[r.own for r in trial.rollouts] for trial in trials]
-            if hasattr(run.world, "respond") else None)
+            sampled=[[r.logps for r in trial.rollouts] for trial in trials], own=own)
     return {**stats, **moved}
 
 
@@ -279,11 +276,7 @@ def env_records(run, generations, trials) -> list[EnvRecord]:
     o, state = run.o, run.state
     measured = {trial.task.id: trial.p_hat for trial in trials}
     written = [g for g in generations if g.prompt]  # ready-made tasks have no context
-    p_hats = [measured[g.task.id] for g in written]
-    if o.control == "coin-p-hat" and p_hats:
-        p_hats = torch.randint(2, (len(p_hats), o.G), generator=run.rng).float().mean(1).tolist()
-    if o.control == "shuffled-r-env":  # R_env follows from p_hat: the same rewards, at other tasks
-        p_hats = [p_hats[i] for i in torch.randperm(len(p_hats), generator=run.rng).tolist()]
+    p_hats = controls.success_rates(o, [measured[g.task.id] for g in written], run.rng)
     groups = [g.group for g in written]
     of_seed = {k: measure.mean(p for p, g in zip(p_hats, groups) if g == k) for k in set(groups)}
     of_batch = measure.mean(p_hats)
@@ -302,13 +295,20 @@ def usable_records(run) -> list[EnvRecord]:
     return [r for r in distinct(run.env_pool.aged(t, o.env_age)) if again.isdisjoint(r.keys)]
 
 
+def in_band(o, records, alpha) -> list[EnvRecord]:
+    """The filter: the records whose p_hat lies near alpha, or that of their seed task or batch."""
+    scope = o.filter_scope or o.p_hat_unit
+    return [r for r in records if curriculum.in_band(r.rate(scope), alpha, o.k_min)]
+
+
 def trains_environment(o) -> bool:
     """Whether the simulator of this run is updated at all."""
     return o.variant == "genenv" and o.env_update != "none"
 
 
 def env_weights(o, records):
-    """Weights of the records, (n,): exponential in R_env (the paper's RWR), or a rival of it."""
+    """Weights of the records, (n,): exponential in R_env (the paper's RWR), or one of the other
+    two that --env-update compares with it."""
     r_env = torch.tensor([r.r_env for r in records])
     if not records or o.env_update == "none":
         return torch.ones(len(records))
@@ -320,7 +320,8 @@ def env_weights(o, records):
 
 
 def update_environment(run, fresh, aged, weights) -> dict:
-    """One update of the simulator on the records inside the band: fresh ones, and some of D_env."""
+    """One update of the simulator on the records inside the band: fresh ones, and some of D_env,
+    under the KL penalty to the initial simulator and the cap on the update's own KL."""
     o, t, kept = run.o, run.state.epoch, len(fresh)
     if not trains_environment(o):
         return {"env_kept": kept}
@@ -375,13 +376,13 @@ class Options:
     # the run
     out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
     resume: bool = False              # go on with the run in --out from its last checkpoint
-    variant: str = "genenv"           # genenv; random: untrained simulator; static, teacher: fixed tasks
+    variant: str = "genenv"           # genenv; random: simulator as it is; static, teacher: none
     world: str = "ladder"             # domain, a module of worlds/
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0 = OMP_NUM_THREADS if set, else all cores
     cache_dir: str = "runs/cache"     # where the embedded world keeps its base model
     # models
-    model: str = ""                   # local folder or hub name of a chat model
+    model: str = ""                   # local folder, hub name or .gguf file of a chat model
     base_tasks: str = ""              # JSONL of base tasks (not for the ladder world)
     validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
     teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
@@ -389,30 +390,30 @@ class Options:
     device: str = "auto"              # auto, cpu or cuda
     dtype: str = "auto"               # auto, bf16 or fp32; adapters are always fp32
     rank: int = 16                    # LoRA rank of both adapters
-    agent_adapter: str = ""           # PEFT folder to start the agent from; the KL stays to the base
+    agent_adapter: str = ""           # PEFT folder to start the agent from; KL stays to the base
     env_adapter: str = ""             # the same for the simulator
     chat_template_kwargs: str = ""    # JSON for the chat template, {"enable_thinking": false}
     # the loop
     epochs: int = 24                  # T of Algorithm 1
     steps: int = 6                    # agent updates per epoch
     seed_tasks: int = 16              # seed tasks per step that the simulator varies
-    variations: int = 4               # tasks written per seed (paper: 4)
+    variations: int = 4               # tasks written per seed task (paper: 4)
     G: int = 8                        # rollouts per task
     replay: float = 0.125             # tasks replayed from D_train, per task asked for (at least)
-    base_share: float = 0.75          # share of seeds (and of replayed tasks) from the base set
-    seed_selection: str = "uniform"   # recent tasks as seeds; curated prefers p_hat near alpha
+    base_share: float = 0.75          # share of seed tasks (and of replayed ones) from the base set
+    seed_selection: str = "uniform"   # recent tasks as seed tasks; curated: p_hat near alpha
     pool_age: int = 2                 # epochs for which a measured success rate counts as recent
     temperature: float = 1.0          # of sampling and of every log-prob
     max_task_tokens: int = 24         # length limit of a generated task
     max_response_tokens: int = 24     # length limit of an agent response
     max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
-    agreement: int = 0                # k > 0: keep a task only if the simulator solves it in k tries
+    agreement: int = 0                # k > 0: keep only tasks that the simulator solves in k tries
     val_samples: int = 8              # attempts per validation task
     gate: bool = True                 # stop after epoch 0 where nothing can be learned
     tuning: bool = False              # also report the split by which settings may be chosen
     # agent (GRPO)
     agent_lr: float = 2e-3            # AdamW on the agent's LoRA weights
-    agent_reward: str = "plain"       # a function agent_reward_NAME of curriculum.py; plain is Eq. 1
+    agent_reward: str = "plain"       # function agent_reward_NAME of curriculum.py; plain is Eq. 1
     clip: float = 0.2                 # epsilon of the clipped surrogate
     agent_kl: float = 0.001           # KL coefficient to the initial policy
     kl_estimator: str = "k3"          # estimator of both KL terms, see grpo.token_kl
@@ -423,12 +424,12 @@ class Options:
     # environment (RWR)
     alpha: float = 0.5                # target success rate
     alpha_end: float = 0.5            # where the linear, cosine and step schedules arrive
-    alpha_schedule: str = "constant"  # a function alpha_NAME of curriculum.py
-    difficulty_reward: str = "bell"   # a function reward_NAME of curriculum.py; bell is Eq. 3
+    alpha_schedule: str = "constant"  # function alpha_NAME of curriculum.py
+    difficulty_reward: str = "bell"   # function reward_NAME of curriculum.py; bell is Eq. 3
     beta: float = 2.0                 # sharpness of R_env
     k_min: float = 0.26               # band |p_hat - alpha| <= k_min to learn from (paper 0.1)
     lam: float = 1.0                  # weights ~ exp(lam * R_env)
-    p_hat_unit: str = "task"          # success rate of a task, a seed's variations, or the batch
+    p_hat_unit: str = "task"          # task; seed: all variations of a seed task; batch
     filter_scope: str = ""            # whose p_hat the band judges; empty: as --p-hat-unit
     env_update: str = "rwr"           # rwr; linear: weights linear in R_env; grpo; none
     control: str = ""                 # coin-agent, coin-p-hat, shuffled-r-env: rewards made blind

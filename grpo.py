@@ -1,7 +1,8 @@
 """GRPO by hand: how the agent learns from G rollouts per task.
 
 What of the paper this is: the agent half of the dual update of Algorithm 1. Eq. 4 is the gradient
-it builds on; Prop. 1 (Eq. 5) says this gradient is largest where the success rate is 1/2.
+it builds on; Prop. 1 (Eq. 5) says this gradient is largest where the success rate is 1/2. The paper
+gives no objective of GRPO: the clipped surrogate and the KL term below are GRPO's usual ones.
 
 How it is run: genenv.py calls `grpo_update`; the functions above it are pure and can be read alone.
 
@@ -11,10 +12,12 @@ whose rewards are all alike are dropped *before* the forward pass, with their KL
 tokens in the denominator; that denominator holds for the whole step, so that the number of
 micro-batches changes memory and nothing else. A step that is not finite is left out and counted.
 
-Shapes: B groups, G rollouts, N = B*G rows, R response tokens. logp, old_logp, ref_logp (N, R),
-mask (N, R) bool, rewards and advantages (B, G).
+Shapes: B groups (a prompt and its G rollouts), N = B*G rows, R response tokens. mask (N, R) bool;
+rewards, advantages (B, G); logp, old_logp, ref_logp (N, R): log-probs of the same tokens under pi
+as it is now, as it was when it sampled, and as it was before training.
 """
 import math
+from itertools import compress
 
 import torch
 
@@ -26,9 +29,10 @@ STD_EPS = 1e-4  # a near-tie of 1e-6 must not become an advantage of 1
 def group_advantages(rewards, scale: str = "std"):
     """Advantages within each group: rewards (B, G) -> (B, G).
 
-    Eq. 4 with the group mean as baseline b. scale "std" divides by the sample standard deviation
-    (Bessel, G - 1) of the group, "none" does not: std gives rare successes on hard tasks more
-    weight, one success in G = 8 earns 2.47 instead of 0.875. Raises ValueError if G < 2.
+    Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std" divides
+    by the sample standard deviation (Bessel, G - 1) of the group, "none" does not: std gives rare
+    successes on hard tasks more weight, one success in G = 8 earns 2.47 instead of 0.875. Raises
+    ValueError if G < 2.
     """
     if rewards.shape[1] < 2:
         raise ValueError("a group needs G >= 2 rollouts: with one there is no baseline")
@@ -94,9 +98,13 @@ def aggregate(per_token, mask, aggregation: str, tokens: int, rows: int):
 
 def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip, kl_coef,
               kl_estimator="k3", aggregation="token"):
-    """The GRPO objective of one micro-batch -> (loss, statistics: detached shares of the step)."""
-    policy_term = surrogate(logp, old_logp, advantages, clip)
-    kl_term = token_kl(logp, ref_logp, kl_estimator)
+    """The GRPO objective of one micro-batch -> (loss, statistics).
+
+    advantages (N,), one per rollout. Both are shares: summed over the micro-batches of a step they
+    are the step's. tokens, rows: see aggregate.
+    """
+    policy_term = surrogate(logp, old_logp, advantages, clip)  # clipped surrogate, Eq. 4 in it
+    kl_term = token_kl(logp, ref_logp, kl_estimator)           # KL to the initial policy
     loss = aggregate(policy_term + kl_coef * kl_term, mask, aggregation, tokens, rows)
     with torch.no_grad():
         ratio = (logp - old_logp).exp()
@@ -126,17 +134,15 @@ def grpo_update(policy, adapter, optimizer, groups, rewards, sampled=None, own=N
     """
     # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
     keep = has_signal(rewards)
-    groups = [g for g, k in zip(groups, keep.tolist()) if k]
+    groups, sampled, own = (rows and list(compress(rows, keep.tolist()))
+                            for rows in (groups, sampled, own))
     stats = {"zero_variance": 1 - len(groups) / max(1, len(keep)), "grad_norm": 0.0, "kl": 0.0,
              "clip_fraction": 0.0, "trained_tokens": 0, "skipped_steps": 0, "mismatch_mean": 0.0,
              "mismatch_max": 0.0}
     if not groups:
         return stats
     advantages = group_advantages(rewards[keep], scale)
-    sampled = [[torch.tensor(logps) for logps in rows]
-               for rows, k in zip(sampled or (), keep.tolist()) if k]
-    own = own and [flags for flags, k in zip(own, keep.tolist()) if k]
-    of = lambda step: own and [own[i] for i in step]
+    of = lambda rows, step: rows and [rows[i] for i in step]  # rows: one per group, or None
     fixed = dict(temperature=temperature, token_budget=token_budget)
     steps = plan_steps(len(groups), mini_batch or len(groups), inner_epochs, generator)
     with policy.use(adapter):
@@ -145,17 +151,15 @@ def grpo_update(policy, adapter, optimizer, groups, rewards, sampled=None, own=N
             ref = score(policy, groups, **fixed, own=own)
         # old log-probs fix the policy that sampled. Each step's are scored in the micro-batches
         # that will train: in bf16 another batch gives other numbers, and the ratio would not be 1
-        old = {step: score(policy, [groups[i] for i in step], **fixed, own=of(step))
+        old = {step: score(policy, of(groups, step), **fixed, own=of(own, step))
                for step in set(steps) if len(steps) > 1}  # a single step's come with its training
         # several passes, or several steps per pass, leave the sampling policy: there the clip bites
         done = [_grpo_step(
-            policy, optimizer, [groups[i] for i in step], advantages[list(step)],
-            [ref[i] for i in step], old.get(step), [sampled[i] for i in step if sampled],
-            of(step),
-            clip=clip, kl_coef=kl_coef, kl_estimator=kl_estimator, aggregation=aggregation,
-            grad_checkpoint=grad_checkpoint, params=policy.params[adapter], grad_clip=grad_clip,
-            **fixed) for step in steps]
-    taken = [step for step in done if step]
+            policy, optimizer, of(groups, step), advantages[list(step)], of(ref, step),
+            old.get(step), of(sampled, step), of(own, step), clip=clip, kl_coef=kl_coef,
+            kl_estimator=kl_estimator, aggregation=aggregation, grad_checkpoint=grad_checkpoint,
+            params=policy.params[adapter], grad_clip=grad_clip, **fixed) for step in steps]
+    taken = [step for step in done if step]  # without those that were not finite
     for key in taken[0] if taken else ():
         stats[key] = sum(step[key] for step in taken) / len(taken)
     stats["trained_tokens"] = sum(step["trained_tokens"] for step in taken)
@@ -207,8 +211,8 @@ def _grpo_step(policy, optimizer, groups, advantages, ref, old, sampled, own, *,
                temperature, token_budget, grad_checkpoint, grad_clip, **loss_options):
     """One optimiser step over all micro-batches of `groups`; the denominators are the step's.
 
-    ref, old, sampled: lists over groups of lists of (R,) log-probs; the last two may be missing, as
-    may own (see grpo_update).
+    ref, old, sampled: lists over groups of lists of (R,) log-probs; own: see grpo_update. All but
+    ref may be None; then the step's own log-probs, of before it, stand for old ones.
     Returns the step's statistics, None if it was not finite and therefore skipped.
     """
     # one denominator for the whole step: micro-batches must not change what is optimised
@@ -227,8 +231,9 @@ def _grpo_step(policy, optimizer, groups, advantages, ref, old, sampled, own, *,
         a = torch.stack([advantages[i, j] for i, j in owners]).to(logp)
         loss, stats = grpo_loss(logp, old_logp, ref_logp, a, mask, tokens, rows, **loss_options)
         loss.backward()
-        theirs = pad_rows([sampled[i][j] for i, j in owners]).to(logp) if sampled else old_logp
-        gap = (theirs - old_logp).abs() * mask
+        drawn = pad_rows([torch.tensor(sampled[i][j]) for i, j in owners]).to(logp) if sampled \
+            else old_logp
+        gap = (drawn - old_logp).abs() * mask
         parts.append({**stats, "loss": loss.detach(), "mismatch_mean": gap.sum() / tokens,
                       "mismatch_max": gap.max()})
     # numbers stay on the device until here: reading one earlier makes the host wait

@@ -7,9 +7,9 @@ under a KL penalty to the initial simulator and a cap on how far one update may 
 How it is run: genenv.py calls `rwr_update` once per epoch.
 
 Where it differs on purpose: the paper gives neither the penalty's coefficient nor the cap's value;
-here the cap is a real one, the step that crosses it is undone, and both are taken on unfiltered
+here the step that crosses the cap is undone and ends the update, and both are taken on unfiltered
 fresh generations. Each task counts once in an epoch (data_pool.distinct): RWR would otherwise
-imitate the simulator's mode. Of the estimators k1 is no penalty (grpo.token_kl).
+make ever likelier what is likely already. Of the estimators k1 is no penalty (grpo.token_kl).
 
 How much the weights weigh: over all p_hat in [0, 1] the paper's lam = 1, beta = 2 give a largest
 ratio of exp(1 - exp(-0.5)) = 1.48, but the filter comes first. Inside its band |p_hat - 0.5| <= 0.1
@@ -20,7 +20,9 @@ there beta and lam do nothing. They matter without a filter (--k-min 1) and shar
 Two other updates stand beside it for comparison (--env-update): weights linear in R_env, and GRPO
 with R_env as the reward of the variations of a seed task.
 
-Shapes: n generations, m own texts for the KL terms, (n + m, R) response tokens; r_env, weights (n,).
+Words: a record is a generation whose success rate has been measured, selected by the filter; the
+KL sample is text of the simulator as it comes, unselected. Shapes: n records, m texts of the KL
+sample, N = n + m rows, R response tokens; r_env, weights (n,).
 """
 import copy
 import math
@@ -87,22 +89,22 @@ def weighted_nll(logp, mask, weights, tokens: int):
     return -(weights[:, None] * logp * mask).sum() / max(tokens, 1)
 
 
-def rwr_loss(logp, ref_logp, mask, weights, own, tokens, own_tokens, *, kl_coef,
+def rwr_loss(logp, ref_logp, mask, weights, unselected, tokens, unselected_tokens, *, kl_coef,
              kl_estimator="k3", old_logp=None, clip=0.2):
-    """The objective of one micro-batch: weighted imitation of records, KL on the simulator's own text.
+    """The objective of one micro-batch: weighted imitation of records, KL on the KL sample.
 
-    logp, ref_logp, mask (N, R). weights (N,): of the records, 0 in rows of own text; own (N,) bool:
-    rows that the simulator has just written, unselected. On the records, which are selected for
-    their success rate, a KL term would only shrink the weights. tokens, own_tokens: of all records
-    and all own texts of the whole step. old_logp, if given: the clipped surrogate of GRPO takes the
-    place of the likelihood, weights being advantages.
+    logp, ref_logp, mask (N, R). weights (N,): of the records, 0 in the other rows; unselected (N,)
+    bool: rows of the KL sample. On the records, which are selected for their success rate, a KL
+    term would only shrink the weights. tokens, unselected_tokens: of all records and of all other
+    texts of the whole step. old_logp, if given: the clipped surrogate of GRPO takes the place of
+    the likelihood, weights being advantages.
     """
     if old_logp is None:
-        imitation = weighted_nll(logp, mask, weights, tokens)  # RWR: sum_i w_i log pi_env(y_i | x_i)
+        imitation = weighted_nll(logp, mask, weights, tokens)  # RWR: -sum w_i log pi_env(y_i | x_i)
     else:
         imitation = (surrogate(logp, old_logp, weights, clip) * mask).sum() / max(tokens, 1)
-    kl = token_kl(logp, ref_logp, kl_estimator) * (mask & own[:, None])
-    return imitation + kl_coef * kl.sum() / max(own_tokens, 1)
+    kl = token_kl(logp, ref_logp, kl_estimator) * (mask & unselected[:, None])
+    return imitation + kl_coef * kl.sum() / max(unselected_tokens, 1)  # KL to the initial simulator
 
 
 def draw_batches(n_fresh, aged_priority, n_batches, batch, fresh_share, generator):
@@ -147,13 +149,13 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
     *unfiltered*, of the simulator as it was before this update. Both KL terms live on it: the
     penalty, a part of it in turn at every step, and the cap, measured on all of it after every
     step. grpo: weights are advantages, and the surrogate of GRPO is what is stepped on.
-    Returns env_kl (of the simulator that wrote kl_sample, to the initial one, nats per token),
-    env_kl_step (how far this update moved), env_loss, env_steps, env_capped and
-    env_skipped_steps (not finite).
+    Returns env_kl (to the initial simulator, nats per token, of the one that wrote kl_sample: as it
+    was *before* this update), env_kl_step (how far this update moved), env_loss, env_steps,
+    env_capped and env_skipped_steps (not finite).
     """
     fixed = dict(temperature=temperature, token_budget=token_budget)
-    stats = {"env_loss": 0.0, "env_steps": 0, "env_capped": 0, "env_skipped_steps": 0, "env_kl": 0.0,
-             "env_kl_step": 0.0}
+    stats = {"env_loss": 0.0, "env_steps": 0, "env_capped": 0, "env_skipped_steps": 0,
+             "env_kl": 0.0, "env_kl_step": 0.0}
     if not kl_sample:
         return stats
     # what its authors, initial and present, say of the sample: neither changes during the update
@@ -168,11 +170,11 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
             # a step may turn out to be one too many: keep what is needed to take it back
             saved = _snapshot(policy.params[adapter], optimizer)
             size = min(len(batch), len(kl_sample)) if kl_coef else 0
-            own = [(n * len(batch) + i) % len(kl_sample) for i in range(size)]
+            part = [(n * len(batch) + i) % len(kl_sample) for i in range(size)]  # of the KL sample
             loss, finite = _rwr_step(
                 policy, policy.params[adapter], optimizer,
-                [groups[i] for i in batch] + [kl_sample[i] for i in own], weights[batch],
-                [initial[i] for i in own], [old[i] for i in batch] if grpo else None,
+                [groups[i] for i in batch] + [kl_sample[i] for i in part], weights[batch],
+                [initial[i] for i in part], [old[i] for i in batch] if grpo else None,
                 dict(kl_coef=kl_coef, kl_estimator=kl_estimator, clip=clip), grad_clip,
                 grad_checkpoint, fixed)
             if not finite:
@@ -199,13 +201,13 @@ def _rwr_step(policy, params, optimizer, groups, weights, initial, old, loss_opt
               grad_checkpoint, fixed):
     """One optimiser step on rwr_loss -> (loss, whether it was finite; if not, nothing moved).
 
-    groups: n records, then m own texts, each as (context ids, [generation ids]); weights (n,);
-    initial: the initial simulator's log-probs of the own texts; old: of the records, for GRPO.
+    groups: n records, then m of the KL sample, each as (context ids, [generation ids]); weights
+    (n,); initial: the initial simulator's log-probs of these m; old: of the records, for GRPO.
     """
     n, device = len(weights), params[0].device
     lengths = [len(responses[0]) for _, responses in groups]
     # one constant per-token denominator keeps it the sequence-level gradient
-    tokens, own_tokens = sum(lengths[:n]), sum(lengths[n:])
+    tokens, unselected_tokens = sum(lengths[:n]), sum(lengths[n:])
     weights = torch.cat([weights, torch.zeros(len(groups) - n)]).to(device)
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=device)
@@ -214,9 +216,9 @@ def _rwr_step(policy, params, optimizer, groups, weights, initial, old, loss_opt
         logp, mask = policy.logprobs(subset(groups, batch), fixed["temperature"], grad_checkpoint)
         ref_logp = _filled([initial[i - n][0] if i >= n else None for i in members], logp)
         old_logp = _filled([old[i][0] if i < n else None for i in members], logp) if old else None
-        own = torch.tensor([i >= n for i in members], device=device)
-        loss = rwr_loss(logp, ref_logp, mask, weights[members].to(logp), own, tokens, own_tokens,
-                        old_logp=old_logp, **loss_options)
+        unselected = torch.tensor([i >= n for i in members], device=device)
+        loss = rwr_loss(logp, ref_logp, mask, weights[members].to(logp), unselected, tokens,
+                        unselected_tokens, old_logp=old_logp, **loss_options)
         loss.backward()
         total += loss.detach()
     _, finite = finite_step(params, optimizer, grad_clip, total)

@@ -82,7 +82,8 @@ def prepare_run(o) -> Run:
     held_out = held_out_keys(world, o)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base, policy = world.base_tasks(o), world.load_policy(o)
-    refuse_special_tokens(base + teacher + world.validation_tasks(o, "validation"), policy.tokenizer)
+    given = base + teacher + world.validation_tasks(o, "validation")
+    refuse_special_tokens(given, policy.tokenizer)
     if not o.resume:
         folder, lock = checkpoint.create_folder(folder, o)
     run = Run(
@@ -117,6 +118,14 @@ def progress_bar(run):
     for step in bar:
         yield step
         bar.set_postfix(measure.postfix(state))
+
+
+def fixed_tasks(run) -> list:
+    """Without a simulator in the loop: as many tasks as it would write, drawn from the base tasks
+    and the ready-made ones."""
+    tasks = list(run.train_pool.tasks.values())
+    picks = torch.randperm(len(tasks), generator=run.rng)[:run.o.seed_tasks * run.o.variations]
+    return [tasks[i] for i in picks.tolist()]
 
 
 def note_refused(run, seed_task, text, reason, per_reason=3):

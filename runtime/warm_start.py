@@ -15,7 +15,6 @@ folder, with warm_start.json; the same command given again goes on where it was 
 Where it differs on purpose: the adapter is merged into the base, in 16 bits also where training
 used 4, so that "adapters off" is the initial policy of both players, and the reference, as always.
 """
-import argparse
 import json
 import os
 import pickle

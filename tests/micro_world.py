@@ -204,7 +204,7 @@ def run_micro(monkeypatch, folder, **options):
     monkeypatch.setattr(runtime.run.report, "closing_words", lambda folder: "")
     for name in ("grpo_update", "rwr_update"):
         monkeypatch.setattr(genenv, name, _taped_update(name, getattr(genenv, name), world))
-    for module, name in ((genenv, "draw_batches"), (genenv.curriculum, "select_seeds")):
+    for module, name in ((genenv, "draw_batches"), (genenv.curriculum, "select_seed_tasks")):
         monkeypatch.setattr(module, name, _taped(name, getattr(module, name), world))
     o = genenv.Options(out=str(folder), threads=1, world="micro", **options)
     try:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import curriculum
-from curriculum import Context, in_band, named, next_alpha, select_seeds, success_rate
+from curriculum import Context, in_band, named, next_alpha, select_seed_tasks, success_rate
 from data_pool import UserError
 
 EIGHTHS = [k / 8 for k in range(9)]
@@ -362,9 +362,9 @@ RECENT = [(f"env{i}", p) for i, p in enumerate([0.0, 0.5, 1.0, 0.5])]
 
 
 def seeds(n, recent=RECENT, share=0.5, how="uniform", alpha=0.5, seed=0):
-    """select_seeds with defaults."""
-    return select_seeds(BASE, recent, n, share, SEED_SELECTIONS[how], alpha,
-                        torch.Generator().manual_seed(seed))
+    """select_seed_tasks with defaults."""
+    return select_seed_tasks(BASE, recent, n, share, SEED_SELECTIONS[how], alpha,
+                             torch.Generator().manual_seed(seed))
 
 
 def test_seeds_mix_base_and_recent_tasks_in_their_share():

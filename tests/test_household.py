@@ -7,14 +7,13 @@ import random
 import re
 import time
 from collections import Counter, deque
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import genenv
-from data_pool import Task, UserError
+from data_pool import UserError
 from helpers import tiny_lm
 from policy import Policy
 from worlds import InvalidTask, NO_SEED, attempt_score, household as h, play, transcript

@@ -152,7 +152,7 @@ class Plain:
 
     def seeds(self):
         """Where seed tasks may come from: the base, or what was measured recently."""
-        o, e = self.o, self.take("select_seeds")
+        o, e = self.o, self.take("select_seed_tasks")
         base, recent, n, share, weigh, alpha, generator = e.args
         mine = [(i, p) for i, (p, at) in self.p_hat.items()
                 if self.tasks[i].origin != "base" and self.t - at <= o.pool_age]
@@ -660,7 +660,7 @@ def account(run):
     calls = []
     for e in policy.tape:
         fields = {k: v for k, v in vars(e).items() if k not in ("optimizer", "generator")}
-        if e.call in ("draw_batches", "select_seeds"):
+        if e.call in ("draw_batches", "select_seed_tasks"):
             fields = {"call": e.call, "result": e.result}
         calls.append(repr(fields))
     metrics = [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_s")}
@@ -723,7 +723,7 @@ def test_teacher_tasks_are_the_pool(tmp_path, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
         _, policy, _ = micro.run_micro(patch, tmp_path / "r", **{
             **BASE, "variant": "teacher", "teacher_tasks": str(path)})
-    assert {e.adapter for e in policy.tape if e.call != "select_seeds"} == {"agent"}
+    assert {e.adapter for e in policy.tape if e.call != "select_seed_tasks"} == {"agent"}
     tried = {p for e in policy.tape if e.call == "sample" and e.T and e.G == 4 for p in e.prompts}
     teacher = {p for p in tried if 20 <= int(p.split()[1] + p.split()[2]) < 60}
     assert len(teacher) > 20 and tried - teacher <= {

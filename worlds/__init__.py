@@ -38,12 +38,19 @@ What it may have:
                            differs wherever the task does, the key only where that matters
     leaks(task)            the reason why nothing is left to answer, such as "answer leaked"; or ""
     gold(task)             a response that earns 1
+    DEFAULTS               {option of a run: its default in this world}; a preset and the command
+                           line go first
     OPTIONS                {name: (default, help text, choices or None)}: options of its own, on
                            the command line as --name; read one with world_option(world, o, name)
     start(task), respond(task, state, text)  for episodes: a fresh state, and the answer to a turn
                            of the agent's, None when the episode is over; respond may change state.
                            score then gets the list of the agent's turns, and OPTIONS has max_turns
                            and max_episode_tokens (in all; --max-response-tokens is for a turn)
+    warm_start_pairs(o, turn)  for `genenv.py warm-start`: {"agent": pairs, "env": pairs} of
+                           (prompt, response) to imitate; other ones in each turn, if there are
+    base_model(cache_dir)  for `python -m experiments`, in a world that trains its own base model:
+                           its folder, so that several runs share one
+    write_teacher(n, path) the same: n tasks of a stronger teacher, as read_teacher reads them
 
 Not a world's business: whether a generated task is a copy of its seed, a held-out task, a duplicate
 in its batch, or has control tokens in it. `check_task` says so for all of them.

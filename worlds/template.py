@@ -13,7 +13,7 @@ from worlds.tiny_model import SPECIAL, train_tiny_model
 TOOLS = dict(inc=lambda d: d + 1, dbl=lambda d: 2 * d, neg=lambda d: -d, sqr=lambda d: d * d)
 SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # how often the base model is shown a wrong digit
 WORDS = [*SPECIAL, *"=0123456789", *TOOLS, "vary", "=>", "b?", "b0", "b1", "b2", "b3", "b4"]
-REASONS = ("malformed",)
+DIGITS, REASONS = set("0123456789"), ("malformed",)
 
 def make(tool, digits, *rest):
     return Task(" ".join([tool, *map(str, digits)]), {"tool": tool, "digits": digits}, *rest)
@@ -25,7 +25,8 @@ def prepare(o):
     if o.model or o.quant or o.base_tasks or o.validation_tasks:
         raise UserError("this world brings its own: no --model, --quant or --*-tasks")
 def validation_tasks(o=None, split="validation"):
-    return list(HELD_OUT.values())[split == "tuning"::2]
+    first = 1 if split == "tuning" else 0  # every other one
+    return list(HELD_OUT.values())[first::2]
 def base_tasks(o=None):
     return draw(random.Random(1), ["inc", "dbl"], 300, "base", HELD_OUT)
 def env_prompt(seed_task, success, alpha):
@@ -34,14 +35,15 @@ def agent_prompt(task):
     return f"{task.text} ="
 def parse_task(text, seed_task, epoch):
     tool, *digits = text.split() or [""]
-    if tool not in TOOLS or len(digits) != 3 or not all(d in list("0123456789") for d in digits):
+    if tool not in TOOLS or len(digits) != 3 or not set(digits) <= DIGITS:
         raise InvalidTask("malformed")
     return make(tool, list(map(int, digits)), "env", seed_task.id, epoch)
 def gold(task, slip=lambda: False):
     return " ".join(str((TOOLS[task.spec["tool"]](d) + slip()) % 10) for d in task.spec["digits"])
 def score(task, response):  # Eq. 1; valid: three digits
-    valid = len(response) < 99 and [w in list("0123456789") for w in response.split()] == [True] * 3
-    return float(valid and response.split() == gold(task).split()), valid
+    words = response.split() if len(response) < 99 else []
+    valid = len(words) == 3 and set(words) <= DIGITS
+    return float(valid and words == gold(task).split()), valid
 def skills(task): return [task.spec["tool"]]
 def task_length(task): return len(task.spec["digits"])
 def category(task): return task.spec["tool"]
