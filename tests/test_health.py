@@ -28,11 +28,9 @@ SMALL = ["--threads", "1", "--no-gate", "--rank", "4", "--epochs", "6", "--steps
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A base model of a few training steps: only its tokenizer and its gradients matter here."""
-    full, ladder.PRETRAIN = ladder.PRETRAIN, dict(steps=30, batch=16, lr=6e-3)
-    yield str(tmp_path_factory.mktemp("cache"))
-    ladder.PRETRAIN = full
+def cache(small_ladder):
+    """The small embedded world of conftest.py: only its tokenizer and its gradients matter here."""
+    return small_ladder
 
 
 # ---------------------------------------------------------------------------------------------

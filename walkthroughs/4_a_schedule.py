@@ -18,6 +18,7 @@ import curriculum
 import genenv
 from data_pool import read_jsonl
 from walkthroughs import fingerprint
+from worlds import ladder
 
 
 def alpha_patient(c):
@@ -69,7 +70,7 @@ def train(*argv):
 
 
 with contextlib.redirect_stdout(io.StringIO()):
-    base = genenv.load_world("ladder").load_policy(genenv.Options())
+    base = ladder.load_policy(genenv.Options())
 print(f"\nbase model {fingerprint(base)}")
 runs = {"constant, bell": train(), "patient, bell": train("--alpha-schedule", "patient"),
         "patient, lean": train("--alpha-schedule", "patient", "--difficulty-reward", "lean")}
