@@ -230,7 +230,7 @@ def test_half_written_append_is_taken_back(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("kilobytes", [1, 20, 200])
+@pytest.mark.parametrize("kilobytes", [1, 20, 100])
 def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     """The kernel refuses to write on: the same as a full disk, without a patch in between."""
     out = tmp_path / "r"

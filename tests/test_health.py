@@ -16,6 +16,7 @@ import pytest
 
 import genenv
 from runtime import health, report
+from conftest import write_report
 from data_pool import read_jsonl
 from policy import Policy, Rollout
 from worlds import ladder
@@ -208,7 +209,7 @@ def test_warnings_are_printed_and_kept(tmp_path, cache, monkeypatch, capsys):
     records = run(tmp_path / "r", cache, "--epochs", "2")
     text = records[-1]["warnings"][0]
     assert f"  ! {text}" in capsys.readouterr().out
-    report.write(tmp_path / "r")
+    write_report(tmp_path / "r")
     page = (tmp_path / "r" / "report.html").read_text()
     assert page.index("the simulator repeats itself") < page.index("<h2>Curves")
 
