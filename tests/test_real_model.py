@@ -115,7 +115,7 @@ def test_four_bits_from_the_file(tmp_path):
 @real
 def test_a_file_cut_short_is_one_line(tmp_path):
     data = FILE.read_bytes()
-    for size in (4, 100, 100_000, len(data) // 2, len(data) - 10):
+    for size in (4, 100_000, len(data) - 10):  # in the number, the vocabulary, the last weights
         path = tmp_path / f"{size}.gguf"
         path.write_bytes(data[:size])
         for read in (memory.model_config, lambda p: loading.load_model(p, device="cpu")):
