@@ -1,3 +1,57 @@
-"""Tests run on one thread: two beside another busy process are far slower than one."""
+"""What the tests share beside helpers.py: one thread, and a small copy of the embedded world.
+
+Tests run on one thread: two beside another busy process are far slower than one.
+"""
+import copy
 import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+import policy
+from runtime import report
+from worlds import ladder
+
+# it ends its lines and knows a few tools, which is all that tests of the loop need
+SMALL_MODEL = {**ladder.MODEL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+SMALL_RECIPE = dict(steps=150, batch=32, lr=6e-3)
+write_report = report.write  # as it is where nothing is patched
+
+
+@pytest.fixture(scope="session")
+def _ladder_cache(tmp_path_factory):
+    """Folder of the small base model, and what was loaded from it so far: {path: (lm, tokenizer)}."""
+    return tmp_path_factory.mktemp("ladder"), {}
+
+
+@pytest.fixture(scope="module")
+def small_ladder(_ladder_cache):
+    """The embedded world, small, for all tests of a module; yields its --cache-dir.
+
+    One layer, trained for seconds, once per session; read from disk once per session; two held-out
+    tasks per rung; rewards by `parity`; no figures.
+    """
+    (folder, loaded), patch = _ladder_cache, pytest.MonkeyPatch()
+    load, tasks = policy.load_model, ladder.validation_tasks
+
+    def load_once(model, *settings):
+        if not str(model).startswith(str(folder)):
+            return load(model, *settings)
+        if (model, *settings) not in loaded:
+            loaded[model, *settings] = load(model, *settings)
+        return copy.deepcopy(loaded[model, *settings])  # adapters are put into it
+
+    patch.setattr(ladder, "MODEL", SMALL_MODEL)
+    patch.setattr(ladder, "PRETRAIN", SMALL_RECIPE)
+    patch.setattr(ladder, "validation_tasks", lambda *which: tasks(*which)[::5])
+    patch.setattr(ladder, "score", parity)
+    patch.setattr(policy, "load_model", load_once)
+    patch.setattr(report, "write", lambda run_folder: None)
+    yield str(folder)
+    patch.undo()
+
+
+def parity(task, text):
+    """Rewards that such a model earns at times, so that both policies have a gradient: the more odd
+    digits in a response, the likelier it is right."""
+    return float(int(task.id[:2], 16) < 64 * sum(map(text.count, "13579"))), True

@@ -32,20 +32,17 @@ MICRO = ["--threads", "1", "--no-gate", "--steps", "1", "--seed-tasks", "4", "--
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(tmp_path_factory, small_ladder):
     """(run folder of three epochs, the policy that it trained, cache folder)."""
-    patch, kept = pytest.MonkeyPatch(), []
-    real = ladder.load_policy
-    patch.setattr(ladder, "PRETRAIN", dict(steps=30, batch=16, lr=6e-3))
+    kept, real = [], ladder.load_policy
     rng = random.Random(0)  # rewards that differ, so that both optimisers have a state
-    patch.setattr(ladder, "score", lambda task, text: (float(rng.random() < 0.5), True))
-    patch.setattr(ladder, "load_policy", lambda o: kept.append(real(o)) or kept[-1])
-    folder, cache = tmp_path_factory.mktemp("bad") / "run", tmp_path_factory.mktemp("cache")
-    assert genenv.main(["--out", str(folder), "--cache-dir", str(cache), *MICRO,
-                        "--epochs", "3"]) == 0
-    patch.setattr(ladder, "load_policy", real)
-    yield folder, kept[-1], cache
-    patch.undo()
+    folder = tmp_path_factory.mktemp("bad") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ladder, "score", lambda task, text: (float(rng.random() < 0.5), True))
+        patch.setattr(ladder, "load_policy", lambda o: kept.append(real(o)) or kept[-1])
+        assert genenv.main(["--out", str(folder), "--cache-dir", small_ladder, *MICRO,
+                            "--epochs", "3"]) == 0
+    return folder, kept[-1], small_ladder
 
 
 @pytest.fixture

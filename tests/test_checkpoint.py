@@ -21,10 +21,8 @@ import torch
 from runtime import checkpoint, memory
 import data_pool
 import genenv
-from runtime import report
 from runtime.run import EpochState
 from data_pool import read_jsonl
-from worlds import ladder
 
 MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "2", "--rank", "4", "--epochs", "3"]
@@ -32,15 +30,9 @@ POOLS = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    """A base model of a few steps; figures are left out, they are tested elsewhere."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(ladder, "PRETRAIN", dict(steps=30, batch=16, lr=6e-3))
-    patch.setattr(ladder, "score", lambda task, text: (
-        float(int(task.id[:2], 16) < 64 * sum(map(text.count, "13579"))), True))
-    patch.setattr(report, "write", lambda folder: None)
-    yield tmp_path_factory.mktemp("cache")
-    patch.undo()
+def cache(small_ladder):
+    """The small embedded world of conftest.py."""
+    return small_ladder
 
 
 def run(out, cache, *more):
@@ -238,7 +230,7 @@ def test_half_written_append_is_taken_back(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("kilobytes", [1, 20, 200])
+@pytest.mark.parametrize("kilobytes", [1, 20, 100])
 def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     """The kernel refuses to write on: the same as a full disk, without a patch in between."""
     out = tmp_path / "r"

@@ -2,9 +2,11 @@
 
     python -m pytest -q tests/test_experiments.py
 """
+import contextlib
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,13 +15,13 @@ import pytest
 
 from experiments import __main__ as experiments, suites, tables
 import genenv
+from runtime import report
 from data_pool import UserError, append_jsonl, read_jsonl
 from test_tool_calls import chat_model
 from worlds import ladder, tool_calls
 
 ROOT = Path(__file__).parent.parent
 FIGURE = r"-?[0-9.]+ ± [0-9.]+|-?[0-9]\.[0-9]{3}|[+-][0-9.]+ to [+-][0-9.]+"
-SMALL_RECIPE = dict(steps=30, batch=4, lr=6e-3)
 TINY = ["--no-gate", "--epochs", "1", "--steps", "1", "--variations", "2", "--G", "2",
         "--val-samples", "1", "--rank", "4"]
 
@@ -31,19 +33,33 @@ def record(epoch, **given):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache with a hardly trained base model where runs look for the real one."""
-    real, full = ladder._pretrain, ladder.PRETRAIN
+def cache(small_ladder):
+    """The small embedded world of conftest.py."""
+    return small_ladder
 
-    def quickly(folder):
-        ladder.PRETRAIN = SMALL_RECIPE
-        real(folder)
 
-    ladder._pretrain = quickly
-    folder = tmp_path_factory.mktemp("cache")
-    ladder.base_model(folder)
-    ladder._pretrain, ladder.PRETRAIN = real, full
-    return str(folder)
+class Here:
+    """In place of subprocess.Popen: the run takes place in this process, which has torch already."""
+
+    def __init__(self, command, stdout, **rest):
+        assert command[:2] == [sys.executable, "genenv.py"] and rest["cwd"] == ROOT
+        with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stdout):
+            self.returncode = genenv.main(command[2:])
+
+    def poll(self):
+        return self.returncode
+
+    def kill(self):
+        """It has ended."""
+
+    wait = kill
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Runs of a suite without interpreters of their own; test_any_world starts a real one."""
+    monkeypatch.setattr(experiments.subprocess, "Popen", Here)
+    monkeypatch.setattr(report, "write", lambda folder: None)
 
 
 def write(path, suite):
@@ -305,8 +321,9 @@ def test_teacher_files_have_the_papers_sizes(tmp_path, cache):
         assert len(texts) == n
 
 
-def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, capsys):
+def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, in_process, monkeypatch, capsys):
     """Runs already in the results are not repeated, and other settings are refused."""
+    monkeypatch.setattr(experiments, "draw", lambda path: None)  # see test_any_world
     out = tmp_path / "out"
     command = ["paper", "--seeds", "1", "--jobs", "1", "--out", str(out), *TINY,
                "--cache-dir", cache]
@@ -362,7 +379,8 @@ def test_results_of_another_meaning_are_not_taken_for_these(tmp_path, capsys):
         assert "move it away" in err and err.count("\n") == 1
 
 
-def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, cache, monkeypatch):
+def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, cache, in_process,
+                                                         monkeypatch):
     """The reason must not stay in a temporary file, and what was finished is kept."""
     monkeypatch.setitem(suites.PAPER, "static", ["--variant", "moon"])
     out = tmp_path / "out"

@@ -2,9 +2,10 @@
 
     python -m pytest -q tests/test_loop.py
 
-The base model is trained for a few seconds only: it knows the format but few tools, which is all
-that these tests need.
+The base model is the small one of conftest.py: it knows the format but few tools, which is all
+that these tests need. Figures are drawn for one run.
 """
+import math
 import os
 import random
 import signal
@@ -14,8 +15,9 @@ import time
 import pytest
 import torch
 
-from runtime import checkpoint
+from runtime import checkpoint, report
 import genenv
+from conftest import write_report
 from data_pool import read_jsonl
 from worlds import ladder
 
@@ -23,13 +25,10 @@ MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--
          "--env-updates", "3", "--rank", "4", "--k-min", "0.5"]  # all p_hat are in the band
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    """A quickly trained base model, shared by all tests of this file."""
-    folder = tmp_path_factory.mktemp("cache")
-    full, ladder.PRETRAIN = ladder.PRETRAIN, dict(steps=150, batch=32, lr=6e-3)
-    yield str(folder)
-    ladder.PRETRAIN = full
+@pytest.fixture(scope="module")
+def cache(small_ladder):
+    """The small embedded world of conftest.py."""
+    return small_ladder
 
 
 def run(out, cache, *more):
@@ -51,11 +50,13 @@ def same_run(a, b):
         assert all(torch.equal(x[k], y[k]) for k in x)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def four(tmp_path_factory, cache):
-    """An undisturbed run of four epochs."""
+    """An undisturbed run of four epochs, with its figures."""
     out = tmp_path_factory.mktemp("runs") / "four"
-    assert run(out, cache, "--epochs", "4") == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "write", write_report)
+        assert run(out, cache, "--epochs", "4") == 0
     return out
 
 
@@ -127,7 +128,7 @@ def killed_run(out, argv, rng, kills: int) -> int:
             sys.stdout = sys.stderr = open(os.devnull, "w")
             resume = ["--resume"] if (out / "config.json").exists() else []
             os._exit(genenv.main(argv + resume))
-        deadline = time.time() + (rng.uniform(0.05, 1.5) if n < kills else 300)
+        deadline = time.time() + (rng.uniform(0.02, 0.5) if n < kills else 300)
         while time.time() < deadline:
             if os.waitpid(pid, os.WNOHANG)[0]:
                 return n  # it has ended by itself
@@ -173,21 +174,24 @@ def test_simulator_without_a_single_valid_task_ends_cleanly(tmp_path, cache, cap
 
 
 def test_a_task_must_fit_both_prompts_that_it_will_stand_in(tmp_path, cache):
-    """As a seed it stands in the simulator's prompt, which is the longer one: two steps make 6
-    tokens for the agent and 8 for the simulator."""
-    assert run(tmp_path / "r", cache, "--epochs", "1", "--max-prompt-tokens", "7") == 0
+    """As a seed it stands in the simulator's prompt, which is the longer one: three steps make 8
+    tokens for the agent and 10 for the simulator."""
+    assert run(tmp_path / "r", cache, "--epochs", "1", "--max-prompt-tokens", "9") == 0
     records = read_jsonl(tmp_path / "r" / "env.jsonl")
-    assert records and all(r["text"].count("s2") == 0 for r in records)
+    assert records and all(r["text"].count("s3") == 0 for r in records)
     assert read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]["invalid"]["prompt too long"] > 0
 
 
 def test_seed_unit_shares_p_hat_over_the_variations(tmp_path, cache):
-    """--p-hat-unit seed: all records of one seed in a step carry the same success rate."""
+    """--p-hat-unit seed: R_env follows from the mean success over one seed's variations of a step."""
     assert run(tmp_path / "seed", cache, "--epochs", "1", "--p-hat-unit", "seed") == 0
-    rates = {}
-    for r in read_jsonl(tmp_path / "seed" / "env.jsonl"):
-        rates.setdefault(tuple(r["prompt"]), set()).add(r["p_hat"])
-    assert all(len(values) <= 2 for values in rates.values())  # a seed may come twice in an epoch
+    records = read_jsonl(tmp_path / "seed" / "env.jsonl")
+    assert any(r["p_hat"] != r["p_hat_seed"] for r in records)
+    for r in records:
+        p_hats = [s["p_hat"] for s in records if s["group"] == r["group"]]
+        assert r["p_hat_seed"] == pytest.approx(sum(p_hats) / len(p_hats))
+        if r["epoch"] == 1:  # before training there is no update, so no reward
+            assert r["r_env"] == pytest.approx(math.exp(-2 * (r["p_hat_seed"] - 0.5) ** 2))
 
 
 def test_schedule_written_by_a_user_is_found_by_name(tmp_path, cache, monkeypatch):

