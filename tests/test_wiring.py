@@ -33,7 +33,7 @@ BASE = dict(  # no default anywhere: a constant in the place of an option is see
     scale="none", aggregation="sequence", inner_epochs=2, alpha=0.35, alpha_end=0.65,
     alpha_schedule="linear", difficulty_reward="bell", beta=5.0, k_min=0.3, lam=4.0,
     filter_scope="seed", env_lr=0.017, env_updates=4, env_batch=7, env_fresh=0.6, env_age=2,
-    env_kl=0.23, env_kl_cap=3.0, env_kl_sample=9, success_at=0.6, token_budget=157, max_rows=41)
+    env_kl=0.23, env_kl_cap=3.0, env_kl_sample=9, success_at=0.75, token_budget=157, max_rows=41)
 
 RUNS = {  # what differs from BASE
     "base": {},
@@ -649,7 +649,7 @@ OTHER = dict(
     aggregation="token", inner_epochs=1, mini_batch=2, alpha=0.5, alpha_end=0.4,
     alpha_schedule="constant", difficulty_reward="tent", beta=1.0, k_min=0.1, lam=1.0,
     p_hat_unit="seed", filter_scope="task", env_update="linear", control="coin-p-hat",
-    reward_noise=0.3, success_at=0.9, env_lr=0.02, env_updates=2, env_batch=3, env_fresh=1.0,
+    reward_noise=0.3, success_at=0.65, env_lr=0.02, env_updates=2, env_batch=3, env_fresh=1.0,
     env_age=1, env_kl=0.0, env_kl_cap=1e-6, env_kl_sample=3, grad_checkpoint=True,
     token_budget=57, max_rows=11)
 
