@@ -20,7 +20,7 @@ write_report = report.write  # as it is where nothing is patched
 
 @pytest.fixture(scope="session")
 def _ladder_cache(tmp_path_factory):
-    """Folder of the small base model, and what was loaded from it so far: {path: (lm, tokenizer)}."""
+    """Folder of the small base model, and {path: (lm, tokenizer)} of what was loaded from it."""
     return tmp_path_factory.mktemp("ladder"), {}
 
 

@@ -39,7 +39,7 @@ def cache(small_ladder):
 
 
 class Here:
-    """In place of subprocess.Popen: the run takes place in this process, which has torch already."""
+    """In place of subprocess.Popen: the run takes place in this process."""
 
     def __init__(self, command, stdout, **rest):
         assert command[:2] == [sys.executable, "genenv.py"] and rest["cwd"] == ROOT

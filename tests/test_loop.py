@@ -183,7 +183,7 @@ def test_a_task_must_fit_both_prompts_that_it_will_stand_in(tmp_path, cache):
 
 
 def test_seed_unit_shares_p_hat_over_the_variations(tmp_path, cache):
-    """--p-hat-unit seed: R_env follows from the mean success over one seed's variations of a step."""
+    """--p-hat-unit seed: R_env follows from the mean success over a seed's variations."""
     assert run(tmp_path / "seed", cache, "--epochs", "1", "--p-hat-unit", "seed") == 0
     records = read_jsonl(tmp_path / "seed" / "env.jsonl")
     assert any(r["p_hat"] != r["p_hat_seed"] for r in records)

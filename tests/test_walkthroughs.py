@@ -7,7 +7,6 @@ of conftest.py, and of what a model wrote only the form is compared, as for any 
 what 4 prints before its runs is compared in full. `python -m walkthroughs` runs all as they are.
 """
 import runpy
-from pathlib import Path
 
 import pytest
 
@@ -68,7 +67,7 @@ def test_one_epoch_by_hand(small_runs, capsys):
 
 
 def test_a_schedule_on_paper_and_in_runs(small_runs, capsys):
-    """4: on paper to the digit; then its runs with another base model, where alpha falls as told."""
+    """4: on paper to the digit; then its runs with another base model, where alpha falls."""
     script, = HERE.glob("4_*.py")
     text = printed(script.read_text().partition("# %% 4.")[0], str(script), capsys)
     known = committed(script).partition("\n                  success, last 3")[0]
