@@ -173,7 +173,7 @@ def samples(run, n=8) -> list:
         parent = run.train_pool.tasks.get(task.seed_task)
         shown.append({"epoch": state.epoch, "task": task.text, "origin": task.origin,
                       "p_hat": p_hat, "seed_task": parent.text if parent else "",
-                      "expected": world.expected(task) if hasattr(world, "expected") else "",
+                      "expected": world.gold(task) if hasattr(world, "gold") else "",
                       "traces": [{"text": e.text, "reward": e.reward} for e in traces[:2]]})
     return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
                      "reason": reason} for seed_task, text, reason in state.refused]

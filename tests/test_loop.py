@@ -86,6 +86,12 @@ def test_both_policies_were_trained_and_nothing_held_out_was(four):
     assert trained and not trained & held_out
 
 
+def test_samples_show_what_was_expected(four):
+    """Beside the traces, an answer that earns 1; and the task that a generated one varies."""
+    samples = [r for r in read_jsonl(four / "samples.jsonl") if "traces" in r]
+    assert samples and all(r["expected"].startswith("s1 ") for r in samples)
+
+
 def test_two_plus_two_epochs_equal_four(four, tmp_path, cache):
     """Resuming continues to the bit: metrics, pools, adapters."""
     assert run(tmp_path / "two", cache, "--epochs", "2") == 0
