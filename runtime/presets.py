@@ -83,8 +83,9 @@ PRESETS = {
         "token_budget": 4096,
         "max_rows": 64,
     },
-    # SmolLM2-135M-Instruct after a warm start, on a CPU: an hour or so on one core. Calls as python
-    # text for the seed task's own tools, which is what such a small model can write and read.
+    # SmolLM2-135M-Instruct after a warm start, on a CPU. Calls as python text for the seed task's own
+    # tools, which is what such a small model can write and read. Values to start from: CI runs one
+    # epoch of one step with them, the whole has not been run yet.
     "135m-cpu": {
         **_SMALL,
         "epochs": 12,
