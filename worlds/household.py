@@ -56,7 +56,7 @@ DEFAULTS = dict(epochs=16, steps=4, seed_tasks=8, variations=4, max_task_tokens=
 RECIPE = 1                # part of the cache's key: raise it when demonstrations change
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)
-PRETRAIN = dict(steps=700, batch=32, lr=4e-3, seed=SEED)
+PRETRAIN = dict(steps=2100, batch=48, lr=3e-3, seed=SEED)
 BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
 UNKNOWN = "b?"
 WORDS = [*SPECIAL, *OBJECTS, *RECEPTACLES, *"clean hot cool heat put take go open look to from in with "
