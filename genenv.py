@@ -42,7 +42,7 @@ from runtime.run import Run, context_of, end_epoch, finish, fixed_tasks, note_re
     prepare_run, progress_bar
 from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
     rwr_weights, weight_ratio
-from worlds import InvalidTask, attempt_score, check_task, play, task_keys, transcript
+from worlds import InvalidTask, attempt_score, play, task_keys, transcript, written_task
 
 # ---------------------------------------------------------------------------------------------
 # Algorithm 1
@@ -151,10 +151,8 @@ def write_tasks(run, seed_tasks, variations, alpha) -> list[Generation]:
 
 def parsed(run, rollout, text, seed_task, alpha) -> Task:
     """The task that a generation describes. Raises InvalidTask with the reason to count."""
-    if rollout.truncated:
-        raise InvalidTask("truncated")
-    task = run.world.parse_task(text, seed_task, run.state.epoch)
-    check_task(run.world, task, seed_task, run.held_out, run.policy.tokenizer)
+    task = written_task(run.world, rollout, text, seed_task, run.state.epoch, run.held_out,
+                        run.policy.tokenizer)
     # the task will be read by the agent, and as a seed task, with some p_hat, by the simulator
     readers = run.world.agent_prompt(task), run.world.env_prompt(task, 0.5, alpha)
     if max(len(run.policy.encode(prompt)) for prompt in readers) > run.o.max_prompt_tokens:

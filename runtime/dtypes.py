@@ -1,6 +1,6 @@
 """bf16 or fp32: in which numbers the frozen base computes.
 
-What of the paper this is: nothing. How it is run: loading.load_model and memory.moments call
+What of the paper this is: nothing. How it is run: loading.load_model and memory.bytes_of call
 `choose_dtype`, which is the option --dtype.
 
 Adapters, their gradients and AdamW's moments are fp32 either way; so are logits and log-probs. What

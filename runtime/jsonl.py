@@ -14,6 +14,11 @@ class UserError(Exception):
     """A mistake of the user's: printed as one line saying what to do, exit code 2."""
 
 
+def first_line(error) -> str:
+    """What an exception says, in one line: its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def read_jsonl(path) -> list[dict]:
     """Every record of a JSONL file. Raises UserError naming the file and the line at fault."""
     path = Path(path)

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from data_pool import UserError
 from runtime import gguf
 from runtime.dtypes import choose_dtype
+from runtime.jsonl import UserError, first_line
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its missing optional kernels
 
@@ -50,11 +50,9 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
         return AutoModelForCausalLM.from_pretrained(model, **options), tokenizer
     except (OSError, ValueError, KeyError) as error:
         refuse_own_code(model, error)
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot load the model {model}: {reason}") from None
+        raise UserError(f"cannot load the model {model}: {first_line(error)}") from None
     except (SafetensorError, RuntimeError) as error:  # a broken download, another model's weights
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(f"the weights of {model} do not load ({reason:.160}): are they whole, "
+        raise UserError(f"the weights of {model} do not load ({first_line(error):.160}): are they whole, "
                         "and do they belong to the config.json beside them?") from None
 
 

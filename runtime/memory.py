@@ -31,9 +31,9 @@ from pathlib import Path
 
 import torch
 
-from data_pool import UserError
 from runtime import gguf
 from runtime.dtypes import choose_dtype
+from runtime.jsonl import UserError, first_line
 from runtime.loading import check_model_folder, refuse_own_code
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
 
@@ -77,7 +77,7 @@ def model_config(model: str):
         refuse_own_code(model, error)
         what = "the model" if Path(model).is_dir() else "the hub model (there is no such folder)"
         raise UserError(f"cannot read the configuration of {what} {model}: "
-                        f"{str(error).strip().splitlines()[0]}") from None
+                        f"{first_line(error)}") from None
 
 
 def check_lengths(config, o):

@@ -72,16 +72,21 @@ def parser(Options, world=None) -> argparse.ArgumentParser:
 
     world: a module whose own options are added, if it has any.
     """
-    comments = dict(re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(Options), re.MULTILINE))
     p = Parser(prog="genenv.py", description="GenEnv: an agent and a task simulator co-evolve.",
                argument_default=argparse.SUPPRESS, allow_abbrev=False)
     p.add_argument("--preset", help=f"a set of options: {', '.join(PRESETS)}; others override it")
-    for f in dataclasses.fields(Options):
-        if f.name != "world_options":
-            _add(p, f.name, f.type, f.default, comments[f.name])
+    add_fields(p, Options)
     for name, (default, text, _) in getattr(world, "OPTIONS", {}).items():
         _add(p, name, type(default), default, f"of this world: {text}")
     return p
+
+
+def add_fields(p, Options):
+    """An option for every field of a dataclass; the comment beside each is its help text."""
+    comments = dict(re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(Options), re.MULTILINE))
+    for f in dataclasses.fields(Options):
+        if f.name != "world_options":
+            _add(p, f.name, f.type, f.default, comments[f.name])
 
 
 def _add(p, name, kind, default, text):

@@ -55,18 +55,6 @@ _7B = {
     "max_task_tokens": 768,      # one JSON object with two or three tool specs
 }
 
-# What small instruct models share: short tasks in a form that they can learn in minutes.
-_SMALL = {
-    "world": "tool_calls",
-    "call_format": "python",
-    "keep_tools": True,
-    "G": 8,
-    "k_min": 0.26,               # p_hat from 2/8 to 6/8
-    "max_prompt_tokens": 640,
-    "max_response_tokens": 64,
-    "max_task_tokens": 128,
-}
-
 PRESETS = {
     # The whole loop in seconds, in any world: to try an installation, a model or a task file.
     "tiny": {
@@ -87,7 +75,14 @@ PRESETS = {
     # tools, which is what such a small model can write and read. Values to start from: CI runs one
     # epoch of one step with them, the whole has not been run yet.
     "135m-cpu": {
-        **_SMALL,
+        "world": "tool_calls",
+        "call_format": "python",
+        "keep_tools": True,
+        "G": 8,
+        "k_min": 0.26,               # p_hat from 2/8 to 6/8
+        "max_prompt_tokens": 640,
+        "max_response_tokens": 64,
+        "max_task_tokens": 128,
         "epochs": 12,
         "steps": 4,
         "seed_tasks": 8,

@@ -15,11 +15,10 @@ folder, with warm_start.json; the same command given again goes on where it was 
 Where it differs on purpose: the adapter is merged into the base, in 16 bits also where training
 used 4, so that "adapters off" is the initial policy of both players, and the reference, as always.
 """
-import inspect
+import argparse
 import json
 import os
 import pickle
-import re
 import shutil
 import sys
 import tempfile
@@ -32,12 +31,14 @@ from tqdm import tqdm
 
 import curriculum
 from data_pool import UserError
-from grpo import subset
+from grpo import finite_step, subset
 from policy import Policy, split_groups
 from runtime import options as run_options
+from runtime.jsonl import first_line
 from runtime.loading import load_model, policy_options
 from rwr import weighted_nll
-from worlds import InvalidTask, check_task, held_out_keys, load_world, task_keys
+from worlds import InvalidTask, attempt_score, held_out_keys, load_world, play, task_keys, \
+    written_task
 
 ADAPTER = "warm"
 WARM_UP = 8  # steps over which the learning rate rises: AdamW's moments know nothing yet
@@ -91,15 +92,10 @@ def main(argv, Options) -> int:
 
 def parse(argv, Options):
     """argv -> (Settings, Options). What is no option of a warm start is one of a run."""
-    comments = dict(re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(Settings), re.M))
-    p = run_options.Parser(prog="genenv.py warm-start", allow_abbrev=False, add_help=False)
-    for f in fields(Settings):
-        p.add_argument("--" + f.name.replace("_", "-"), type=f.type, default=f.default,
-                       help=f"{comments[f.name]} (default: {f.default!r})")
-    if {"-h", "--help"} & set(argv):
-        p.print_help()
-        print("\nbesides, every option of a run: python genenv.py --help")
-        raise SystemExit(0)
+    p = run_options.Parser(prog="genenv.py warm-start", allow_abbrev=False,
+                           argument_default=argparse.SUPPRESS,
+                           epilog="besides, every option of a run: python genenv.py --help")
+    run_options.add_fields(p, Settings)
     known, rest = p.parse_known_args(argv)
     s = Settings(**vars(known))
     for f in fields(Settings):
@@ -214,15 +210,16 @@ def imitation_step(policy, optimizer, groups, rate: float, o) -> float:
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
-    tokens, total = sum(len(r) for _, rs in groups for r in rs), 0.0
+    tokens, losses = sum(len(r) for _, rs in groups for r in rs), []
     with policy.use(ADAPTER):
         for batch in split_groups(groups, o.token_budget):
             logp, mask = policy.logprobs(subset(groups, batch), 1.0, o.grad_checkpoint)
             loss = weighted_nll(logp, mask, torch.ones(len(logp)).to(logp), tokens)
             loss.backward()
-            total += float(loss.detach())
-    torch.nn.utils.clip_grad_norm_(policy.params[ADAPTER], 1.0)
-    optimizer.step()
+            losses.append(loss.detach())
+    # read only now: reading one earlier makes the host wait
+    total = sum(map(float, losses))
+    finite_step(policy.params[ADAPTER], optimizer, 1.0, total)
     return total
 
 
@@ -246,8 +243,7 @@ def load_state(path: Path, policy, optimizer) -> int:
         return int(state["step"])
     except (OSError, RuntimeError, LookupError, ValueError, EOFError, TypeError,
             pickle.UnpicklingError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} is damaged ({reason:.100}): remove it to start from the "
+        raise UserError(f"{path} is damaged ({first_line(error):.100}): remove it to start from the "
                         "beginning") from None
 
 
@@ -261,8 +257,7 @@ def write_whole(path: Path, write):
             os.fsync(file.fileno())
         os.replace(scratch, path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"cannot write {path} ({reason:.100}): free some space, then give the same "
+        raise UserError(f"cannot write {path} ({first_line(error):.100}): free some space, then give the same "
                         "command again") from None
     finally:
         Path(scratch).unlink(missing_ok=True)
@@ -331,10 +326,8 @@ def measure(world, policy, o, n: int) -> dict:
 def attempts(world, policy, o, tasks, generator) -> dict:
     """G attempts at T = 1 at each task: shares of valid and of successful ones, and of groups that
     have both kinds, and p_hat counted from 0/G to G/G."""
-    rollouts = policy.sample(None, [policy.encode(world.agent_prompt(task)) for task in tasks], o.G,
-                             o.max_response_tokens, 1.0, generator, max_rows=o.max_rows)
-    scores = [(0.0, False) if r.truncated else
-              world.score(tasks[r.group], policy.decode(r.response)) for r in rollouts]
+    rollouts, texts = play(world, o, policy, None, tasks, o.G, 1.0, generator, o.max_rows)
+    scores = [attempt_score(world, tasks[r.group], r, text) for r, text in zip(rollouts, texts)]
     rates = [curriculum.success_rate([r for r, _ in scores[b * o.G:(b + 1) * o.G]], o.success_at)
              for b in range(len(tasks))]  # Eq. 2
     counts = Counter(round(o.G * rate) for rate in rates)
@@ -354,10 +347,7 @@ def written(world, policy, o, n: int, generator) -> dict:
         text = policy.decode(r.response)
         texts.append(text)
         try:
-            if r.truncated:
-                raise InvalidTask("truncated")
-            task = world.parse_task(text, seed, 0)
-            check_task(world, task, seed, held_out, policy.tokenizer)
+            task = written_task(world, r, text, seed, 0, held_out, policy.tokenizer)
             if task_keys(world, task) & seen:
                 raise InvalidTask("duplicate in the batch")
             seen |= task_keys(world, task)

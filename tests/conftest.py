@@ -19,6 +19,13 @@ write_report = report.write  # as it is where nothing is patched
 
 
 @pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """Folder of a saved random chat model, one token per byte."""
+    from test_tool_calls import chat_model
+    return chat_model(tmp_path_factory.mktemp("chat"), hidden=32)
+
+
+@pytest.fixture(scope="session")
 def _ladder_cache(tmp_path_factory):
     """Folder of the small base model, and {path: (lm, tokenizer)} of what was loaded from it."""
     return tmp_path_factory.mktemp("ladder"), {}

@@ -21,10 +21,10 @@ from runtime import export
 import genenv
 from runtime import report
 from runtime import memory
-from data_pool import read_jsonl
+from data_pool import append_jsonl, read_jsonl
 from policy import Policy, Rollout
 from test_loop import one_line, same_run
-from test_tool_calls import chat_model, said
+from test_tool_calls import said
 from worlds import tool_calls as world
 
 SMALL = ["--threads", "1", "--device", "cpu", "--rank", "4", "--seed-tasks", "2", "--G", "2",
@@ -71,16 +71,10 @@ BASE = [calls_record(n) for n in range(9)] + [answer_record(n) for n in range(3)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A saved random chat model."""
-    return chat_model(tmp_path_factory.mktemp("chat"), hidden=32)
-
-
-@pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     """BASE as the file of --base-tasks."""
     path = tmp_path_factory.mktemp("tasks") / "base.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in BASE))
+    append_jsonl(path, BASE)
     return str(path)
 
 

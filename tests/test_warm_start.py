@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import genenv
-from data_pool import UserError
+from data_pool import UserError, append_jsonl
 from policy import Policy
 from runtime import warm_start
 from runtime.loading import policy_options
@@ -41,14 +41,9 @@ SMALL = ["--call-format", "python", "--keep-tools", "--max-task-tokens", "96", "
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return chat_model(tmp_path_factory.mktemp("chat"), hidden=32)
-
-
-@pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
     path = tmp_path_factory.mktemp("tasks") / "base.jsonl"
-    path.write_text("".join(json.dumps(task) + "\n" for task in TASKS))
+    append_jsonl(path, TASKS)
     return str(path)
 
 

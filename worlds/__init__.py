@@ -208,6 +208,16 @@ def check_task(world, task: Task, seed_task: Task, held_out, tokenizer=None):
         raise InvalidTask(leak)
 
 
+def written_task(world, rollout, text, seed_task, epoch, held_out, tokenizer) -> Task:
+    """The task that a generation of the simulator is. Raises InvalidTask with the reason to count;
+    held_out, tokenizer: see check_task."""
+    if rollout.truncated:
+        raise InvalidTask("truncated")
+    task = world.parse_task(text, seed_task, epoch)
+    check_task(world, task, seed_task, held_out, tokenizer)
+    return task
+
+
 def refuse_special_tokens(tasks, tokenizer):
     """Raise UserError if a task that came from a file spells a control token of this model."""
     for task in tasks:

@@ -24,8 +24,9 @@ import math
 import re
 import warnings
 
-MAX_CHARS = 32_768    # of a text; more is not even looked at
-MAX_DEPTH = 24        # brackets within brackets
+# of both spellings, this one and JSON
+MAX_CHARS = 32_768    # of a model's text; more is not even looked at
+MAX_DEPTH = 24        # brackets within brackets: far below what would exhaust a parser's stack
 MAX_DIGITS = 18       # of an integer
 MAX_LINES = 64        # calls, one a line
 # of a call: identifier-like, with the dots and dashes that some benchmarks use; then its brackets

@@ -60,13 +60,11 @@ from data_pool import Task, UserError, task_id
 from policy import Policy
 from runtime.loading import policy_options
 from worlds import InvalidTask, call_text, task_text, task_texts, world_option
+from worlds.call_text import MAX_CHARS, MAX_DEPTH, MAX_DIGITS
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 VARIATIONS = 4        # of a seed task, imitated in one pass of a warm start
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
-MAX_CHARS = 32_768    # of a model's text; more is not even looked at
-MAX_DEPTH = 24        # nesting of its JSON: far below what would exhaust the parser's stack
-MAX_DIGITS = 18       # of an integer
 MAX_CALLS, MAX_TOOLS = 8, 32
 MIN_TASK_TOKENS, MIN_RESPONSE_TOKENS = 64, 32  # below them no JSON task, no call would fit
 MIN_PYTHON_TOKENS = 16  # the same in the short form
@@ -769,14 +767,15 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     seed task for which there is none (its functions occur nowhere else) is the agent's alone.
     """
     tasks, env = base_tasks(o), []
+    keys_of = {task.id: set(same_task_key(task)) for task in tasks}
     for seed_task in tasks:
-        near = [task for task in tasks if fits_tools(task, seed_task)
-                and set(same_task_key(seed_task)).isdisjoint(same_task_key(task))]
+        near = [task for task in tasks if keys_of[seed_task.id].isdisjoint(keys_of[task.id])
+                and fits_tools(task, seed_task)]
         random.Random(seed_task.id).shuffle(near)
         n = min(VARIATIONS, len(near))
         chosen = [near[(turn * n + i) % len(near)] for i in range(n)]
         # what is to be written must not stand in the prompt
-        keys = {key for task in chosen for key in same_task_key(task)}
+        keys = {key for task in chosen for key in keys_of[task.id]}
         prompt = _env_messages(seed_task, None, examples(seed_task, _form.exemplars, keys))
         env += [(prompt, task_as_written(task)) for task in chosen]
     return {"agent": [(agent_prompt(task), gold(task)) for task in tasks], "env": env}
