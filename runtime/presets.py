@@ -78,11 +78,12 @@ PRESETS = {
         "world": "tool_calls",
         "call_format": "python",
         "keep_tools": True,
+        "offer": 2,
         "G": 8,
         "k_min": 0.26,               # p_hat from 2/8 to 6/8
         "max_prompt_tokens": 640,
         "max_response_tokens": 64,
-        "max_task_tokens": 128,
+        "max_task_tokens": 160,
         "epochs": 12,
         "steps": 4,
         "seed_tasks": 8,
@@ -93,7 +94,7 @@ PRESETS = {
         "env_kl_sample": 24,
         "agent_lr": 1e-3,
         "env_lr": 1e-3,
-        "token_budget": 4096,
+        "token_budget": 1024,
         "max_rows": 256,
     },
     # One RTX 3090 / 4090 / A10: what grows with the batch is kept narrow.

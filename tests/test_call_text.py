@@ -214,6 +214,7 @@ def lamp(n, name="dim"):
 RECORDS = [lamp(n) for n in range(12)] + [lamp(n, "light") for n in range(8)] + [
     {"task": f"What is the name of pupil number {n}?", "reference": [f"name{n}", "x"]}
     for n in range(6)]
+MORE = [*RECORDS, *(lamp(n, name) for n in range(20, 32) for name in ("clean", "test", "sell"))]
 
 
 @pytest.fixture
@@ -300,6 +301,86 @@ def test_prompt_says_unknown_success_as_unknown(prepared):
     assert user(None).endswith("\nSolved: unknown") and user(0.25).endswith("25 % of the time")
     assert user(0.0).endswith("Solved: 0 % of the time")
     assert user(None).startswith("dim(lamp: int)\nRequest: Please dim lamp number ")
+
+
+def test_offered_functions_are_others_and_always_the_same(prepared):
+    o = prepared(MORE, call_format="python", keep_tools=True, offer=2)
+    for task in tool_calls.base_tasks(o):
+        others = tool_calls.offered(task)
+        assert others == tool_calls.offered(task)
+        names = [tool["name"] for tool in others]
+        if not tool_calls.structured(task):
+            assert not names  # a question has no functions to add to
+            continue
+        assert len(set(names)) == 2 and not set(names) & set(tool_calls.skills(task))
+        user = tool_calls.env_prompt(task, None, 0.5)[1]["content"]
+        assert all(f"\n{name}(lamp: int)" in user for name in names)
+        assert all(name not in tool_calls.agent_prompt(task)[0]["content"] for name in names)
+    assert "Others:" not in tool_calls.env_prompt(base_of(o, "What is"), None, 0.5)[1]["content"]
+    o = prepared(MORE, call_format="python", keep_tools=True)
+    assert not any(map(tool_calls.offered, tool_calls.base_tasks(o)))
+    for bad, message in (({"offer": -1, "keep_tools": True}, "must not be negative"),
+                         ({"offer": 1}, "needs --keep-tools")):
+        with pytest.raises(UserError, match=message):
+            prepared(MORE, **bad)
+
+
+def test_a_variation_may_call_or_hold_what_is_offered(prepared):
+    o = prepared(MORE, call_format="python", keep_tools=True, offer=2)
+    seed_task = base_of(o)
+    one, two = (tool["name"] for tool in tool_calls.offered(seed_task))
+    parse = lambda lines: tool_calls.parse_task(
+        f"Request: Please see to lamps 70 and 71.\n{lines}", seed_task, 1)
+    names = lambda task: {tool["name"] for tool in task.spec["tools"]}
+    assert names(parse("Call: dim(lamp=70)")) == {"dim"}
+    called = parse(f"Call: dim(lamp=70)\nCall: {one}(lamp=71)")
+    assert names(called) == {"dim", one} and tool_calls.skills(called) == ["dim", one]
+    held = parse(f"Call: dim(lamp=70)\nUnused: {two}")
+    assert names(held) == {"dim", two} and tool_calls.skills(held) == ["dim"]
+    assert f"{two}(lamp: int)" in tool_calls.agent_prompt(held)[0]["content"]
+    # such a task is a seed task like any other: its own functions are not offered again
+    assert not {tool["name"] for tool in tool_calls.offered(held)} & names(held)
+    for lines, reason in ((f"Unused: {one}\nCall: dim(lamp=70)", "no request and call"),
+                          ("Call: dim(lamp=70)\nUnused: nothing", "unknown tool"),
+                          ("Call: dim(lamp=70)\nUnused: dim", "unknown tool"),
+                          (f"Call: dim(lamp=70)\nCall: {one}(lamp=1)\nUnused: {one}", "unknown tool"),
+                          ("Call: dim(lamp=70)\nUnused:", "unknown tool")):
+        with pytest.raises(InvalidTask) as error:
+            parse(lines)
+        assert str(error.value) == reason, lines
+
+
+def test_the_order_of_grown_tools_tells_nothing(prepared):
+    o = prepared(MORE, call_format="python", keep_tools=True, offer=2)
+    seed_task = base_of(o)
+    one = tool_calls.offered(seed_task)[0]["name"]
+    first = [tool_calls.parse_task(f"Request: Please dim the lamp {n}.\nCall: dim(lamp={n})\n"
+                                   f"Unused: {one}", seed_task, 1).spec["tools"][0]["name"]
+             for n in range(40)]
+    assert 8 < first.count("dim") < 32
+
+
+def test_warm_start_shows_how_tasks_grow(prepared):
+    o = prepared(MORE, call_format="python", keep_tools=True, offer=2)
+    held_out = {key for split in ("validation", "tuning")
+                for task in tool_calls.validation_tasks(o, split)
+                for key in tool_calls.same_task_key(task)}
+    kinds, base = {"plain": 0, "held": 0, "joined": 0}, tool_calls.base_tasks(o)
+    by_prompt = {json.dumps(tool_calls.env_prompt(task, None, 0.5)): task for task in base}
+    for prompt, text in tool_calls.warm_start_pairs(o)["env"]:
+        seed_task = by_prompt[json.dumps(prompt)]
+        task = tool_calls.parse_task(text, seed_task, 0)  # what is imitated is always a valid task
+        assert held_out.isdisjoint(tool_calls.same_task_key(task))
+        grown = len(task.spec.get("tools", ())) > len(seed_task.spec.get("tools", ()))
+        kinds["plain" if not grown else "joined" if len(task.spec["calls"]) > 1 else "held"] += 1
+    assert all(n >= 5 for n in kinds.values()), kinds
+    agent = tool_calls.warm_start_pairs(o)["agent"]
+    assert [gold.count("\n") for _, gold in agent].count(1) == len(agent) - len(base) > 0
+    # another pass, other ones; the same pass, the same ones
+    assert tool_calls.warm_start_pairs(o, 1) != tool_calls.warm_start_pairs(o) == \
+        tool_calls.warm_start_pairs(o, 0)
+    prepared(MORE, call_format="python", keep_tools=True)
+    assert len(tool_calls.warm_start_pairs(o)["agent"]) == len(base)
 
 
 @pytest.mark.parametrize("keep_tools", [False, True])

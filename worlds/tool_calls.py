@@ -35,7 +35,9 @@ record would name an older target.
 Tools and calls are written as JSON, or as signatures and `name(argument=value)` where --call-format
 is python (worlds/call_text.py): another spelling, with the same rules for arguments and equality.
 With --keep-tools the simulator writes requests and calls for its seed task's tools, and no tools
-(worlds/task_text.py). --exemplars K shows it K base tasks: for the seed's own functions where there
+(worlds/task_text.py). With --offer K it may add to them: K functions of other base tasks stand in its
+prompt, and a variation may call one of them as well, or hold it unused. So tasks can grow beyond
+the base set's, in calls and in functions to choose from. --exemplars K shows it K base tasks: for the seed's own functions where there
 are any, else of its kind, drawn by the seed task's id and so always the same ones.
 
 What a simulator may not get away with (leaks): a text or a tool's notes that state the call; calls
@@ -64,6 +66,8 @@ from worlds.call_text import MAX_CHARS, MAX_DEPTH, MAX_DIGITS
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 VARIATIONS = 4        # of a seed task, imitated in one pass of a warm start
+OFFERED_UP_TO = 6     # tools of a seed task; to one that has as many no others are offered
+JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
 MAX_CALLS, MAX_TOOLS = 8, 32
 MIN_TASK_TOKENS, MIN_RESPONSE_TOKENS = 64, 32  # below them no JSON task, no call would fit
@@ -79,17 +83,20 @@ OPTIONS = {  # name: default, help, choices
     "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
                     ("json", "python")),
     "keep_tools": (False, "the simulator writes requests and calls for its seed's tools", None),
+    "offer": (0, "functions of other base tasks that it may add to them, called or not", None),
     "exemplars": (0, "base tasks in the simulator's prompt, as examples of what it writes", None),
 }
 
 
 @dataclass(frozen=True)
 class Form:
-    """OPTIONS as given, and the base tasks that examples are drawn from."""
+    """OPTIONS as given, and the base tasks that examples and offers are drawn from."""
     call_format: str = "json"
     keep_tools: bool = False
+    offer: int = 0
     exemplars: int = 0
     pool: tuple = ()
+    called: tuple = ()  # tool specs that they call, each name once
 
 
 _form = Form()  # set by prepare: the functions of a world are not given the options
@@ -479,7 +486,10 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
         record = task_text.read(text, structured(seed_task), _call_of_line)
         if record is None:
             raise InvalidTask("no request and call")
-        record |= {key: seed_task.spec[key] for key in ("tools", "ordered") if "calls" in record}
+        if "calls" in record:
+            unused = record.pop("unused")
+            record |= {"ordered": seed_task.spec["ordered"],
+                       "tools": grown_tools(seed_task, record, unused)}
     else:
         record = first_object(text)
         if record is None:
@@ -490,6 +500,30 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     if unwritable(task):
         raise InvalidTask("tool schema")
     return task
+
+
+def offered(seed_task: Task) -> list[dict]:
+    """The tools of other base tasks that a variation of this one may add: always the same ones."""
+    own = {tool["name"] for tool in seed_task.spec.get("tools", ())}
+    if not _form.offer or not 0 < len(own) < OFFERED_UP_TO:
+        return []
+    others = list(_form.called)
+    random.Random(seed_task.id).shuffle(others)
+    return [tool for tool in others if tool["name"] not in own][:_form.offer]
+
+
+def grown_tools(seed_task: Task, record: dict, unused) -> list[dict]:
+    """The seed task's tools, and those offered that the record calls or names as unused, in an order
+    that tells nothing. Raises InvalidTask for an unused one that was not offered."""
+    others = {tool["name"]: tool for tool in offered(seed_task)}
+    called = {call["name"] for call in record["calls"]}
+    if not others.keys() >= set(unused) or called & set(unused):
+        raise InvalidTask("unknown tool")
+    added = [others[name] for name in sorted(called & others.keys() | set(unused))]
+    tools = [*seed_task.spec["tools"], *added]
+    if added:
+        random.Random(record["task"]).shuffle(tools)
+    return tools
 
 
 def _call_of_line(line: str):
@@ -575,8 +609,11 @@ def prepare(o):
         raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                         "such as Qwen/Qwen2.5-7B-Instruct")
     form = {name: world_option(sys.modules[__name__], o, name) for name in OPTIONS}
-    if form["exemplars"] < 0:
-        raise UserError(f"--exemplars is {form['exemplars']}: must not be negative")
+    for name in ("exemplars", "offer"):
+        if form[name] < 0:
+            raise UserError(f"--{name} is {form[name]}: must not be negative")
+    if form["offer"] and not form["keep_tools"]:
+        raise UserError("--offer adds to the seed task's tools: it needs --keep-tools")
     short = form["call_format"] == "python"
     for name, least, brief in (("max_task_tokens", MIN_TASK_TOKENS, short and form["keep_tools"]),
                                ("max_response_tokens", MIN_RESPONSE_TOKENS, short)):
@@ -588,7 +625,9 @@ def prepare(o):
     read_tasks.cache_clear()  # the files may have been corrected since an earlier run
     _splits.cache_clear()
     splits = _splits(o.base_tasks, o.validation_tasks)
-    _form = Form(**form, pool=tuple(splits["base"]))
+    called = {tool["name"]: tool for task in splits["base"] for tool in task.spec.get("tools", ())
+              if [tool["name"]] == skills(task)}
+    _form = Form(**form, pool=tuple(splits["base"]), called=tuple(called.values()))
     for task in (task for tasks in splits.values() for task in tasks):
         if name := unwritable(task):
             raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
@@ -676,7 +715,8 @@ def env_prompt(seed_task: Task, success, alpha: float) -> list[dict]:
 def _env_messages(seed_task, success, shown) -> list[dict]:
     if _form.keep_tools:
         return task_text.prompt(_record(seed_task), tools_text(seed_task), success,
-                                list(map(_record, shown)), _line_of_call)
+                                list(map(_record, shown)), _line_of_call,
+                                "\n".join(map(_tool_text, offered(seed_task))))
     system = ENV_SYSTEM.format(answers="calls", form=CALLS_FORM) if structured(seed_task) else \
         ENV_SYSTEM.format(answers="answers", form=ANSWER_FORM)
     if shown:
@@ -720,8 +760,11 @@ def fits_tools(task: Task, seed_task: Task) -> bool:
 
 def tools_text(task: Task) -> str:
     """The tools of a task, one a line, as --call-format says; "" if it has none."""
-    write = call_text.signature if _form.call_format == "python" else _json
-    return "\n".join(map(write, task.spec.get("tools", ())))
+    return "\n".join(map(_tool_text, task.spec.get("tools", ())))
+
+
+def _tool_text(tool: dict) -> str:
+    return (call_text.signature if _form.call_format == "python" else _json)(tool)
 
 
 def _line_of_call(call: dict) -> str:
@@ -765,6 +808,8 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     Base tasks alone. The agent's response is the expected one. The simulator's are other base tasks
     that the seed task's tools can do, at most VARIATIONS of them, in each `turn` the next ones; a
     seed task for which there is none (its functions occur nowhere else) is the agent's alone.
+    With --offer every fourth of them is joined with a task of an offered function, and every fourth
+    holds one unused; the agent meets one joined task for eight others.
     """
     tasks, env = base_tasks(o), []
     keys_of = {task.id: set(same_task_key(task)) for task in tasks}
@@ -777,8 +822,45 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
         # what is to be written must not stand in the prompt
         keys = {key for task in chosen for key in keys_of[task.id]}
         prompt = _env_messages(seed_task, None, examples(seed_task, _form.exemplars, keys))
-        env += [(prompt, task_as_written(task)) for task in chosen]
-    return {"agent": [(agent_prompt(task), gold(task)) for task in tasks], "env": env}
+        env += [(prompt, grown_as_written(task, seed_task, turn)) for task in chosen]
+    agent = [*tasks, *joined_tasks(tasks, turn)]
+    return {"agent": [(agent_prompt(task), gold(task)) for task in agent], "env": env}
+
+
+def grown_as_written(task: Task, seed_task: Task, turn: int) -> str:
+    """A task as the simulator would write it for a seed task, now and then with what is offered."""
+    draw, others = random.Random(f"{task.id} {seed_task.id} {turn}"), offered(seed_task)
+    kind = draw.randrange(4) if others else 0
+    if kind == 1:
+        return task_text.write(_record(task), _line_of_call, [draw.choice(others)["name"]])
+    if kind == 2:
+        tool = draw.choice(others)
+        # functions of one name may differ in their arguments
+        other = draw.choice([t for t in _form.pool if [tool["name"]] == skills(t) and
+                             not argument_fault(t.spec["calls"][0]["arguments"], tool["parameters"])])
+        return task_text.write(joined(task, other, draw), _line_of_call)
+    return task_as_written(task)
+
+
+def joined(one: Task, other: Task, draw) -> dict:
+    """Two tasks as one record: both requests, then the calls of both."""
+    return {"task": draw.choice(JOINTS).format(one.text, other.text),
+            "calls": [*one.spec["calls"], *other.spec["calls"]]}
+
+
+def joined_tasks(tasks, turn: int) -> list[Task]:
+    """With --offer, a task with the calls of two for every eight of `tasks`; else none."""
+    draw, out = random.Random(turn), []
+    for task in draw.sample(tasks, len(tasks) // 8) if _form.offer else ():
+        names = {tool["name"] for tool in task.spec.get("tools", ())}
+        other = draw.choice(tasks)
+        if structured(task) and structured(other) and names.isdisjoint(
+                tool["name"] for tool in other.spec["tools"]):
+            record = joined(task, other, draw)
+            tools = [*task.spec["tools"], *other.spec["tools"]]
+            draw.shuffle(tools)
+            out.append(make_task({**record, "tools": tools}, "base"))
+    return out
 
 
 def task_as_written(task: Task) -> str:

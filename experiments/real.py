@@ -1,0 +1,360 @@
+"""Does it hold on a real model and real tasks? Runs of the 135M model, scored by BFCL's own rule.
+
+What of the paper this is: its first claim, on the smallest instruct model that there is, with a
+benchmark's own tasks and its checker (eval/bfcl.py) instead of a world of our own.
+
+How it is run, after the warm start of README:
+
+    python -m experiments.real run --data DIR --base-tasks FILE --model START --instruct MODEL
+    python -m experiments.real table     # results/real.md and figures, from results/real.jsonl
+    python -m experiments.real tasks     # results/real-tasks.jsonl: what the reading needs
+
+`run` goes on where it was interrupted, inside a run as well (--work holds the run folders). Two
+targets are scored with greedy answers: the held-out tasks of the base's own kind, and harder ones,
+of categories and sizes that no base task has: two and three calls, four and more functions.
+
+Where it differs on purpose: the paper's static variant, GRPO on a fixed set, is here GRPO on the
+base tasks themselves, which are real ones with checked answers: a strong rival.
+"""
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from data_pool import UserError, append_jsonl, read_jsonl
+from eval import bfcl
+from eval.__main__ import load_records
+from eval.make_base import too_large, unreadable
+from experiments.tables import _cell, interval
+from genenv import parse_options
+from policy import Policy
+from runtime.loading import policy_options
+from runtime.options import Parser
+from worlds import call_text, load_world
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "experiments" / "results"
+VARIANTS = {
+    "genenv": [],
+    "random": ["--variant", "random"],
+    "GRPO on base tasks": ["--variant", "static"],
+}
+HARDER = {"calls": 3, "tools": 8, "chars": 900}  # the most that a harder task has
+PER_KIND = 48     # harder tasks of each kind that are scored
+TOKENS = 128      # of a response when it is scored: three calls
+READ = 30         # tasks that are read per variant, from the first epochs and from the last
+
+
+# ---------------------------------------------------------------------------------------------
+# the two targets
+
+
+def targets(data, validation) -> dict:
+    """{"held-out", "more calls", "more functions": [(record, task as a line of a task file)]}.
+
+    validation: the held-out tasks of a run; they are found among the records again.
+    """
+    world, wanted = load_world("tool_calls"), {(t.text, json.dumps(t.spec["tools"])) for t in validation}
+    out = {"held-out": [], "more calls": [], "more functions": []}
+    for record in load_records("bfcl", data, split="train"):
+        line = bfcl.base_task(record)
+        if line is None or unreadable(line) or world.unwritable(world.make_task(line, "base")):
+            continue
+        if (line["task"].strip(), json.dumps(line["tools"])) in wanted:
+            out["held-out"].append((record, line))
+        elif not too_large(line, HARDER):
+            more = "more calls" if len(line["calls"]) > 1 else "more functions"
+            if len(line["calls"]) > 1 or len(line["tools"]) > 3:
+                out[more].append((record, line))
+    for kind in ("more calls", "more functions"):
+        random.Random(0).shuffle(out[kind])
+        out[kind] = out[kind][:PER_KIND]
+    return out
+
+
+def official(policy, adapter, kinds) -> dict:
+    """Greedy answers under BFCL's rule: {kind: {category: [right, answered]}}."""
+    world, out = load_world("tool_calls"), {}
+    for kind, pairs in kinds.items():
+        prompts = [policy.encode(world.agent_prompt(world.make_task(line, "base"))) for _, line in pairs]
+        rollouts = policy.sample(adapter, prompts, 1, TOKENS, 0.0, policy.generator(0), max_rows=16)
+        right, asked = Counter(), Counter(record["category"] for record, _ in pairs)
+        for (record, _), rollout in zip(pairs, rollouts):
+            calls = call_text.parse_calls(policy.decode(rollout.response))
+            fits = calls and not bfcl.check_ast(record, [(c["name"], c["arguments"]) for c in calls])
+            right[record["category"]] += bool(fits)
+        out[kind] = {category: [right[category], n] for category, n in sorted(asked.items())}
+    return out
+
+
+def score_model(model: str, settings, kinds, adapter=None) -> dict:
+    """`official` of a model folder, with the adapter in a folder or as it is."""
+    o = parse_options([*settings, "--model", model, "--threads", "1"])
+    paths = {"agent": str(adapter)} if adapter else None
+    policy = Policy.load(o.model, ("agent",) if adapter else (),
+                         **{**policy_options(o), "adapter_paths": paths})
+    return official(policy, "agent" if adapter else None, kinds)
+
+
+# ---------------------------------------------------------------------------------------------
+# runs
+
+
+def run(args, extra):
+    """All variants and seeds that the results file lacks, `--jobs` at a time, seed by seed."""
+    settings = ["--preset", "135m-cpu", "--base-tasks", args.base_tasks, *extra]
+    o = parse_options([*settings, "--model", args.model])
+    world = load_world(o.world)
+    world.prepare(o)
+    kinds = targets(args.data, world.validation_tasks(o))
+    results, work = Path(args.results) / "real.jsonl", Path(args.work)
+    work.mkdir(parents=True, exist_ok=True)
+    done = {(r["name"], r["seed"]) for r in read_jsonl(results)} if results.is_file() else set()
+    for name, model in (("instruct model", args.instruct), ("warm start", args.model)):
+        if model and (name, 0) not in done:
+            append_jsonl(results, [{"name": name, "seed": 0,
+                                    "official": score_model(model, settings, kinds)}])
+    wanted = [(name, seed) for seed in range(args.seeds) for name in args.only or VARIANTS
+              if (name, seed) not in done]
+    running = {}
+    while wanted or running:
+        while wanted and len(running) < args.jobs:
+            job = wanted.pop(0)
+            running[job] = start(*job, [*settings, "--model", args.model], work)
+        for job in [j for j, (process, _) in running.items() if process.poll() is not None]:
+            process, folder = running.pop(job)
+            if process.returncode:
+                raise UserError(f"run {job} failed, see {folder}.log")
+            append_jsonl(results, [collect(*job, folder, settings, args.model, kinds)])
+            print("done:", *job, flush=True)
+        time.sleep(1)
+
+
+def folder_of(work: Path, name: str, seed: int) -> Path:
+    """Where a run is."""
+    return work / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
+
+
+def start(name: str, seed: int, settings, work: Path):
+    """(process, folder) of a run on one thread, new or going on."""
+    folder = folder_of(work, name, seed)
+    begun = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir())
+    options = ["--resume", "--out", str(folder)] if begun else \
+        [*settings, *VARIANTS[name], "--out", str(folder), "--seed", str(seed), "--threads", "1"]
+    log = open(f"{folder}.log", "a")
+    process = subprocess.Popen([sys.executable, "genenv.py", *options], cwd=ROOT, stdout=log,
+                               stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return process, folder
+
+
+def collect(name, seed, folder, settings, model, kinds) -> dict:
+    """One line of results: metrics of every epoch, official scores, and tasks to be read."""
+    records = [r for r in read_jsonl(folder / "train.jsonl") if r["task"]["origin"] == "env"
+               and r["task"]["epoch"] == r["epoch"]]
+    last = max((r["epoch"] for r in records), default=0)
+    read = []
+    for part, epochs in (("early", (0, 1)), ("late", (last - 1, last))):
+        chosen = [r for r in records if r["epoch"] in epochs]
+        random.Random(seed).shuffle(chosen)
+        read += [{"part": part, "request": r["task"]["text"], "p_hat": r["p_hat"],
+                  "tools": [call_text.signature(t) for t in r["task"]["spec"]["tools"]],
+                  "calls": call_text.write_calls(r["task"]["spec"]["calls"])} for r in chosen[:READ]]
+    metrics = read_jsonl(folder / "metrics.jsonl")
+    return {"name": name, "seed": seed, "settings": settings, "metrics": metrics, "tasks": read,
+            "shape": shape(records),
+            "official": score_model(model, settings, kinds, folder / "adapters" / "agent")}
+
+
+def shape(records) -> list:
+    """What was written in each epoch: tasks, mean calls and mean tools of a task."""
+    out = []
+    for epoch in sorted({r["epoch"] for r in records}):
+        specs = [r["task"]["spec"] for r in records if r["epoch"] == epoch]
+        out.append({"epoch": epoch, "tasks": len(specs),
+                    "calls": float(np.mean([len(s["calls"]) for s in specs])),
+                    "tools": float(np.mean([len(s["tools"]) for s in specs]))})
+    return out
+
+
+# ---------------------------------------------------------------------------------------------
+# table
+
+
+def share(of: dict) -> float:
+    """Right answers of all categories of a target."""
+    right, asked = np.sum(list(of.values()), axis=0)
+    return right / asked
+
+
+def mean_late(r, key) -> float:
+    """Mean of a metric over the second half of a run."""
+    return float(np.mean([m[key] for m in r["metrics"][len(r["metrics"]) // 2:]]))
+
+
+def valid_share(r) -> float:
+    """Valid tasks among all that was written in the second half of a run; NaN if nothing was."""
+    half = r["metrics"][len(r["metrics"]) // 2:]
+    written = sum(m["written"] for m in half)
+    return 1 - sum(sum(m["invalid"].values()) for m in half) / written if written else np.nan
+
+
+OFFICIAL = {f"{kind}, official": (lambda r, kind=kind: share(r["official"][kind]))
+            for kind in ("held-out", "more calls", "more functions")}
+COLUMNS = {
+    **OFFICIAL,
+    "held-out, T = 1": lambda r: r["metrics"][-1]["validation"],
+    "the same, first": lambda r: r["metrics"][0]["validation"],
+    "p_hat, 2nd half": lambda r: mean_late(r, "success_rate"),
+    "valid": valid_share,
+    "entropy of functions (bits)": lambda r: mean_late(r, "skill_entropy"),
+    "calls a task, last": lambda r: r["shape"][-1]["calls"] if r["shape"] else np.nan,
+    "functions a task, last": lambda r: r["shape"][-1]["tools"] if r["shape"] else np.nan,
+    "distinct tasks": lambda r: sum(s["tasks"] for s in r["shape"]),
+}
+
+
+def table(results: Path) -> str:
+    """Markdown of all runs: means with 95 % t-intervals over seeds, paired differences, minutes."""
+    runs = {}
+    for r in read_jsonl(results):
+        runs.setdefault(r["name"], {})[r["seed"]] = r
+    rows = [f"| variant | seeds | {' | '.join(COLUMNS)} |", "|" + "---|" * (len(COLUMNS) + 2)]
+    for name in sorted(runs, key=lambda name: name in VARIANTS and 1 + list(VARIANTS).index(name)):
+        of_name = runs[name].values()
+        cells = [_cell_of(f, of_name) if name in VARIANTS or head in OFFICIAL else "-"
+                 for head, f in COLUMNS.items()]
+        rows.append(f"| {name} | {len(runs[name]) if name in VARIANTS else '-'} | {' | '.join(cells)} |")
+    rows += ["", "Paired differences, genenv minus the other, same seeds (95 % t-interval):", "",
+             "| other | " + " | ".join([*OFFICIAL, "held-out, T = 1"]) + " |",
+             "|" + "---|" * (len(OFFICIAL) + 2)]
+    for name in VARIANTS:
+        common = sorted(set(runs.get("genenv", ())) & set(runs.get(name, ())))
+        if name != "genenv" and common:
+            found = [interval([COLUMNS[head](runs["genenv"][s]) - COLUMNS[head](runs[name][s])
+                               for s in common]) for head in (*OFFICIAL, "held-out, T = 1")]
+            rows.append(f"| {name} | " + " | ".join(f"{m:+.3f} ± {h:.3f}" for m, h in found) + " |")
+    return "\n".join(rows) + "\n" + by_category(runs)
+
+
+def _cell_of(f, runs) -> str:
+    values = [f(r) for r in runs]
+    return "-" if np.isnan(values).all() else _cell(values)
+
+
+def by_category(runs) -> str:
+    """Markdown: right answers of each BFCL category, the sum over seeds."""
+    names = [name for name in ("instruct model", "warm start", *VARIANTS) if name in runs]
+    kinds = next(iter(runs[names[0]].values()))["official"]
+    rows = ["", f"| target | category | {' | '.join(names)} |", "|" + "---|" * (len(names) + 2)]
+    for kind, categories in kinds.items():
+        for category in categories:
+            sums = [np.sum([r["official"][kind][category] for r in runs[name].values()], axis=0)
+                    for name in names]
+            rows.append(f"| {kind} | {category} | " + " | ".join(f"{a} of {b}" for a, b in sums) + " |")
+    return "\n".join(rows) + "\n"
+
+
+CURVES = {"validation": "held-out success, T = 1", "success_rate": "success on generated tasks"}
+
+
+def draw(results: Path):
+    """real-validation.png and real-success.png: a line per seed, colours by variant."""
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    runs = [r for r in read_jsonl(results) if r["name"] in VARIANTS]
+    for key, label in CURVES.items():
+        figure, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
+        for r in runs:
+            epochs = [m for m in r["metrics"] if key != "validation" or m["validation_by"]]
+            axis.plot([m["epoch"] for m in epochs], [m[key] for m in epochs], lw=1.3, alpha=0.8,
+                      color=f"C{list(VARIANTS).index(r['name'])}",
+                      label=r["name"] if r["seed"] == 0 else None)
+        axis.set(xlabel="epoch", ylabel=label)
+        axis.grid(alpha=0.25)
+        axis.legend(frameon=False, fontsize=8)
+        name = {"validation": "validation", "success_rate": "success"}[key]
+        figure.savefig(results.with_name(f"real-{name}.png"), dpi=110, metadata={"Software": None})
+        plt.close(figure)
+
+
+# ---------------------------------------------------------------------------------------------
+# the reading
+
+
+def reading(results: Path) -> list:
+    """The tasks to be read, READ early and READ late ones of each variant over all its seeds, in an
+    order that tells nothing; "right" is for the reader: does the expected call answer the request?"""
+    pools = {}
+    for r in read_jsonl(results):
+        for task in r.get("tasks", ()):
+            pools.setdefault((r["name"], task["part"]), []).append({"name": r["name"], **task})
+    out = []
+    for key in sorted(pools):
+        random.Random(0).shuffle(pools[key])
+        out += pools[key][:READ]
+    random.Random(1).shuffle(out)
+    return [{"id": i, **task, "right": None} for i, task in enumerate(out)]
+
+
+def readings(path: Path) -> str:
+    """Markdown: how many of the tasks that were read have the right expected calls."""
+    read, counts = read_jsonl(path), {}
+    for task in read:
+        counts.setdefault((task["name"], task["part"]), []).append(task["right"])
+    rows = ["", "| read by hand: right expected calls | early | late |", "|---|---|---|"]
+    for name in dict.fromkeys(name for name, _ in sorted(counts)):
+        cells = [f"{sum(map(bool, v))} of {len(v)}" for v in
+                 (counts.get((name, part), []) for part in ("early", "late"))]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def main(argv=None) -> int:
+    """Entry point; 0, or 2 with one line on a user's mistake."""
+    p = Parser(prog="python -m experiments.real", description=__doc__.splitlines()[0],
+               allow_abbrev=False)
+    p.add_argument("what", choices=("run", "table", "tasks"))
+    p.add_argument("--data", help="folder of the benchmarks")
+    p.add_argument("--base-tasks", help="file of eval.make_base")
+    p.add_argument("--model", help="folder of the warm start")
+    p.add_argument("--instruct", default="", help="the model before it, for the first row")
+    p.add_argument("--seeds", type=int, default=3, help="runs of each variant")
+    p.add_argument("--only", nargs="+", choices=VARIANTS, default=(), help="variants (default: all)")
+    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    p.add_argument("--work", default="runs/real", help="folder of the run folders")
+    p.add_argument("--results", default=str(RESULTS), help="folder of the results")
+    try:
+        args, extra = p.parse_known_args(argv)
+        results = Path(args.results) / "real.jsonl"
+        if args.what == "run":
+            for name in ("data", "base_tasks", "model"):
+                if not vars(args)[name]:
+                    raise UserError(f"run needs --{name.replace('_', '-')}")
+            run(args, extra)
+        elif extra or not results.is_file():
+            raise UserError(f"unknown option {extra[0]}" if extra else f"{results}: no such file")
+        tasks = results.with_name("real-tasks.jsonl")
+        if args.what == "tasks":
+            if tasks.exists():
+                raise UserError(f"{tasks} exists, with what was read: move it away first")
+            append_jsonl(tasks, reading(results))
+            return 0
+        text = table(results) + (readings(tasks) if tasks.is_file() else "")
+        results.with_suffix(".md").write_text(text)
+        draw(results)
+        print(text)
+        return 0
+    except (UserError, OSError) as error:
+        print(f"experiments: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
