@@ -2,11 +2,12 @@
 
     python -m bench trl --prompt 256 --response 64 --steps 5     # needs bench/requirements.txt
     python -m bench trl --check                                  # only: same loss, same gradients?
+    python -m bench model --model DIR --base-tasks FILE          # a real model on a CPU, beside TRL
     python -m bench gpu --random-weights                         # one CUDA device, no download
     python -m bench gpu --random-weights --tiny                  # the same script, small, on a CPU
 
 What of the paper this is: nothing; it measures the two updates of Algorithm 1 as this project makes
-them. Both benches build a random Qwen2 of a stated size, as speed does not depend on the weights.
+them. `trl` and `gpu` build a random Qwen2 of a stated size, as speed does not depend on the weights.
 
 How `trl` measures: one step is rollouts, reference log-probs, loss, backward and optimiser, of 4
 prompts and G = 8. TRL's GRPOTrainer and ours take turns within one run, on the same base weights,
@@ -18,6 +19,13 @@ and rewards are compared.
 Two settings of TRL 1.16 are chosen: its KL gradient is the plain k3 one (`use_bias_correction_kl`
 off), and its head projects responses only. On a CPU the trainer as installed projects the prompts'
 positions too, which it does not do on a GPU; `--trl-head stock` measures that.
+
+How `model` measures: the same step of a real model on the prompts of base tasks, in its own dtype;
+responses end where the model ends them, so both sides draw their own lengths, which are printed.
+Before it, tokens/s of rollouts and of a training pass, the latter also as a share of what this
+machine reaches in one large matrix product in the same dtype, measured just before. Counted are
+the products with weights (2 per weight and token forward, 2 backward for the frozen base, 4 for
+LoRA; the head at response positions), not attention or element-wise work.
 
 How `gpu` measures: an epoch of both updates, phase by phase; then the rollouts and the training
 pass once more with the prompt repeated in every row (what TRL and most peers do), through the same
@@ -44,6 +52,7 @@ import torch
 from data_pool import UserError
 from grpo import group_advantages, grpo_loss, grpo_update, subset
 from policy import Policy, split_groups
+from runtime.loading import load_model
 from rwr import rwr_update
 
 LEARNING_RATE, CLIP, KL_COEF, RANK, TRL_ADAPTER = 1e-5, 0.2, 0.04, 16, "default"
@@ -112,18 +121,11 @@ def bench_trl(o):
     if o.G < 2 or o.prompts < 1 or (o.trl_rows and o.prompts * o.G % o.trl_rows):
         raise UserError("--G needs 2 or more, --prompts 1, and "
                         "--trl-rows must divide their product")
-    try:
-        import trl
-    except ImportError:
-        raise UserError("TRL is not installed: pip install -r bench/requirements.txt") from None
-    from transformers import Qwen2ForCausalLM
+    trl = installed_trl(o)
     quiet()
-    if o.trl_head == "response":
-        # TRL decides by the device whether to project responses only; the kernel itself stays torch
-        import trl.trainer.utils
-        trl.trainer.utils._use_triton = lambda device: True
     torch.set_num_threads(o.threads)
     torch.manual_seed(0)
+    from transformers import Qwen2ForCausalLM
     base = Qwen2ForCausalLM(small_config(o.hidden, o.layers, o.vocab))
     print(f"random Qwen2: hidden {o.hidden}, {o.layers} layers, vocabulary {o.vocab}, "
           f"{sum(p.numel() for p in base.parameters()) / 1e6:.1f} M parameters (head "
@@ -133,15 +135,34 @@ def bench_trl(o):
     print(f"{o.prompts} prompts x G = {o.G}; prompt {o.prompt}, response {o.response} tokens",
           flush=True)
     policy = Policy(copy.deepcopy(base), word_tokenizer(o.vocab), ("agent",), RANK)
-    check_against_trl(o, copy.deepcopy(base), policy)
+    check_against_trl(o, copy.deepcopy(base), policy,
+                      random_prompts(o.prompts, o.prompt, o.vocab, seed=1))
     if o.check:
         return
-    pairs = time_against_trl(o, base, policy)
+    prompts = random_prompts(o.prompts * (o.steps + 1), o.prompt, o.vocab)
+    report_pairs(time_against_trl(o, base, policy, prompts))
+
+
+def report_pairs(pairs):
+    """Print ratios and medians of [(TRL s, our s)]."""
     ratios = sorted(theirs / ours for theirs, ours in pairs)
     print("pairs " + " ".join(f"{r:.2f}" for r in ratios))
     print(f"median seconds per step: TRL {statistics.median(t for t, _ in pairs):.2f}, "
           f"ours {statistics.median(t for _, t in pairs):.2f}")
     print(f"ratio {statistics.median(ratios):.2f}")
+
+
+def installed_trl(o):
+    """The package, its head set as --trl-head says. Raises UserError where it is missing."""
+    try:
+        import trl
+    except ImportError:
+        raise UserError("TRL is not installed: pip install -r bench/requirements.txt") from None
+    if o.trl_head == "response":
+        # TRL decides by the device whether to project responses only; the kernel itself stays torch
+        import trl.trainer.utils
+        trl.trainer.utils._use_triton = lambda device: True
+    return trl
 
 
 def quiet():
@@ -166,6 +187,7 @@ def trl_trainer(o, base, steps, prompts, callbacks=()):
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
     rows = o.prompts * o.G
+    real = getattr(o, "tokenizer", None)
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(), max_steps=steps, num_generations=o.G,
         per_device_train_batch_size=o.trl_rows or rows,
@@ -178,7 +200,8 @@ def trl_trainer(o, base, steps, prompts, callbacks=()):
         # no side work
         gradient_checkpointing=False, bf16=False, use_cpu=True, report_to="none",
         logging_strategy="no", save_strategy="no", disable_tqdm=True)
-    data = Dataset.from_list([{"prompt": " ".join(f"w{i}" for i in p)} for p in prompts])
+    data = Dataset.from_list([{"prompt": real.decode(p) if real else " ".join(f"w{i}" for i in p)}
+                              for p in prompts])
     lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules="all-linear",
                       task_type="CAUSAL_LM")
 
@@ -186,7 +209,7 @@ def trl_trainer(o, base, steps, prompts, callbacks=()):
         return [reward_of(ids) for ids in completion_ids]
 
     trainer = GRPOTrainer(base, reward_funcs=reward, args=config, train_dataset=data,
-                          peft_config=lora, processing_class=word_tokenizer(o.vocab),
+                          peft_config=lora, processing_class=real or word_tokenizer(o.vocab),
                           callbacks=list(callbacks))
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -199,17 +222,16 @@ def callback(**hooks):
     return type("Hooks", (TrainerCallback,), methods)()
 
 
-def check_against_trl(o, base, policy):
+def check_against_trl(o, base, policy, prompts, tolerance=1e-3):
     """Same LoRA weights, completions and rewards to both: print how far loss and gradients differ.
 
     The LoRA B matrices are set to noise first: at zero the KL term would vanish from the test.
-    Raises UserError if they differ by more than fp32 rounding (relative 1e-3 of the gradient norm).
+    Raises UserError if they differ by more than `tolerance` times the gradient norm: fp32 rounding.
     """
     generator, saved = torch.Generator().manual_seed(1), _clone(policy.params["agent"])
     with torch.no_grad():
         for p in policy.params["agent"]:
             p += 0.01 * torch.randn(p.shape, generator=generator)
-    prompts = random_prompts(o.prompts, o.prompt, o.vocab, seed=1)
     groups = grouped(policy.sample("agent", prompts, o.G, o.response, 1.0, generator), o.G)
     seen = {}
 
@@ -241,7 +263,7 @@ def check_against_trl(o, base, policy):
         for p, old in zip(policy.params["agent"], saved):
             p.copy_(old)
             p.grad = None
-    if not gap / norm < 1e-3:
+    if not gap / norm < tolerance:
         raise UserError("gradients differ from TRL's by more than rounding: trust no ratio")
 
 
@@ -263,13 +285,12 @@ def our_gradients(policy, groups):
                                   if p.grad is not None}
 
 
-def time_against_trl(o, base, policy):
+def time_against_trl(o, base, policy, prompts):
     """Steps in turns: TRL's as its own training loop makes it, then ours. Returns [(TRL s, our s)].
 
     Ours runs inside the callback that TRL's loop calls at the end of its step. The first pair warms
     both up and is not counted.
     """
-    prompts = random_prompts(o.prompts * (o.steps + 1), o.prompt, o.vocab)
     optimizer, generator = policy.optimizer("agent", LEARNING_RATE), policy.generator(0)
     now = time.process_time if o.threads == 1 else time.perf_counter
     pairs, clock = [], {}
@@ -304,6 +325,86 @@ def time_against_trl(o, base, policy):
     trainer._generate_single_turn = timed_generate
     trainer.train()
     return pairs[1:]
+
+
+# ---------------------------------------------------------------------------------------------
+# a real model on a CPU
+
+
+def bench_model(o):
+    """Speed of rollouts and training as a share of the machine's peak, then beside TRL."""
+    if min(o.prompts, o.steps, o.threads, o.response - 1, o.G - 1) < 1:
+        raise UserError("--prompts, --steps and --threads need 1 or more, --response and --G 2")
+    if o.trl and o.trl_rows and o.prompts * o.G % o.trl_rows:
+        raise UserError("--trl-rows must divide --prompts times --G")
+    trl = installed_trl(o) if o.trl else None
+    quiet()
+    torch.set_num_threads(o.threads)
+    torch.manual_seed(0)
+    base, o.tokenizer = load_model(o.model, None, o.dtype, "cpu")
+    policy = Policy(copy.deepcopy(base), o.tokenizer, ("agent",), RANK)
+    prompts = task_prompts(o, policy)
+    dtype = policy.lm.get_input_embeddings().weight.dtype
+    print(f"{Path(o.model).name}: {sum(p.numel() for p in base.parameters()) / 1e6:.0f} M parameters, "
+          f"{str(dtype).removeprefix('torch.')}; LoRA r={RANK}; {o.prompts} prompts x G = {o.G}, at most "
+          f"{o.response} tokens; {o.threads} thread(s), torch {torch.__version__}", flush=True)
+    own_speed(o, policy, prompts, dtype)
+    if trl:
+        print(f"beside TRL {trl.__version__} (head: {o.trl_head})", flush=True)
+        # in bf16 the two layouts round differently: the exact comparison is that of `trl --check`
+        check_against_trl(o, copy.deepcopy(base), policy, prompts[:o.prompts],
+                          1e-3 if dtype == torch.float32 else 0.2)
+        report_pairs(time_against_trl(o, base, policy, prompts))
+
+
+def task_prompts(o, policy) -> list:
+    """Prompts of base tasks as the agent of a run gets them: ids, --prompts for each step."""
+    from genenv import parse_options
+    from worlds import load_world
+    options = parse_options(["--preset", "135m-cpu", "--model", o.model,
+                             "--base-tasks", o.base_tasks])
+    world = load_world(options.world)
+    world.prepare(options)
+    tasks, n = world.base_tasks(options), o.prompts * (o.steps + 1)
+    return [policy.encode(world.agent_prompt(tasks[i % len(tasks)])) for i in range(n)]
+
+
+def own_speed(o, policy, prompts, dtype):
+    """Print tokens/s of rollouts and of a training pass, and the latter's share of the peak."""
+    clock = time.process_time if o.threads == 1 else time.perf_counter
+    for _ in range(2):  # the first time is a warm-up
+        peak, started = product_peak(dtype, clock), clock()
+        rollouts = policy.sample("agent", prompts[:o.prompts], o.G, o.response, 1.0,
+                                 policy.generator(0))
+        sampled = clock()
+        groups = grouped(rollouts, o.G)
+        training_pass(policy, groups, o.token_budget, checkpoint=False)
+        trained = clock()
+    own = sum(len(r.response) for r in rollouts)
+    tokens = own + sum(len(prompt) for prompt, _ in groups)
+    done = weight_products(policy, tokens, own) / (trained - sampled)
+    print(f"rollouts: {own} tokens, {own / (sampled - started):.0f} tokens/s; training pass: {tokens} "
+          f"tokens in micro-batches of {o.token_budget}, {tokens / (trained - sampled):.0f} tokens/s, "
+          f"{done / 1e9:.0f} of {peak / 1e9:.0f} GFLOPS: {100 * done / peak:.0f} % of the peak",
+          flush=True)
+
+
+def product_peak(dtype, clock, size=2048) -> float:
+    """Operations per second of one (size, size) matrix product, the best of five."""
+    a, best = torch.randn(size, size, dtype=dtype), float("inf")
+    for _ in range(5):
+        started = clock()
+        a @ a
+        best = min(best, clock() - started)
+    return 2 * size ** 3 / best
+
+
+def weight_products(policy, tokens: int, responses: int) -> float:
+    """Operations of the products with weights in one training pass: see the docstring of bench."""
+    lora = sum(p.numel() for p in policy.params["agent"])
+    head = policy.lm.get_output_embeddings().weight.numel()
+    layers = sum(m.base_layer.weight.numel() for m in policy.lora_layers)
+    return tokens * (4 * layers + 6 * lora) + responses * 4 * head
 
 
 # ---------------------------------------------------------------------------------------------
@@ -443,11 +544,11 @@ def meter(device):
     return measure
 
 
-def training_pass(policy, groups, token_budget):
+def training_pass(policy, groups, token_budget, checkpoint=True):
     """Forward and backward over all groups, gradients thrown away: what the layouts differ in."""
     with policy.use("agent"):
         for batch in split_groups(groups, token_budget):
-            logp, mask = policy.logprobs(subset(groups, batch), 1.0, True)
+            logp, mask = policy.logprobs(subset(groups, batch), 1.0, checkpoint)
             (logp * mask).sum().backward()
     for p in policy.params["agent"]:
         p.grad = None
@@ -501,6 +602,21 @@ def parser():
     t.add_argument("--check", action="store_true", help="compare loss and gradients, time nothing")
     t.set_defaults(run=bench_trl)
 
+    m = sub.add_parser("model", help="a real model on a CPU: share of its peak, and beside TRL")
+    m.add_argument("--model", required=True, help="local folder, hub name or .gguf file")
+    m.add_argument("--base-tasks", required=True, help="JSONL, see eval.make_base")
+    m.add_argument("--prompts", type=int, default=8, help="prompts per step")
+    m.add_argument("--G", type=int, default=8, help="rollouts per prompt")
+    m.add_argument("--response", type=int, default=64, help="most tokens of a response")
+    m.add_argument("--steps", type=int, default=5, help="timed pairs of steps")
+    m.add_argument("--dtype", default="auto", help="auto, bf16 or fp32")
+    m.add_argument("--threads", type=int, default=1, help="torch threads")
+    m.add_argument("--token-budget", type=int, default=1024, help="tokens per micro-batch of ours")
+    m.add_argument("--trl-rows", type=int, default=8, help="rows per micro-batch of TRL; 0 = all")
+    m.add_argument("--trl-head", choices=("response", "stock"), default="response")
+    m.add_argument("--no-trl", dest="trl", action="store_false", help="only our own speed")
+    m.set_defaults(run=bench_model)
+
     g = sub.add_parser("gpu", help="the 7B shape on one GPU, an epoch of both updates")
     g.add_argument("--random-weights", action="store_true", help="required: no weights are loaded")
     g.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
@@ -515,7 +631,7 @@ def parser():
     def error(message):
         raise UserError(f"{message}; see python -m bench --help")
 
-    for each in (p, t, g):
+    for each in (p, t, m, g):
         each.error = error
     return p
 

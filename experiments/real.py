@@ -55,23 +55,31 @@ READ = 30         # tasks that are read per variant, from the first epochs and f
 # the two targets
 
 
-def targets(data, validation) -> dict:
+def targets(data, o) -> dict:
     """{"held-out", "more calls", "more functions": [(record, task as a line of a task file)]}.
 
-    validation: the held-out tasks of a run; they are found among the records again.
+    Held-out tasks are found among the records again; what shares its words or its calls with a base
+    task (BFCL asks some requests in several categories) is no harder target.
     """
-    world, wanted = load_world("tool_calls"), {(t.text, json.dumps(t.spec["tools"])) for t in validation}
+    world = load_world("tool_calls")
+    wanted = {task.id for task in world.validation_tasks(o)}
+    used = {key for split in ("base", "tuning", "validation") for task in
+            (world.base_tasks(o) if split == "base" else world.validation_tasks(o, split))
+            for key in world.same_task_key(task)}
     out = {"held-out": [], "more calls": [], "more functions": []}
     for record in load_records("bfcl", data, split="train"):
         line = bfcl.base_task(record)
-        if line is None or unreadable(line) or world.unwritable(world.make_task(line, "base")):
+        task = None if line is None or unreadable(line) else world.make_task(line, "base")
+        if task is None or world.unwritable(task):
             continue
-        if (line["task"].strip(), json.dumps(line["tools"])) in wanted:
+        if task.id in wanted:
             out["held-out"].append((record, line))
-        elif not too_large(line, HARDER):
-            more = "more calls" if len(line["calls"]) > 1 else "more functions"
-            if len(line["calls"]) > 1 or len(line["tools"]) > 3:
-                out[more].append((record, line))
+            wanted.discard(task.id)  # a task that two records have counts once
+        elif not too_large(line, HARDER) and used.isdisjoint(world.same_task_key(task)):
+            if len(line["calls"]) > 1:
+                out["more calls"].append((record, line))
+            elif len(line["tools"]) > 3:
+                out["more functions"].append((record, line))
     for kind in ("more calls", "more functions"):
         random.Random(0).shuffle(out[kind])
         out[kind] = out[kind][:PER_KIND]
@@ -112,7 +120,7 @@ def run(args, extra):
     o = parse_options([*settings, "--model", args.model])
     world = load_world(o.world)
     world.prepare(o)
-    kinds = targets(args.data, world.validation_tasks(o))
+    kinds = targets(args.data, o)
     results, work = Path(args.results) / "real.jsonl", Path(args.work)
     work.mkdir(parents=True, exist_ok=True)
     done = {(r["name"], r["seed"]) for r in read_jsonl(results)} if results.is_file() else set()

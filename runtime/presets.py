@@ -97,6 +97,33 @@ PRESETS = {
         "token_budget": 1024,
         "max_rows": 256,
     },
+    # Qwen2.5-1.5B-Instruct in 16 bits on a card of 16 GB. Tasks and calls as above, which leaves room
+    # for more of them; rates between those of the two neighbours. Only its memory is known: 7.7 GB
+    # by estimate, and 13.6 GB with --dtype fp32, for cards that have no bf16 (T4).
+    "1.5b-16gb": {
+        "world": "tool_calls",
+        "model": "Qwen/Qwen2.5-1.5B-Instruct",
+        "call_format": "python",
+        "keep_tools": True,
+        "offer": 2,
+        "grad_checkpoint": True,
+        "epochs": 12,
+        "steps": 6,
+        "seed_tasks": 16,
+        "variations": 2,
+        "G": 8,
+        "k_min": 0.26,
+        "max_prompt_tokens": 1024,
+        "max_response_tokens": 128,
+        "max_task_tokens": 192,
+        "val_samples": 4,
+        "agent_lr": 1e-4,
+        "env_lr": 1e-4,
+        "env_updates": 4,
+        "env_batch": 32,
+        "token_budget": 8192,
+        "max_rows": 288,             # a batch of 36 tasks at once
+    },
     # One RTX 3090 / 4090 / A10: what grows with the batch is kept narrow.
     "7b-24gb": {
         **_7B,

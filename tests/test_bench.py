@@ -22,6 +22,10 @@ from policy import Policy
     (["trl", "--G", "1"], "--G"),
     (["trl", "--trl-rows", "5"], "--trl-rows"),
     (["gpu", "--tiny"], "--random-weights"),
+    (["model", "--base-tasks", "x"], "--model"),
+    (["model", "--model", "x", "--base-tasks", "x", "--G", "1"], "--G"),
+    (["model", "--model", "x", "--base-tasks", "x", "--trl-rows", "5"], "--trl-rows"),
+    (["model", "--model", "nowhere", "--base-tasks", "x", "--no-trl"], "nowhere"),
     (["gpu", "--random-weights", "--tiny", "--prompt", "8"], "--response"),
     (["gpu", "--random-weights", "--tiny", "--unknown"], "--unknown"),
 ])
@@ -134,3 +138,17 @@ def test_without_trl_the_bench_says_how_to_get_it(capsys, monkeypatch):
     with pytest.raises(SystemExit) as end:
         main(["trl"])
     assert end.value.code == 2 and "bench/requirements.txt" in capsys.readouterr().err
+
+
+def test_a_real_models_speed_is_printed_as_a_share_of_the_peak(model, capsys):
+    """The share would be above 1, or of another number of tokens."""
+    from worlds.tool_calls import EXAMPLE_TASKS
+    main(["model", "--model", model, "--base-tasks", str(EXAMPLE_TASKS), "--no-trl", "--prompts",
+          "2", "--G", "2", "--response", "8", "--steps", "1"])
+    out = capsys.readouterr().out
+    share = float(out.split(" % of the peak")[0].split()[-1])
+    assert 0 <= share < 100 and "rollouts: " in out and "in micro-batches of 1024" in out
+    policy = Policy.load(model, ("agent",), rank=16, device="cpu")
+    layers = policy.lm.config.num_hidden_layers * (4 * 32 * 32 - 2 * 32 * 16 + 3 * 32 * 64)
+    lora = sum(p.numel() for p in policy.params["agent"])
+    assert bench.weight_products(policy, 7, 3) == 7 * (4 * layers + 6 * lora) + 3 * 4 * 32 * 259

@@ -344,6 +344,18 @@ def test_presets_fit_the_cards_they_are_named_after():
         assert least < peak < most, (name, peak)
 
 
+def test_the_small_preset_fits_16_gb_in_both_dtypes_and_the_page_says_so():
+    """A free card has 16 GB, and some of them no bf16."""
+    config = Qwen2Config(hidden_size=1536, num_hidden_layers=28, vocab_size=151936,
+                         num_attention_heads=12, num_key_value_heads=2, intermediate_size=8960,
+                         max_position_embeddings=32768, tie_word_embeddings=True)
+    readme = (Path(__file__).parent.parent / "runtime" / "README.md").read_text(encoding="utf-8")
+    for e in (2, 4):
+        o = options(**{**vars(genenv.Options()), **PRESETS["1.5b-16gb"]})
+        peak = memory.MARGIN * memory.total_peak(memory.estimate(config, o, e=e)) / 1e9
+        assert peak < 15 and f"{peak:.1f} GB" in readme, peak
+
+
 def test_the_readme_states_what_check_prints():
     """A table that nobody refreshed would promise another card."""
     readme = (Path(__file__).parent.parent / "runtime" / "README.md").read_text(
