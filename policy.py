@@ -572,7 +572,8 @@ class Policy:
         turns, why = Counter(), {}                                     # of each rollout
         live = torch.arange(B, device=dev)                             # (b,) groups still decoded
         rollout = torch.arange(G, device=dev).expand(B, G)             # (b, S) the one in each slot
-        hidden = hidden[:, None].expand(B, G, -1)                      # (b, S, D)
+        # laid out in memory: for a view the head's weights would be copied once per prompt
+        hidden = hidden[:, None].expand(B, G, -1).contiguous()         # (b, S, D)
         # asking a GPU how many still run makes it wait: only episodes have to
         every = 1 if dev.type == "cpu" or respond else 16
         for t in range(T):
