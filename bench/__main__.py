@@ -3,6 +3,7 @@
     python -m bench trl --prompt 256 --response 64 --steps 5     # needs bench/requirements.txt
     python -m bench trl --check                                  # only: same loss, same gradients?
     python -m bench model --model DIR --base-tasks FILE          # a real model on a CPU, beside TRL
+    python -m bench episodes --turns 8                           # several turns beside one, and re-encoding
     python -m bench gpu --random-weights                         # one CUDA device, no download
     python -m bench gpu --random-weights --tiny                  # the same script, small, on a CPU
 
@@ -26,6 +27,12 @@ Before it, tokens/s of rollouts and of a training pass, the latter also as a sha
 machine reaches in one large matrix product in the same dtype, measured just before. Counted are
 the products with weights (2 per weight and token forward, 2 backward for the frozen base, 4 for
 LoRA; the head at response positions), not attention or element-wise work.
+
+How `episodes` measures: rollouts of several turns (policy.sample with `respond`) on a random Qwen2, a
+turn ending at any of so many ids that it has --turn tokens on average, each answered by --observation
+tokens; beside them answers without turns of the same mean length, and the same episodes with all that
+was said so far encoded anew at each turn, as a loop around a generate call would. Tokens/s count
+what was drawn and what was read. The three take turns, the medians of --rounds are printed.
 
 How `gpu` measures: an epoch of both updates, phase by phase; then the rollouts and the training
 pass once more with the prompt repeated in every row (what TRL and most peers do), through the same
@@ -408,6 +415,71 @@ def weight_products(policy, tokens: int, responses: int) -> float:
 
 
 # ---------------------------------------------------------------------------------------------
+# episodes
+
+
+def bench_episodes(o):
+    """Tokens/s of episodes, of single answers, and of episodes that are encoded anew each turn."""
+    if min(o.prompt, o.observation, o.rounds, o.prompts, o.G, o.turns, o.turn - 1) < 1 or o.hidden % 64:
+        raise UserError("--turn needs 2 or more, the other numbers 1, --hidden a multiple of 64")
+    quiet()
+    torch.set_num_threads(o.threads)
+    torch.manual_seed(0)
+    from transformers import Qwen2ForCausalLM
+    base = Qwen2ForCausalLM(small_config(o.hidden, o.layers, o.vocab))
+    policy = Policy(base, word_tokenizer(o.vocab), ("agent",), RANK)
+    prompts = random_prompts(o.prompts, o.prompt, o.vocab)
+    clock = time.process_time if o.threads == 1 else time.perf_counter
+    speeds = {"episodes": [], "single answers": [], "encoded anew": []}
+    print(f"random Qwen2: hidden {o.hidden}, {o.layers} layers; {o.prompts} prompts of {o.prompt} tokens x "
+          f"G = {o.G}; {o.turns} turns of {o.turn} tokens on average, observations of {o.observation}; "
+          f"fp32, {o.threads} thread(s), torch {torch.__version__}", flush=True)
+    for number in range(o.rounds + 1):
+        generator, length = policy.generator(number), 0
+        for name, play in (("episodes", episodes), ("single answers", single_answers),
+                           ("encoded anew", encoded_anew)):
+            started = clock()
+            tokens = play(o, policy, prompts, generator, length)
+            length = length or tokens // (o.prompts * o.G)
+            if number:  # the first round is a warm-up
+                speeds[name].append(tokens / (clock() - started))
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    for name, values in speeds.items():
+        print(f"{name}: {medians[name]:.0f} tokens/s ({min(values):.0f} - {max(values):.0f})")
+    print(f"single answers / episodes {medians['single answers'] / medians['episodes']:.2f}; "
+          f"episodes / encoded anew {medians['episodes'] / medians['encoded anew']:.2f}")
+
+
+def episodes(o, policy, prompts, generator, _) -> int:
+    """Play the episodes as policy.sample does; returns how many tokens there were."""
+    policy.eos_ids = list(range(o.vocab // o.turn))
+    reading = random_prompts(1, o.observation, o.vocab, seed=1)[0]
+    rollouts = policy.sample("agent", prompts, o.G, 64 * o.turns * (o.turn + o.observation), 1.0,
+                             generator, respond=lambda i, ids: reading, max_turns=o.turns,
+                             max_turn_tokens=20 * o.turn)
+    return sum(len(r.response) for r in rollouts)
+
+
+def single_answers(o, policy, prompts, generator, length) -> int:
+    """Answers of `length` tokens without turns."""
+    policy.eos_ids = [o.vocab]  # never drawn
+    rollouts = policy.sample("agent", prompts, o.G, length, 1.0, generator)
+    return sum(len(r.response) for r in rollouts)
+
+
+def encoded_anew(o, policy, prompts, generator, _) -> int:
+    """The same episodes by one call per turn, each with all that was said before as its prompt."""
+    policy.eos_ids = list(range(o.vocab // o.turn))
+    reading = random_prompts(1, o.observation, o.vocab, seed=1)[0]
+    said, before = [list(p) for p in prompts for _ in range(o.G)], o.prompts * o.G * o.prompt
+    for turn in range(o.turns):
+        rollouts = policy.sample("agent", said, 1, 20 * o.turn, 1.0, generator)
+        said = [text + r.response + reading * (turn + 1 < o.turns)
+                for text, r in zip(said, rollouts)]
+    return sum(map(len, said)) - before
+
+
+# ---------------------------------------------------------------------------------------------
 # the 7B shape on one GPU
 
 QWEN_7B = dict(hidden=3584, layers=28, vocab=152064, heads=28, kv_heads=4, intermediate=18944)
@@ -617,6 +689,20 @@ def parser():
     m.add_argument("--no-trl", dest="trl", action="store_false", help="only our own speed")
     m.set_defaults(run=bench_model)
 
+    e = sub.add_parser("episodes", help="rollouts of several turns beside single answers, on a CPU")
+    e.add_argument("--prompt", type=int, default=256, help="prompt tokens")
+    e.add_argument("--prompts", type=int, default=4, help="prompts")
+    e.add_argument("--G", type=int, default=8, help="rollouts per prompt")
+    e.add_argument("--turns", type=int, default=8, help="turns of an episode")
+    e.add_argument("--turn", type=int, default=8, help="tokens of a turn, on average")
+    e.add_argument("--observation", type=int, default=16, help="tokens of an observation")
+    e.add_argument("--hidden", type=int, default=256, help="hidden size, a multiple of 64")
+    e.add_argument("--layers", type=int, default=4)
+    e.add_argument("--vocab", type=int, default=1600)
+    e.add_argument("--rounds", type=int, default=5, help="measured rounds")
+    e.add_argument("--threads", type=int, default=1, help="torch threads")
+    e.set_defaults(run=bench_episodes)
+
     g = sub.add_parser("gpu", help="the 7B shape on one GPU, an epoch of both updates")
     g.add_argument("--random-weights", action="store_true", help="required: no weights are loaded")
     g.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
@@ -631,7 +717,7 @@ def parser():
     def error(message):
         raise UserError(f"{message}; see python -m bench --help")
 
-    for each in (p, t, m, g):
+    for each in (p, t, m, e, g):
         each.error = error
     return p
 
