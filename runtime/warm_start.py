@@ -7,8 +7,8 @@ writes no valid task and solves none, so every group is without signal and both 
     python genenv.py --world tool_calls --model DIR --base-tasks F ...
 
 How it is run: by that command. As the agent it imitates the expected answers, as the simulator
-other base tasks in answer to a seed task (worlds: warm_start_pairs): rwr.weighted_nll with weights
-1, one LoRA, AdamW with a falling rate. Tasks held out for validation and tuning are never imitated; on
+other tasks in answer to a seed task (worlds: warm_start_pairs): rwr.weighted_nll with weights 1,
+one LoRA, AdamW with a falling rate; of an episode the turns, not the observations between them. Tasks held out for validation and tuning are never imitated; on
 them, and on tasks written for base seeds, it is measured before and after. DIR becomes a model
 folder, with warm_start.json; the same command given again goes on where it was killed, to the bit.
 
@@ -24,6 +24,7 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -31,14 +32,14 @@ from tqdm import tqdm
 
 import curriculum
 from data_pool import UserError
-from grpo import finite_step, subset
+from grpo import finite_step, subset, subset_own
 from policy import Policy, split_groups
 from runtime import options as run_options
 from runtime.jsonl import first_line
 from runtime.loading import load_model, policy_options
 from rwr import weighted_nll
 from worlds import InvalidTask, attempt_score, held_out_keys, load_world, play, task_keys, \
-    written_task
+    world_option, written_task
 
 ADAPTER = "warm"
 WARM_UP = 8  # steps over which the learning rate rises: AdamW's moments know nothing yet
@@ -83,7 +84,8 @@ def main(argv, Options) -> int:
     after = measure(world, policy, o, s.measured)
     print(report_line("after", after), flush=True)
     record = {"settings": settings_of(s, o), "before": before, "after": after,
-              "pairs": [{role: len(pairs) for role, pairs in p.items()} for p in passes]}
+              "pairs": [{role: sum(len(group[1]) for group in p[role])
+                         for role in ("agent", "env")} for p in passes]}
     write_whole(out / "warm_start.json", lambda path: path.write_text(json.dumps(record, indent=1)))
     shutil.rmtree(out / "warm_start")
     print(f"the model is in {out}: go on with --model {out} and the same options of the world")
@@ -141,8 +143,7 @@ def claim(s, o) -> Path:
 def census(world, o, passes) -> str:
     """How much there is to imitate, in one line. Raises UserError where a role has too little."""
     first = passes[0]
-    count = {role: sum(len(responses) for _, responses in groups) for role, groups in first.items()}
-    alone = len(world.base_tasks(o)) - len(first["env"])
+    count = {role: sum(len(group[1]) for group in first[role]) for role in ("agent", "env")}
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
         if count[role] < 8:
             raise UserError(
@@ -150,8 +151,8 @@ def census(world, o, passes) -> str:
                 f"({count[role]}, of {len(world.base_tasks(o))} that are not held out): give more, "
                 "several of them for the same functions")
     return (f"one pass: {count['agent']} answers as the agent, {count['env']} tasks as the "
-            f"simulator for {len(first['env'])} seed tasks; {alone} tasks whose functions occur in no other "
-            "task are imitated as the agent alone")
+            f"simulator for {len(first['env'])} seed tasks; {first['alone']} tasks whose functions occur "
+            "in no other task are imitated as the agent alone")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -159,18 +160,43 @@ def census(world, o, passes) -> str:
 
 
 def pairs_of_pass(world, policy, o, s, number: int) -> dict:
-    """{"agent", "env": [(prompt ids, [response ids, ...])]} of a pass; one prompt is one group."""
-    out, end = {}, policy.eos_ids[:1]
-    limits = {"agent": o.max_response_tokens, "env": o.max_task_tokens}
-    for role, pairs in world.warm_start_pairs(o, number).items():
+    """{"agent", "env": [(prompt ids, [response ids, ...], [own, ...])], "alone"} of a pass.
+
+    One prompt is one group; own: which tokens of a response are imitated, bools; alone: tasks that
+    are imitated as the agent only.
+    """
+    given = world.warm_start_pairs(o, number)
+    out = {"alone": given["alone"]}
+    for role in ("agent", "env"):
         groups = {}
-        for prompt, response in pairs:
-            prompt, response = tuple(policy.encode(prompt)), policy.encode(response) + end
+        for prompt, said in given[role]:
+            prompt, (response, own) = tuple(policy.encode(prompt)), spoken(policy, said)
             # what a run would cut off, or refuse, is not to be learned
-            if len(prompt) <= o.max_prompt_tokens and len(response) <= limits[role]:
-                groups.setdefault(prompt, []).append(response)
-        out[role] = [(list(prompt), responses) for prompt, responses in groups.items()]
+            if len(prompt) <= o.max_prompt_tokens and within_limits(world, o, role, own):
+                group = groups.setdefault(prompt, ([], []))
+                group[0].append(response)
+                group[1].append(own)
+        out[role] = [(list(prompt), *group) for prompt, group in groups.items()]
     return out
+
+
+def spoken(policy, said) -> tuple:
+    """(ids, own) of a response, or of an episode: a list of turns and observations in turn."""
+    ids, own = [], []
+    for i, text in enumerate([said] if isinstance(said, str) else said):
+        part = policy.encode_observation(text) if i % 2 else \
+            policy.encode(text) + policy.eos_ids[:1]
+        ids, own = ids + part, own + [i % 2 == 0] * len(part)
+    return ids, own
+
+
+def within_limits(world, o, role, own) -> bool:
+    """Whether a run would let the simulator, or the agent, say this much."""
+    if role == "env":
+        return len(own) <= o.max_task_tokens
+    turns = [len(list(run)) for mine, run in groupby(own) if mine]
+    whole = world_option(world, o, "max_episode_tokens") if hasattr(world, "respond") else len(own)
+    return max(turns) <= o.max_response_tokens and len(own) <= whole
 
 
 def batches_of_pass(groups, size: int, generator) -> list:
@@ -210,10 +236,13 @@ def imitation_step(policy, optimizer, groups, rate: float, o) -> float:
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
-    tokens, losses = sum(len(r) for _, rs in groups for r in rs), []
+    owns = [owns for _, _, owns in groups]
+    groups = [(prompt, responses) for prompt, responses, _ in groups]
+    tokens, losses = sum(sum(own) for of_group in owns for own in of_group), []
     with policy.use(ADAPTER):
         for batch in split_groups(groups, o.token_budget):
-            logp, mask = policy.logprobs(subset(groups, batch), 1.0, o.grad_checkpoint)
+            logp, mask = policy.logprobs(subset(groups, batch), 1.0, o.grad_checkpoint,
+                                         own=subset_own(owns, batch))
             loss = weighted_nll(logp, mask, torch.ones(len(logp)).to(logp), tokens)
             loss.backward()
             losses.append(loss.detach())
@@ -319,7 +348,9 @@ def measure(world, policy, o, n: int) -> dict:
     out = {}
     for k, split in enumerate(("validation", "tuning")):
         generator = policy.generator(1000 + 3 * o.seed + k)
-        out[split] = attempts(world, policy, o, world.validation_tasks(o, split)[:n], generator)
+        tasks = world.validation_tasks(o, split)  # in some worlds sorted: taken evenly
+        tasks = [tasks[i * len(tasks) // n] for i in range(n)] if n < len(tasks) else tasks
+        out[split] = attempts(world, policy, o, tasks, generator)
     return {**out, "env": written(world, policy, o, n, policy.generator(1002 + 3 * o.seed))}
 
 

@@ -108,7 +108,7 @@ def test_loss_falls_and_both_roles_are_in_a_batch(model, tasks, tmp_path):
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     passes = warm_start.pairs_of_pass(world, policy, o, s, 0)
     groups = passes["agent"] + passes["env"]
-    assert max(len(responses) for _, responses in passes["env"]) == 4  # a prompt is encoded once
+    assert max(len(responses) for _, responses, _ in passes["env"]) == 4  # a prompt is encoded once
     batches = warm_start.batches_of_pass(groups, 8, torch.Generator().manual_seed(0))
     assert sorted(map(str, sum(batches, []))) == sorted(map(str, groups))  # each once in a pass
     base = [p.clone() for n, p in policy.model.named_parameters() if "lora" not in n]
@@ -127,13 +127,84 @@ def test_loss_is_the_mean_per_token(model, tasks, tmp_path):
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     groups = warm_start.pairs_of_pass(world, policy, o, s, 0)["env"][:3]
     with policy.use("warm"), torch.no_grad():
-        rows = [policy.logprobs_dense([(p, [r])])[0].sum() for p, rs in groups for r in rs]
-    expected = -sum(map(float, rows)) / sum(len(r) for _, rs in groups for r in rs)
+        rows = [policy.logprobs_dense([(p, [r])])[0].sum() for p, rs, _ in groups for r in rs]
+    expected = -sum(map(float, rows)) / sum(len(r) for _, rs, _ in groups for r in rs)
     for budget in (10 ** 6, 300):
         import dataclasses
         o = dataclasses.replace(o, token_budget=budget)
         loss = warm_start.imitation_step(policy, policy.optimizer("warm", 1e-9), groups, 1e-9, o)
         assert loss == pytest.approx(expected, rel=1e-4)
+
+
+HOUSE = ["--world", "household", "--max-task-tokens", "400", "--max-response-tokens", "40",
+         "--max-episode-tokens", "900", "--max-prompt-tokens", "4000"]
+
+
+def house_argv(model, out, *more):
+    """As argv, in the household."""
+    form = SMALL[SMALL.index("--threads"):]
+    kept = [x for i, x in enumerate(form) if "--max-response-tokens" not in form[max(0, i - 1):i + 1]]
+    return ["--model", model, "--out", str(out), *kept, *HOUSE, *more]
+
+
+@pytest.fixture
+def small_house(monkeypatch):
+    """The household with six tasks in a pass."""
+    world = load_world("household")
+    monkeypatch.setattr(world, "N_WARM", 6)
+    monkeypatch.setitem(world._mode, "chat", False)
+    yield world
+    world._mode["chat"] = False
+
+
+def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house, tmp_path):
+    """The model would learn to write observations, or turns without an end."""
+    s, o = warm_start.parse(house_argv(model, tmp_path), genenv.Options)
+    small_house.prepare(o)
+    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+    pairs = small_house.warm_start_pairs(o, 0)
+    groups = warm_start.pairs_of_pass(small_house, policy, o, s, 0)
+    assert len(groups["agent"]) == len(groups["env"]) == 6 and groups["alone"] == 0
+    for (_, said), (_, (ids,), (own,)) in zip(pairs["agent"], groups["agent"]):
+        # what policy.sample would hold of this episode: turns with their ends are its own
+        expected = [(token, i % 2 == 0) for i, text in enumerate(said) for token in
+                    (policy.encode_observation(text) if i % 2 else
+                     policy.encode(text) + policy.eos_ids[:1])]
+        assert list(zip(ids, own)) == expected and own[-1] and not all(own)
+    tasks = small_house.base_tasks()[:6]
+    for task, (_, said) in zip(tasks, pairs["agent"]):
+        assert small_house.score(task, said[::2]) == (1.0, True)
+    # the same loss as one row at a time, own tokens alone
+    with policy.use("warm"), torch.no_grad():
+        rows = [policy.logprobs_dense([(p, rs)], own=[owns])[0].sum()
+                for p, rs, owns in groups["agent"]]
+    expected = -sum(map(float, rows)) / sum(sum(owns[0]) for _, _, owns in groups["agent"])
+    loss = warm_start.imitation_step(policy, policy.optimizer("warm", 1e-9), groups["agent"], 1e-9, o)
+    assert loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_a_run_would_cut_off_is_not_imitated(model, small_house, tmp_path):
+    """A model would learn episodes that its own run calls truncated."""
+    sizes = []
+    for limit in ("900", "200", "20"):
+        s, o = warm_start.parse([*house_argv(model, tmp_path), "--max-episode-tokens", limit],
+                                genenv.Options)
+        small_house.prepare(o)
+        policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+        agent = warm_start.pairs_of_pass(small_house, policy, o, s, 0)["agent"]
+        assert all(len(ids) <= int(limit) for _, (ids,), _ in agent)
+        sizes.append(len(agent))
+    assert sizes[0] == 6 > sizes[1] >= sizes[2] == 0
+
+
+def test_a_chat_model_warm_starts_in_the_household(model, small_house, tmp_path, capsys, monkeypatch):
+    """`--world household --model DIR` has nothing to start from else."""
+    monkeypatch.setattr(small_house, "N_WARM", 8)
+    out = tmp_path / "house"
+    assert warm_start.main([*house_argv(model, out), "--passes", "1"], genenv.Options) == 0
+    said = capsys.readouterr().out
+    assert "8 answers as the agent, 8 tasks as the simulator for 8 seed tasks" in said
+    assert "after, validation (2 tasks)" in said and (out / "model.safetensors").is_file()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -148,7 +219,7 @@ def test_folder_is_a_model_and_its_report(done, model):
             assert sum(m["p_hat"]) == m["tasks"] == 2 and len(m["p_hat"]) == 3
             assert m["success"] == pytest.approx(sum(k * n for k, n in enumerate(m["p_hat"])) / 4)
         assert {"valid", "invalid", "tasks"} <= set(report[when]["env"])
-    assert report["pairs"][0]["agent"] == 18 and not (done / "warm_start").exists()
+    assert report["pairs"][0] == {"agent": 18, "env": 52} and not (done / "warm_start").exists()
     assert not list(done.glob("tmp*"))
     warm, cold = (Policy.load(str(folder), device="cpu") for folder in (done, model))
     assert warm.tokenizer.chat_template == cold.tokenizer.chat_template

@@ -46,8 +46,9 @@ What it may have:
                            of the agent's, None when the episode is over; respond may change state.
                            score then gets the list of the agent's turns, and OPTIONS has max_turns
                            and max_episode_tokens (in all; --max-response-tokens is for a turn)
-    warm_start_pairs(o, turn)  for `genenv.py warm-start`: {"agent": pairs, "env": pairs} of
-                           (prompt, response) to imitate; other ones in each turn, if there are
+    warm_start_pairs(o, turn)  for `genenv.py warm-start`: {"agent": pairs, "env": pairs, "alone": how
+                           many tasks are the agent's alone}, pairs (prompt, response) to imitate;
+                           an episode's response is its list of turns and observations
     base_model(cache_dir)  for `python -m experiments`, in a world that trains its own base model:
                            its folder, so that several runs share one
     write_teacher(n, path) the same: n tasks of a stronger teacher, as read_teacher reads them

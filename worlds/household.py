@@ -47,6 +47,7 @@ MAX_PLAN = 12             # turns of the longest plan a task may have
 MAX_STATES = 20_000       # that the planner looks at
 PATIENCE = 2              # turns in a row that change nothing, after which an episode is over
 N_BASE, PER_RUNG = 544, 15
+N_WARM = 160              # base tasks that a pass of a warm start imitates, in each role
 SEED = 20251219           # base model and task sets are the same for every --seed of a run
 REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long")
 OPTIONS = {"max_turns": (16, "turns of an episode", None),
@@ -519,13 +520,34 @@ def slip(task: Task, rng) -> list[str]:
 
 def demonstrate(task: Task, rng) -> tuple[str, str]:
     """(prompt, episode) of the agent's role, with slips; after them it looks on until it is over."""
-    state, parts, commands = start(task), [], slip(task, rng)
+    parts = played(task, slip(task, rng))
+    end = f" {SPECIAL[1]} "  # of a turn; an observation and the next turn follow each other
+    return agent_prompt(task), end.join([" ".join(pair) for pair in zip(["", *parts[1::2]],
+                                                                        parts[::2])]).strip()
+
+
+def warm_start_pairs(o, turn: int = 0) -> dict:
+    """What `genenv.py warm-start` imitates with a chat model: {"agent", "env": pairs, "alone": 0}.
+
+    For N_WARM base tasks, in each `turn` the next ones: the expert's episode, turns and observations
+    in turn, and a near variation of the household.
+    """
+    tasks, rng = base_tasks(), random.Random(SEED + 3 + turn)
+    tasks = [tasks[(turn * N_WARM + i) % len(tasks)] for i in range(N_WARM)]
+    return {"agent": [(agent_prompt(task), played(task, expert(task))) for task in tasks],
+            "env": [(env_prompt(task, None, 0.5), vary(task, rng).text) for task in tasks],
+            "alone": 0}
+
+
+def played(task: Task, commands) -> list[str]:
+    """Turns and observations in turn; after the commands it looks on until the episode is over."""
+    state, parts, commands = start(task), [], list(commands)
     while True:
-        turn = commands.pop(0) if commands else "look"
-        observation = respond(task, state, turn)
+        parts.append(commands.pop(0) if commands else "look")
+        observation = respond(task, state, parts[-1])
         if observation is None:
-            return agent_prompt(task), " ".join([*parts, turn])
-        parts += [turn, SPECIAL[1], observation]
+            return parts
+        parts.append(observation)
 
 
 def vary(task: Task, rng) -> Task:

@@ -803,7 +803,8 @@ def load_policy(o) -> Policy:
 
 
 def warm_start_pairs(o, turn: int = 0) -> dict:
-    """What `genenv.py warm-start` imitates: {"agent": pairs, "env": pairs} of (prompt, response).
+    """What `genenv.py warm-start` imitates: {"agent": pairs, "env": pairs, "alone": how many tasks
+    are the agent's alone}; a pair is (prompt, response).
 
     Base tasks alone. The agent's response is the expected one. The simulator's are other base tasks
     that the seed task's tools can do, at most VARIATIONS of them, in each `turn` the next ones; a
@@ -811,7 +812,7 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     With --offer every fourth of them is joined with a task of an offered function, and every fourth
     holds one unused; the agent meets one joined task for eight others.
     """
-    tasks, env = base_tasks(o), []
+    tasks, env, alone = base_tasks(o), [], 0
     keys_of = {task.id: set(same_task_key(task)) for task in tasks}
     for seed_task in tasks:
         near = [task for task in tasks if keys_of[seed_task.id].isdisjoint(keys_of[task.id])
@@ -823,8 +824,10 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
         keys = {key for task in chosen for key in keys_of[task.id]}
         prompt = _env_messages(seed_task, None, examples(seed_task, _form.exemplars, keys))
         env += [(prompt, grown_as_written(task, seed_task, turn)) for task in chosen]
+        alone += not chosen
     agent = [*tasks, *joined_tasks(tasks, turn)]
-    return {"agent": [(agent_prompt(task), gold(task)) for task in agent], "env": env}
+    return {"agent": [(agent_prompt(task), gold(task)) for task in agent], "env": env,
+            "alone": alone}
 
 
 def grown_as_written(task: Task, seed_task: Task, turn: int) -> str:
