@@ -174,6 +174,7 @@ def samples(run, n=8) -> list:
         shown.append({"epoch": state.epoch, "task": task.text, "origin": task.origin,
                       "p_hat": p_hat, "seed_task": parent.text if parent else "",
                       "expected": world.gold(task) if hasattr(world, "gold") else "",
+                      "picture": world.picture(task) if hasattr(world, "picture") else "",
                       "traces": [{"text": e.text, "reward": e.reward} for e in traces[:2]]})
     return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
                      "reason": reason} for seed_task, text, reason in state.refused]

@@ -270,8 +270,8 @@ def _samples(folder, metrics) -> str:
 
 
 def _card(r) -> str:
-    """One task beside the one it varies: origin and success rate, text, expected answer, traces
-    with their rewards; or a text that was refused, with the reason."""
+    """One task beside the one it varies: origin and success rate, text, the world's picture of it,
+    expected answer, traces with their rewards; or a text that was refused, with the reason."""
     before = f"<pre class=seed>varies: {_text(r['seed_task'][:600])}</pre>" \
         if r.get("seed_task") else ""
     if "refused" in r:
@@ -280,10 +280,11 @@ def _card(r) -> str:
     traces = "".join(
         f"<pre class={'right' if e['reward'] >= 0.5 else 'wrong'}>{_text(e['text'][:600])}"
         f" <span class=tag>r = {e['reward']:.2g}</span></pre>" for e in r["traces"])
+    picture = f"<pre>{_text(r['picture'][:2000])}</pre>" if r.get("picture") else ""
     origin = {"env": "written by the simulator"}.get(r["origin"], r["origin"])
     expected = f"<pre>expected: {_text(r['expected'][:600])}</pre>" if r.get("expected") else ""
     return (f"<div class=card><span class=tag>{_text(origin)}, p_hat = {r['p_hat']:.2f}</span>"
-            f"{before}<pre><b>{_text(r['task'][:900])}</b></pre>{expected}{traces}</div>")
+            f"{before}<pre><b>{_text(r['task'][:900])}</b></pre>{picture}{expected}{traces}</div>")
 
 
 def _three(metrics):

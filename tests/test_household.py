@@ -255,6 +255,16 @@ def test_picture():
     assert max(map(len, text.split("\n"))) < 120
 
 
+def test_the_report_shows_the_picture_and_the_episode():
+    """Somebody who has never seen the world would read a line of names."""
+    from runtime.report import _card
+    record = {"origin": "env", "p_hat": 0.5, "task": TASK.text, "picture": h.picture(TASK),
+              "traces": [{"text": "> look\nnothing happens", "reward": 0.0}]}
+    page = _card(record)
+    assert "*drawer" in page and "&gt; look" in page
+    assert "*drawer" not in _card({**record, "picture": ""})
+
+
 # ---------------------------------------------------------------------------------------------
 # the stand-in for an instruct model
 
@@ -369,6 +379,7 @@ def test_a_run_of_episodes_and_its_files(fake_base, tmp_path, capsys):
     assert set(record["invalid"]) <= {*h.REASONS, "truncated", "duplicate in the batch"}
     samples = [json.loads(line) for line in open(folder / "samples.jsonl")]
     assert any(trace["text"].startswith("> ") for s in samples for trace in s.get("traces", ()))
+    assert all("*" in s["picture"] for s in samples if "task" in s)  # marks where things belong
     assert record["trained_tokens"] > 0 and record["response_length"] == 0 <= record["truncated"] < 1
 
 

@@ -38,6 +38,7 @@ What it may have:
                            differs wherever the task does, the key only where that matters
     leaks(task)            the reason why nothing is left to answer, such as "answer leaked"; or ""
     gold(task)             a response that earns 1
+    picture(task)          the task as a few lines of characters, for the report
     DEFAULTS               {option of a run: its default in this world}; a preset and the command
                            line go first
     OPTIONS                {name: (default, help text, choices or None)}: options of its own, on
