@@ -108,7 +108,7 @@ class Generation:
 def generate(run, alpha) -> list[Generation]:
     """A task batch T_t: `seed_tasks` seed tasks, `variations` of each, checked to be tasks."""
     o = run.o
-    if o.variant in ("static", "teacher"):  # no simulator in the loop: as many ready-made tasks
+    if o.variant in ("static", "teacher", "base"):  # no simulator: as many ready-made tasks
         return [Generation(task) for task in fixed_tasks(run)]
     recent = run.train_pool.recent(run.state.epoch, o.pool_age)
     seed_tasks = curriculum.select_seed_tasks(
@@ -374,7 +374,7 @@ class Options:
     # the run
     out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
     resume: bool = False              # go on with the run in --out from its last checkpoint
-    variant: str = "genenv"           # genenv; random: simulator as it is; static, teacher: none
+    variant: str = "genenv"           # genenv; random: simulator as is; static, teacher, base: none
     world: str = "ladder"             # domain, a module of worlds/
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0 = OMP_NUM_THREADS if set, else all cores

@@ -14,8 +14,8 @@ targets are scored by BFCL's AST rule: the held-out tasks of the base's own kind
 greedy, and harder ones, of categories and sizes that no base task has, greedy: two and three calls,
 four and more functions. "validation" is the world's own, stricter score of one attempt a task.
 
-Where it differs on purpose: the paper's static variant, GRPO on a fixed set, is here GRPO on the
-base tasks themselves, which are real ones with checked answers: a strong rival.
+Where it differs on purpose: a rival that the paper leaves out, GRPO on the base tasks themselves,
+which are real ones with checked answers, without any simulator.
 """
 import os
 import random
@@ -42,7 +42,7 @@ RESULTS = ROOT / "experiments" / "results"
 VARIANTS = {
     "genenv": [],
     "random": ["--variant", "random"],
-    "GRPO on base tasks": ["--variant", "static"],
+    "GRPO on base tasks": ["--variant", "base"],
 }
 HARDER = {"calls": 3, "tools": 8, "chars": 900}  # the most that a harder task has
 PER_KIND = 48     # harder tasks of each kind that are scored

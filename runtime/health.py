@@ -38,7 +38,7 @@ def _stuck(r) -> bool:
 def warn_collapse(r, history, o):
     """The simulator writes few different tasks, or uses few skills."""
     usable, trained = _usable(r), o.variant == "genenv"
-    if o.variant in ("static", "teacher") or usable <= 0.1 * r["written"]:
+    if o.variant in ("static", "teacher", "base") or usable <= 0.1 * r["written"]:
         return None  # no simulator at work, or nothing to judge by: then "invalid" speaks
     share = r["distinct_tasks"] / usable
     # epoch 1 is the first of full size; a simulator may also be narrow from the start

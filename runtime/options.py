@@ -22,8 +22,8 @@ from runtime import checkpoint
 from runtime.presets import PRESETS
 from worlds import load_world
 
-CHOICES = {"variant": ("genenv", "random", "static", "teacher"), "kl_estimator": ("k1", "k2", "k3"),
-           "scale": ("std", "none"), "aggregation": ("token", "sequence"),
+CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"),
+           "kl_estimator": ("k1", "k2", "k3"), "scale": ("std", "none"), "aggregation": ("token", "sequence"),
            "p_hat_unit": ("task", "seed", "batch"), "filter_scope": ("", "task", "seed", "batch"),
            "env_update": ("rwr", "linear", "grpo", "none"), "dtype": ("auto", "bf16", "fp32"),
            "control": ("", "coin-agent", "coin-p-hat", "shuffled-r-env"), "quant": ("", "nf4")}

@@ -732,6 +732,18 @@ def test_teacher_tasks_are_the_pool(tmp_path, monkeypatch):
     assert last["d_train"] == micro.N_BASE + 40 and last["distinct_tasks"] > 0 == last["written"]
 
 
+def test_base_is_grpo_on_the_base_tasks_alone(tmp_path):
+    """--variant base: the rival without any simulator would meet what one has written."""
+    with pytest.MonkeyPatch.context() as patch:
+        _, policy, _ = micro.run_micro(patch, tmp_path / "r", **{**BASE, "variant": "base"})
+    assert {e.adapter for e in policy.tape if e.call != "select_seed_tasks"} == {"agent"}
+    tried = {p for e in policy.tape if e.call == "sample" and e.T and e.G == 4 for p in e.prompts}
+    assert tried <= {f"{micro.make_task(n).text} =" for n in range(micro.N_BASE)} and len(tried) > 9
+    records = read_jsonl(tmp_path / "r" / "metrics.jsonl")
+    assert all(r["d_train"] == micro.N_BASE and r["written"] == 0 for r in records)
+    assert records[-1]["trained_tokens"] > 0
+
+
 def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
     """An update that moves both adapters is told on: in the record, and in the line that is read."""
     real = genenv.grpo_update
