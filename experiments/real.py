@@ -135,22 +135,34 @@ def run(args, extra):
     done = {(r["name"], r["seed"]) for r in read_jsonl(results)} if results.is_file() else set()
     wanted = [(name, seed) for seed in range(args.seeds) for name in args.only or VARIANTS
               if (name, seed) not in done]
-    running = {}
-    while wanted or running:
-        while wanted and len(running) < args.jobs:
-            job = wanted.pop(0)
-            running[job] = start(*job, [*settings, "--model", args.model], work)
-        for job in [j for j, (process, _) in running.items() if process.poll() is not None]:
-            process, folder = running.pop(job)
-            if process.returncode:
-                raise UserError(f"run {job} failed, see {folder}.log")
-            append_jsonl(results, [collect(*job, folder, settings, args.model, kinds)])
-            print("done:", *job, flush=True)
-        time.sleep(1)
+    for name, seed, folder in finished(wanted, args.jobs, [*settings, "--model", args.model], work):
+        append_jsonl(results, [collect(name, seed, folder, settings, args.model, kinds)])
+        print("done:", name, seed, flush=True)
     for name, model in (("instruct model", args.instruct), ("warm start", args.model)):
         if model and (name, 0) not in done:
             append_jsonl(results, [{"name": name, "seed": 0,
                                     "official": score_model(model, settings, kinds)}])
+
+
+def finished(wanted, jobs: int, settings, work: Path):
+    """Run all of `wanted`, (name, seed) pairs, `jobs` at a time; yields (name, seed, folder) as each
+    ends. Raises UserError if one fails; then, and on Ctrl-C, none goes on alone."""
+    running, wanted = {}, list(wanted)
+    try:
+        while wanted or running:
+            while wanted and len(running) < jobs:
+                running[wanted[0]] = start(*wanted[0], settings, work)
+                wanted.pop(0)
+            for job in [j for j, (process, _) in running.items() if process.poll() is not None]:
+                process, folder = running.pop(job)
+                if process.returncode:
+                    raise UserError(f"run {job[0]!r} with seed {job[1]} failed, see {folder}.log")
+                yield *job, folder
+            time.sleep(0.2)
+    finally:
+        for process, _ in running.values():
+            process.kill()
+            process.wait()
 
 
 def folder_of(work: Path, name: str, seed: int) -> Path:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_pool import append_jsonl, read_jsonl
+from data_pool import UserError, append_jsonl, read_jsonl
 from experiments import real
 from policy import Rollout
 from worlds import call_text, tool_calls
@@ -154,6 +154,25 @@ def test_the_command_writes_table_and_figures_and_never_over_a_reading(results, 
             code = end.code
         lines = capsys.readouterr().err.strip().splitlines()
         assert code == 2 and part in lines[-1], (argv, lines)
+
+
+def test_a_run_that_fails_takes_the_others_along(tmp_path, monkeypatch):
+    """They would go on unseen, for an hour, on the cores of the next runs."""
+    import subprocess
+    import sys
+    started = []
+
+    def start(name, seed, settings, work):
+        code = {"bad": "import sys; sys.exit(3)", "good": "pass"}.get(name, "import time; time.sleep(60)")
+        started.append(subprocess.Popen([sys.executable, "-c", code]))
+        return started[-1], work / name
+
+    monkeypatch.setattr(real, "start", start)
+    ended = real.finished([("good", 0), ("good", 1)], 1, [], tmp_path)
+    assert list(ended) == [("good", 0, tmp_path / "good"), ("good", 1, tmp_path / "good")]
+    with pytest.raises(UserError, match="'bad' with seed 0 failed"):
+        list(real.finished([("long", 0), ("bad", 0)], 2, [], tmp_path))
+    assert all(process.poll() is not None for process in started)
 
 
 def test_the_shape_of_what_was_written():
