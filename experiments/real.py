@@ -276,6 +276,12 @@ def _cell_of(f, runs) -> str:
     return "-" if np.isnan(values).all() else _cell(values)
 
 
+def page(results: Path) -> str:
+    """All that real.md holds: the table, and the reading if there is one."""
+    tasks = results.with_name("real-tasks.jsonl")
+    return table(results) + (readings(tasks) if tasks.is_file() else "")
+
+
 def by_category(runs) -> str:
     """Markdown: right answers of each BFCL category, the sum over seeds."""
     names = [name for name in ("instruct model", "warm start", *VARIANTS) if name in runs]
@@ -333,7 +339,8 @@ def reading(results: Path) -> list:
 
 
 def readings(path: Path) -> str:
-    """Markdown: how many of the tasks that were read have the right expected calls."""
+    """Markdown: how many of the tasks that were read have the right expected calls, and what p_hat
+    says of it (each distinct task once)."""
     read, counts = read_jsonl(path), {}
     for task in read:
         counts.setdefault((task["name"], task["part"]), []).append(task["right"])
@@ -342,6 +349,14 @@ def readings(path: Path) -> str:
         cells = [f"{sum(map(bool, v))} of {len(v)}" for v in
                  (counts.get((name, part), []) for part in ("early", "late"))]
         rows.append(f"| {name} | {' | '.join(cells)} |")
+    rows += ["", "| expected calls | distinct tasks | p_hat = 0 | 2/8 to 6/8 | mean p_hat |",
+             "|---|---|---|---|---|"]
+    distinct = {(task["request"], task["calls"]): task for task in read}.values()
+    for right, word in ((True, "right"), (False, "wrong")):
+        rates = [task["p_hat"] for task in distinct if bool(task["right"]) == right]
+        inside = sum(0.24 < p < 0.76 for p in rates)
+        rows.append(f"| {word} | {len(rates)} | {sum(p == 0 for p in rates)} | {inside} | "
+                    f"{np.mean(rates or [np.nan]):.2f} |")
     return "\n".join(rows) + "\n"
 
 
@@ -375,7 +390,7 @@ def main(argv=None) -> int:
                 raise UserError(f"{tasks} exists, with what was read: move it away first")
             append_jsonl(tasks, reading(results))
             return 0
-        text = table(results) + (readings(tasks) if tasks.is_file() else "")
+        text = page(results)
         results.with_suffix(".md").write_text(text)
         draw(results)
         print(text)

@@ -134,7 +134,9 @@ def test_what_is_read_is_drawn_evenly_and_told_apart_by_nothing(results):
     assert {t["request"].split()[1] for t in tasks if t["name"] == "genenv"} == {"0", "1"}
     path = results.with_name("real-tasks.jsonl")
     append_jsonl(path, [{**t, "right": t["part"] == "late"} for t in tasks])
-    assert f"| genenv | 0 of {real.READ} | {real.READ} of {real.READ} |" in real.readings(path)
+    text = real.readings(path)
+    assert f"| genenv | 0 of {real.READ} | {real.READ} of {real.READ} |" in text
+    assert f"| right | {sum(t['part'] == 'late' for t in tasks)} | 0 |" in text and "| 0.50 |" in text
 
 
 def test_the_command_writes_table_and_figures_and_never_over_a_reading(results, capsys):
