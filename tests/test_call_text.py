@@ -259,22 +259,22 @@ def test_kept_tools_leave_a_request_and_its_calls(prepared):
     o = prepared(call_format="python", keep_tools=True)
     seed_task = base_of(o)
     parse = lambda text: tool_calls.parse_task(text, seed_task, 3)
-    task = parse("Request: Dim lamps 77 and 78, please.\nCall: dim(lamp=77)\n\n"
-                 "Call: dim(lamp=78)\n")
+    task = parse("Call: dim(lamp=77)\n\nCall: dim(lamp=78)\n"
+                 "Request: Dim lamps 77\nand 78, please.\n")
     assert task.spec["tools"] == seed_task.spec["tools"] and task.seed_task == seed_task.id
     assert [call["arguments"]["lamp"] for call in task.spec["calls"]] == [77, 78]
-    assert (task.origin, task.epoch, task.text) == ("env", 3, "Dim lamps 77 and 78, please.")
+    assert (task.origin, task.epoch, task.text) == ("env", 3, "Dim lamps 77\nand 78, please.")
     for text, reason in (
             ("", "no request and call"), ("Request: Dim lamp 7 now please.", "no request and call"),
             ("Call: dim(lamp=7)", "no request and call"),
-            ("Request: Dim lamp 7 please.\nCall: dim(7)", "no request and call"),
-            ("Request: Dim lamp 7 please.\nCall: dim(lamp=7)\nDone.", "no request and call"),
-            ("Request: Dim lamp 7 please.\nAnswer: 7", "no request and call"),
+            ("Call: dim(7)\nRequest: Dim lamp 7 please.", "no request and call"),
+            ("Call: dim(lamp=7)\nRequest: Dim lamp 7 please.\nCall: off(lamp=7)", "no request and call"),
+            ("Answer: 7\nRequest: Dim lamp 7 please.", "no request and call"),
             ("x" * 10 ** 6, "no request and call"),
             (json.dumps(lamp(7)), "no request and call"),
-            ("Request: Dim lamp 7 please.\nCall: off(lamp=7)", "unknown tool"),
-            ("Request: Dim lamp 7 please.\nCall: dim(lamp='7')", "wrong arguments"),
-            ("Request: 7\nCall: dim(lamp=7)", "trivial text")):
+            ("Call: off(lamp=7)\nRequest: Dim lamp 7 please.", "unknown tool"),
+            ("Call: dim(lamp='7')\nRequest: Dim lamp 7 please.", "wrong arguments"),
+            ("Call: dim(lamp=7)\nRequest: 7", "trivial text")):
         with pytest.raises(InvalidTask) as error:
             parse(text)
         assert str(error.value) == reason and reason in tool_calls.REASONS, text
@@ -300,7 +300,7 @@ def test_prompt_says_unknown_success_as_unknown(prepared):
     user = lambda success: tool_calls.env_prompt(task, success, 0.5)[1]["content"]
     assert user(None).endswith("\nSolved: unknown") and user(0.25).endswith("25 % of the time")
     assert user(0.0).endswith("Solved: 0 % of the time")
-    assert user(None).startswith("dim(lamp: int)\nRequest: Please dim lamp number ")
+    assert user(None).startswith("dim(lamp: int)\nCall: dim(lamp=")
 
 
 def test_offered_functions_are_others_and_always_the_same(prepared):
@@ -330,7 +330,7 @@ def test_a_variation_may_call_or_hold_what_is_offered(prepared):
     seed_task = base_of(o)
     one, two = (tool["name"] for tool in tool_calls.offered(seed_task))
     parse = lambda lines: tool_calls.parse_task(
-        f"Request: Please see to lamps 70 and 71.\n{lines}", seed_task, 1)
+        f"{lines}\nRequest: Please see to lamps 70 and 71.", seed_task, 1)
     names = lambda task: {tool["name"] for tool in task.spec["tools"]}
     assert names(parse("Call: dim(lamp=70)")) == {"dim"}
     called = parse(f"Call: dim(lamp=70)\nCall: {one}(lamp=71)")
@@ -354,8 +354,8 @@ def test_the_order_of_grown_tools_tells_nothing(prepared):
     o = prepared(MORE, call_format="python", keep_tools=True, offer=2)
     seed_task = base_of(o)
     one = tool_calls.offered(seed_task)[0]["name"]
-    first = [tool_calls.parse_task(f"Request: Please dim the lamp {n}.\nCall: dim(lamp={n})\n"
-                                   f"Unused: {one}", seed_task, 1).spec["tools"][0]["name"]
+    first = [tool_calls.parse_task(f"Call: dim(lamp={n})\nUnused: {one}\n"
+                                   f"Request: Please dim the lamp {n}.", seed_task, 1).spec["tools"][0]["name"]
              for n in range(40)]
     assert 8 < first.count("dim") < 32
 

@@ -1,16 +1,18 @@
-"""A task as a few lines, `Request: ...` and `Call: ...`, for the tools that its seed task has.
+"""A task as a few lines, `Call: ...` and `Request: ...`, for the tools that its seed task has.
 
 What of the paper this is: the simulator's side of the tool_calls world where a small model plays it
 (--keep-tools). The tools are given, so a request and its calls are all that can go wrong, and they
 are a fifth of the tokens of a JSON task. A free-form question has `Answer: ...` in their place.
 
     add_event(name: str, date: str, minutes: int = 60)      <- the seed task's tools
-    Request: Put the dentist on 2026-03-14 into my calendar.
     Call: add_event(name="dentist", date="2026-03-14")
+    Request: Put the dentist on 2026-03-14 into my calendar.
     Solved: unknown
 
-With --offer it also sees functions of other tasks, under `Others:`, and may make the task harder
-with them: by a second `Call: ...`, or by `Unused: name`, after which the agent has to choose.
+The calls come first, as a request for given calls only has to name their values, and a small model
+can copy; calls for a request it would have to get right. With --offer it also sees functions of
+other tasks, under `Others:`, and may make the task harder with them: by a second `Call: ...`, or
+by `Unused: name`, after which the agent has to choose.
 
 How it is run: by worlds/tool_calls.py, which checks what comes out as any other task; the calls are
 written as --call-format says (worlds/call_text.py, or JSON).
@@ -21,12 +23,13 @@ from worlds import call_text
 
 SYSTEM = {
     True: "You write practice requests for an assistant that calls functions. You are given one "
-          "request with its calls and how often the assistant solved it. Write another one for the "
-          "same functions, with other values, each of which the request must name.",
-    False: "You write practice questions. You are given one with its answer and how often an "
-           "assistant solved it. Write another one with a short answer."}
+          "request after its calls and how often the assistant solved it. For the same functions write "
+          "other calls with other values, and then a request that names each of these values.",
+    False: "You write practice questions. You are given one after its answer and how often an "
+           "assistant solved it. Write another short answer, and then a question that has it."}
 OFFER = " To make it harder you may also call one of the other functions, or add it unused."
 EXAMPLES = "\n\nExamples of what you write:\n\n"
+MARKED = re.compile(r"^\s*(Call|Unused|Answer|Request):", re.MULTILINE)  # a line that is no request
 
 
 def write(record: dict, write_call, unused=()) -> str:
@@ -36,31 +39,33 @@ def write(record: dict, write_call, unused=()) -> str:
     """
     lines = [f"Call: {write_call(call)}" for call in record.get("calls", ())]
     lines += [f"Unused: {name}" for name in unused]
-    return "\n".join([f"Request: {record['task'].strip()}",
-                      *(lines or [f"Answer: {record['reference']}"])])
+    return "\n".join([*(lines or [f"Answer: {record['reference']}"]),
+                      f"Request: {record['task'].strip()}"])
 
 
 def read(text: str, structured: bool, parse_call):
     """The inverse of `write`: lines -> {"task", "calls", "unused"} or {"task", "reference"}, or None.
 
-    parse_call: a line -> a call, or None. A request may have several lines; from the first `Call:`
-    on there are only such lines, and then those of `Unused:`.
+    parse_call: a line -> a call, or None. Lines of `Call:` come first, then those of `Unused:`, then
+    the request, which may have several lines and is the last.
     """
-    mark = "Call" if structured else "Answer"
-    found = re.fullmatch(rf"\s*Request:(.*?)\n[ \t]*{mark}:(.*)", text, re.DOTALL) \
-        if len(text) <= call_text.MAX_CHARS else None
-    if not found:
+    if len(text) > call_text.MAX_CHARS:
+        return None
+    head, _, request = text.partition("\nRequest:")
+    lines = [line.strip() for line in head.split("\n") if line.strip()]
+    if not lines or len(lines) > call_text.MAX_LINES or MARKED.search(request):
         return None
     if not structured:
-        return {"task": found[1].strip(), "reference": found[2].strip()}
-    lines = [line.strip() for line in f"Call:{found[2]}".split("\n") if line.strip()]
+        answer = " ".join(lines)
+        return {"task": request.strip(), "reference": answer[len("Answer:"):].strip()} \
+            if answer.startswith("Answer:") and request.strip() else None
     n = sum(line.startswith("Call:") for line in lines)
-    if len(lines) > call_text.MAX_LINES or "\nUnused:" in found[1] or not all(
+    if not n or not request.strip() or not all(
             line.startswith("Call:" if i < n else "Unused:") for i, line in enumerate(lines)):
         return None
     calls = [parse_call(line[len("Call:"):].strip()) for line in lines[:n]]
     unused = [line[len("Unused:"):].strip() for line in lines[n:]]
-    return None if None in calls else {"task": found[1].strip(), "calls": calls, "unused": unused}
+    return None if None in calls else {"task": request.strip(), "calls": calls, "unused": unused}
 
 
 def prompt(record: dict, tools: str, success, examples, write_call, others="") -> list[dict]:
@@ -74,5 +79,6 @@ def prompt(record: dict, tools: str, success, examples, write_call, others="") -
     if examples:
         system += EXAMPLES + "\n\n".join(write(example, write_call) for example in examples)
     solved = "unknown" if success is None else f"{100 * success:.0f} % of the time"
-    lines = [tools] * bool(tools) + [f"Others:\n{others}"] * bool(others) + [write(record, write_call), f"Solved: {solved}"]
+    lines = [tools] * bool(tools) + [f"Others:\n{others}"] * bool(others)
+    lines += [write(record, write_call), f"Solved: {solved}"]
     return [{"role": "system", "content": system}, {"role": "user", "content": "\n".join(lines)}]

@@ -37,8 +37,9 @@ is python (worlds/call_text.py): another spelling, with the same rules for argum
 With --keep-tools the simulator writes requests and calls for its seed task's tools, and no tools
 (worlds/task_text.py). With --offer K it may add to them: K functions of other base tasks stand in its
 prompt, and a variation may call one of them as well, or hold it unused. So tasks can grow beyond
-the base set's, in calls and in functions to choose from. --exemplars K shows it K base tasks: for the seed's own functions where there
-are any, else of its kind, drawn by the seed task's id and so always the same ones.
+the base set's, in calls and in functions to choose from. --exemplars K shows it K base tasks: for
+the seed's own functions where there are any, else of its kind, drawn by the seed task's id and so
+always the same ones.
 
 What a simulator may not get away with (leaks): a text or a tool's notes that state the call; calls
 that follow from the schemas alone; a question that contains its answer. In a question, numbers and
@@ -714,9 +715,9 @@ def env_prompt(seed_task: Task, success, alpha: float) -> list[dict]:
 
 def _env_messages(seed_task, success, shown) -> list[dict]:
     if _form.keep_tools:
-        return task_text.prompt(_record(seed_task), tools_text(seed_task), success,
+        return task_text.prompt(_record(seed_task), tools_text(seed_task.spec.get("tools", ())), success,
                                 list(map(_record, shown)), _line_of_call,
-                                "\n".join(map(_tool_text, offered(seed_task))))
+                                tools_text(offered(seed_task)))
     system = ENV_SYSTEM.format(answers="calls", form=CALLS_FORM) if structured(seed_task) else \
         ENV_SYSTEM.format(answers="answers", form=ANSWER_FORM)
     if shown:
@@ -758,13 +759,10 @@ def fits_tools(task: Task, seed_task: Task) -> bool:
     return True
 
 
-def tools_text(task: Task) -> str:
-    """The tools of a task, one a line, as --call-format says; "" if it has none."""
-    return "\n".join(map(_tool_text, task.spec.get("tools", ())))
-
-
-def _tool_text(tool: dict) -> str:
-    return (call_text.signature if _form.call_format == "python" else _json)(tool)
+def tools_text(tools) -> str:
+    """Tool specs, one a line, as --call-format says; "" if there are none."""
+    write = call_text.signature if _form.call_format == "python" else _json
+    return "\n".join(map(write, tools))
 
 
 def _line_of_call(call: dict) -> str:
@@ -776,7 +774,7 @@ def agent_prompt(task: Task) -> list[dict]:
     system = AGENT_ANSWER
     if structured(task):
         form = AGENT_PYTHON if _form.call_format == "python" else AGENT_CALLS
-        system = form.format(tools=tools_text(task))
+        system = form.format(tools=tools_text(task.spec["tools"]))
     return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
 
 
