@@ -19,7 +19,8 @@ from policy import Policy
 from worlds import InvalidTask, NO_SEED, attempt_score, household as h, play, transcript
 from worlds.tiny_model import word_tokenizer
 
-HOUSE = "put clean mug in drawer . counter has mug plate . drawer closed has apple . sink ."
+HOUSE = ("put clean mug in drawer . counter . mug in counter . plate in counter . drawer closed . "
+         "apple in drawer . sink .")
 TASK = h.solved(HOUSE)
 
 
@@ -114,7 +115,7 @@ def test_endless_looking_ends():
 
 def test_goal_needs_place_treatment_and_every_object():
     """Half a goal would earn the whole reward."""
-    both = h.solved("put hot egg and cup in table . table . sink has egg cup . microwave .")
+    both = h.solved("put hot egg and cup in table . table . sink . egg in sink . cup in sink . microwave .")
     plan = h.plan(both)
     assert h.score(both, plan) == (1.0, True)
     for missing in range(len(plan)):
@@ -146,12 +147,14 @@ def shortest(task, limit=10 ** 6):
 
 def test_plans_are_as_short_as_brute_force_finds():
     """task_length and solvability would be wrong where the planner prunes too much."""
-    texts = ["put clean egg in table . table has egg . sink .",
-             "put egg and cup in table . table has egg . sink has cup .",
-             "put cool egg and hot cup in sink . sink has egg . fridge closed has cup . microwave .",
-             "put mug in drawer . box closed has mug . drawer closed .",
-             "put egg and cup in table . table has egg cup . sink .",
-             "put hot egg and cool cup in fridge . fridge closed has egg cup . microwave closed ."]
+    texts = ["put clean egg in table . table . egg in table . sink .",
+             "put egg and cup in table . table . egg in table . sink . cup in sink .",
+             "put cool egg and hot cup in sink . sink . egg in sink . fridge closed . cup in fridge . "
+             "microwave .",
+             "put mug in drawer . box closed . mug in box . drawer closed .",
+             "put egg and cup in table . table . egg in table . cup in table . sink .",
+             "put hot egg and cool cup in fridge . fridge closed . egg in fridge . cup in fridge . "
+             "microwave closed ."]
     rng = random.Random(3)
     texts += [h.household(h.random_spec(rng, rung, 1)) for rung in h.RUNGS for _ in range(3)]
     for text in texts:
@@ -163,8 +166,9 @@ def test_plans_are_as_short_as_brute_force_finds():
 
 def test_planner_is_bounded(monkeypatch):
     """A household could keep the loop busy for good."""
-    worst = h.solved("put hot egg and cool cup in box . box . desk has egg . drawer has cup . "
-                     "cabinet closed has mug plate bowl . microwave closed . fridge closed .")
+    worst = h.solved("put hot egg and cool cup in box . box . desk . egg in desk . drawer . cup in drawer . "
+                     "cabinet closed . mug in cabinet . plate in cabinet . bowl in cabinet . "
+                     "microwave closed . fridge closed .")
     assert h.task_length(worst) == 12
     monkeypatch.setattr(h, "MAX_STATES", 20)
     h._plan.cache_clear()
@@ -180,34 +184,38 @@ def test_text_and_spec_are_the_same_household():
     """A task would change when it is written and read again."""
     for task in h.base_tasks() + h.validation_tasks():
         assert h.read_household(task.text) == task.spec and h.solved(task.text).id == task.id
-    spoken = "Put a clean mug in the drawer . Counter has a mug, plate . drawer closed has apple . sink"
+    spoken = ("Put a clean mug in the drawer . Counter . a mug on the counter . plate in counter . "
+              "Drawer closed . apple in drawer . sink")
     assert h.parse_task(spoken, NO_SEED, 0).id == TASK.id
 
 
 @pytest.mark.parametrize("text, expected", [
     ("", "malformed"), ("put mug in drawer", "malformed"), ("{}", "malformed"),
     (HOUSE.replace("mug", "unicorn"), "malformed"), (HOUSE.replace("sink", "moon"), "malformed"),
-    (HOUSE.replace("put", "throw"), "malformed"), (HOUSE.replace(" . sink", " sink"), "inconsistent"),
-    (HOUSE + " " + HOUSE, "malformed"), ("put put mug in drawer . drawer has mug .", "malformed"),
+    (HOUSE.replace("put", "throw"), "malformed"), (HOUSE.replace(" . sink", " sink"), "malformed"),
+    (HOUSE + " " + HOUSE, "malformed"), ("put put mug in drawer . drawer . mug in drawer .", "malformed"),
     (HOUSE.replace("plate", "mug"), "inconsistent"),                    # the same object twice
     (HOUSE.replace("apple", "mug"), "inconsistent"),
+    (HOUSE.replace("plate in counter", "plate in shelf"), "inconsistent"),  # in what is not there
     (HOUSE.replace("sink", "counter"), "inconsistent"),                 # a receptacle twice
     (HOUSE.replace("in drawer", "in box"), "inconsistent"),             # none of the household's
     (HOUSE.replace("clean mug", "clean egg"), "inconsistent"),
     (HOUSE.replace("clean mug", "mug and mug"), "inconsistent"),
     (HOUSE.replace("sink .", "sink closed ."), "inconsistent"),
-    ("put mug in box . box has drawer . drawer has box mug .", "inconsistent"),  # a circle
-    ("put mug in box . box has box mug .", "inconsistent"),             # in itself
+    ("put mug in box . box . drawer in box . drawer . box in drawer . mug in drawer .",
+     "inconsistent"),                                                   # a circle
+    ("put mug in box . box . box in box . mug in box .", "inconsistent"),             # in itself
     (HOUSE.replace("sink", "fridge"), "unsolvable"),
-    ("put hot mug in sink . sink has mug .", "unsolvable"),
-    ("put mug in sink . sink has mug .", "nothing to do"),
-    ("put mug in sink . counter has mug " + " ".join(h.OBJECTS[1:7]) + " . sink .", "too large"),
-    ("put mug in sink . " + "counter has mug . " * 10_000, "too large"),
-    ("put mug in sink . counter has " + "egg " * 10_000 + ". sink .", "too large"),
-    ("put cool egg and hot cup in box . box closed . desk has egg . drawer has cup . microwave . "
+    ("put hot mug in sink . sink . mug in sink .", "unsolvable"),
+    ("put mug in sink . sink . mug in sink .", "nothing to do"),
+    ("put mug in sink . counter . " + " . ".join(f"{x} in counter" for x in h.OBJECTS[:7]) + " . sink .",
+     "too large"),
+    ("put mug in sink . " + "counter . mug in counter . " * 10_000, "too large"),
+    ("put mug in sink . counter . " + "egg in counter . " * 10_000 + "sink .", "too large"),
+    ("put cool egg and hot cup in box . box closed . desk . egg in desk . drawer . cup in drawer . microwave . "
      "fridge .", "too long"),
-    ("put cool egg and hot cup in box . box . desk has egg . drawer has cup . microwave . fridge .",
-     "")])
+    ("put cool egg and hot cup in box . box . desk . egg in desk . drawer . cup in drawer . microwave . "
+     "fridge .", "")])
 def test_reasons(text, expected):
     """A household that is none would become a task, or be counted under another reason."""
     if expected:
@@ -225,7 +233,8 @@ def test_a_plan_over_the_limit_is_too_long(monkeypatch):
 
 def test_order_is_no_difference():
     """The simulator would pass held-out tasks off as new by telling them in another order."""
-    other = h.solved("put clean mug in drawer . sink . drawer closed has apple . counter has plate mug")
+    other = h.solved("put clean mug in drawer . sink . drawer closed . apple in drawer . counter . "
+                     "plate in counter . mug in counter")
     assert other.id != TASK.id and h.same_task_key(other) == h.same_task_key(TASK)
     assert h.same_task_key(h.solved(HOUSE.replace("clean ", ""))) != h.same_task_key(TASK)
 
@@ -408,7 +417,7 @@ def test_resume_inside_an_epoch_is_exact(fake_base, tmp_path, monkeypatch):
 
 def test_only_unsolvable_households_stop_the_run_with_a_line(fake_base, tmp_path, monkeypatch):
     """A simulator that writes nothing else would run on for good, or crash the loop."""
-    monkeypatch.setattr(Policy, "decode", lambda self, ids: "put hot mug in sink . sink has mug .")
+    monkeypatch.setattr(Policy, "decode", lambda self, ids: "put hot mug in sink . sink . mug in sink .")
     with pytest.raises(UserError, match="no valid task.*unsolvable"):
         genenv.train(small_options(tmp_path, epochs=4, steps=1))
 
@@ -437,7 +446,7 @@ def test_chat_prompts_and_observations():
     prompt = h.agent_prompt(TASK)
     assert [m["role"] for m in prompt] == ["system", "user"]
     assert "Your task is to: put clean mug in drawer." in prompt[1]["content"]
-    assert "apple" not in prompt[1]["content"] and "Counter has mug plate." in prompt[1]["content"]
+    assert "apple" not in prompt[1]["content"] and "Counter. Mug in counter. Plate in counter." in prompt[1]["content"]
     assert turns(TASK, "Go to the drawer.", "open drawer") == ["Drawer is closed.", "You see apple."]
     known, unknown = (h.env_prompt(TASK, p, 0.5)[1]["content"] for p in (0.25, None))
     assert "25%" in known and "not yet known" in unknown and HOUSE in known

@@ -7,12 +7,12 @@ How it is run: `python genenv.py --world household`; with `--model DIR` a chat m
 roles, observations being user turns. `python -m worlds.household` builds the base model alone and
 prints how often it reaches a goal of each kind.
 
-A household is one line of text: the goal, then each receptacle with what it holds,
-`put clean mug in drawer . counter has mug . drawer closed has apple . sink .` The agent reads it
-without the contents of closed receptacles and acts by `go to`, `open`, `take ... from`, `put ... in`
-and `clean`, `heat`, `cool ... with`; our code executes the commands and says what is to be seen. A
-household is a task if a breadth-first planner solves it, so no task has a wrong answer, and the
-plan's length is the task's.
+A household is one line of text: the goal, then each receptacle and what is in it,
+`put clean mug in drawer . counter . mug in counter . drawer closed . apple in drawer . sink .` The
+agent reads it without the contents of closed receptacles and acts by `go to`, `open`, `take ... from`,
+`put ... in` and `clean`, `heat`, `cool ... with`; our code executes the commands and says what is to
+be seen. A household is a task if a breadth-first planner solves it, so no task has a wrong answer,
+and the plan's length is the task's.
 
 Where it differs on purpose: one object of a kind and no numbers, phrases shorter than ALFWorld's,
 an episode that ends once nothing has changed for PATIENCE turns, and facts known from the start but
@@ -52,16 +52,16 @@ SEED = 20251219           # base model and task sets are the same for every --se
 REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long")
 OPTIONS = {"max_turns": (16, "turns of an episode", None),
            "max_episode_tokens": (192, "tokens of an episode, observations included", None)}
-DEFAULTS = dict(epochs=16, steps=4, seed_tasks=8, variations=4, max_task_tokens=48,
-                max_response_tokens=8)
-RECIPE = 1                # part of the cache's key: raise it when demonstrations change
+DEFAULTS = dict(epochs=24, steps=4, seed_tasks=16, variations=4, max_task_tokens=72,
+                max_response_tokens=8, val_every=4)
+RECIPE = 2                # part of the cache's key: raise it when demonstrations change
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)
-PRETRAIN = dict(steps=2100, batch=48, lr=3e-3, seed=SEED)
+PRETRAIN = dict(steps=4800, batch=16, lr=3e-3, seed=SEED)
 BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
 UNKNOWN = "b?"
 WORDS = [*SPECIAL, *OBJECTS, *RECEPTACLES, *"clean hot cool heat put take go open look to from in with "
-         "and has closed . > vary => you see nothing happens is".split(), *BUCKETS, UNKNOWN]
+         "and closed . > vary => you see nothing happens is".split(), *BUCKETS, UNKNOWN]
 _mode = {"chat": False}  # set by prepare: prompts have no options
 
 
@@ -221,17 +221,20 @@ def say(verb, thing, place) -> str:
 
 
 def household(spec, closed_seen=True) -> str:
-    """A spec as text: the goal, then the receptacles. closed_seen: contents of closed ones too."""
+    """A spec as text: the goal, then each receptacle and what is in it.
+
+    closed_seen: in closed ones as well. Where a thing is follows it: a small model looks it up best so.
+    """
     goal = " and ".join(" ".join(filter(None, pair)) for pair in spec["goal"])
     parts = [f"put {goal} in {spec['target']}"]
     for place, closed, things in spec["house"]:
-        held = f"has {' '.join(things)}" if things and (closed_seen or not closed) else ""
-        parts.append(" ".join(filter(None, (place, "closed" if closed else "", held))))
+        parts.append(f"{place} closed" if closed else place)
+        parts += [f"{thing} in {place}" for thing in things if closed_seen or not closed]
     return " . ".join(parts) + " ."
 
 
 GOAL = r"put (?:(clean|hot|cool) )?(\w+)(?: and (?:(clean|hot|cool) )?(\w+))? (?:in|on) (\w+)"
-PLACE = r"(\w+)( closed)?(?: has ((?:\w+ )*\w+))?"
+PART = r"(\w+)( closed)?|(\w+) (?:in|on) (\w+)"
 
 
 def read_household(text: str) -> dict:
@@ -242,10 +245,13 @@ def read_household(text: str) -> dict:
     goal, *places = " ".join(w for w in words if w not in ("a", "an", "the", ",")).split(" . ")
     if places and places[-1].endswith(" ."):
         places[-1] = places[-1][:-2]
-    goal, places = re.fullmatch(GOAL, goal), [re.fullmatch(PLACE, p) for p in places]
-    if goal is None or None in places or not places:
+    goal, parts = re.fullmatch(GOAL, goal), [re.fullmatch(PART, p) for p in places]
+    if goal is None or None in parts or not parts:
         raise InvalidTask("malformed")
-    house = [[p[1], bool(p[2]), (p[3] or "").split()] for p in places]
+    things = [(p[3], p[4]) for p in parts if p[3]]
+    house = [[p[1], bool(p[2]), [t for t, place in things if place == p[1]]] for p in parts if p[1]]
+    if not {place for _, place in things} <= {place for place, _, _ in house}:
+        raise InvalidTask("inconsistent")
     pairs = [[goal[1] or "", goal[2]]] + ([[goal[3] or "", goal[4]]] if goal[4] else [])
     spec = {"goal": pairs, "target": goal[5], "house": house}
     _check(spec)
@@ -377,8 +383,8 @@ def prepare(o):
 
 FORM = ("One line: the goal, then every receptacle with what is in it, parts divided by ' . '. "
         "Goals are 'put [clean|hot|cool] OBJECT in RECEPTACLE', or two objects joined by 'and'. "
-        "A receptacle is 'NAME', 'NAME closed', 'NAME has OBJECT OBJECT' or 'NAME closed has "
-        "OBJECT'. Objects: {}. Receptacles: {}; only {} can be closed. Each name at most once. "
+        "A receptacle is 'NAME' or 'NAME closed', and each thing in it follows as 'OBJECT in NAME'. "
+        "Objects: {}. Receptacles: {}; only {} can be closed. Each thing is in one place. "
         "Cleaning takes a sink, heating a microwave, cooling a fridge.")
 
 
@@ -521,9 +527,9 @@ def slip(task: Task, rng) -> list[str]:
 def demonstrate(task: Task, rng) -> tuple[str, str]:
     """(prompt, episode) of the agent's role, with slips; after them it looks on until it is over."""
     parts = played(task, slip(task, rng))
-    end = f" {SPECIAL[1]} "  # of a turn; an observation and the next turn follow each other
-    return agent_prompt(task), end.join([" ".join(pair) for pair in zip(["", *parts[1::2]],
-                                                                        parts[::2])]).strip()
+    # an observation comes in where a turn has ended; the last turn has none
+    return agent_prompt(task), " ".join(f"{SPECIAL[1]} {part}" if i % 2 else part
+                                        for i, part in enumerate(parts))
 
 
 def warm_start_pairs(o, turn: int = 0) -> dict:
@@ -598,7 +604,7 @@ def pairs(rng, n) -> list[tuple[str, str]]:
 
     Batches of one kind are padded little: the base model is trained in half the time.
     """
-    role, tasks = rng.choice(("env", "one", "one", "two")), []
+    role, tasks = rng.choice(("env", "env", "one", "one", "two")), []
     while len(tasks) < n:
         task = rng.choice(_demo_tasks())
         if role == "env" or (len(task.spec["goal"]) == 2) == (role == "two"):
