@@ -21,13 +21,14 @@ N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts sti
 """
 import hashlib
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, compress
 from pathlib import Path
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -157,10 +158,13 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     def prompt_and_own(x):  # (B, h, L, d) -> (N, h, P + R, d)
         return torch.cat([x[:, :, :P].index_select(0, row), own(x)], dim=2)
 
-    prompts, _ = sdpa_attention_forward(module, query[:, :, :P], key[:, :, :P], value[:, :, :P],
-                                        None, **kwargs)                        # (B, P, heads, d)
-    responses, _ = sdpa_attention_forward(module, own(query), prompt_and_own(key),
-                                          prompt_and_own(value), layout["mask"], **kwargs)
+    # the fused kernel for CPUs is slow in bf16 where gradients are needed: its products one by one
+    slow = query.requires_grad and query.dtype == torch.bfloat16 and query.device.type == "cpu"
+    with sdpa_kernel(SDPBackend.MATH) if slow and P + R <= 1024 else nullcontext():
+        prompts, _ = sdpa_attention_forward(module, query[:, :, :P], key[:, :, :P],
+                                            value[:, :, :P], None, **kwargs)   # (B, P, heads, d)
+        responses, _ = sdpa_attention_forward(module, own(query), prompt_and_own(key),
+                                              prompt_and_own(value), layout["mask"], **kwargs)
     both = torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])        # (B*P + N*R, ...)
     return both.index_select(0, layout["back"].flatten()).unflatten(0, layout["back"].shape), None
 
