@@ -31,6 +31,8 @@ import torch
 
 from data_pool import UserError
 
+WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants of --variant with ready-made tasks alone
+
 
 def success_rate(rewards, threshold: float = 0.5) -> float:
     """Eq. 2: the share of n attempts that succeeded. rewards: n numbers in [0, 1].

@@ -108,7 +108,7 @@ class Generation:
 def generate(run, alpha) -> list[Generation]:
     """A task batch T_t: `seed_tasks` seed tasks, `variations` of each, checked to be tasks."""
     o = run.o
-    if o.variant in ("static", "teacher", "base"):  # no simulator: as many ready-made tasks
+    if o.variant in curriculum.WITHOUT_SIMULATOR:  # as many ready-made tasks
         return [Generation(task) for task in fixed_tasks(run)]
     recent = run.train_pool.recent(run.state.epoch, o.pool_age)
     seed_tasks = curriculum.select_seed_tasks(
@@ -407,6 +407,7 @@ class Options:
     max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
     agreement: int = 0                # k > 0: keep only tasks that the simulator solves in k tries
     val_samples: int = 8              # attempts per validation task
+    val_every: int = 1                # epochs from one validation to the next; the last has one
     gate: bool = True                 # stop after epoch 0 where nothing can be learned
     tuning: bool = False              # also report the split by which settings may be chosen
     # agent (GRPO)

@@ -22,7 +22,7 @@ off), and its head projects responses only. On a CPU the trainer as installed pr
 positions too, which it does not do on a GPU; `--trl-head stock` measures that.
 
 How `model` measures: the same step of a real model on the prompts of base tasks, in its own dtype;
-responses end where the model ends them, so both sides draw their own lengths, which are printed.
+responses end where the model ends them, so both sides draw their own lengths.
 Before it, tokens/s of rollouts and of a training pass, the latter also as a share of what this
 machine reaches in one large matrix product in the same dtype, measured just before. Counted are
 the products with weights (2 per weight and token forward, 2 backward for the frozen base, 4 for
@@ -94,6 +94,19 @@ def word_tokenizer(vocab):
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="w0")
 
 
+def clock_of(o):
+    """CPU time of this process with one thread, as neighbours do not count; else wall-clock time."""
+    return time.process_time if o.threads == 1 else time.perf_counter
+
+
+def random_base(o):
+    """The random Qwen2 of --hidden, --layers and --vocab; torch's threads and seed are set."""
+    from transformers import Qwen2ForCausalLM
+    torch.set_num_threads(o.threads)
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(small_config(o.hidden, o.layers, o.vocab))
+
+
 def random_prompts(count, length, vocab, seed=0):
     """count lists of `length` ids."""
     generator = torch.Generator().manual_seed(seed)
@@ -130,10 +143,7 @@ def bench_trl(o):
                         "--trl-rows must divide their product")
     trl = installed_trl(o)
     quiet()
-    torch.set_num_threads(o.threads)
-    torch.manual_seed(0)
-    from transformers import Qwen2ForCausalLM
-    base = Qwen2ForCausalLM(small_config(o.hidden, o.layers, o.vocab))
+    base = random_base(o)
     print(f"random Qwen2: hidden {o.hidden}, {o.layers} layers, vocabulary {o.vocab}, "
           f"{sum(p.numel() for p in base.parameters()) / 1e6:.1f} M parameters (head "
           f"{100 * head_share(base):.0f} % of the matrix weights); LoRA r={RANK} on all linear "
@@ -187,14 +197,13 @@ def head_share(model) -> float:
     return head / (head + sum(p.numel() for p in model.model.layers.parameters()))
 
 
-def trl_trainer(o, base, steps, prompts, callbacks=()):
+def trl_trainer(o, base, tokenizer, steps, prompts, callbacks=()):
     """GRPOTrainer on token-exact prompts, set to the objective of grpo.py and to no side work."""
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import PrinterCallback
     from trl import GRPOConfig, GRPOTrainer
     rows = o.prompts * o.G
-    real = getattr(o, "tokenizer", None)
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(), max_steps=steps, num_generations=o.G,
         per_device_train_batch_size=o.trl_rows or rows,
@@ -207,8 +216,7 @@ def trl_trainer(o, base, steps, prompts, callbacks=()):
         # no side work
         gradient_checkpointing=False, bf16=False, use_cpu=True, report_to="none",
         logging_strategy="no", save_strategy="no", disable_tqdm=True)
-    data = Dataset.from_list([{"prompt": real.decode(p) if real else " ".join(f"w{i}" for i in p)}
-                              for p in prompts])
+    data = Dataset.from_list([{"prompt": tokenizer.decode(p)} for p in prompts])
     lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules="all-linear",
                       task_type="CAUSAL_LM")
 
@@ -216,7 +224,7 @@ def trl_trainer(o, base, steps, prompts, callbacks=()):
         return [reward_of(ids) for ids in completion_ids]
 
     trainer = GRPOTrainer(base, reward_funcs=reward, args=config, train_dataset=data,
-                          peft_config=lora, processing_class=real or word_tokenizer(o.vocab),
+                          peft_config=lora, processing_class=tokenizer,
                           callbacks=list(callbacks))
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -246,7 +254,8 @@ def check_against_trl(o, base, policy, prompts, tolerance=1e-3):
         seen["grads"] = {n: p.grad.clone() for n, p in trainer.model.named_parameters()
                          if p.grad is not None}
 
-    trainer = trl_trainer(o, base, 1, prompts, [callback(on_pre_optimizer_step=capture)])
+    trainer = trl_trainer(o, base, policy.tokenizer, 1, prompts,
+                          [callback(on_pre_optimizer_step=capture)])
     trainer.args.max_grad_norm = 0.0  # compare gradients before clipping
     names = {n: n.replace(".agent.", f".{TRL_ADAPTER}.")
              for n, _ in policy.model.named_parameters()}
@@ -299,7 +308,7 @@ def time_against_trl(o, base, policy, prompts):
     both up and is not counted.
     """
     optimizer, generator = policy.optimizer("agent", LEARNING_RATE), policy.generator(0)
-    now = time.process_time if o.threads == 1 else time.perf_counter
+    now = clock_of(o)
     pairs, clock = [], {}
 
     def begin():
@@ -319,7 +328,7 @@ def time_against_trl(o, base, policy, prompts):
               f"(rollout {clock['rollout']:.2f}), ours {ours:.2f} s "
               f"(rollout {sampled - started:.2f}), ratio {theirs / ours:.2f}", flush=True)
 
-    trainer = trl_trainer(o, base, o.steps + 1, prompts,
+    trainer = trl_trainer(o, base, policy.tokenizer, o.steps + 1, prompts,
                           [callback(on_step_begin=begin, on_step_end=end)])
     generate = trainer._generate_single_turn
 
@@ -348,8 +357,8 @@ def bench_model(o):
     quiet()
     torch.set_num_threads(o.threads)
     torch.manual_seed(0)
-    base, o.tokenizer = load_model(o.model, None, o.dtype, "cpu")
-    policy = Policy(copy.deepcopy(base), o.tokenizer, ("agent",), RANK)
+    base, tokenizer = load_model(o.model, None, o.dtype, "cpu")
+    policy = Policy(copy.deepcopy(base) if trl else base, tokenizer, ("agent",), RANK)
     prompts = task_prompts(o, policy)
     dtype = policy.lm.get_input_embeddings().weight.dtype
     print(f"{Path(o.model).name}: {sum(p.numel() for p in base.parameters()) / 1e6:.0f} M parameters, "
@@ -378,7 +387,7 @@ def task_prompts(o, policy) -> list:
 
 def own_speed(o, policy, prompts, dtype):
     """Print tokens/s of rollouts and of a training pass, and the latter's share of the peak."""
-    clock = time.process_time if o.threads == 1 else time.perf_counter
+    clock = clock_of(o)
     for _ in range(2):  # the first time is a warm-up
         peak, started = product_peak(dtype, clock), clock()
         rollouts = policy.sample("agent", prompts[:o.prompts], o.G, o.response, 1.0,
@@ -423,13 +432,10 @@ def bench_episodes(o):
     if min(o.prompt, o.observation, o.rounds, o.prompts, o.G, o.turns, o.turn - 1) < 1 or o.hidden % 64:
         raise UserError("--turn needs 2 or more, the other numbers 1, --hidden a multiple of 64")
     quiet()
-    torch.set_num_threads(o.threads)
-    torch.manual_seed(0)
-    from transformers import Qwen2ForCausalLM
-    base = Qwen2ForCausalLM(small_config(o.hidden, o.layers, o.vocab))
+    base = random_base(o)
     policy = Policy(base, word_tokenizer(o.vocab), ("agent",), RANK)
     prompts = random_prompts(o.prompts, o.prompt, o.vocab)
-    clock = time.process_time if o.threads == 1 else time.perf_counter
+    clock = clock_of(o)
     speeds = {"episodes": [], "single answers": [], "encoded anew": []}
     print(f"random Qwen2: hidden {o.hidden}, {o.layers} layers; {o.prompts} prompts of {o.prompt} tokens x "
           f"G = {o.G}; {o.turns} turns of {o.turn} tokens on average, observations of {o.observation}; "
@@ -450,10 +456,15 @@ def bench_episodes(o):
           f"episodes / encoded anew {medians['episodes'] / medians['encoded anew']:.2f}")
 
 
+def observation(o) -> list:
+    """What every turn is answered with: ids."""
+    return random_prompts(1, o.observation, o.vocab, seed=1)[0]
+
+
 def episodes(o, policy, prompts, generator, _) -> int:
     """Play the episodes as policy.sample does; returns how many tokens there were."""
     policy.eos_ids = list(range(o.vocab // o.turn))
-    reading = random_prompts(1, o.observation, o.vocab, seed=1)[0]
+    reading = observation(o)
     rollouts = policy.sample("agent", prompts, o.G, 64 * o.turns * (o.turn + o.observation), 1.0,
                              generator, respond=lambda i, ids: reading, max_turns=o.turns,
                              max_turn_tokens=20 * o.turn)
@@ -470,7 +481,7 @@ def single_answers(o, policy, prompts, generator, length) -> int:
 def encoded_anew(o, policy, prompts, generator, _) -> int:
     """The same episodes by one call per turn, each with all that was said before as its prompt."""
     policy.eos_ids = list(range(o.vocab // o.turn))
-    reading = random_prompts(1, o.observation, o.vocab, seed=1)[0]
+    reading = observation(o)
     said, before = [list(p) for p in prompts for _ in range(o.G)], o.prompts * o.G * o.prompt
     for turn in range(o.turns):
         rollouts = policy.sample("agent", said, 1, 20 * o.turn, 1.0, generator)

@@ -150,16 +150,26 @@ def make_shared(world, o, scratch: Path):
 
 
 def start(name, seed, options, settings, scratch) -> dict:
-    """Launch one run on one thread; its output goes to a file in case it fails."""
+    """Launch one run on one thread, or let one go on that has a checkpoint in `scratch`; its output
+    goes to a file in case it fails."""
     folder = scratch / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
     files = [str(scratch / f"{x[1:]}.jsonl") if x.startswith("@") else x for x in options]
-    log = open(f"{folder}.log", "w")
-    process = subprocess.Popen(
-        [sys.executable, "genenv.py", "--out", str(folder), "--seed", str(seed), "--threads", "1",
-         *settings, *files], cwd=ROOT, stdout=log, stderr=log,
-        env={**os.environ, "OMP_NUM_THREADS": "1"})
+    given = ["--seed", str(seed), "--threads", "1", *settings, *files]
+    if any((folder / "checkpoints").glob("*")):
+        given = ["--resume"]
+    log = open(f"{folder}.log", "a")
+    process = subprocess.Popen([sys.executable, "genenv.py", "--out", str(folder), *given], cwd=ROOT,
+                               stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return {"name": name, "seed": seed, "options": options, "folder": folder, "process": process,
             "log": log, "started": time.time()}
+
+
+def refuse_failed(job):
+    """Close an ended run's log. Raises UserError with its last line if the run failed."""
+    job["log"].close()
+    if job["process"].returncode:
+        tail = Path(job["log"].name).read_text().strip().splitlines()[-1:]
+        raise UserError(f"run {job['name']!r} with seed {job['seed']} failed: {' '.join(tail)}")
 
 
 def collect(job, world, base: set, settings) -> dict:
@@ -167,10 +177,7 @@ def collect(job, world, base: set, settings) -> dict:
 
     base: the categories of the world's base tasks.
     """
-    job["log"].close()
-    if job["process"].returncode:
-        tail = Path(job["log"].name).read_text().strip().splitlines()[-1:]
-        raise UserError(f"run {job['name']!r} with seed {job['seed']} failed: {' '.join(tail)}")
+    refuse_failed(job)
     metrics, records = (read_jsonl(job["folder"] / f) for f in ("metrics.jsonl", "train.jsonl"))
     o = json.loads((job["folder"] / "config.json").read_text())
     shutil.rmtree(job["folder"])  # a real model's checkpoints are large

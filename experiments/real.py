@@ -19,9 +19,8 @@ which are real ones with checked answers, without any simulator.
 """
 import os
 import random
-import subprocess
 import sys
-import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -30,15 +29,16 @@ from data_pool import UserError, append_jsonl, read_jsonl
 from eval import bfcl
 from eval.__main__ import load_records
 from eval.make_base import too_large, unreadable
-from experiments.tables import _cell, interval
+from experiments import __main__ as suite
+from experiments.tables import cell, difference
 from genenv import parse_options
 from policy import Policy
 from runtime.loading import policy_options
 from runtime.options import Parser
+from runtime.report import validated
 from worlds import call_text, load_world
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "experiments" / "results"
+RESULTS = Path(__file__).resolve().parent / "results"
 VARIANTS = {
     "genenv": [],
     "random": ["--variant", "random"],
@@ -147,39 +147,10 @@ def run(args, extra):
 def finished(wanted, jobs: int, settings, work: Path):
     """Run all of `wanted`, (name, seed) pairs, `jobs` at a time; yields (name, seed, folder) as each
     ends. Raises UserError if one fails; then, and on Ctrl-C, none goes on alone."""
-    running, wanted = {}, list(wanted)
-    try:
-        while wanted or running:
-            while wanted and len(running) < jobs:
-                running[wanted[0]] = start(*wanted[0], settings, work)
-                wanted.pop(0)
-            for job in [j for j, (process, _) in running.items() if process.poll() is not None]:
-                process, folder = running.pop(job)
-                if process.returncode:
-                    raise UserError(f"run {job[0]!r} with seed {job[1]} failed, see {folder}.log")
-                yield *job, folder
-            time.sleep(0.2)
-    finally:
-        for process, _ in running.values():
-            process.kill()
-            process.wait()
-
-
-def folder_of(work: Path, name: str, seed: int) -> Path:
-    """Where a run is."""
-    return work / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
-
-
-def start(name: str, seed: int, settings, work: Path):
-    """(process, folder) of a run on one thread, new or going on."""
-    folder = folder_of(work, name, seed)
-    begun = (folder / "checkpoints").is_dir() and any((folder / "checkpoints").iterdir())
-    options = ["--resume", "--out", str(folder)] if begun else \
-        [*settings, *VARIANTS[name], "--out", str(folder), "--seed", str(seed), "--threads", "1"]
-    log = open(f"{folder}.log", "a")
-    process = subprocess.Popen([sys.executable, "genenv.py", *options], cwd=ROOT, stdout=log,
-                               stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return process, folder
+    with closing(suite.finished(VARIANTS, wanted, settings, jobs, work)) as ended:
+        for job in ended:
+            suite.refuse_failed(job)
+            yield job["name"], job["seed"], job["folder"]
 
 
 def collect(name, seed, folder, settings, model, kinds) -> dict:
@@ -249,7 +220,7 @@ COLUMNS = {
 
 
 def table(results: Path) -> str:
-    """Markdown of all runs: means with 95 % t-intervals over seeds, paired differences, minutes."""
+    """Markdown of all runs: means with 95 % t-intervals over seeds, and paired differences."""
     runs = {}
     for r in read_jsonl(results):
         runs.setdefault(r["name"], {})[r["seed"]] = r
@@ -263,17 +234,16 @@ def table(results: Path) -> str:
              "| other | " + " | ".join(OFFICIAL) + " |",
              "|" + "---|" * (len(OFFICIAL) + 1)]
     for name in VARIANTS:
-        common = sorted(set(runs.get("genenv", ())) & set(runs.get(name, ())))
-        if name != "genenv" and common:
-            found = [interval([COLUMNS[head](runs["genenv"][s]) - COLUMNS[head](runs[name][s])
-                               for s in common]) for head in OFFICIAL]
+        found = [difference(runs, "genenv", name, f) for f in OFFICIAL.values()
+                 if {"genenv", name} <= set(runs)]
+        if name != "genenv" and any(found):
             rows.append(f"| {name} | " + " | ".join(f"{m:+.3f} ± {h:.3f}" for m, h in found) + " |")
     return "\n".join(rows) + "\n" + by_category(runs)
 
 
 def _cell_of(f, runs) -> str:
     values = [f(r) for r in runs]
-    return "-" if np.isnan(values).all() else _cell(values)
+    return "-" if np.isnan(values).all() else cell(values)
 
 
 def page(results: Path) -> str:
@@ -295,7 +265,8 @@ def by_category(runs) -> str:
     return "\n".join(rows) + "\n"
 
 
-CURVES = {"validation": "held-out success, T = 1", "success_rate": "success on generated tasks"}
+CURVES = [("validation", "validation", "held-out success, T = 1"),
+          ("success_rate", "success", "success on generated tasks")]
 
 
 def draw(results: Path):
@@ -304,17 +275,16 @@ def draw(results: Path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     runs = [r for r in read_jsonl(results) if r["name"] in VARIANTS]
-    for key, label in CURVES.items():
+    for key, name, label in CURVES:
         figure, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
         for r in runs:
-            epochs = [m for m in r["metrics"] if key != "validation" or m["validation_by"]]
-            axis.plot([m["epoch"] for m in epochs], [m[key] for m in epochs], lw=1.3, alpha=0.8,
+            metrics = validated(r["metrics"]) if key == "validation" else r["metrics"]
+            axis.plot([m["epoch"] for m in metrics], [m[key] for m in metrics], lw=1.3, alpha=0.8,
                       color=f"C{list(VARIANTS).index(r['name'])}",
                       label=r["name"] if r["seed"] == 0 else None)
         axis.set(xlabel="epoch", ylabel=label)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=8)
-        name = {"validation": "validation", "success_rate": "success"}[key]
         figure.savefig(results.with_name(f"real-{name}.png"), dpi=110, metadata={"Software": None})
         plt.close(figure)
 

@@ -153,7 +153,7 @@ def table(results: Path) -> str:
              "mean curve of success, epochs in [.4, .6]"]
     rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name, seeds in runs.items():
-        cells = [_cell([f(m) for m in seeds.values()]) for _, f in columns]
+        cells = [cell([f(m) for m in seeds.values()]) for _, f in columns]
         rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) +
                     f" | {band_range(list(seeds.values()))} |")
     rows += paired(runs, *columns[0])
@@ -213,7 +213,7 @@ def commands(results: Path, runs) -> list[str]:
               for name in runs if name in suite)]
 
 
-def _cell(values) -> str:
+def cell(values) -> str:
     """A mean with its interval, without one where there is a single seed; runs without a value
     (the target was not reached) are counted, and the mean is of the others."""
     reached = [v for v in values if not math.isnan(v)]

@@ -14,7 +14,7 @@ shares are taken of what could have been right. Thresholds were set on recorded 
 """
 import math
 
-from curriculum import steers, target_of
+from curriculum import WITHOUT_SIMULATOR, steers, target_of
 
 READS = ("epoch", "alpha", "success_rate", "validation", "distinct_tasks", "skill_entropy",
          "written", "invalid", "truncated", "zero_variance", "replay_gain", "replays", "env_kept",
@@ -38,7 +38,7 @@ def _stuck(r) -> bool:
 def warn_collapse(r, history, o):
     """The simulator writes few different tasks, or uses few skills."""
     usable, trained = _usable(r), o.variant == "genenv"
-    if o.variant in ("static", "teacher", "base") or usable <= 0.1 * r["written"]:
+    if o.variant in WITHOUT_SIMULATOR or usable <= 0.1 * r["written"]:
         return None  # no simulator at work, or nothing to judge by: then "invalid" speaks
     share = r["distinct_tasks"] / usable
     # epoch 1 is the first of full size; a simulator may also be narrow from the start

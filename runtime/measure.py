@@ -32,6 +32,15 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
             for b in range(len(tasks))]
 
 
+def validation(run) -> dict:
+    """What the record says of held-out tasks: measured every --val-every epochs and after the last
+    one, as last measured in between. "validated" is the epoch of the measurement."""
+    epoch = run.state.epoch
+    if epoch % run.o.val_every == 0 or epoch == run.o.epochs:
+        return {"validated": epoch, **validate(run)}
+    return {k: v for k, v in run.history[-1].items() if k.startswith("validat") or k == "tuning"}
+
+
 def validate(run) -> dict:
     """Held-out tasks: success of sampled and greedy attempts, per category, share never solved.
 
@@ -62,7 +71,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     old = [(before, now) for before, age, now in state.replays if age >= 2 and 0 < before < 1]
     record = {
         "epoch": state.epoch, "alpha": alpha, "success_rate": mean(p for _, p in new),
-        **validate(run),
+        **validation(run),
         "reward": mean(e.reward for e in traces),
         "task_length": mean(world.task_length(task) for task, _ in new),
         "response_length": mean(e.tokens for task, _, es in state.attempts
@@ -133,9 +142,12 @@ def entropy(labels) -> float:
 
 
 def line(r: dict) -> str:
-    """The lines per epoch: how the co-evolution goes, and, where there was training, its proof."""
-    text = [f"epoch {r['epoch']:3d} | validation {r['validation']:.3f} | success "
-            f"{r['success_rate']:.2f} (alpha {r['alpha']:.2f}) | task length {r['task_length']:.2f}"
+    """The lines per epoch: how the co-evolution goes, and, where there was training, its proof.
+    A dash is in the place of what this epoch did not measure."""
+    held_out = f"{r['validation']:.3f}" if r["validated"] == r["epoch"] else "-    "
+    success = f"{r['success_rate']:.2f}" if r["distinct_tasks"] else "-   "
+    text = [f"epoch {r['epoch']:3d} | validation {held_out} | success "
+            f"{success} (alpha {r['alpha']:.2f}) | task length {r['task_length']:.2f}"
             f" | distinct {r['distinct_tasks']:4d} | in band {r['env_kept']:4d} | env KL "
             f"{r['env_kl']:.3f} | {r['tokens_per_s']:6.0f} tok/s | {r['seconds']:5.1f} s"]
     if r["agent_moved"] or r["env_moved"]:

@@ -22,15 +22,16 @@ from runtime import checkpoint
 from runtime.presets import PRESETS
 from worlds import load_world
 
-CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"),
-           "kl_estimator": ("k1", "k2", "k3"), "scale": ("std", "none"), "aggregation": ("token", "sequence"),
+CHOICES = {"variant": ("genenv", "random", *curriculum.WITHOUT_SIMULATOR),
+           "kl_estimator": ("k1", "k2", "k3"), "scale": ("std", "none"),
+           "aggregation": ("token", "sequence"),
            "p_hat_unit": ("task", "seed", "batch"), "filter_scope": ("", "task", "seed", "batch"),
            "env_update": ("rwr", "linear", "grpo", "none"), "dtype": ("auto", "bf16", "fp32"),
            "control": ("", "coin-agent", "coin-p-hat", "shuffled-r-env"), "quant": ("", "nf4")}
 NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
          "seed_selection": "seeds_"}  # options whose values are functions of curriculum.py
 AT_LEAST_ONE = ("seed_tasks", "variations", "steps", "rank", "max_task_tokens", "val_samples",
-                "max_response_tokens", "max_prompt_tokens", "inner_epochs", "env_batch",
+                "val_every", "max_response_tokens", "max_prompt_tokens", "inner_epochs", "env_batch",
                 "env_kl_sample", "token_budget", "max_rows")
 NOT_NEGATIVE = ("epochs", "threads", "agreement", "mini_batch", "env_updates", "env_age", "pool_age",
                 "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed")

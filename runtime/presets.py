@@ -90,9 +90,10 @@ PRESETS = {
         "seed_tasks": 8,
         "variations": 2,
         "val_samples": 2,
-        "env_updates": 4,
+        "val_every": 3,
+        "env_updates": 2,            # some ten records an epoch are in the band: more would overfit
         "env_batch": 16,
-        "env_kl_sample": 24,
+        "env_kl_sample": 8,
         "agent_lr": 5e-4,
         "env_lr": 1e-3,
         "token_budget": 1024,

@@ -41,7 +41,7 @@ def figures(metrics: list[dict], options: dict) -> dict:
         n for reason, n in m["invalid"].items() if not reasons or reason in reasons
     ) / max(1, m["written"])
     return {
-        "validation.png": _draw(metrics, "Held-out tasks", "success rate", [
+        "validation.png": _draw(validated(metrics), "Held-out tasks", "success rate", [
             ("sampled", "validation"), ("greedy", "validation_greedy")], RATE),
         "success_rate.png": _draw(metrics, "Generated tasks: success of the agent", "success rate",
                                   [("p_hat", "success_rate")], RATE, options["k_min"]),
@@ -70,6 +70,11 @@ def figures(metrics: list[dict], options: dict) -> dict:
         "replay.png": _draw(metrics, "Tasks tried again: change of p_hat", "difference", [
             ("now minus two or more epochs ago", "replay_gain")]),
     }
+
+
+def validated(metrics) -> list[dict]:
+    """The records whose validation was measured, and not repeated from the one before."""
+    return [m for m in metrics if m.get("validated", m["epoch"]) == m["epoch"]]
 
 
 def top_reasons(metrics, n=6) -> list[str]:

@@ -348,10 +348,14 @@ def measure(world, policy, o, n: int) -> dict:
     out = {}
     for k, split in enumerate(("validation", "tuning")):
         generator = policy.generator(1000 + 3 * o.seed + k)
-        tasks = world.validation_tasks(o, split)  # in some worlds sorted: taken evenly
-        tasks = [tasks[i * len(tasks) // n] for i in range(n)] if n < len(tasks) else tasks
-        out[split] = attempts(world, policy, o, tasks, generator)
+        tasks = world.validation_tasks(o, split)  # in some worlds sorted
+        out[split] = attempts(world, policy, o, evenly(tasks, min(n, len(tasks))), generator)
     return {**out, "env": written(world, policy, o, n, policy.generator(1002 + 3 * o.seed))}
+
+
+def evenly(tasks, n: int) -> list:
+    """n of the tasks, equally spaced."""
+    return [tasks[i * len(tasks) // n] for i in range(n)]
 
 
 def attempts(world, policy, o, tasks, generator) -> dict:
@@ -370,7 +374,7 @@ def attempts(world, policy, o, tasks, generator) -> dict:
 def written(world, policy, o, n: int, generator) -> dict:
     """n tasks written for n base tasks: the share that a run would use, and why not the others."""
     base, held_out, seen = world.base_tasks(o), held_out_keys(world, o), set()
-    seeds = [base[i * len(base) // n] for i in range(n)]
+    seeds = evenly(base, n)
     prompts = [policy.encode(world.env_prompt(seed, None, o.alpha)) for seed in seeds]
     rollouts = policy.sample(None, prompts, 1, o.max_task_tokens, 1.0, generator, o.max_rows)
     reasons, texts = Counter(), []

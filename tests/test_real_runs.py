@@ -14,7 +14,6 @@ from policy import Rollout
 from worlds import call_text, tool_calls
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no data in ../shared/benchmarks")
 
 
 @pytest.fixture(scope="module")
@@ -164,12 +163,14 @@ def test_a_run_that_fails_takes_the_others_along(tmp_path, monkeypatch):
     import sys
     started = []
 
-    def start(name, seed, settings, work):
+    def start(name, seed, options, settings, work):
         code = {"bad": "import sys; sys.exit(3)", "good": "pass"}.get(name, "import time; time.sleep(60)")
         started.append(subprocess.Popen([sys.executable, "-c", code]))
-        return started[-1], work / name
+        return {"name": name, "seed": seed, "process": started[-1], "folder": work / name,
+                "log": open(work / f"{name}.log", "w")}
 
-    monkeypatch.setattr(real, "start", start)
+    monkeypatch.setattr(real.suite, "start", start)
+    monkeypatch.setattr(real, "VARIANTS", {"good": [], "bad": [], "long": []})
     ended = real.finished([("good", 0), ("good", 1)], 1, [], tmp_path)
     assert list(ended) == [("good", 0, tmp_path / "good"), ("good", 1, tmp_path / "good")]
     with pytest.raises(UserError, match="'bad' with seed 0 failed"):

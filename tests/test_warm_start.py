@@ -142,9 +142,7 @@ HOUSE = ["--world", "household", "--max-task-tokens", "400", "--max-response-tok
 
 def house_argv(model, out, *more):
     """As argv, in the household."""
-    form = SMALL[SMALL.index("--threads"):]
-    kept = [x for i, x in enumerate(form) if "--max-response-tokens" not in form[max(0, i - 1):i + 1]]
-    return ["--model", model, "--out", str(out), *kept, *HOUSE, *more]
+    return ["--model", model, "--out", str(out), *SMALL[SMALL.index("--threads"):], *HOUSE, *more]
 
 
 @pytest.fixture
@@ -153,8 +151,7 @@ def small_house(monkeypatch):
     world = load_world("household")
     monkeypatch.setattr(world, "N_WARM", 6)
     monkeypatch.setitem(world._mode, "chat", False)
-    yield world
-    world._mode["chat"] = False
+    return world
 
 
 def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house, tmp_path):

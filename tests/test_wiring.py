@@ -28,7 +28,7 @@ from data_pool import UserError, read_jsonl
 BASE = dict(  # no default anywhere: a constant in the place of an option is seen
     seed=5, epochs=4, steps=2, seed_tasks=4, variations=3, G=4, replay=0.4, base_share=0.4,
     seed_selection="curated", pool_age=1, temperature=0.7, max_task_tokens=7,
-    max_response_tokens=9, max_prompt_tokens=8, val_samples=3, tuning=True, gate=False,
+    max_response_tokens=9, max_prompt_tokens=8, val_samples=3, val_every=1, tuning=True, gate=False,
     agent_lr=0.013, agent_reward="length", clip=0.13, agent_kl=0.31, kl_estimator="k2",
     scale="none", aggregation="sequence", inner_epochs=2, alpha=0.35, alpha_end=0.65,
     alpha_schedule="linear", difficulty_reward="bell", beta=5.0, k_min=0.3, lam=4.0,
@@ -53,6 +53,7 @@ RUNS = {  # what differs from BASE
     "noise": dict(reward_noise=1.0, agent_reward="plain"),
     "mini": dict(mini_batch=2, grad_checkpoint=True),
     "capped": dict(env_kl_cap=1e-7),
+    "validated rarely": dict(val_every=3),
     "adaptive": dict(alpha_schedule="adaptive"),
     "from base": dict(base_share=1.0, replay=1.0, env_fresh=1.0),
     "from kept": dict(base_share=0.0, pool_age=0, env_age=0),
@@ -517,17 +518,10 @@ class Plain:
 
     def measure(self):
         """The record of the epoch."""
-        o = self.o
-        sampled = self.on(micro.VALIDATION, o.val_samples, o.temperature)
-        parity = lambda k: [p for n, p in zip(micro.VALIDATION, sampled) if n % 2 == k]
-        mine = {"epoch": self.t, "alpha": self.alpha, "validation": mean(sampled),
-                "validation_greedy": mean(self.on(micro.VALIDATION, 1, 0.0)),
-                "validation_unsolved": mean([p == 0 for p in sampled]),
-                "validation_by": {"even": round(mean(parity(0)), 4),
-                                  "odd": round(mean(parity(1)), 4)}}
-        if o.tuning:
-            mine["tuning"] = mean(self.on(micro.TUNING, o.val_samples, o.temperature))
-        mine.update(self.of_tasks(), **self.of_training())
+        if self.t % self.o.val_every == 0 or self.t == self.o.epochs:
+            self.validated = self.validate()
+        mine = {"epoch": self.t, "alpha": self.alpha, **self.validated, **self.of_tasks(),
+                **self.of_training()}
         record = dict(self.metrics[self.t])
         for name in ("warnings", "seconds", "tokens_per_s"):
             record.pop(name)
@@ -537,6 +531,20 @@ class Plain:
             assert record[name] == near, (name, record[name], value)
         if mine["distinct_tasks"]:
             self.success = round(mine["success_rate"], 6)  # as on disk
+
+    def validate(self):
+        """Success on held-out tasks, sampled and greedy."""
+        o = self.o
+        sampled = self.on(micro.VALIDATION, o.val_samples, o.temperature)
+        parity = lambda k: [p for n, p in zip(micro.VALIDATION, sampled) if n % 2 == k]
+        mine = {"validated": self.t, "validation": mean(sampled),
+                "validation_greedy": mean(self.on(micro.VALIDATION, 1, 0.0)),
+                "validation_unsolved": mean([p == 0 for p in sampled]),
+                "validation_by": {"even": round(mean(parity(0)), 4),
+                                  "odd": round(mean(parity(1)), 4)}}
+        if o.tuning:
+            mine["tuning"] = mean(self.on(micro.TUNING, o.val_samples, o.temperature))
+        return mine
 
     def of_tasks(self):
         """What the record says of tasks and attempts."""
@@ -644,8 +652,8 @@ def test_the_runs_meet_what_they_are_there_for(runs):
 OTHER = dict(
     variant="random", seed=8, epochs=3, steps=1, seed_tasks=3, variations=2, G=3, replay=0.8,
     base_share=0.9, seed_selection="uniform", pool_age=0, temperature=1.3, max_task_tokens=5,
-    max_response_tokens=3, max_prompt_tokens=7, agreement=1, val_samples=2, tuning=False,
-    agent_lr=0.02, agent_reward="plain", clip=0.01, agent_kl=0.0, kl_estimator="k3", scale="std",
+    max_response_tokens=3, max_prompt_tokens=7, agreement=1, val_samples=2, val_every=2,
+    tuning=False, agent_lr=0.02, agent_reward="plain", clip=0.01, agent_kl=0.0, kl_estimator="k3", scale="std",
     aggregation="token", inner_epochs=1, mini_batch=2, alpha=0.5, alpha_end=0.4,
     alpha_schedule="constant", difficulty_reward="tent", beta=1.0, k_min=0.1, lam=1.0,
     p_hat_unit="seed", filter_scope="task", env_update="linear", control="coin-p-hat",
