@@ -37,6 +37,7 @@ from transformers.masking_utils import sdpa_mask
 from data_pool import UserError
 from runtime.loading import find_eos_ids, load_model, refuse_unlike_heads
 
+SHORT = 1024       # tokens up to which a training pass may keep its attention weights
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded at once before decoding
 PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
@@ -160,7 +161,7 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
 
     # the fused kernel for CPUs is slow in bf16 where gradients are needed: its products one by one
     slow = query.requires_grad and query.dtype == torch.bfloat16 and query.device.type == "cpu"
-    with sdpa_kernel(SDPBackend.MATH) if slow and P + R <= 1024 else nullcontext():
+    with sdpa_kernel(SDPBackend.MATH) if slow and P + R <= SHORT else nullcontext():
         prompts, _ = sdpa_attention_forward(module, query[:, :, :P], key[:, :, :P],
                                             value[:, :, :P], None, **kwargs)   # (B, P, heads, d)
         responses, _ = sdpa_attention_forward(module, own(query), prompt_and_own(key),

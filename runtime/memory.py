@@ -35,7 +35,7 @@ from runtime import gguf
 from runtime.dtypes import choose_dtype
 from runtime.jsonl import UserError, first_line
 from runtime.loading import check_model_folder, refuse_own_code
-from policy import LOGIT_CHUNK, PREFILL_TOKENS
+from policy import LOGIT_CHUNK, PREFILL_TOKENS, SHORT
 
 MARGIN = 1.08   # what the allocator holds beyond what is in use
 FP32, FP64 = 4, 8
@@ -54,6 +54,7 @@ OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
     "checkpointed layer inputs": ("token_budget", "max_prompt_tokens", "max_response_tokens"),
     "activations": ("token_budget", "grad_checkpoint", "max_prompt_tokens", "max_response_tokens"),
     "prompt copies per response": ("token_budget", "G"),
+    "attention weights": ("token_budget", "G", "max_prompt_tokens"),
     "logit chunk": ("token_budget",),
     "scoring the KL sample": ("token_budget",),
 }
@@ -255,6 +256,17 @@ def training_instants(config, e, rank, grad_checkpoint, batch: dict) -> list:
             instant(during, -tokens * 4 * I * e, copies)]  # of attention: the MLP's tensors are gone
 
 
+def attention_weights(config, o, e: int, batch: dict, P: int) -> dict:
+    """What policy.group_attention keeps besides in bf16 on a CPU, in fp32: softmaxes, queries, keys and
+    values, of responses and of prompts."""
+    if e == FP32 or _on_gpu(o.device) or "pairs" not in batch:
+        return {}
+    layers = 1 if o.grad_checkpoint else config.num_hidden_layers
+    heads, _, head_dim = _heads(config)
+    pairs, vectors = batch["pairs"] + batch["tokens"] * P, 2 * batch["keys"] + 4 * batch["tokens"]
+    return {"attention weights": layers * heads * (pairs + vectors * head_dim) * FP32}
+
+
 # ---------------------------------------------------------------------------------------------
 # the estimate
 
@@ -279,8 +291,13 @@ def instants(config, o, e: int = 0) -> dict:
     attempts = lambda *Gs: sum((rollout_instants(config, e, o.max_rows, G, P, o.max_response_tokens,
                                                 rollout_rows(o, G, P), counts["lora"])
                                for G in Gs), [])
-    training = lambda groups, G, R: training_instants(
-        config, e, o.rank, o.grad_checkpoint, largest_micro_batch(groups, G, P, R, o.token_budget))
+
+    def training(groups, G, R):
+        batch = largest_micro_batch(groups, G, P, R, o.token_budget)
+        kept = attention_weights(config, o, e, batch, P) if P + R <= SHORT else {}
+        return [{**parts, **kept} for parts in
+                training_instants(config, e, o.rank, o.grad_checkpoint, batch)]
+
     # the KL terms score the whole sample, without gradient: prefill's widest tensors, no cache
     sample = largest_micro_batch(o.env_kl_sample, 1, P, o.max_task_tokens, o.token_budget)["tokens"]
     scoring = sample * (3 * _inner(config) + 4 * config.hidden_size) * e

@@ -164,9 +164,34 @@ def allocated(f) -> int:
     return max(accumulate(nbytes for _, nbytes in sorted(events, key=lambda e: e[0])))
 
 
+@pytest.fixture
+def fused(monkeypatch):
+    """bf16 as on a GPU: attention in one kernel, which keeps no weights."""
+    monkeypatch.setattr(policy_module, "SHORT", 0)
+
+
+@pytest.mark.parametrize("shape", [shape for shape, (_, G, _, _) in SHAPES.items() if G > 1])
+def test_attention_weights_are_counted_where_they_are_kept(shape, monkeypatch):
+    """bf16 on a CPU: a pass at the largest size would take more than was estimated."""
+    groups, kept = groups_of(*SHAPES[shape]), {}
+    for short in (0, 1024):
+        monkeypatch.setattr(policy_module, "SHORT", short)
+        policy, saved = small_policy(torch.bfloat16, 1), []
+        keep = lambda t: saved.append(t) or t
+        with policy.use("agent"), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            out = policy.logprobs(groups)
+        del out
+        kept[short] = stored_bytes(saved)
+    config, o = policy.lm.config, options(grad_checkpoint=False)
+    parts = memory.attention_weights(config, o, 2, counted(groups), SHAPES[shape][2])
+    more = kept[1024] - kept[0]
+    assert more < 1.1 * parts["attention weights"] and parts["attention weights"] < 2 * more
+    assert not memory.attention_weights(config, o, 4, counted(groups), 300)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_saved_activations_of_a_layer_are_as_counted(dtype, shape):
+def test_saved_activations_of_a_layer_are_as_counted(dtype, shape, fused):
     """Against what autograd really saves: the difference that one more layer makes."""
     groups = groups_of(*SHAPES[shape])
 
@@ -189,7 +214,7 @@ def test_saved_activations_of_a_layer_are_as_counted(dtype, shape):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("grad_checkpoint", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_peak_of_a_training_pass_is_as_estimated(dtype, grad_checkpoint, shape):
+def test_peak_of_a_training_pass_is_as_estimated(dtype, grad_checkpoint, shape, fused):
     """Forward and backward as the updates make them, gradients of the adapters already there."""
     policy, groups = small_policy(dtype, 3), groups_of(*SHAPES[shape])
 
@@ -309,6 +334,7 @@ def test_each_option_moves_the_part_it_is_named_under():
             # a cache that grows by halves has room to spare: responses short beside the prompt
             before = vars(options(quant="", seed_tasks=64, variations=4, token_budget=budget,
                                   max_response_tokens=128,
+                                  max_prompt_tokens=512 if part == "attention weights" else 1024,
                                   grad_checkpoint=part == "checkpointed layer inputs"))
             after = {**before, name: thrifty[name] if name in thrifty else before[name] // 4}
             assert size(options(**after), part) < size(options(**before), part), (part, name)
