@@ -559,7 +559,24 @@ def train_dialogue(name: str, lines: list, tools: dict) -> list[dict]:
                             "gold": {"name": line["api_name"], "parameters": line["param_dict"]}})
         output = line.get("result", {}).get("output")
         text.append(f"Result of {line['api_name']}: {json.dumps(output, ensure_ascii=False)}")
-    return records
+        if line["api_name"] != "ToolSearcher":
+            records[-1]["returned"] = output
+    return records + joined(records)
+
+
+def joined(records: list) -> list[dict]:
+    """Calls of one dialogue between which the user says nothing, as one record each: all that was said
+    before the first, {"golds": calls, "results": what they return}."""
+    chains = []
+    for record in records:
+        asked = record["user"].count("User: ")
+        if chains and chains[-1][0]["user"].count("User: ") == asked:
+            chains[-1].append(record)
+        else:
+            chains.append([record])
+    return [{**chain[0], "id": f"{chain[0]['id']}-{len(chain)}", "gold": chain[-1]["gold"],
+             "golds": [r["gold"] for r in chain], "results": [r["returned"] for r in chain]}
+            for chain in chains if len(chain) > 1]
 
 
 def train_level3(name: str, row: dict) -> list[dict]:
@@ -600,24 +617,28 @@ JSON_TYPE = {"int": "integer", "float": "number", "bool": "boolean", "list": "ar
 
 
 def base_task(record: dict) -> dict | None:
-    """A training record as base task {"task", "tools", "calls"}.
+    """A training record as base task {"task", "tools", "calls"}; of several calls in a row, of which a
+    later one may need what an earlier one returned, {..., "results"}.
 
-    None for evaluated records (they have no "tools"), and where the call does not fit its document.
+    None for evaluated records (they have no "tools"), and where a call does not fit its document.
     """
-    tools, call = record.get("tools"), record["gold"]
-    if not tools or call["name"] not in tools:
-        return None
-    declared = tools[call["name"]]["parameters"]
-    try:
-        arguments = {k: convert(v, declared[k].get("type", "str"))
-                     for k, v in call["parameters"].items()}
-    except (ValueError, KeyError, AttributeError):
-        return None
-    return {"task": record["user"],
+    tools, calls = record.get("tools"), []
+    for call in record.get("golds", [record["gold"]]):
+        if not tools or call["name"] not in tools:
+            return None
+        declared = tools[call["name"]]["parameters"]
+        try:
+            calls.append({"name": call["name"], "arguments": {
+                k: convert(v, declared[k].get("type", "str"))
+                for k, v in call["parameters"].items()}})
+        except (ValueError, KeyError, AttributeError):
+            return None
+    task = {"task": record["user"],
             "tools": [{"name": name, "description": tool["description"],
                        "parameters": json_schema(tool["parameters"])}
                       for name, tool in tools.items()],
-            "calls": [{"name": call["name"], "arguments": arguments}]}
+            "calls": calls}
+    return {**task, "results": record["results"]} if "results" in record else task
 
 
 def json_schema(parameters: dict) -> dict:

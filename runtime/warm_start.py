@@ -195,7 +195,7 @@ def within_limits(world, o, role, own) -> bool:
     if role == "env":
         return len(own) <= o.max_task_tokens
     turns = [len(list(run)) for mine, run in groupby(own) if mine]
-    whole = world_option(world, o, "max_episode_tokens") if hasattr(world, "respond") else len(own)
+    whole = len(own) if all(own) else world_option(world, o, "max_episode_tokens")
     return max(turns) <= o.max_response_tokens and len(own) <= whole
 
 

@@ -430,3 +430,98 @@ def test_small_base_tasks_of_bfcl():
     left = sum(left_out[f"over --{name}"] for name in ("calls", "tools", "chars"))
     assert (len(tasks), left) == (755, 1053)
     assert all(len(t["calls"]) == 1 and len(t["tools"]) <= 3 for t in tasks)
+
+
+# ---------------------------------------------------------------------------------------------
+# tools that answer
+
+
+TOOLS = [{"name": "where", "description": "Where somebody is.", "parameters": {
+    "type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}},
+         {"name": "dim", "description": "Dim a room.", "parameters": {
+             "type": "object", "properties": {"room": {"type": "string"}}, "required": ["room"]}}]
+
+
+def answering(who, room="study") -> dict:
+    """A record whose second call needs what the first returns."""
+    return {"task": f"Please dim the room where {who} is.", "tools": TOOLS,
+            "calls": [{"name": "where", "arguments": {"who": who}},
+                      {"name": "dim", "arguments": {"room": room}}],
+            "results": [{"room": room}, True]}
+
+
+ANSWERING = [answering(who, room) for who, room in (
+    ("Ann", "study"), ("Bob", "hall"), ("Cem", "attic"), ("Dina", "cellar"), ("Eva", "porch"))]
+
+
+def ask(name, value):
+    """A call in the form that is set."""
+    return tool_calls.said([{"name": name, "arguments": {"who" if name == "where" else "room": value}}])
+
+
+@pytest.mark.parametrize("call_format", ["json", "python"])
+def test_what_a_call_returns_is_told_to_the_agent(prepared, call_format):
+    """The second call could not be known, or an episode would go on after its end."""
+    prepared(ANSWERING, call_format=call_format)
+    task, other = (tool_calls.make_task(r, "base") for r in (ANSWERING[0], lamp(7)))
+    assert "told" in tool_calls.agent_prompt(task)[0]["content"]
+    assert "told" not in tool_calls.agent_prompt(other)[0]["content"]
+    state = tool_calls.start(task)
+    first, second = ask("where", "Ann"), ask("dim", "study")
+    assert tool_calls.respond(task, state, first) == 'where returns {"room": "study"}'
+    assert tool_calls.respond(task, state, second) is None
+    assert tool_calls.start(other) is None and tool_calls.respond(other, None, "dim(lamp=7)") is None
+    assert tool_calls.played(task) == [first, 'where returns {"room": "study"}', second]
+    for turns, expected in (([first, second], (1.0, True)), ([f"{first}\n{second}"], (1.0, True)),
+                            (tool_calls.gold(task), (1.0, True)), ([first], (0.0, True)),
+                            ([second, first], (0.0, True)), ([first, first], (0.0, True)),
+                            ([first, ask("dim", "hall")], (0.0, True)), ([], (0.0, False)),
+                            ([first, "dim it"], (0.0, False)), (["x" * 10 ** 6], (0.0, False)),
+                            ([first, f"{second}\n{second}"], (0.0, True))):
+        assert tool_calls.score(task, turns) == expected, turns
+
+
+def test_records_whose_results_do_not_fit_are_refused(prepared):
+    """An episode would have nothing to say to a call."""
+    good = ANSWERING[0]
+    assert tool_calls.make_task(good, "base").spec["ordered"]
+    for bad in ({"results": [1]}, {"results": "ab"}, {"results": [1, 2, 3]}, {"ordered": False},
+                {"calls": good["calls"][:1], "results": [1]}, {"results": ["x" * 3000, 1]}):
+        with pytest.raises(InvalidTask) as error:
+            tool_calls.make_task({**good, **bad}, "base")
+        assert str(error.value) == "malformed task" and error.value.detail, bad
+    for name in ("max_turns", "max_episode_tokens"):
+        with pytest.raises(UserError, match="at least 1"):
+            prepared(ANSWERING, **{name: 0})
+
+
+@pytest.mark.parametrize("keep_tools", [False, True])
+def test_the_simulator_writes_results_for_a_seed_task_that_has_them(prepared, keep_tools):
+    """Variations of an episode would be single answers, or lose what the tools say."""
+    o = prepared(ANSWERING, call_format="python", keep_tools=keep_tools, offer=0)
+    seed_task, task = tool_calls.base_tasks(o)[0], tool_calls.make_task(answering("Fay", "barn"), "base")
+    text = tool_calls.task_as_written(task)
+    back = tool_calls.parse_task(text, seed_task, 2)
+    assert back.spec == task.spec and back.text == task.text
+    prompt = tool_calls.env_prompt(seed_task, None, 0.5)
+    assert ("Result: " if keep_tools else '"results"') in prompt[1]["content"]
+    plain = tool_calls.make_task(lamp(7), "base")
+    without = tool_calls.task_as_written(tool_calls.make_task(
+        {k: v for k, v in answering("Fay").items() if k != "results"}, "base"))
+    for text, seed in ((without, seed_task), (text, plain)):
+        with pytest.raises(InvalidTask):
+            tool_calls.parse_task(text, seed, 2)
+    if keep_tools:
+        for lines in ("Result: 1\nCall: where(who='A')", "Call: where(who='A')\nResult: 1\nResult: 2",
+                      "Call: where(who='A')\nResult: {1", 'Call: where(who="A")\nResult: 1, "x": 2',
+                      "Call: where(who='A')\nCall: dim(room='x')\nResult: 1"):
+            with pytest.raises(InvalidTask, match="no request and call"):
+                tool_calls.parse_task(f"{lines}\nRequest: Please see to Ann.", seed_task, 2)
+
+
+def test_warm_start_imitates_episodes_turn_by_turn(prepared):
+    """The agent would learn to make the second call before it is told what the first returns."""
+    o = prepared(ANSWERING, call_format="python", keep_tools=True)
+    pairs = tool_calls.warm_start_pairs(o)
+    assert pairs["agent"] and all(len(said) == 3 for _, said in pairs["agent"])
+    assert all("\nResult: " in text for _, text in pairs["env"]) and pairs["env"]

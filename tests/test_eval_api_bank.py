@@ -196,7 +196,10 @@ def test_known_oddities():
 @needs_data
 def test_train_and_test_are_disjoint():
     test, train = api_bank.load(SHARED), api_bank.load(SHARED, split="train")
-    assert len(train) == 7
+    assert len(train) == 10  # calls, and the three pairs between which the user says nothing
+    pairs = [r for r in train if "golds" in r]
+    assert len(pairs) == 3 and all(r["results"][0]["token"] in str(r["golds"][1]) for r in pairs)
+    assert all("Result of" not in r["user"] and r["user"].count("User: ") > 0 for r in pairs)
     assert not {r["dialogue"] for r in test} & {r["dialogue"] for r in train}
     assert not {r["id"] for r in test} & {r["id"] for r in train}
     asked = {api_bank.request_of(r["user"]) for r in test}

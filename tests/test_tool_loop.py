@@ -98,6 +98,18 @@ SILENT = ["--no-gate", "--steps", "1", "--variations", "2", "--max-task-tokens",
         "--max-response-tokens", "32"]
 
 
+def test_a_run_where_tools_answer(model, tmp_path, no_figures, capsys):
+    """Single answers and episodes side by side in one batch: the loop takes both."""
+    from test_call_text import ANSWERING
+    append_jsonl(tmp_path / "base.jsonl", [*ANSWERING, *BASE[:4]])
+    assert command(model, str(tmp_path / "base.jsonl"), tmp_path / "r", "--epochs", "1", *SILENT,
+                   "--replay", "4", "--max-episode-tokens", "64") == 0
+    record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[-1]
+    assert record["epoch"] == 1 and record["agent_moved"] == 0  # nothing to learn from
+    kept = read_jsonl(tmp_path / "r" / "train.jsonl")
+    assert {"results" in r["task"]["spec"] for r in kept} == {True, False}
+
+
 def test_a_model_that_writes_no_task_runs_to_the_end(model, tasks, tmp_path, capsys):
     """Base tasks fill the batch, every epoch warns, memory is told before and after."""
     assert command(model, tasks, tmp_path / "r", "--epochs", "2", *SILENT) == 0

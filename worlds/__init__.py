@@ -43,8 +43,9 @@ What it may have:
                            line go first
     OPTIONS                {name: (default, help text, choices or None)}: options of its own, on
                            the command line as --name; read one with world_option(world, o, name)
-    start(task), respond(task, state, text)  for episodes: a fresh state, and the answer to a turn
-                           of the agent's, None when the episode is over; respond may change state.
+    start(task), respond(task, state, text)  for episodes: a fresh state, None if the task takes a
+                           single answer, and what is said to a turn of the agent's, None when the
+                           episode is over; respond may change state.
                            score then gets the list of the agent's turns, and OPTIONS has max_turns
                            and max_episode_tokens (in all; --max-response-tokens is for a turn)
     warm_start_pairs(o, turn)  for `genenv.py warm-start`: {"agent": pairs, "env": pairs, "alone": how
@@ -110,11 +111,12 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows):
     A text is the response, or of an episode the list of turns and observations in turn.
     """
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
-    if not hasattr(world, "respond"):
+    states = [world.start(task) for task in tasks for _ in range(G)] \
+        if hasattr(world, "respond") else []
+    if all(state is None for state in states):
         rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
                                  max_rows=max_rows)
         return rollouts, [policy.decode(r.response) for r in rollouts]
-    states = [world.start(task) for task in tasks for _ in range(G)]
     said = [[] for _ in states]
 
     def respond(i, ids):

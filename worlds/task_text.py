@@ -12,11 +12,13 @@ are a fifth of the tokens of a JSON task. A free-form question has `Answer: ...`
 The calls come first, as a request for given calls only has to name their values, and a small model
 can copy; calls for a request it would have to get right. With --offer it also sees functions of
 other tasks, under `Others:`, and may make the task harder with them: by a second `Call: ...`, or
-by `Unused: name`, after which the agent has to choose.
+by `Unused: name`, after which the agent has to choose. Where tools answer, `Result: ...` follows
+each call, what it returns as JSON.
 
 How it is run: by worlds/tool_calls.py, which checks what comes out as any other task; the calls are
 written as --call-format says (worlds/call_text.py, or JSON).
 """
+import json
 import re
 
 from worlds import call_text
@@ -29,25 +31,29 @@ SYSTEM = {
            "assistant solved it. Write another short answer, and then a question that has it."}
 OFFER = " To make it harder you may also call one of the other functions, or add it unused."
 EXAMPLES = "\n\nExamples of what you write:\n\n"
-MARKED = re.compile(r"^\s*(Call|Unused|Answer|Request):", re.MULTILINE)  # a line that is no request
+MARKED = re.compile(r"^\s*(Call|Result|Unused|Answer|Request):", re.MULTILINE)  # a line that is no request
 
 
 def write(record: dict, write_call, unused=()) -> str:
-    """{"task", "calls"}, or {"task", "reference"} with a text, as lines.
+    """{"task", "calls", "results"?}, or {"task", "reference"} with a text, as lines.
 
     write_call: a call -> one line. unused: names of functions to add without calling them.
     """
     lines = [f"Call: {write_call(call)}" for call in record.get("calls", ())]
+    if "results" in record:
+        returned = [f"Result: {json.dumps(r, ensure_ascii=False)}" for r in record["results"]]
+        lines = [line for pair in zip(lines, returned) for line in pair]
     lines += [f"Unused: {name}" for name in unused]
     return "\n".join([*(lines or [f"Answer: {record['reference']}"]),
                       f"Request: {record['task'].strip()}"])
 
 
-def read(text: str, structured: bool, parse_call):
-    """The inverse of `write`: lines -> {"task", "calls", "unused"} or {"task", "reference"}, or None.
+def read(text: str, structured: bool, parse_call, parse_result):
+    """The inverse of `write`: lines -> {"task", "calls", "unused", "results"?} or {"task",
+    "reference"}, or None.
 
-    parse_call: a line -> a call, or None. Lines of `Call:` come first, then those of `Unused:`, then
-    the request, which may have several lines and is the last.
+    parse_call: a line -> a call, or None; parse_result: a line -> {"result": value}, or None. Lines
+    of `Call:` come first, then those of `Unused:`, then the request, which may have several lines.
     """
     if len(text) > call_text.MAX_CHARS:
         return None
@@ -59,13 +65,20 @@ def read(text: str, structured: bool, parse_call):
         answer = " ".join(lines)
         return {"task": request.strip(), "reference": answer[len("Answer:"):].strip()} \
             if answer.startswith("Answer:") and request.strip() else None
-    n = sum(line.startswith("Call:") for line in lines)
-    if not n or not request.strip() or not all(
-            line.startswith("Call:" if i < n else "Unused:") for i, line in enumerate(lines)):
+    found = {"Call": [], "Result": [], "Unused": []}
+    for line in lines:
+        mark, _, rest = line.partition(":")
+        early = found["Unused"] and mark != "Unused" or mark != "Call" and not found["Call"]
+        if mark not in found or early or mark == "Result" and \
+                len(found["Result"]) != len(found["Call"]) - 1:  # each follows its call
+            return None
+        parse = {"Call": parse_call, "Result": parse_result}.get(mark, str)
+        found[mark].append(parse(rest.strip()))
+    if not request.strip() or None in found["Call"] + found["Result"]:
         return None
-    calls = [parse_call(line[len("Call:"):].strip()) for line in lines[:n]]
-    unused = [line[len("Unused:"):].strip() for line in lines[n:]]
-    return None if None in calls else {"task": request.strip(), "calls": calls, "unused": unused}
+    record = {"task": request.strip(), "calls": found["Call"], "unused": found["Unused"]}
+    results = [value["result"] for value in found["Result"]]
+    return {**record, "results": results} if results else record
 
 
 def prompt(record: dict, tools: str, success, examples, write_call, others="") -> list[dict]:

@@ -10,6 +10,8 @@ JSON object per line, of either kind (worlds/example_tasks.jsonl has 51, and is 
      "tools": [{"name": "set_light", "description": "...", "parameters": JSON schema}, ...],
      "calls": [{"name": "set_light", "arguments": {"room": "study", "brightness": 30}}],
      "ordered": true}          optional: the calls have to come in this order
+    {"task": "Dim the room where I read.", "tools": [...], "calls": [two or more, in order],
+     "results": ["study", ...]}     optional: what each call returns, any JSON values
     {"task": "Who wrote Dune?", "reference": "Frank Herbert"}      or a list of accepted answers
 
 A tool has name, description and parameters, not wrapped in {"type": "function", ...}; a task has 1
@@ -23,6 +25,10 @@ When two calls are the same: same name, same arguments. Numbers are compared by 
 both are integers as JSON schema has it), but 5 is not "5" and true is not 1; strings must agree in
 every character; an argument left out equals its schema's `default`. The whole list must agree: all
 calls and no other, in any order unless `ordered`. Part of the list earns nothing.
+
+A task with `results` is an episode: the tools answer. The agent makes the first call, or several, and
+is told what they return; so a call may depend on what an earlier one has returned. The episode is over
+when all calls are made, or one is not the next: what another call would return, nobody has written.
 
 Where it differs on purpose: there is no executor for invented tools, so `valid` means that every
 call parses and satisfies the schema of a declared tool; the simulator must keep the kind of its
@@ -73,6 +79,7 @@ HELD_OUT = 8          # one task in so many for validation, as many again for tu
 MAX_CALLS, MAX_TOOLS = 8, 32
 MIN_TASK_TOKENS, MIN_RESPONSE_TOKENS = 64, 32  # below them no JSON task, no call would fit
 MIN_PYTHON_TOKENS = 16  # the same in the short form
+MAX_RESULT = 2000     # characters of one result
 MIN_LETTERS = 10      # letters and digits that a task text needs to ask for anything
 
 # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
@@ -86,6 +93,8 @@ OPTIONS = {  # name: default, help, choices
     "keep_tools": (False, "the simulator writes requests and calls for its seed's tools", None),
     "offer": (0, "functions of other base tasks that it may add to them, called or not", None),
     "exemplars": (0, "base tasks in the simulator's prompt, as examples of what it writes", None),
+    "max_turns": (8, "turns of an episode, in tasks whose tools answer", None),
+    "max_episode_tokens": (1024, "tokens of such an episode, results included", None),
 }
 
 
@@ -96,6 +105,8 @@ class Form:
     keep_tools: bool = False
     offer: int = 0
     exemplars: int = 0
+    max_turns: int = 8
+    max_episode_tokens: int = 1024
     pool: tuple = ()
     called: tuple = ()  # tool specs that they call, each name once
 
@@ -342,7 +353,8 @@ def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
     need(sum(map(str.isalnum, text)) >= MIN_LETTERS, "the task text says too little",
          "trivial text")
     need(("calls" in record) != ("reference" in record), "needs either 'calls' or 'reference'")
-    fields = {"task", "tools", "calls", "ordered"} if "calls" in record else {"task", "reference"}
+    fields = {"task", "tools", "calls", "ordered", "results"} if "calls" in record else \
+        {"task", "reference"}
     need(not set(record) - fields, "unknown field " + ", ".join(sorted(set(record) - fields)))
     if "reference" in record:
         answers = record["reference"]
@@ -350,11 +362,18 @@ def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
         need(answers and all(isinstance(a, str) and normal_words(a) for a in answers),
              "the reference is no text or list of texts")
         return _task(text, {"reference": answers}, origin, seed, epoch)
-    ordered = record.get("ordered", False)
+    results = record.get("results", [])
+    ordered = record.get("ordered", bool(results))
     need(isinstance(ordered, bool), "ordered is neither true nor false")
     tools = check_tools(record.get("tools"))
     check_calls(record["calls"], tools)
     spec = {"tools": record["tools"], "calls": record["calls"], "ordered": ordered}
+    if "results" in record:
+        need(isinstance(results, list) and len(results) == len(record["calls"]) > 1 and ordered,
+             "results is a list, one for each of two or more calls, which come in order")
+        need(all(len(_json(result)) <= MAX_RESULT for result in results),
+             f"a result has more than {MAX_RESULT} characters")
+        spec["results"] = results
     return _task(text, spec, origin, seed, epoch)
 
 
@@ -375,6 +394,11 @@ def same_task_key(task: Task) -> tuple[str, ...]:
 def structured(task: Task) -> bool:
     """Whether the task asks for calls (a in A_struct of Eq. 1) or for a free-form answer."""
     return "calls" in task.spec
+
+
+def answering(task: Task) -> bool:
+    """Whether its tools answer: then the agent takes several turns."""
+    return "results" in task.spec
 
 
 # ---------------------------------------------------------------------------------------------
@@ -484,7 +508,7 @@ def _objects(value):
 def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
     if _form.keep_tools and seed_task.spec:
-        record = task_text.read(text, structured(seed_task), _call_of_line)
+        record = task_text.read(text, structured(seed_task), _call_of_line, _result_of_line)
         if record is None:
             raise InvalidTask("no request and call")
         if "calls" in record:
@@ -496,7 +520,8 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
         if record is None:
             raise InvalidTask("no JSON object")
     task = make_task(record, "env", seed_task.id, epoch)
-    if seed_task.spec and structured(task) != structured(seed_task):
+    if seed_task.spec and (structured(task), answering(task)) != (
+            structured(seed_task), answering(seed_task)):
         raise InvalidTask("other kind than the seed")
     if unwritable(task):
         raise InvalidTask("tool schema")
@@ -506,7 +531,7 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
 def offered(seed_task: Task) -> list[dict]:
     """The tools of other base tasks that a variation of this one may add: always the same ones."""
     own = {tool["name"] for tool in seed_task.spec.get("tools", ())}
-    if not _form.offer or not 0 < len(own) < OFFERED_UP_TO:
+    if not _form.offer or answering(seed_task) or not 0 < len(own) < OFFERED_UP_TO:
         return []
     others = list(_form.called)
     random.Random(seed_task.id).shuffle(others)
@@ -530,6 +555,12 @@ def grown_tools(seed_task: Task, record: dict, unused) -> list[dict]:
 def _call_of_line(line: str):
     """One line of the simulator's as a call, or None."""
     return call_text.parse_call(line) if _form.call_format == "python" else load_object(line)
+
+
+def _result_of_line(line: str) -> dict | None:
+    """One line of the simulator's as {"result": a JSON value}, or None."""
+    value = load_object(f'{{"result": {line}}}')
+    return value if value and set(value) == {"result"} else None
 
 
 def unwritable(task: Task) -> str:
@@ -613,6 +644,9 @@ def prepare(o):
     for name in ("exemplars", "offer"):
         if form[name] < 0:
             raise UserError(f"--{name} is {form[name]}: must not be negative")
+    for name in ("max_turns", "max_episode_tokens"):
+        if form[name] < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {form[name]}: must be at least 1")
     if form["offer"] and not form["keep_tools"]:
         raise UserError("--offer adds to the seed task's tools: it needs --keep-tools")
     short = form["call_format"] == "python"
@@ -661,6 +695,8 @@ AGENT_PYTHON = """\
 Answer the request with calls of these functions, one per line, and nothing else:
 {tools}"""
 
+ANSWERED = "\n\nWhat they return is told to you; make the calls that need it after that."
+
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
 
 ENV_SYSTEM = """\
@@ -680,6 +716,9 @@ CALLS_FORM = """\
 {"argument": "value"}}]}
 "calls" are the calls that the task needs. Add "ordered": true only if they must come in that \
 order. Tools that the task does not need make it harder."""
+RESULTS_FORM = """
+Besides "results": a list of what each of the calls returns, in order. A call may need what an \
+earlier one has returned."""
 ANSWER_FORM = '{"task": "a question with a short answer", "reference": "the answer"}'
 
 ENV_USER = """\
@@ -720,6 +759,7 @@ def _env_messages(seed_task, success, shown) -> list[dict]:
                                 tools_text(offered(seed_task)))
     system = ENV_SYSTEM.format(answers="calls", form=CALLS_FORM) if structured(seed_task) else \
         ENV_SYSTEM.format(answers="answers", form=ANSWER_FORM)
+    system += RESULTS_FORM * answering(seed_task)
     if shown:
         system += "\nExamples:\n" + "\n".join(_json(_record(task)) for task in shown)
     user = ENV_USER.format(seed=_json(_record(seed_task)), words=success_words(success))
@@ -731,6 +771,8 @@ def _record(task: Task) -> dict:
     record = {"task": task.text, **task.spec}
     if not structured(task):
         return {**record, "reference": record["reference"][0]}
+    if answering(task):  # that they are ordered goes without saying
+        return {k: record[k] for k in ("task", "tools", "calls", "results")}
     return record if record["ordered"] else {k: record[k] for k in ("task", "tools", "calls")}
 
 
@@ -750,6 +792,8 @@ def examples(seed_task: Task, n: int, without=()) -> list[Task]:
 
 def fits_tools(task: Task, seed_task: Task) -> bool:
     """Whether a task's calls are calls of its seed task's tools; always so for two questions."""
+    if answering(task) != answering(seed_task):
+        return False
     if not (structured(task) and structured(seed_task)):
         return structured(task) == structured(seed_task)
     try:
@@ -774,7 +818,7 @@ def agent_prompt(task: Task) -> list[dict]:
     system = AGENT_ANSWER
     if structured(task):
         form = AGENT_PYTHON if _form.call_format == "python" else AGENT_CALLS
-        system = form.format(tools=tools_text(task.spec["tools"]))
+        system = form.format(tools=tools_text(task.spec["tools"])) + ANSWERED * answering(task)
     return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
 
 
@@ -824,8 +868,8 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
         env += [(prompt, grown_as_written(task, seed_task, turn)) for task in chosen]
         alone += not chosen
     agent = [*tasks, *joined_tasks(tasks, turn)]
-    return {"agent": [(agent_prompt(task), gold(task)) for task in agent], "env": env,
-            "alone": alone}
+    return {"agent": [(agent_prompt(task), played(task) if answering(task) else gold(task))
+                      for task in agent], "env": env, "alone": alone}
 
 
 def grown_as_written(task: Task, seed_task: Task, turn: int) -> str:
@@ -855,7 +899,8 @@ def joined_tasks(tasks, turn: int) -> list[Task]:
     for task in draw.sample(tasks, len(tasks) // 8) if _form.offer else ():
         names = {tool["name"] for tool in task.spec.get("tools", ())}
         other = draw.choice(tasks)
-        if structured(task) and structured(other) and names.isdisjoint(
+        plain = [structured(t) and not answering(t) for t in (task, other)]
+        if all(plain) and names.isdisjoint(
                 tool["name"] for tool in other.spec["tools"]):
             record = joined(task, other, draw)
             tools = [*task.spec["tools"], *other.spec["tools"]]
@@ -889,31 +934,79 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def gold(task: Task) -> str:
-    """A response that earns 1."""
-    if not structured(task):
-        return task.spec["reference"][0]
+    """A response that earns 1; in an episode its calls may come a turn each."""
+    return said(task.spec["calls"]) if structured(task) else task.spec["reference"][0]
+
+
+def said(calls) -> str:
+    """Calls as the agent writes them."""
     if _form.call_format == "python":
-        return call_text.write_calls(task.spec["calls"])
-    return "\n".join(f"<tool_call>{_json(call)}</tool_call>" for call in task.spec["calls"])
+        return call_text.write_calls(calls)
+    return "\n".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
 
 
-def score(task: Task, response: str) -> tuple[float, bool]:
+def start(task: Task):
+    """The state of an episode, {"made": calls made}; None for a task with a single answer."""
+    return {"made": 0} if answering(task) else None
+
+
+def respond(task: Task, state, text: str) -> str | None:
+    """What the tools return to a turn, or None: all calls are made, or one is not the next."""
+    tools = {tool["name"]: tool for tool in task.spec.get("tools", ())}
+    calls = readable_calls(text, tools) if state else None
+    if calls is None:
+        return None
+    made, n = state["made"], state["made"] + len(calls)
+    if normal_calls(calls, tools, True) != normal_calls(task.spec["calls"][made:n], tools, True):
+        return None
+    state["made"] = n
+    returned = zip(calls, task.spec["results"][made:n])
+    return None if n == len(task.spec["calls"]) else "\n".join(
+        f"{call['name']} returns {_json(result)}" for call, result in returned)
+
+
+def played(task: Task) -> list[str]:
+    """An expert's episode, a call a turn: turns and what the tools return, in turn."""
+    state, parts = start(task), []
+    for call in task.spec["calls"]:
+        parts += [said([call]), respond(task, state, said([call]))]
+    return parts[:-1]  # nothing is returned to the last
+
+
+def readable_calls(text: str, tools: dict):
+    """The calls of a turn; None unless all of them are of declared tools with fitting arguments."""
+    try:
+        calls = parse_calls(text)
+        check_calls(calls, tools)
+    except InvalidTask:
+        return None
+    return calls
+
+
+def score(task: Task, response) -> tuple[float, bool]:
     """Eq. 1 -> (reward in [0, 1], valid). Only the response is read, never the prompt.
 
     Structured: 1 if the calls are exactly those expected, else 0; valid if all of them parse and
     satisfy the schema of a declared tool. Free-form: the best token-F1 over the references; valid
-    if the response has any word.
+    if the response has any word. response: a text, or the agent's turns.
     """
+    turns = [response] if isinstance(response, str) else response
+    if answering(task):
+        state, tools = start(task), {tool["name"]: tool for tool in task.spec["tools"]}
+        for turn in turns:
+            if respond(task, state, turn) is None:
+                break
+        valid = bool(turns) and all(readable_calls(turn, tools) for turn in turns)
+        return float(state["made"] == len(task.spec["calls"])), valid  # Eq. 1: 1[a' = a]
+    response = "\n".join(turns)
     if len(response) > MAX_CHARS:
         return 0.0, False
     if not structured(task):
         valid = bool(normal_words(response))
         return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
     tools = {tool["name"]: tool for tool in task.spec["tools"]}
-    calls, ordered = parse_calls(response), task.spec["ordered"]
-    try:
-        check_calls(calls, tools)
-    except InvalidTask:
+    calls, ordered = readable_calls(response, tools), task.spec["ordered"]
+    if calls is None:
         return 0.0, False
     expected = normal_calls(task.spec["calls"], tools, ordered)
     return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
