@@ -253,8 +253,8 @@ def update_agent(run, trials) -> dict:
          for e in trial.traces] for trial in trials])  # (B, G)
     rewards = controls.agent_rewards(o, rewards, run.rng)
     # of an episode's tokens, which ones the agent chose; without episodes it chose all
-    own = [[r.own for r in trial.rollouts] for trial in trials] \
-        if hasattr(run.world, "respond") else None
+    own = [[r.own for r in trial.rollouts] for trial in trials]
+    own = own if any(flags for of_trial in own for flags in of_trial) else None
     with memory.peak_memory(run.peaks, "agent update (GRPO)", run.policy.device), \
             measure.movement(run.policy, "agent") as moved:
         stats = grpo_update(

@@ -103,9 +103,9 @@ def test_a_run_where_tools_answer(model, tmp_path, no_figures, capsys):
     from test_call_text import ANSWERING
     append_jsonl(tmp_path / "base.jsonl", [*ANSWERING, *BASE[:4]])
     assert command(model, str(tmp_path / "base.jsonl"), tmp_path / "r", "--epochs", "1", *SILENT,
-                   "--replay", "4", "--max-episode-tokens", "64") == 0
+                   "--replay", "4", "--max-episode-tokens", "64", "--reward-noise", "0.4") == 0
     record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[-1]
-    assert record["epoch"] == 1 and record["agent_moved"] == 0  # nothing to learn from
+    assert record["epoch"] == 1 and record["agent_moved"] > 0
     kept = read_jsonl(tmp_path / "r" / "train.jsonl")
     assert {"results" in r["task"]["spec"] for r in kept} == {True, False}
 
