@@ -159,8 +159,9 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     def prompt_and_own(x):  # (B, h, L, d) -> (N, h, P + R, d)
         return torch.cat([x[:, :, :P].index_select(0, row), own(x)], dim=2)
 
-    # the fused kernel for CPUs is slow in bf16 where gradients are needed: its products one by one
-    slow = query.requires_grad and query.dtype == torch.bfloat16 and query.device.type == "cpu"
+    # the fused kernel for CPUs is slow backward in bf16: its products one by one, and in scoring as
+    # in training, or the ratio of a first step would not be 1
+    slow = query.dtype == torch.bfloat16 and query.device.type == "cpu"
     with sdpa_kernel(SDPBackend.MATH) if slow and P + R <= SHORT else nullcontext():
         prompts, _ = sdpa_attention_forward(module, query[:, :, :P], key[:, :, :P],
                                             value[:, :, :P], None, **kwargs)   # (B, P, heads, d)
