@@ -8,9 +8,10 @@ writes no valid task and solves none, so every group is without signal and both 
 
 How it is run: by that command. As the agent it imitates the expected answers, as the simulator
 other tasks in answer to a seed task (worlds: warm_start_pairs): rwr.weighted_nll with weights 1,
-one LoRA, AdamW with a falling rate; of an episode the turns, not the observations between them. Tasks held out for validation and tuning are never imitated; on
-them, and on tasks written for base seeds, it is measured before and after. DIR becomes a model
-folder, with warm_start.json; the same command given again goes on where it was killed, to the bit.
+one LoRA, AdamW with a falling rate; of an episode the turns, not the observations between them.
+Tasks held out for validation and tuning are never imitated; on them, and on tasks written for base
+seeds, it is measured before and after. DIR becomes a model folder, with warm_start.json; the same
+command given again goes on where it was killed, to the bit.
 
 Where it differs on purpose: the adapter is merged into the base, in 16 bits also where training
 used 4, so that "adapters off" is the initial policy of both players, and the reference, as always.
