@@ -32,6 +32,7 @@ import ast
 import datetime
 import json
 import re
+from itertools import groupby
 from pathlib import Path
 
 from data_pool import UserError
@@ -552,29 +553,21 @@ def train_dialogue(name: str, lines: list, tools: dict) -> list[dict]:
         if line["role"] != "API":
             text.append(f"{line['role']}: {line['text']}")
             continue
+        output = line.get("result", {}).get("output")
         if line["api_name"] != "ToolSearcher":
             records.append({"id": f"{name}#{number}", "category": "dialogue", "dialogue": name,
-                            "user": "\n".join(text),
+                            "user": "\n".join(text), "returned": output,
                             "tools": {n: tools[n] for n in names if n in tools},
                             "gold": {"name": line["api_name"], "parameters": line["param_dict"]}})
-        output = line.get("result", {}).get("output")
         text.append(f"Result of {line['api_name']}: {json.dumps(output, ensure_ascii=False)}")
-        if line["api_name"] != "ToolSearcher":
-            records[-1]["returned"] = output
     return records + joined(records)
 
 
 def joined(records: list) -> list[dict]:
     """Calls of one dialogue between which the user says nothing, as one record each: all that was said
     before the first, {"golds": calls, "results": what they return}."""
-    chains = []
-    for record in records:
-        asked = record["user"].count("User: ")
-        if chains and chains[-1][0]["user"].count("User: ") == asked:
-            chains[-1].append(record)
-        else:
-            chains.append([record])
-    return [{**chain[0], "id": f"{chain[0]['id']}-{len(chain)}", "gold": chain[-1]["gold"],
+    chains = [list(chain) for _, chain in groupby(records, lambda r: r["user"].count("User: "))]
+    return [{**chain[0], "id": f"{chain[0]['id']}-{len(chain)}",
              "golds": [r["gold"] for r in chain], "results": [r["returned"] for r in chain]}
             for chain in chains if len(chain) > 1]
 

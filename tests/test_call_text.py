@@ -519,6 +519,14 @@ def test_the_simulator_writes_results_for_a_seed_task_that_has_them(prepared, ke
                 tool_calls.parse_task(f"{lines}\nRequest: Please see to Ann.", seed_task, 2)
 
 
+def test_examples_are_of_the_seed_tasks_kind(prepared):
+    """The simulator would be shown single answers where it has to write results."""
+    o = prepared([*ANSWERING, *map(lamp, range(8))], call_format="python", keep_tools=True)
+    for seed_task in tool_calls.base_tasks(o):
+        shown = tool_calls.examples(seed_task, 20)
+        assert shown and {tool_calls.answering(t) for t in shown} == {tool_calls.answering(seed_task)}
+
+
 def test_warm_start_imitates_episodes_turn_by_turn(prepared):
     """The agent would learn to make the second call before it is told what the first returns."""
     o = prepared(ANSWERING, call_format="python", keep_tools=True)

@@ -31,6 +31,8 @@ SYSTEM = {
            "assistant solved it. Write another short answer, and then a question that has it."}
 OFFER = " To make it harder you may also call one of the other functions, or add it unused."
 EXAMPLES = "\n\nExamples of what you write:\n\n"
+# calls with what they return, calls without, names of what is held unused: each on a line
+HEAD = re.compile(r"(?=Call:)(?:Call:.*\nResult:.*\n)*(?:Call:.*\n)*(?:Unused:.*\n)*")
 MARKED = re.compile(r"^\s*(Call|Result|Unused|Answer|Request):", re.MULTILINE)  # a line that is no request
 
 
@@ -58,27 +60,22 @@ def read(text: str, structured: bool, parse_call, parse_result):
     if len(text) > call_text.MAX_CHARS:
         return None
     head, _, request = text.partition("\nRequest:")
-    lines = [line.strip() for line in head.split("\n") if line.strip()]
-    if not lines or len(lines) > call_text.MAX_LINES or MARKED.search(request):
+    lines, request = [line.strip() for line in head.split("\n") if line.strip()], request.strip()
+    if not lines or len(lines) > call_text.MAX_LINES or not request or MARKED.search(request):
         return None
     if not structured:
         answer = " ".join(lines)
-        return {"task": request.strip(), "reference": answer[len("Answer:"):].strip()} \
-            if answer.startswith("Answer:") and request.strip() else None
-    found = {"Call": [], "Result": [], "Unused": []}
-    for line in lines:
-        mark, _, rest = line.partition(":")
-        early = found["Unused"] and mark != "Unused" or mark != "Call" and not found["Call"]
-        if mark not in found or early or mark == "Result" and \
-                len(found["Result"]) != len(found["Call"]) - 1:  # each follows its call
-            return None
-        parse = {"Call": parse_call, "Result": parse_result}.get(mark, str)
-        found[mark].append(parse(rest.strip()))
-    if not request.strip() or None in found["Call"] + found["Result"]:
+        return {"task": request, "reference": answer[len("Answer:"):].strip()} \
+            if answer.startswith("Answer:") else None
+    if not HEAD.fullmatch("".join(f"{line}\n" for line in lines)):
         return None
-    record = {"task": request.strip(), "calls": found["Call"], "unused": found["Unused"]}
-    results = [value["result"] for value in found["Result"]]
-    return {**record, "results": results} if results else record
+    marked = lambda mark: [line[len(mark):].strip() for line in lines if line.startswith(mark)]
+    calls, results = map(parse_call, marked("Call:")), map(parse_result, marked("Result:"))
+    calls, results = list(calls), list(results)
+    if None in calls + results:
+        return None
+    record = {"task": request, "calls": calls, "unused": marked("Unused:")}
+    return {**record, "results": [r["result"] for r in results]} if results else record
 
 
 def prompt(record: dict, tools: str, success, examples, write_call, others="") -> list[dict]:

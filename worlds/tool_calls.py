@@ -100,13 +100,11 @@ OPTIONS = {  # name: default, help, choices
 
 @dataclass(frozen=True)
 class Form:
-    """OPTIONS as given, and the base tasks that examples and offers are drawn from."""
+    """OPTIONS of the texts as given, and the base tasks that examples and offers are drawn from."""
     call_format: str = "json"
     keep_tools: bool = False
     offer: int = 0
     exemplars: int = 0
-    max_turns: int = 8
-    max_episode_tokens: int = 1024
     pool: tuple = ()
     called: tuple = ()  # tool specs that they call, each name once
 
@@ -387,8 +385,12 @@ def same_task_key(task: Task) -> tuple[str, ...]:
     words = task_id({"question": normal_words(task.text)})
     if not structured(task):
         return (words,)
-    tools = {tool["name"]: tool for tool in task.spec["tools"]}
-    return task_id({"calls": normal_calls(task.spec["calls"], tools, ordered=False)}), words
+    return task_id({"calls": normal_calls(task.spec["calls"], tools_of(task), ordered=False)}), words
+
+
+def tools_of(task: Task) -> dict:
+    """{name: spec} of its tools; none if it is a question."""
+    return {tool["name"]: tool for tool in task.spec.get("tools", ())}
 
 
 def structured(task: Task) -> bool:
@@ -401,6 +403,11 @@ def answering(task: Task) -> bool:
     return "results" in task.spec
 
 
+def kind(task: Task) -> str:
+    """What a variation has in common with its seed task."""
+    return "episode" if answering(task) else "calls" if structured(task) else "question"
+
+
 # ---------------------------------------------------------------------------------------------
 # what a simulator may not get away with
 
@@ -410,7 +417,7 @@ def leaks(task: Task) -> str:
     if not structured(task):
         return "answer leaked" if any(
             contains_answer(task.text, r) for r in task.spec["reference"]) else ""
-    calls, tools = task.spec["calls"], {tool["name"]: tool for tool in task.spec["tools"]}
+    calls, tools = task.spec["calls"], tools_of(task)
     answers = {canonical(part) for call in calls for part in (call, call["arguments"]) if part}
     # names and types are no notes, but they are no sentences either
     notes = list(task_texts(task.spec["tools"]))
@@ -520,8 +527,7 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
         if record is None:
             raise InvalidTask("no JSON object")
     task = make_task(record, "env", seed_task.id, epoch)
-    if seed_task.spec and (structured(task), answering(task)) != (
-            structured(seed_task), answering(seed_task)):
+    if seed_task.spec and kind(task) != kind(seed_task):
         raise InvalidTask("other kind than the seed")
     if unwritable(task):
         raise InvalidTask("tool schema")
@@ -645,8 +651,9 @@ def prepare(o):
         if form[name] < 0:
             raise UserError(f"--{name} is {form[name]}: must not be negative")
     for name in ("max_turns", "max_episode_tokens"):
-        if form[name] < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {form[name]}: must be at least 1")
+        value = form.pop(name)  # `play` reads them
+        if value < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {value}: must be at least 1")
     if form["offer"] and not form["keep_tools"]:
         raise UserError("--offer adds to the seed task's tools: it needs --keep-tools")
     short = form["call_format"] == "python"
@@ -784,7 +791,7 @@ def examples(seed_task: Task, n: int, without=()) -> list[Task]:
     if not n:
         return []
     keys = {*without, *same_task_key(seed_task)}
-    others = [task for task in _form.pool if structured(task) == structured(seed_task)
+    others = [task for task in _form.pool if kind(task) == kind(seed_task)
               and keys.isdisjoint(same_task_key(task))]
     random.Random(seed_task.id).shuffle(others)
     return sorted(others, key=lambda task: not fits_tools(task, seed_task))[:n]  # stable
@@ -792,12 +799,12 @@ def examples(seed_task: Task, n: int, without=()) -> list[Task]:
 
 def fits_tools(task: Task, seed_task: Task) -> bool:
     """Whether a task's calls are calls of its seed task's tools; always so for two questions."""
-    if answering(task) != answering(seed_task):
+    if kind(task) != kind(seed_task):
         return False
-    if not (structured(task) and structured(seed_task)):
-        return structured(task) == structured(seed_task)
+    if not structured(task):
+        return True
     try:
-        check_calls(task.spec["calls"], {t["name"]: t for t in seed_task.spec["tools"]})
+        check_calls(task.spec["calls"], tools_of(seed_task))
     except InvalidTask:
         return False
     return True
@@ -897,11 +904,9 @@ def joined_tasks(tasks, turn: int) -> list[Task]:
     """With --offer, a task with the calls of two for every eight of `tasks`; else none."""
     draw, out = random.Random(turn), []
     for task in draw.sample(tasks, len(tasks) // 8) if _form.offer else ():
-        names = {tool["name"] for tool in task.spec.get("tools", ())}
+        names = set(tools_of(task))
         other = draw.choice(tasks)
-        plain = [structured(t) and not answering(t) for t in (task, other)]
-        if all(plain) and names.isdisjoint(
-                tool["name"] for tool in other.spec["tools"]):
+        if kind(task) == kind(other) == "calls" and names.isdisjoint(tools_of(other)):
             record = joined(task, other, draw)
             tools = [*task.spec["tools"], *other.spec["tools"]]
             draw.shuffle(tools)
@@ -952,8 +957,8 @@ def start(task: Task):
 
 def respond(task: Task, state, text: str) -> str | None:
     """What the tools return to a turn, or None: all calls are made, or one is not the next."""
-    tools = {tool["name"]: tool for tool in task.spec.get("tools", ())}
-    calls = readable_calls(text, tools) if state else None
+    tools = tools_of(task)
+    calls = None if state is None else readable_calls(text, tools)
     if calls is None:
         return None
     made, n = state["made"], state["made"] + len(calls)
@@ -990,9 +995,9 @@ def score(task: Task, response) -> tuple[float, bool]:
     satisfy the schema of a declared tool. Free-form: the best token-F1 over the references; valid
     if the response has any word. response: a text, or the agent's turns.
     """
-    turns = [response] if isinstance(response, str) else response
+    turns, tools = [response] if isinstance(response, str) else response, tools_of(task)
     if answering(task):
-        state, tools = start(task), {tool["name"]: tool for tool in task.spec["tools"]}
+        state = start(task)
         for turn in turns:
             if respond(task, state, turn) is None:
                 break
@@ -1004,7 +1009,6 @@ def score(task: Task, response) -> tuple[float, bool]:
     if not structured(task):
         valid = bool(normal_words(response))
         return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
-    tools = {tool["name"]: tool for tool in task.spec["tools"]}
     calls, ordered = readable_calls(response, tools), task.spec["ordered"]
     if calls is None:
         return 0.0, False
