@@ -40,7 +40,7 @@ VARIANTS = {
     "alfworld": {"handcoded": ({"split": "handcoded"}, {}),
                  "valid_seen": ({"split": "valid_seen"}, {}),
                  "valid_unseen": ({"split": "valid_unseen"}, {}),
-                 "episodes": ({}, {})},
+                 "episodes": ({}, {}), "dialogue": ({"split": "valid_seen"}, {})},
     "bfcl": {"single_turn": ({"categories": (
                  "simple_python", "multiple", "parallel", "parallel_multiple", "live_simple",
                  "live_multiple", "live_parallel", "live_parallel_multiple")}, {}),
@@ -52,6 +52,7 @@ VARIANTS = {
                       "train_fixed": ({"split": "train"}, {"fixed": True})},
 }
 
+WHOLE_GAMES = ("episodes", "dialogue")  # of alfworld: what is asked next depends on the responses
 BATCH_TOKENS = 65_536  # prompts of a batch times its longest: long prompts go in smaller batches
 RESPONSES_ONLY = ("searchr1",)  # reads what other systems wrote; our prompts ask for another form
 
@@ -166,7 +167,7 @@ def chosen_records(bench: str, args) -> list:
     """Records of the run before --limit; for whole episodes one record per game."""
     records = load_records(bench, args.data, **variant(bench, args.variant)[0])
     module(bench).prompt(records[0])  # a prompt may need files that the records do not
-    if args.variant == "episodes":
+    if args.variant in WHOLE_GAMES:
         records = [{**r, "id": r["game"]} for r in records if r["step"] == 0]
     return records
 
@@ -186,7 +187,7 @@ def read_responses(bench: str, records: list, args) -> dict:
     path = Path(args.responses)
     if args.bench == "all":
         path = path / f"{bench}.jsonl"
-    if args.variant == "episodes":
+    if args.variant in WHOLE_GAMES:
         raise UserError("whole episodes need a model: a response decides what is asked next")
     known, answers = {r["id"] for r in records}, {}
     for number, row in enumerate(common.read_rows(path, ("id", "response"), True), 1):
@@ -231,14 +232,14 @@ def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> 
         common.file_name(Path(args.model or args.responses).stem if args.responses else
                          Path(args.model).name), digest(settings)[:10]])
     path = folder / f"{name}.jsonl"
-    prompts = {} if args.variant == "episodes" else {
+    prompts = {} if args.variant in WHOLE_GAMES else {
         r["id"]: bench_module.prompt(r) for r in records}
     rows = earlier_rows(path, prompts, records)
     # one iterator of rows, wherever the responses come from
     if answers is not None:
         made = (response_row(r, prompts[r["id"]], answers.get(r["id"])) for r in records
                 if r["id"] not in rows)
-    elif args.variant == "episodes":
+    elif args.variant in WHOLE_GAMES:
         made = play(bench_module, [r for r in records if r["id"] not in rows], policy, settings,
                     args)
     else:
@@ -401,8 +402,10 @@ def play(bench_module, records: list, policy, settings: dict, args):
 
     with tqdm(total=len(records), desc="alfworld episodes", unit="game") as bar:
         for start in range(0, len(records), args.batch_size):
-            for game in bench_module.episodes(args.data, respond,
-                                              records[start:start + args.batch_size]):
+            games = records[start:start + args.batch_size]
+            for game in bench_module.episodes(args.data, respond, games) \
+                    if args.variant == "episodes" else bench_module.dialogues(
+                        args.data, policy, "agent" if settings["adapter"] else None, games):
                 problem = "prompt too long" if "too long" in game["reason"] else ""
                 yield {**game, "prompt": None, "response": "\n".join(game["commands"]),
                        "truncated": False, "problem": problem}
@@ -415,7 +418,7 @@ def play(bench_module, records: list, policy, settings: dict, args):
 
 def verdict_of(bench_module, record, row: dict, args) -> Verdict:
     """The verdict on one row. A response that does not exist fails whatever the benchmark says."""
-    if args.variant == "episodes":
+    if args.variant in WHOLE_GAMES:
         return Verdict(row["won"], float(row["won"]), row["reason"], {"steps": row["steps"]})
     options = dict(variant(bench_module.NAME, args.variant)[1])
     scorer = getattr(bench_module, options.pop("scorer", "score"))
@@ -439,7 +442,7 @@ def summarise(bench, records, verdicts, rows, settings, args, seconds) -> dict:
     """The summary of one benchmark: score, interval, categories, settings, versions."""
     bench_module = module(bench)
     # the interval resamples records through the same aggregate that made the score
-    aggregate = plain_share if args.variant == "episodes" else bench_module.aggregate
+    aggregate = plain_share if args.variant in WHOLE_GAMES else bench_module.aggregate
     result = aggregate(records, verdicts)
     return {
         "benchmark": bench, "variant": args.variant, "model": args.model, "adapter": args.adapter,
@@ -559,7 +562,7 @@ def gold(argv) -> int:
     rows, benches = [], BENCHES if args.bench == "all" else (args.bench,)
     for bench in benches:
         for name in [None, *VARIANTS[bench]]:
-            if name != "episodes" and name not in RESPONSES_ONLY:
+            if name not in WHOLE_GAMES and name not in RESPONSES_ONLY:
                 rows.append(gold_row(bench, name, args.data))
     print(table(["benchmark", "records", "without gold", "pass", "rate %"], rows))
     for bench in benches:

@@ -4,6 +4,7 @@ What of the paper this is: the ALFWorld column, 14.2 (Qwen2.5-7B) -> 54.5 (GenEn
 
     python -m eval alfworld --data DIR --model DIR [--variant SPLIT] [--limit N]
     python -m eval alfworld --data DIR --model DIR --variant episodes  # needs the alfworld package
+    python -m eval alfworld --data DIR --model DIR --adapter RUN/adapters/agent --variant dialogue
 
 What is unclear, and our choice. ALFWorld's official score is won games / 274, in episodes of at
 most 50 commands; there is *no* official step score. The paper says that the tasks are "decomposed
@@ -18,6 +19,8 @@ the expert's command. The paper does not say which expert. Two are in the data (
     valid_seen, valid_unseen   the two halves of it
     handcoded     the rule-based expert of the official DAgger training, games that it won only:
                   it searches, looks around and closes doors, 9 steps for every 3 of the planner
+    episodes      whole games, a prompt with all that was said for every command
+    dialogue      whole valid_seen games as one chat, as an agent of the household world acts
     train         no evaluation: the training games as base tasks (`python -m eval.make_base`)
 
 Scores per step: `exact` (the verdict) is GenEnv's published generic reward, see `genenv_reward`;
@@ -33,6 +36,7 @@ import re
 import tarfile
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 from data_pool import UserError
 from eval.common import Verdict, data_dir, mean_by, read_rows
@@ -49,6 +53,7 @@ SPLITS = {"test": ("walkthrough", ("valid_seen", "valid_unseen")),
           "valid_unseen": ("walkthrough", ("valid_unseen",)),
           "handcoded": ("handcoded", ("valid_seen", "valid_unseen"))}
 MAX_STEPS = 50  # official length of an episode
+TURN_TOKENS, DIALOGUE_TOKENS = 24, 3072  # of a command, and of a game that is one chat
 NOTHING = "Nothing happens."
 LOOKING = ("look", "inventory", "help", "examine")
 # recorded "state_changed" is a change of the admissible commands, which these four leave alone
@@ -334,6 +339,51 @@ def episodes(data, respond, records: list, max_steps: int = MAX_STEPS):
                 episode.play(reply, max_steps)
             yield from (e.result() for e in live if e.reason)
             live = [e for e in live if not e.reason]
+
+
+def dialogues(data, policy, adapter, records: list, max_steps: int = MAX_STEPS):
+    """Play the games of some records, each as one chat, greedily: how an agent that was trained in
+    the household world (worlds/household.py) acts in ALFWorld's own games.
+
+    Its rules are the household's, a command is a turn and what the game says is the next one; which
+    commands are admissible is not told. policy: a chat model. Yields rows as `episodes` does, lost
+    ones also where a turn has TURN_TOKENS tokens or a game DIALOGUE_TOKENS. Raises UserError when
+    the package `alfworld` or the game files are absent.
+    """
+    from worlds import play  # here: scoring needs no torch
+    start, running = _simulator(), {}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = unpack_games(data, [r["game"] for r in records], folder)
+
+        def begin(record):
+            running[record["id"]] = _Episode(record, start(paths[record["game"]]))
+            return running[record["id"]]
+
+        def respond(record, episode, text):
+            episode.play(as_alfworld(text), max_steps)
+            return None if episode.reason else episode.state["feedback"].strip()
+        world = SimpleNamespace(
+            start=begin, respond=respond, agent_prompt=dialogue_prompt,
+            OPTIONS={"max_turns": (max_steps + 1,), "max_episode_tokens": (DIALOGUE_TOKENS,)})
+        rollouts, _ = play(world, SimpleNamespace(max_response_tokens=TURN_TOKENS), policy, adapter,
+                           records, 1, 0.0, None, max_rows=len(records))
+    for record, rollout in zip(records, rollouts):
+        episode = running[record["id"]]
+        episode.reason = episode.reason or f"lost: {rollout.truncated}"
+        yield episode.result()
+
+
+def dialogue_prompt(record: dict) -> list[dict]:
+    """Chat messages at the start of a game: the household's rules, the room, the goal."""
+    from worlds.household import RULES
+    return [{"role": "system", "content": f"{RULES} Names carry numbers, as in countertop 1."},
+            {"role": "user", "content": record["observation"].replace("\n\n", " ")}]
+
+
+def as_alfworld(command: str) -> str:
+    """A household command as these games spell it: `put O in R` is their `move O to R`."""
+    last = command.strip().split("\n")[-1]
+    return re.sub(r"^put (.+?) (?:in/on|in|on) (.+)$", r"move \1 to \2", normalise(last))
 
 
 class _Episode:

@@ -39,7 +39,7 @@ from curriculum import in_band
 from data_pool import Task, UserError, append_jsonl, read_jsonl
 from experiments.suites import PAPER_BASE, QUICK, SEEDS, SUITES, TEACHERS, results_file, \
     variants
-from experiments.tables import CURRICULUM, KEPT, draw, read_runs, table
+from experiments.tables import CURRICULUM, EPISODES, KEPT, draw, read_runs, table
 from genenv import parse_options
 from runtime.options import Parser
 from worlds import load_world
@@ -189,16 +189,27 @@ def collect(job, world, base: set, settings) -> dict:
                  if r["task"]["origin"] != "base" and 0 < (r["p_hat"] or 0) < 1}
         m["synthetic"] = len(seen)
         m.update(curriculum_of(world, here, m, best))
+        if hasattr(world, "respond"):
+            m["turns"] = turns_of(here)
         m["rollouts"] = m["epoch"] * o["steps"] * o["G"] * round(
             o["seed_tasks"] * o["variations"] * (1 + o["replay"]))
         easy = [rate for name, rate in m["validation_by"].items() if name in base]
         m["base_tools"] = np.mean(easy) if easy else None
         m["kept_by_noise"] = kept_by_noise(world, here, m["alpha"], o) if o["reward_noise"] else 0.0
-    kept = [key for key in (*KEPT, *CURRICULUM, "tuning") if key in metrics[0]]
+    episodes = EPISODES if hasattr(world, "respond") else ()
+    kept = [key for key in (*KEPT, *CURRICULUM, *episodes, "tuning", "validated")
+            if key in metrics[0]]
     metrics = [{key: m[key] for key in kept} for m in metrics]
     return {"name": job["name"], "seed": job["seed"], "options": job["options"],
             "settings": settings, "minutes": round((time.time() - job["started"]) / 60, 2),
             "metrics": metrics}
+
+
+def turns_of(records) -> float:
+    """Mean turns of the episodes that the agent played on an epoch's generated tasks; 0 for none."""
+    played = [sum(line.startswith("> ") for line in trace["text"].split("\n")) or 1
+              for r in records if r["task"]["origin"] != "base" for trace in r["traces"]]
+    return float(np.mean(played or [0.0]))
 
 
 def curriculum_of(world, records, m, best: dict) -> dict:

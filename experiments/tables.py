@@ -16,12 +16,14 @@ import numpy as np
 
 from data_pool import UserError, read_jsonl
 from experiments.suites import SUITES
+from runtime.report import validated
 
 KEPT = ("epoch", "alpha", "success_rate", "validation", "validation_greedy",
         "validation_unsolved", "reward", "task_length", "response_length", "solved",
         "unsolved", "distinct_tasks", "skill_entropy", "env_kept", "env_kl", "env_ess", "synthetic",
         "seconds", "base_tools", "kept_by_noise")
 CURRICULUM = ("map", "generated", "still_unsolved", "rollouts")  # what the suite `which` shows
+EPISODES = ("turns", "written", "invalid")  # kept where a world has episodes
 TARGET = 0.7  # validation whose cost in rollouts is compared
 
 
@@ -99,7 +101,8 @@ def lost(metrics):
 COLUMNS = [
     ("tuning", lambda m: last(m, "tuning")),
     ("validation", lambda m: last(m, "validation")),
-    ("mean of all epochs", lambda m: np.mean([x["validation"] for x in m[1:]])),  # how fast
+    # how fast: over the epochs in which it was measured
+    ("mean of all epochs", lambda m: np.mean([x["validation"] for x in validated(m)[1:]])),
     ("greedy", lambda m: last(m, "validation_greedy")),
     ("never solved in 8", lambda m: last(m, "validation_unsolved")),
     ("success, mean", lambda m: np.mean([x["success_rate"] for x in m[2:] or m])),
@@ -117,6 +120,25 @@ CURRICULUM_COLUMNS = [
     ("still unsolved", lambda m: last(m, "still_unsolved")),
     (f"thousand rollouts to {TARGET}", lambda m: cost(m) / 1000),
 ]
+
+
+# of worlds with episodes: how long they are, and what the simulator writes that is no task
+EPISODE_COLUMNS = [
+    ("plan, first", lambda m: m[0]["task_length"]),
+    ("plan, last", lambda m: last(m, "task_length")),
+    ("turns, last", lambda m: last(m, "turns")),
+    ("no task", lambda m: refused(m)),
+    ("inconsistent or unsolvable", lambda m: refused(m, "inconsistent", "unsolvable")),
+]
+
+
+def refused(metrics, *reasons) -> float:
+    """Share of all that was written that was refused, for one of these reasons or for any; NaN if
+    nothing was written."""
+    written = sum(m["written"] for m in metrics)
+    count = sum(n for m in metrics for reason, n in m["invalid"].items()
+                if not reasons or reason in reasons)
+    return count / written if written else math.nan
 
 
 def cost(metrics, target=TARGET) -> float:
@@ -141,7 +163,8 @@ def columns_of(runs) -> list:
         hidden.add("kept by noise")
     if any(m["base_tools"] is None for metrics in everything for m in metrics):
         hidden.add("lost on base tools")  # no held-out task is of a kind that the base set has
-    return [column for column in COLUMNS if column[0] not in hidden]
+    episodes = all(set(EPISODES) <= set(m) for metrics in everything for m in metrics)
+    return [column for column in COLUMNS if column[0] not in hidden] + EPISODE_COLUMNS * episodes
 
 
 def table(results: Path) -> str:
@@ -153,7 +176,9 @@ def table(results: Path) -> str:
              "mean curve of success, epochs in [.4, .6]"]
     rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name, seeds in runs.items():
-        cells = [cell([f(m) for m in seeds.values()]) for _, f in columns]
+        values = [[f(m) for m in seeds.values()] for _, f in columns]
+        cells = ["-" if head in dict(EPISODE_COLUMNS) and any(map(math.isnan, of)) else cell(of)
+                 for (head, _), of in zip(columns, values)]
         rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) +
                     f" | {band_range(list(seeds.values()))} |")
     rows += paired(runs, *columns[0])
@@ -328,9 +353,10 @@ def _figure(results, runs, x, y, name, x_label, y_label):
 
 def _curve(axis, seeds, x, y, label, i):
     """Mean line over seeds, shaded from the least to the most."""
-    n = min(len(m) for m in seeds.values())
-    values = np.array([[r[y] for r in m[:n]] for m in seeds.values()])
-    at = np.mean([[r[x] for r in m[:n]] for m in seeds.values()], axis=0)
+    drawn = [validated(m) if y == "validation" else m for m in seeds.values()]
+    n = min(len(m) for m in drawn)
+    values = np.array([[r[y] for r in m[:n]] for m in drawn])
+    at = np.mean([[r[x] for r in m[:n]] for m in drawn], axis=0)
     line, = axis.plot(at, values.mean(0), label=label, lw=1.5, ls="-" if i < 10 else "--")
     axis.fill_between(at, values.min(0), values.max(0), color=line.get_color(), alpha=0.12, lw=0)
 

@@ -335,3 +335,83 @@ def test_episodes_of_the_official_simulator(records, golden):
     row = next(r for r in golden if r["kind"] == "episode")
     assert alfworld._replay_simulated(SHARED, row["game"], row["response"]) == \
         row["official_verdict"]
+
+
+class Game:
+    """Stands in for a running game: won by `move mug 1 to sink 1`, else it says what it heard."""
+
+    def reset(self):
+        return {"won": False, "feedback": "", "admissible_commands": []}
+
+    def step(self, command):
+        return {**self.reset(), "feedback": f"heard {command}",
+                "won": command == "move mug 1 to sink 1"}, 0, False
+
+    def close(self):
+        pass
+
+
+def dialogue(monkeypatch, turns, **limits):
+    """The row of one game in which the model says `turns`, and what it has read."""
+    monkeypatch.setattr(alfworld, "_simulator", lambda: lambda path: Game())
+    monkeypatch.setattr(alfworld, "unpack_games", lambda data, games, folder: dict.fromkeys(games))
+    record = {**step(), "id": "g", "game": "g", "observation": "You see a mug 1.\n\nYour task is to: put it."}
+    speaker = Speaker(turns)
+    return next(alfworld.dialogues(None, speaker, None, [record], **limits)), speaker.read
+
+
+class Speaker:
+    """A policy that says what it is told to; a token is a character."""
+
+    def __init__(self, turns):
+        self.turns, self.read = list(turns), []
+
+    encode = encode_observation = staticmethod(lambda text: [str(text)])
+    decode = staticmethod(lambda ids: ids[0])
+
+    def sample(self, adapter, prompts, G, tokens, temperature, generator, max_rows, respond,
+               max_turns, max_turn_tokens):
+        from policy import Rollout
+        truncated = "too many turns"
+        for turn in self.turns[:max_turns]:
+            heard = respond(0, [turn])
+            if heard is None:
+                truncated = ""
+                break
+            self.read += heard
+        return [Rollout(0, [], [], [], truncated, [])]
+
+
+def test_a_dialogue_is_played_turn_by_turn_until_the_game_is_won(monkeypatch):
+    turns = ["go to sink 1", "I put it there.\nPut mug 1 in sink 1", "look"]
+    row, read = dialogue(monkeypatch, turns)
+    assert row["won"] and row["steps"] == 2 and row["id"] == "g"
+    assert row["commands"] == ["go to sink 1", "move mug 1 to sink 1"]
+    assert read == ["heard go to sink 1"]
+
+
+def test_a_dialogue_is_lost_at_the_limit_of_commands_or_of_tokens(monkeypatch):
+    row, read = dialogue(monkeypatch, ["look"] * 9, max_steps=3)
+    assert not row["won"] and row["steps"] == 3 == len(read) + 1
+    assert row["reason"] == "lost: not won within 3 commands"
+    row, _ = dialogue(monkeypatch, ["look"])
+    assert not row["won"] and row["reason"] == "lost: too many turns"  # as the policy says
+
+
+def test_a_dialogue_begins_with_the_households_rules_and_the_room():
+    system, user = alfworld.dialogue_prompt({"observation": "You see a mug 1.\n\nYour task is to: x"})
+    assert "one command" in system["content"] and "numbers" in system["content"]
+    assert user["content"] == "You see a mug 1. Your task is to: x"
+    for put in ("put mug 1 in sink 1", "put mug 1 in/on sink 1", "PUT mug 1 on sink 1"):
+        assert alfworld.as_alfworld(put) == "move mug 1 to sink 1"
+    assert alfworld.as_alfworld("take mug 1 from sink 1") == "take mug 1 from sink 1"
+
+
+@needs_data
+def test_dialogues_of_the_official_simulator(records):
+    pytest.importorskip("alfworld")
+    first = [{**r, "id": r["game"]} for r in records if r["step"] == 0][:2]
+    turns = [r["expert"] for r in records if r["game"] == first[0]["game"]]
+    speaker = Speaker(turns)
+    row = next(alfworld.dialogues(SHARED, speaker, None, first[:1]))
+    assert row["won"] and row["steps"] == len(turns) and len(speaker.read) == len(turns) - 1

@@ -180,6 +180,40 @@ def test_base_tools_are_the_categories_of_the_worlds_base_tasks(tmp_path):
     assert "| genenv | 1 |" in text and "lost on base tools" not in text
 
 
+def test_worlds_with_episodes_show_turns_plans_and_what_is_refused(tmp_path):
+    """Turns of the generated tasks' episodes, refusals as a share of all that was written; a
+    variant that writes nothing shows a dash."""
+    def traced(origin, *texts):
+        return {"task": {"text": "", "spec": {}, "origin": origin, "epoch": 0, "id": "t"},
+                "p_hat": 0.5, "epoch": 1, "traces": [{"text": t} for t in texts]}
+    train = [traced("env", "> look\nyou see mug .\n> go to sink", "> look"), traced("base", "> look")]
+    assert experiments.turns_of(train) == 1.5 and experiments.turns_of(train[1:]) == 0
+    wrote = {"written": 8, "invalid": {"inconsistent": 2, "unsolvable": 1, "malformed": 1}}
+    metrics = [{"epoch": t, "task_length": 4 + t, **wrote} for t in (0, 1)]
+    world = SimpleNamespace(respond=None, category=None)
+    runs = []
+    for name, m in (("genenv", metrics), ("static", [{**m, "written": 0, "invalid": {}} for m in metrics])):
+        job = ended(tmp_path / name, m, train, replay=0.0)
+        world.category = lambda task: "place"
+        runs.append({**experiments.collect(job, world, set(), []), "name": name})
+    assert [m["turns"] for m in runs[0]["metrics"]] == [0, 1.5]
+    append_jsonl(tmp_path / "paper-moon.jsonl", runs)
+    head, _, genenv_row, static_row = tables.table(tmp_path / "paper-moon.jsonl").split("\n")[:4]
+    cells = dict(zip(head.split(" | "), genenv_row.split(" | ")))
+    assert cells["plan, first"] == "4.000" and cells["plan, last"] == "5.000" and cells["turns, last"] == "1.500"
+    assert cells["no task"] == "0.500" and cells["inconsistent or unsolvable"] == "0.375"
+    assert dict(zip(head.split(" | "), static_row.split(" | ")))["no task"] == "-"
+
+
+def test_epochs_without_validation_count_in_no_mean(tmp_path):
+    """A value repeated between two validations is none of its own."""
+    metrics = [record(t, validated=t - t % 2, validation=v)
+               for t, v in enumerate([.1, .1, .5, .5, .7])]
+    path = write(tmp_path / "paper-moon.jsonl", {"genenv": {0: metrics}})
+    head, _, row = tables.table(path).split("\n")[:3]
+    assert dict(zip(head.split(" | "), row.split(" | ")))["mean of all epochs"] == "0.600"
+
+
 def tried(tools, p_hat, epoch, written=None, origin="env"):
     """A record of D_train with no traces."""
     return {"task": {"text": "", "spec": {"start": 3, "tools": tools}, "origin": origin,
