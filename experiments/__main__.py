@@ -24,6 +24,7 @@ validation split; only the suite `levers` reports the tuning split.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -124,6 +125,8 @@ def finished(options, wanted, settings, jobs, scratch):
     options: {name: options of genenv.py}.
     """
     running, wanted = [], list(wanted)
+    # by itself SIGTERM would end the suite alone, without the `finally`
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         while wanted or running:
             while wanted and len(running) < jobs:
@@ -133,10 +136,11 @@ def finished(options, wanted, settings, jobs, scratch):
                 running.remove(job)
                 yield job
             time.sleep(0.2)
-    finally:  # one run failed, or Ctrl-C: none goes on without the suite
+    finally:  # one run failed, Ctrl-C or SIGTERM: none goes on without the suite
         for job in running:
             job["process"].kill()
             job["process"].wait()
+        signal.signal(signal.SIGTERM, before)
 
 
 def make_shared(world, o, scratch: Path):

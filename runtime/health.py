@@ -164,13 +164,22 @@ def warn_exploitation(r, history, o):
     error = math.sqrt(0.5 / (o.G * max(1, n)))
     near = all(abs(h["success_rate"] - target_of(o.alpha_schedule, h["alpha"], o.alpha)) < 0.15
                for h in recent)
-    value = [h["validation"] for h in recent]
-    better = (value[3] + value[2] - value[1] - value[0]) / 2
+    better = improvement([*history, r], recent[0]["epoch"])
     if n >= 20 and near and gain + error < 0.05 and better < 0.02:
         return (f"exploitation: the success rate stays near alpha, yet {n} tasks tried again "
-                f"changed by {gain:+.2f} and validation by {better:+.2f} in four epochs: the "
+                f"changed by {gain:+.2f} and validation by {better:+.2f} in the last epochs: the "
                 "simulator may live on noise or on wrong answers. Check some tasks by hand, use "
                 "--agreement; if they are sound, raise --agent-lr")
+
+
+def improvement(records, since) -> float:
+    """Validation in the later half of what was measured since an epoch, minus that in the earlier
+    half; the last two measurements where there are fewer (--val-every). 0 if there is but one."""
+    measured = [m for m in records if m.get("validated", m["epoch"]) == m["epoch"]]
+    within = [m["validation"] for m in measured if m["epoch"] >= since]
+    value = within if len(within) > 1 else [m["validation"] for m in measured[-2:]]
+    half = len(value) // 2
+    return sum(value[-half:]) / half - sum(value[:half]) / half if half else 0.0
 
 
 def warn_not_finite(r, history, o):

@@ -5,8 +5,12 @@
 import contextlib
 import json
 import math
+import os
 import re
+import signal
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -69,6 +73,19 @@ def write(path, suite):
                         for name, seeds in reversed(suite.items())
                         for seed, metrics in seeds.items()])
     return path
+
+
+def test_a_suite_that_is_terminated_leaves_no_run_behind(tmp_path, monkeypatch):
+    """SIGTERM, as batch systems and `kill` send it; the handler is gone afterwards."""
+    job = {"process": subprocess.Popen(["sleep", "60"]), "log": open(tmp_path / "log", "w")}
+    monkeypatch.setattr(experiments, "start", lambda *_: job)
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit) as stop:
+        list(experiments.finished({"a": []}, [("a", 0)], [], 1, tmp_path))
+    assert stop.value.code == 143 and job["process"].poll() == -signal.SIGKILL
+    assert signal.getsignal(signal.SIGTERM) is before
+    job["log"].close()
 
 
 # ---------------------------------------------------------------------------------------------

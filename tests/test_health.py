@@ -302,6 +302,15 @@ def recorded(name):
     return lines[1:], SimpleNamespace(**lines[0])
 
 
+def test_improvement_is_of_measured_values_alone():
+    """Every epoch: later half minus earlier half; with --val-every the last two measurements."""
+    each = [{"epoch": t, "validation": v} for t, v in enumerate([.9, .1, .2, .3, .6])]
+    assert health.improvement(each, since=1) == pytest.approx(0.3)
+    rare = [{**r, "validated": r["epoch"] - r["epoch"] % 4} for r in each]
+    assert health.improvement(rare, since=1) == pytest.approx(-0.3)
+    assert health.improvement(rare[:3], since=0) == 0
+
+
 def again(records, options):
     """The records with their warnings computed anew."""
     return [{**r, "warnings": health.warnings(r, records[:i], options)}
