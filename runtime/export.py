@@ -80,8 +80,10 @@ def verl_records(run_folder) -> list[dict]:
     """Every task of D_train of a run as a veRL record, base tasks first."""
     o = run_options(run_folder)
     world = load_world(o.world)
+    world.prepare(o)  # prompts depend on the world's options, and on whether a chat model played
     pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks(o))
-    return [_record(world, o.world, n, task, pool.p_hat.get(task.id, (-1.0, 0))[0])
+    form = world_form(o)
+    return [_record(world, o.world + form, n, task, pool.p_hat.get(task.id, (-1.0, 0))[0])
             for n, task in enumerate(pool.tasks.values())]
 
 
@@ -97,12 +99,18 @@ def run_options(run_folder) -> SimpleNamespace:
         raise UserError(f"{path}: not the options of a run ({error})") from None
 
 
-def _record(world, world_name: str, index: int, task: Task, p_hat: float) -> dict:
+def world_form(o) -> str:
+    """What a data source says after the world's name: "/python" if calls are written so."""
+    form = getattr(o, "world_options", {}).get("call_format", "json")
+    return "" if form == "json" else f"/{form}"
+
+
+def _record(world, source: str, index: int, task: Task, p_hat: float) -> dict:
     prompt = world.agent_prompt(task)
     if isinstance(prompt, str):  # worlds without a chat template write plain text
         prompt = [{"role": "user", "content": prompt}]
     return {
-        "data_source": f"genenv/{world_name}",
+        "data_source": f"genenv/{source}",
         "prompt": prompt,
         "ability": world.category(task),
         "reward_model": {"style": "rule", "ground_truth": json.dumps(task.spec)},
@@ -116,10 +124,14 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
 
     Raises UserError if data_source is not one that export_verl writes.
     """
-    project, _, world = data_source.partition("/")
+    project, _, source = data_source.partition("/")
     if project != "genenv":
         raise UserError(f"{data_source!r} is no data source of genenv: expected genenv/WORLD")
-    return load_world(world).score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1
+    name, _, form = source.partition("/")
+    world = load_world(name)
+    if form:
+        world.read_answers_as(form)
+    return world.score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1
 
 
 def _write_jsonl(path, records):

@@ -175,18 +175,27 @@ def postfix(state) -> dict:
             "tok/s": f"{state.rollout_tokens / max(1e-9, state.rollout_seconds):.0f}"}
 
 
-def samples(run, n=8) -> list:
+def samples(run, alpha: float, n=8) -> list:
     """What a person should read: tasks of the epoch beside the task that they vary, the expected
-    answer and two traces each; and texts that were refused, with the reason."""
+    answer, the best and the worst trace; and texts that were refused, with the reason."""
     state, world = run.state, run.world
-    step = max(1, len(state.attempts) // n)
+    # new tasks near alpha come first: it is those that the simulator imitates
+    near = [a for a in state.attempts if a[0].origin == "env" and a[0].epoch == state.epoch
+            and curriculum.in_band(a[1], alpha, run.o.k_min)][:n // 2]
+    rest = [a for a in state.attempts if all(a is not b for b in near)]
+    step = max(1, len(rest) // (n - len(near)))
     shown = []
-    for task, p_hat, traces in state.attempts[::step][:n]:
+    for task, p_hat, traces in near + rest[::step][:n - len(near)]:
         parent = run.train_pool.tasks.get(task.seed_task)
-        shown.append({"epoch": state.epoch, "task": task.text, "origin": task.origin,
-                      "p_hat": p_hat, "seed_task": parent.text if parent else "",
+        by_reward = sorted(traces, key=lambda e: -e.reward)
+        told = {e.text: e for e in (by_reward[0], by_reward[-1])}  # once if they are the same
+        shown.append({"epoch": state.epoch, "written": task.epoch, "task": task.text,
+                      "origin": task.origin, "p_hat": p_hat,
+                      "in_band": len(shown) < len(near),
+                      "seed_task": parent.text if parent else "",
                       "expected": world.gold(task) if hasattr(world, "gold") else "",
                       "picture": world.picture(task) if hasattr(world, "picture") else "",
-                      "traces": [{"text": e.text, "reward": e.reward} for e in traces[:2]]})
+                      "key": getattr(world, "KEY", ""),
+                      "traces": [{"text": e.text, "reward": e.reward} for e in told.values()]})
     return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
                      "reason": reason} for seed_task, text, reason in state.refused]

@@ -40,34 +40,38 @@ def figures(metrics: list[dict], options: dict) -> dict:
     lost = lambda *reasons: lambda m: sum(
         n for reason, n in m["invalid"].items() if not reasons or reason in reasons
     ) / max(1, m["written"])
+    # before training there is nothing to draw; with --epochs 0 there is nothing else
+    trained = metrics[1:] or metrics
+    agreement = [("no agreement", lost("no agreement"))] if options.get("agreement") else []
     return {
         "validation.png": _draw(validated(metrics), "Held-out tasks", "success rate", [
             ("sampled", "validation"), ("greedy", "validation_greedy")], RATE),
         "success_rate.png": _draw(metrics, "Generated tasks: success of the agent", "success rate",
                                   [("p_hat", "success_rate")], RATE, options["k_min"]),
-        "task_length.png": _draw(metrics, "Generated tasks: length", "task length",
+        "task_length.png": _draw(metrics, "Generated tasks: length", "steps of a solution",
                                  [("task length", "task_length")]),
         "response_length.png": _draw(metrics, "Responses to generated tasks", "tokens",
                                      [("response length", "response_length")]),
         "solved.png": _draw(metrics, "Generated tasks: always or never solved", "share", [
             ("fully solved", "solved"), ("never solved", "unsolved")], RATE),
-        "kl.png": _draw(metrics, "Distance to the initial policies", "nats per token", [
-            ("simulator", "env_kl"), ("agent", "kl"),
-            ("simulator, this update alone", "env_kl_step")]),
-        "band.png": _draw(metrics, "What the simulator learns from", "generations per epoch", [
-            ("inside the band", "env_kept"), ("effective sample size", "env_ess")]),
+        "kl.png": _draw(trained, "KL of the policies", "nats per token", [
+            ("simulator to its start", "env_kl"), ("agent to its start", "kl"),
+            ("simulator, by this update", "env_kl_step")]),
+        "band.png": _draw(trained, "What the simulator learns from", "records", [
+            ("new, inside the band", "env_kept"),
+            ("effective sample size, earlier ones included", "env_ess")]),
         "diversity.png": _draw(metrics, "Diversity of generated tasks", "bits", [
-            ("entropy over tools", "skill_entropy")]),
+            ("entropy over skills", "skill_entropy")]),
         "invalid.png": _draw(metrics, "Generations that are no new task", "share", [
             ("all reasons", lost()), ("copies and duplicates", lost(
                 "copy of the seed", "duplicate in the batch")),
-            ("no agreement", lost("no agreement"))], RATE),
+            *agreement], RATE),
         "refused.png": _draw(metrics, "Refused, by reason", "share of generations",
                              [(reason, lost(reason)) for reason in top_reasons(metrics)]),
-        "signal.png": _draw(metrics, "What teaches the agent nothing", "share", [
+        "signal.png": _draw(trained, "What teaches the agent nothing", "share", [
             ("groups with equal rewards", "zero_variance"),
             ("truncated responses", "truncated")], RATE),
-        "replay.png": _draw(metrics, "Tasks tried again: change of p_hat", "difference", [
+        "replay.png": _draw([m for m in metrics if m.get("replays")] or trained, "Tasks tried again: change of p_hat", "difference", [
             ("now minus two or more epochs ago", "replay_gain")]),
     }
 
@@ -141,9 +145,7 @@ def closing_words(folder) -> str:
     rungs = list(last["validation_by"])
     solved = [name for name in rungs if last["validation_by"][name] >= 0.5]
     before = [name for name in rungs if first["validation_by"].get(name, 0) >= 0.5]
-    in_band = sum(abs(m["success_rate"] - target_of(options["alpha_schedule"], m["alpha"],
-                                                    options["alpha"])) <= options["k_min"]
-                  for m in metrics[1:])
+    in_band = epochs_in_band(metrics, options)
     lines = [
         "",
         f"validation       {first['validation']:.3f} -> {last['validation']:.3f}   held-out tasks,"
@@ -152,8 +154,8 @@ def closing_words(folder) -> str:
         f"task length      {first['task_length']:.2f} -> {last['task_length']:.2f}   of what the "
         f"simulator writes; response {first['response_length']:.1f} -> "
         f"{last['response_length']:.1f} tokens",
-        f"tools in use     {first['skill_entropy']:.2f} -> {last['skill_entropy']:.2f} bits of "
-        "entropy over the tools in generated tasks",
+        f"skills in use    {first['skill_entropy']:.2f} -> {last['skill_entropy']:.2f} bits of "
+        "entropy over the skills in generated tasks",
         f"success rate     {first['success_rate']:.2f} -> {last['success_rate']:.2f}   on generated "
         f"tasks; {in_band} of {len(metrics) - 1} epochs inside alpha +- {options['k_min']}",
     ]
@@ -161,6 +163,13 @@ def closing_words(folder) -> str:
     if warned:
         lines.append(f"warnings         in {warned} epochs, see TROUBLESHOOTING.md")
     return "\n".join([*lines, f"{folder}/report.html shows the curves, tasks and traces"])
+
+
+def epochs_in_band(metrics, options) -> int:
+    """Epochs of training whose success rate lay within k_min of what alpha is to bring about."""
+    schedule, alpha, k_min = (options.get(k) for k in ("alpha_schedule", "alpha", "k_min"))
+    return sum(abs(m["success_rate"] - target_of(schedule, m["alpha"], alpha)) <= k_min
+               for m in metrics[1:])
 
 
 def _read(folder):
@@ -202,12 +211,12 @@ h3{font-size:1rem;margin:1rem 0 .4rem}p{margin:.3rem 0;overflow-wrap:anywhere}
 .warn{border-left:4px solid #b3261e;background:#fdf1f0;padding:.4rem .8rem;margin:.4rem 0;
 overflow-wrap:anywhere}.fine{border-left:4px solid #276b27;background:#f0f7f0;padding:.4rem .8rem}
 .grid{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,22rem),1fr))}
-.cards{grid-template-columns:repeat(auto-fill,minmax(min(100%,16rem),1fr))}
+.cards{grid-template-columns:repeat(auto-fill,minmax(min(100%,30rem),1fr))}
 .grid img{width:100%;height:auto;display:block}
 .card{border:1px solid #ddd;border-radius:6px;padding:.5rem .7rem;min-width:0}
 .tag{font-size:.8rem;color:#555}pre{font:13px/1.4 ui-monospace,monospace;margin:.3rem 0;
 white-space:pre-wrap;overflow-wrap:anywhere}pre.right{border-left:3px solid #276b27;
-padding-left:.5rem}pre.wrong{border-left:3px solid #b3261e;padding-left:.5rem}
+padding-left:.5rem}pre.wrong{border-left:3px solid #b3261e;padding-left:.5rem}pre.picture{white-space:pre;overflow-x:auto;font-size:12px}pre.seed{color:#666}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
 td{padding:.15rem 1rem .15rem 0;text-align:left;vertical-align:top;border-bottom:1px solid #eee;
 overflow-wrap:anywhere}summary{cursor:pointer;font-weight:600;margin:1rem 0 .4rem}"""
@@ -219,7 +228,9 @@ def _page(folder, metrics, options, pictures, samples) -> str:
              ("success on generated tasks", f"{last['success_rate']:.2f} (alpha "
               f"{last['alpha']:.2f})"),
              ("task length", f"{first['task_length']:.2f} \u2192 {last['task_length']:.2f}"),
-             ("distinct tasks, last epoch", f"{last['distinct_tasks']} of {last['written']}")]
+             ("epochs within alpha \u00b1 k_min",
+              f"{epochs_in_band(metrics, options)} of {len(metrics) - 1}"),
+             ("new tasks, last epoch", f"{last['distinct_tasks']} of {last['written']} written")]
     three = _three(metrics)
     by_category = [["", *[f"epoch {m['epoch']}" for m in three]]] + [
         [name, *[f"{m['validation_by'].get(name, 0):.2f}" for m in three]]
@@ -262,15 +273,27 @@ def _warnings(metrics) -> str:
     return "".join(boxes) + "<p class=tag>TROUBLESHOOTING.md has a paragraph on each.</p>"
 
 
+LEGEND = ("Tasks of the first, the middle and the last epoch; samples.jsonl has those of every epoch. "
+          "p_hat: share of the agent's attempts that solved the task. In the band: it is near "
+          "alpha, such tasks of its own the simulator imitates. Shown are the best and the worst "
+          "attempt, once if they are alike, with the reward r; of an episode the agent's turns (&gt;) and what "
+          "it was told.")
+
+
 def _samples(folder, metrics) -> str:
-    """First, middle and last epoch: tasks with two traces each."""
+    """First, middle and last epoch: tasks with up to two traces each, and what was refused."""
     path = folder / "samples.jsonl"
     records = read_jsonl(path) if path.is_file() else []
-    parts = []
+    key = next((r["key"] for r in records if r.get("key")), "")
+    parts = [f"<p class=tag>{LEGEND} {_text(key)}</p>"]
     for m in _three(metrics):
-        cards = [_card(r) for r in records if r["epoch"] == m["epoch"]]
-        parts.append(f"<h3>epoch {_text(m['epoch'])}</h3><div class='grid cards'>"
-                     f"{''.join(cards)}</div>")
+        cards = {refused: [_card(r) for r in records if r["epoch"] == m["epoch"]
+                           and ("refused" in r) == refused] for refused in (False, True)}
+        grids = {k: f"<div class='grid cards'>{''.join(found)}</div>" for k, found in cards.items()}
+        parts.append(f"<h3>epoch {_text(m['epoch'])}</h3>{grids[False]}")
+        if cards[True]:
+            parts.append(_details(f"Refused in epoch {_text(m['epoch'])}, up to three of each reason",
+                                  grids[True]))
     return "".join(parts)
 
 
@@ -285,11 +308,19 @@ def _card(r) -> str:
     traces = "".join(
         f"<pre class={'right' if e['reward'] >= 0.5 else 'wrong'}>{_text(e['text'][:600])}"
         f" <span class=tag>r = {e['reward']:.2g}</span></pre>" for e in r["traces"])
-    picture = f"<pre>{_text(r['picture'][:2000])}</pre>" if r.get("picture") else ""
+    picture = f"<pre class=picture>{_text(r['picture'][:2000])}</pre>" if r.get("picture") else ""
+    word = "a shortest solution" if picture else "expected"  # other plans count as well
+    expected = f"<pre>{word}: {_text(r['expected'][:600])}</pre>" if r.get("expected") else ""
+    return (f"<div class=card><span class=tag>{_text(_tag(r))}</span>{before}"
+            f"<pre><b>{_text(r['task'][:900])}</b></pre>{picture}{expected}{traces}</div>")
+
+
+def _tag(r) -> str:
+    """Where a task is from, when it was written, how often it was solved."""
     origin = {"env": "written by the simulator"}.get(r["origin"], r["origin"])
-    expected = f"<pre>expected: {_text(r['expected'][:600])}</pre>" if r.get("expected") else ""
-    return (f"<div class=card><span class=tag>{_text(origin)}, p_hat = {r['p_hat']:.2f}</span>"
-            f"{before}<pre><b>{_text(r['task'][:900])}</b></pre>{picture}{expected}{traces}</div>")
+    earlier = r["origin"] == "env" and r.get("written", r["epoch"]) != r["epoch"]
+    return (f"{origin}{' in epoch ' + str(r['written']) + ', tried again' if earlier else ''}, "
+            f"p_hat = {r['p_hat']:.2f}{', in the band' if r.get('in_band') else ''}")
 
 
 def _three(metrics):

@@ -141,7 +141,7 @@ def end_epoch(run, env_stats, alpha):
         run.success = record["success_rate"]
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
-    append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
+    append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))
     print(measure.line(record), flush=True)
     silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
     verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ""

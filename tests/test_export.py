@@ -11,12 +11,12 @@ import pytest
 from runtime import export
 from data_pool import Task, Trace, TrainPool, UserError
 from test_tool_calls import SEED, VALID, options, said
-from worlds import load_world
+from worlds import call_text, load_world
 
 
-def run_folder(tmp_path, world="tool_calls", tried=()):
-    """A run folder with one epoch of D_train: tried is a list of (task, p_hat)."""
-    o = {**vars(options()), "world": world}
+def run_folder(tmp_path, world="tool_calls", tried=(), **given):
+    """A run folder with one epoch of D_train: tried is a list of (task, p_hat), given are options."""
+    o = {**vars(options()), "world": world, **given}
     (tmp_path / "config.json").write_text(json.dumps(o))
     pool = TrainPool(tmp_path / "train.jsonl", load_world(world).base_tasks(SimpleNamespace(**o)))
     for task, p_hat in tried:
@@ -56,7 +56,7 @@ def test_jsonl_round_trip(tmp_path):
 def test_a_world_of_plain_text_becomes_one_user_message(tmp_path):
     """The ladder's prompts are texts; veRL wants messages."""
     ladder = load_world("ladder")
-    run = run_folder(tmp_path, world="ladder")
+    run = run_folder(tmp_path, world="ladder", model="")
     records = export.verl_records(run)
     task = ladder.base_tasks()[0]
     assert records[0]["prompt"] == [{"role": "user", "content": ladder.agent_prompt(task)}]
@@ -66,6 +66,26 @@ def test_a_world_of_plain_text_becomes_one_user_message(tmp_path):
     truth = records[0]["reward_model"]["ground_truth"]
     assert export.compute_score("genenv/ladder", right, truth) == 1.0
     assert export.compute_score("genenv/ladder", "s1", truth) == 0.0
+
+
+def test_prompts_and_rewards_are_in_the_form_of_the_run(tmp_path):
+    """Calls in Python: the prompt shows signatures, and a process that has prepared nothing reads
+    such an answer. In the household a chat model has messages with rules."""
+    world = load_world("tool_calls")
+    record = export.verl_records(run_folder(tmp_path, world_options={"call_format": "python"}))[0]
+    assert record["data_source"] == "genenv/tool_calls/python"
+    assert "calls of these functions" in record["prompt"][0]["content"]
+    task = world.base_tasks(options())[0]
+    answer = call_text.write_calls(task.spec["calls"])
+    world._form = world.Form()  # as where nothing was prepared
+    reward = record["reward_model"]["ground_truth"]
+    assert export.compute_score(record["data_source"], answer, reward) == 1.0
+    world._form = world.Form()
+    assert export.compute_score("genenv/tool_calls", answer, reward) == 0.0
+    (tmp_path / "h").mkdir()
+    rooms = export.verl_records(run_folder(tmp_path / "h", world="household"))
+    load_world("household").prepare(SimpleNamespace(**vars(options(model=""))))
+    assert rooms[0]["prompt"][0]["role"] == "system" and "one command" in rooms[0]["prompt"][0]["content"]
 
 
 def test_parquet_round_trip(tmp_path):

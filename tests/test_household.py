@@ -267,7 +267,7 @@ def test_picture():
 def test_the_report_shows_the_picture_and_the_episode():
     """Somebody who has never seen the world would read a line of names."""
     from runtime.report import _card
-    record = {"origin": "env", "p_hat": 0.5, "task": TASK.text, "picture": h.picture(TASK),
+    record = {"epoch": 4, "written": 2, "origin": "env", "p_hat": 0.5, "task": TASK.text, "picture": h.picture(TASK),
               "traces": [{"text": "> look\nnothing happens", "reward": 0.0}]}
     page = _card(record)
     assert "*drawer" in page and "&gt; look" in page

@@ -12,10 +12,11 @@ A household is one line of text: the goal, then each receptacle and what is in i
 agent reads it without the contents of closed receptacles and acts by `go to`, `open`, `take ... from`,
 `put ... in` and `clean`, `heat`, `cool ... with`; our code executes the commands and says what is to
 be seen. A household is a task if a breadth-first planner solves it, so no task has a wrong answer,
-and the plan's length is the task's.
+and the plan's length is the task's; the planner sees into closed receptacles, the agent does not.
 
 Where it differs on purpose: one object of a kind and no numbers, phrases shorter than ALFWorld's,
-an episode that ends once nothing has changed for PATIENCE turns, and facts known from the start but
+an episode that ends once PATIENCE turns did nothing (cleaning once more does something), treatment
+without opening the appliance, several treatments of one thing, and facts known from the start but
 for the contents of closed receptacles. The base model, a small Qwen2, has learnt from plans with
 slips, the more the harder a goal's kind: skills that are latent, as in the ladder.
 """
@@ -39,22 +40,27 @@ DONE_AT = {verb: (adjective, place) for adjective, (verb, place) in TREATMENTS.i
 APPLIANCES = [place for _, place in TREATMENTS.values()]
 CLOSABLE = "drawer cabinet box microwave fridge".split()
 RECEPTACLES = [*"counter table shelf desk drawer cabinet box".split(), *APPLIANCES]
+# kind of difficulty: how often the base model's demonstrations slip there
 KINDS = {"place": .05, "closed": .25, "clean": .35, "hot": .55, "cool": .75, "two": .65}
-RUNGS = [*KINDS, "both"]  # both: two objects, one of them treated; KINDS are slip rates
+RUNGS = [*KINDS, "both"]  # of a goal; both: two objects, one of them treated
 BASE_RUNGS = RUNGS[:2]
 MAX_RECEPTACLES, MAX_OBJECTS, MAX_CHARS = 8, 6, 600
 MAX_PLAN = 12             # turns of the longest plan a task may have
 MAX_STATES = 20_000       # that the planner looks at
-PATIENCE = 2              # turns in a row that change nothing, after which an episode is over
+PATIENCE = 2              # turns in a row that do nothing, after which an episode is over
 N_BASE, PER_RUNG = 544, 15
 N_WARM = 160              # base tasks that a pass of a warm start imitates, in each role
 SEED = 20251219           # base model and task sets are the same for every --seed of a run
+# what the report says about `picture`
+KEY = ("A box is a receptacle, `*` where the goal's things belong, `====` a closed lid: what is behind "
+       "it the agent sees only when it opens it. An episode is over when the goal is reached, when "
+       f"{PATIENCE} turns in a row did nothing, or at a limit, which is then named.")
 REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long")
 OPTIONS = {"max_turns": (16, "turns of an episode", None),
            "max_episode_tokens": (192, "tokens of an episode, observations included", None)}
 DEFAULTS = dict(epochs=24, steps=4, seed_tasks=16, variations=4, max_task_tokens=72,
                 max_response_tokens=8, val_every=4,
-                base_share=0.5)  # the last rungs are three edits from a base task: seeds must climb
+                base_share=0.5)  # rungs lie up to three edits from a base task: seeds must climb
 RECIPE = 2                # part of the cache's key: raise it when demonstrations change
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)
@@ -63,7 +69,7 @@ BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
 UNKNOWN = "b?"
 WORDS = [*SPECIAL, *OBJECTS, *RECEPTACLES, *"clean hot cool heat put take go open look to from in with "
          "and closed . > vary => you see nothing happens is".split(), *BUCKETS, UNKNOWN]
-_mode = {"chat": False}  # set by prepare: prompts have no options
+_mode = {"chat": False}  # set by prepare: agent_prompt and respond are given no options
 
 
 # ---------------------------------------------------------------------------------------------
@@ -108,9 +114,9 @@ def reached(spec, facts) -> bool:
 def read_command(text: str):
     """A turn's text -> (verb, object, place), "" where it has none; None if it is no command.
 
-    The last line counts, as a chat model may think aloud before it.
+    The last line counts, as a chat model may think aloud before it, and of it 200 characters.
     """
-    words = [w for w in re.findall(r"[a-z]+|\S", text[-200:].strip().split("\n")[-1].lower())
+    words = [w for w in re.findall(r"[a-z]+|\S", text.strip()[-200:].split("\n")[-1].lower())
              if w not in (".", ">", "`", '"', "the", "a", "an")]
     pattern = " ".join("T" if w in OBJECTS else "P" if w in RECEPTACLES else w for w in words)
     names = {k: w for k, w in zip(pattern.split(), words) if k in "TP"}
@@ -134,7 +140,7 @@ def start(task: Task) -> dict:
 def respond(task: Task, state: dict, text: str):
     """Execute a turn: state changes, the observation is returned, None when the episode is over.
 
-    It is over when the goal is reached, or after PATIENCE turns in a row that changed nothing.
+    It is over when the goal is reached, or after PATIENCE turns in a row that did nothing.
     """
     verb, thing, place = read_command(text) or ("", "", "")
     standing = any(place == name for name, _, _ in task.spec["house"])
@@ -449,7 +455,7 @@ def skills(task: Task) -> list[str]:
 
 
 def task_length(task: Task) -> int:
-    """Turns of a shortest plan."""
+    """Turns of a shortest plan, of one who sees into closed receptacles."""
     return len(plan(task))
 
 

@@ -61,7 +61,7 @@ import random
 import string
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -674,6 +674,13 @@ def prepare(o):
         if name := unwritable(task):
             raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
                             "name in Python: use --call-format json or leave the task out")
+
+
+def read_answers_as(call_format: str):
+    """Set the form of calls alone: for `score` in a process that never calls `prepare` (veRL's)."""
+    global _form
+    if _form.call_format != call_format:
+        _form = replace(_form, call_format=call_format)
 
 
 def base_tasks(o) -> list[Task]:
