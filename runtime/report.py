@@ -71,8 +71,9 @@ def figures(metrics: list[dict], options: dict) -> dict:
         "signal.png": _draw(trained, "What teaches the agent nothing", "share", [
             ("groups with equal rewards", "zero_variance"),
             ("truncated responses", "truncated")], RATE),
-        "replay.png": _draw([m for m in metrics if m.get("replays")] or trained, "Tasks tried again: change of p_hat", "difference", [
-            ("now minus two or more epochs ago", "replay_gain")]),
+        "replay.png": _draw([m for m in metrics if m.get("replays")] or trained,
+                            "Tasks tried again: change of p_hat", "difference", [
+                                ("now minus two or more epochs ago", "replay_gain")]),
     }
 
 
@@ -216,7 +217,8 @@ overflow-wrap:anywhere}.fine{border-left:4px solid #276b27;background:#f0f7f0;pa
 .card{border:1px solid #ddd;border-radius:6px;padding:.5rem .7rem;min-width:0}
 .tag{font-size:.8rem;color:#555}pre{font:13px/1.4 ui-monospace,monospace;margin:.3rem 0;
 white-space:pre-wrap;overflow-wrap:anywhere}pre.right{border-left:3px solid #276b27;
-padding-left:.5rem}pre.wrong{border-left:3px solid #b3261e;padding-left:.5rem}pre.picture{white-space:pre;overflow-x:auto;font-size:12px}pre.seed{color:#666}
+padding-left:.5rem}pre.wrong{border-left:3px solid #b3261e;padding-left:.5rem}
+pre.picture{white-space:pre;overflow-x:auto;font-size:12px}pre.seed{color:#666}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
 td{padding:.15rem 1rem .15rem 0;text-align:left;vertical-align:top;border-bottom:1px solid #eee;
 overflow-wrap:anywhere}summary{cursor:pointer;font-weight:600;margin:1rem 0 .4rem}"""
@@ -276,8 +278,8 @@ def _warnings(metrics) -> str:
 LEGEND = ("Tasks of the first, the middle and the last epoch; samples.jsonl has those of every epoch. "
           "p_hat: share of the agent's attempts that solved the task. In the band: it is near "
           "alpha, such tasks of its own the simulator imitates. Shown are the best and the worst "
-          "attempt, once if they are alike, with the reward r; of an episode the agent's turns (&gt;) and what "
-          "it was told.")
+          "attempt, once if they are alike, with the reward r; of an episode the agent's turns "
+          "(&gt;) and what it was told.")
 
 
 def _samples(folder, metrics) -> str:
@@ -292,8 +294,8 @@ def _samples(folder, metrics) -> str:
         grids = {k: f"<div class='grid cards'>{''.join(found)}</div>" for k, found in cards.items()}
         parts.append(f"<h3>epoch {_text(m['epoch'])}</h3>{grids[False]}")
         if cards[True]:
-            parts.append(_details(f"Refused in epoch {_text(m['epoch'])}, up to three of each reason",
-                                  grids[True]))
+            title = f"Refused in epoch {_text(m['epoch'])}, up to three of each reason"
+            parts.append(_details(title, grids[True]))
     return "".join(parts)
 
 
