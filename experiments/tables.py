@@ -291,7 +291,7 @@ CURVES = [("validation", "validation", "held-out success rate"),
           ("reward", "reward", "training reward"),
           ("unsolved", "unsolved", "share of tasks never solved"),
           ("solved", "solved", "share of tasks always solved"),
-          ("skill_entropy", "entropy", "entropy over tools (bits)")]
+          ("skill_entropy", "entropy", "entropy over skills (bits)")]
 
 
 def draw(results: Path):
