@@ -15,7 +15,7 @@ greedy, and harder ones, of categories and sizes that no base task has, greedy: 
 four and more functions. "validation" is the world's own, stricter score of one attempt a task.
 
 Where it differs on purpose: a rival that the paper leaves out, GRPO on the base tasks themselves,
-which are real ones with checked answers, without any simulator.
+which are real ones with checked answers, without any simulator; and runs from few base tasks.
 """
 import os
 import random
@@ -43,6 +43,12 @@ VARIANTS = {
     "genenv": [],
     "random": ["--variant", "random"],
     "GRPO on base tasks": ["--variant", "base"],
+    "static": ["--variant", "static"],
+    # few base tasks: where a generator should matter most
+    "genenv, 64 base tasks": ["--base-limit", "64"],
+    "GRPO on 64 base tasks": ["--variant", "base", "--base-limit", "64"],
+    "genenv, steered": ["--alpha-schedule", "integral", "--k-min", "0.45", "--lam", "6",
+                        "--beta", "8"],
 }
 HARDER = {"calls": 3, "tools": 8, "chars": 900}  # the most that a harder task has
 PER_KIND = 48     # harder tasks of each kind that are scored

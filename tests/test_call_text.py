@@ -237,6 +237,19 @@ def base_of(o, kind="Please dim"):
     return next(task for task in tool_calls.base_tasks(o) if task.text.startswith(kind))
 
 
+def test_a_limit_of_base_tasks_leaves_the_held_out_ones_alone(prepared):
+    o = prepared(MORE)
+    everything, held_out = tool_calls.base_tasks(o), tool_calls.validation_tasks(o)
+    o = prepared(MORE, base_limit=5)
+    few = tool_calls.base_tasks(o)
+    assert len(few) == 5 and all(task in everything for task in few)
+    assert few == tool_calls.base_tasks(prepared(MORE, base_limit=5))  # the same for every run
+    assert tool_calls.validation_tasks(o) == held_out and list(tool_calls._form.pool) == few
+    assert tool_calls.base_tasks(prepared(MORE, base_limit=10**6)) == everything
+    with pytest.raises(UserError, match="--base-limit is -1"):
+        prepared(MORE, base_limit=-1)
+
+
 def test_python_form_says_and_scores_the_same_as_json(prepared):
     for call_format in ("json", "python"):
         o = prepared(call_format=call_format)

@@ -93,6 +93,8 @@ OPTIONS = {  # name: default, help, choices
     "keep_tools": (False, "the simulator writes requests and calls for its seed's tools", None),
     "offer": (0, "functions of other base tasks that it may add to them, called or not", None),
     "exemplars": (0, "base tasks in the simulator's prompt, as examples of what it writes", None),
+    "base_limit": (0, "base tasks that are used, drawn by their ids; 0: all that are not held out",
+                   None),
     "max_turns": (8, "turns of an episode, in tasks whose tools answer", None),
     "max_episode_tokens": (1024, "tokens of such an episode, results included", None),
 }
@@ -647,9 +649,10 @@ def prepare(o):
         raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                         "such as Qwen/Qwen2.5-7B-Instruct")
     form = {name: world_option(sys.modules[__name__], o, name) for name in OPTIONS}
-    for name in ("exemplars", "offer"):
+    for name in ("exemplars", "offer", "base_limit"):
         if form[name] < 0:
             raise UserError(f"--{name} is {form[name]}: must not be negative")
+    form.pop("base_limit")  # `base_tasks` reads it
     for name in ("max_turns", "max_episode_tokens"):
         value = form.pop(name)  # `play` reads them
         if value < 1:
@@ -666,7 +669,7 @@ def prepare(o):
                             "a --preset")
     read_tasks.cache_clear()  # the files may have been corrected since an earlier run
     _splits.cache_clear()
-    splits = _splits(o.base_tasks, o.validation_tasks)
+    splits = {**_splits(o.base_tasks, o.validation_tasks), "base": base_tasks(o)}
     called = {tool["name"]: tool for task in splits["base"] for tool in task.spec.get("tools", ())
               if [tool["name"]] == skills(task)}
     _form = Form(**form, pool=tuple(splits["base"]), called=tuple(called.values()))
@@ -684,8 +687,12 @@ def read_answers_as(call_format: str):
 
 
 def base_tasks(o) -> list[Task]:
-    """The tasks of --base-tasks that are not held out."""
-    return _splits(o.base_tasks, o.validation_tasks)["base"]
+    """The tasks of --base-tasks that are not held out, or --base-limit of them."""
+    tasks = _splits(o.base_tasks, o.validation_tasks)["base"]
+    limit = world_option(sys.modules[__name__], o, "base_limit")
+    # ids are hashes: the few are spread over the file, and the same for every seed
+    chosen = set(sorted(task.id for task in tasks)[:limit or len(tasks)])
+    return [task for task in tasks if task.id in chosen]
 
 
 def validation_tasks(o, split="validation") -> list[Task]:
