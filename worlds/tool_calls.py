@@ -651,7 +651,7 @@ def prepare(o):
     form = {name: world_option(sys.modules[__name__], o, name) for name in OPTIONS}
     for name in ("exemplars", "offer", "base_limit"):
         if form[name] < 0:
-            raise UserError(f"--{name} is {form[name]}: must not be negative")
+            raise UserError(f"--{name.replace('_', '-')} is {form[name]}: must not be negative")
     form.pop("base_limit")  # `base_tasks` reads it
     for name in ("max_turns", "max_episode_tokens"):
         value = form.pop(name)  # `play` reads them
