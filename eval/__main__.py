@@ -278,6 +278,8 @@ def run_settings(bench: str, policy, args) -> dict:
     context = policy.lm.config.max_position_embeddings
     # a small context still leaves half of itself to the prompt
     new = min(args.max_new or module(bench).MAX_NEW_TOKENS, context // 2)
+    if args.variant == "dialogue":  # the prompt is a page, the rest of the context is the game's
+        new = min(args.max_new or module(bench).DIALOGUE_TOKENS, context // 2)
     return settings | {"model_stamp": stamp(args.model), "device": policy.device.type,
                        "adapter_stamp": stamp(args.adapter), "max_new_tokens": new,
                        "max_prompt": min(args.max_prompt or context, context - new)}
@@ -405,8 +407,9 @@ def play(bench_module, records: list, policy, settings: dict, args):
             games = records[start:start + args.batch_size]
             for game in bench_module.episodes(args.data, respond, games) \
                     if args.variant == "episodes" else bench_module.dialogues(
-                        args.data, policy, "agent" if settings["adapter"] else None, games):
-                problem = "prompt too long" if "too long" in game["reason"] else ""
+                        args.data, policy, "agent" if settings["adapter"] else None, games,
+                        settings["max_new_tokens"]):
+                problem = "prompt too long" if "prompt too long" in game["reason"] else ""
                 yield {**game, "prompt": None, "response": "\n".join(game["commands"]),
                        "truncated": False, "problem": problem}
                 bar.update(1)

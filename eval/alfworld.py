@@ -4,7 +4,7 @@ What of the paper this is: the ALFWorld column, 14.2 (Qwen2.5-7B) -> 54.5 (GenEn
 
     python -m eval alfworld --data DIR --model DIR [--variant SPLIT] [--limit N]
     python -m eval alfworld --data DIR --model DIR --variant episodes  # needs the alfworld package
-    python -m eval alfworld --data DIR --model DIR --adapter RUN/adapters/agent --variant dialogue
+    python -m eval alfworld --data DIR --model DIR --adapter RUN/adapters/agent --variant dialogue  # too
 
 What is unclear, and our choice. ALFWorld's official score is won games / 274, in episodes of at
 most 50 commands; there is *no* official step score. The paper says that the tasks are "decomposed
@@ -341,13 +341,15 @@ def episodes(data, respond, records: list, max_steps: int = MAX_STEPS):
             live = [e for e in live if not e.reason]
 
 
-def dialogues(data, policy, adapter, records: list, max_steps: int = MAX_STEPS):
+def dialogues(data, policy, adapter, records: list, tokens: int = DIALOGUE_TOKENS,
+              max_steps: int = MAX_STEPS):
     """Play the games of some records, each as one chat, greedily: how an agent that was trained in
     the household world (worlds/household.py) acts in ALFWorld's own games.
 
-    Its rules are the household's, a command is a turn and what the game says is the next one; which
-    commands are admissible is not told. policy: a chat model. Yields rows as `episodes` does, lost
-    ones also where a turn has TURN_TOKENS tokens or a game DIALOGUE_TOKENS. Raises UserError when
+    Its rules are the household's, with `use` for a lamp; a command is a turn and what the game says
+    is the next one; which commands are admissible is not told, nor that a sink is a sinkbasin.
+    policy: a chat model. Yields rows as `episodes` does, lost ones also where a turn comes to
+    TURN_TOKENS tokens without its end, or a game to `tokens`. Raises UserError when
     the package `alfworld` or the game files are absent.
     """
     from worlds import play  # here: scoring needs no torch
@@ -364,7 +366,7 @@ def dialogues(data, policy, adapter, records: list, max_steps: int = MAX_STEPS):
             return None if episode.reason else episode.state["feedback"].strip()
         world = SimpleNamespace(
             start=begin, respond=respond, agent_prompt=dialogue_prompt,
-            OPTIONS={"max_turns": (max_steps + 1,), "max_episode_tokens": (DIALOGUE_TOKENS,)})
+            OPTIONS={"max_turns": (max_steps + 1,), "max_episode_tokens": (tokens,)})
         rollouts, _ = play(world, SimpleNamespace(max_response_tokens=TURN_TOKENS), policy, adapter,
                            records, 1, 0.0, None, max_rows=len(records))
     for record, rollout in zip(records, rollouts):
@@ -376,7 +378,8 @@ def dialogues(data, policy, adapter, records: list, max_steps: int = MAX_STEPS):
 def dialogue_prompt(record: dict) -> list[dict]:
     """Chat messages at the start of a game: the household's rules, the room, the goal."""
     from worlds.household import RULES
-    return [{"role": "system", "content": f"{RULES} Names carry numbers, as in countertop 1."},
+    return [{"role": "system", "content": f"{RULES} A lamp is turned on by use "
+             "LAMP. Names carry numbers, as in countertop 1."},
             {"role": "user", "content": record["observation"].replace("\n\n", " ")}]
 
 

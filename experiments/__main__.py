@@ -137,6 +137,7 @@ def finished(options, wanted, settings, jobs, scratch):
                 yield job
             time.sleep(0.2)
     finally:  # one run failed, Ctrl-C or SIGTERM: none goes on without the suite
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not leave some of them
         for job in running:
             job["process"].kill()
             job["process"].wait()

@@ -180,8 +180,9 @@ def samples(run, alpha: float, n=8) -> list:
     answer, the best and the worst trace; and texts that were refused, with the reason."""
     state, world = run.state, run.world
     # new tasks near alpha come first: it is those that the simulator imitates
-    near = [a for a in state.attempts if a[0].origin == "env" and a[0].epoch == state.epoch
-            and curriculum.in_band(a[1], alpha, run.o.k_min)][:n // 2]
+    inside = lambda task, p_hat: task.origin == "env" and task.epoch == state.epoch and \
+        curriculum.in_band(p_hat, alpha, run.o.k_min)
+    near = [a for a in state.attempts if inside(*a[:2])][:n // 2]
     rest = [a for a in state.attempts if all(a is not b for b in near)]
     step = max(1, len(rest) // (n - len(near)))
     shown = []
@@ -191,7 +192,7 @@ def samples(run, alpha: float, n=8) -> list:
         told = {e.text: e for e in (by_reward[0], by_reward[-1])}  # once if they are the same
         shown.append({"epoch": state.epoch, "written": task.epoch, "task": task.text,
                       "origin": task.origin, "p_hat": p_hat,
-                      "in_band": len(shown) < len(near),
+                      "in_band": inside(task, p_hat),
                       "seed_task": parent.text if parent else "",
                       "expected": world.gold(task) if hasattr(world, "gold") else "",
                       "picture": world.picture(task) if hasattr(world, "picture") else "",

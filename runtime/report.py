@@ -48,7 +48,7 @@ def figures(metrics: list[dict], options: dict) -> dict:
             ("sampled", "validation"), ("greedy", "validation_greedy")], RATE),
         "success_rate.png": _draw(metrics, "Generated tasks: success of the agent", "success rate",
                                   [("p_hat", "success_rate")], RATE, options["k_min"]),
-        "task_length.png": _draw(metrics, "Generated tasks: length", "steps of a solution",
+        "task_length.png": _draw(metrics, "Generated tasks: length", "task length",
                                  [("task length", "task_length")]),
         "response_length.png": _draw(metrics, "Responses to generated tasks", "tokens",
                                      [("response length", "response_length")]),
@@ -276,8 +276,8 @@ def _warnings(metrics) -> str:
 
 
 LEGEND = ("Tasks of the first, the middle and the last epoch; samples.jsonl has those of every epoch. "
-          "p_hat: share of the agent's attempts that solved the task. In the band: it is near "
-          "alpha, such tasks of its own the simulator imitates. Shown are the best and the worst "
+          "p_hat: share of the agent's attempts that solved the task. In the band: new, and p_hat near "
+          "alpha; a simulator that is trained imitates such tasks of its own. Shown are the best and the worst "
           "attempt, once if they are alike, with the reward r; of an episode the agent's turns "
           "(&gt;) and what it was told.")
 

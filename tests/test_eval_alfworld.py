@@ -357,7 +357,7 @@ def dialogue(monkeypatch, turns, **limits):
     monkeypatch.setattr(alfworld, "unpack_games", lambda data, games, folder: dict.fromkeys(games))
     record = {**step(), "id": "g", "game": "g", "observation": "You see a mug 1.\n\nYour task is to: put it."}
     speaker = Speaker(turns)
-    return next(alfworld.dialogues(None, speaker, None, [record], **limits)), speaker.read
+    return next(alfworld.dialogues(None, speaker, None, [record], **limits)), speaker
 
 
 class Speaker:
@@ -372,7 +372,7 @@ class Speaker:
     def sample(self, adapter, prompts, G, tokens, temperature, generator, max_rows, respond,
                max_turns, max_turn_tokens):
         from policy import Rollout
-        truncated = "too many turns"
+        self.limits, truncated = (tokens, max_turn_tokens), "turn too long"
         for turn in self.turns[:max_turns]:
             heard = respond(0, [turn])
             if heard is None:
@@ -384,18 +384,20 @@ class Speaker:
 
 def test_a_dialogue_is_played_turn_by_turn_until_the_game_is_won(monkeypatch):
     turns = ["go to sink 1", "I put it there.\nPut mug 1 in sink 1", "look"]
-    row, read = dialogue(monkeypatch, turns)
+    row, speaker = dialogue(monkeypatch, turns)
     assert row["won"] and row["steps"] == 2 and row["id"] == "g"
     assert row["commands"] == ["go to sink 1", "move mug 1 to sink 1"]
-    assert read == ["heard go to sink 1"]
+    assert speaker.read == ["heard go to sink 1"]
 
 
 def test_a_dialogue_is_lost_at_the_limit_of_commands_or_of_tokens(monkeypatch):
-    row, read = dialogue(monkeypatch, ["look"] * 9, max_steps=3)
-    assert not row["won"] and row["steps"] == 3 == len(read) + 1
+    row, speaker = dialogue(monkeypatch, ["look"] * 9, max_steps=3)
+    assert not row["won"] and row["steps"] == 3 == len(speaker.read) + 1
     assert row["reason"] == "lost: not won within 3 commands"
     row, _ = dialogue(monkeypatch, ["look"])
-    assert not row["won"] and row["reason"] == "lost: too many turns"  # as the policy says
+    assert not row["won"] and row["reason"] == "lost: turn too long"  # as the policy says
+    _, speaker = dialogue(monkeypatch, ["look"], tokens=100)
+    assert speaker.limits == (100, alfworld.TURN_TOKENS)
 
 
 def test_a_dialogue_begins_with_the_households_rules_and_the_room():

@@ -80,8 +80,12 @@ def test_prompts_and_rewards_are_in_the_form_of_the_run(tmp_path):
     world._form = world.Form()  # as where nothing was prepared
     reward = record["reward_model"]["ground_truth"]
     assert export.compute_score(record["data_source"], answer, reward) == 1.0
-    world._form = world.Form()
+    said_so = said(*task.spec["calls"])  # the next record may be of a run with JSON
+    assert export.compute_score("genenv/tool_calls", said_so, reward) == 1.0
     assert export.compute_score("genenv/tool_calls", answer, reward) == 0.0
+    for source in ("genenv/tool_calls/xml", "genenv/ladder/python"):
+        with pytest.raises(UserError, match="form"):
+            export.compute_score(source, answer, reward)
     (tmp_path / "h").mkdir()
     rooms = export.verl_records(run_folder(tmp_path / "h", world="household"))
     load_world("household").prepare(SimpleNamespace(**vars(options(model=""))))

@@ -271,6 +271,10 @@ def test_the_report_shows_the_picture_and_the_episode():
               "traces": [{"text": "> look\nnothing happens", "reward": 0.0}]}
     page = _card(record)
     assert "*drawer" in page and "&gt; look" in page
+    assert "in epoch 2, tried again" in page and "a shortest solution" not in page
+    page = _card({**record, "written": 4, "in_band": True, "expected": "go to sink"})
+    assert "tried again" not in page and "in the band" in page
+    assert "a shortest solution: go to sink" in page
     assert "*drawer" not in _card({**record, "picture": ""})
 
 

@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import torch
 from runtime import checkpoint, report
 import genenv
 from conftest import write_report
-from data_pool import read_jsonl
+from data_pool import Trace, read_jsonl
 from worlds import ladder
 
 MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
@@ -90,6 +91,25 @@ def test_samples_show_what_was_expected(four):
     """Beside the traces, an answer that earns 1; and the task that a generated one varies."""
     samples = [r for r in read_jsonl(four / "samples.jsonl") if "traces" in r]
     assert samples and all(r["expected"].startswith("s1 ") for r in samples)
+    traces = [r["traces"] for r in samples]
+    assert all(t[0]["reward"] >= t[-1]["reward"] for t in traces)  # the best and the worst attempt,
+    assert all(len({e["text"] for e in t}) == len(t) <= 2 for t in traces)  # once if they are alike
+
+
+def test_samples_begin_with_new_tasks_near_alpha():
+    """At most half of what is shown; the rest is spread over the epoch, and marked as what it is."""
+    from runtime import measure
+    new, old = (SimpleNamespace(origin="env", epoch=t, text="t", seed_task="") for t in (3, 1))
+    attempts = [(new, 1.0, [Trace("a", 1.0, True, False, 1)])] * 8 + \
+        [(task, 0.5, [Trace("a", 0.0, True, False, 1), Trace("b", 1.0, True, False, 1)])
+         for task in (old, *[new] * 6)]
+    run = SimpleNamespace(
+        state=SimpleNamespace(attempts=attempts, epoch=3, refused=[("s", "text", "malformed")]),
+        world=SimpleNamespace(), o=SimpleNamespace(k_min=0.26), train_pool=SimpleNamespace(tasks={}))
+    *shown, refused = measure.samples(run, 0.5)
+    assert [r["p_hat"] for r in shown[:5]] == [0.5] * 4 + [1.0] and len(shown) == 8
+    assert all(r["in_band"] == (r["p_hat"] == 0.5 and r["written"] == 3) for r in shown)
+    assert [e["text"] for e in shown[0]["traces"]] == ["b", "a"] and refused["reason"] == "malformed"
 
 
 def test_two_plus_two_epochs_equal_four(four, tmp_path, cache):

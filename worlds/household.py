@@ -133,7 +133,7 @@ def seen(facts, place) -> str:
 
 
 def start(task: Task) -> dict:
-    """The state of an episode: the facts, and for how many turns nothing has changed."""
+    """The state of an episode: the facts, and how many turns in a row did nothing."""
     return {"facts": first_facts(task.spec), "idle": 0}
 
 

@@ -680,8 +680,11 @@ def prepare(o):
 
 
 def read_answers_as(call_format: str):
-    """Set the form of calls alone: for `score` in a process that never calls `prepare` (veRL's)."""
+    """Set the form of calls alone: for `score` in a process that never calls `prepare` (veRL's).
+    Raises UserError for a form that is none."""
     global _form
+    if call_format not in OPTIONS["call_format"][2]:
+        raise UserError(f"{call_format!r} is no form of calls: json or python")
     if _form.call_format != call_format:
         _form = replace(_form, call_format=call_format)
 
@@ -851,7 +854,7 @@ def load_policy(o) -> Policy:
     """
     from jinja2 import TemplateError  # what transformers renders chat templates with
     policy = Policy.load(o.model, **policy_options(o))
-    splits = _splits(o.base_tasks, o.validation_tasks)
+    splits = {**_splits(o.base_tasks, o.validation_tasks), "base": base_tasks(o)}
     try:
         for task in [task for tasks in splits.values() for task in tasks]:
             longest = max(len(policy.encode(agent_prompt(task))),
