@@ -4,7 +4,7 @@ What of the paper this is: the ALFWorld column, 14.2 (Qwen2.5-7B) -> 54.5 (GenEn
 
     python -m eval alfworld --data DIR --model DIR [--variant SPLIT] [--limit N]
     python -m eval alfworld --data DIR --model DIR --variant episodes  # needs the alfworld package
-    python -m eval alfworld --data DIR --model DIR --adapter RUN/adapters/agent --variant dialogue  # too
+    python -m eval alfworld --data DIR --model DIR --adapter LORA --variant dialogue  # this too
 
 What is unclear, and our choice. ALFWorld's official score is won games / 274, in episodes of at
 most 50 commands; there is *no* official step score. The paper says that the tasks are "decomposed

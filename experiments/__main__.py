@@ -211,7 +211,7 @@ def collect(job, world, base: set, settings) -> dict:
 
 
 def turns_of(records) -> float:
-    """Mean turns of the episodes that the agent played on an epoch's generated tasks; 0 for none."""
+    """Mean turns of the agent's episodes on an epoch's generated tasks; 0 for none."""
     played = [sum(line.startswith("> ") for line in trace["text"].split("\n")) or 1
               for r in records if r["task"]["origin"] != "base" for trace in r["traces"]]
     return float(np.mean(played or [0.0]))

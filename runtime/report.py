@@ -275,11 +275,12 @@ def _warnings(metrics) -> str:
     return "".join(boxes) + "<p class=tag>TROUBLESHOOTING.md has a paragraph on each.</p>"
 
 
-LEGEND = ("Tasks of the first, the middle and the last epoch; samples.jsonl has those of every epoch. "
-          "p_hat: share of the agent's attempts that solved the task. In the band: new, and p_hat near "
-          "alpha; a simulator that is trained imitates such tasks of its own. Shown are the best and the worst "
-          "attempt, once if they are alike, with the reward r; of an episode the agent's turns "
-          "(&gt;) and what it was told.")
+LEGEND = (
+    "Tasks of the first, the middle and the last epoch; samples.jsonl has those of every epoch. "
+    "p_hat: share of the agent's attempts that solved the task. In the band: new, and p_hat near "
+    "alpha; a simulator that is trained imitates such tasks of its own. Shown are the best and the "
+    "worst attempt, once if they are alike, with the reward r; of an episode the agent's turns "
+    "(&gt;) and what it was told.")
 
 
 def _samples(folder, metrics) -> str:

@@ -52,8 +52,8 @@ N_BASE, PER_RUNG = 544, 15
 N_WARM = 160              # base tasks that a pass of a warm start imitates, in each role
 SEED = 20251219           # base model and task sets are the same for every --seed of a run
 # what the report says about `picture`
-KEY = ("A box is a receptacle, `*` where the goal's things belong, `====` a closed lid: what is behind "
-       "it the agent sees only when it opens it. An episode is over when the goal is reached, when "
+KEY = ("A box is a receptacle, `*` where the goal's things belong, `====` a closed lid: what is "
+       "behind it the agent sees only when it opens it. An episode is over when the goal is reached, when "
        f"{PATIENCE} turns in a row did nothing, or at a limit, which is then named.")
 REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long")
 OPTIONS = {"max_turns": (16, "turns of an episode", None),
