@@ -14,6 +14,16 @@ from test_tool_calls import SEED, VALID, options, said
 from worlds import call_text, load_world
 
 
+@pytest.fixture(autouse=True)
+def default_form():
+    """Worlds keep the form of the last run that was prepared, here or in another file."""
+    world = load_world("tool_calls")
+    world._form = world.Form()
+    yield
+    world._form = world.Form()
+    load_world("household")._mode["chat"] = False
+
+
 def run_folder(tmp_path, world="tool_calls", tried=(), **given):
     """A run folder with one epoch of D_train: tried is a list of (task, p_hat), given are options."""
     o = {**vars(options()), "world": world, **given}
@@ -88,7 +98,6 @@ def test_prompts_and_rewards_are_in_the_form_of_the_run(tmp_path):
             export.compute_score(source, answer, reward)
     (tmp_path / "h").mkdir()
     rooms = export.verl_records(run_folder(tmp_path / "h", world="household"))
-    load_world("household").prepare(SimpleNamespace(**vars(options(model=""))))
     assert rooms[0]["prompt"][0]["role"] == "system" and "one command" in rooms[0]["prompt"][0]["content"]
 
 
