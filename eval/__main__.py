@@ -277,9 +277,9 @@ def run_settings(bench: str, policy, args) -> dict:
     # prompt and response share the context; beyond it positions were never trained
     context = policy.lm.config.max_position_embeddings
     # a small context still leaves half of itself to the prompt
-    new = min(args.max_new or module(bench).MAX_NEW_TOKENS, context // 2)
-    if args.variant == "dialogue":  # the prompt is a page, the rest of the context is the game's
-        new = min(args.max_new or module(bench).DIALOGUE_TOKENS, context // 2)
+    whole = args.variant == "dialogue"  # one response is all that follows the first prompt
+    most = module(bench).DIALOGUE_TOKENS if whole else module(bench).MAX_NEW_TOKENS
+    new = min(args.max_new or most, context // 2)
     return settings | {"model_stamp": stamp(args.model), "device": policy.device.type,
                        "adapter_stamp": stamp(args.adapter), "max_new_tokens": new,
                        "max_prompt": min(args.max_prompt or context, context - new)}
@@ -405,10 +405,13 @@ def play(bench_module, records: list, policy, settings: dict, args):
     with tqdm(total=len(records), desc="alfworld episodes", unit="game") as bar:
         for start in range(0, len(records), args.batch_size):
             games = records[start:start + args.batch_size]
-            for game in bench_module.episodes(args.data, respond, games) \
-                    if args.variant == "episodes" else bench_module.dialogues(
-                        args.data, policy, "agent" if settings["adapter"] else None, games,
-                        settings["max_new_tokens"]):
+            if args.variant == "dialogue":
+                adapter = "agent" if settings["adapter"] else None
+                played = bench_module.dialogues(args.data, policy, adapter, games,
+                                                settings["max_new_tokens"])
+            else:
+                played = bench_module.episodes(args.data, respond, games)
+            for game in played:
                 problem = "prompt too long" if "prompt too long" in game["reason"] else ""
                 yield {**game, "prompt": None, "response": "\n".join(game["commands"]),
                        "truncated": False, "problem": problem}

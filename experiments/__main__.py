@@ -186,6 +186,7 @@ def collect(job, world, base: set, settings) -> dict:
     metrics, records = (read_jsonl(job["folder"] / f) for f in ("metrics.jsonl", "train.jsonl"))
     o = json.loads((job["folder"] / "config.json").read_text())
     shutil.rmtree(job["folder"])  # a real model's checkpoints are large
+    episodes = EPISODES if hasattr(world, "respond") else ()
     seen, best = set(), {}  # tasks that taught something; the best p_hat of every generated task
     for m in metrics:
         here = [r for r in records if r["epoch"] == m["epoch"]]
@@ -194,14 +195,13 @@ def collect(job, world, base: set, settings) -> dict:
                  if r["task"]["origin"] != "base" and 0 < (r["p_hat"] or 0) < 1}
         m["synthetic"] = len(seen)
         m.update(curriculum_of(world, here, m, best))
-        if hasattr(world, "respond"):
+        if episodes:
             m["turns"] = turns_of(here)
         m["rollouts"] = m["epoch"] * o["steps"] * o["G"] * round(
             o["seed_tasks"] * o["variations"] * (1 + o["replay"]))
         easy = [rate for name, rate in m["validation_by"].items() if name in base]
         m["base_tools"] = np.mean(easy) if easy else None
         m["kept_by_noise"] = kept_by_noise(world, here, m["alpha"], o) if o["reward_noise"] else 0.0
-    episodes = EPISODES if hasattr(world, "respond") else ()
     kept = [key for key in (*KEPT, *CURRICULUM, *episodes, "tuning", "validated")
             if key in metrics[0]]
     metrics = [{key: m[key] for key in kept} for m in metrics]

@@ -30,7 +30,8 @@ from eval import bfcl
 from eval.__main__ import load_records
 from eval.make_base import too_large, unreadable
 from experiments import __main__ as suite
-from experiments.tables import cell, difference
+from experiments.suites import SOFT
+from experiments.tables import cell_or_dash, difference, refused
 from genenv import parse_options
 from policy import Policy
 from runtime.loading import policy_options
@@ -47,8 +48,7 @@ VARIANTS = {
     # few base tasks: where a generator should matter most
     "genenv, 64 base tasks": ["--base-limit", "64"],
     "GRPO on 64 base tasks": ["--variant", "base", "--base-limit", "64"],
-    "genenv, steered": ["--alpha-schedule", "integral", "--k-min", "0.45", "--lam", "6",
-                        "--beta", "8"],
+    "genenv, steered": ["--alpha-schedule", "integral", *SOFT],
 }
 HARDER = {"calls": 3, "tools": 8, "chars": 900}  # the most that a harder task has
 PER_KIND = 48     # harder tasks of each kind that are scored
@@ -205,9 +205,7 @@ def mean_late(r, key) -> float:
 
 def valid_share(r) -> float:
     """Valid tasks among all that was written in the second half of a run; NaN if nothing was."""
-    half = r["metrics"][len(r["metrics"]) // 2:]
-    written = sum(m["written"] for m in half)
-    return 1 - sum(sum(m["invalid"].values()) for m in half) / written if written else np.nan
+    return 1 - refused(r["metrics"][len(r["metrics"]) // 2:])
 
 
 OFFICIAL = {kind: (lambda r, kind=kind: share(r["official"][kind]))
@@ -233,7 +231,7 @@ def table(results: Path) -> str:
     rows = [f"| variant | seeds | {' | '.join(COLUMNS)} |", "|" + "---|" * (len(COLUMNS) + 2)]
     for name in sorted(runs, key=lambda name: name in VARIANTS and 1 + list(VARIANTS).index(name)):
         of_name = runs[name].values()
-        cells = [_cell_of(f, of_name) if name in VARIANTS or head in OFFICIAL else "-"
+        cells = [cell_or_dash([f(r) for r in of_name]) if name in VARIANTS or head in OFFICIAL else "-"
                  for head, f in COLUMNS.items()]
         rows.append(f"| {name} | {len(runs[name]) if name in VARIANTS else '-'} | {' | '.join(cells)} |")
     rows += ["", "Paired differences, genenv minus the other, same seeds (95 % t-interval):", "",
@@ -245,11 +243,6 @@ def table(results: Path) -> str:
         if name != "genenv" and any(found):
             rows.append(f"| {name} | " + " | ".join(f"{m:+.3f} ± {h:.3f}" for m, h in found) + " |")
     return "\n".join(rows) + "\n" + by_category(runs)
-
-
-def _cell_of(f, runs) -> str:
-    values = [f(r) for r in runs]
-    return "-" if np.isnan(values).all() else cell(values)
 
 
 def page(results: Path) -> str:

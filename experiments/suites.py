@@ -13,7 +13,8 @@ Where it differs on purpose: every variant gets the same number of agent updates
 from pathlib import Path
 
 TEACHERS, PAPER_BASE = (957, 1777), 544  # the paper's teacher sets, and the base set they extend
-SHARP = ["--k-min", "0.45", "--lam", "6", "--beta", "8", "--agent-lr", "1e-3"]
+SOFT = ["--k-min", "0.45", "--lam", "6", "--beta", "8"]  # weights of Eq. 3 in place of the filter
+SHARP = [*SOFT, "--agent-lr", "1e-3"]
 # name -> options of genenv.py; @teacher-N stands for a file made by the world's write_teacher
 PAPER = {
     "genenv": [],
@@ -60,7 +61,7 @@ LEVERS = {  # each against the default settings
     "twice the simulator updates": ["--env-updates", "32"],
     "three times the KL cap, faster": ["--env-kl-cap", "1.5", "--env-lr", "5e-3"],
     "k_min 0.13": ["--k-min", "0.13"],
-    "soft weights, lam 6, beta 8": ["--k-min", "0.45", "--lam", "6", "--beta", "8"],
+    "soft weights, lam 6, beta 8": SOFT,
     "half of the seeds from base": ["--base-share", "0.5"],
     "a quarter of the seeds from base": ["--base-share", "0.25"],
 }

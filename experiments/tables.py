@@ -122,16 +122,6 @@ CURRICULUM_COLUMNS = [
 ]
 
 
-# of worlds with episodes: how long they are, and what the simulator writes that is no task
-EPISODE_COLUMNS = [
-    ("plan, first", lambda m: m[0]["task_length"]),
-    ("plan, last", lambda m: last(m, "task_length")),
-    ("turns, last", lambda m: last(m, "turns")),
-    ("no task", lambda m: refused(m)),
-    ("inconsistent or unsolvable", lambda m: refused(m, "inconsistent", "unsolvable")),
-]
-
-
 def refused(metrics, *reasons) -> float:
     """Share of all that was written that was refused, for one of these reasons or for any; NaN if
     nothing was written."""
@@ -139,6 +129,16 @@ def refused(metrics, *reasons) -> float:
     count = sum(n for m in metrics for reason, n in m["invalid"].items()
                 if not reasons or reason in reasons)
     return count / written if written else math.nan
+
+
+# of worlds with episodes: how long they are, and what the simulator writes that is no task
+EPISODE_COLUMNS = [
+    ("plan, first", lambda m: m[0]["task_length"]),
+    ("plan, last", lambda m: last(m, "task_length")),
+    ("turns, last", lambda m: last(m, "turns")),
+    ("no task", refused),
+    ("inconsistent or unsolvable", lambda m: refused(m, "inconsistent", "unsolvable")),
+]
 
 
 def cost(metrics, target=TARGET) -> float:
@@ -176,9 +176,8 @@ def table(results: Path) -> str:
              "mean curve of success, epochs in [.4, .6]"]
     rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for name, seeds in runs.items():
-        values = [[f(m) for m in seeds.values()] for _, f in columns]
-        cells = ["-" if head in dict(EPISODE_COLUMNS) and any(map(math.isnan, of)) else cell(of)
-                 for (head, _), of in zip(columns, values)]
+        cells = [(cell_or_dash if column in EPISODE_COLUMNS else cell)(
+            [column[1](m) for m in seeds.values()]) for column in columns]
         rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) +
                     f" | {band_range(list(seeds.values()))} |")
     rows += paired(runs, *columns[0])
@@ -249,6 +248,11 @@ def cell(values) -> str:
     digits = 3 if abs(mean) < 100 else 0
     text = f"{mean:.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
     return text if len(reached) == len(values) else f"{text} ({missed})"
+
+
+def cell_or_dash(values) -> str:
+    """A cell of a column in which a variant may have nothing to show."""
+    return "-" if all(map(math.isnan, values)) else cell(values)
 
 
 def claims(runs) -> list[str]:

@@ -15,6 +15,7 @@ shares are taken of what could have been right. Thresholds were set on recorded 
 import math
 
 from curriculum import WITHOUT_SIMULATOR, steers, target_of
+from runtime.report import validated
 
 READS = ("epoch", "alpha", "success_rate", "validation", "distinct_tasks", "skill_entropy",
          "written", "invalid", "truncated", "zero_variance", "replay_gain", "replays", "env_kept",
@@ -175,7 +176,7 @@ def warn_exploitation(r, history, o):
 def improvement(records, since) -> float:
     """Validation in the later half of what was measured since an epoch, minus that in the earlier
     half; the last two measurements where there are fewer (--val-every). 0 if there is but one."""
-    measured = [m for m in records if m.get("validated", m["epoch"]) == m["epoch"]]
+    measured = validated(records)
     within = [m["validation"] for m in measured if m["epoch"] >= since]
     value = within if len(within) > 1 else [m["validation"] for m in measured[-2:]]
     half = len(value) // 2

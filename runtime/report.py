@@ -290,14 +290,18 @@ def _samples(folder, metrics) -> str:
     key = next((r["key"] for r in records if r.get("key")), "")
     parts = [f"<p class=tag>{LEGEND} {_text(key)}</p>"]
     for m in _three(metrics):
-        cards = {refused: [_card(r) for r in records if r["epoch"] == m["epoch"]
-                           and ("refused" in r) == refused] for refused in (False, True)}
-        grids = {k: f"<div class='grid cards'>{''.join(found)}</div>" for k, found in cards.items()}
-        parts.append(f"<h3>epoch {_text(m['epoch'])}</h3>{grids[False]}")
-        if cards[True]:
+        here = [r for r in records if r["epoch"] == m["epoch"]]
+        refused = [r for r in here if "refused" in r]
+        tasks = _cards(r for r in here if "refused" not in r)
+        parts.append(f"<h3>epoch {_text(m['epoch'])}</h3>{tasks}")
+        if refused:
             title = f"Refused in epoch {_text(m['epoch'])}, up to three of each reason"
-            parts.append(_details(title, grids[True]))
+            parts.append(_details(title, _cards(refused)))
     return "".join(parts)
+
+
+def _cards(records) -> str:
+    return f"<div class='grid cards'>{''.join(map(_card, records))}</div>"
 
 
 def _card(r) -> str:

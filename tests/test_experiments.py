@@ -207,11 +207,10 @@ def test_worlds_with_episodes_show_turns_plans_and_what_is_refused(tmp_path):
     assert experiments.turns_of(train) == 1.5 and experiments.turns_of(train[1:]) == 0
     wrote = {"written": 8, "invalid": {"inconsistent": 2, "unsolvable": 1, "malformed": 1}}
     metrics = [{"epoch": t, "task_length": 4 + t, **wrote} for t in (0, 1)]
-    world = SimpleNamespace(respond=None, category=None)
+    world = SimpleNamespace(respond=None, category=lambda task: "place")
     runs = []
     for name, m in (("genenv", metrics), ("static", [{**m, "written": 0, "invalid": {}} for m in metrics])):
         job = ended(tmp_path / name, m, train, replay=0.0)
-        world.category = lambda task: "place"
         runs.append({**experiments.collect(job, world, set(), []), "name": name})
     assert [m["turns"] for m in runs[0]["metrics"]] == [0, 1.5]
     append_jsonl(tmp_path / "paper-moon.jsonl", runs)

@@ -605,11 +605,18 @@ def read_tasks(path: str) -> tuple:
     return tuple(tasks)
 
 
+def splits_of(o) -> dict:
+    """`_splits` by the options of a run."""
+    return _splits(o.base_tasks, o.validation_tasks,
+                   world_option(sys.modules[__name__], o, "base_limit"))
+
+
 @lru_cache
-def _splits(base_file: str, validation_file: str) -> dict:
+def _splits(base_file: str, validation_file: str, limit: int = 0) -> dict:
     """{"base", "validation", "tuning": tasks}, by the order of the families, which are hashes.
 
     Tasks that share a key stay together. A validation file takes the place of the held-out eighth.
+    limit: base tasks that are kept, 0 for all.
     """
     tasks = read_tasks(base_file or str(EXAMPLE_TASKS))
     given = read_tasks(validation_file) if validation_file else ()
@@ -624,8 +631,11 @@ def _splits(base_file: str, validation_file: str) -> dict:
                         "some are held out for validation and tuning; give 3 or more, better 40")
     tuning, validation = set(names[:n]), set() if given else set(names[n:2 * n])
     pick = lambda chosen: [task for task in tasks if family[task.id] in chosen]
+    base = pick(set(names) - tuning - validation)
+    # ids are hashes: the few are spread over the file, and the same for every seed
+    few = set(sorted(task.id for task in base)[:limit or len(base)])
     return {"tuning": pick(tuning), "validation": list(given) or pick(validation),
-            "base": pick(set(names) - tuning - validation)}
+            "base": [task for task in base if task.id in few]}
 
 
 def _families(tasks) -> dict:
@@ -652,7 +662,7 @@ def prepare(o):
     for name in ("exemplars", "offer", "base_limit"):
         if form[name] < 0:
             raise UserError(f"--{name.replace('_', '-')} is {form[name]}: must not be negative")
-    form.pop("base_limit")  # `base_tasks` reads it
+    form.pop("base_limit")  # `splits_of` reads it
     for name in ("max_turns", "max_episode_tokens"):
         value = form.pop(name)  # `play` reads them
         if value < 1:
@@ -669,7 +679,7 @@ def prepare(o):
                             "a --preset")
     read_tasks.cache_clear()  # the files may have been corrected since an earlier run
     _splits.cache_clear()
-    splits = {**_splits(o.base_tasks, o.validation_tasks), "base": base_tasks(o)}
+    splits = splits_of(o)
     called = {tool["name"]: tool for task in splits["base"] for tool in task.spec.get("tools", ())
               if [tool["name"]] == skills(task)}
     _form = Form(**form, pool=tuple(splits["base"]), called=tuple(called.values()))
@@ -691,16 +701,12 @@ def read_answers_as(call_format: str):
 
 def base_tasks(o) -> list[Task]:
     """The tasks of --base-tasks that are not held out, or --base-limit of them."""
-    tasks = _splits(o.base_tasks, o.validation_tasks)["base"]
-    limit = world_option(sys.modules[__name__], o, "base_limit")
-    # ids are hashes: the few are spread over the file, and the same for every seed
-    chosen = set(sorted(task.id for task in tasks)[:limit or len(tasks)])
-    return [task for task in tasks if task.id in chosen]
+    return splits_of(o)["base"]
 
 
 def validation_tasks(o, split="validation") -> list[Task]:
     """The held-out eighth, or --validation-tasks; "tuning" is another eighth."""
-    return _splits(o.base_tasks, o.validation_tasks)[split]
+    return splits_of(o)[split]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -854,9 +860,8 @@ def load_policy(o) -> Policy:
     """
     from jinja2 import TemplateError  # what transformers renders chat templates with
     policy = Policy.load(o.model, **policy_options(o))
-    splits = {**_splits(o.base_tasks, o.validation_tasks), "base": base_tasks(o)}
     try:
-        for task in [task for tasks in splits.values() for task in tasks]:
+        for task in [task for tasks in splits_of(o).values() for task in tasks]:
             longest = max(len(policy.encode(agent_prompt(task))),
                           len(policy.encode(env_prompt(task, None, 0.5))))
             if longest > o.max_prompt_tokens:
