@@ -25,11 +25,13 @@ import json
 import platform
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from data_pool import UserError
 from eval import common
 from eval.common import Verdict, one_line
+from worlds import one_line_for_templates
 
 BENCHES = ("api_bank", "alfworld", "bfcl", "bamboogle", "travelplanner")
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "numpy")
@@ -379,15 +381,21 @@ def batches(todo: list, size: int):
 
 def sample(policy, prompts: list, settings: dict) -> list:
     """Greedy rollouts of token prompts, all in one batch. UserError when memory does not do."""
-    import torch
-    try:
+    with one_line_for_memory(f"{len(prompts)} prompts of up to {max(map(len, prompts))} tokens"):
         return policy.sample("agent" if settings["adapter"] else None, prompts, G=1,
                              temperature=0.0, max_new_tokens=settings["max_new_tokens"],
                              max_rows=len(prompts))
+
+
+@contextmanager
+def one_line_for_memory(what: str):
+    """Inside, too little memory is a UserError."""
+    import torch
+    try:
+        yield
     except torch.OutOfMemoryError:
-        raise UserError(f"out of memory with {len(prompts)} prompts of up to "
-                        f"{max(map(len, prompts))} tokens: lower --batch-size or --max-prompt; "
-                        "the responses so far are kept") from None
+        raise UserError(f"out of memory with {what}: lower --batch-size or --max-prompt; the "
+                        "responses so far are kept") from None
 
 
 def play(bench_module, records: list, policy, settings: dict, args):
@@ -407,8 +415,10 @@ def play(bench_module, records: list, policy, settings: dict, args):
             games = records[start:start + args.batch_size]
             if args.variant == "dialogue":
                 adapter = "agent" if settings["adapter"] else None
-                played = bench_module.dialogues(args.data, policy, adapter, games,
-                                                settings["max_new_tokens"])
+                with one_line_for_memory(f"{len(games)} games"), \
+                        one_line_for_templates(args.model):
+                    played = bench_module.dialogues(args.data, policy, adapter, games,
+                                                    settings["max_new_tokens"])
             else:
                 played = bench_module.episodes(args.data, respond, games)
             for game in played:

@@ -40,6 +40,7 @@ from types import SimpleNamespace
 
 from data_pool import UserError
 from eval.common import Verdict, data_dir, mean_by, read_rows
+from worlds import play
 
 NAME = "alfworld"
 PAPER = {"Qwen2.5-7B": 14.2, "ReSearch": 18.7, "Search-R1": 16.1, "ToRL": 8.0, "GenEnv 7B": 54.5}
@@ -342,17 +343,16 @@ def episodes(data, respond, records: list, max_steps: int = MAX_STEPS):
 
 
 def dialogues(data, policy, adapter, records: list, tokens: int = DIALOGUE_TOKENS,
-              max_steps: int = MAX_STEPS):
+              max_steps: int = MAX_STEPS) -> list[dict]:
     """Play the games of some records, each as one chat, greedily: how an agent that was trained in
     the household world (worlds/household.py) acts in ALFWorld's own games.
 
     Its rules are the household's, with `use` for a lamp; a command is a turn and what the game says
     is the next one; which commands are admissible is not told, nor that a sink is a sinkbasin.
-    policy: a chat model. Yields rows as `episodes` does, lost ones also where a turn comes to
-    TURN_TOKENS tokens without its end, or a game to `tokens`. Raises UserError when
-    the package `alfworld` or the game files are absent.
+    policy: a chat model. Returns rows as `episodes` yields them, lost ones also where a turn comes
+    to TURN_TOKENS tokens without its end, or a game to `tokens`. Raises UserError when the package
+    `alfworld` or the game files are absent.
     """
-    from worlds import play  # here: scoring needs no torch
     start, running = _simulator(), {}
     with tempfile.TemporaryDirectory() as folder:
         paths = unpack_games(data, [r["game"] for r in records], folder)
@@ -372,7 +372,7 @@ def dialogues(data, policy, adapter, records: list, tokens: int = DIALOGUE_TOKEN
     for record, rollout in zip(records, rollouts):
         episode = running[record["id"]]
         episode.reason = episode.reason or f"lost: {rollout.truncated}"
-        yield episode.result()
+    return [running[record["id"]].result() for record in records]
 
 
 def dialogue_prompt(record: dict) -> list[dict]:

@@ -196,7 +196,8 @@ def samples(run, alpha: float, n=8) -> list:
                       "seed_task": parent.text if parent else "",
                       "expected": world.gold(task) if hasattr(world, "gold") else "",
                       "picture": world.picture(task) if hasattr(world, "picture") else "",
-                      "key": getattr(world, "KEY", ""),
                       "traces": [{"text": e.text, "reward": e.reward} for e in told.values()]})
+    if shown and hasattr(world, "KEY"):  # how to read the pictures: once an epoch is enough
+        shown[0]["key"] = world.KEY
     return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
                      "reason": reason} for seed_task, text, reason in state.refused]

@@ -12,10 +12,12 @@ import random
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from data_pool import UserError
+from eval import __main__ as harness
 from eval import alfworld
 from eval.common import read_rows
 
@@ -357,7 +359,7 @@ def dialogue(monkeypatch, turns, **limits):
     monkeypatch.setattr(alfworld, "unpack_games", lambda data, games, folder: dict.fromkeys(games))
     record = {**step(), "id": "g", "game": "g", "observation": "You see a mug 1.\n\nYour task is to: put it."}
     speaker = Speaker(turns)
-    return next(alfworld.dialogues(None, speaker, None, [record], **limits)), speaker
+    return alfworld.dialogues(None, speaker, None, [record], **limits)[0], speaker
 
 
 class Speaker:
@@ -409,11 +411,28 @@ def test_a_dialogue_begins_with_the_households_rules_and_the_room():
     assert alfworld.as_alfworld("take mug 1 from sink 1") == "take mug 1 from sink 1"
 
 
+@pytest.mark.parametrize("part, error, message", [
+    ("sample", "torch.OutOfMemoryError", "out of memory with 1 games: lower --batch-size"),
+    ("encode", "jinja2.TemplateError", "chat template of m cannot write a system")])
+def test_a_dialogue_that_cannot_be_held_is_one_line(monkeypatch, part, error, message):
+    def fails(*_, **__):
+        package, name = error.split(".")
+        raise getattr(pytest.importorskip(package), name)("no")
+    speaker = Speaker([])
+    monkeypatch.setattr(speaker, part, fails, raising=False)
+    monkeypatch.setattr(alfworld, "_simulator", lambda: lambda path: Game())
+    monkeypatch.setattr(alfworld, "unpack_games", lambda data, games, folder: dict.fromkeys(games))
+    args = SimpleNamespace(variant="dialogue", model="m", data=None, batch_size=4)
+    settings = {"adapter": None, "max_new_tokens": 64}
+    with pytest.raises(UserError, match=message):
+        list(harness.play(alfworld, [{**step(), "game": "g"}], speaker, settings, args))
+
+
 @needs_data
 def test_dialogues_of_the_official_simulator(records):
     pytest.importorskip("alfworld")
     first = [{**r, "id": r["game"]} for r in records if r["step"] == 0][:2]
     turns = [r["expert"] for r in records if r["game"] == first[0]["game"]]
     speaker = Speaker(turns)
-    row = next(alfworld.dialogues(SHARED, speaker, None, first[:1]))
+    row = alfworld.dialogues(SHARED, speaker, None, first[:1])[0]
     assert row["won"] and row["steps"] == len(turns) and len(speaker.read) == len(turns) - 1

@@ -454,3 +454,20 @@ def test_chat_prompts_and_observations():
     assert turns(TASK, "Go to the drawer.", "open drawer") == ["Drawer is closed.", "You see apple."]
     known, unknown = (h.env_prompt(TASK, p, 0.5)[1]["content"] for p in (0.25, None))
     assert "25%" in known and "not yet known" in unknown and HOUSE in known
+
+
+def _refuses(messages):
+    from jinja2 import TemplateError
+    raise TemplateError("no system role")
+
+
+@pytest.mark.parametrize("encode, message", [(_refuses, "no system role"),
+                                             (lambda messages: [0] * 5000, "--max-prompt-tokens")])
+def test_chat_models_that_cannot_read_the_prompts_are_refused(monkeypatch, encode, message):
+    """A traceback out of the template, in the first epoch."""
+    o = replace(genenv.Options(), world="household", model="m")
+    h.prepare(o)
+    monkeypatch.setattr(h.Policy, "load", lambda *_, **__: SimpleNamespace(encode=encode))
+    with pytest.raises(UserError, match=message) as error:
+        h.load_policy(o)
+    assert "\n" not in str(error.value)

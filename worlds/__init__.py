@@ -61,6 +61,7 @@ in its batch, or has control tokens in it. `check_task` says so for all of them.
 import dataclasses
 import importlib
 import pkgutil
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -103,6 +104,31 @@ def load_world(name: str):
         raise UserError(f"worlds/{name}.py is no world, it has no {', '.join(missing)}: choose "
                         f"from {', '.join(world_names())}, or see worlds/__init__.py")
     return world
+
+
+@contextmanager
+def one_line_for_templates(model: str):
+    """Inside, a chat template that cannot write the prompts is a UserError."""
+    from jinja2 import TemplateError  # what transformers renders chat templates with
+    try:
+        yield
+    except TemplateError as error:
+        raise UserError(f"the chat template of {model} cannot write a system and a user message "
+                        f"({error}): choose a model whose template can") from None
+
+
+def try_prompts(world, o, policy, tasks):
+    """Both prompts of every task, before a run begins.
+
+    Raises UserError if the chat template cannot write them, or one is over --max-prompt-tokens.
+    """
+    with one_line_for_templates(o.model):
+        for task in tasks:
+            longest = max(len(policy.encode(world.agent_prompt(task))),
+                          len(policy.encode(world.env_prompt(task, None, 0.5))))
+            if longest > o.max_prompt_tokens:
+                raise UserError(f"the task {task.text[:60]!r} makes a prompt of {longest} tokens: "
+                                f"raise --max-prompt-tokens ({o.max_prompt_tokens}) or remove it")
 
 
 def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows):

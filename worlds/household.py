@@ -30,7 +30,7 @@ from types import SimpleNamespace
 from data_pool import Task, UserError
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import InvalidTask, attempt_score, play
+from worlds import InvalidTask, attempt_score, play, try_prompts
 from worlds.tiny_model import SPECIAL, train_tiny_model
 
 OBJECTS = "mug cup plate bowl apple egg bread potato tomato lettuce".split()
@@ -629,10 +629,17 @@ def base_model(cache_dir):
 
 
 def load_policy(o) -> Policy:
-    """The chat model of --model, or the base model, with two fresh adapters."""
-    if o.model:
-        return Policy.load(o.model, **policy_options(o))
-    return Policy.load(str(base_model(o.cache_dir)), rank=o.rank, device=o.device, seed=o.seed)
+    """The chat model of --model, or the base model, with two fresh adapters.
+
+    Raises UserError if the model does not load, has no usable chat template, or a prompt is over
+    the limit.
+    """
+    if not o.model:
+        return Policy.load(str(base_model(o.cache_dir)), rank=o.rank, device=o.device, seed=o.seed)
+    policy = Policy.load(o.model, **policy_options(o))
+    held_out = [task for split in ("validation", "tuning") for task in validation_tasks(o, split)]
+    try_prompts(sys.modules[__name__], o, policy, base_tasks(o) + held_out)
+    return policy
 
 
 def main() -> int:

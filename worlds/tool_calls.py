@@ -68,7 +68,7 @@ from pathlib import Path
 from data_pool import Task, UserError, task_id
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import InvalidTask, call_text, task_text, task_texts, world_option
+from worlds import InvalidTask, call_text, task_text, task_texts, try_prompts, world_option
 from worlds.call_text import MAX_CHARS, MAX_DEPTH, MAX_DIGITS
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
@@ -858,18 +858,9 @@ def load_policy(o) -> Policy:
     Raises UserError if the model does not load, has no usable chat template, or a prompt is over
     the limit.
     """
-    from jinja2 import TemplateError  # what transformers renders chat templates with
     policy = Policy.load(o.model, **policy_options(o))
-    try:
-        for task in [task for tasks in splits_of(o).values() for task in tasks]:
-            longest = max(len(policy.encode(agent_prompt(task))),
-                          len(policy.encode(env_prompt(task, None, 0.5))))
-            if longest > o.max_prompt_tokens:
-                raise UserError(f"the task {task.text[:60]!r} makes a prompt of {longest} tokens: "
-                                f"raise --max-prompt-tokens ({o.max_prompt_tokens}) or remove it")
-    except TemplateError as error:
-        raise UserError(f"the chat template of {o.model} cannot write a system and a user message "
-                        f"({error}): choose a model whose template can") from None
+    every = [task for tasks in splits_of(o).values() for task in tasks]
+    try_prompts(sys.modules[__name__], o, policy, every)
     return policy
 
 
