@@ -46,7 +46,7 @@ class Trace:
     text: str        # the response, decoded
     reward: float    # Eq. 1
     valid: bool      # well-formed and evaluable: the schema holds and the checker ran
-    truncated: bool  # ended by the length limit
+    truncated: bool  # ended by a limit, of length or of turns
     tokens: int      # response length, EOS included
 
 

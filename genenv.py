@@ -85,8 +85,8 @@ def epoch(run: Run):
     fresh, aged = in_band(o, fresh, alpha), in_band(o, aged, alpha)  # |p_hat - alpha| <= k_min
     weights = env_weights(o, fresh + aged)  # RWR: w ~ exp(lam * R_env)
     env_stats = update_environment(run, fresh, aged, weights)
-    # 3b. aggregate: D_env <- D_env + all generations, in the band or not: with their p_hat, from
-    # which a weight follows at the alpha of the day
+    # 3b. aggregate: D_env <- D_env + all generations that are tasks, in the band or not: with their
+    # p_hat, from which a weight follows at the alpha of the day
     run.env_pool.add(state.fresh)
     state.seconds += time.time() - started
     end_epoch(run, env_stats, alpha)
@@ -360,7 +360,7 @@ def measure_untrained(run):
 
 def write_static(run):
     """GenEnv-Static: the untrained simulator writes five variations of every base task, once."""
-    for g in write_tasks(run, run.train_pool.base, 5, run.o.alpha):
+    for g in solvable(run, write_tasks(run, run.train_pool.base, 5, run.o.alpha)):
         run.train_pool.add_untried(dataclasses.replace(g.task, origin="static"))
 
 
@@ -381,7 +381,7 @@ class Options:
     cache_dir: str = "runs/cache"     # where the embedded world keeps its base model
     # models
     model: str = ""                   # local folder, hub name or .gguf file of a chat model
-    base_tasks: str = ""              # JSONL of base tasks (not for the ladder world)
+    base_tasks: str = ""              # JSONL of base tasks (the embedded worlds have their own)
     validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
     teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
     quant: str = ""                   # nf4 = 4-bit base model

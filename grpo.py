@@ -31,8 +31,9 @@ def group_advantages(rewards, scale: str = "std"):
 
     Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std" divides
     by the sample standard deviation (Bessel, G - 1) of the group, "none" does not: std gives rare
-    successes on hard tasks more weight, one success in G = 8 earns 2.47 instead of 0.875. Raises
-    ValueError if G < 2.
+    successes on hard tasks more weight, one success in G = 8 earns 2.47 instead of 0.875. So the
+    p (1 - p) of Eq. 5 is that of "none"; with std the squares of every mixed group add up to G - 1,
+    and p decides how likely a group is mixed. Raises ValueError if G < 2.
     """
     if rewards.shape[1] < 2:
         raise ValueError("a group needs G >= 2 rollouts: with one there is no baseline")

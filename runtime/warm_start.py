@@ -50,7 +50,7 @@ WARM_UP = 8  # steps over which the learning rate rises: AdamW's moments know no
 class Settings:
     """Options of a warm start beside those of a run; the comment beside each is its help text."""
     out: str = ""          # folder that becomes the model
-    passes: int = 2        # over the base tasks
+    passes: int = 2        # over what the world gives to imitate: base tasks, or a draw of them
     batch: int = 16        # responses per optimiser step
     lr: float = 1e-3       # AdamW on the LoRA weights, falling to 0 in a straight line
     rank: int = 32         # LoRA rank
@@ -146,6 +146,11 @@ def census(world, o, passes) -> str:
     first = passes[0]
     count = {role: sum(len(group[1]) for group in first[role]) for role in ("agent", "env")}
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
+        if count[role] < 8 and first["long"]:
+            raise UserError(
+                f"too few base tasks within the limits to imitate as {name} ({count[role]}; "
+                f"{first['long']} prompts or responses are longer): raise --max-prompt-tokens, "
+                "--max-task-tokens, --max-response-tokens or --max-episode-tokens")
         if count[role] < 8:
             raise UserError(
                 f"{o.base_tasks or 'the example tasks'}: too few base tasks to imitate as {name} "
@@ -161,22 +166,24 @@ def census(world, o, passes) -> str:
 
 
 def pairs_of_pass(world, policy, o, s, number: int) -> dict:
-    """{"agent", "env": [(prompt ids, [response ids, ...], [own, ...])], "alone"} of a pass.
+    """{"agent", "env": [(prompt ids, [response ids, ...], [own, ...])], "alone", "long"} of a pass.
 
     One prompt is one group; own: which tokens of a response are imitated, bools; alone: tasks that
-    are imitated as the agent only.
+    are imitated as the agent only; long: pairs left out as over a limit.
     """
     given = world.warm_start_pairs(o, number)
-    out = {"alone": given["alone"]}
+    out = {"alone": given["alone"], "long": 0}
     for role in ("agent", "env"):
         groups = {}
         for prompt, said in given[role]:
             prompt, (response, own) = tuple(policy.encode(prompt)), spoken(policy, said)
             # what a run would cut off, or refuse, is not to be learned
-            if len(prompt) <= o.max_prompt_tokens and within_limits(world, o, role, own):
-                group = groups.setdefault(prompt, ([], []))
-                group[0].append(response)
-                group[1].append(own)
+            if len(prompt) > o.max_prompt_tokens or not within_limits(world, o, role, own):
+                out["long"] += 1
+                continue
+            group = groups.setdefault(prompt, ([], []))
+            group[0].append(response)
+            group[1].append(own)
         out[role] = [(list(prompt), *group) for prompt, group in groups.items()]
     return out
 

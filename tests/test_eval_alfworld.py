@@ -406,7 +406,8 @@ def test_a_dialogue_begins_with_the_households_rules_and_the_room():
     system, user = alfworld.dialogue_prompt({"observation": "You see a mug 1.\n\nYour task is to: x"})
     assert "one command" in system["content"] and "numbers" in system["content"]
     assert user["content"] == "You see a mug 1. Your task is to: x"
-    for put in ("put mug 1 in sink 1", "put mug 1 in/on sink 1", "PUT mug 1 on sink 1"):
+    for put in ("put mug 1 in sink 1", "put mug 1 in/on sink 1", "PUT mug 1 on sink 1",
+                "> Put the mug 1 in a sink 1.", '"put mug 1 in sink 1"'):
         assert alfworld.as_alfworld(put) == "move mug 1 to sink 1"
     assert alfworld.as_alfworld("take mug 1 from sink 1") == "take mug 1 from sink 1"
 

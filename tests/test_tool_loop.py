@@ -434,6 +434,17 @@ def test_agreement_keeps_only_what_the_simulator_can_solve(model, tasks, tmp_pat
     assert "agreement check" in json.loads((tmp_path / "r" / "memory.json").read_text())
 
 
+def test_agreement_holds_for_tasks_written_once(model, tasks, tmp_path, no_figures, monkeypatch):
+    """--variant static writes outside `generate`, where the check stood alone."""
+    code, script, _ = scripted(monkeypatch, model, tasks, tmp_path / "r", "--epochs", "1",
+                               "--variant", "static", agreement=2)
+    assert code == 0 and script.invalid[0]["no agreement"] > 0
+    first = read_jsonl(tmp_path / "r" / "metrics.jsonl")[0]
+    assert first["invalid"]["no agreement"] == script.invalid[0]["no agreement"]
+    assert {r["task"]["text"] for r in read_jsonl(tmp_path / "r" / "train.jsonl")
+            if r["task"]["origin"] == "static"} <= {json.loads(t)["task"] for t in script.valid[0]}
+
+
 # ---------------------------------------------------------------------------------------------
 # what a user takes away
 

@@ -325,6 +325,13 @@ def test_too_few_tasks_for_both_roles(model, tmp_path):
         argv(model, str(path), tmp_path / "n"))
 
 
+def test_too_few_within_the_limits_names_the_limits(model, tasks, tmp_path):
+    """It asked for more base tasks, in a world that takes none."""
+    line = refusal([*argv(model, tasks, tmp_path / "m"), "--max-task-tokens", "20"])
+    assert "within the limits to imitate as the simulator (0; " in line
+    assert "raise --max-prompt-tokens, --max-task-tokens" in line
+
+
 def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):
     s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"), genenv.Options)
     warm_start.claim(s, o)

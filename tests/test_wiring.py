@@ -801,8 +801,9 @@ class Loaded(Exception):
     """Raised in the place of a model that would be loaded."""
 
 
-@pytest.mark.parametrize("name", ["ladder", "tool_calls", "template"])
-def test_options_of_the_policy_reach_it(monkeypatch, name):
+@pytest.mark.parametrize("name, model", [("ladder", "some-model"), ("tool_calls", "some-model"),
+                                         ("template", "some-model"), ("household", "")])
+def test_options_of_the_policy_reach_it(monkeypatch, name, model):
     """--model, --rank, --quant, --dtype, --device, --seed, both adapters, --chat-template-kwargs
     and --cache-dir, in every world."""
     import importlib
@@ -815,7 +816,7 @@ def test_options_of_the_policy_reach_it(monkeypatch, name):
     monkeypatch.setattr(world.Policy, "load", load)
     for builder in ("base_model", "train_tiny_model"):
         monkeypatch.setattr(world, builder, lambda *a, **k: str([*a, *k.values()]), raising=False)
-    o = genenv.Options(model="some-model", rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
+    o = genenv.Options(model=model, rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
                        agent_adapter="a", env_adapter="b", cache_dir="some-cache",
                        chat_template_kwargs='{"enable_thinking": false}')
     with pytest.raises(Loaded):

@@ -635,7 +635,7 @@ def load_policy(o) -> Policy:
     the limit.
     """
     if not o.model:
-        return Policy.load(str(base_model(o.cache_dir)), rank=o.rank, device=o.device, seed=o.seed)
+        return Policy.load(str(base_model(o.cache_dir)), **policy_options(o))
     policy = Policy.load(o.model, **policy_options(o))
     held_out = [task for split in ("validation", "tuning") for task in validation_tasks(o, split)]
     try_prompts(sys.modules[__name__], o, policy, base_tasks(o) + held_out)
