@@ -89,8 +89,8 @@ PRESETS = {
         "steps": 4,
         "seed_tasks": 8,
         "variations": 2,
-        "val_samples": 2,
-        "val_every": 3,
+        "val_samples": 8,            # with two attempts a task chance hid what half a run gains
+        "val_every": 6,
         "env_updates": 2,            # some ten records an epoch are in the band: more would overfit
         "env_batch": 16,
         "env_kl_sample": 8,
