@@ -241,8 +241,14 @@ def table(results: Path) -> str:
         found = [difference(runs, "genenv", name, f) for f in OFFICIAL.values()
                  if {"genenv", name} <= set(runs)]
         if name != "genenv" and any(found):
-            rows.append(f"| {name} | " + " | ".join(f"{m:+.3f} ± {h:.3f}" for m, h in found) + " |")
+            rows.append(f"| {name} | " + " | ".join(map(signed, found)) + " |")
     return "\n".join(rows) + "\n" + by_category(runs)
+
+
+def signed(found) -> str:
+    """A difference and the half width of its interval, which one seed does not give."""
+    mean, half = found
+    return f"{mean:+.3f}" + ("" if np.isnan(half) else f" ± {half:.3f}")
 
 
 def page(results: Path) -> str:
