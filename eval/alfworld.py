@@ -386,8 +386,9 @@ def dialogue_prompt(record: dict) -> list[dict]:
 def as_alfworld(command: str) -> str:
     """A household command as these games spell it: `put O in R` is their `move O to R`; what the
     household does not mind in a command, articles and marks around it, these games do."""
+    from worlds.household import ARTICLES
     words = normalise(command.strip().split("\n")[-1].strip("> .")).split()
-    bare = " ".join(word for word in words if word not in ("the", "a", "an"))
+    bare = " ".join(word for word in words if word not in ARTICLES)
     return re.sub(r"^put (.+?) (?:in/on|in|on) (.+)$", r"move \1 to \2", bare)
 
 

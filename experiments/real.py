@@ -31,7 +31,7 @@ from eval.__main__ import load_records
 from eval.make_base import too_large, unreadable
 from experiments import __main__ as suite
 from experiments.suites import SOFT
-from experiments.tables import cell_or_dash, difference, refused
+from experiments.tables import cell_or_dash, difference, plus_minus, refused
 from genenv import parse_options
 from policy import Policy
 from runtime.loading import policy_options
@@ -241,14 +241,8 @@ def table(results: Path) -> str:
         found = [difference(runs, "genenv", name, f) for f in OFFICIAL.values()
                  if {"genenv", name} <= set(runs)]
         if name != "genenv" and any(found):
-            rows.append(f"| {name} | " + " | ".join(map(signed, found)) + " |")
+            rows.append(f"| {name} | " + " | ".join(plus_minus(*d, "+.3f") for d in found) + " |")
     return "\n".join(rows) + "\n" + by_category(runs)
-
-
-def signed(found) -> str:
-    """A difference and the half width of its interval, which one seed does not give."""
-    mean, half = found
-    return f"{mean:+.3f}" + ("" if np.isnan(half) else f" ± {half:.3f}")
 
 
 def page(results: Path) -> str:

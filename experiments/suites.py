@@ -13,7 +13,7 @@ Where it differs on purpose: every variant gets the same number of agent updates
 from pathlib import Path
 
 TEACHERS, PAPER_BASE = (957, 1777), 544  # the paper's teacher sets, and the base set they extend
-SOFT = ["--k-min", "0.45", "--lam", "6", "--beta", "8"]  # weights of Eq. 3 in place of the filter
+SOFT = ["--k-min", "0.45", "--lam", "6", "--beta", "8"]  # sharp weights in a wide band
 SHARP = [*SOFT, "--agent-lr", "1e-3"]
 # name -> options of genenv.py; @teacher-N stands for a file made by the world's write_teacher
 PAPER = {

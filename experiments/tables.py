@@ -237,6 +237,11 @@ def commands(results: Path, runs) -> list[str]:
               for name in runs if name in suite)]
 
 
+def plus_minus(mean, half, form: str) -> str:
+    """A mean and the half width of its interval, which a single seed does not give."""
+    return f"{mean:{form}}" + ("" if math.isnan(half) else f" ± {half:{form.lstrip('+')}}")
+
+
 def cell(values) -> str:
     """A mean with its interval, without one where there is a single seed; runs without a value
     (the target was not reached) are counted, and the mean is of the others."""
@@ -245,8 +250,7 @@ def cell(values) -> str:
     if not reached:
         return missed
     mean, half = interval(reached)
-    digits = 3 if abs(mean) < 100 else 0
-    text = f"{mean:.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
+    text = plus_minus(mean, half, ".3f" if abs(mean) < 100 else ".0f")
     return text if len(reached) == len(values) else f"{text} ({missed})"
 
 

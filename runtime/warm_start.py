@@ -146,16 +146,17 @@ def census(world, o, passes) -> str:
     first = passes[0]
     count = {role: sum(len(group[1]) for group in first[role]) for role in ("agent", "env")}
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
-        if count[role] < 8 and first["long"]:
+        if count[role] >= 8:
+            continue
+        if first["long"]:
             raise UserError(
                 f"too few base tasks within the limits to imitate as {name} ({count[role]}; "
                 f"{first['long']} prompts or responses are longer): raise --max-prompt-tokens, "
                 "--max-task-tokens, --max-response-tokens or --max-episode-tokens")
-        if count[role] < 8:
-            raise UserError(
-                f"{o.base_tasks or 'the example tasks'}: too few base tasks to imitate as {name} "
-                f"({count[role]}, of {len(world.base_tasks(o))} that are not held out): give more, "
-                "several of them for the same functions")
+        raise UserError(
+            f"{o.base_tasks or 'the example tasks'}: too few base tasks to imitate as {name} "
+            f"({count[role]}, of {len(world.base_tasks(o))} that are not held out): give more, "
+            "several of them for the same functions")
     return (f"one pass: {count['agent']} answers as the agent, {count['env']} tasks as the "
             f"simulator for {len(first['env'])} seed tasks; {first['alone']} tasks whose functions occur "
             "in no other task are imitated as the agent alone")
