@@ -184,6 +184,8 @@ def template_options(o):
 
 
 def threads_of(o) -> int:
-    """torch threads of a run: --threads, else the user's OMP_NUM_THREADS, else all cores."""
+    """torch threads of a run: --threads, else the user's OMP_NUM_THREADS, else all cores that this
+    process may use (taskset and Slurm give some of them)."""
     given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    return o.threads or (int(given) if given.isdecimal() else 0) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return o.threads or (int(given) if given.isdecimal() else 0) or allowed or 1

@@ -39,8 +39,8 @@ from runtime import options as run_options
 from runtime.jsonl import first_line
 from runtime.loading import load_model, policy_options
 from rwr import weighted_nll
-from worlds import InvalidTask, attempt_score, held_out_keys, load_world, play, task_keys, \
-    world_option, written_task
+from worlds import InvalidTask, attempt_score, held_out_keys, load_world, one_line_for_templates, \
+    play, task_keys, world_option, written_task
 
 ADAPTER = "warm"
 WARM_UP = 8  # steps over which the learning rate rises: AdamW's moments know nothing yet
@@ -73,7 +73,8 @@ def main(argv, Options) -> int:
     out = claim(s, o)
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": s.rank,
                                                  "adapter_paths": None})
-    passes = [pairs_of_pass(world, policy, o, s, n) for n in range(s.passes)]
+    with one_line_for_templates(o.model):
+        passes = [pairs_of_pass(world, policy, o, s, n) for n in range(s.passes)]
     print(census(world, o, passes), flush=True)
     before = remembered(out / "warm_start" / "before.json",
                         lambda: measure(world, policy, o, s.measured))

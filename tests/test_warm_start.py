@@ -19,7 +19,7 @@ from data_pool import UserError, append_jsonl
 from policy import Policy
 from runtime import warm_start
 from runtime.loading import policy_options
-from test_tool_calls import chat_model
+from test_tool_calls import NO_SYSTEM, chat_model
 from worlds import load_world, tool_calls
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -323,6 +323,12 @@ def test_too_few_tasks_for_both_roles(model, tmp_path):
     path.write_text("".join(json.dumps(record("dim", n)) + "\n" for n in range(6)))
     assert "too few base tasks to imitate as the agent (4, of 4" in refusal(
         argv(model, str(path), tmp_path / "n"))
+
+
+def test_a_template_without_a_system_role_is_one_line(tasks, tmp_path):
+    """It was a traceback out of the template."""
+    strict = chat_model(tmp_path / "strict", template=NO_SYSTEM)
+    assert "no system role" in refusal(argv(strict, tasks, tmp_path / "m"))
 
 
 def test_too_few_within_the_limits_names_the_limits(model, tasks, tmp_path):

@@ -841,11 +841,14 @@ def test_world_and_its_options_reach_the_world(tmp_path, monkeypatch):
 
 
 def test_threads(monkeypatch):
-    """--threads, else the user's OMP_NUM_THREADS, else all cores."""
+    """--threads, else the user's OMP_NUM_THREADS, else all cores that the process may use."""
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert genenv.options.threads_of(genenv.Options(threads=2)) == 2
     assert genenv.options.threads_of(genenv.Options()) == 3
     monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)  # taskset
+    assert genenv.options.threads_of(genenv.Options()) == 3
+    monkeypatch.delattr(os, "sched_getaffinity")  # macOS
     assert genenv.options.threads_of(genenv.Options()) == os.cpu_count()
 
 
