@@ -199,7 +199,9 @@ def share(of: dict) -> float:
 
 
 def mean_late(r, key) -> float:
-    """Mean of a metric over the second half of a run."""
+    """Mean of a metric of generated tasks over the second half of a run; NaN if it wrote none."""
+    if not r["shape"]:
+        return np.nan
     return float(np.mean([m[key] for m in r["metrics"][len(r["metrics"]) // 2:]]))
 
 
@@ -219,7 +221,7 @@ COLUMNS = {
     "entropy of functions (bits)": lambda r: mean_late(r, "skill_entropy"),
     "calls a task, last": lambda r: r["shape"][-1]["calls"] if r["shape"] else np.nan,
     "functions a task, last": lambda r: r["shape"][-1]["tools"] if r["shape"] else np.nan,
-    "distinct tasks": lambda r: sum(s["tasks"] for s in r["shape"]),
+    "distinct tasks": lambda r: sum(s["tasks"] for s in r["shape"]) or np.nan,
 }
 
 

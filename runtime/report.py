@@ -146,24 +146,33 @@ def closing_words(folder) -> str:
     rungs = list(last["validation_by"])
     solved = [name for name in rungs if last["validation_by"][name] >= 0.5]
     before = [name for name in rungs if first["validation_by"].get(name, 0) >= 0.5]
-    in_band = epochs_in_band(metrics, options)
     lines = [
         "",
         f"validation       {first['validation']:.3f} -> {last['validation']:.3f}   held-out tasks,"
         f" {options['val_samples']} attempts each; solved mostly: {len(before)} -> {len(solved)} of"
         f" {len(rungs)} categories",
+        *of_generated(metrics, options)]
+    warned = sum(bool(m["warnings"]) for m in metrics)
+    if warned:
+        lines.append(f"warnings         in {warned} epochs, see TROUBLESHOOTING.md")
+    return "\n".join([*lines, f"{folder}/report.html shows the curves, tasks and traces"])
+
+
+def of_generated(metrics, options) -> list[str]:
+    """The lines about generated tasks; none for a run that writes none (--variant base)."""
+    first, last = metrics[0], metrics[-1]
+    if not any(m["distinct_tasks"] for m in metrics):
+        return []
+    return [
         f"task length      {first['task_length']:.2f} -> {last['task_length']:.2f}   of what the "
         f"simulator writes; response {first['response_length']:.1f} -> "
         f"{last['response_length']:.1f} tokens",
         f"skills in use    {first['skill_entropy']:.2f} -> {last['skill_entropy']:.2f} bits of "
         "entropy over the skills in generated tasks",
         f"success rate     {first['success_rate']:.2f} -> {last['success_rate']:.2f}   on generated "
-        f"tasks; {in_band} of {len(metrics) - 1} epochs inside alpha +- {options['k_min']}",
+        f"tasks; {epochs_in_band(metrics, options)} of {len(metrics) - 1} epochs inside alpha +- "
+        f"{options['k_min']}",
     ]
-    warned = sum(bool(m["warnings"]) for m in metrics)
-    if warned:
-        lines.append(f"warnings         in {warned} epochs, see TROUBLESHOOTING.md")
-    return "\n".join([*lines, f"{folder}/report.html shows the curves, tasks and traces"])
 
 
 def epochs_in_band(metrics, options) -> int:
@@ -226,13 +235,15 @@ overflow-wrap:anywhere}summary{cursor:pointer;font-weight:600;margin:1rem 0 .4re
 
 def _page(folder, metrics, options, pictures, samples) -> str:
     first, last = metrics[0], metrics[-1]
-    facts = [("held-out success", f"{first['validation']:.3f} \u2192 {last['validation']:.3f}"),
-             ("success on generated tasks", f"{last['success_rate']:.2f} (alpha "
-              f"{last['alpha']:.2f})"),
-             ("task length", f"{first['task_length']:.2f} \u2192 {last['task_length']:.2f}"),
-             ("epochs within alpha \u00b1 k_min",
-              f"{epochs_in_band(metrics, options)} of {len(metrics) - 1}"),
-             ("new tasks, last epoch", f"{last['distinct_tasks']} of {last['written']} written")]
+    facts = [("held-out success", f"{first['validation']:.3f} \u2192 {last['validation']:.3f}")]
+    if any(m["distinct_tasks"] for m in metrics):  # --variant base has no generated tasks
+        facts += [
+            ("success on generated tasks", f"{last['success_rate']:.2f} (alpha "
+             f"{last['alpha']:.2f})"),
+            ("task length", f"{first['task_length']:.2f} \u2192 {last['task_length']:.2f}"),
+            ("epochs within alpha \u00b1 k_min",
+             f"{epochs_in_band(metrics, options)} of {len(metrics) - 1}"),
+            ("new tasks, last epoch", f"{last['distinct_tasks']} of {last['written']} written")]
     three = _three(metrics)
     by_category = [["", *[f"epoch {m['epoch']}" for m in three]]] + [
         [name, *[f"{m['validation_by'].get(name, 0):.2f}" for m in three]]

@@ -106,3 +106,15 @@ def test_a_run_of_one_epoch_and_without_samples(folder):
     (folder / "samples.jsonl").unlink()
     assert re.search("<h3>epoch 0</h3>", report.write(folder).read_text())
     assert "validation" in report.closing_words(folder)
+
+
+def test_a_run_without_generated_tasks_says_nothing_of_them(folder):
+    """--variant base ended with "success rate 0.00 -> 0.00 on generated tasks"."""
+    records, options = recorded("genenv")
+    save(folder, records, vars(options), [SAMPLE])
+    assert "on generated tasks" in report.closing_words(folder)
+    assert "<span>success on generated tasks" in report.write(folder).read_text()
+    save(folder, [{**r, "distinct_tasks": 0, "written": 0} for r in records], vars(options), [])
+    words = report.closing_words(folder)
+    assert "held-out tasks" in words and "report.html" in words and "success rate" not in words
+    assert "<span>success on generated tasks" not in report.write(folder).read_text()
