@@ -27,7 +27,7 @@ PAPER = {
     "genenv, no KL": ["--env-kl", "0", "--env-kl-cap", "1000"],
     "genenv, no filter": ["--k-min", "1"],
     "genenv, seed-level p_hat": ["--p-hat-unit", "seed"],
-    # towards the band: sharp weights in place of the filter, and an agent that learns more slowly
+    # towards the band: sharp weights in a wide band, and an agent that learns more slowly
     "genenv, alpha 0.3, sharp": ["--alpha", "0.3", *SHARP],
     "genenv, steered": ["--alpha-schedule", "integral", *SHARP],
     "genenv, steered, signal": ["--alpha-schedule", "integral", "--difficulty-reward", "signal",

@@ -72,9 +72,9 @@ PRESETS = {
         "max_rows": 64,
     },
     # SmolLM2-135M-Instruct after a warm start, on a CPU. Calls as python text for the seed task's own
-    # tools, which is what such a small model can write and read. Tried with half of the epochs
-    # (EXPERIMENTS.md): four to five minutes each on one core. Micro-batches of 1024 tokens are twice as
-    # fast as of 4096: larger tensors go back to the system after each use.
+    # tools, which is what such a small model can write and read. An epoch takes five minutes of one core
+    # (EXPERIMENTS.md). Micro-batches of 1024 tokens are twice as fast as of 4096: larger tensors go back
+    # to the system after each use.
     "135m-cpu": {
         "world": "tool_calls",
         "call_format": "python",
