@@ -279,6 +279,8 @@ def draw(results: Path):
     for key, name, label in CURVES:
         figure, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
         for r in runs:
+            if key == "success_rate" and not r["shape"]:
+                continue  # it generated no tasks
             metrics = validated(r["metrics"]) if key == "validation" else r["metrics"]
             axis.plot([m["epoch"] for m in metrics], [m[key] for m in metrics], lw=1.3, alpha=0.8,
                       color=f"C{list(VARIANTS).index(r['name'])}",
