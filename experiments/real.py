@@ -199,9 +199,7 @@ def share(of: dict) -> float:
 
 
 def mean_late(r, key) -> float:
-    """Mean of a metric of generated tasks over the second half of a run; NaN if it wrote none."""
-    if not r["shape"]:
-        return np.nan
+    """Mean of a metric over the second half of a run."""
     return float(np.mean([m[key] for m in r["metrics"][len(r["metrics"]) // 2:]]))
 
 
@@ -210,18 +208,23 @@ def valid_share(r) -> float:
     return 1 - refused(r["metrics"][len(r["metrics"]) // 2:])
 
 
+def of_tasks(f):
+    """A column about generated tasks: NaN for a run that wrote none."""
+    return lambda r: f(r) if r["shape"] else np.nan
+
+
 OFFICIAL = {kind: (lambda r, kind=kind: share(r["official"][kind]))
             for kind in ("held-out, T = 1", "held-out", "more calls", "more functions")}
 COLUMNS = {
     **OFFICIAL,
     "validation, last": lambda r: r["metrics"][-1]["validation"],
     "validation, first": lambda r: r["metrics"][0]["validation"],
-    "p_hat, 2nd half": lambda r: mean_late(r, "success_rate"),
+    "p_hat, 2nd half": of_tasks(lambda r: mean_late(r, "success_rate")),
     "valid": valid_share,
-    "entropy of functions (bits)": lambda r: mean_late(r, "skill_entropy"),
-    "calls a task, last": lambda r: r["shape"][-1]["calls"] if r["shape"] else np.nan,
-    "functions a task, last": lambda r: r["shape"][-1]["tools"] if r["shape"] else np.nan,
-    "distinct tasks": lambda r: sum(s["tasks"] for s in r["shape"]) or np.nan,
+    "entropy of functions (bits)": of_tasks(lambda r: mean_late(r, "skill_entropy")),
+    "calls a task, last": of_tasks(lambda r: r["shape"][-1]["calls"]),
+    "functions a task, last": of_tasks(lambda r: r["shape"][-1]["tools"]),
+    "distinct tasks": of_tasks(lambda r: sum(s["tasks"] for s in r["shape"])),
 }
 
 

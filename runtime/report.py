@@ -158,10 +158,15 @@ def closing_words(folder) -> str:
     return "\n".join([*lines, f"{folder}/report.html shows the curves, tasks and traces"])
 
 
+def generates(metrics) -> bool:
+    """Whether any epoch tried a generated task; with --variant base none does."""
+    return any(m["distinct_tasks"] for m in metrics)
+
+
 def of_generated(metrics, options) -> list[str]:
-    """The lines about generated tasks; none for a run that writes none (--variant base)."""
+    """The lines about generated tasks, none for a run without them."""
     first, last = metrics[0], metrics[-1]
-    if not any(m["distinct_tasks"] for m in metrics):
+    if not generates(metrics):
         return []
     return [
         f"task length      {first['task_length']:.2f} -> {last['task_length']:.2f}   of what the "
@@ -236,7 +241,7 @@ overflow-wrap:anywhere}summary{cursor:pointer;font-weight:600;margin:1rem 0 .4re
 def _page(folder, metrics, options, pictures, samples) -> str:
     first, last = metrics[0], metrics[-1]
     facts = [("held-out success", f"{first['validation']:.3f} \u2192 {last['validation']:.3f}")]
-    if any(m["distinct_tasks"] for m in metrics):  # --variant base has no generated tasks
+    if generates(metrics):
         facts += [
             ("success on generated tasks", f"{last['success_rate']:.2f} (alpha "
              f"{last['alpha']:.2f})"),
