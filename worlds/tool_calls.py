@@ -47,18 +47,12 @@ the base set's, in calls and in functions to choose from. --exemplars K shows it
 the seed's own functions where there are any, else of its kind, drawn by the seed task's id and so
 always the same ones.
 
-What a simulator may not get away with (leaks): a text or a tool's notes that state the call; calls
-that follow from the schemas alone; a question that contains its answer. In a question, numbers and
-yes or no are not looked for, as they stand there for other reasons, nor is an option that it offers
-("Jupiter or Saturn?"); but nothing may follow the word "answer". What stays open: arguments that do
-not follow from the text, and questions whose reference is wrong.
+What a simulator may not get away with stands in worlds/leaks.py; schemas and the equality of calls
+in worlds/schemas.py.
 """
 import hashlib
 import json
-import math
-import re
 import random
-import string
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -68,15 +62,18 @@ from pathlib import Path
 from data_pool import Task, UserError, task_id
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import InvalidTask, call_text, task_text, task_texts, try_prompts, world_option
-from worlds.call_text import MAX_CHARS, MAX_DEPTH, MAX_DIGITS
+from worlds import InvalidTask, call_text, task_text, try_prompts, world_option
+from worlds.call_text import MAX_CHARS
+from worlds.leaks import leaks  # noqa: F401: part of a world's contract
+from worlds.schemas import MAX_CALLS, answering, argument_fault, canonical, check_calls, \
+    check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
+    tools_of
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 VARIATIONS = 4        # of a seed task, imitated in one pass of a warm start
 OFFERED_UP_TO = 6     # tools of a seed task; to one that has as many no others are offered
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
-MAX_CALLS, MAX_TOOLS = 8, 32
 MIN_TASK_TOKENS, MIN_RESPONSE_TOKENS = 64, 32  # below them no JSON task, no call would fit
 MIN_PYTHON_TOKENS = 16  # the same in the short form
 MAX_RESULT = 2000     # characters of one result
@@ -114,211 +111,8 @@ class Form:
 _form = Form()  # set by prepare: the functions of a world are not given the options
 
 
-def _invalid(reason: str, detail: str) -> InvalidTask:
-    """InvalidTask to raise: counted under `reason`; `detail` is for the author of a file."""
-    error = InvalidTask(reason)
-    error.detail = detail
-    return error
-
-
 # ---------------------------------------------------------------------------------------------
-# JSON from a model: bounded, and only ever parsed
-
-
-def find_object(text: str, start: int = 0):
-    """(begin, end) of the first balanced {...} from `start` on, or None.
-
-    Quoted braces do not count. None also if it never closes or nests deeper than MAX_DEPTH.
-    """
-    begin, depth, quoted = text.find("{", start), 0, False
-    if begin < 0:
-        return None
-    for mark in re.finditer(r'\\.|["{}\[\]]', text[begin:], re.DOTALL):
-        sign = mark.group()
-        if sign == '"':
-            quoted = not quoted
-        elif not quoted and len(sign) == 1:
-            depth += 1 if sign in "{[" else -1
-            if depth == 0:
-                return begin, begin + mark.end()
-            if depth > MAX_DEPTH:
-                return None
-    return None
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError("an integer of too many digits")
-    return int(digits)
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError("a number out of range")
-    return value
-
-
-def load_object(text: str):
-    """One JSON object that is all of `text` -> dict, or None if it is anything else.
-
-    Refused besides bad JSON: infinities, NaN, huge integers, NUL and lone surrogates, which no
-    tokenizer takes.
-    """
-    span = find_object(text) if "\0" not in text and "\\u0000" not in text else None
-    if span is None or text[:span[0]].strip() or text[span[1]:].strip():
-        return None
-    try:
-        value = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError):  # bad JSON and bad Unicode are ValueErrors too
-        return None
-    return value
-
-
-def first_object(text: str, tries: int = 8):
-    """The first JSON object in a model's text, in a ```json fence or bare, or None."""
-    if len(text) > MAX_CHARS:
-        return None
-    span = find_object(text)
-    for _ in range(tries):  # prose before it may hold braces that are no JSON
-        if span is None:
-            return None
-        value = load_object(text[slice(*span)])
-        if value is not None:
-            return value
-        span = find_object(text, span[1])
-    return None
-
-
-# ---------------------------------------------------------------------------------------------
-# JSON schema, the part of it that tool specs use
-
-
-TYPES = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None)}
-NUMBERS = ("integer", "number")
-NOTES = {"description", "title", "format", "examples", "additionalProperties"}
-KEYWORDS = NOTES | {"type", "properties", "required", "items", "enum", "minimum", "maximum",
-                    "default"}
-
-
-def canonical(value) -> str:
-    """JSON text that is equal for equal values: keys sorted, 5.0 written as 5, true is not 1."""
-    def plain(v):
-        if isinstance(v, dict):
-            return {key: plain(item) for key, item in v.items()}
-        if isinstance(v, list):
-            return [plain(item) for item in v]
-        return int(v) if isinstance(v, float) and v.is_integer() else v
-    return json.dumps(plain(value), sort_keys=True)
-
-
-def conforms(value, schema: dict) -> bool:
-    """Whether a value satisfies a schema that check_schema has passed."""
-    kind = schema["type"]
-    if kind in NUMBERS:
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        fits = fits and (kind == "number" or value == int(value))
-        fits = fits and schema.get("minimum", value) <= value <= schema.get("maximum", value)
-    else:
-        fits = isinstance(value, TYPES[kind])
-    if fits and "enum" in schema:
-        fits = canonical(value) in map(canonical, schema["enum"])
-    if fits and kind == "array" and "items" in schema:
-        fits = all(conforms(item, schema["items"]) for item in value)
-    if fits and kind == "object" and "properties" in schema:
-        fits = not argument_fault(value, schema)
-    return fits
-
-
-def argument_fault(arguments: dict, schema: dict) -> str:
-    """What is wrong with the members of an object, in words; empty if nothing is."""
-    properties = schema.get("properties", {})
-    for name in schema.get("required", []):
-        if name not in arguments:
-            return f"the required argument {name!r} is missing"
-    for name, value in arguments.items():
-        if name not in properties:
-            return f"the argument {name!r} is not declared"
-        if not conforms(value, properties[name]):
-            return f"the argument {name!r} does not fit its schema"
-    return ""
-
-
-def check_schema(schema, where: str):
-    """Raise InvalidTask("tool schema") unless `schema` is one that `conforms` can check."""
-    def need(holds, what):
-        if not holds:
-            raise _invalid("tool schema", f"{where}: {what}")
-    need(isinstance(schema, dict), "the schema is no object")
-    need(not set(schema) - KEYWORDS, "unsupported keyword "
-         + ", ".join(sorted(map(repr, set(schema) - KEYWORDS))))
-    kind = schema.get("type")
-    need(isinstance(kind, str) and (kind in TYPES or kind in NUMBERS), f"unknown type {kind!r}")
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    need(isinstance(properties, dict), "properties is no object")
-    for name, inner in properties.items():
-        check_schema(inner, f"{where}.{name}")
-    need(isinstance(required, list) and all(
-        isinstance(name, str) and name in properties for name in required),
-         "required names something that properties does not have")
-    if "items" in schema:
-        check_schema(schema["items"], f"{where}[]")
-    for bound in ("minimum", "maximum"):
-        need(type(schema.get(bound, 0)) in (int, float), f"{bound} is no number")
-    need(isinstance(schema.get("enum", [0]), list) and schema.get("enum", [0]), "enum is no list")
-    need("default" not in schema or conforms(schema["default"], schema),
-         "the default does not fit the schema")
-
-
-# ---------------------------------------------------------------------------------------------
-# tools and calls
-
-
-def check_tools(tools) -> dict:
-    """A list of tool specs -> {name: spec}. Raises InvalidTask("tool schema")."""
-    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
-        raise _invalid("tool schema", f"tools is no list of 1 to {MAX_TOOLS} tool specs")
-    by_name = {}
-    for tool in tools:
-        name = tool.get("name") if isinstance(tool, dict) else None
-        # identifier-like, with the dots and dashes that some benchmarks use
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w.\-]{0,63}", name):
-            raise _invalid("tool schema", f"a tool has no proper name, it has {name!r:.80}")
-        if name in by_name:
-            raise _invalid("tool schema", f"two tools are called {name!r}")
-        if not isinstance(tool.get("description"), str) or "parameters" not in tool:
-            raise _invalid("tool schema", f"tool {name!r} needs description (text) and parameters")
-        check_schema(tool["parameters"], name)
-        if tool["parameters"]["type"] != "object":
-            raise _invalid("tool schema", f"the parameters of tool {name!r} are no object schema")
-        by_name[name] = tool
-    return by_name
-
-
-def check_calls(calls, tools: dict):
-    """Raise InvalidTask unless every call is of a declared tool with fitting arguments."""
-    if not isinstance(calls, list) or not 1 <= len(calls) <= MAX_CALLS:
-        raise _invalid("malformed task", f"calls is no list of 1 to {MAX_CALLS} calls")
-    for call in calls:
-        if not isinstance(call, dict) or set(call) != {"name", "arguments"} \
-                or not isinstance(call["arguments"], dict) or not isinstance(call["name"], str):
-            raise _invalid("malformed task", "a call is exactly name (text) and arguments (object)")
-        if call["name"] not in tools:
-            raise _invalid("unknown tool", f"tool {call['name']!r:.80} is not declared")
-        fault = argument_fault(call["arguments"], tools[call["name"]]["parameters"])
-        if fault:
-            raise _invalid("wrong arguments", f"call of {call['name']!r}: {fault:.200}")
-
-
-def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:
-    """Checked calls as canonical texts, defaults filled in; sorted unless the order matters."""
-    texts = []
-    for call in calls:
-        properties = tools[call["name"]]["parameters"].get("properties", {})
-        defaults = {k: p["default"] for k, p in properties.items() if "default" in p}
-        texts.append(canonical([call["name"], {**defaults, **call["arguments"]}]))
-    return texts if ordered else sorted(texts)
+# calls of a response
 
 
 def parse_calls(response: str):
@@ -346,7 +140,7 @@ def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
     """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if neither."""
     def need(holds, what, reason="malformed task"):
         if not holds:
-            raise _invalid(reason, what)
+            raise invalid(reason, what)
     text = record.get("task")
     need(isinstance(text, str), "no text under 'task'")
     text = text.strip()
@@ -388,126 +182,6 @@ def same_task_key(task: Task) -> tuple[str, ...]:
     if not structured(task):
         return (words,)
     return task_id({"calls": normal_calls(task.spec["calls"], tools_of(task), ordered=False)}), words
-
-
-def tools_of(task: Task) -> dict:
-    """{name: spec} of its tools; none if it is a question."""
-    return {tool["name"]: tool for tool in task.spec.get("tools", ())}
-
-
-def structured(task: Task) -> bool:
-    """Whether the task asks for calls (a in A_struct of Eq. 1) or for a free-form answer."""
-    return "calls" in task.spec
-
-
-def answering(task: Task) -> bool:
-    """Whether its tools answer: then the agent takes several turns."""
-    return "results" in task.spec
-
-
-def kind(task: Task) -> str:
-    """What a variation has in common with its seed task."""
-    return "episode" if answering(task) else "calls" if structured(task) else "question"
-
-
-# ---------------------------------------------------------------------------------------------
-# what a simulator may not get away with
-
-
-def leaks(task: Task) -> str:
-    """Why there is nothing left to answer: one of REASONS, or "" if there is."""
-    if not structured(task):
-        return "answer leaked" if any(
-            contains_answer(task.text, r) for r in task.spec["reference"]) else ""
-    calls, tools = task.spec["calls"], tools_of(task)
-    answers = {canonical(part) for call in calls for part in (call, call["arguments"]) if part}
-    # names and types are no notes, but they are no sentences either
-    notes = list(task_texts(task.spec["tools"]))
-    if any(states_call(text, calls, answers) for text in [task.text, *notes]) \
-            or any(spells_arguments(text, call["arguments"]) for text in notes for call in calls) \
-            or not answers.isdisjoint(map(canonical, _objects(task.spec["tools"]))):
-        return "answer leaked"
-    if all(given_by_schema(call, tools[call["name"]]) for call in calls):
-        # where there is no argument at all, which tool to call may still be a question
-        stated = any(json.loads(text)[1] for text in normal_calls(calls, tools, ordered=False))
-        if stated or {call["name"] for call in calls} == set(tools):
-            return "nothing to answer"
-    return ""
-
-
-def states_call(text: str, calls, answers) -> bool:
-    """Whether a text has one of the calls in tags, as f(...), or as JSON, also with ' for "."""
-    if "<tool_call>" in text or any(call["name"] + "(" in text for call in calls):
-        return True
-    for brace in re.finditer("{", text):  # an object may sit inside another
-        span = find_object(text, brace.start())
-        found = text[slice(*span)] if span else ""
-        value = load_object(found) or ("'" in found and load_object(found.replace("'", '"')))
-        if value and canonical(value) in answers:
-            return True
-    return False
-
-
-def spells_arguments(text: str, arguments: dict) -> bool:
-    """Whether a tool's note has every argument as `name = value` or `name: value`."""
-    def spelt(name, value):
-        value = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        between = r"[\"'`]?\s*[:=]\s*[\"'`]?"
-        pattern = re.escape(name) + between + re.escape(value) + r"(?!\w)"
-        return re.search(pattern, text, re.IGNORECASE)
-    return bool(arguments) and all(spelt(name, value) for name, value in arguments.items())
-
-
-def given_by_schema(call: dict, tool: dict) -> bool:
-    """Whether every argument of a call is what its own schema names: a default, the only value of
-    an enum, the only example, or a title or description that is the value itself."""
-    properties = tool["parameters"].get("properties", {})
-    for name, value in call["arguments"].items():
-        schema, named = properties[name], []
-        for keyword in ("enum", "examples"):
-            values = schema.get(keyword)
-            named += values if isinstance(values, list) and len(values) == 1 else []
-        named += [schema[k] for k in ("default", "title", "description") if k in schema]
-        if _plain(value) not in map(_plain, named):
-            return False
-    return True
-
-
-def _plain(value) -> str:
-    """A value as a note would say it: 5 and "5" are one."""
-    value = value if isinstance(value, str) else canonical(value)
-    return " ".join(normal_words(value)) or value
-
-
-def contains_answer(question: str, reference: str) -> bool:
-    """Whether a question contains its reference, word by word in a row.
-
-    Numbers, yes and no, and options that the question offers count only behind "answer".
-    """
-    # (word, whether a comma or semicolon follows)
-    words = [(w, raw[-1] in ",;") for raw in question.split() for w in normal_words(raw)]
-    plain, reference = [w for w, _ in words], normal_words(reference)
-    n, offers = len(reference), "or" in plain
-    data = all(re.fullmatch(r"\d+|yes|no|true|false", w) for w in reference)
-    for i in range(len(words) - n + 1):
-        if plain[i:i + n] != reference:
-            continue
-        before = plain[max(0, i - 2):i]
-        told = before[-1:] == ["answer"] or before == ["answer", "is"]
-        listed = "or" in before[-1:] + plain[i + n:i + n + 1] or words[i + n - 1][1] \
-            or (i > 0 and words[i - 1][1])
-        if not (offers and listed) and (told or not data):
-            return True
-    return False
-
-
-def _objects(value):
-    """Every JSON object inside a value, itself included."""
-    if isinstance(value, dict):
-        yield value
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, (dict, list)):
-            yield from _objects(part)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -936,12 +610,6 @@ def task_as_written(task: Task) -> str:
 
 # ---------------------------------------------------------------------------------------------
 # Eq. 1
-
-
-def normal_words(text: str) -> list[str]:
-    """Words for comparing free text as SQuAD does: lower case, no punctuation, no articles."""
-    text = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return [word for word in text.split() if word not in ("a", "an", "the")]
 
 
 def token_f1(answer: str, reference: str) -> float:
