@@ -44,7 +44,7 @@ TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"
 
 def signature(tool: dict) -> str:
     """A tool spec (name, description, parameters) as one line."""
-    return f"{tool['name']}({_members(tool['parameters'])})"
+    return f"{tool['name']}({_members(tool['parameters'], spoken)})"
 
 
 def write_call(call: dict) -> str:
@@ -82,11 +82,11 @@ def literal(value) -> str:
     return repr(value)
 
 
-def _members(schema: dict) -> str:
-    """The members of an object schema, required ones first."""
+def _members(schema: dict, say=str) -> str:
+    """The members of an object schema, required ones first. say: how their names are written."""
     required, properties = schema.get("required", []), schema.get("properties", {})
     order = sorted(properties, key=lambda name: name not in required)  # stable
-    return ", ".join(f"{spoken(name)}: {_type(properties[name])}"
+    return ", ".join(f"{say(name)}: {_type(properties[name])}"
                      + ("" if name in required else f" = {_default(properties[name])}")
                      for name in order)
 

@@ -109,9 +109,9 @@ TYPES = {"string": str, "boolean": bool, "array": list, "object": dict, "null": 
          "integer": (int, float), "number": (int, float)}
 NOTES = {"description", "title", "format", "examples"}
 UNIONS = ("anyOf", "oneOf")
-NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 SIZES = {"Length": str, "Items": list, "Properties": dict}  # minLength, maxItems and so on
-COUNTS = tuple(bound + unit for unit in SIZES for bound in ("min", "max"))
+COUNTS = {bound + unit for unit in SIZES for bound in ("min", "max")}
 KEYWORDS = {*NOTES, *UNIONS, *NUMBERS, *COUNTS, "type", "properties", "required", "items", "enum",
             "default", "pattern", "additionalProperties"}
 PATTERN_TEXT = 256  # characters up to which a text is held against a pattern
@@ -250,11 +250,11 @@ def check_schema(schema, where: str):
         check_schema(schema["items"], f"{where}[]")
     if _others(schema):
         check_schema(_others(schema), f"{where}{{}}")
-    for bound in NUMBERS:
-        need(type(schema.get(bound, 0)) in (int, float), f"{bound} is no number")
+    for bound in NUMBERS & set(schema):
+        need(type(schema[bound]) in (int, float), f"{bound} is no number")
     need(schema.get("multipleOf", 1) > 0, "multipleOf is not positive")
-    for bound in COUNTS:
-        need(type(schema.get(bound, 0)) is int, f"{bound} is no whole number")
+    for bound in COUNTS & set(schema):
+        need(type(schema[bound]) is int, f"{bound} is no whole number")
     need(isinstance(schema.get("pattern", ""), str), "pattern is no text")
     need(isinstance(schema.get("enum", [0]), list) and schema.get("enum", [0]), "enum is no list")
     need("default" not in schema or conforms(schema["default"], schema),

@@ -27,9 +27,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from data_pool import UserError
-from worlds import InvalidTask, call_text
-from worlds.schemas import KEYWORDS, MAX_CALLS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, \
-    check_tools, conforms, invalid
+from worlds import InvalidTask, call_text, task_texts
+from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, conforms, \
+    invalid, load_object
 
 MAX_BYTES = 2 ** 26  # of a file
 MAX_NODES = 3000     # schemas within the schema of one function, every $ref replaced
@@ -150,23 +150,25 @@ def own_tool(tool) -> dict:
         raise unfit("no function with a name")
     given = next((tool[key] for key in SCHEMAS if tool.get(key)), {})
     parameters = own_schema(given) if given else {"type": "object", "properties": {}}
-    description = tool.get("description")
+    check_schema(parameters, "the schema")
     if parameters.get("type") != "object":
         raise unfit("the parameters are no object schema")
+    description = tool.get("description")
     own = {"name": tool["name"], "description": description if isinstance(description, str) else "",
-           "parameters": {"properties": {}, **parameters}}
-    if "properties" in parameters:
-        own["parameters"] = parameters  # in the order of the file
+           "parameters": parameters}
     if not re.fullmatch(call_text.NAME, own["name"]):
         raise unfit("a name of other signs than letters, digits and _.-/")
-    try:
-        if "\0" in json.dumps(own, ensure_ascii=False).encode("utf-8").decode().replace(
-                "\\u0000", "\0"):
-            raise unfit("NUL in a text")
-    except UnicodeEncodeError:
-        raise unfit("half a character in a text") from None
-    check_schema(own["parameters"], "the schema")
+    if not all(map(_written, task_texts(own))):
+        raise unfit("a text that no tokenizer takes")
     return own
+
+
+def _written(text: str) -> bool:
+    """Whether a tokenizer takes a text: no NUL, no half of a surrogate pair."""
+    try:
+        return b"\0" not in text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
 
 
 def own_schema(root) -> dict:
@@ -332,3 +334,93 @@ def _inferred(own: dict):
         if keys & set(own):
             return kind
     return [kind for kind in TYPES if kind != "integer"]
+
+
+# ---------------------------------------------------------------------------------------------
+# a line of a task file in our own form
+
+FIELDS = ("task", "tools", "calls", "ordered", "results", "reference")  # others are the user's own
+OFFERED_WITHOUT_A_CALL = 3  # functions of the list that a task without tools and calls is given
+
+
+def own_record(line: dict, listed=None) -> dict:
+    """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
+
+    listed: {name: spec} of --tools; a task without tools of its own has those of them that it calls.
+    Raises InvalidTask with .detail. What is not looked at here, make_task checks.
+    """
+    if "task" not in line and "messages" in line:
+        line = {**line, **_of_chat(line["messages"])}
+        if "tools" in line and "reference" in line and "calls" not in line:
+            line["calls"] = []  # it was free to call, and did not
+        line = {k: v for k, v in line.items() if k != "reference" or "calls" not in line}
+    record = {key: line[key] for key in FIELDS if key in line}
+    if not isinstance(record.get("calls"), list):
+        return record
+    record["calls"] = [_own_call(call) for call in record["calls"]]
+    if "tools" not in record:
+        if not listed:
+            raise unfit("no tools: they stand in the line, or in the list of --tools")
+        record["tools"] = _called(record, listed)
+    elif isinstance(record["tools"], list):
+        record["tools"] = list(map(_own_tool_named, record["tools"]))
+    return record
+
+
+def _own_tool_named(tool) -> dict:
+    try:
+        return own_tool(tool)
+    except InvalidTask as fault:
+        name = tool.get("function", tool) if isinstance(tool, dict) else {}
+        name = name.get("name") if isinstance(name, dict) else None
+        raise unfit(f"tool {name!r:.80}: {fault.detail}") from None
+
+
+def _of_chat(messages) -> dict:
+    """A chat of one request and one answer -> {"task", "calls"} or {"task", "reference"}."""
+    def need(holds, what):
+        if not holds:
+            raise invalid("malformed task", f"messages: {what}")
+    need(isinstance(messages, list) and all(isinstance(m, dict) for m in messages), "no list of objects")
+    by = lambda role: [m for m in messages if m.get("role") == role]
+    asked, answers = by("user"), by("assistant")
+    need(len(asked) == 1, f"{len(asked)} of the user instead of one")
+    calling = [m["tool_calls"] for m in answers if m.get("tool_calls")]
+    need(len(calling) < 2, 'calls in two turns: write them as "calls" with "results"')
+    need(answers, "no answer of the assistant")
+    task = {"task": _content(asked[0])}
+    return {**task, "calls": calling[0]} if calling else {**task, "reference": _content(answers[-1])}
+
+
+def _content(message: dict):
+    """The text of a chat message, which may come in parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content
+
+
+def _own_call(call):
+    """A call as it is, as OpenAI wraps it, or with its arguments as JSON text."""
+    call = call["function"] if isinstance(call, dict) and isinstance(call.get("function"), dict) else call
+    if not isinstance(call, dict):
+        return call  # for make_task to refuse
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        arguments = load_object(arguments) if arguments.strip() else {}
+        if arguments is None:
+            raise invalid("malformed task", f"the arguments of {call.get('name')!r:.80} are no JSON object")
+    return {"name": call.get("name"), "arguments": {} if arguments is None else arguments}
+
+
+def _called(record: dict, listed: dict) -> list:
+    """The functions of the list that a task calls; a few others if there is nothing to call."""
+    names = list(dict.fromkeys(call.get("name") for call in record["calls"] if isinstance(call, dict)))
+    missing = [name for name in names if not isinstance(name, str) or name not in listed]
+    if missing:
+        raise invalid("unknown tool", f"it calls {missing[0]!r:.80}, which is not in the list of --tools")
+    if not names:  # always the same ones
+        rng = random.Random(str(record.get("task")))
+        names = rng.sample(sorted(listed), min(OFFERED_WITHOUT_A_CALL, len(listed)))
+    return [listed[name] for name in sorted(names)]
