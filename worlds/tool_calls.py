@@ -297,9 +297,9 @@ def _task_of_line(line: bytes, listed: dict) -> Task:
     try:
         record = load_object(line.decode("utf-8"))
     except UnicodeDecodeError:
-        raise invalid("unreadable", "not UTF-8; save the file in that encoding") from None
+        raise invalid("not UTF-8", "save the file in that encoding") from None
     if record is None:
-        raise invalid("unreadable", "not one JSON object; correct or remove it")
+        raise invalid("not one JSON object", "correct or remove it")
     return make_task(tool_lists.own_record(record, listed), "base")
 
 
@@ -390,14 +390,14 @@ def prepare(o):
                             "name in Python: use --call-format json or leave the task out")
 
 
-def read_answers_as(call_format: str):
-    """Set the form of calls alone: for `score` in a process that never calls `prepare` (veRL's).
-    Raises UserError for a form that is none."""
+def read_answers_as(call_format: str, nothing: bool = False):
+    """Set the form of calls alone, and whether "none" is an answer: for a process that never calls
+    `prepare` (veRL's, or `genenv.py ask`). Raises UserError for a form that is none."""
     global _form
     if call_format not in OPTIONS["call_format"][2]:
         raise UserError(f"{call_format!r} is no form of calls: json or python")
-    if _form.call_format != call_format:
-        _form = replace(_form, call_format=call_format)
+    if (_form.call_format, _form.nothing) != (call_format, nothing):
+        _form = replace(_form, call_format=call_format, nothing=nothing)
 
 
 def base_tasks(o) -> list[Task]:

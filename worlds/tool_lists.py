@@ -158,12 +158,12 @@ def own_tool(tool) -> dict:
            "parameters": parameters}
     if not re.fullmatch(call_text.NAME, own["name"]):
         raise unfit("a name of other signs than letters, digits and _.-/")
-    if not all(map(_written, task_texts(own))):
+    if not all(map(written, task_texts(own))):
         raise unfit("a text that no tokenizer takes")
     return own
 
 
-def _written(text: str) -> bool:
+def written(text: str) -> bool:
     """Whether a tokenizer takes a text: no NUL, no half of a surrogate pair."""
     try:
         return b"\0" not in text.encode("utf-8")
