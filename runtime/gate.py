@@ -29,8 +29,8 @@ def judge(written: int, valid: int, p_hats, G: int, rewards=None) -> tuple[str, 
             f"rewards {mixed} of {n}")
     if written and not valid:
         return line, _stop("the simulator wrote no valid task", (
-            START, "make tasks easier to write (--call-format python --keep-tools in the "
-            "tool_calls world)", "show it examples (--exemplars 3)", "take a stronger model"))
+            START, "make tasks easier to write (--call-format python --tools base in the "
+            "tool_calls world)", "take a stronger model"))
     if mixed == 0 and success > 0.5:
         return line, _stop(f"every attempt at each of {n} tasks succeeded", (
             "bring harder base tasks", "take a weaker model"))

@@ -71,15 +71,14 @@ PRESETS = {
         "token_budget": 4096,
         "max_rows": 64,
     },
-    # SmolLM2-135M-Instruct after a warm start, on a CPU. Calls as python text for the seed task's own
-    # tools, which is what such a small model can write and read. An epoch takes five minutes of one core
+    # SmolLM2-135M-Instruct after a warm start, on a CPU. Tasks as python text for given
+    # functions, which is what such a small model can write and read. An epoch takes five minutes of one core
     # (EXPERIMENTS.md). Micro-batches of 1024 tokens are twice as fast as of 4096: larger tensors go back
     # to the system after each use.
     "135m-cpu": {
         "world": "tool_calls",
         "call_format": "python",
-        "keep_tools": True,
-        "offer": 2,
+        "tools": "base",             # or a list of functions, with a few examples as base tasks
         "G": 8,
         "k_min": 0.26,               # p_hat from 2/8 to 6/8
         "max_prompt_tokens": 640,
@@ -106,8 +105,7 @@ PRESETS = {
         "world": "tool_calls",
         "model": "Qwen/Qwen2.5-1.5B-Instruct",
         "call_format": "python",
-        "keep_tools": True,
-        "offer": 2,
+        "tools": "base",
         "grad_checkpoint": True,
         "epochs": 12,
         "steps": 6,

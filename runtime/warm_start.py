@@ -3,15 +3,17 @@
 What of the paper this is: nothing; its 7B instruct model does the format by itself. A small one
 writes no valid task and solves none, so every group is without signal and both updates stand still.
 
-    python genenv.py warm-start --model M --base-tasks F --out DIR [--passes 2] [options of a run]
+    python genenv.py warm-start --model M --base-tasks F --out DIR [--passes 3] [options of a run]
     python genenv.py --world tool_calls --model DIR --base-tasks F ...
 
-How it is run: by that command. As the agent it imitates the expected answers, as the simulator
-other tasks in answer to a seed task (worlds: warm_start_pairs): rwr.weighted_nll with weights 1,
-one LoRA, AdamW with a falling rate; of an episode the turns, not the observations between them.
-Tasks held out for validation and tuning are never imitated; on them, and on tasks written for base
-seeds, it is measured before and after. DIR becomes a model folder, with warm_start.json; the same
-command given again goes on where it was killed, to the bit.
+How it is run: by that command. As the agent it imitates the expected answers, as the simulator tasks
+that it could have written (worlds: warm_start_pairs): rwr.weighted_nll with weights 1, one LoRA, AdamW
+with a falling rate; of an episode the turns, not the observations between them. Held-out tasks are
+never imitated. In a world with a list of functions the simulator then writes for them, in rounds:
+it imitates what passes every check, until ENOUGH of what it writes is valid. No attempt is made at
+these tasks and the agent does not see them. DIR becomes a model folder, with warm_start.json, the
+rounds in it; what the model can do, epoch 0 of a run measures. The same command given again goes on
+where it was killed, to the bit.
 
 Where it differs on purpose: the adapter is merged into the base, in 16 bits also where training
 used 4, so that "adapters off" is the initial policy of both players, and the reference, as always.
@@ -31,7 +33,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-import curriculum
 from data_pool import UserError
 from grpo import finite_step, subset, subset_own
 from policy import Policy, split_groups
@@ -39,22 +40,27 @@ from runtime import options as run_options
 from runtime.jsonl import first_line
 from runtime.loading import load_model, policy_options
 from rwr import weighted_nll
-from worlds import InvalidTask, attempt_score, held_out_keys, load_world, one_line_for_templates, \
-    play, task_keys, world_option, written_task
+from worlds import InvalidTask, held_out_keys, load_world, one_line_for_templates, task_keys, \
+    world_option, written_task
 
 ADAPTER = "warm"
-WARM_UP = 8  # steps over which the learning rate rises: AdamW's moments know nothing yet
+WARM_UP = 8         # steps over which the learning rate rises: AdamW's moments know nothing yet
+ENOUGH = 0.6        # share of valid tasks at which the rounds end
+FEWEST = 6          # answers and tasks to imitate
+SHOWN = 24          # texts of a round in warm_start.json
+ROUND_RATE = 0.2    # of --lr, in the rounds: the form is there, and is to be kept
 
 
 @dataclass(frozen=True)
 class Settings:
     """Options of a warm start beside those of a run; the comment beside each is its help text."""
     out: str = ""          # folder that becomes the model
-    passes: int = 2        # over what the world gives to imitate: base tasks, or a draw of them
+    passes: int = 3        # over what the world gives to imitate: base tasks, or a draw of them
+    rounds: int = 4        # of writing for listed functions and imitating what is valid, at most
+    texts: int = 128       # that are written in a round
     batch: int = 16        # responses per optimiser step
     lr: float = 1e-3       # AdamW on the LoRA weights, falling to 0 in a straight line
     rank: int = 32         # LoRA rank
-    measured: int = 48     # tasks of each split, and written ones, measured before and after
     save_every: int = 10   # steps between two saved states
 
 
@@ -74,20 +80,13 @@ def main(argv, Options) -> int:
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": s.rank,
                                                  "adapter_paths": None})
     with one_line_for_templates(o.model):
-        passes = [pairs_of_pass(world, policy, o, s, n) for n in range(s.passes)]
-    print(census(world, o, passes), flush=True)
-    before = remembered(out / "warm_start" / "before.json",
-                        lambda: measure(world, policy, o, s.measured))
-    print(report_line("before", before), flush=True)
-    imitate(policy, passes, s, o, out / "warm_start" / "state.pt")
+        print(census(world, o, pairs_of_pass(world, policy, o, 0)), flush=True)
+    state = learn(world, policy, s, o, out / "warm_start" / "state.pt")
     merge(policy, o, out)
-    del policy
-    policy = Policy.load(str(out), (), **{**policy_options(o), "adapter_paths": None})
-    after = measure(world, policy, o, s.measured)
-    print(report_line("after", after), flush=True)
-    record = {"settings": settings_of(s, o), "before": before, "after": after,
-              "pairs": [{role: sum(len(group[1]) for group in p[role])
-                         for role in ("agent", "env")} for p in passes]}
+    for written in state["rounds"]:
+        del written["pairs"]  # token ids
+    record = {"settings": settings_of(s, o), "nats_per_token": state["nats"],
+              "rounds": state["rounds"]}
     write_whole(out / "warm_start.json", lambda path: path.write_text(json.dumps(record, indent=1)))
     shutil.rmtree(out / "warm_start")
     print(f"the model is in {out}: go on with --model {out} and the same options of the world")
@@ -104,7 +103,8 @@ def parse(argv, Options):
     s = Settings(**vars(known))
     for f in fields(Settings):
         value = getattr(s, f.name)
-        if f.type is not str and not 0 < value < float("inf"):
+        if f.type is not str and not (value > 0 or f.name == "rounds" and value == 0) \
+                or value == float("inf"):
             raise UserError(f"--{f.name.replace('_', '-')} is {value}: must be positive")
     if not s.out:
         raise UserError("warm-start needs --out: the folder that becomes the model")
@@ -142,32 +142,120 @@ def claim(s, o) -> Path:
     return out
 
 
-def census(world, o, passes) -> str:
-    """How much there is to imitate, in one line. Raises UserError where a role has too little."""
-    first = passes[0]
-    count = {role: sum(len(group[1]) for group in first[role]) for role in ("agent", "env")}
+def census(world, o, pairs) -> str:
+    """How much there is to imitate in a pass. Raises UserError where a role has too little."""
+    count = {role: sum(len(group[1]) for group in pairs[role]) for role in ("agent", "env")}
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
-        if count[role] >= 8:
+        if count[role] >= FEWEST:
             continue
-        if first["long"]:
+        if pairs["long"]:
             raise UserError(
                 f"too few base tasks within the limits to imitate as {name} ({count[role]}; "
-                f"{first['long']} prompts or responses are longer): raise --max-prompt-tokens, "
+                f"{pairs['long']} prompts or responses are longer): raise --max-prompt-tokens, "
                 "--max-task-tokens, --max-response-tokens or --max-episode-tokens")
         raise UserError(
             f"{o.base_tasks or 'the example tasks'}: too few base tasks to imitate as {name} "
-            f"({count[role]}, of {len(world.base_tasks(o))} that are not held out): give more, "
-            "several of them for the same functions")
-    return (f"one pass: {count['agent']} answers as the agent, {count['env']} tasks as the "
-            f"simulator for {len(first['env'])} seed tasks; {first['alone']} tasks whose functions occur "
-            "in no other task are imitated as the agent alone")
+            f"({count[role]}, of {len(world.base_tasks(o))} that are not held out): give more")
+    return (f"one pass: {count['agent']} answers as the agent, {count['env']} tasks as the simulator; "
+            f"{pairs['alone']} tasks are imitated as the agent alone")
+
+
+# ---------------------------------------------------------------------------------------------
+# passes and rounds
+
+
+def learn(world, policy, s, o, path: Path) -> dict:
+    """Train the adapter over all passes and rounds, from the saved state on if there is one.
+
+    Returns the state: "nats" per token of each pass and round, "rounds": what was written in each.
+    """
+    optimizer = policy.optimizer(ADAPTER, s.lr)
+    state = load_state(path, policy, optimizer)
+    rounds = s.rounds if listed(world, o) else 0
+    while True:
+        n, pairs = state["stage"], []
+        if n >= s.passes:
+            if len(state["rounds"]) == n - s.passes:  # else it had been written when it was killed
+                state["rounds"].append(write(world, policy, s, o, n))
+                save_state(path, policy, optimizer, state)
+            print(round_line(n - s.passes, state["rounds"][-1]), flush=True)
+            if state["rounds"][-1]["valid"] >= ENOUGH or n == s.passes + rounds:
+                return state
+            pairs = [(prompt, [ids], [[True] * len(ids)])
+                     for written in state["rounds"] for prompt, ids in written["pairs"]]
+        given = pairs_of_pass(world, policy, o, n)
+        generator = torch.Generator().manual_seed(1000 * o.seed + n)
+        batches = batches_of_pass(given["agent"] + given["env"] + pairs, s.batch, generator)
+        imitate(policy, optimizer, batches, s, o, state, path)
+
+
+def imitate(policy, optimizer, batches, s, o, state, path: Path):
+    """One pass over batches, from state["step"] on; then the next stage is due."""
+    n, start = state["stage"], state["step"]
+    if start:
+        print(f"going on at step {start} of {len(batches)}", flush=True)
+    bar = tqdm(range(start, len(batches)), initial=start, total=len(batches), desc=f"pass {n + 1}",
+               disable=not sys.stderr.isatty())
+    for step in bar:
+        rate = max(ROUND_RATE, 1 - (n + step / len(batches)) / s.passes)
+        rate *= min((n * len(batches) + step + 1) / WARM_UP, 1)
+        loss = imitation_step(policy, optimizer, batches[step], s.lr * rate, o)
+        state["losses"].append(loss)
+        state["step"] = step + 1
+        bar.set_postfix(loss=f"{loss:.3f}")
+        if (step + 1) % s.save_every == 0:
+            save_state(path, policy, optimizer, state)
+            if bar.disable:
+                print(f"step {step + 1}/{len(batches)}: {loss:.3f} nats per token", flush=True)
+    state["nats"].append(sum(state["losses"]) / len(state["losses"]))
+    print(f"pass {n + 1}: {state['nats'][-1]:.3f} nats per token", flush=True)
+    state |= {"stage": n + 1, "step": 0, "losses": []}
+    save_state(path, policy, optimizer, state)
+
+
+def listed(world, o) -> list:
+    """The functions that the world has a list of, if it has one."""
+    return world.functions(o) if hasattr(world, "functions") else []
+
+
+def write(world, policy, s, o, n: int) -> dict:
+    """What the simulator writes now, for base tasks and functions drawn at random: {"valid": share
+    of --texts, "invalid": {reason: how many}, "texts": some of them, "pairs": the valid ones}."""
+    draw = torch.Generator().manual_seed(1000 * o.seed + n)
+    base, names, held_out = world.base_tasks(o), listed(world, o), held_out_keys(world, o)
+    seeds = [base[i] for i in torch.randint(len(base), (s.texts,), generator=draw).tolist()]
+    if names:
+        few = [torch.randperm(len(names), generator=draw)[:4].tolist() for _ in seeds]
+        seeds = [world.assign(seed, [names[i] for i in some], draw) for seed, some in zip(seeds, few)]
+    prompts = [policy.encode(world.env_prompt(seed, None, o.alpha)) for seed in seeds]
+    rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, 1.0,
+                             policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
+    reasons, pairs, seen, texts = Counter(), [], set(), []
+    for seed, r in zip(seeds, rollouts):
+        texts.append(policy.decode(r.response))
+        try:
+            task = written_task(world, r, texts[-1], seed, 0, held_out, policy.tokenizer)
+            if task_keys(world, task) & seen:
+                raise InvalidTask("duplicate in the batch")
+            seen |= task_keys(world, task)
+            pairs.append((r.prompt, r.response))
+        except InvalidTask as reason:
+            reasons[str(reason)] += 1
+    return {"valid": len(pairs) / s.texts, "invalid": dict(reasons.most_common()),
+            "texts": texts[:SHOWN], "pairs": pairs}
+
+
+def round_line(n: int, written: dict) -> str:
+    """What was written in a round, in one line."""
+    why = ", ".join(f"{reason} {k}" for reason, k in written["invalid"].items())
+    return f"written before round {n + 1}: valid {written['valid']:.2f}" + (f" ({why})" if why else "")
 
 
 # ---------------------------------------------------------------------------------------------
 # imitation
 
 
-def pairs_of_pass(world, policy, o, s, number: int) -> dict:
+def pairs_of_pass(world, policy, o, number: int) -> dict:
     """{"agent", "env": [(prompt ids, [response ids, ...], [own, ...])], "alone", "long"} of a pass.
 
     One prompt is one group; own: which tokens of a response are imitated, bools; alone: tasks that
@@ -220,27 +308,6 @@ def batches_of_pass(groups, size: int, generator) -> list:
     return batches
 
 
-def imitate(policy, passes, s, o, state_file: Path):
-    """Train the adapter over all passes, from the saved state on if there is one."""
-    generator = torch.Generator().manual_seed(o.seed)
-    batches = [batch for p in passes
-               for batch in batches_of_pass(p["agent"] + p["env"], s.batch, generator)]
-    optimizer = policy.optimizer(ADAPTER, s.lr)
-    start = load_state(state_file, policy, optimizer)
-    if start:
-        print(f"going on at step {start} of {len(batches)}", flush=True)
-    bar = tqdm(range(start, len(batches)), initial=start, total=len(batches), desc="imitating",
-               disable=not sys.stderr.isatty())
-    for step in bar:
-        rate = s.lr * min((step + 1) / WARM_UP, 1) * (1 - step / len(batches))
-        loss = imitation_step(policy, optimizer, batches[step], rate, o)
-        bar.set_postfix(loss=f"{loss:.3f}")
-        if (step + 1) % s.save_every == 0 or step + 1 == len(batches):
-            save_state(state_file, policy, optimizer, step + 1)
-            if bar.disable:
-                print(f"step {step + 1}/{len(batches)}: {loss:.3f} nats per token", flush=True)
-
-
 def imitation_step(policy, optimizer, groups, rate: float, o) -> float:
     """One optimiser step on the mean negative log-likelihood per token. Returns it, in nats."""
     for group in optimizer.param_groups:
@@ -262,24 +329,24 @@ def imitation_step(policy, optimizer, groups, rate: float, o) -> float:
     return total
 
 
-def save_state(path: Path, policy, optimizer, step: int):
-    """Adapter, optimiser and the number of steps done, whole or not at all."""
+def save_state(path: Path, policy, optimizer, state: dict):
+    """Adapter, optimiser and what has been done, whole or not at all."""
     state = {"adapter": [p.detach().cpu() for p in policy.params[ADAPTER]],
-             "optimizer": optimizer.state_dict(), "step": step}
+             "optimizer": optimizer.state_dict(), "state": state}
     write_whole(path, lambda scratch: torch.save(state, scratch))
 
 
-def load_state(path: Path, policy, optimizer) -> int:
-    """Put a saved state back; returns the number of steps done, 0 if there is none."""
+def load_state(path: Path, policy, optimizer) -> dict:
+    """Put a saved state back; returns what has been done, or the state of a beginning."""
     if not path.is_file():
-        return 0
+        return {"stage": 0, "step": 0, "losses": [], "nats": [], "rounds": []}
     try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        optimizer.load_state_dict(state["optimizer"])
+        saved = torch.load(path, weights_only=True, map_location="cpu")
+        optimizer.load_state_dict(saved["optimizer"])
         with torch.no_grad():
-            for p, value in zip(policy.params[ADAPTER], state["adapter"], strict=True):
+            for p, value in zip(policy.params[ADAPTER], saved["adapter"], strict=True):
                 p.copy_(value)
-        return int(state["step"])
+        return saved["state"]
     except (OSError, RuntimeError, LookupError, ValueError, EOFError, TypeError,
             pickle.UnpicklingError) as error:
         raise UserError(f"{path} is damaged ({first_line(error):.100}): remove it to start from the "
@@ -338,76 +405,3 @@ def deltas(policy) -> dict:
             out[name.removeprefix(prefix) + ".weight"] = \
                 module.scaling[ADAPTER] * (b.detach().float() @ a.detach().float())
     return out
-
-
-# ---------------------------------------------------------------------------------------------
-# before and after
-
-
-def remembered(path: Path, make) -> dict:
-    """What the file holds, or make() and put it there: not measured again after an interruption."""
-    if not path.is_file():
-        record = make()
-        write_whole(path, lambda p: p.write_text(json.dumps(record)))
-    return json.loads(path.read_text())
-
-
-@torch.no_grad()
-def measure(world, policy, o, n: int) -> dict:
-    """The base in both roles: {"validation", "tuning": attempts(...), "env": written(...)}."""
-    out = {}
-    for k, split in enumerate(("validation", "tuning")):
-        generator = policy.generator(1000 + 3 * o.seed + k)
-        tasks = world.validation_tasks(o, split)  # in some worlds sorted
-        out[split] = attempts(world, policy, o, evenly(tasks, min(n, len(tasks))), generator)
-    return {**out, "env": written(world, policy, o, n, policy.generator(1002 + 3 * o.seed))}
-
-
-def evenly(tasks, n: int) -> list:
-    """n of the tasks, equally spaced."""
-    return [tasks[i * len(tasks) // n] for i in range(n)]
-
-
-def attempts(world, policy, o, tasks, generator) -> dict:
-    """G attempts at T = 1 at each task: shares of valid and of successful ones, and of groups that
-    have both kinds, and p_hat counted from 0/G to G/G."""
-    rollouts, texts = play(world, o, policy, None, tasks, o.G, 1.0, generator, o.max_rows)
-    scores = [attempt_score(world, tasks[r.group], r, text) for r, text in zip(rollouts, texts)]
-    rates = [curriculum.success_rate([r for r, _ in scores[b * o.G:(b + 1) * o.G]], o.success_at)
-             for b in range(len(tasks))]  # Eq. 2
-    counts = Counter(round(o.G * rate) for rate in rates)
-    return {"tasks": len(tasks), "valid": sum(v for _, v in scores) / len(scores),
-            "success": sum(rates) / len(rates), "mixed": sum(0 < p < 1 for p in rates) / len(rates),
-            "p_hat": [counts[k] for k in range(o.G + 1)]}
-
-
-def written(world, policy, o, n: int, generator) -> dict:
-    """n tasks written for n base tasks: the share that a run would use, and why not the others."""
-    base, held_out, seen = world.base_tasks(o), held_out_keys(world, o), set()
-    seeds = evenly(base, n)
-    prompts = [policy.encode(world.env_prompt(seed, None, o.alpha)) for seed in seeds]
-    rollouts = policy.sample(None, prompts, 1, o.max_task_tokens, 1.0, generator, o.max_rows)
-    reasons, texts = Counter(), []
-    for seed, r in zip(seeds, rollouts):
-        text = policy.decode(r.response)
-        texts.append(text)
-        try:
-            task = written_task(world, r, text, seed, 0, held_out, policy.tokenizer)
-            if task_keys(world, task) & seen:
-                raise InvalidTask("duplicate in the batch")
-            seen |= task_keys(world, task)
-        except InvalidTask as reason:
-            reasons[str(reason)] += 1
-    return {"tasks": n, "valid": 1 - sum(reasons.values()) / n, "invalid": dict(reasons),
-            "texts": texts[:16]}
-
-
-def report_line(when: str, measured: dict) -> str:
-    """A measurement as three lines."""
-    lines = [f"{when}, {split} ({m['tasks']} tasks): valid {m['valid']:.2f}, success "
-             f"{m['success']:.3f}, mixed groups {m['mixed']:.2f}, tasks by successes {m['p_hat']}"
-             for split, m in measured.items() if split != "env"]
-    env = measured["env"]
-    why = ", ".join(f"{reason} {n}" for reason, n in Counter(env["invalid"]).most_common())
-    return "\n".join([*lines, f"{when}, written tasks: valid {env['valid']:.2f} of {env['tasks']}"
-                      + (f" ({why})" if why else "")])

@@ -7,13 +7,15 @@ import builtins
 import json
 import random
 import time
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from data_pool import UserError, read_jsonl
-from worlds import InvalidTask, call_text, tool_calls
+from worlds import NO_SEED, InvalidTask, call_text, check_task, held_out_keys, tool_calls
 from worlds.tool_calls import EXAMPLE_TASKS, canonical, check_calls, check_tools
 
 BFCL = Path(__file__).resolve().parents[2] / "shared" / "benchmarks" / "bfcl"
@@ -195,7 +197,7 @@ def test_random_text_never_raises():
 
 
 # ---------------------------------------------------------------------------------------------
-# the world with --call-format python, --keep-tools and --exemplars
+# the world with --call-format python and --tools
 
 
 def tool(name, **types):
@@ -247,7 +249,7 @@ def test_a_limit_of_base_tasks_leaves_the_held_out_ones_alone(prepared):
     again = tool_calls.base_tasks(prepared(MORE[::-1], base_limit=5))
     assert {task.id for task in again} == {task.id for task in few}
     o = prepared(MORE, base_limit=5)
-    assert tool_calls.validation_tasks(o) == held_out and list(tool_calls._form.pool) == few
+    assert tool_calls.validation_tasks(o) == held_out and tool_calls._form.known == {c["name"] for t in few for c in t.spec.get("calls", ())}
     assert tool_calls.base_tasks(prepared(MORE, base_limit=10**6)) == everything
     with pytest.raises(UserError, match="--base-limit is -1"):
         prepared(MORE, base_limit=-1)
@@ -271,8 +273,8 @@ def test_python_form_says_and_scores_the_same_as_json(prepared):
         assert score(text) == (0.0, False), text
 
 
-def test_kept_tools_leave_a_request_and_its_calls(prepared):
-    o = prepared(call_format="python", keep_tools=True)
+def test_without_assigned_functions_a_variation_is_of_the_seeds_own(prepared):
+    o = prepared(call_format="python", tools="base")
     seed_task = base_of(o)
     parse = lambda text: tool_calls.parse_task(text, seed_task, 3)
     task = parse("Call: dim(lamp=77)\n\nCall: dim(lamp=78)\n"
@@ -285,6 +287,7 @@ def test_kept_tools_leave_a_request_and_its_calls(prepared):
             ("Call: dim(lamp=7)", "no request and call"),
             ("Call: dim(7)\nRequest: Dim lamp 7 please.", "no request and call"),
             ("Call: dim(lamp=7)\nRequest: Dim lamp 7 please.\nCall: off(lamp=7)", "no request and call"),
+            ("Call: dim(lamp=7)\nRequest: Dim lamp 7 please.\nSolved: 0 %", "no request and call"),
             ("Answer: 7\nRequest: Dim lamp 7 please.", "no request and call"),
             ("x" * 10 ** 6, "no request and call"),
             (json.dumps(lamp(7)), "no request and call"),
@@ -298,12 +301,11 @@ def test_kept_tools_leave_a_request_and_its_calls(prepared):
 
 def test_what_is_written_is_read_back_in_every_form(prepared):
     for call_format in ("json", "python"):
-        for keep_tools in (False, True):
-            o = prepared(call_format=call_format, keep_tools=keep_tools)
+        for tools in ("", "base"):
+            o = prepared(call_format=call_format, tools=tools)
             for kind in ("Please dim", "What is"):
                 task = base_of(o, kind)
-                other = base_of(prepared(RECORDS[::-1], call_format=call_format,
-                                         keep_tools=keep_tools), kind)
+                other = base_of(prepared(RECORDS[::-1], call_format=call_format, tools=tools), kind)
                 back = tool_calls.parse_task(tool_calls.task_as_written(task), other, 0)
                 assert back.text == task.text
                 assert back.spec.get("calls") == task.spec.get("calls")
@@ -311,109 +313,147 @@ def test_what_is_written_is_read_back_in_every_form(prepared):
 
 
 def test_prompt_says_unknown_success_as_unknown(prepared):
-    o = prepared(call_format="python", keep_tools=True)
+    o = prepared(call_format="python", tools="base")
     task = base_of(o)
     user = lambda success: tool_calls.env_prompt(task, success, 0.5)[1]["content"]
-    assert user(None).endswith("\nSolved: unknown") and user(0.25).endswith("25 % of the time")
-    assert user(0.0).endswith("Solved: 0 % of the time")
-    assert user(None).startswith("dim(lamp: int)\nCall: dim(lamp=")
+    assert "\nSolved: unknown\nWrite for:\ndim(lamp: int)" in user(None)
+    assert "\nSolved: 25 % of the time\n" in user(0.25) and "\nSolved: 0 % of the time\n" in user(0.0)
+    assert user(None).startswith("Call: dim(lamp=") and "Not called:" not in user(None)
 
 
-def test_offered_functions_are_others_and_always_the_same(prepared):
-    o = prepared(MORE, call_format="python", keep_tools=True, offer=2)
-    for task in tool_calls.base_tasks(o):
-        others = tool_calls.offered(task)
-        assert others == tool_calls.offered(task)
-        names = [tool["name"] for tool in others]
-        if not tool_calls.structured(task):
-            assert not names  # a question has no functions to add to
-            continue
-        assert len(set(names)) == 2 and not set(names) & set(tool_calls.skills(task))
-        user = tool_calls.env_prompt(task, None, 0.5)[1]["content"]
-        assert all(f"\n{name}(lamp: int)" in user for name in names)
-        assert all(name not in tool_calls.agent_prompt(task)[0]["content"] for name in names)
-    assert "Others:" not in tool_calls.env_prompt(base_of(o, "What is"), None, 0.5)[1]["content"]
-    o = prepared(MORE, call_format="python", keep_tools=True)
-    assert not any(map(tool_calls.offered, tool_calls.base_tasks(o)))
-    for bad, message in (({"offer": -1, "keep_tools": True}, "must not be negative"),
-                         ({"offer": 1}, "needs --keep-tools")):
-        with pytest.raises(UserError, match=message):
-            prepared(MORE, **bad)
+LISTED = [tool(name, lamp="integer") for name in ("mend", "paint", "ship", "wash")]
 
 
-def test_a_variation_may_call_or_hold_what_is_offered(prepared):
-    o = prepared(MORE, call_format="python", keep_tools=True, offer=2)
-    seed_task = base_of(o)
-    one, two = (tool["name"] for tool in tool_calls.offered(seed_task))
-    parse = lambda lines: tool_calls.parse_task(
-        f"{lines}\nRequest: Please see to lamps 70 and 71.", seed_task, 1)
-    names = lambda task: {tool["name"] for tool in task.spec["tools"]}
-    assert names(parse("Call: dim(lamp=70)")) == {"dim"}
-    called = parse(f"Call: dim(lamp=70)\nCall: {one}(lamp=71)")
-    assert names(called) == {"dim", one} and tool_calls.skills(called) == ["dim", one]
-    held = parse(f"Call: dim(lamp=70)\nUnused: {two}")
-    assert names(held) == {"dim", two} and tool_calls.skills(held) == ["dim"]
-    assert f"{two}(lamp: int)" in tool_calls.agent_prompt(held)[0]["content"]
-    # such a task is a seed task like any other: its own functions are not offered again
-    assert not {tool["name"] for tool in tool_calls.offered(held)} & names(held)
-    for lines, reason in ((f"Unused: {one}\nCall: dim(lamp=70)", "no request and call"),
-                          ("Call: dim(lamp=70)\nUnused: nothing", "unknown tool"),
-                          ("Call: dim(lamp=70)\nUnused: dim", "unknown tool"),
-                          (f"Call: dim(lamp=70)\nCall: {one}(lamp=1)\nUnused: {one}", "unknown tool"),
-                          ("Call: dim(lamp=70)\nUnused:", "unknown tool")):
+@pytest.fixture
+def listed(prepared, tmp_path):
+    """Options of a run with a list of four functions, of which no base task calls any."""
+    path = tmp_path / "tools.jsonl"
+    path.write_text("".join(json.dumps(spec) + "\n" for spec in LISTED))
+    return prepared(MORE, call_format="python", tools=str(path))
+
+
+def names_of(specs):
+    return [spec["name"] for spec in specs]
+
+
+def test_a_base_task_is_assigned_functions_of_the_list(listed):
+    generator, names = torch.Generator().manual_seed(0), tool_calls.functions(listed)
+    assert names == ["mend", "paint", "ship", "wash"]
+    seed_task, shapes = base_of(listed), Counter()
+    for _ in range(200):
+        given = tool_calls.assign(seed_task, names[::-1], generator)
+        to_call, beside = map(names_of, tool_calls.functions_for(given))
+        assert to_call + beside == names[::-1][:len(to_call + beside)]  # the first ones are to be called
+        shapes[len(to_call), len(beside)] += 1
+        assert (given.id, given.text) == (seed_task.id, seed_task.text)
+    assert set(shapes) == {(a, b) for a in (1, 2) for b in (0, 1, 2)}
+    assert 25 < sum(n for (a, _), n in shapes.items() if a == 2) < 75
+    assert "to_call" not in seed_task.spec
+    question = base_of(listed, "What is")
+    assert tool_calls.assign(question, names, generator) == question
+    # fewer functions than it would show
+    assert names_of(sum(tool_calls.functions_for(tool_calls.assign(seed_task, ["mend"], generator)), [])) \
+        == ["mend"]
+
+
+def test_what_is_written_for_a_function_is_a_task_with_all_that_was_shown(listed):
+    seed_task = tool_calls._assigned(base_of(listed), LISTED[:2], LISTED[2:3])
+    user = tool_calls.env_prompt(seed_task, 0.5, 0.5)[1]["content"]
+    assert user.startswith("Call: dim(lamp=") and user.endswith(
+        "\nSolved: 50 % of the time\nWrite for:\nmend(lamp: int)\npaint(lamp: int)\n"
+        "Not called:\nship(lamp: int)")
+    parse = lambda calls: tool_calls.parse_task(f"{calls}\nRequest: Please see to lamp 70.", seed_task, 1)
+    task = parse("Call: mend(lamp=70)")  # one of the two is enough
+    assert sorted(names_of(task.spec["tools"])) == ["mend", "paint", "ship"]
+    assert set(task.spec) == {"tools", "calls", "ordered"} and task.seed_task == seed_task.id
+    check_task(tool_calls, task, seed_task, frozenset())
+    for calls, reason in (("Call: ship(lamp=70)", "none of its functions"),
+                          ("Call: dim(lamp=70)", "unknown tool"), ("Call: wash(lamp=7)", "unknown tool"),
+                          ("Call: mend(lamp=70)\nCall: dim(lamp=70)", "unknown tool")):
         with pytest.raises(InvalidTask) as error:
-            parse(lines)
-        assert str(error.value) == reason, lines
+            parse(calls)
+        assert str(error.value) == reason and reason in tool_calls.REASONS, calls
+    firsts = [names_of(tool_calls.parse_task(f"Call: mend(lamp={n})\nRequest: Please mend the lamp {n}.",
+                                             seed_task, 1).spec["tools"])[0] for n in range(60)]
+    assert all(8 < firsts.count(name) < 32 for name in ("mend", "paint", "ship"))  # tells nothing
 
 
-def test_the_order_of_grown_tools_tells_nothing(prepared):
-    o = prepared(MORE, call_format="python", keep_tools=True, offer=2)
-    seed_task = base_of(o)
-    one = tool_calls.offered(seed_task)[0]["name"]
-    first = [tool_calls.parse_task(f"Call: dim(lamp={n})\nUnused: {one}\n"
-                                   f"Request: Please dim the lamp {n}.", seed_task, 1).spec["tools"][0]["name"]
-             for n in range(40)]
-    assert 8 < first.count("dim") < 32
+def test_a_written_task_keeps_its_functions_and_grows(listed):
+    generator = torch.Generator().manual_seed(0)
+    task, sizes = base_of(listed), []
+    for epoch in range(60):
+        given = tool_calls.assign(task, ["wash", "ship", "paint", "mend"], generator)
+        to_call, beside = tool_calls.functions_for(given)
+        if task.origin == "env":
+            own = names_of(task.spec["tools"])
+            assert set(own) <= set(names_of(to_call + beside))
+            assert set(tool_calls.skills(task)) <= set(names_of(to_call))
+        lines = "\n".join(f"Call: {spec['name']}(lamp={epoch})" for spec in to_call)
+        task = tool_calls.parse_task(f"{lines}\nRequest: Please see to lamp {epoch}.", given, epoch)
+        sizes.append((len(to_call), len(to_call + beside)))
+    assert max(sizes) == (3, 4) and sizes == sorted(sizes)
 
 
-def test_warm_start_shows_how_tasks_grow(prepared):
-    o = prepared(MORE, call_format="python", keep_tools=True, offer=2)
-    held_out = {key for split in ("validation", "tuning")
-                for task in tool_calls.validation_tasks(o, split)
-                for key in tool_calls.same_task_key(task)}
-    kinds, base = {"plain": 0, "held": 0, "joined": 0}, tool_calls.base_tasks(o)
-    by_prompt = {json.dumps(tool_calls.env_prompt(task, None, 0.5)): task for task in base}
-    for prompt, text in tool_calls.warm_start_pairs(o)["env"]:
-        seed_task = by_prompt[json.dumps(prompt)]
-        task = tool_calls.parse_task(text, seed_task, 0)  # what is imitated is always a valid task
-        assert held_out.isdisjoint(tool_calls.same_task_key(task))
-        grown = len(task.spec.get("tools", ())) > len(seed_task.spec.get("tools", ()))
-        kinds["plain" if not grown else "joined" if len(task.spec["calls"]) > 1 else "held"] += 1
-    assert all(n >= 5 for n in kinds.values()), kinds
-    agent = tool_calls.warm_start_pairs(o)["agent"]
-    assert [gold.count("\n") for _, gold in agent].count(1) == len(agent) - len(base) > 0
+def test_functions_alone_need_no_base_tasks(listed):
+    """The first tasks are written without an example, and are the next ones' examples."""
+    listed.base_tasks = ""
+    tool_calls.prepare(listed)
+    assert tool_calls.base_tasks(listed) == tool_calls.validation_tasks(listed) == []
+    seed_task = tool_calls.assign(NO_SEED, ["ship"], torch.Generator().manual_seed(0))
+    system, user = (m["content"] for m in tool_calls.env_prompt(seed_task, None, 0.5))
+    assert user == "Write for:\nship(lamp: int)"
+    assert system.endswith('Call: function(argument="value")\nRequest: what the user says')
+    task = tool_calls.parse_task("Call: ship(lamp=3)\nRequest: Please ship lamp 3.", seed_task, 0)
+    check_task(tool_calls, task, seed_task, frozenset())
+    assert names_of(task.spec["tools"]) == ["ship"]
+
+
+def test_categories_tell_functions_without_an_example(listed):
+    new = tool_calls.make_task({**lamp(7, "ship")}, "base")
+    assert tool_calls.category(new) == "1 call, new function"
+    assert tool_calls.category(base_of(listed)) == "1 call"
+    assert tool_calls.category(base_of(listed, "What is")) == "free-form"
+
+
+def test_warm_start_imitates_tasks_for_given_functions(listed, monkeypatch):
+    base, held_out = tool_calls.base_tasks(listed), held_out_keys(tool_calls, listed)
+    pairs = tool_calls.warm_start_pairs(listed)
     # another pass, other ones; the same pass, the same ones
-    assert tool_calls.warm_start_pairs(o, 1) != tool_calls.warm_start_pairs(o) == \
-        tool_calls.warm_start_pairs(o, 0)
-    prepared(MORE, call_format="python", keep_tools=True)
-    assert len(tool_calls.warm_start_pairs(o)["agent"]) == len(base)
+    assert tool_calls.warm_start_pairs(listed, 1) != pairs == tool_calls.warm_start_pairs(listed, 0)
+    joined = [gold for _, gold in pairs["agent"][len(base):]]
+    assert joined and all(gold.count("\n") == 1 for gold in joined)
+    agent = "".join(p[0]["content"] for p, _ in pairs["agent"])
+    assert all(f"\n{name}(lamp: int)" in agent for name in names_of(LISTED))
+    monkeypatch.setattr(tool_calls, "env_prompt", lambda seed_task, *_: seed_task)
+    shapes = Counter()
+    for seed_task, text in tool_calls.warm_start_pairs(listed)["env"]:
+        task = tool_calls.parse_task(text, seed_task, 0)  # what is imitated is always a valid task
+        check_task(tool_calls, task, seed_task, held_out)
+        assert task.text not in seed_task.text and seed_task.text not in task.text
+        to_call, beside = tool_calls.functions_for(seed_task)
+        if tool_calls.structured(task):
+            assert {*names_of(to_call)} == {*tool_calls.skills(task)}
+            shapes[len(to_call), len(beside)] += 1
+    assert all(shapes[1, k] for k in (0, 1, 2)) and any(n == 2 for n, _ in shapes), shapes
 
 
-@pytest.mark.parametrize("keep_tools", [False, True])
-def test_examples_are_the_same_for_a_seed_task_and_near_it(prepared, keep_tools):
-    o = prepared(call_format="python", keep_tools=keep_tools, exemplars=3)
-    tasks = tool_calls.base_tasks(o)
-    for task in tasks:
-        shown = tool_calls.examples(task, 3)
-        assert shown == tool_calls.examples(task, 3) and len({t.id for t in shown}) == 3
-        assert all(t in tasks and t.id != task.id for t in shown)
-        # of these records there are always three others for the same function, or of the same kind
-        assert all(tool_calls.skills(t) == tool_calls.skills(task) for t in shown)
-        system = tool_calls.env_prompt(task, None, 0.5)[0]["content"]
-        assert all(t.text in system for t in shown) and task.text not in system
-    held_out = tool_calls.validation_tasks(o) + tool_calls.validation_tasks(o, "tuning")
-    prompts = "".join(tool_calls.env_prompt(t, None, 0.5)[0]["content"] for t in tasks)
-    assert not any(t.text in prompts for t in held_out)
+@pytest.mark.parametrize("text, said", [("", "holds no function"), (None, "no such file")])
+def test_a_list_without_a_function_is_one_line(prepared, tmp_path, text, said):
+    path = tmp_path / "tools.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=said) as error:
+        prepared(MORE, tools=str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_functions_that_python_cannot_write_are_left_out(prepared, tmp_path, capsys):
+    path = tmp_path / "tools.jsonl"
+    path.write_text("".join(json.dumps(spec) + "\n" for spec in
+                            (LISTED[0], tool("odd", **{"user id": "integer"}))))
+    assert tool_calls.functions(prepared(MORE, call_format="python", tools=str(path))) == ["mend"]
+    assert "no name in Python (1)" in capsys.readouterr().err
+    assert len(tool_calls.functions(prepared(MORE, tools=str(path)))) == 2
 
 
 def test_arguments_that_python_cannot_write_are_one_line(prepared):
@@ -431,7 +471,7 @@ def test_arguments_that_python_cannot_write_are_one_line(prepared):
 
 
 def test_token_limits_follow_the_form(prepared):
-    o = prepared(call_format="python", keep_tools=True)
+    o = prepared(call_format="python", tools="base")
     o.max_task_tokens = o.max_response_tokens = 16
     tool_calls.prepare(o)
     o.world_options = {"call_format": "json"}
@@ -511,23 +551,23 @@ def test_records_whose_results_do_not_fit_are_refused(prepared):
             prepared(ANSWERING, **{name: 0})
 
 
-@pytest.mark.parametrize("keep_tools", [False, True])
-def test_the_simulator_writes_results_for_a_seed_task_that_has_them(prepared, keep_tools):
+@pytest.mark.parametrize("tools", ["", "base"])
+def test_the_simulator_writes_results_for_a_seed_task_that_has_them(prepared, tools):
     """Variations of an episode would be single answers, or lose what the tools say."""
-    o = prepared(ANSWERING, call_format="python", keep_tools=keep_tools, offer=0)
+    o = prepared(ANSWERING, call_format="python", tools=tools)
     seed_task, task = tool_calls.base_tasks(o)[0], tool_calls.make_task(answering("Fay", "barn"), "base")
     text = tool_calls.task_as_written(task)
     back = tool_calls.parse_task(text, seed_task, 2)
     assert back.spec == task.spec and back.text == task.text
     prompt = tool_calls.env_prompt(seed_task, None, 0.5)
-    assert ("Result: " if keep_tools else '"results"') in prompt[1]["content"]
+    assert ("Result: " if tools else '"results"') in prompt[1]["content"]
     plain = tool_calls.make_task(lamp(7), "base")
     without = tool_calls.task_as_written(tool_calls.make_task(
         {k: v for k, v in answering("Fay").items() if k != "results"}, "base"))
     for text, seed in ((without, seed_task), (text, plain)):
         with pytest.raises(InvalidTask):
             tool_calls.parse_task(text, seed, 2)
-    if keep_tools:
+    if tools:
         for lines in ("Result: 1\nCall: where(who='A')", "Call: where(who='A')\nResult: 1\nResult: 2",
                       "Call: where(who='A')\nResult: {1", 'Call: where(who="A")\nResult: 1, "x": 2',
                       "Call: where(who='A')\nCall: dim(room='x')\nResult: 1"):
@@ -535,17 +575,9 @@ def test_the_simulator_writes_results_for_a_seed_task_that_has_them(prepared, ke
                 tool_calls.parse_task(f"{lines}\nRequest: Please see to Ann.", seed_task, 2)
 
 
-def test_examples_are_of_the_seed_tasks_kind(prepared):
-    """The simulator would be shown single answers where it has to write results."""
-    o = prepared([*ANSWERING, *map(lamp, range(8))], call_format="python", keep_tools=True)
-    for seed_task in tool_calls.base_tasks(o):
-        shown = tool_calls.examples(seed_task, 20)
-        assert shown and {tool_calls.answering(t) for t in shown} == {tool_calls.answering(seed_task)}
-
-
 def test_warm_start_imitates_episodes_turn_by_turn(prepared):
     """The agent would learn to make the second call before it is told what the first returns."""
-    o = prepared(ANSWERING, call_format="python", keep_tools=True)
+    o = prepared(ANSWERING, call_format="python", tools="base")
     pairs = tool_calls.warm_start_pairs(o)
     assert pairs["agent"] and all(len(said) == 3 for _, said in pairs["agent"])
     assert all("\nResult: " in text for _, text in pairs["env"]) and pairs["env"]

@@ -18,7 +18,7 @@ def test_one_mixed_group_is_enough():
 
 
 @pytest.mark.parametrize("numbers, said, unsaid", [
-    ((24, 0, [], 8), ("no valid task", "warm-start", "--exemplars", "--no-gate"), ()),
+    ((24, 0, [], 8), ("no valid task", "warm-start", "--tools", "--no-gate"), ()),
     ((24, 5, [0.0] * 5, 8), ("differ", "warm-start", "easier base tasks"), ("--G", "harder")),
     ((24, 5, [1.0] * 5, 8), ("succeeded", "harder base tasks"), ("--G", "warm-start", "easier")),
     # some always, some never: no group has signal either

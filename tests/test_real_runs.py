@@ -27,7 +27,7 @@ def kinds(tmp_path_factory):
     assert make_base.main(["bfcl", "--data", str(DATA), "--out", str(path), *limits]) == 0
     o = SimpleNamespace(model="m", base_tasks=str(path), validation_tasks="", max_task_tokens=64,
                         max_response_tokens=32,
-                        world_options={"call_format": "python", "keep_tools": True})
+                        world_options={"call_format": "python", "tools": "base"})
     tool_calls.prepare(o)
     yield o, real.targets(str(DATA), o)
     tool_calls._form = tool_calls.Form()

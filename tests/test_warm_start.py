@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 
 import genenv
 from data_pool import UserError, append_jsonl
-from policy import Policy
+from policy import Policy, Rollout
 from runtime import warm_start
 from runtime.loading import policy_options
 from test_tool_calls import NO_SYSTEM, chat_model
@@ -35,9 +36,8 @@ def record(tool, n):
 
 TASKS = [record("dim", n) for n in range(14)] + [record("test", n) for n in range(6)] \
     + [record(f"only{n}", n) for n in range(4)]
-SMALL = ["--call-format", "python", "--keep-tools", "--max-task-tokens", "96", "--threads", "1",
-         "--max-response-tokens", "32", "--device", "cpu", "--measured", "2", "--G", "2",
-         "--rank", "4", "--passes", "2", "--batch", "8", "--save-every", "1", "--lr", "0.01"]
+SMALL = ["--call-format", "python", "--tools", "base", "--max-task-tokens", "96", "--threads", "1",
+         "--max-response-tokens", "32", "--device", "cpu", "--texts", "6", "--rounds", "1", "--rank", "4", "--passes", "2", "--batch", "8", "--save-every", "1", "--lr", "0.01"]
 
 
 @pytest.fixture(scope="module")
@@ -80,25 +80,7 @@ def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
     for turn in range(4):
         pairs = world.warm_start_pairs(o, turn)
         assert not any(text in json.dumps(pairs) for text in held_out)
-        assert len(pairs["agent"]) == len(world.base_tasks(o)) == 18
-    # a tool with one task is the agent's alone; the simulator's tasks are others for the same tool
-    assert not any("only" in json.dumps(pair) for pair in pairs["env"])
-    assert any("only" in json.dumps(pair) for pair in pairs["agent"])
-
-
-def test_simulator_pairs_are_tasks_that_the_world_accepts(model, tasks, tmp_path):
-    _, o = warm_start.parse(argv(model, tasks, tmp_path, "--exemplars", "2"), genenv.Options)
-    world = load_world("tool_calls")
-    world.prepare(o)
-    base = {json.dumps(world.env_prompt(t, None, 0.5)[1]): t for t in world.base_tasks(o)}
-    turns = [world.warm_start_pairs(o, turn)["env"] for turn in (0, 1)]
-    for prompt, response in turns[0]:
-        seed_task = base[json.dumps(prompt[1])]
-        task = world.parse_task(response, seed_task, 0)
-        assert task.spec["tools"] == seed_task.spec["tools"] and task.text != seed_task.text
-        assert response not in prompt[0]["content"]  # examples never show what is to be written
-        assert "Solved: unknown" in prompt[1]["content"]
-    assert turns[0] != turns[1]  # a second pass has other variations
+        assert len(pairs["agent"]) >= len(world.base_tasks(o)) == 18
 
 
 def test_loss_falls_and_both_roles_are_in_a_batch(model, tasks, tmp_path):
@@ -106,9 +88,8 @@ def test_loss_falls_and_both_roles_are_in_a_batch(model, tasks, tmp_path):
     world = load_world("tool_calls")
     world.prepare(o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    passes = warm_start.pairs_of_pass(world, policy, o, s, 0)
+    passes = warm_start.pairs_of_pass(world, policy, o, 0)
     groups = passes["agent"] + passes["env"]
-    assert max(len(responses) for _, responses, _ in passes["env"]) == 4  # a prompt is encoded once
     batches = warm_start.batches_of_pass(groups, 8, torch.Generator().manual_seed(0))
     assert sorted(map(str, sum(batches, []))) == sorted(map(str, groups))  # each once in a pass
     base = [p.clone() for n, p in policy.model.named_parameters() if "lora" not in n]
@@ -125,7 +106,7 @@ def test_loss_is_the_mean_per_token(model, tasks, tmp_path):
     world = load_world("tool_calls")
     world.prepare(o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    groups = warm_start.pairs_of_pass(world, policy, o, s, 0)["env"][:3]
+    groups = warm_start.pairs_of_pass(world, policy, o, 0)["env"][:3]
     with policy.use("warm"), torch.no_grad():
         rows = [policy.logprobs_dense([(p, [r])])[0].sum() for p, rs, _ in groups for r in rs]
     expected = -sum(map(float, rows)) / sum(len(r) for _, rs, _ in groups for r in rs)
@@ -160,7 +141,7 @@ def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house
     small_house.prepare(o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     pairs = small_house.warm_start_pairs(o, 0)
-    groups = warm_start.pairs_of_pass(small_house, policy, o, s, 0)
+    groups = warm_start.pairs_of_pass(small_house, policy, o, 0)
     assert len(groups["agent"]) == len(groups["env"]) == 6 and groups["alone"] == 0
     for (_, said), (_, (ids,), (own,)) in zip(pairs["agent"], groups["agent"]):
         # what policy.sample would hold of this episode: turns with their ends are its own
@@ -188,7 +169,7 @@ def test_what_a_run_would_cut_off_is_not_imitated(model, small_house, tmp_path):
                                 genenv.Options)
         small_house.prepare(o)
         policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-        agent = warm_start.pairs_of_pass(small_house, policy, o, s, 0)["agent"]
+        agent = warm_start.pairs_of_pass(small_house, policy, o, 0)["agent"]
         assert all(len(ids) <= int(limit) for _, (ids,), _ in agent)
         sizes.append(len(agent))
     assert sizes[0] == 6 > sizes[1] >= sizes[2] == 0
@@ -200,8 +181,10 @@ def test_a_chat_model_warm_starts_in_the_household(model, small_house, tmp_path,
     out = tmp_path / "house"
     assert warm_start.main([*house_argv(model, out), "--passes", "1"], genenv.Options) == 0
     said = capsys.readouterr().out
-    assert "8 answers as the agent, 8 tasks as the simulator for 8 seed tasks" in said
-    assert "after, validation (2 tasks)" in said and (out / "model.safetensors").is_file()
+    assert "8 answers as the agent, 8 tasks as the simulator; 0 tasks" in said
+    # without a list of functions there is one look at what it writes, and no round
+    assert "written before round 1: valid 0.00" in said and "pass 2" not in said
+    assert (out / "model.safetensors").is_file()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -210,14 +193,12 @@ def test_a_chat_model_warm_starts_in_the_household(model, small_house, tmp_path,
 
 def test_folder_is_a_model_and_its_report(done, model):
     report = json.loads((done / "warm_start.json").read_text())
-    for when in ("before", "after"):
-        for split in ("validation", "tuning"):
-            m = report[when][split]
-            assert sum(m["p_hat"]) == m["tasks"] == 2 and len(m["p_hat"]) == 3
-            assert m["success"] == pytest.approx(sum(k * n for k, n in enumerate(m["p_hat"])) / 4)
-        assert {"valid", "invalid", "tasks"} <= set(report[when]["env"])
-    assert report["pairs"][0] == {"agent": 18, "env": 52} and not (done / "warm_start").exists()
-    assert not list(done.glob("tmp*"))
+    assert len(report["nats_per_token"]) == 3 and len(report["rounds"]) == 2  # two passes, a round
+    assert report["nats_per_token"][2] < report["nats_per_token"][0]
+    for written in report["rounds"]:
+        assert written["valid"] == 1 - sum(written["invalid"].values()) / 6 == 0
+        assert len(written["texts"]) == 6 and "pairs" not in written
+    assert not (done / "warm_start").exists() and not list(done.glob("tmp*"))
     warm, cold = (Policy.load(str(folder), device="cpu") for folder in (done, model))
     assert warm.tokenizer.chat_template == cold.tokenizer.chat_template
 
@@ -284,15 +265,17 @@ def test_killed_and_given_again_it_ends_at_the_same_bits(done, model, tasks, tmp
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
-    for line in process.stdout:
-        if line.startswith("step 2/"):
+    said = []
+    for line in process.stdout:  # in the round: what had been written must not be written again
+        said.append(line)
+        if line.startswith("step 2/") and any("before round 1" in line for line in said):
             process.send_signal(signal.SIGKILL)
             break
     assert process.wait() == -signal.SIGKILL and not (out / "model.safetensors").exists()
     assert warm_start.main(argv(model, tasks, out), genenv.Options) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     again, once = (json.loads((f / "warm_start.json").read_text()) for f in (out, done))
-    assert again["before"] == once["before"] and again["after"] == once["after"]
+    assert {**again, "settings": 0} == {**once, "settings": 0}
 
 
 def test_a_damaged_state_is_one_line(model, tasks, tmp_path):
@@ -315,11 +298,73 @@ def refusal(arguments) -> str:
     return str(error.value)
 
 
+class Simulator:
+    """A policy whose simulator writes the next task for the first function it is asked for; every
+    third text is none."""
+    tokenizer, n = None, 0
+
+    def encode(self, messages):
+        return messages[1]["content"]
+
+    def generator(self, seed):
+        return None
+
+    def decode(self, response):
+        return response
+
+    def sample(self, adapter, prompts, *_, max_rows):
+        rollouts = []
+        for prompt in prompts:
+            name, self.n = prompt.split("Write for:\n")[1].split("(")[0], self.n + 1
+            text = f"Call: {name}(n={50 + self.n})\nRequest: Please {name} lamp number {50 + self.n} now."
+            rollouts.append(Rollout(len(rollouts), prompt, text if self.n % 3 else "no", [], False, None))
+        return rollouts
+
+
+def test_a_round_imitates_what_passed_every_check(model, tasks, tmp_path):
+    s, o = warm_start.parse(argv(model, tasks, tmp_path, "--texts", "30"), genenv.Options)
+    world = load_world("tool_calls")
+    world.prepare(o)
+    written = warm_start.write(world, Simulator(), s, o, 2)
+    assert written["invalid"] == {"no request and call": 10} and written["valid"] == 20 / 30
+    assert all(text.startswith("Call: ") for _, text in written["pairs"])
+    # for functions of the list, drawn evenly, of base tasks or not
+    names = {text.split("(")[0] for _, text in written["pairs"]}
+    assert len(names) > 4 and "Solved: unknown" in written["pairs"][0][0]
+    assert written == warm_start.write(world, Simulator(), s, o, 2)
+    same = Simulator()
+    same.decode = lambda response: "Call: dim(n=99)\nRequest: Please dim lamp number 99 now."
+    reasons = warm_start.write(world, same, s, o, 2)["invalid"]
+    assert reasons["duplicate in the batch"] > 0 and sum(reasons.values()) == 29
+
+
+@pytest.mark.parametrize("shares, passes", [([0.7], 2), ([0.1, 0.6], 3), ([0.1, 0.2, 0.3], 4)])
+def test_rounds_end_where_enough_is_valid_or_they_run_out(monkeypatch, tmp_path, shares, passes):
+    """Writes and training are counted, not done."""
+    left, pairs_seen = list(shares), []
+    monkeypatch.setattr(warm_start, "write", lambda *_: {
+        "valid": left.pop(0), "invalid": {}, "texts": [], "pairs": [([len(left)], [1, 2])]})
+    monkeypatch.setattr(warm_start, "pairs_of_pass", lambda *_: {"agent": [], "env": []})
+    monkeypatch.setattr(warm_start, "save_state", lambda *_: None)
+    monkeypatch.setattr(warm_start, "listed", lambda *_: ["f"])
+
+    def imitate(policy, optimizer, batches, s, o, state, path):
+        pairs_seen.append(sum(map(len, batches)))
+        state["stage"] += 1
+    monkeypatch.setattr(warm_start, "imitate", imitate)
+    s = warm_start.Settings(passes=2, rounds=2)
+    policy = SimpleNamespace(optimizer=lambda *_: None)
+    state = warm_start.learn(None, policy, s, genenv.Options(), tmp_path / "state.pt")
+    assert not left and state["stage"] == passes == len(pairs_seen)
+    assert pairs_seen == [0, 0, 1, 2][:passes]  # a round imitates what all rounds so far wrote
+
+
 def test_too_few_tasks_for_both_roles(model, tmp_path):
     path = tmp_path / "few.jsonl"
-    path.write_text("".join(json.dumps(record(f"only{n}", n)) + "\n" for n in range(30)))
-    assert "too few base tasks to imitate as the simulator (0, of 24" in refusal(
-        argv(model, str(path), tmp_path / "m"))
+    far = [{**record("dim", n), "task": "Please dim the lamp by the door."} for n in range(3)]
+    path.write_text("".join(json.dumps(r) + "\n" for r in [
+        *far, *({"task": f"Who was king number {n}?", "reference": f"x{n}"} for n in range(5))]))
+    assert "too few base tasks to imitate as the" in refusal(argv(model, str(path), tmp_path / "m"))
     path.write_text("".join(json.dumps(record("dim", n)) + "\n" for n in range(6)))
     assert "too few base tasks to imitate as the agent (4, of 4" in refusal(
         argv(model, str(path), tmp_path / "n"))
@@ -352,7 +397,8 @@ def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):
     (["--passes", "0"], "--passes"), (["--lr", "-1"], "--lr"), (["--lr", "nan"], "--lr"),
     (["--batch", "x"], "--batch"), (["--out", ""], "--out"), (["--model", ""], "--model"),
     (["--nonsense"], "--nonsense"), (["--world", "ladder"], "warm_start_pairs"),
-    (["--call-format", "yaml"], "--call-format"), (["--exemplars", "-1"], "--exemplars"),
+    (["--call-format", "yaml"], "--call-format"),
+    (["--rounds", "-1"], "--rounds"), (["--lr", "inf"], "--lr"),
 ])
 def test_wrong_options(model, tasks, tmp_path, more, said):
     keep = [a for a in argv(model, tasks, tmp_path / "m")]

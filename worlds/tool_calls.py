@@ -41,12 +41,14 @@ record would name an older target.
 
 Tools and calls are written as JSON, or as signatures and `name(argument=value)` where --call-format
 is python (worlds/call_text.py): another spelling, with the same rules for arguments and equality.
-With --keep-tools the simulator writes requests and calls for its seed task's tools, and no tools
-(worlds/task_text.py). With --offer K it may add to them: K functions of other base tasks stand in its
-prompt, and a variation may call one of them as well, or hold it unused. So tasks can grow beyond
-the base set's, in calls and in functions to choose from. --exemplars K shows it K base tasks: for
-the seed's own functions where there are any, else of its kind, drawn by the seed task's id and so
-always the same ones.
+
+With --tools FILE the simulator writes for functions (worlds/task_text.py): it is shown an example task
+and other functions, one or two to call and up to two to leave alone, writes the calls, then the
+request, and the task has all functions that were shown. Which functions is the loop's choice
+(`functions`, `assign`). So people bring a list of functions and a few examples, and tasks can grow: a
+written task, as the next example, keeps its functions and gets others. FILE may be the base-task file
+itself; without --tools the simulator writes JSON tasks and invents the functions, which takes a
+large model. Questions and tasks whose tools answer are varied with what they have in either case.
 
 What a simulator may not get away with stands in worlds/leaks.py; schemas and the equality of calls
 in worlds/schemas.py.
@@ -56,9 +58,11 @@ import json
 import random
 import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+
+import torch
 
 from data_pool import Task, UserError, task_id
 from policy import Policy
@@ -66,13 +70,13 @@ from runtime.loading import policy_options
 from worlds import InvalidTask, call_text, task_text, tool_lists, try_prompts, world_option
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks  # noqa: F401: part of a world's contract
-from worlds.schemas import MAX_CALLS, answering, argument_fault, canonical, check_calls, \
+from worlds.schemas import MAX_CALLS, answering, canonical, check_calls, \
     check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
     tools_of
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
-VARIATIONS = 4        # of a seed task, imitated in one pass of a warm start
-OFFERED_UP_TO = 6     # tools of a seed task; to one that has as many no others are offered
+SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
+MOST_CALLED, MOST_SHOWN = 3, 6  # functions that a task may grow to
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
 SHOWN_FAULTS = 20     # lines of a file that are named in full
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
@@ -83,33 +87,32 @@ MIN_LETTERS = 10      # letters and digits that a task text needs to ask for any
 
 # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
 REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
-           "unknown tool", "wrong arguments", "other kind than the seed", "answer leaked",
-           "nothing to answer")
+           "unknown tool", "none of its functions", "wrong arguments", "other kind than the seed",
+           "answer leaked", "nothing to answer")
 
 OPTIONS = {  # name: default, help, choices
-    "tools": ("", "functions to learn: JSON or JSONL, see worlds/README.md", None),
     "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
                     ("json", "python")),
-    "keep_tools": (False, "the simulator writes requests and calls for its seed's tools", None),
-    "offer": (0, "functions of other base tasks that it may add to them, called or not", None),
-    "exemplars": (0, "base tasks in the simulator's prompt, as examples of what it writes", None),
+    "tools": ("", "functions to learn, JSON or JSONL (worlds/README.md); base: those of --base-tasks; "
+              "empty: the simulator invents some", None),
     "base_limit": (0, "base tasks that are used, drawn by their ids; 0: all that are not held out",
                    None),
     "max_turns": (8, "turns of an episode, in tasks whose tools answer", None),
     "max_episode_tokens": (1024, "tokens of such an episode, results included", None),
 }
+# starting points for a chat model of one to three billion weights; its presets name each of these
+DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
+            "agent_lr": 1e-4, "env_lr": 1e-4, "env_updates": 4, "env_batch": 32,
+            "token_budget": 8192, "max_rows": 256}
 
 
 @dataclass(frozen=True)
 class Form:
-    """OPTIONS of the texts as given, and the base tasks that examples and offers are drawn from."""
+    """How texts are written, and for which functions."""
     call_format: str = "json"
-    keep_tools: bool = False
-    offer: int = 0
-    exemplars: int = 0
     nothing: bool = False  # whether some task has nothing to call, so that every prompt says how
-    pool: tuple = ()
-    called: tuple = ()  # tool specs that they call, each name once
+    tools: dict = field(default_factory=dict)  # {name: spec} of --tools; none: JSON tasks
+    known: frozenset = frozenset()             # functions that a base task calls
 
 
 _form = Form()  # set by prepare: the functions of a world are not given the options
@@ -198,48 +201,70 @@ def same_task_key(task: Task) -> tuple[str, ...]:
 
 def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
-    if _form.keep_tools and seed_task.spec:
-        record = task_text.read(text, structured(seed_task), _call_of_line, _result_of_line)
-        if record is None:
-            raise InvalidTask("no request and call")
-        if "calls" in record:
-            unused = record.pop("unused")
-            record |= {"ordered": seed_task.spec["ordered"],
-                       "tools": grown_tools(seed_task, record, unused)}
-    else:
-        record = first_object(text)
-        if record is None:
-            raise InvalidTask("no JSON object")
+    lines = _form.tools and seed_task.spec
+    record = task_text.read(text, structured(seed_task), _call_of_line, _result_of_line) \
+        if lines else first_object(text)
+    if record is None:
+        raise InvalidTask("no request and call" if lines else "no JSON object")
+    to_call, beside = functions_for(seed_task)
+    if lines and "calls" in record:
+        tools = [*to_call, *beside]
+        random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
+        record |= {"tools": tools, "ordered": seed_task.spec["ordered"]}
     task = make_task(record, "env", seed_task.id, epoch)
     if seed_task.spec and kind(task) != kind(seed_task):
         raise InvalidTask("other kind than the seed")
-    if unwritable(task):
+    if lines and to_call and not {tool["name"] for tool in to_call} & set(skills(task)):
+        raise InvalidTask("none of its functions")
+    if unwritable(task.spec.get("tools", ())):
         raise InvalidTask("tool schema")
     return task
 
 
-def offered(seed_task: Task) -> list[dict]:
-    """The tools of other base tasks that a variation of this one may add: always the same ones."""
-    own = {tool["name"] for tool in seed_task.spec.get("tools", ())}
-    if not _form.offer or answering(seed_task) or not 0 < len(own) < OFFERED_UP_TO:
-        return []
-    others = list(_form.called)
-    random.Random(seed_task.id).shuffle(others)
-    return [tool for tool in others if tool["name"] not in own][:_form.offer]
+# ---------------------------------------------------------------------------------------------
+# which functions to write for
 
 
-def grown_tools(seed_task: Task, record: dict, unused) -> list[dict]:
-    """The seed task's tools, and those offered that the record calls or names as unused, in an order
-    that tells nothing. Raises InvalidTask for an unused one that was not offered."""
-    others = {tool["name"]: tool for tool in offered(seed_task)}
-    called = {call["name"] for call in record["calls"]}
-    if not others.keys() >= set(unused) or called & set(unused):
-        raise InvalidTask("unknown tool")
-    added = [others[name] for name in sorted(called & others.keys() | set(unused))]
-    tools = [*seed_task.spec["tools"], *added]
-    if added:
-        random.Random(record["task"]).shuffle(tools)
-    return tools
+def functions(o) -> list[str]:
+    """Names of the functions of --tools that can be practised; [] if there is no such list."""
+    return list(_form.tools)
+
+
+def functions_for(seed_task: Task) -> tuple[list, list]:
+    """(tool specs to call, specs to leave alone) as assigned, else all of the seed task's own."""
+    spec = seed_task.spec
+    return spec.get("to_call", spec.get("tools", [])), spec.get("beside", [])
+
+
+def assign(seed_task: Task, names, generator) -> Task:
+    """The seed task as it is put to the simulator: with the functions to write for, the same id.
+
+    names: functions of --tools, the ones to call first. A base task is an example and gets one of
+    them to call, now and then two, and 0 to 2 to leave alone. A written one keeps its functions and
+    gets as many to leave alone, now and then one more to call: so tasks grow. Without any example
+    (NO_SEED) the functions stand alone. Questions and tasks whose tools answer are varied as they are.
+    """
+    if not _form.tools or seed_task.spec and kind(seed_task) != "calls":
+        return seed_task
+    two, n_beside = (int(torch.randint(n, (), generator=generator)) for n in (4, 3))
+    own = {} if seed_task.origin == "base" else tools_of(seed_task)
+    called = [own[name] for name in dict.fromkeys(skills(seed_task)) if own]
+    spare = [tool for tool in own.values() if tool not in called]
+    new = [_form.tools[name] for name in names if name not in own][:MOST_SHOWN - len(own)]
+    n_call = int(not own) + (two == 0 and len(called) < MOST_CALLED)
+    more = (new or spare)[:n_call]
+    beside = [tool for tool in spare + new[:n_call + n_beside] if tool not in more]
+    return _assigned(seed_task, called + more, beside)
+
+
+def _assigned(seed_task: Task, to_call, beside) -> Task:
+    # whether calls are ordered was said in the seed task's own text
+    return replace(seed_task, spec={"calls": [], "tools": [], **seed_task.spec, "ordered": False,
+                                    "to_call": to_call, "beside": beside})
+
+
+# ---------------------------------------------------------------------------------------------
+# lines and files
 
 
 def _call_of_line(line: str):
@@ -253,11 +278,10 @@ def _result_of_line(line: str) -> dict | None:
     return value if value and set(value) == {"result"} else None
 
 
-def unwritable(task: Task) -> str:
-    """An argument name that --call-format python cannot write, or ""."""
-    tools = task.spec.get("tools", ()) if _form.call_format == "python" else ()
+def unwritable(tools) -> str:
+    """An argument name of tool specs that --call-format python cannot write, or ""."""
     names = (call_text.unwritable(tool["parameters"]) for tool in tools)
-    return next(filter(None, names), "")
+    return next(filter(None, names), "") if _form.call_format == "python" else ""
 
 
 @lru_cache
@@ -306,7 +330,11 @@ def _task_of_line(line: bytes, listed: dict) -> Task:
 def splits_of(o) -> dict:
     """`_splits` by the options of a run."""
     option = lambda name: world_option(sys.modules[__name__], o, name)
-    return _splits(o.base_tasks, o.validation_tasks, option("base_limit"), option("tools"))
+    tools_file = "" if option("tools") == "base" else option("tools")
+    if tools_file and not o.base_tasks:  # functions alone: the simulator writes the first tasks
+        given = list(read_tasks(o.validation_tasks, tools_file)) if o.validation_tasks else []
+        return {"base": [], "validation": given, "tuning": []}
+    return _splits(o.base_tasks, o.validation_tasks, option("base_limit"), tools_file)
 
 
 @lru_cache
@@ -356,19 +384,12 @@ def prepare(o):
     if not o.model:
         raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                         "such as Qwen/Qwen2.5-7B-Instruct")
-    form = {name: world_option(sys.modules[__name__], o, name) for name in OPTIONS}
-    for name in ("exemplars", "offer", "base_limit"):
-        if form[name] < 0:
-            raise UserError(f"--{name.replace('_', '-')} is {form[name]}: must not be negative")
-    form.pop("base_limit"), form.pop("tools")  # `splits_of` reads them
-    for name in ("max_turns", "max_episode_tokens"):
-        value = form.pop(name)  # `play` reads them
-        if value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}: must be at least 1")
-    if form["offer"] and not form["keep_tools"]:
-        raise UserError("--offer adds to the seed task's tools: it needs --keep-tools")
-    short = form["call_format"] == "python"
-    for name, least, brief in (("max_task_tokens", MIN_TASK_TOKENS, short and form["keep_tools"]),
+    option = lambda name: world_option(sys.modules[__name__], o, name)
+    for name, least in (("base_limit", 0), ("max_turns", 1), ("max_episode_tokens", 1)):
+        if option(name) < least:
+            raise UserError(f"--{name.replace('_', '-')} is {option(name)}: must be at least {least}")
+    short = option("call_format") == "python"
+    for name, least, brief in (("max_task_tokens", MIN_TASK_TOKENS, short and option("tools")),
                                ("max_response_tokens", MIN_RESPONSE_TOKENS, short)):
         least = MIN_PYTHON_TOKENS if brief else least
         if vars(o)[name] < least:
@@ -378,16 +399,31 @@ def prepare(o):
     read_tasks.cache_clear()  # the files may have been corrected since an earlier run
     _splits.cache_clear()
     splits = splits_of(o)
-    called = {tool["name"]: tool for task in splits["base"] for tool in task.spec.get("tools", ())
-              if [tool["name"]] == skills(task)}
-    nothing = any(task.spec.get("calls") == [] for tasks in splits.values() for task in tasks)
-    # a task with nothing to call is no example for a simulator, which writes calls
-    pool = tuple(task for task in splits["base"] if task.spec.get("calls") != [])
-    _form = Form(**form, nothing=nothing, pool=pool, called=tuple(called.values()))
-    for task in (task for tasks in splits.values() for task in tasks):
-        if name := unwritable(task):
+    every = [task for tasks in splits.values() for task in tasks]
+    _form = Form(option("call_format"), any(task.spec.get("calls") == [] for task in every),
+                 known=frozenset(name for task in splits["base"] for name in skills(task)))
+    path = (o.base_tasks or str(EXAMPLE_TASKS)) if option("tools") == "base" else option("tools")
+    if path:
+        _form = replace(_form, tools=listed_tools(path))
+    for task in every:
+        if name := unwritable(task.spec.get("tools", ())):
             raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
                             "name in Python: use --call-format json or leave the task out")
+
+
+def ungrounded(task) -> str:
+    """Stand-in."""
+    return ""
+
+
+def listed_tools(path: str) -> dict:
+    """{name: spec} of a --tools file; what of it cannot be used is counted on stderr. Raises
+    UserError if nothing can."""
+    tools, left_out = tool_lists.read_tools(path, _form.call_format)
+    if left_out:
+        why = ", ".join(f"{reason}: {n}" for reason, n in left_out.most_common())
+        print(f"{path}: {len(tools)} functions; left out: {why}", file=sys.stderr)
+    return {tool["name"]: tool for tool in tools}
 
 
 def read_answers_as(call_format: str, nothing: bool = False):
@@ -478,23 +514,17 @@ def _json(value) -> str:
 
 
 def env_prompt(seed_task: Task, success, alpha: float) -> list[dict]:
-    """Chat messages for the simulator: the form of a task, the seed, its success if known.
+    """Chat messages for the simulator: the seed task, its success if known, what to write for.
 
     alpha stays out: what is asked for holds at any target, so no record's prompt goes stale.
     """
-    return _env_messages(seed_task, success, examples(seed_task, _form.exemplars))
-
-
-def _env_messages(seed_task, success, shown) -> list[dict]:
-    if _form.keep_tools:
-        return task_text.prompt(_record(seed_task), tools_text(seed_task.spec.get("tools", ())), success,
-                                list(map(_record, shown)), _line_of_call,
-                                tools_text(offered(seed_task)))
+    if _form.tools:
+        to_call, beside = functions_for(seed_task)
+        return task_text.prompt(_record(seed_task), success, _line_of_call, tools_text(to_call),
+                                tools_text(beside))
     system = ENV_SYSTEM.format(answers="calls", form=CALLS_FORM) if structured(seed_task) else \
         ENV_SYSTEM.format(answers="answers", form=ANSWER_FORM)
     system += RESULTS_FORM * answering(seed_task)
-    if shown:
-        system += "\nExamples:\n" + "\n".join(_json(_record(task)) for task in shown)
     user = ENV_USER.format(seed=_json(_record(seed_task)), words=success_words(success))
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
@@ -507,20 +537,6 @@ def _record(task: Task) -> dict:
     if answering(task):  # that they are ordered goes without saying
         return {k: record[k] for k in ("task", "tools", "calls", "results")}
     return record if record["ordered"] else {k: record[k] for k in ("task", "tools", "calls")}
-
-
-def examples(seed_task: Task, n: int, without=()) -> list[Task]:
-    """n base tasks to show beside a seed task: always the same ones, variations of it first.
-
-    without: keys (same_task_key) of tasks not to show, beside those of the seed task.
-    """
-    if not n:
-        return []
-    keys = {*without, *same_task_key(seed_task)}
-    others = [task for task in _form.pool if kind(task) == kind(seed_task)
-              and keys.isdisjoint(same_task_key(task))]
-    random.Random(seed_task.id).shuffle(others)
-    return sorted(others, key=lambda task: not fits_tools(task, seed_task))[:n]  # stable
 
 
 def fits_tools(task: Task, seed_task: Task) -> bool:
@@ -572,70 +588,64 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     """What `genenv.py warm-start` imitates: {"agent": pairs, "env": pairs, "alone": how many tasks
     are the agent's alone}; a pair is (prompt, response).
 
-    Base tasks alone. The agent's response is the expected one. The simulator's are other base tasks
-    that the seed task's tools can do, at most VARIATIONS of them, in each `turn` the next ones; a
-    seed task for which there is none (its functions occur nowhere else) is the agent's alone.
-    With --offer every fourth of them is joined with a task of an offered function, and every fourth
-    holds one unused; the agent meets one joined task for eight others.
+    Base tasks, and one that joins two of them for every eight. The agent's response is the expected
+    one. The simulator writes each task that says what its calls need, after SHOWN_WITH other tasks,
+    in each `turn` others; a task for which there is none is the agent's alone. With --tools the
+    functions that a task leaves alone are of the list, drawn as for written tasks.
     """
-    tasks, env, alone = base_tasks(o), [], 0
-    keys_of = {task.id: set(same_task_key(task)) for task in tasks}
-    for seed_task in tasks:
-        near = [task for task in tasks if keys_of[seed_task.id].isdisjoint(keys_of[task.id])
-                and fits_tools(task, seed_task)]
-        random.Random(seed_task.id).shuffle(near)
-        n = min(VARIATIONS, len(near))
-        chosen = [near[(turn * n + i) % len(near)] for i in range(n)]
-        # what is to be written must not stand in the prompt
-        keys = {key for task in chosen for key in keys_of[task.id]}
-        prompt = _env_messages(seed_task, None, examples(seed_task, _form.exemplars, keys))
-        env += [(prompt, grown_as_written(task, seed_task, turn)) for task in chosen]
-        alone += not chosen
-    agent = [*tasks, *joined_tasks(tasks, turn)]
-    return {"agent": [(agent_prompt(task), played(task) if answering(task) else gold(task))
-                      for task in agent], "env": env, "alone": alone}
+    tasks, draw = base_tasks(o), random.Random(turn)
+    tasks = [*tasks, *joined_tasks(tasks, draw)]
+    agent, env, alone = [], [], 0
+    for task in tasks:
+        to_call = [tools_of(task)[name] for name in dict.fromkeys(skills(task))]
+        beside = functions_beside(task, draw)
+        if _form.tools and kind(task) == "calls":
+            tools = draw.sample([*to_call, *beside], len(to_call) + len(beside))
+            task = replace(task, spec={**task.spec, "tools": tools})
+        agent.append((agent_prompt(task), played(task) if answering(task) else gold(task)))
+        written = task.spec.get("calls") != [] and not ungrounded(task)
+        seeds = shown_with(task, tasks) if written else []
+        for seed_task in draw.sample(seeds, min(SHOWN_WITH, len(seeds))):
+            if kind(task) == "calls":
+                seed_task = _assigned(seed_task, to_call, beside)
+            env.append((env_prompt(seed_task, None, 0.5), task_as_written(task)))
+        alone += not seeds
+    return {"agent": agent, "env": env, "alone": alone}
 
 
-def grown_as_written(task: Task, seed_task: Task, turn: int) -> str:
-    """A task as the simulator would write it for a seed task, now and then with what is offered."""
-    draw, others = random.Random(f"{task.id} {seed_task.id} {turn}"), offered(seed_task)
-    kind = draw.randrange(4) if others else 0
-    if kind == 1:
-        return task_text.write(_record(task), _line_of_call, [draw.choice(others)["name"]])
-    if kind == 2:
-        tool = draw.choice(others)
-        # functions of one name may differ in their arguments
-        other = draw.choice([t for t in _form.pool if [tool["name"]] == skills(t) and
-                             not argument_fault(t.spec["calls"][0]["arguments"], tool["parameters"])])
-        return task_text.write(joined(task, other, draw), _line_of_call)
-    return task_as_written(task)
+def functions_beside(task: Task, draw) -> list[dict]:
+    """0 to 2 functions that a task does not call: its own, then others of --tools."""
+    own = [tool for name, tool in tools_of(task).items() if name not in skills(task)]
+    others = [tool for name, tool in _form.tools.items() if name not in tools_of(task)]
+    n = max(0, draw.randrange(3) - len(own))
+    return own + draw.sample(others, min(n, len(others)))
 
 
-def joined(one: Task, other: Task, draw) -> dict:
-    """Two tasks as one record: both requests, then the calls of both."""
-    return {"task": draw.choice(JOINTS).format(one.text, other.text),
-            "calls": [*one.spec["calls"], *other.spec["calls"]]}
+def shown_with(task: Task, tasks) -> list[Task]:
+    """The tasks that the simulator may be shown to write this one: others of its kind, and where it
+    is not told the functions, of such functions."""
+    told, keys = _form.tools and kind(task) == "calls", set(same_task_key(task))
+    return [other for other in tasks if kind(other) == kind(task)
+            and keys.isdisjoint(same_task_key(other)) and (told or fits_tools(task, other))
+            and task.text not in other.text and other.text not in task.text]  # nor a part of it
 
 
-def joined_tasks(tasks, turn: int) -> list[Task]:
-    """With --offer, a task with the calls of two for every eight of `tasks`; else none."""
-    draw, out = random.Random(turn), []
-    for task in draw.sample(tasks, len(tasks) // 8) if _form.offer else ():
-        names = set(tools_of(task))
-        other = draw.choice(tasks)
-        if kind(task) == kind(other) == "calls" and names.isdisjoint(tools_of(other)):
-            record = joined(task, other, draw)
-            tools = [*task.spec["tools"], *other.spec["tools"]]
-            draw.shuffle(tools)
-            out.append(make_task({**record, "tools": tools}, "base"))
+def joined_tasks(tasks, draw) -> list[Task]:
+    """With --tools, a task with the calls of two for every eight of `tasks`; else none."""
+    single, out = [task for task in tasks if kind(task) == "calls"], []
+    for one in draw.sample(single, len(single) // 8) if _form.tools else ():
+        other = draw.choice(single)
+        if set(tools_of(one)).isdisjoint(tools_of(other)):
+            text = draw.choice(JOINTS).format(one.text, other.text)
+            spec = {"tools": [*one.spec["tools"], *other.spec["tools"]], "ordered": False,
+                    "calls": [*one.spec["calls"], *other.spec["calls"]]}
+            out.append(_task(text, spec, "base"))
     return out
 
 
 def task_as_written(task: Task) -> str:
     """A task in the form that the simulator writes."""
-    if _form.keep_tools:
-        return task_text.write(_record(task), _line_of_call)
-    return _json(_record(task))
+    return task_text.write(_record(task), _line_of_call) if _form.tools else _json(_record(task))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -748,6 +758,9 @@ def task_length(task: Task) -> int:
 
 
 def category(task: Task) -> str:
-    """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`."""
-    n = len(task.spec["calls"]) if structured(task) else None
-    return {None: "free-form", 0: "no call", 1: "1 call", 2: "2 calls"}.get(n, "3+ calls")
+    """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`; with --tools also whether it calls a
+    function that no base task calls."""
+    calls = skills(task)
+    names = {0: "no call" if structured(task) else "free-form", 1: "1 call", 2: "2 calls"}
+    new = ", new function" if _form.tools and not _form.known.issuperset(calls) else ""
+    return names.get(len(calls), "3+ calls") + new
