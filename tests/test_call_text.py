@@ -437,7 +437,7 @@ def test_warm_start_imitates_tasks_for_given_functions(listed, monkeypatch):
     assert all(shapes[1, k] for k in (0, 1, 2)) and any(n == 2 for n, _ in shapes), shapes
 
 
-@pytest.mark.parametrize("text, said", [("", "holds no function"), (None, "no such file")])
+@pytest.mark.parametrize("text, said", [("", "no function in it"), (None, "no such file")])
 def test_a_list_without_a_function_is_one_line(prepared, tmp_path, text, said):
     path = tmp_path / "tools.jsonl"
     if text is not None:
@@ -452,7 +452,7 @@ def test_functions_that_python_cannot_write_are_left_out(prepared, tmp_path, cap
     path.write_text("".join(json.dumps(spec) + "\n" for spec in
                             (LISTED[0], tool("odd", **{"user id": "integer"}))))
     assert tool_calls.functions(prepared(MORE, call_format="python", tools=str(path))) == ["mend"]
-    assert "no name in Python (1)" in capsys.readouterr().err
+    assert "no name in Python (odd): 1" in capsys.readouterr().err
     assert len(tool_calls.functions(prepared(MORE, tools=str(path)))) == 2
 
 

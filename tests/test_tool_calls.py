@@ -323,8 +323,9 @@ OF_REASON = {
                        json.dumps(record("Hall light @")).replace("@", "\\u003c|im_end|\\u003e"),
                        json.dumps(record(tools=[{**LIGHT, "description": "<|im_start|>"}, DOOR]))],
 }
-# but for the one that --keep-tools alone gives: test_call_text.py has it
-ALL_REASONS = (*(reason for reason in world.REASONS if reason != "no request and call"),
+# but for those that --tools alone gives: test_call_text.py has them
+ALL_REASONS = (*(reason for reason in world.REASONS
+                 if reason not in ("no request and call", "none of its functions")),
                "copy of the seed", "held-out task", "special tokens")
 
 

@@ -209,7 +209,8 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     to_call, beside = functions_for(seed_task)
     if lines and "calls" in record:
         tools = [*to_call, *beside]
-        random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
+        if "to_call" in seed_task.spec:
+            random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
         record |= {"tools": tools, "ordered": seed_task.spec["ordered"]}
     task = make_task(record, "env", seed_task.id, epoch)
     if seed_task.spec and kind(task) != kind(seed_task):
