@@ -26,7 +26,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from pathlib import Path
 
@@ -46,9 +46,8 @@ from worlds import InvalidTask, held_out_keys, load_world, one_line_for_template
 ADAPTER = "warm"
 WARM_UP = 8         # steps over which the learning rate rises: AdamW's moments know nothing yet
 ENOUGH = 0.6        # share of valid tasks at which the rounds end
-FEWEST = 6          # answers and tasks to imitate
-SHOWN = 24          # texts of a round in warm_start.json
 ROUND_RATE = 0.2    # of --lr, in the rounds: the form is there, and is to be kept
+FEWEST = 6          # pairs to imitate, in each role
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Settings:
     rounds: int = 4        # of writing for listed functions and imitating what is valid, at most
     texts: int = 128       # that are written in a round
     batch: int = 16        # responses per optimiser step
-    lr: float = 1e-3       # AdamW on the LoRA weights, falling to 0 in a straight line
+    lr: float = 1e-3       # AdamW on the LoRA weights, falling to a fifth in a straight line
     rank: int = 32         # LoRA rank
     save_every: int = 10   # steps between two saved states
 
@@ -83,11 +82,9 @@ def main(argv, Options) -> int:
         print(census(world, o, pairs_of_pass(world, policy, o, 0)), flush=True)
     state = learn(world, policy, s, o, out / "warm_start" / "state.pt")
     merge(policy, o, out)
-    for written in state["rounds"]:
-        del written["pairs"]  # token ids
-    record = {"settings": settings_of(s, o), "nats_per_token": state["nats"],
-              "rounds": state["rounds"]}
-    write_whole(out / "warm_start.json", lambda path: path.write_text(json.dumps(record, indent=1)))
+    rounds = [{k: v for k, v in report.items() if k != "pairs"} for report in state["rounds"]]
+    write_whole(out / "warm_start.json", lambda path: path.write_text(json.dumps(
+        {"settings": settings_of(s, o), "nats_per_token": state["nats"], "rounds": rounds}, indent=1)))
     shutil.rmtree(out / "warm_start")
     print(f"the model is in {out}: go on with --model {out} and the same options of the world")
     return 0
@@ -117,47 +114,38 @@ def parse(argv, Options):
 
 
 def settings_of(s, o) -> dict:
-    """All that decides the bits of the result, as JSON."""
-    names = ("world", "model", "base_tasks", "validation_tasks", "seed", "quant", "dtype", "device",
-             "token_budget", "max_prompt_tokens", "max_task_tokens", "max_response_tokens",
-             "chat_template_kwargs", "world_options")
-    own = [f.name for f in fields(s) if f.name not in ("out", "save_every")]
-    return {**{name: getattr(s, name) for name in own},
-            "options": {name: getattr(o, name) for name in names}}
+    """All options, but for those that may change when it goes on: as JSON."""
+    free = ("out", "save_every", "threads")
+    return {k: v for k, v in {**asdict(o), **asdict(s)}.items() if k not in free}
 
 
 def claim(s, o) -> Path:
     """The folder, with settings.json in it: new, or of this very warm start. Raises UserError."""
-    out = Path(s.out)
-    path, wanted = out / "warm_start" / "settings.json", settings_of(s, o)
+    out, wanted = Path(s.out), settings_of(s, o)
+    path = out / "warm_start" / "settings.json"
     if path.is_file():
         if json.loads(path.read_text()) != wanted:
             raise UserError(f"{out} holds a warm start with other settings ({path}): give them "
                             "again to go on, or choose another --out")
-        return out
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out} is not empty: choose another folder")
-    path.parent.mkdir(parents=True)
-    write_whole(path, lambda p: p.write_text(json.dumps(wanted, indent=1)))
+    else:
+        path.parent.mkdir(parents=True)
+        write_whole(path, lambda p: p.write_text(json.dumps(wanted, indent=1)))
     return out
 
 
 def census(world, o, pairs) -> str:
     """How much there is to imitate in a pass. Raises UserError where a role has too little."""
-    count = {role: sum(len(group[1]) for group in pairs[role]) for role in ("agent", "env")}
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
-        if count[role] >= FEWEST:
-            continue
-        if pairs["long"]:
+        if len(pairs[role]) < FEWEST:
             raise UserError(
-                f"too few base tasks within the limits to imitate as {name} ({count[role]}; "
-                f"{pairs['long']} prompts or responses are longer): raise --max-prompt-tokens, "
-                "--max-task-tokens, --max-response-tokens or --max-episode-tokens")
-        raise UserError(
-            f"{o.base_tasks or 'the example tasks'}: too few base tasks to imitate as {name} "
-            f"({count[role]}, of {len(world.base_tasks(o))} that are not held out): give more")
-    return (f"one pass: {count['agent']} answers as the agent, {count['env']} tasks as the simulator; "
-            f"{pairs['alone']} tasks are imitated as the agent alone")
+                f"{o.base_tasks or 'the base tasks'}: too few of {len(world.base_tasks(o))} base tasks "
+                f"to imitate as {name} ({len(pairs[role])}; {pairs['long']} prompts or responses are "
+                "longer than --max-prompt-tokens, --max-task-tokens, --max-response-tokens or "
+                "--max-episode-tokens): give more tasks, or raise these")
+    return (f"one pass: {len(pairs['agent'])} answers as the agent, {len(pairs['env'])} tasks as the "
+            f"simulator; {pairs['alone']} tasks are imitated as the agent alone")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -173,7 +161,7 @@ def learn(world, policy, s, o, path: Path) -> dict:
     state = load_state(path, policy, optimizer)
     rounds = s.rounds if listed(world, o) else 0
     while True:
-        n, pairs = state["stage"], []
+        n, own = state["stage"], []
         if n >= s.passes:
             if len(state["rounds"]) == n - s.passes:  # else it had been written when it was killed
                 state["rounds"].append(write(world, policy, s, o, n))
@@ -181,11 +169,13 @@ def learn(world, policy, s, o, path: Path) -> dict:
             print(round_line(n - s.passes, state["rounds"][-1]), flush=True)
             if state["rounds"][-1]["valid"] >= ENOUGH or n == s.passes + rounds:
                 return state
-            pairs = [(prompt, [ids], [[True] * len(ids)])
-                     for written in state["rounds"] for prompt, ids in written["pairs"]]
+            own = [(prompt, ids, [True] * len(ids))
+                   for report in state["rounds"] for prompt, ids in report["pairs"]]
         given = pairs_of_pass(world, policy, o, n)
-        generator = torch.Generator().manual_seed(1000 * o.seed + n)
-        batches = batches_of_pass(given["agent"] + given["env"] + pairs, s.batch, generator)
+        pairs = [*given["agent"], *given["env"], *own]  # the examples hold the agent's role as well
+        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(
+            1000 * o.seed + n)).tolist()
+        batches = [[pairs[i] for i in order[k:k + s.batch]] for k in range(0, len(pairs), s.batch)]
         imitate(policy, optimizer, batches, s, o, state, path)
 
 
@@ -199,17 +189,16 @@ def imitate(policy, optimizer, batches, s, o, state, path: Path):
     for step in bar:
         rate = max(ROUND_RATE, 1 - (n + step / len(batches)) / s.passes)
         rate *= min((n * len(batches) + step + 1) / WARM_UP, 1)
-        loss = imitation_step(policy, optimizer, batches[step], s.lr * rate, o)
-        state["losses"].append(loss)
+        state["losses"].append(imitation_step(policy, optimizer, batches[step], s.lr * rate, o))
         state["step"] = step + 1
-        bar.set_postfix(loss=f"{loss:.3f}")
         if (step + 1) % s.save_every == 0:
             save_state(path, policy, optimizer, state)
             if bar.disable:
-                print(f"step {step + 1}/{len(batches)}: {loss:.3f} nats per token", flush=True)
+                print(f"step {step + 1}/{len(batches)}: {state['losses'][-1]:.3f} nats per token",
+                      flush=True)
     state["nats"].append(sum(state["losses"]) / len(state["losses"]))
     print(f"pass {n + 1}: {state['nats'][-1]:.3f} nats per token", flush=True)
-    state |= {"stage": n + 1, "step": 0, "losses": []}
+    state.update(stage=n + 1, step=0, losses=[])
     save_state(path, policy, optimizer, state)
 
 
@@ -220,35 +209,35 @@ def listed(world, o) -> list:
 
 def write(world, policy, s, o, n: int) -> dict:
     """What the simulator writes now, for base tasks and functions drawn at random: {"valid": share
-    of --texts, "invalid": {reason: how many}, "texts": some of them, "pairs": the valid ones}."""
+    of --texts, "invalid": {reason: how many}, "texts": all, "pairs": (prompt, response) ids}."""
     draw = torch.Generator().manual_seed(1000 * o.seed + n)
     base, names, held_out = world.base_tasks(o), listed(world, o), held_out_keys(world, o)
     seeds = [base[i] for i in torch.randint(len(base), (s.texts,), generator=draw).tolist()]
-    if names:
-        few = [torch.randperm(len(names), generator=draw)[:4].tolist() for _ in seeds]
-        seeds = [world.assign(seed, [names[i] for i in some], draw) for seed, some in zip(seeds, few)]
-    prompts = [policy.encode(world.env_prompt(seed, None, o.alpha)) for seed in seeds]
+    for k in range(s.texts if names else 0):
+        few = torch.randperm(len(names), generator=draw)[:4].tolist()
+        seeds[k] = world.assign(seeds[k], [names[i] for i in few], draw)
+    prompts = [policy.encode(world.env_prompt(seed_task, None, o.alpha)) for seed_task in seeds]
     rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, 1.0,
                              policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
-    reasons, pairs, seen, texts = Counter(), [], set(), []
-    for seed, r in zip(seeds, rollouts):
-        texts.append(policy.decode(r.response))
+    texts = [policy.decode(r.response) for r in rollouts]
+    reasons, pairs, seen = Counter(), [], set()
+    for seed_task, r, text in zip(seeds, rollouts, texts):
         try:
-            task = written_task(world, r, texts[-1], seed, 0, held_out, policy.tokenizer)
+            task = written_task(world, r, text, seed_task, 0, held_out, policy.tokenizer)
             if task_keys(world, task) & seen:
                 raise InvalidTask("duplicate in the batch")
             seen |= task_keys(world, task)
             pairs.append((r.prompt, r.response))
         except InvalidTask as reason:
             reasons[str(reason)] += 1
-    return {"valid": len(pairs) / s.texts, "invalid": dict(reasons.most_common()),
-            "texts": texts[:SHOWN], "pairs": pairs}
+    return {"valid": len(pairs) / s.texts, "invalid": dict(reasons.most_common()), "texts": texts,
+            "pairs": pairs}
 
 
-def round_line(n: int, written: dict) -> str:
-    """What was written in a round, in one line."""
-    why = ", ".join(f"{reason} {k}" for reason, k in written["invalid"].items())
-    return f"written before round {n + 1}: valid {written['valid']:.2f}" + (f" ({why})" if why else "")
+def round_line(n: int, report: dict) -> str:
+    """What was written before a round, in one line."""
+    why = ", ".join(f"{reason} {k}" for reason, k in report["invalid"].items())
+    return f"written before round {n + 1}: valid {report['valid']:.2f}" + (f" ({why})" if why else "")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -256,26 +245,19 @@ def round_line(n: int, written: dict) -> str:
 
 
 def pairs_of_pass(world, policy, o, number: int) -> dict:
-    """{"agent", "env": [(prompt ids, [response ids, ...], [own, ...])], "alone", "long"} of a pass.
+    """{"agent", "env": [(prompt ids, response ids, own)], "alone", "long"} of a pass.
 
-    One prompt is one group; own: which tokens of a response are imitated, bools; alone: tasks that
-    are imitated as the agent only; long: pairs left out as over a limit.
+    own: which tokens of a response are imitated, bools; alone: tasks that are imitated as the agent
+    only; long: pairs left out as over a limit.
     """
     given = world.warm_start_pairs(o, number)
-    out = {"alone": given["alone"], "long": 0}
-    for role in ("agent", "env"):
-        groups = {}
-        for prompt, said in given[role]:
-            prompt, (response, own) = tuple(policy.encode(prompt)), spoken(policy, said)
-            # what a run would cut off, or refuse, is not to be learned
-            if len(prompt) > o.max_prompt_tokens or not within_limits(world, o, role, own):
-                out["long"] += 1
-                continue
-            group = groups.setdefault(prompt, ([], []))
-            group[0].append(response)
-            group[1].append(own)
-        out[role] = [(list(prompt), *group) for prompt, group in groups.items()]
-    return out
+    every = {role: [(policy.encode(prompt), *spoken(policy, said)) for prompt, said in given[role]]
+             for role in ("agent", "env")}
+    # what a run would cut off, or refuse, is not to be learned
+    kept = {role: [pair for pair in pairs if len(pair[0]) <= o.max_prompt_tokens
+                   and within_limits(world, o, role, pair[2])] for role, pairs in every.items()}
+    long = sum(len(every[role]) - len(kept[role]) for role in every)
+    return {**kept, "alone": given["alone"], "long": long}
 
 
 def spoken(policy, said) -> tuple:
@@ -297,25 +279,13 @@ def within_limits(world, o, role, own) -> bool:
     return max(turns) <= o.max_response_tokens and len(own) <= whole
 
 
-def batches_of_pass(groups, size: int, generator) -> list:
-    """Both roles' groups, shuffled, as batches of about `size` responses."""
-    batches, n = [[]], 0
-    for i in torch.randperm(len(groups), generator=generator).tolist():
-        if n >= size:
-            batches, n = [*batches, []], 0
-        batches[-1].append(groups[i])
-        n += len(groups[i][1])
-    return batches
-
-
-def imitation_step(policy, optimizer, groups, rate: float, o) -> float:
+def imitation_step(policy, optimizer, pairs, rate: float, o) -> float:
     """One optimiser step on the mean negative log-likelihood per token. Returns it, in nats."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
-    owns = [owns for _, _, owns in groups]
-    groups = [(prompt, responses) for prompt, responses, _ in groups]
-    tokens, losses = sum(sum(own) for of_group in owns for own in of_group), []
+    groups, owns = [(prompt, [ids]) for prompt, ids, _ in pairs], [[own] for _, _, own in pairs]
+    tokens, losses = sum(sum(own) for _, _, own in pairs), []
     with policy.use(ADAPTER):
         for batch in split_groups(groups, o.token_budget):
             logp, mask = policy.logprobs(subset(groups, batch), 1.0, o.grad_checkpoint,
@@ -327,6 +297,10 @@ def imitation_step(policy, optimizer, groups, rate: float, o) -> float:
     total = sum(map(float, losses))
     finite_step(policy.params[ADAPTER], optimizer, 1.0, total)
     return total
+
+
+# ---------------------------------------------------------------------------------------------
+# on disk
 
 
 def save_state(path: Path, policy, optimizer, state: dict):
@@ -355,53 +329,27 @@ def load_state(path: Path, policy, optimizer) -> dict:
 
 def write_whole(path: Path, write):
     """Call write(scratch path), then put the file in its place: there it is whole or absent."""
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix="tmp-")
-    os.close(handle)
+    scratch = path.with_name(f"tmp-{path.name}")
     try:
-        write(Path(scratch))
-        with open(scratch, "rb+") as file:
-            os.fsync(file.fileno())
+        write(scratch)
         os.replace(scratch, path)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        raise UserError(f"cannot write {path} ({first_line(error):.100}): free some space, then give the same "
-                        "command again") from None
-    finally:
-        Path(scratch).unlink(missing_ok=True)
-
-
-# ---------------------------------------------------------------------------------------------
-# merging
+        scratch.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path} ({first_line(error):.100}): free some space, then "
+                        "give the same command again") from None
 
 
 def merge(policy, o, out: Path):
     """Add the adapter to the base, save it as a model folder, in the base's own 16 or 32 bits."""
+    from peft import PeftModel
     policy.save_adapter(ADAPTER, out / "warm_start" / "adapter")
-    lm, tokenizer = policy.lm, policy.tokenizer
-    if o.quant:  # what was trained on is rounded to 4 bits: the sum is made with the weights before
-        lm, tokenizer = load_model(o.model, None, "bf16", "cpu")
-    plain = {name.replace(".base_layer.", "."): w for name, w in lm.state_dict().items()
-             if ".lora_" not in name}
-    for name, delta in deltas(policy).items():
-        # summed in fp32 and rounded once
-        plain[name] = (plain[name].float() + delta.to(plain[name].device)).to(plain[name].dtype)
-    from transformers import AutoModelForCausalLM
-    merged = AutoModelForCausalLM.from_config(lm.config, dtype=lm.dtype)
-    merged.load_state_dict({name: w.cpu() for name, w in plain.items()})
-    merged.generation_config = lm.generation_config
+    # summed in fp32 and rounded once, with the weights as they were before any quantisation
+    lm, tokenizer = load_model(o.model, None, "fp32", "cpu")
+    merged = PeftModel.from_pretrained(lm, str(out / "warm_start" / "adapter")).merge_and_unload()
+    merged.to(torch.bfloat16 if o.quant else policy.lm.dtype)
     with tempfile.TemporaryDirectory(dir=out / "warm_start") as scratch:
         merged.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
         # the weights come last: a folder without them is no model
         for file in sorted(Path(scratch).iterdir(), key=lambda f: f.suffix == ".safetensors"):
             os.replace(file, out / file.name)
-
-
-def deltas(policy) -> dict:
-    """{weight name of the base: (alpha / r) B A}, each (out, in) fp32."""
-    out, prefix = {}, "base_model.model."
-    for name, module in policy.model.named_modules():
-        if ADAPTER in getattr(module, "lora_A", ()):
-            a, b = module.lora_A[ADAPTER].weight, module.lora_B[ADAPTER].weight
-            out[name.removeprefix(prefix) + ".weight"] = \
-                module.scaling[ADAPTER] * (b.detach().float() @ a.detach().float())
-    return out

@@ -83,15 +83,13 @@ def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
         assert len(pairs["agent"]) >= len(world.base_tasks(o)) == 18
 
 
-def test_loss_falls_and_both_roles_are_in_a_batch(model, tasks, tmp_path):
+def test_loss_falls_and_the_base_stays(model, tasks, tmp_path):
     s, o = warm_start.parse(argv(model, tasks, tmp_path), genenv.Options)
     world = load_world("tool_calls")
     world.prepare(o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     passes = warm_start.pairs_of_pass(world, policy, o, 0)
     groups = passes["agent"] + passes["env"]
-    batches = warm_start.batches_of_pass(groups, 8, torch.Generator().manual_seed(0))
-    assert sorted(map(str, sum(batches, []))) == sorted(map(str, groups))  # each once in a pass
     base = [p.clone() for n, p in policy.model.named_parameters() if "lora" not in n]
     optimizer = policy.optimizer("warm", 0.01)
     losses = [warm_start.imitation_step(policy, optimizer, groups[:6], 0.01, o) for _ in range(12)]
@@ -108,8 +106,8 @@ def test_loss_is_the_mean_per_token(model, tasks, tmp_path):
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     groups = warm_start.pairs_of_pass(world, policy, o, 0)["env"][:3]
     with policy.use("warm"), torch.no_grad():
-        rows = [policy.logprobs_dense([(p, [r])])[0].sum() for p, rs, _ in groups for r in rs]
-    expected = -sum(map(float, rows)) / sum(len(r) for _, rs, _ in groups for r in rs)
+        rows = [policy.logprobs_dense([(p, [r])])[0].sum() for p, r, _ in groups]
+    expected = -sum(map(float, rows)) / sum(len(r) for _, r, _ in groups)
     for budget in (10 ** 6, 300):
         import dataclasses
         o = dataclasses.replace(o, token_budget=budget)
@@ -143,7 +141,7 @@ def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house
     pairs = small_house.warm_start_pairs(o, 0)
     groups = warm_start.pairs_of_pass(small_house, policy, o, 0)
     assert len(groups["agent"]) == len(groups["env"]) == 6 and groups["alone"] == 0
-    for (_, said), (_, (ids,), (own,)) in zip(pairs["agent"], groups["agent"]):
+    for (_, said), (_, ids, own) in zip(pairs["agent"], groups["agent"]):
         # what policy.sample would hold of this episode: turns with their ends are its own
         expected = [(token, i % 2 == 0) for i, text in enumerate(said) for token in
                     (policy.encode_observation(text) if i % 2 else
@@ -154,9 +152,9 @@ def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house
         assert small_house.score(task, said[::2]) == (1.0, True)
     # the same loss as one row at a time, own tokens alone
     with policy.use("warm"), torch.no_grad():
-        rows = [policy.logprobs_dense([(p, rs)], own=[owns])[0].sum()
-                for p, rs, owns in groups["agent"]]
-    expected = -sum(map(float, rows)) / sum(sum(owns[0]) for _, _, owns in groups["agent"])
+        rows = [policy.logprobs_dense([(p, [r])], own=[[own]])[0].sum()
+                for p, r, own in groups["agent"]]
+    expected = -sum(map(float, rows)) / sum(sum(own) for _, _, own in groups["agent"])
     loss = warm_start.imitation_step(policy, policy.optimizer("warm", 1e-9), groups["agent"], 1e-9, o)
     assert loss == pytest.approx(expected, rel=1e-4)
 
@@ -170,7 +168,7 @@ def test_what_a_run_would_cut_off_is_not_imitated(model, small_house, tmp_path):
         small_house.prepare(o)
         policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
         agent = warm_start.pairs_of_pass(small_house, policy, o, 0)["agent"]
-        assert all(len(ids) <= int(limit) for _, (ids,), _ in agent)
+        assert all(len(ids) <= int(limit) for _, ids, _ in agent)
         sizes.append(len(agent))
     assert sizes[0] == 6 > sizes[1] >= sizes[2] == 0
 
@@ -344,7 +342,7 @@ def test_rounds_end_where_enough_is_valid_or_they_run_out(monkeypatch, tmp_path,
     left, pairs_seen = list(shares), []
     monkeypatch.setattr(warm_start, "write", lambda *_: {
         "valid": left.pop(0), "invalid": {}, "texts": [], "pairs": [([len(left)], [1, 2])]})
-    monkeypatch.setattr(warm_start, "pairs_of_pass", lambda *_: {"agent": [], "env": []})
+    monkeypatch.setattr(warm_start, "pairs_of_pass", lambda *_: {"agent": [], "env": [], "alone": 0})
     monkeypatch.setattr(warm_start, "save_state", lambda *_: None)
     monkeypatch.setattr(warm_start, "listed", lambda *_: ["f"])
 
@@ -359,14 +357,10 @@ def test_rounds_end_where_enough_is_valid_or_they_run_out(monkeypatch, tmp_path,
     assert pairs_seen == [0, 0, 1, 2][:passes]  # a round imitates what all rounds so far wrote
 
 
-def test_too_few_tasks_for_both_roles(model, tmp_path):
+def test_too_few_tasks_are_one_line(model, tmp_path):
     path = tmp_path / "few.jsonl"
-    far = [{**record("dim", n), "task": "Please dim the lamp by the door."} for n in range(3)]
-    path.write_text("".join(json.dumps(r) + "\n" for r in [
-        *far, *({"task": f"Who was king number {n}?", "reference": f"x{n}"} for n in range(5))]))
-    assert "too few base tasks to imitate as the" in refusal(argv(model, str(path), tmp_path / "m"))
     path.write_text("".join(json.dumps(record("dim", n)) + "\n" for n in range(6)))
-    assert "too few base tasks to imitate as the agent (4, of 4" in refusal(
+    assert "too few of 4 base tasks to imitate as the agent (4; 0 prompts" in refusal(
         argv(model, str(path), tmp_path / "n"))
 
 
@@ -379,8 +373,7 @@ def test_a_template_without_a_system_role_is_one_line(tasks, tmp_path):
 def test_too_few_within_the_limits_names_the_limits(model, tasks, tmp_path):
     """It asked for more base tasks, in a world that takes none."""
     line = refusal([*argv(model, tasks, tmp_path / "m"), "--max-task-tokens", "20"])
-    assert "within the limits to imitate as the simulator (0; " in line
-    assert "raise --max-prompt-tokens, --max-task-tokens" in line
+    assert "to imitate as the simulator (0; " in line and "longer than --max-prompt-tokens" in line
 
 
 def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):
