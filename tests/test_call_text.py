@@ -227,7 +227,8 @@ def prepared(tmp_path):
     def prepare(records=RECORDS, **own):
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
         o = SimpleNamespace(model="m", base_tasks=str(path), validation_tasks="",
-                            max_task_tokens=64, max_response_tokens=32, world_options=own)
+                            max_task_tokens=64, max_response_tokens=32, max_prompt_tokens=640,
+                            world_options=own)
         tool_calls.prepare(o)
         return o
     yield prepare
@@ -400,6 +401,7 @@ def test_functions_alone_need_no_base_tasks(listed):
     tool_calls.prepare(listed)
     assert tool_calls.base_tasks(listed) == tool_calls.validation_tasks(listed) == []
     seed_task = tool_calls.assign(NO_SEED, ["ship"], torch.Generator().manual_seed(0))
+    assert seed_task.id not in ("", NO_SEED.id)
     system, user = (m["content"] for m in tool_calls.env_prompt(seed_task, None, 0.5))
     assert user == "Write for:\nship(lamp: int)"
     assert system.endswith('Call: function(argument="value")\nRequest: what the user says')
@@ -454,6 +456,14 @@ def test_functions_that_python_cannot_write_are_left_out(prepared, tmp_path, cap
     assert tool_calls.functions(prepared(MORE, call_format="python", tools=str(path))) == ["mend"]
     assert "no name in Python (odd): 1" in capsys.readouterr().err
     assert len(tool_calls.functions(prepared(MORE, tools=str(path)))) == 2
+    # nor what would leave no room in a prompt for an example
+    wide = tool("wide", **{f"argument{n}": "integer" for n in range(100)})
+    path.write_text(json.dumps([LISTED[0], wide]))
+    assert tool_calls.functions(prepared(MORE, call_format="python", tools=str(path))) == ["mend"]
+    assert "too long for --max-prompt-tokens: 1" in capsys.readouterr().err
+    path.write_text(json.dumps([wide]))
+    with pytest.raises(UserError, match="raise --max-prompt-tokens"):
+        prepared(MORE, tools=str(path))
 
 
 def test_arguments_that_python_cannot_write_are_one_line(prepared):

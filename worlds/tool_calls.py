@@ -259,9 +259,11 @@ def assign(seed_task: Task, names, generator) -> Task:
 
 
 def _assigned(seed_task: Task, to_call, beside) -> Task:
-    # whether calls are ordered was said in the seed task's own text
-    return replace(seed_task, spec={"calls": [], "tools": [], **seed_task.spec, "ordered": False,
-                                    "to_call": to_call, "beside": beside})
+    # whether calls are ordered was said in the seed task's own text; without a seed task it is one
+    # of its own, of which a task is a variation like any other
+    return replace(seed_task, id=seed_task.id if seed_task.spec else "", spec={
+        "calls": [], "tools": [], **seed_task.spec, "ordered": False, "to_call": to_call,
+        "beside": beside})
 
 
 # ---------------------------------------------------------------------------------------------
@@ -405,7 +407,7 @@ def prepare(o):
                  known=frozenset(name for task in splits["base"] for name in skills(task)))
     path = (o.base_tasks or str(EXAMPLE_TASKS)) if option("tools") == "base" else option("tools")
     if path:
-        _form = replace(_form, tools=listed_tools(path))
+        _form = replace(_form, tools=listed_tools(path, o.max_prompt_tokens))
     for task in every:
         if name := unwritable(task.spec.get("tools", ())):
             raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
@@ -417,10 +419,15 @@ def ungrounded(task) -> str:
     return ""
 
 
-def listed_tools(path: str) -> dict:
+def listed_tools(path: str, longest: int) -> dict:
     """{name: spec} of a --tools file; what of it cannot be used is counted on stderr. Raises
-    UserError if nothing can."""
-    tools, left_out = tool_lists.read_tools(path, _form.call_format)
+    UserError if nothing can. longest: characters of a function, in the form that prompts have."""
+    read, left_out = tool_lists.read_tools(path, _form.call_format)
+    # of the tokens of a prompt that is some third: room for an example and another function
+    tools = [tool for tool in read if len(tools_text([tool])) <= longest]
+    left_out += Counter({"too long for --max-prompt-tokens": len(read) - len(tools)})
+    if not tools:
+        raise UserError(f"{path}: every function is too long: raise --max-prompt-tokens ({longest})")
     if left_out:
         why = ", ".join(f"{reason}: {n}" for reason, n in left_out.most_common())
         print(f"{path}: {len(tools)} functions; left out: {why}", file=sys.stderr)
