@@ -5,7 +5,7 @@ and the choice of seed tasks for the simulator. Everything is a plain function. 
 attempt (Eq. 1) is the world's (worlds/NAME.py: score); what GRPO makes of it stands here.
 
 How it is run: genenv.py calls it; the names of the functions below are the values of the options
---alpha-schedule, --difficulty-reward, --seed-selection and --agent-reward.
+--alpha-schedule, --difficulty-reward, --seed-selection, --function-selection and --agent-reward.
 
 To add a schedule, write one function anywhere in this file whose name starts with `alpha_`:
 
@@ -15,8 +15,9 @@ To add a schedule, write one function anywhere in this file whose name starts wi
 
 and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a function of
 (p_hat, alpha, beta) whose name starts with `reward_`, a seed selection one starting with `seeds_`,
-an agent reward one of (score, valid, truncated, tokens) starting with `agent_reward_`. No list
-names them: what a run must know of a schedule is an attribute of it, see `steers` below.
+a choice of functions to practise one of (practised, p_hats, alpha) starting with `functions_`, an
+agent reward one of (score, valid, truncated, tokens) starting with `agent_reward_`. No list names
+them: what a run must know of a schedule is an attribute of it, see `steers` below.
 
 Where it differs on purpose: the paper keeps alpha at 0.5; here it may follow a schedule. The unit
 of p_hat is open in the paper: one task instance with G rollouts by default (--p-hat-unit).
@@ -238,12 +239,41 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 
 
 # ---------------------------------------------------------------------------------------------
+# functions to practise, in a world with a list of them: functions of (practised, p_hats, alpha) ->
+# a weight for each. practised: how many generated tasks called it; p_hats: their mean, or None
+
+
+def functions_uniform(practised, p_hats, alpha):
+    """Every function of the list alike."""
+    return [1.0] * len(practised)
+
+
+def functions_near_alpha(practised, p_hats, alpha):
+    """Prefer functions whose tasks are solved near the target, and those never practised."""
+    return [1.0 if n == 0 else 0.1 + math.exp(-8 * (p - alpha) ** 2)
+            for n, p in zip(practised, p_hats)]
+
+
+def select_functions(names, practice, n, weigh, alpha, generator, few=4):
+    """For each of n seed tasks, up to `few` distinct names, drawn from `generator` (on the CPU).
+
+    names: all functions; practice: {name: p_hats of the generated tasks that call it}; weigh: one of
+    the functions_ functions.
+    """
+    p_hats = [practice.get(name, []) for name in names]
+    means = [sum(p) / len(p) if p else None for p in p_hats]
+    weights = torch.tensor(weigh([len(p) for p in p_hats], means, alpha))
+    rows = weights.expand(n, -1).multinomial(min(few, len(names)), generator=generator)
+    return [[names[i] for i in row] for row in rows.tolist()]
+
+
+# ---------------------------------------------------------------------------------------------
 # the names on the command line: every function of this file with the prefix
 
 
 def named(prefix: str) -> dict:
-    """{name: function} for the prefix alpha_, reward_, seeds_ or agent_reward_. It looks when it is
-    asked, so a function may stand anywhere in this file."""
+    """{name: function} for the prefix alpha_, reward_, seeds_, functions_ or agent_reward_. It looks
+    when it is asked, so a function may stand anywhere in this file."""
     return {k[len(prefix):]: f for k, f in globals().items() if k.startswith(prefix)}
 
 

@@ -120,10 +120,20 @@ class TrainPool:
         """n tasks for the agent: a share of base tasks, the rest from everything kept so far."""
         kept = [t for t in self.tasks.values() if t.origin != "base"]
         picks = []
+        if not kept and not self.base:  # a run without base tasks, before its first valid task
+            return []
         for from_base in (torch.rand(n, generator=generator) < base_share).tolist():
-            source = self.base if from_base or not kept else kept
+            source = self.base if self.base and (from_base or not kept) else kept
             picks.append(source[int(torch.randint(len(source), (), generator=generator))])
         return picks
+
+    def practice(self, skills) -> dict:
+        """{name: p_hats of the generated tasks that call it}; skills: task -> names that it calls."""
+        found = {}
+        for i, (p_hat, _) in self.p_hat.items():
+            for name in set(skills(self.tasks[i])) if self.tasks[i].origin != "base" else ():
+                found.setdefault(name, []).append(p_hat)
+        return found
 
     def save(self) -> int:
         """Append what is new to the file; returns its size in bytes."""

@@ -22,6 +22,7 @@ to read), train.jsonl (D_train), env.jsonl (D_env), adapters/{agent,env} in PEFT
 report.html and checkpoints/.
 """
 import dataclasses
+import math
 import os
 import sys
 import time
@@ -41,8 +42,8 @@ from runtime import ask, checkpoint, controls, export, measure, memory, options,
 from runtime.run import Run, context_of, end_epoch, finish, fixed_tasks, note_refused, \
     prepare_run, progress_bar
 from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
-    rwr_weights, weight_ratio
-from worlds import InvalidTask, attempt_score, play, task_keys, transcript, written_task
+    rwr_weights, weight_ratio, whole_passes
+from worlds import NO_SEED, InvalidTask, attempt_score, play, task_keys, transcript, written_task
 
 # ---------------------------------------------------------------------------------------------
 # Algorithm 1
@@ -106,33 +107,50 @@ class Generation:
 
 
 def generate(run, alpha) -> list[Generation]:
-    """A task batch T_t: `seed_tasks` seed tasks, `variations` of each, checked to be tasks."""
+    """A task batch T_t: `variations` of each of `seed_tasks` seed tasks, checked to be tasks.
+
+    Where many generations are invalid, the simulator writes again, up to --write-rounds times,
+    until the batch has `seed_tasks` x `variations` valid tasks.
+    """
     o = run.o
-    if o.variant in curriculum.WITHOUT_SIMULATOR:  # as many ready-made tasks
+    if o.variant in curriculum.WITHOUT_SIMULATOR:  # no simulator: equally many ready-made tasks
         return [Generation(task) for task in fixed_tasks(run)]
     recent = run.train_pool.recent(run.state.epoch, o.pool_age)
-    seed_tasks = curriculum.select_seed_tasks(
-        run.train_pool.base, recent, o.seed_tasks, o.base_share,
-        curriculum.named("seeds_")[o.seed_selection], alpha, run.rng)
-    return solvable(run, write_tasks(run, seed_tasks, o.variations, alpha))
+    wanted, n, asked, out = o.seed_tasks * o.variations, o.seed_tasks, 0, []
+    for i in range(o.write_rounds):
+        seed_tasks = curriculum.select_seed_tasks(
+            run.train_pool.base or [NO_SEED], recent, n, o.base_share,
+            curriculum.named("seeds_")[o.seed_selection], alpha, run.rng)
+        group = (run.state.step * o.write_rounds + i) * o.seed_tasks  # numbered through the epoch
+        out += solvable(run, write_tasks(run, seed_tasks, o.variations, alpha, out, wanted, group))
+        if len(out) >= wanted:
+            break
+        asked += n  # seed tasks; valid tasks per seed task so far say how many more it takes
+        n = min(o.seed_tasks, math.ceil((wanted - len(out)) * asked / max(1, len(out))))
+    return out
 
 
-def write_tasks(run, seed_tasks, variations, alpha) -> list[Generation]:
+def write_tasks(run, seed_tasks, variations, alpha, kept=(), wanted=math.inf,
+                first_group=0) -> list[Generation]:
     """Ask the simulator for variations of each seed task; parse, check, drop duplicates.
 
-    What is no task is counted under the reason that the world gives for it, and never trained on.
+    Invalid generations are counted by the reason that the world gives, and never imitated. kept:
+    generations of the batch so far; with `wanted` of them no further text is read. first_group:
+    number of the first seed task's group.
     """
     o, state = run.o, run.state
+    seed_tasks = assigned(run, seed_tasks, alpha)
     prompts = [run.policy.encode(run.world.env_prompt(s, recent_success(run, s), alpha))
                for s in seed_tasks]
     with memory.peak_memory(run.peaks, "simulator rollouts", run.policy.device):
         rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                      run.sampler, max_rows=o.max_rows)
-    state.written += len(rollouts)
-    state.kl_sample += [[r.prompt, r.response] for r in rollouts]  # what KL is measured on in 2b
-    first_group = state.step * o.seed_tasks  # groups are numbered through the epoch
-    out, seen = [], set()  # seen: keys of the tasks kept
+    out, seen = [], {key for g in kept for key in task_keys(run.world, g.task)}
     for i, r in enumerate(rollouts):
+        if len(kept) + len(out) >= wanted:  # the batch is full
+            break
+        state.written += 1
+        state.kl_sample.append([r.prompt, r.response])  # the KL of 2b is measured on these
         seed_task, text = seed_tasks[i // variations], run.policy.decode(r.response)
         try:
             task = parsed(run, r, text, seed_task, alpha)
@@ -147,6 +165,18 @@ def write_tasks(run, seed_tasks, variations, alpha) -> list[Generation]:
         seen |= task_keys(run.world, task)
         out.append(Generation(task, r.prompt, r.response, text, first_group + i // variations))
     return out
+
+
+def assigned(run, seed_tasks, alpha) -> list[Task]:
+    """In a world with a list of functions to practise: the seed tasks, each with some functions to
+    write for, drawn by --function-selection. Elsewhere the seed tasks as they are."""
+    names = run.world.functions(run.o) if hasattr(run.world, "functions") else []
+    if not names:
+        return seed_tasks
+    weigh = curriculum.named("functions_")[run.o.function_selection]
+    drawn = curriculum.select_functions(names, run.train_pool.practice(run.world.skills),
+                                        len(seed_tasks), weigh, alpha, run.rng)
+    return [run.world.assign(task, few, run.rng) for task, few in zip(seed_tasks, drawn)]
 
 
 def parsed(run, rollout, text, seed_task, alpha) -> Task:
@@ -189,7 +219,7 @@ def recent_success(run, seed_task: Task):
 def replayed(run, n_fresh: int) -> list[Task]:
     """Tasks of D_train for the agent's batch, so that earlier curricula are kept.
 
-    They also stand in for generations that were no tasks: the batch always has the same size.
+    They also replace invalid generations, so that the batch always has the same size.
     """
     o = run.o
     size = round(o.seed_tasks * o.variations * (1 + o.replay))
@@ -325,8 +355,11 @@ def update_environment(run, fresh, aged, weights) -> dict:
         return {"env_kept": kept}
     if o.env_update == "grpo":  # no gradient where the siblings earn the same
         fresh, weights = [r for r, w in zip(fresh, weights) if w != 0], weights[weights != 0]
-    batches = draw_batches(len(fresh), [priority(r, t) for r in aged], o.env_updates, o.env_batch,
-                           o.env_fresh, run.rng)
+    if o.env_passes:  # an update no larger than its evidence
+        batches = whole_passes(len(fresh), len(aged), o.env_passes, o.env_batch, run.rng)
+    else:
+        batches = draw_batches(len(fresh), [priority(r, t) for r in aged], o.env_updates,
+                               o.env_batch, o.env_fresh, run.rng)
     # a random part of all that was written, valid or not: drift into bad text must be seen as well
     order = torch.randperm(len(run.state.kl_sample), generator=run.rng)[:o.env_kl_sample].tolist()
     kl_sample = [(run.state.kl_sample[i][0], [run.state.kl_sample[i][1]]) for i in order]
@@ -396,10 +429,12 @@ class Options:
     steps: int = 6                    # agent updates per epoch
     seed_tasks: int = 16              # seed tasks per step that the simulator varies
     variations: int = 4               # tasks written per seed task (paper: 4)
+    write_rounds: int = 1             # rounds of writing at most, until the batch is full of tasks
     G: int = 8                        # rollouts per task
     replay: float = 0.125             # tasks replayed from D_train, per task asked for (at least)
     base_share: float = 0.75          # share of seed tasks (and of replayed ones) from the base set
     seed_selection: str = "uniform"   # recent tasks as seed tasks; curated: p_hat near alpha
+    function_selection: str = "uniform"  # functions to practise; near_alpha: p_hat near alpha
     pool_age: int = 2                 # epochs for which a measured success rate counts as recent
     temperature: float = 1.0          # of sampling and of every log-prob
     max_task_tokens: int = 24         # length limit of a generated task
@@ -437,6 +472,7 @@ class Options:
     env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
     env_updates: int = 16             # optimiser steps per epoch
     env_batch: int = 32               # generations per optimiser step
+    env_passes: int = 0               # k > 0: k passes over the records in place of --env-updates
     env_fresh: float = 0.75           # share of fresh generations in a mini-batch, rest D_env
     env_age: int = 4                  # epochs after which a generation of D_env is no longer used
     env_kl: float = 0.02              # KL coefficient to the initial simulator

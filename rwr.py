@@ -135,6 +135,20 @@ def draw_batches(n_fresh, aged_priority, n_batches, batch, fresh_share, generato
     return batches
 
 
+def whole_passes(n_fresh, n_aged, passes, batch, generator):
+    """Mini-batches of `passes` rounds over all records, fresh ones and those of D_env alike: lists
+    of indices as in draw_batches, at least `batch` in each.
+
+    An AdamW step on three records moves the simulator as far as one on three hundred. So the number
+    of steps follows from the number of records; fewer than `batch` wait in D_env for more.
+    """
+    n = n_fresh + n_aged
+    if not n_fresh or passes * n < batch:
+        return []
+    order = torch.cat([torch.randperm(n, generator=generator) for _ in range(passes)])
+    return [part.tolist() for part in order.tensor_split(len(order) // batch)]
+
+
 # ---------------------------------------------------------------------------------------------
 # the update
 

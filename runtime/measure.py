@@ -95,6 +95,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
            ("env_kept", "env_batch_fresh", "env_batch_aged", "env_weight_ratio", "env_kl",
             "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped_steps",
             "env_moved")},
+        **coverage(run),
         "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
         "tokens_per_s": state.rollout_tokens / max(1e-9, state.rollout_seconds),
         "seconds": state.seconds,
@@ -102,6 +103,22 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
     record["warnings"] = health.warnings(record, run.history, run.o)
     return record
+
+
+def by_function(run) -> dict:
+    """{name: [generated tasks that call it, mean of their last p_hats or None]} for every function
+    of the world's list; {} in a world without one. Tasks without a valid trace are not counted."""
+    names = run.world.functions(run.o) if hasattr(run.world, "functions") else []
+    practice = run.train_pool.practice(run.world.skills) if names else {}
+    return {name: [len(practice.get(name, ())), round(mean(practice[name]), 4)
+                   if name in practice else None] for name in names}
+
+
+def coverage(run) -> dict:
+    """How much of the world's list of functions has been practised so far, and ever solved."""
+    table = by_function(run)
+    return {"functions": len(table), "functions_practised": sum(n > 0 for n, _ in table.values()),
+            "functions_solved": sum(bool(p) for _, p in table.values())} if table else {}
 
 
 def first_attempts(state) -> list:

@@ -29,12 +29,12 @@ CHOICES = {"variant": ("genenv", "random", *curriculum.WITHOUT_SIMULATOR),
            "env_update": ("rwr", "linear", "grpo", "none"), "dtype": ("auto", "bf16", "fp32"),
            "control": ("", "coin-agent", "coin-p-hat", "shuffled-r-env"), "quant": ("", "nf4")}
 NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
-         "seed_selection": "seeds_"}  # options whose values are functions of curriculum.py
-AT_LEAST_ONE = ("seed_tasks", "variations", "steps", "rank", "max_task_tokens", "val_samples",
-                "val_every", "max_response_tokens", "max_prompt_tokens", "inner_epochs", "env_batch",
-                "env_kl_sample", "token_budget", "max_rows")
-NOT_NEGATIVE = ("epochs", "threads", "agreement", "mini_batch", "env_updates", "env_age", "pool_age",
-                "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed")
+         "seed_selection": "seeds_", "function_selection": "functions_"}  # options whose values are functions of curriculum.py
+AT_LEAST_ONE = ("seed_tasks", "variations", "write_rounds", "steps", "rank", "max_task_tokens",
+                "val_samples", "val_every", "max_response_tokens", "max_prompt_tokens",
+                "inner_epochs", "env_batch", "env_kl_sample", "token_budget", "max_rows")
+NOT_NEGATIVE = ("epochs", "threads", "agreement", "mini_batch", "env_updates", "env_passes",
+                "env_age", "pool_age", "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed")
 SHARES = ("base_share", "env_fresh", "success_at", "reward_noise")
 POSITIVE = ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap")
 

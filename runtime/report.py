@@ -177,6 +177,8 @@ def of_generated(metrics, options) -> list[str]:
         f"success rate     {first['success_rate']:.2f} -> {last['success_rate']:.2f}   on generated "
         f"tasks; {epochs_in_band(metrics, options)} of {len(metrics) - 1} epochs inside alpha +- "
         f"{options['k_min']}",
+        *([f"functions        {last['functions_practised']} of {last['functions']} practised, "
+           f"{last['functions_solved']} solved when last tried"] if "functions" in last else []),
     ]
 
 
@@ -269,10 +271,21 @@ def _page(folder, metrics, options, pictures, samples) -> str:
             f'{base64.b64encode(data).decode()}">' for name, data in pictures.items()) + "</div>",
         "<h2>Tasks and traces</h2>" + samples,
         "<h2>Held-out success by category</h2>" + _table(by_category),
+        _functions(folder),
         _details("Options", _table([[k, json.dumps(v)] for k, v in options.items()])),
         _details(f"All metrics of epoch {_text(last['epoch'])}", _table(
             [[k, json.dumps(v)] for k, v in last.items() if k != "warnings"])),
     ]) + "\n</body></html>\n"
+
+
+def _functions(folder) -> str:
+    """A table of the functions to practise, the least solved first; "" for a run without a list."""
+    path = folder / "functions.json"
+    table = json.loads(path.read_text()) if path.is_file() else {}
+    rows = sorted(table.items(), key=lambda item: (not item[1][0], item[1][1] or 0, item[0]))
+    rows = [[name, n, "never tried" if p is None else f"{p:.2f}"] for name, (n, p) in rows]
+    head = ["function", "generated tasks that call it", "success when last tried"]
+    return _details("Functions, the least solved first", _table([head, *rows])) if rows else ""
 
 
 def _warnings(metrics) -> str:

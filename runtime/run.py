@@ -142,6 +142,8 @@ def end_epoch(run, env_stats, alpha):
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))
+    if table := measure.by_function(run):
+        (run.folder / "functions.json").write_text(json.dumps(table))
     print(measure.line(record), flush=True)
     silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
     verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ""

@@ -866,7 +866,11 @@ ELSEWHERE = {
     "teacher_tasks": "test_wiring.py::test_teacher_tasks_are_the_pool",
     **dict.fromkeys(("model", "rank", "quant", "dtype", "device", "agent_adapter", "env_adapter",
                      "cache_dir", "chat_template_kwargs"),
-                    "test_wiring.py::test_options_of_the_policy_reach_it")}
+                    "test_wiring.py::test_options_of_the_policy_reach_it"),
+    "write_rounds": "test_functions.py::test_the_simulator_writes_until_the_batch_is_full",
+    "env_passes": "test_functions.py::test_few_records_wait_in_d_env_until_there_are_enough",
+    "function_selection":
+        "test_functions.py::test_every_seed_task_gets_functions_and_the_record_says_which_were_met"}
 
 
 def test_every_option_is_held_against_what_it_says(runs):

@@ -43,6 +43,11 @@ What it may have:
                            line go first
     OPTIONS                {name: (default, help text, choices or None)}: options of its own, on
                            the command line as --name; read one with world_option(world, o, name)
+    functions(o)           names of functions to practise, [] if there are none (--function-selection
+                           draws among them)
+    assign(seed_task, names, generator)  with `functions`: the seed task as it is put to the
+                           simulator, with the same id, and told to be varied for some of these
+                           functions; the first names are to be used, the last to be left alone
     start(task), respond(task, state, text)  for episodes: a fresh state, None if the task takes a
                            single answer, and what is said to a turn of the agent's, None when the
                            episode is over; respond may change state.
