@@ -229,16 +229,16 @@ def check_schema(schema, where: str):
         if not holds:
             raise invalid("tool schema", f"{where}: {what}")
     need(isinstance(schema, dict), "the schema is no object")
-    need(not set(schema) - KEYWORDS, "unsupported keyword "
-         + ", ".join(sorted(map(repr, set(schema) - KEYWORDS))))
-    for union in UNIONS:
-        need(union not in schema or isinstance(schema[union], list) and schema[union],
-             f"{union!r} is no list of schemas")
-        for inner in schema.get(union, ()):
+    keys = set(schema)
+    if unknown := sorted(map(repr, keys - KEYWORDS)):
+        need(False, "unsupported keyword " + ", ".join(unknown))
+    for union in keys.intersection(UNIONS):
+        need(isinstance(schema[union], list) and schema[union], f"{union!r} is no list of schemas")
+        for inner in schema[union]:
             check_schema(inner, where)
     named = kinds(schema)
     need(all(isinstance(kind, str) and kind in TYPES for kind in named)
-         and (named or not set(schema).isdisjoint(UNIONS)), f"unknown type {schema.get('type')!r}")
+         and (named or not keys.isdisjoint(UNIONS)), f"unknown type {schema.get('type')!r}")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     need(isinstance(properties, dict), "properties is no object")
     for name, inner in properties.items():
@@ -250,10 +250,10 @@ def check_schema(schema, where: str):
         check_schema(schema["items"], f"{where}[]")
     if _others(schema):
         check_schema(_others(schema), f"{where}{{}}")
-    for bound in NUMBERS & set(schema):
+    for bound in NUMBERS & keys:
         need(type(schema[bound]) in (int, float), f"{bound} is no number")
     need(schema.get("multipleOf", 1) > 0, "multipleOf is not positive")
-    for bound in COUNTS & set(schema):
+    for bound in COUNTS & keys:
         need(type(schema[bound]) is int, f"{bound} is no whole number")
     need(isinstance(schema.get("pattern", ""), str), "pattern is no text")
     need(isinstance(schema.get("enum", [0]), list) and schema.get("enum", [0]), "enum is no list")

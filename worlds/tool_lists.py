@@ -27,7 +27,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from data_pool import UserError
-from worlds import InvalidTask, call_text, task_texts
+from worlds import InvalidTask, call_text
 from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, conforms, \
     invalid, load_object
 
@@ -125,8 +125,9 @@ def _functions(value, depth: int = 0):
         if isinstance(value, dict) and depth < 4 else []
     if held:
         yield from _functions(held, depth + 1)
-    # a transcript of JSON-RPC, or a file of tasks, has records without a function: nothing is lost
-    elif not isinstance(value, dict) or "name" in value or not {"jsonrpc", "task"} & set(value):
+    # a transcript of JSON-RPC and a file of tasks have records without a function: nothing is lost
+    elif not isinstance(value, dict) or {"name", "description", *SCHEMAS} & set(value) \
+            and not {"task", "messages"} & set(value):
         yield value
 
 
@@ -158,7 +159,8 @@ def own_tool(tool) -> dict:
            "parameters": parameters}
     if not re.fullmatch(call_text.NAME, own["name"]):
         raise unfit("a name of other signs than letters, digits and _.-/")
-    if not all(map(written, task_texts(own))):
+    text = json.dumps(own, ensure_ascii=False)
+    if "\\u0000" in text or not written(text):
         raise unfit("a text that no tokenizer takes")
     return own
 
@@ -184,7 +186,7 @@ def own_schema(root) -> dict:
             raise unfit("a schema that is no object")
         if next(nodes) > MAX_NODES or len(refs) > MAX_DEPTH:
             raise unfit(f"a schema of more than {MAX_NODES} parts or {MAX_DEPTH} levels")
-        if bad := sorted(CHECKS & {key for key in node if node[key] not in (False, None)}):
+        if bad := sorted(key for key in CHECKS & node.keys() if node[key] not in (False, None)):
             raise unfit(f"unsupported keyword {bad[0]!r}")
         inner = lambda part: _with_type(plain(part, (*refs, "")))
         parts = [plain(part, (*refs, "")) for part in _list(node, "allOf")]
@@ -416,11 +418,12 @@ def _own_call(call):
 
 def _called(record: dict, listed: dict) -> list:
     """The functions of the list that a task calls; a few others if there is nothing to call."""
-    names = list(dict.fromkeys(call.get("name") for call in record["calls"] if isinstance(call, dict)))
-    missing = [name for name in names if not isinstance(name, str) or name not in listed]
-    if missing:
-        raise invalid("unknown tool", f"it calls {missing[0]!r:.80}, which is not in the list of --tools")
+    names = [call.get("name") for call in record["calls"] if isinstance(call, dict)]
+    for name in names:
+        if not isinstance(name, str) or name not in listed:
+            raise invalid("unknown tool", f"it calls {name!r:.80}, which is not in the list of "
+                                          "--tools")
     if not names:  # always the same ones
         rng = random.Random(str(record.get("task")))
         names = rng.sample(sorted(listed), min(OFFERED_WITHOUT_A_CALL, len(listed)))
-    return [listed[name] for name in sorted(names)]
+    return [listed[name] for name in sorted(set(names))]
