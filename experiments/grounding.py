@@ -17,13 +17,13 @@ import sys
 from pathlib import Path
 
 from data_pool import Task, UserError, read_jsonl
-from experiments.suites import RESULTS
 from runtime.options import Parser
 from worlds import call_text
 from worlds.grounding import ungrounded
 from worlds.schemas import structured
 from worlds.tool_calls import read_tasks
 
+RESULTS = Path(__file__).resolve().parent / "results"
 TYPE_OF = {spoken: name for name, spoken in call_text.TYPES.items()}
 
 

@@ -9,9 +9,9 @@ How it is run: `ungrounded(task)` by worlds/tool_calls.py on every task that the
 
 What counts: a text stands in the request if half of its words do ("Berkeley, CA" for Berkeley). A
 number may also stand there as a word, as a percentage or in a larger unit; a date or a time in
-another spelling. A boolean or a value of an enum may be named by its argument instead. In an episode
-a value may also come from what an earlier call returned. Values equal to the schema's default are
-left out.
+another spelling. A boolean or a value of an enum may be named by its argument instead. In an
+episode a value may also come from what an earlier call returned. Values equal to the schema's
+default are left out.
 
 Where it differs on purpose: it compares words and knows no meaning. "Council Bluffs, VA" passes,
 "Berlin" for "the capital of Germany" does not. So tasks from files are never checked.
@@ -27,7 +27,8 @@ NUMBER_WORDS = {word: n for names in (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen", "zeroth first second third fourth fifth sixth seventh "
     "eighth ninth tenth eleventh twelfth", "no once twice thrice", "none single double triple "
-    "quadruple", "no one both", "no one couple", "no one pair") for n, word in enumerate(names.split())}
+    "quadruple", "no one both", "no one couple", "no one pair")
+    for n, word in enumerate(names.split())}
 NUMBER_WORDS |= {word: 10 * n for n, word in enumerate(
     "twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)} | {
     "dozen": 12, "half": 0.5, "quarter": 0.25, "decade": 10, "fortnight": 14, "quarterly": 4,
@@ -40,8 +41,9 @@ SAME = {word: group.split() for group in (  # words that stand for each other
     "dollar dollars usd", "euro euros eur", "pound pounds gbp lb lbs", "yen jpy", "yuan cny rmb",
     "rupee rupees inr", "km kilometer kilometers kilometre kilometres", "mi mile miles",
     "kg kilogram kilograms", "g gram grams", "m meter meters metre metres", "ft foot feet",
-    "cm centimeter centimeters centimetre centimetres", "in inch inches", "c celsius centigrade",
-    "f fahrenheit", "usa us america american", "uk britain british", "max maximum", "min minimum") for word in group.split()}
+    "cm centimeter centimeters centimetre centimetres", "inch inches", "c celsius centigrade",
+    "f fahrenheit", "usa us america american", "uk britain british", "max maximum", "min minimum")
+    for word in group.split()}
 SIGNS = {"$": " dollar ", "€": " euro ", "£": " pound ", "¥": " yen ", "%": " percent "}
 # words that say nothing of a value, or of which argument is meant
 FILLERS = set("a an the of in on at and or to for is are with by from include has use show".split())
@@ -204,8 +206,8 @@ def number_stands(value, name: str, request: Request) -> bool:
     near = {n * f for n in request.numbers for f in {1, *factors}} | factors
     if any(abs(abs(value) - n) <= 1e-9 * max(1, abs(value)) for n in near):
         return True
-    if any(value == month for _, month, _ in request.dates) or 0 < value < 13 and value % 1 == 0 \
-            and any(re.fullmatch(MONTH, w) and w[:3] == MONTHS[int(value) - 1] for w in request.words):
+    months = {MONTHS.index(word[:3]) + 1 for word in request.words if re.fullmatch(MONTH, word)}
+    if value in months | {month for _, month, _ in request.dates}:
         return True
     pairs = zip(request.words, request.words[1:])  # "an hour" for hours=1
     return value == 1 and any(a in ("a", "an", "per", "each", "every", "one") and alike(b, word)
@@ -218,8 +220,8 @@ def dates_of(text: str, whole: bool = False) -> list[tuple]:
     whole: only if the text is one date, with a time behind it or not.
     """
     text, out = text.strip().lower(), []
-    end = r"(?:[t ]\d{1,2}:.*)?$" if whole else ""
-    find = lambda pattern: [m.groups() for m in re.finditer(("^" if whole else "") + pattern + end, text)]
+    around = r"^{}(?:[t ]\d{{1,2}}:.*)?$" if whole else "{}"
+    find = lambda pattern: [m.groups() for m in re.finditer(around.format(pattern), text)]
     month = lambda name: MONTHS.index(name[:3]) + 1
     for y, m, d in find(r"(?<!\d)(\d{4})[-/.](\d{1,2})[-/.](\d{1,2})(?!\d)"):
         out.append((int(y), int(m), int(d)))
@@ -253,7 +255,7 @@ def times_of(text: str, exact: bool = False) -> set:
         if half:
             out.add(hour % 12 * 60 + minute + 720 * (half == "p"))
         elif hour < 25:
-            out |= {hour % 24 * 60 + minute} | ({hour * 60 + minute + 720} if hour < 13 and not exact else set())
+            out |= {hour * 60 + minute, (hour + 12 * (hour < 13 and not exact)) * 60 + minute}
     return {minutes % 1440 for minutes in out}
 
 
