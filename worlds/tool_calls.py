@@ -47,8 +47,8 @@ the base set's, in calls and in functions to choose from. --exemplars K shows it
 the seed's own functions where there are any, else of its kind, drawn by the seed task's id and so
 always the same ones.
 
-What a simulator may not get away with stands in worlds/leaks.py; schemas and the equality of calls
-in worlds/schemas.py.
+What a simulator may not get away with stands in worlds/leaks.py and worlds/grounding.py (--no-ground
+switches the latter off); schemas and the equality of calls in worlds/schemas.py.
 """
 import hashlib
 import json
@@ -62,9 +62,10 @@ from pathlib import Path
 from data_pool import Task, UserError, task_id
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import InvalidTask, call_text, task_text, try_prompts, world_option
+from worlds import NO_SEED, InvalidTask, call_text, task_text, try_prompts, world_option
 from worlds.call_text import MAX_CHARS
-from worlds.leaks import leaks  # noqa: F401: part of a world's contract
+from worlds.grounding import ungrounded
+from worlds.leaks import leaks as given_away, loopholes
 from worlds.schemas import MAX_CALLS, answering, argument_fault, canonical, check_calls, \
     check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
     tools_of
@@ -82,7 +83,7 @@ MIN_LETTERS = 10      # letters and digits that a task text needs to ask for any
 # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
 REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
            "unknown tool", "wrong arguments", "other kind than the seed", "answer leaked",
-           "nothing to answer")
+           "nothing to answer", "more than one answer", "not in the request")
 
 OPTIONS = {  # name: default, help, choices
     "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
@@ -90,6 +91,7 @@ OPTIONS = {  # name: default, help, choices
     "keep_tools": (False, "the simulator writes requests and calls for its seed's tools", None),
     "offer": (0, "functions of other base tasks that it may add to them, called or not", None),
     "exemplars": (0, "base tasks in the simulator's prompt, as examples of what it writes", None),
+    "ground": (True, "refuse written tasks with a value that does not stand in the request", None),
     "base_limit": (0, "base tasks that are used, drawn by their ids; 0: all that are not held out",
                    None),
     "max_turns": (8, "turns of an episode, in tasks whose tools answer", None),
@@ -104,6 +106,7 @@ class Form:
     keep_tools: bool = False
     offer: int = 0
     exemplars: int = 0
+    ground: bool = True
     pool: tuple = ()
     called: tuple = ()  # tool specs that they call, each name once
 
@@ -208,6 +211,14 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     if unwritable(task):
         raise InvalidTask("tool schema")
     return task
+
+
+def leaks(task: Task) -> str:
+    """Why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared what fair
+    tasks may have as well."""
+    written = task.origin == "env" and task.seed_task not in ("", NO_SEED.id)
+    reason = given_away(task) or (loopholes(task) if written else "")
+    return reason or ("not in the request" if written and _form.ground and ungrounded(task) else "")
 
 
 def offered(seed_task: Task) -> list[dict]:
