@@ -208,6 +208,36 @@ def test_a_result_of_an_earlier_call_is_part_of_the_request():
     assert ungrounded(world.make_task(record, "env")) == 'room = "study"'
 
 
+TWIN = {"name": "brighten.lamp", "description": "More light.", "parameters": {
+    "type": "object", "properties": {"place": {"type": "string"}, "percent": {"type": "number"}}}}
+MOVE = {**TWIN, "name": "move_it"}
+BRIGHTEN = {"name": "brighten.lamp", "arguments": {"percent": 30.0, "place": "Study"}}
+TWINS = [(task("Give me light in the study: the lamp at 30.", BRIGHTEN, tools=[TWIN]), True),
+         (task("Move the lamp in the study by 30.", {
+             "name": "move_it", "arguments": {"percent": 30, "place": "study"}}, tools=[MOVE]), False),
+         (task("Light the lamp in the hall at level 30.", lamp("hall")), False)]
+
+
+@pytest.mark.parametrize("record, same", TWINS)
+def test_a_twin_under_other_names_is_the_same_task(record, same):
+    """Held-out BFCL tasks had twins in the base, with other names of functions and arguments."""
+    one, other = world.make_task(task(FAIR), "base"), world.make_task(record, "base")
+    assert same != set(world.same_task_key(one)).isdisjoint(world.same_task_key(other))
+
+
+def test_a_held_out_tasks_twin_is_left_out_of_the_base(tmp_path):
+    """It would be trained on; the held-out tasks themselves are what runs are compared by."""
+    lines = [task(f"Light the lamp in the study at level {n}.", lamp(level=n)) for n in range(40)]
+    lines += [task(f"The lamp of the study by {n} or so.", {"name": "brighten.lamp", "arguments": {
+        "percent": n, "place": "study"}}, tools=[TWIN]) for n in range(40)]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    parts = world._splits(str(path), "")
+    keys = [{key for t in parts[name] for key in world.same_task_key(t)} for name in parts]
+    assert not keys[0] & keys[1] and not keys[0] & keys[2] and not keys[1] & keys[2]
+    assert len(parts["validation"]) == 10 and 40 < sum(map(len, parts.values())) < 80
+
+
 def test_the_option_switches_the_check_off():
     """A study of the check needs runs without it."""
     record = TRICKS["value out of the air"][0]
@@ -221,7 +251,7 @@ def test_the_option_switches_the_check_off():
 
 
 def test_the_table_of_what_was_read(tmp_path, capsys):
-    """A signature is read back as the schema that it was written of; no request is in both halves."""
+    """A signature is read back as the schema that it was written of; halves share no request."""
     from worlds import call_text
     line = 'f(a: "x" | "y", b: list[int], c: float = 1.5, d: {e: str} = ...)'
     assert call_text.signature(measured.tool_of(line)).startswith('f(')

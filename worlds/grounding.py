@@ -266,3 +266,41 @@ def read(text: str) -> Request:
         starts.setdefault(word[:3], []).append(word)
     known = {*words, *(other for word in words for other in SAME.get(word, ()))}
     return Request(words, known, starts, numbers_of(words), dates_of(text), times_of(text.lower()))
+
+
+# ---------------------------------------------------------------------------------------------
+# the same task under other names
+
+
+# words of function names that say nothing of what a function is about
+VERBS = set("get find calculate compute search set show list fetch retrieve check convert book "
+            "play api info information details data current function".split())
+
+
+def twin_marks(task: Task) -> list:
+    """What a task shares with its twin under another function or argument name, JSON values.
+
+    The calls' values (two or more, names and defaults left out) with a word of the functions' names
+    that the request says: "area", 6 and 10 of geometry.area_triangle and of calculate_area, while
+    the gcd and the lcm of 12 and 18 stay two tasks. Empty for a question.
+    """
+    tools, values, names = tools_of(task), [], []
+    for call in task.spec.get("calls", ()):
+        schemas = tools[call["name"]]["parameters"].get("properties", {})
+        values.append(sorted(leaf for name, value in call["arguments"].items()
+                             if canonical(value) != canonical(schemas[name].get("default", {}))
+                             for leaf in _leaves(value)))
+        names += words_of(call["name"])
+    if sum(map(len, values)) < 2:
+        return []
+    said = set(words_of(task.text)) - VERBS - FILLERS
+    said -= set(words_of(" ".join(leaf for leaves in values for leaf in leaves)))
+    return [[sorted(values), word] for word in sorted(said & set(names))]
+
+
+def _leaves(value) -> list[str]:
+    """The texts, numbers and booleans in a value, as lower-case JSON."""
+    if isinstance(value, (dict, list)):
+        parts = value.values() if isinstance(value, dict) else value
+        return [leaf for part in parts for leaf in _leaves(part)]
+    return [canonical(value).lower()]

@@ -33,10 +33,11 @@ when all calls are made, or one is not the next: what another call would return,
 Where it differs on purpose: there is no executor for invented tools, so `valid` means that every
 call parses and satisfies the schema of a declared tool; the simulator must keep the kind of its
 seed, since a drift to free-form answers, whose references nothing checks, would be rewarded too.
-Two tasks with the same calls, or the same words, count as one where copies, duplicates and held-out
-tasks are looked for (same_task_key), which also keeps rewordings of one task on one side of the
-validation split; each has an id of its own. What the simulator is told leaves alpha out: an old
-record would name an older target.
+Two tasks with the same calls, the same words, or the same values for functions with a word in
+common, count as one where copies, duplicates and held-out tasks are looked for (same_task_key). So
+rewordings of one task stay on one side of the validation split, and a held-out task's twin under
+other names is left out; each has an id of its own. What the simulator is told leaves alpha out: an
+old record would name an older target.
 
 Tools and calls are written as JSON, or as signatures and `name(argument=value)` where --call-format
 is python (worlds/call_text.py): another spelling, with the same rules for arguments and equality.
@@ -64,7 +65,7 @@ from policy import Policy
 from runtime.loading import policy_options
 from worlds import NO_SEED, InvalidTask, call_text, task_text, try_prompts, world_option
 from worlds.call_text import MAX_CHARS
-from worlds.grounding import ungrounded
+from worlds.grounding import twin_marks, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
 from worlds.schemas import MAX_CALLS, answering, argument_fault, canonical, check_calls, \
     check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
@@ -180,11 +181,14 @@ def _task(text, spec, *rest) -> Task:
 
 
 def same_task_key(task: Task) -> tuple[str, ...]:
-    """What a task is recognised by: its words, and its calls however it is worded."""
+    """What a task is recognised by: its words, its calls however it is worded, and what a twin of
+    other names has as well."""
     words = task_id({"question": normal_words(task.text)})
     if not structured(task):
         return (words,)
-    return task_id({"calls": normal_calls(task.spec["calls"], tools_of(task), ordered=False)}), words
+    calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
+    twins = (task_id({"twin": mark}) for mark in twin_marks(task))
+    return (task_id({"calls": calls}), words, *twins)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -316,11 +320,16 @@ def _splits(base_file: str, validation_file: str, limit: int = 0) -> dict:
                         "some are held out for validation and tuning; give 3 or more, better 40")
     tuning, validation = set(names[:n]), set() if given else set(names[n:2 * n])
     pick = lambda chosen: [task for task in tasks if family[task.id] in chosen]
-    base = pick(set(names) - tuning - validation)
+    base, parts = pick(set(names) - tuning - validation), []
+    # a held-out task's twin under other names is left out: what is held out stays the same
+    for part in (list(given) or pick(validation), pick(tuning), base):
+        taken = {key for task in sum(parts, []) for key in same_task_key(task)}
+        parts.append([task for task in part if taken.isdisjoint(same_task_key(task))])
+    validation, tuning, base = parts
     # ids are hashes: the few are spread over the file, and the same for every seed
     few = set(sorted(task.id for task in base)[:limit or len(base)])
-    return {"tuning": pick(tuning), "validation": list(given) or pick(validation),
-            "base": [task for task in base if task.id in few]}
+    return {"tuning": tuning, "validation": validation, "base": [
+        task for task in base if task.id in few]}
 
 
 def _families(tasks) -> dict:
@@ -331,7 +340,7 @@ def _families(tasks) -> dict:
             key = parent[key]
         return key
     for task in tasks:
-        first, *others = same_task_key(task)
+        first, *others = same_task_key(task)[:2]  # calls, words
         for key in others:
             parent[root(key)] = root(first)
     return {task.id: root(same_task_key(task)[0]) for task in tasks}
