@@ -214,7 +214,8 @@ MOVE = {**TWIN, "name": "move_it"}
 BRIGHTEN = {"name": "brighten.lamp", "arguments": {"percent": 30.0, "place": "Study"}}
 TWINS = [(task("Give me light in the study: the lamp at 30.", BRIGHTEN, tools=[TWIN]), True),
          (task("Move the lamp in the study by 30.", {
-             "name": "move_it", "arguments": {"percent": 30, "place": "study"}}, tools=[MOVE]), False),
+             "name": "move_it", "arguments": {"percent": 30, "place": "study"}}, tools=[MOVE]),
+          False),
          (task("Light the lamp in the hall at level 30.", lamp("hall")), False)]
 
 
