@@ -144,8 +144,8 @@ def given_by_schema(call: dict, tool: dict) -> bool:
         schema, named = properties[name], []
         for keyword in ("enum", "examples"):
             values = schema.get(keyword)
-            values = [v for v in values if _plain(v) not in DUMMIES] \
-                if isinstance(values, list) else []
+            values = values if isinstance(values, list) else []
+            values = [v for v in values if _plain(v) not in DUMMIES] or values
             named += values if len(values) == 1 else []
         if schema.get("minimum") == schema.get("maximum") is not None:
             named.append(schema["minimum"])
@@ -186,7 +186,7 @@ def contains_answer(question: str, reference: str) -> bool:
 
 def _split(text: str) -> list[str]:
     """normal_words, a hyphenated one as two, without the s of a genitive or a plural."""
-    words = normal_words(re.sub(r"[-/_]", " ", text.replace("\u2019", "'")))
+    words = normal_words(re.sub(r"[-/_]", " ", text.replace("\u2019", "'"))) or normal_words(text)
     return [word[:-1] if len(word) > 3 and word[-1] == "s" else word for word in words]
 
 

@@ -113,6 +113,7 @@ class Form:
 
 
 _form = Form()  # set by prepare: the functions of a world are not given the options
+_keys = {}      # (id, text) of a task with calls: its keys
 
 
 # ---------------------------------------------------------------------------------------------
@@ -186,9 +187,12 @@ def same_task_key(task: Task) -> tuple[str, ...]:
     words = task_id({"question": normal_words(task.text)})
     if not structured(task):
         return (words,)
-    calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
-    twins = (task_id({"twin": mark}) for mark in twin_marks(task))
-    return (task_id({"calls": calls}), words, *twins)
+    made = task.id, task.text
+    if made not in _keys:  # asked again and again for every base task, by `examples`
+        calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
+        twins = (task_id({"twin": mark}) for mark in twin_marks(task))
+        _keys[made] = (task_id({"calls": calls}), words, *twins)
+    return _keys[made]
 
 
 # ---------------------------------------------------------------------------------------------
