@@ -30,7 +30,9 @@ from worlds import grounding, task_texts
 from worlds.schemas import answering, canonical, find_object, load_object, normal_calls, \
     normal_words, structured, tools_of
 
+# values of an enum that nobody would take
 DUMMIES = {"", "-", "dummy", "na", "none", "null", "other", "placeholder", "unknown", "unused"}
+# words that ask for an order, and for a call more than once
 ORDER = set("then before after afterwards first second third next finally last lastly later once "
             "when until followed instead order start begin end".split())
 AGAIN = {"again", "repeat", "repeatedly", "each", "every", "times"}
@@ -71,9 +73,11 @@ def loopholes(task: Task) -> str:
             return "answer leaked"
         texts = normal_calls(calls, tools, ordered=False)
         equal = max(map(texts.count, texts))
-        asked = AGAIN.isdisjoint(said) and equal not in grounding.read(task.text).numbers
-        unordered = task.spec["ordered"] and len(set(texts)) > 1 and ORDER.isdisjoint(said)
-        by_chance = equal > 1 and asked or unordered and not answering(task) or twins(calls, tools)
+        repeated = equal > 1 and AGAIN.isdisjoint(said) \
+            and equal not in grounding.read(task.text).numbers
+        # an episode is always in order: a call may need what an earlier one returns
+        in_order = task.spec["ordered"] and not answering(task) and len(set(texts)) > 1
+        by_chance = repeated or in_order and ORDER.isdisjoint(said) or twins(calls, tools)
     else:
         answers = task.spec["reference"]
         by_chance = len(answers) > 1 or normal_words(answers[0])[0] in CHOICES \
