@@ -34,24 +34,25 @@ when all calls are made, or one is not the next: what another call would return,
 Where it differs on purpose: there is no executor for invented tools, so `valid` means that every
 call parses and satisfies the schema of a declared tool; the simulator must keep the kind of its
 seed, since a drift to free-form answers, whose references nothing checks, would be rewarded too.
-Two tasks with the same calls, or the same words, count as one where copies, duplicates and held-out
-tasks are looked for (same_task_key), which also keeps rewordings of one task on one side of the
-validation split; each has an id of its own. What the simulator is told leaves alpha out: an old
-record would name an older target.
+Two tasks with the same calls, the same words, or the same values for functions with a word in
+common, count as one where copies, duplicates and held-out tasks are looked for (same_task_key). So
+rewordings of one task stay on one side of the validation split, and a held-out task's twin under
+other names is left out; each has an id of its own. What the simulator is told leaves alpha out: an
+old record would name an older target.
 
 Tools and calls are written as JSON, or as signatures and `name(argument=value)` where --call-format
 is python (worlds/call_text.py): another spelling, with the same rules for arguments and equality.
 
-With --tools FILE the simulator writes for functions (worlds/task_text.py): it is shown an example task
+With --tools FILE the simulator writes for functions (worlds/task_text.py): it is shown an example
 and other functions, one or two to call and up to two to leave alone, writes the calls, then the
 request, and the task has all functions that were shown. Which functions is the loop's choice
-(`functions`, `assign`). So people bring a list of functions and a few examples, and tasks can grow: a
-written task, as the next example, keeps its functions and gets others. FILE may be the base-task file
-itself; without --tools the simulator writes JSON tasks and invents the functions, which takes a
-large model. Questions and tasks whose tools answer are varied with what they have in either case.
+(`functions`, `assign`). So people bring a list of functions and a few examples, and tasks can grow:
+a written task, as the next example, keeps its functions and gets others. FILE may be the base-task
+file itself; without --tools the simulator writes JSON tasks and invents the functions, which takes
+a large model. Questions and tasks whose tools answer are varied with what they have in either case.
 
-What a simulator may not get away with stands in worlds/leaks.py; schemas and the equality of calls
-in worlds/schemas.py.
+What a simulator may not get away with stands in worlds/leaks.py and worlds/grounding.py (--no-ground
+switches the latter off); schemas and the equality of calls in worlds/schemas.py.
 """
 import hashlib
 import json
@@ -67,9 +68,10 @@ import torch
 from data_pool import Task, UserError, task_id
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import InvalidTask, call_text, task_text, tool_lists, try_prompts, world_option
+from worlds import NO_SEED, InvalidTask, call_text, task_text, tool_lists, try_prompts, world_option
 from worlds.call_text import MAX_CHARS
-from worlds.leaks import leaks  # noqa: F401: part of a world's contract
+from worlds.grounding import twin_marks, ungrounded
+from worlds.leaks import leaks as given_away, loopholes
 from worlds.schemas import MAX_CALLS, answering, canonical, check_calls, \
     check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
     tools_of
@@ -88,34 +90,38 @@ MIN_LETTERS = 10      # letters and digits that a task text needs to ask for any
 # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
 REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
            "unknown tool", "none of its functions", "wrong arguments", "other kind than the seed",
-           "answer leaked", "nothing to answer")
+           "answer leaked", "nothing to answer", "more than one answer", "not in the request")
 
 OPTIONS = {  # name: default, help, choices
     "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
                     ("json", "python")),
-    "tools": ("", "functions to learn, JSON or JSONL (worlds/README.md); base: those of --base-tasks; "
-              "empty: the simulator invents some", None),
+    "tools": ("", "functions to learn, JSON or JSONL (worlds/README.md); base: those of the base "
+              "tasks; empty: the simulator invents some", None),
+    "ground": (True, "refuse written tasks with a value that does not stand in the request", None),
     "base_limit": (0, "base tasks that are used, drawn by their ids; 0: all that are not held out",
                    None),
     "max_turns": (8, "turns of an episode, in tasks whose tools answer", None),
     "max_episode_tokens": (1024, "tokens of such an episode, results included", None),
 }
-# starting points for a chat model of one to three billion weights; its presets name each of these
+# starting points for a chat model of one to three billion weights; the presets have their own
 DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
-            "agent_lr": 1e-4, "env_lr": 1e-4, "env_updates": 4, "env_batch": 32,
-            "token_budget": 8192, "max_rows": 256}
+            "agent_lr": 1e-4, "env_lr": 1e-4, "env_batch": 32, "token_budget": 8192, "max_rows": 256,
+            # in all presets: a batch of written tasks is filled, and an update is one pass over them
+            "write_rounds": 4, "env_passes": 1}
 
 
 @dataclass(frozen=True)
 class Form:
     """How texts are written, and for which functions."""
     call_format: str = "json"
+    ground: bool = True
     nothing: bool = False  # whether some task has nothing to call, so that every prompt says how
     tools: dict = field(default_factory=dict)  # {name: spec} of --tools; none: JSON tasks
     known: frozenset = frozenset()             # functions that a base task calls
 
 
 _form = Form()  # set by prepare: the functions of a world are not given the options
+_keys = {}      # (id, text) of a task with calls: its keys
 
 
 # ---------------------------------------------------------------------------------------------
@@ -188,11 +194,17 @@ def _task(text, spec, *rest) -> Task:
 
 
 def same_task_key(task: Task) -> tuple[str, ...]:
-    """What a task is recognised by: its words, and its calls however it is worded."""
+    """What a task is recognised by: its words, its calls however it is worded, and what a twin of
+    other names has as well."""
     words = task_id({"question": normal_words(task.text)})
     if not task.spec.get("calls"):  # a question; or nothing to call, which is many tasks' answer
         return (words,)
-    return task_id({"calls": normal_calls(task.spec["calls"], tools_of(task), ordered=False)}), words
+    made = task.id, task.text
+    if made not in _keys:  # asked again and again for every base task, by `shown_with`
+        calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
+        twins = (task_id({"twin": mark}) for mark in twin_marks(task))
+        _keys[made] = (task_id({"calls": calls}), words, *twins)
+    return _keys[made]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -222,6 +234,14 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     return task
 
 
+def leaks(task: Task) -> str:
+    """Why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared what fair
+    tasks may have as well."""
+    written = task.origin == "env" and task.seed_task not in ("", NO_SEED.id)
+    reason = given_away(task) or (loopholes(task) if written else "")
+    return reason or ("not in the request" if written and _form.ground and ungrounded(task) else "")
+
+
 # ---------------------------------------------------------------------------------------------
 # which functions to write for
 
@@ -243,7 +263,7 @@ def assign(seed_task: Task, names, generator) -> Task:
     names: functions of --tools, the ones to call first. A base task is an example and gets one of
     them to call, now and then two, and 0 to 2 to leave alone. A written one keeps its functions and
     gets as many to leave alone, now and then one more to call: so tasks grow. Without any example
-    (NO_SEED) the functions stand alone. Questions and tasks whose tools answer are varied as they are.
+    (NO_SEED) the functions stand alone. Questions, and tasks whose tools answer, stay as they are.
     """
     if not _form.tools or seed_task.spec and kind(seed_task) != "calls":
         return seed_task
@@ -360,11 +380,16 @@ def _splits(base_file: str, validation_file: str, limit: int = 0, tools: str = "
                         "some are held out for validation and tuning; give 3 or more, better 40")
     tuning, validation = set(names[:n]), set() if given else set(names[n:2 * n])
     pick = lambda chosen: [task for task in tasks if family[task.id] in chosen]
-    base = pick(set(names) - tuning - validation)
+    base, parts = pick(set(names) - tuning - validation), []
+    # a held-out task's twin under other names is left out: what is held out stays the same
+    for part in (list(given) or pick(validation), pick(tuning), base):
+        taken = {key for task in sum(parts, []) for key in same_task_key(task)}
+        parts.append([task for task in part if taken.isdisjoint(same_task_key(task))])
+    validation, tuning, base = parts
     # ids are hashes: the few are spread over the file, and the same for every seed
     few = set(sorted(task.id for task in base)[:limit or len(base)])
-    return {"tuning": pick(tuning), "validation": list(given) or pick(validation),
-            "base": [task for task in base if task.id in few]}
+    return {"tuning": tuning, "validation": validation, "base": [
+        task for task in base if task.id in few]}
 
 
 def _families(tasks) -> dict:
@@ -375,7 +400,7 @@ def _families(tasks) -> dict:
             key = parent[key]
         return key
     for task in tasks:
-        first, *others = same_task_key(task)
+        first, *others = same_task_key(task)[:2]  # calls, words
         for key in others:
             parent[root(key)] = root(first)
     return {task.id: root(same_task_key(task)[0]) for task in tasks}
@@ -390,7 +415,8 @@ def prepare(o):
     option = lambda name: world_option(sys.modules[__name__], o, name)
     for name, least in (("base_limit", 0), ("max_turns", 1), ("max_episode_tokens", 1)):
         if option(name) < least:
-            raise UserError(f"--{name.replace('_', '-')} is {option(name)}: must be at least {least}")
+            raise UserError(f"--{name.replace('_', '-')} is {option(name)}: must be at least "
+                            f"{least}")
     short = option("call_format") == "python"
     for name, least, brief in (("max_task_tokens", MIN_TASK_TOKENS, short and option("tools")),
                                ("max_response_tokens", MIN_RESPONSE_TOKENS, short)):
@@ -403,7 +429,8 @@ def prepare(o):
     _splits.cache_clear()
     splits = splits_of(o)
     every = [task for tasks in splits.values() for task in tasks]
-    _form = Form(option("call_format"), any(task.spec.get("calls") == [] for task in every),
+    _form = Form(option("call_format"), option("ground"),
+                 any(task.spec.get("calls") == [] for task in every),
                  known=frozenset(name for task in splits["base"] for name in skills(task)))
     path = (o.base_tasks or str(EXAMPLE_TASKS)) if option("tools") == "base" else option("tools")
     if path:
@@ -412,11 +439,6 @@ def prepare(o):
         if name := unwritable(task.spec.get("tools", ())):
             raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
                             "name in Python: use --call-format json or leave the task out")
-
-
-def ungrounded(task) -> str:
-    """Stand-in."""
-    return ""
 
 
 def listed_tools(path: str, longest: int) -> dict:
@@ -597,8 +619,8 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     are the agent's alone}; a pair is (prompt, response).
 
     Base tasks, and one that joins two of them for every eight. The agent's response is the expected
-    one. The simulator writes each task that says what its calls need, after SHOWN_WITH other tasks,
-    in each `turn` others; a task for which there is none is the agent's alone. With --tools the
+    one. The simulator writes each task that has calls and says what they need, or asks a question,
+    after SHOWN_WITH other tasks, in each `turn` others; a task for which there is none is the agent's alone. With --tools the
     functions that a task leaves alone are of the list, drawn as for written tasks.
     """
     tasks, draw = base_tasks(o), random.Random(turn)
@@ -640,7 +662,7 @@ def shown_with(task: Task, tasks) -> list[Task]:
 
 def joined_tasks(tasks, draw) -> list[Task]:
     """With --tools, a task with the calls of two for every eight of `tasks`; else none."""
-    single, out = [task for task in tasks if kind(task) == "calls"], []
+    single, out = [task for task in tasks if kind(task) == "calls" and skills(task)], []
     for one in draw.sample(single, len(single) // 8) if _form.tools else ():
         other = draw.choice(single)
         if set(tools_of(one)).isdisjoint(tools_of(other)):
@@ -766,8 +788,8 @@ def task_length(task: Task) -> int:
 
 
 def category(task: Task) -> str:
-    """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`; with --tools also whether it calls a
-    function that no base task calls."""
+    """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`; with --tools also whether it calls
+    a function that no base task calls."""
     calls = skills(task)
     names = {0: "no call" if structured(task) else "free-form", 1: "1 call", 2: "2 calls"}
     new = ", new function" if _form.tools and not _form.known.issuperset(calls) else ""
