@@ -202,7 +202,7 @@ def test_random_text_never_raises():
 
 def tool(name, **types):
     """A tool spec all of whose arguments are required."""
-    return {"name": name, "description": "", "parameters": {
+    return {"name": name, "description": f"To {name}.", "parameters": {
         "type": "object", "required": list(types),
         "properties": {key: {"type": kind} for key, kind in types.items()}}}
 

@@ -619,8 +619,8 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     are the agent's alone}; a pair is (prompt, response).
 
     Base tasks, and one that joins two of them for every eight. The agent's response is the expected
-    one. The simulator writes each task that has calls and says what they need, or asks a question,
-    after SHOWN_WITH other tasks, in each `turn` others; a task for which there is none is the agent's alone. With --tools the
+    one. The simulator writes each task that a run would take from it, after SHOWN_WITH other tasks,
+    in each `turn` others; a task for which there is none is the agent's alone. With --tools the
     functions that a task leaves alone are of the list, drawn as for written tasks.
     """
     tasks, draw = base_tasks(o), random.Random(turn)
@@ -633,8 +633,7 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
             tools = draw.sample([*to_call, *beside], len(to_call) + len(beside))
             task = replace(task, spec={**task.spec, "tools": tools})
         agent.append((agent_prompt(task), played(task) if answering(task) else gold(task)))
-        written = task.spec.get("calls") != [] and not ungrounded(task)
-        seeds = shown_with(task, tasks) if written else []
+        seeds = shown_with(task, tasks) if teachable(task) else []
         for seed_task in draw.sample(seeds, min(SHOWN_WITH, len(seeds))):
             if kind(task) == "calls":
                 seed_task = _assigned(seed_task, to_call, beside)
@@ -649,6 +648,12 @@ def functions_beside(task: Task, draw) -> list[dict]:
     others = [tool for name, tool in _form.tools.items() if name not in tools_of(task)]
     n = max(0, draw.randrange(3) - len(own))
     return own + draw.sample(others, min(n, len(others)))
+
+
+def teachable(task: Task) -> bool:
+    """Whether a run would take such a task from its simulator."""
+    return not structured(task) or bool(task.spec["calls"]) and not (
+        given_away(task) or loopholes(task) or ungrounded(task))
 
 
 def shown_with(task: Task, tasks) -> list[Task]:
