@@ -260,7 +260,21 @@ def claims(runs) -> list[str]:
     for rival in ("static", "teacher 3.27x"):
         if {"genenv", rival} <= set(runs):
             lines.append(data_efficiency(runs, rival))
-    return lines
+    rivals = ("random", "random, curated seeds", "static")
+    return lines + [equal_time(runs, rival) for rival in rivals if {"genenv", rival} <= set(runs)]
+
+
+def equal_time(runs, rival) -> str:
+    """Held-out success of genenv when it has trained as long as the rival in all, minus the
+    rival's at its end: epochs are not equally long."""
+    gains = []
+    for seed in sorted(set(runs["genenv"]) & set(runs[rival])):
+        spent = sum(m["seconds"] for m in runs[rival][seed])
+        at = np.cumsum([m["seconds"] for m in runs["genenv"][seed]])
+        reached = [m for m, t in zip(runs["genenv"][seed], at) if t <= spent]
+        gains += [reached[-1]["validation"] - last(runs[rival][seed], "validation")] * bool(reached)
+    found = _with_bounds(*interval(gains)) if gains else "-"
+    return f"* validation in the training time of {rival}, genenv minus {rival}: {found}"
 
 
 def data_efficiency(runs, rival) -> str:

@@ -139,6 +139,15 @@ def test_data_efficiency_by_hand():
         tables.data_efficiency(runs, "static")
 
 
+def test_equal_time_by_hand():
+    """The rival trained three seconds; genenv had two epochs by then, not its whole run."""
+    run = lambda seconds, *values: [record(t, validation=v, seconds=seconds)
+                                    for t, v in enumerate(values)]
+    runs = {"genenv": {0: run(1.5, .3, .5, .9), 1: run(1.5, .3, .7, .9)},
+            "random": {0: run(1.0, .3, .4, .45), 1: run(1.0, .3, .5, .65)}}
+    assert tables.equal_time(runs, "random").endswith(": +0.050 (+0.050 to +0.050)")
+
+
 # ---------------------------------------------------------------------------------------------
 # what is read from a run
 
