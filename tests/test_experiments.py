@@ -346,7 +346,8 @@ def test_minutes_and_tasks_that_nobody_solved_are_in_the_table(tmp_path):
     D_train does not keep, count as never solved."""
     path = tmp_path / "paper.jsonl"
     append_jsonl(path, [{"name": "genenv", "seed": seed, "options": [], "settings": [],
-                         "minutes": minutes, "metrics": [record(t, unsolved=t / 10) for t in range(5)]}
+                         "minutes": minutes,
+                         "metrics": [record(t, unsolved=t / 10) for t in range(5)]}
                         for seed, minutes in ((0, 2.0), (1, 4.0))])
     head, _, row = tables.table(path).split("\n")[:3]
     cells = dict(zip(head.split(" | "), row.split(" | ")))
@@ -490,12 +491,14 @@ def test_figures_on_the_pages_are_those_of_the_results():
     """Every cell with an interval stands in the generated table of a suite, in the row of the same
     variant; pictures on the pages are there, and no picture lies about that no page shows."""
     rows, n, shown = {}, 0, set()
-    for line in (line for path in TABLES for line in path.with_suffix(".md").read_text().splitlines()):
+    tables_of = (path.with_suffix(".md").read_text().splitlines() for path in TABLES)
+    for line in (line for lines in tables_of for line in lines):
         cells = [c.strip() for c in line.strip("|").split("|")]
         rows.setdefault(cells[0], set()).update(cells[1:])
     for page in PAGES:
         text = page.read_text()
-        shown |= {(page.parent / name).resolve() for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)}
+        pictures = re.findall(r"!\[[^]]*\]\(([^)]+)\)", text)
+        shown |= {(page.parent / name).resolve() for name in pictures}
         for line in text.splitlines():
             cells = [c.strip() for c in line.strip("|").split("|")]
             for cell in cells[1:] if line.startswith("|") else ():
