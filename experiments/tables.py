@@ -293,7 +293,7 @@ def data_efficiency(runs, rival) -> str:
 # ---------------------------------------------------------------------------------------------
 # figures
 
-CURVES = [("validation", "success on held-out tasks"),
+CURVES = [("validation", "success on held-out tasks"),  # key of a record, label
           ("success_rate", "success on generated tasks")]
 MOST = 6  # lines in one panel
 STYLES = "-", "--", ":", "-."  # for variants that share a colour, in different panels
@@ -367,14 +367,9 @@ def looks() -> dict:
 def figure(results, runs, key, label):
     """One PNG of a share over epochs, a panel for each entry of `panels`: the mean over seeds as a
     line, from the least to the greatest seed shaded."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     shown, look = panels(results.stem.split("-")[0], runs), looks()
     across = len(shown) if len(shown) < 4 else 2
-    down = -(-len(shown) // across)
-    picture, axes = plt.subplots(down, across, figsize=(max(6.4, 4.6 * across), 3.9 * down),
-                                 sharey=True, squeeze=False, layout="constrained")
+    picture, axes = _grid(len(shown), across, (max(6.4, 4.6 * across), 3.9), sharey=True)
     for axis, (title, members) in zip(axes.flat, shown.items()):
         free = iter(set(range(10)) - {look[name][0] for name in members if name in look})
         for name in members:
@@ -385,15 +380,30 @@ def figure(results, runs, key, label):
         axis.title.set_fontsize(9)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=7)
-    for axis in axes.flat[len(shown):]:
-        axis.set_axis_off()
     for axis in axes[:, 0]:
         axis.set(ylabel=label)
     picture.suptitle("line: mean over seeds; shaded: from the lowest to the highest seed",
                      fontsize=8)
-    name = dict(zip(dict(CURVES), ("validation", "success")))[key]
-    picture.savefig(results.with_name(f"{results.stem}-{name}.png"), dpi=100,
-                    metadata={"Software": None})
+    _save(picture, results.with_name(f"{results.stem}-{key.split('_')[0]}.png"), dpi=100)
+
+
+def _grid(n: int, across: int, size, **shared):
+    """A figure with n panels, `across` beside each other, and its axes; size: inches of the whole
+    width and of a row."""
+    import matplotlib
+    matplotlib.use("Agg")  # files only: no display is needed
+    import matplotlib.pyplot as plt
+    down = -(-n // across)
+    picture, axes = plt.subplots(down, across, figsize=(size[0], size[1] * down), squeeze=False,
+                                 layout="constrained", **shared)
+    for axis in axes.flat[n:]:
+        axis.set_axis_off()
+    return picture, axes
+
+
+def _save(picture, path: Path, dpi: int):
+    import matplotlib.pyplot as plt
+    picture.savefig(path, dpi=dpi, metadata={"Software": None})  # no version in it
     plt.close(picture)
 
 
@@ -410,13 +420,8 @@ def _curve(axis, seeds, key, label, colour, style):
 def _maps(results, runs):
     """A panel per variant: where in epoch and category the generated tasks lie (area: how many, in
     the sum over seeds) and how often they are solved (colour)."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     across = min(3, len(runs))
-    down = -(-len(runs) // across)
-    picture, axes = plt.subplots(down, across, figsize=(3.6 * across + 1, 3.2 * down), sharex=True,
-                                 sharey=True, squeeze=False, layout="constrained")
+    picture, axes = _grid(len(runs), across, (3.6 * across + 1, 3.2), sharex=True, sharey=True)
     rungs = list(dict.fromkeys(name for seeds in runs.values() for metrics in seeds.values()
                                for m in metrics for name in m["map"]))
     totals = {variant: map_of(seeds) for variant, seeds in runs.items()}
@@ -430,16 +435,12 @@ def _maps(results, runs):
         axis.set_yticks(range(len(rungs)), rungs, fontsize=7)
         axis.set_ylim(-0.7, len(rungs) - 0.3)
         axis.xaxis.get_major_locator().set_params(integer=True)
-    for axis in axes.flat[len(runs):]:
-        axis.set_axis_off()
     picture.colorbar(dots, ax=axes, label="success rate on these tasks", shrink=0.6)
     picture.supxlabel("epoch", fontsize=9)
     picture.supylabel("hardest tool of a generated task, easiest tool at the bottom", fontsize=9)
     picture.suptitle("area of a dot: how many tasks of that kind the epoch has, sum over seeds",
                      fontsize=8)
-    picture.savefig(results.with_name(f"{results.stem}-map.png"), dpi=80,
-                    metadata={"Software": None})
-    plt.close(picture)
+    _save(picture, results.with_name(f"{results.stem}-map.png"), dpi=80)
 
 
 def map_of(seeds) -> dict:
