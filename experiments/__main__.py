@@ -40,7 +40,7 @@ from curriculum import in_band
 from data_pool import Task, UserError, append_jsonl, read_jsonl
 from experiments.suites import PAPER_BASE, QUICK, SEEDS, SUITES, TEACHERS, results_file, \
     variants
-from experiments.tables import CURRICULUM, EPISODES, KEPT, draw, read_runs, table
+from experiments.tables import EPISODES, KEPT, draw, read_runs, table
 from genenv import parse_options
 from runtime.options import Parser
 from worlds import load_world
@@ -114,8 +114,7 @@ def twins(out: Path, world: str, quick: bool, options, seed: int, settings):
     """Runs with the very same options and seed in the results of any suite."""
     for suite in SUITES:
         for r in read_runs(results_file(out, suite, world, quick)):
-            if (r["options"], r["seed"], r["settings"]) == (options, seed, settings) \
-                    and set(CURRICULUM) <= set(r["metrics"][-1]):
+            if (r["options"], r["seed"], r["settings"]) == (options, seed, settings):
                 yield r
 
 
@@ -187,14 +186,14 @@ def collect(job, world, base: set, settings) -> dict:
     o = json.loads((job["folder"] / "config.json").read_text())
     shutil.rmtree(job["folder"])  # a real model's checkpoints are large
     episodes = EPISODES if hasattr(world, "respond") else ()
-    seen, best = set(), {}  # tasks that taught something; the best p_hat of every generated task
+    seen, generated = set(), set()  # tasks that taught something; all generated ones
     for m in metrics:
         here = [r for r in records if r["epoch"] == m["epoch"]]
         # only these train the agent: a group of equal rewards has no gradient
         seen |= {r["task"]["id"] for r in here
                  if r["task"]["origin"] != "base" and 0 < (r["p_hat"] or 0) < 1}
         m["synthetic"] = len(seen)
-        m.update(curriculum_of(world, here, m, best))
+        m.update(curriculum_of(world, here, m, generated))
         if episodes:
             m["turns"] = turns_of(here)
         m["rollouts"] = m["epoch"] * o["steps"] * o["G"] * round(
@@ -202,8 +201,7 @@ def collect(job, world, base: set, settings) -> dict:
         easy = [rate for name, rate in m["validation_by"].items() if name in base]
         m["base_tools"] = np.mean(easy) if easy else None
         m["kept_by_noise"] = kept_by_noise(world, here, m["alpha"], o) if o["reward_noise"] else 0.0
-    kept = [key for key in (*KEPT, *CURRICULUM, *episodes, "tuning", "validated")
-            if key in metrics[0]]
+    kept = [key for key in (*KEPT, *episodes, "tuning", "validated") if key in metrics[0]]
     metrics = [{key: m[key] for key in kept} for m in metrics]
     return {"name": job["name"], "seed": job["seed"], "options": job["options"],
             "settings": settings, "minutes": round((time.time() - job["started"]) / 60, 2),
@@ -217,25 +215,23 @@ def turns_of(records) -> float:
     return float(np.mean(played or [0.0]))
 
 
-def curriculum_of(world, records, m, best: dict) -> dict:
+def curriculum_of(world, records, m, generated: set) -> dict:
     """What was generated in the epoch of record m: its map {category: [tasks, mean p_hat]}, and how
-    many distinct tasks there were so far, and which share of them no attempt has solved yet.
+    many distinct tasks there were so far.
 
     records: those of D_train of this epoch (a task without one well-formed attempt is not there).
-    best: {id: best p_hat so far}, brought up to date.
+    generated: ids of the tasks so far, brought up to date.
     """
     rungs = {name: [] for name in m["validation_by"]}
     for r in records:
         task = Task(**r["task"])
         if task.origin == "base" or r["p_hat"] is None:
             continue
-        best[task.id] = max(best.get(task.id, 0.0), r["p_hat"])
+        generated.add(task.id)
         if task.epoch == m["epoch"] or task.origin != "env":  # not replayed
             rungs.setdefault(world.category(task), []).append(r["p_hat"])
-    unsolved = sum(p == 0 for p in best.values())
     return {"map": {name: [len(p), round(float(np.mean(p)), 4) if p else 0] for name, p in
-                    rungs.items()},
-            "generated": len(best), "still_unsolved": unsolved / max(1, len(best))}
+                    rungs.items()}, "generated": len(generated)}
 
 
 def kept_by_noise(world, records, alpha, o) -> float:

@@ -31,12 +31,11 @@ from eval.__main__ import load_records
 from eval.make_base import too_large, unreadable
 from experiments import __main__ as suite
 from experiments.suites import SOFT
-from experiments.tables import cell_or_dash, difference, plus_minus, refused
+from experiments.tables import CURVES, figure, means, paired, refused
 from genenv import parse_options
 from policy import Policy
 from runtime.loading import policy_options
 from runtime.options import Parser
-from runtime.report import validated
 from worlds import call_text, load_world
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -198,101 +197,61 @@ def share(of: dict) -> float:
     return right / asked
 
 
-def mean_late(r, key) -> float:
+def late(r, key) -> float:
     """Mean of a metric over the second half of a run."""
     return float(np.mean([m[key] for m in r["metrics"][len(r["metrics"]) // 2:]]))
 
 
-def valid_share(r) -> float:
-    """Valid tasks among all that was written in the second half of a run; NaN if nothing was."""
-    return 1 - refused(r["metrics"][len(r["metrics"]) // 2:])
-
-
-def of_tasks(f):
-    """A column about generated tasks: NaN for a run that wrote none."""
-    return lambda r: f(r) if r["shape"] else np.nan
+def known(f, of="metrics"):
+    """A column that is NaN for a model that was not trained here, or with of="shape" for a run
+    that generated no tasks."""
+    return lambda r: f(r) if r.get(of) else np.nan
 
 
 OFFICIAL = {kind: (lambda r, kind=kind: share(r["official"][kind]))
             for kind in ("held-out, T = 1", "held-out", "more calls", "more functions")}
+GENERATED = {
+    "p_hat, 2nd half": known(lambda r: late(r, "success_rate"), "shape"),
+    "in the band, from epoch 2": known(lambda r: sum(m["env_kept"] for m in r["metrics"][2:]),
+                                       "shape")}
 COLUMNS = {
-    **OFFICIAL,
-    "validation, last": lambda r: r["metrics"][-1]["validation"],
-    "validation, first": lambda r: r["metrics"][0]["validation"],
-    "p_hat, 2nd half": of_tasks(lambda r: mean_late(r, "success_rate")),
-    "valid": valid_share,
-    "entropy of functions (bits)": of_tasks(lambda r: mean_late(r, "skill_entropy")),
-    "calls a task, last": of_tasks(lambda r: r["shape"][-1]["calls"]),
-    "functions a task, last": of_tasks(lambda r: r["shape"][-1]["tools"]),
-    "distinct tasks": of_tasks(lambda r: sum(s["tasks"] for s in r["shape"])),
+    **OFFICIAL, **GENERATED,
+    "validation, last": known(lambda r: r["metrics"][-1]["validation"]),
+    "validation, first": known(lambda r: r["metrics"][0]["validation"]),
+    "valid": known(lambda r: 1 - refused(r["metrics"][len(r["metrics"]) // 2:]), "shape"),
+    "entropy of functions (bits)": known(lambda r: late(r, "skill_entropy"), "shape"),
+    "calls a task, last": known(lambda r: r["shape"][-1]["calls"], "shape"),
+    "functions a task, last": known(lambda r: r["shape"][-1]["tools"], "shape"),
+    "distinct tasks": known(lambda r: sum(s["tasks"] for s in r["shape"]), "shape"),
+    "minutes": known(lambda r: sum(m["seconds"] for m in r["metrics"]) / 60),
 }
 
 
-def table(results: Path) -> str:
-    """Markdown of all runs: means with 95 % t-intervals over seeds, and paired differences."""
+def by_name(results: Path) -> dict:
+    """{name: {seed: line of real.jsonl}}: models that were not trained here, then the variants."""
     runs = {}
     for r in read_jsonl(results):
         runs.setdefault(r["name"], {})[r["seed"]] = r
-    rows = [f"| variant | seeds | {' | '.join(COLUMNS)} |", "|" + "---|" * (len(COLUMNS) + 2)]
-    for name in sorted(runs, key=lambda name: name in VARIANTS and 1 + list(VARIANTS).index(name)):
-        of_name = runs[name].values()
-        cells = [cell_or_dash([f(r) for r in of_name]) if name in VARIANTS or head in OFFICIAL else "-"
-                 for head, f in COLUMNS.items()]
-        rows.append(f"| {name} | {len(runs[name]) if name in VARIANTS else '-'} | {' | '.join(cells)} |")
-    rows += ["", "Paired differences, genenv minus the other, same seeds (95 % t-interval):", "",
-             "| other | " + " | ".join(OFFICIAL) + " |",
-             "|" + "---|" * (len(OFFICIAL) + 1)]
-    for name in VARIANTS:
-        found = [difference(runs, "genenv", name, f) for f in OFFICIAL.values()
-                 if {"genenv", name} <= set(runs)]
-        if name != "genenv" and any(found):
-            rows.append(f"| {name} | " + " | ".join(plus_minus(*d, "+.3f") for d in found) + " |")
-    return "\n".join(rows) + "\n" + by_category(runs)
+    order = list(VARIANTS)
+    return dict(sorted(runs.items(), key=lambda kv: kv[0] in order and 1 + order.index(kv[0])))
 
 
 def page(results: Path) -> str:
-    """All that real.md holds: the table, and the reading if there is one."""
-    tasks = results.with_name("real-tasks.jsonl")
-    return table(results) + (readings(tasks) if tasks.is_file() else "")
-
-
-def by_category(runs) -> str:
-    """Markdown: right answers of each BFCL category, the sum over seeds."""
-    names = [name for name in ("instruct model", "warm start", *VARIANTS) if name in runs]
-    kinds = next(iter(runs[names[0]].values()))["official"]
-    rows = ["", f"| target | category | {' | '.join(names)} |", "|" + "---|" * (len(names) + 2)]
-    for kind, categories in kinds.items():
-        for category in categories:
-            sums = [np.sum([r["official"][kind][category] for r in runs[name].values()], axis=0)
-                    for name in names]
-            rows.append(f"| {kind} | {category} | " + " | ".join(f"{a} of {b}" for a, b in sums) + " |")
-    return "\n".join(rows) + "\n"
-
-
-CURVES = [("validation", "validation", "held-out success, T = 1"),
-          ("success_rate", "success", "success on generated tasks")]
+    """Markdown, all that real.md holds: means with 95 % t-intervals over seeds, paired differences,
+    and the reading if there is one."""
+    runs, tasks = by_name(results), results.with_name("real-tasks.jsonl")
+    trained = {name: runs[name] for name in VARIANTS if name in runs}
+    lines = means(runs, COLUMNS) + paired(trained, {**OFFICIAL, **GENERATED})
+    return "\n".join(lines) + "\n" + (readings(tasks) if tasks.is_file() else "")
 
 
 def draw(results: Path):
-    """real-validation.png and real-success.png: a line per seed, colours by variant."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    runs = [r for r in read_jsonl(results) if r["name"] in VARIANTS]
-    for key, name, label in CURVES:
-        figure, axis = plt.subplots(figsize=(6.4, 3.8), layout="constrained")
-        for r in runs:
-            if key == "success_rate" and not r["shape"]:
-                continue  # it generated no tasks
-            metrics = validated(r["metrics"]) if key == "validation" else r["metrics"]
-            axis.plot([m["epoch"] for m in metrics], [m[key] for m in metrics], lw=1.3, alpha=0.8,
-                      color=f"C{list(VARIANTS).index(r['name'])}",
-                      label=r["name"] if r["seed"] == 0 else None)
-        axis.set(xlabel="epoch", ylabel=label)
-        axis.grid(alpha=0.25)
-        axis.legend(frameon=False, fontsize=8)
-        figure.savefig(results.with_name(f"real-{name}.png"), dpi=110, metadata={"Software": None})
-        plt.close(figure)
+    """real-validation.png and real-success.png, without what generated no tasks."""
+    for key, label in CURVES:
+        of = "metrics" if key == "validation" else "shape"
+        figure(results, {name: {seed: r["metrics"] for seed, r in seeds.items()}
+                         for name, seeds in by_name(results).items()
+                         if all(r.get(of) for r in seeds.values())}, key, label)
 
 
 # ---------------------------------------------------------------------------------------------

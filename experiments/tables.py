@@ -4,12 +4,15 @@ What of the paper this is: the form of its claims: who wins, by how much, with h
 its Figures 4-8, as means over seeds.
 
 How it is run: `python -m experiments SUITE` at the end of a suite, or with --only-draw on what is
-there. A column is a line of COLUMNS: its head, and a function of the metrics of one run.
+there. A column is a line of COLUMNS: its head, and a function of the metrics of one run. What a
+figure shows is in CURVES, PANELS and MAPPED.
 
 Where it differs on purpose: 95 % t-intervals over seeds and differences paired by seed stand beside
-every mean; on the tuning split nothing of the validation split is shown.
+every mean, both for the last epoch and for the mean of all validated ones, because the two do not
+always agree; on the tuning split nothing of the validation split is shown.
 """
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +24,7 @@ from runtime.report import validated
 KEPT = ("epoch", "alpha", "success_rate", "validation", "validation_greedy",
         "validation_unsolved", "reward", "task_length", "response_length", "solved",
         "unsolved", "distinct_tasks", "skill_entropy", "env_kept", "env_kl", "env_ess", "synthetic",
-        "seconds", "base_tools", "kept_by_noise")
-CURRICULUM = ("map", "generated", "still_unsolved", "rollouts")  # what the suite `which` shows
+        "seconds", "base_tools", "kept_by_noise", "map", "generated", "rollouts")
 EPISODES = ("turns", "written", "invalid")  # kept where a world has episodes
 TARGET = 0.7  # validation whose cost in rollouts is compared
 
@@ -56,9 +58,11 @@ def interval(values):
 
 
 def by_name(results: Path) -> dict:
-    """{name: {seed: metrics}} of a results file."""
+    """{name: {seed: metrics}} of a results file; the last record of a run has its "minutes", too."""
     table = {}
     for r in read_runs(results):
+        if r["metrics"]:
+            r["metrics"][-1]["minutes"] = r.get("minutes", math.nan)
         table.setdefault(r["name"], {})[r["seed"]] = r["metrics"]
     if not table:
         raise UserError(f"{results}: {'holds no runs' if results.is_file() else 'no such file'}")
@@ -102,23 +106,22 @@ COLUMNS = [
     ("tuning", lambda m: last(m, "tuning")),
     ("validation", lambda m: last(m, "validation")),
     # how fast: over the epochs in which it was measured
-    ("mean of all epochs", lambda m: np.mean([x["validation"] for x in validated(m)[1:]])),
+    ("mean of epochs", lambda m: np.mean([x["validation"] for x in validated(m)[1:]])),
     ("greedy", lambda m: last(m, "validation_greedy")),
     ("never solved in 8", lambda m: last(m, "validation_unsolved")),
     ("success, mean", lambda m: np.mean([x["success_rate"] for x in m[2:] or m])),
     ("epochs in [.4, .6]", band_share),
+    # also tasks at which no attempt was well-formed; D_train, where "distinct tasks" is counted,
+    # does not keep these
+    ("generated, never solved", lambda m: np.mean([x["unsolved"] for x in m[-(len(m) // 2):]])),
     ("response growth", growth),
     ("tool entropy kept", lambda m: last(m, "skill_entropy") / (m[0]["skill_entropy"] or 1)),
     ("lost on base tools", lost),
     ("kept by noise", lambda m: np.mean([x["kept_by_noise"] for x in m[1:]])),
     ("synthetic tasks", lambda m: last(m, "synthetic")),
-]
-
-
-CURRICULUM_COLUMNS = [
     ("distinct tasks", lambda m: last(m, "generated")),
-    ("still unsolved", lambda m: last(m, "still_unsolved")),
     (f"thousand rollouts to {TARGET}", lambda m: cost(m) / 1000),
+    ("minutes", lambda m: last(m, "minutes")),  # of a core, with other work beside it
 ]
 
 
@@ -146,17 +149,11 @@ def cost(metrics, target=TARGET) -> float:
     return next((m["rollouts"] for m in metrics if m["validation"] >= target), math.nan)
 
 
-def shows_curriculum(results: Path, runs) -> bool:
-    """Whether these are runs of the suite `which` with all that it shows."""
-    return results.stem.split("-")[0] == "which" and all(
-        set(CURRICULUM) <= set(m) for seeds in runs.values() for ms in seeds.values() for m in ms)
-
-
-def columns_of(runs) -> list:
+def columns_of(runs) -> dict:
     """The columns that these runs have something to say in. On the tuning split nothing of the
     validation split is shown: settings are not to be chosen by it."""
     everything = [metrics for seeds in runs.values() for metrics in seeds.values()]
-    of_validation = {"validation", "mean of all epochs", "greedy", "never solved in 8",
+    of_validation = {"validation", "mean of epochs", "greedy", "never solved in 8",
                      "lost on base tools"}
     hidden = of_validation if "tuning" in everything[0][0] else {"tuning"}
     if not any(m["kept_by_noise"] for metrics in everything for m in metrics):
@@ -164,99 +161,89 @@ def columns_of(runs) -> list:
     if any(m["base_tools"] is None for metrics in everything for m in metrics):
         hidden.add("lost on base tools")  # no held-out task is of a kind that the base set has
     episodes = all(set(EPISODES) <= set(m) for metrics in everything for m in metrics)
-    return [column for column in COLUMNS if column[0] not in hidden] + EPISODE_COLUMNS * episodes
+    return {head: f for head, f in COLUMNS + EPISODE_COLUMNS * episodes if head not in hidden}
 
 
 def table(results: Path) -> str:
     """Markdown: mean and 95 % t-interval over seeds, then differences to the first row, paired."""
     runs = by_name(results)
-    columns, curriculum = columns_of(runs), shows_curriculum(results, runs)
-    columns += CURRICULUM_COLUMNS if curriculum else []
-    heads = ["variant", "seeds", *(c for c, _ in columns),
-             "mean curve of success, epochs in [.4, .6]"]
-    rows = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+    columns = columns_of(runs)
+    curves = ["mean curve of success, epochs in [.4, .6]", "---",
+              *(band_range(list(seeds.values())) for seeds in runs.values())]
+    rows = [f"{row} {text} |" for row, text in zip(means(runs, columns), curves)]
+    compared = {head: columns[head] for head in ("tuning", "validation", "mean of epochs")
+                if head in columns}
+    rows += [*paired(runs, compared), *against_controls(runs, compared), "", *claims(runs)]
+    return "\n".join(rows) + "\n"
+
+
+def means(runs, columns) -> list[str]:
+    """Lines of a table: a row per variant of `runs`, {name: {seed: run}}, with the mean of each
+    column, {head: function of a run}, and its interval."""
+    rows = [f"| variant | seeds | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 2)]
     for name, seeds in runs.items():
-        cells = [(cell_or_dash if column in EPISODE_COLUMNS else cell)(
-            [column[1](m) for m in seeds.values()]) for column in columns]
-        rows.append(f"| {name} | {len(seeds)} | " + " | ".join(cells) +
-                    f" | {band_range(list(seeds.values()))} |")
-    rows += paired(runs, *columns[0])
-    if curriculum:
-        speed = next(c for c in columns if c[0] == "mean of all epochs")
-        rows += [*paired(runs, *speed), *against_controls(runs, *columns[0]),
-                 *against_controls(runs, *speed), *commands(results, runs)]
-    return "\n".join([*rows, "", *claims(runs)]) + "\n"
+        cells = [cell([f(run) for run in seeds.values()]) for f in columns.values()]
+        rows.append(f"| {name} | {len(seeds)} | {' | '.join(cells)} |")
+    return rows
 
 
 def difference(runs, one, other, f):
     """Mean and half width of f(one) - f(other), paired by seed; None without a common seed."""
     common = sorted(set(runs[one]) & set(runs[other]))
-    return interval([f(runs[one][s]) - f(runs[other][s]) for s in common]) if common else None
+    found = [f(runs[one][s]) - f(runs[other][s]) for s in common]
+    return None if not found or np.isnan(found).any() else interval(found)
 
 
 def _bounds(mean, half) -> str:
     return "-" if math.isnan(half) else f"{mean - half:+.3f} to {mean + half:+.3f}"
 
 
-def paired(runs, head, f) -> list[str]:
-    """Lines of a table: the first variant minus each other one."""
+def _with_bounds(mean, half) -> str:
+    return f"{mean:+.3f}" + ("" if math.isnan(half) else f" ({_bounds(mean, half)})")
+
+
+def paired(runs, columns) -> list[str]:
+    """Lines of a table: the first variant minus each other one, in these columns."""
     first, *others = runs
-    rows = ["", f"Paired differences in {head}, {first} minus the other, same seeds:", "",
-            "| other | difference | 95 % interval |", "|---|---|---|"]
+    rows = ["", f"Paired differences, {first} minus the other, same seeds (95 % interval):", "",
+            f"| other | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name in others:
-        found = difference(runs, first, name, f)
-        if found:
-            rows.append(f"| {name} | {found[0]:+.3f} | {_bounds(*found)} |")
+        found = [difference(runs, first, name, f) for f in columns.values()]
+        if any(found):
+            rows.append(f"| {name} | " + " | ".join(
+                _with_bounds(*d) if d else "-" for d in found) + " |")
     return rows
 
 
-def against_controls(runs, head, f) -> list[str]:
-    """Lines of a table: every variant minus each control; it beats them all if every interval lies
-    above 0."""
+def against_controls(runs, columns) -> list[str]:
+    """Lines of a table for each of `columns`, where there are controls: every variant minus each
+    control; it beats them all if every interval lies above 0."""
     controls = [name for name in runs if name.startswith("control: ")]
-    if not controls:
-        return []
-    heads = ["variant", *(name.removeprefix("control: ") for name in controls), "beats all"]
-    rows = ["", f"95 % intervals of the difference in {head}, the variant minus each control, same "
-            "seeds:", "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-    for name in (name for name in runs if name not in controls):
-        found = [difference(runs, name, control, f) or (math.nan, math.nan) for control in controls]
-        known = not any(math.isnan(half) for _, half in found)
-        beats = all(mean - half > 0 for mean, half in found)
-        rows.append(f"| {name} | {' | '.join(_bounds(*d) for d in found)} | "
-                    f"{('yes' if beats else 'no') if known else '-'} |")
+    rows = []
+    for head, f in columns.items() if controls else ():
+        heads = ["variant", *(name.removeprefix("control: ") for name in controls), "beats all"]
+        rows += ["", f"95 % intervals of the difference in {head}, the variant minus each control, "
+                 "same seeds:", "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
+        for name in (name for name in runs if name not in controls):
+            found = [difference(runs, name, control, f) or (math.nan,) * 2 for control in controls]
+            known = not any(math.isnan(half) for _, half in found)
+            beats = all(mean - half > 0 for mean, half in found)
+            rows.append(f"| {name} | {' | '.join(_bounds(*d) for d in found)} | "
+                        f"{('yes' if beats else 'no') if known else '-'} |")
     return rows
-
-
-def commands(results: Path, runs) -> list[str]:
-    """Lines of a table: the command that makes each variant's runs."""
-    suite = SUITES[results.stem.split("-")[0]]
-    return ["", "Each run is one command, with the suite's further options and --seed:", "",
-            "| variant | command |", "|---|---|",
-            *(f"| {name} | `{' '.join(['python genenv.py', *suite[name]])}` |"
-              for name in runs if name in suite)]
-
-
-def plus_minus(mean, half, form: str) -> str:
-    """A mean and the half width of its interval, which a single seed does not give."""
-    return f"{mean:{form}}" + ("" if math.isnan(half) else f" ± {half:{form.lstrip('+')}}")
 
 
 def cell(values) -> str:
-    """A mean with its interval, without one where there is a single seed; runs without a value
-    (the target was not reached) are counted, and the mean is of the others."""
-    reached = [v for v in values if not math.isnan(v)]
-    missed = f"not reached in {len(values) - len(reached)} of {len(values)}"
-    if not reached:
-        return missed
-    mean, half = interval(reached)
-    text = plus_minus(mean, half, ".3f" if abs(mean) < 100 else ".0f")
-    return text if len(reached) == len(values) else f"{text} ({missed})"
-
-
-def cell_or_dash(values) -> str:
-    """A cell of a column in which a variant may have nothing to show."""
-    return "-" if all(map(math.isnan, values)) else cell(values)
+    """A mean with its interval, without one where there is a single seed, a dash where no run has a
+    value; runs without one (the target was not reached) are counted, the mean is of the others."""
+    known = [v for v in values if not math.isnan(v)]
+    if not known:
+        return "-"
+    mean, half = interval(known)
+    form = ".3f" if abs(mean) < 100 else ".0f"
+    text = f"{mean:{form}}" + ("" if math.isnan(half) else f" ± {half:{form}}")
+    missing = len(values) - len(known)
+    return f"{text} (not reached in {missing} of {len(values)})" if missing else text
 
 
 def claims(runs) -> list[str]:
@@ -273,7 +260,21 @@ def claims(runs) -> list[str]:
     for rival in ("static", "teacher 3.27x"):
         if {"genenv", rival} <= set(runs):
             lines.append(data_efficiency(runs, rival))
-    return lines
+    rivals = ("random", "random, curated seeds", "static")
+    return lines + [equal_time(runs, rival) for rival in rivals if {"genenv", rival} <= set(runs)]
+
+
+def equal_time(runs, rival) -> str:
+    """Held-out success of genenv when it has trained as long as the rival in all, minus the
+    rival's at its end: epochs are not equally long."""
+    gains = []
+    for seed in sorted(set(runs["genenv"]) & set(runs[rival])):
+        spent = sum(m["seconds"] for m in runs[rival][seed])
+        at = np.cumsum([m["seconds"] for m in runs["genenv"][seed]])
+        reached = [m for m, t in zip(runs["genenv"][seed], at) if t <= spent]
+        gains += [reached[-1]["validation"] - last(runs[rival][seed], "validation")] * bool(reached)
+    found = _with_bounds(*interval(gains)) if gains else "-"
+    return f"* validation in the training time of {rival}, genenv minus {rival}: {found}"
 
 
 def data_efficiency(runs, rival) -> str:
@@ -292,113 +293,154 @@ def data_efficiency(runs, rival) -> str:
 # ---------------------------------------------------------------------------------------------
 # figures
 
-CURVES = [("validation", "validation", "held-out success rate"),
-          ("success_rate", "success", "success rate on generated tasks"),
-          ("task_length", "task-length", "steps per generated task"),
-          ("response_length", "response-length", "tokens per response"),
-          ("reward", "reward", "training reward"),
-          ("unsolved", "unsolved", "share of tasks never solved"),
-          ("solved", "solved", "share of tasks always solved"),
-          ("skill_entropy", "entropy", "entropy over skills (bits)")]
+CURVES = [("validation", "success on held-out tasks"),  # key of a record, label
+          ("success_rate", "success on generated tasks")]
+MOST = 6  # lines in one panel
+STYLES = "-", "--", ":", "-."  # for variants that share a colour, in different panels
+# {title of a panel: its variants}, where a suite has more than that and no families
+PANELS = {
+    "paper": {
+        "GenEnv and its rivals": ["genenv", "random", "static", "teacher 1.76x", "teacher 3.27x",
+                                  "random, curated seeds"],
+        "GenEnv with a part changed": ["genenv", "genenv, no KL", "genenv, no filter",
+                                       "genenv, seed-level p_hat"],
+        "an agent that learns at half the rate": [
+            "genenv", "random, agent rate 1/2", "genenv, alpha 0.3, sharp", "genenv, steered",
+            "genenv, steered, signal"]},
+    "alpha": {
+        "aims below 0.5, fixed or found": ["constant 0.5", "constant 0.3", "adaptive 0.5",
+                                           "integral 0.5"],
+        "from easy to hard": ["constant 0.5", "linear 0.7 to 0.4", "cosine 0.7 to 0.4",
+                              "step 0.7 to 0.4"]}}
+# variants that stand in one panel in worlds other than the ladder
+EVERYWHERE = ["genenv", "random", "static", "random, curated seeds", "genenv, steered"]
+# variants of the suite `which` whose tasks are mapped
+MAPPED = ["genenv", "update: none", "control: untrained, curated seeds",
+          "control: coin for p_hat", "filter: none, sharp", "alpha: integral"]
 
 
 def draw(results: Path):
-    """One PNG per curve: mean over seeds with the range of the seeds shaded. On the tuning split
-    the validation curves are left out."""
+    """SUITE-validation.png (not of the tuning split), SUITE-success.png, and of the suite `which`
+    a map of what was generated."""
     runs = by_name(results)
     tuning = "tuning" in next(iter(next(iter(runs.values())).values()))[0]
-    for key, name, label in CURVES:
-        if not (tuning and key == "validation"):
-            _figure(results, runs, "epoch", key, name, "epoch", label)
-    if shows_curriculum(results, runs):
-        _figure(results, runs, "epoch", "still_unsolved", "still-unsolved", "epoch",
-                "share of all tasks so far that no attempt has solved")
-        _figure(results, runs, "epoch", "generated", "distinct", "epoch", "distinct tasks so far")
-        _maps(results, runs)
-    if not tuning:
-        _figure(results, runs, "synthetic", "validation", "data",
-                "distinct synthetic tasks solved sometimes, not always", "held-out success rate")
+    for key, label in CURVES[1:] if tuning else CURVES:
+        figure(results, runs, key, label)
+    if results.stem == "which":
+        _maps(results, {name: runs[name] for name in MAPPED if name in runs})
 
 
-def panels(runs) -> list:
-    """Names side by side: the first variant with its rivals, and with its own variations; or with
-    each family, where names are FAMILY: NAME."""
-    first = next(iter(runs))
-    families = dict.fromkeys(name.split(": ")[0] for name in runs if ": " in name)
+def panels(suite: str, names) -> dict:
+    """{title: variants}, at most MOST in each, the first one in all: as PANELS has them, or a panel
+    for each family where names are FAMILY: NAME, or as many panels as are needed."""
+    first, *others = names
+    if len(others) < MOST:
+        return {"": [first, *others]}
+    if suite in PANELS:
+        return {title: [name for name in members if name in names]
+                for title, members in PANELS[suite].items()}
+    families = dict.fromkeys(name.split(": ")[0] for name in others if ": " in name)
     if families:
-        return [[first, *(name for name in runs if name.startswith(f"{family}: "))]
-                for family in families]
-    own = [name for name in runs if name.startswith(first)]
-    rivals = [first, *(name for name in runs if not name.startswith(first))]
-    return [rivals, own] if len(own) > 1 and len(rivals) > 1 else [list(runs)]
+        return {family: [first, *(name for name in others if name.startswith(f"{family}: "))]
+                for family in families}
+    chunks = range(0, len(others), MOST - 1)
+    return {str(i): [first, *others[i:i + MOST - 1]] for i in chunks}
 
 
-def _figure(results, runs, x, y, name, x_label, y_label):
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    names = panels(runs)
-    across = min(2, len(names))
-    down = -(-len(names) // across)
-    figure, axes = plt.subplots(down, across, figsize=(6.4 * across, 3.8 * down), sharey=True,
-                                squeeze=False, layout="constrained")
-    for axis, members in zip(axes.flat, names):
-        if y == "success_rate":
-            axis.axhspan(0.4, 0.6, color="green", alpha=0.12, lw=0)
-        for i, variant in enumerate(members):
-            _curve(axis, runs[variant], x, y, variant, i)
-        axis.set(xlabel=x_label)
+def looks() -> dict:
+    """{variant: (colour, line style)}. Variants with the same options look the same in the figures
+    of all suites, and two lines of one panel have different colours."""
+    used, of = Counter(), {}  # colours given so far; {options: look}
+    shown = [(options, members) for suite, options in SUITES.items()
+             for members in panels(suite, options).values()]
+    for options, members in [(SUITES["paper"], EVERYWHERE), *shown]:
+        keys = [tuple(options[name]) for name in members]
+        taken = {of[key][0] for key in keys if key in of}
+        for key in (key for key in keys if key not in of):
+            colour = min(set(range(10)) - taken, key=lambda c: (used[c], c))
+            of[key] = colour, STYLES[used[colour] % len(STYLES)]
+            used[colour] += 1
+            taken.add(colour)
+    return {name: of[tuple(options[name])] for options in SUITES.values() for name in options}
+
+
+def figure(results, runs, key, label):
+    """One PNG of a share over epochs, a panel for each entry of `panels`: the mean over seeds as a
+    line, from the least to the greatest seed shaded."""
+    shown, look = panels(results.stem.split("-")[0], runs), looks()
+    across = len(shown) if len(shown) < 4 else 2
+    picture, axes = _grid(len(shown), across, (max(6.4, 4.6 * across), 3.9), sharey=True)
+    for axis, (title, members) in zip(axes.flat, shown.items()):
+        free = iter(set(range(10)) - {look[name][0] for name in members if name in look})
+        for name in members:
+            _curve(axis, runs[name], key, name, *look.get(name) or (next(free), "-"))
+        if key == "success_rate":
+            axis.axhspan(0.4, 0.6, color="green", alpha=0.1, lw=0, label="0.4 to 0.6")
+        axis.set(xlabel="epoch", ylim=(0, 1), title=title)
+        axis.title.set_fontsize(9)
         axis.grid(alpha=0.25)
         axis.legend(frameon=False, fontsize=7)
-    for axis in axes.flat[len(names):]:
-        axis.set_axis_off()
     for axis in axes[:, 0]:
-        axis.set(ylabel=y_label)
-    figure.savefig(results.with_name(f"{results.stem}-{name}.png"), dpi=110,
-                   metadata={"Software": None})
-    plt.close(figure)
+        axis.set(ylabel=label)
+    picture.suptitle("line: mean over seeds; shaded: from the lowest to the highest seed",
+                     fontsize=8)
+    _save(picture, results.with_name(f"{results.stem}-{key.split('_')[0]}.png"), dpi=100)
 
 
-def _curve(axis, seeds, x, y, label, i):
-    """Mean line over seeds, shaded from the least to the most."""
-    drawn = [validated(m) if y == "validation" else m for m in seeds.values()]
+def _grid(n: int, across: int, size, **shared):
+    """A figure with n panels, `across` beside each other, and its axes; size: inches of the whole
+    width and of a row."""
+    import matplotlib
+    matplotlib.use("Agg")  # files only: no display is needed
+    import matplotlib.pyplot as plt
+    down = -(-n // across)
+    picture, axes = plt.subplots(down, across, figsize=(size[0], size[1] * down), squeeze=False,
+                                 layout="constrained", **shared)
+    for axis in axes.flat[n:]:
+        axis.set_axis_off()
+    return picture, axes
+
+
+def _save(picture, path: Path, dpi: int):
+    import matplotlib.pyplot as plt
+    picture.savefig(path, dpi=dpi, metadata={"Software": None})  # no version in it
+    plt.close(picture)
+
+
+def _curve(axis, seeds, key, label, colour, style):
+    """Mean line over seeds, shaded from the least to the greatest; measured values alone."""
+    drawn = [validated(m) if key == "validation" else m for m in seeds.values()]
     n = min(len(m) for m in drawn)
-    values = np.array([[r[y] for r in m[:n]] for m in drawn])
-    at = np.mean([[r[x] for r in m[:n]] for m in drawn], axis=0)
-    line, = axis.plot(at, values.mean(0), label=label, lw=1.5, ls="-" if i < 10 else "--")
-    axis.fill_between(at, values.min(0), values.max(0), color=line.get_color(), alpha=0.12, lw=0)
+    values = np.array([[r[key] for r in m[:n]] for m in drawn])
+    at = [r["epoch"] for r in drawn[0][:n]]
+    axis.plot(at, values.mean(0), label=label, lw=1.5, ls=style, color=f"C{colour}")
+    axis.fill_between(at, values.min(0), values.max(0), color=f"C{colour}", alpha=0.12, lw=0)
 
 
 def _maps(results, runs):
     """A panel per variant: where in epoch and category the generated tasks lie (area: how many, in
     the sum over seeds) and how often they are solved (colour)."""
-    import matplotlib
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    across = min(4, len(runs))
-    down = -(-len(runs) // across)
-    figure, axes = plt.subplots(down, across, figsize=(3.4 * across + 1, 2.6 * down), sharex=True,
-                                sharey=True, squeeze=False, layout="constrained")
+    across = min(3, len(runs))
+    picture, axes = _grid(len(runs), across, (3.6 * across + 1, 3.2), sharex=True, sharey=True)
     rungs = list(dict.fromkeys(name for seeds in runs.values() for metrics in seeds.values()
                                for m in metrics for name in m["map"]))
     totals = {variant: map_of(seeds) for variant, seeds in runs.items()}
     most = max((n for cells in totals.values() for n, _ in cells.values()), default=1)
     for axis, (variant, cells) in zip(axes.flat, totals.items()):
-        at = [(epoch, rungs.index(name), 90 * n / most, p)
+        at = [(epoch, rungs.index(name), 140 * n / most, p)
               for (epoch, name), (n, p) in cells.items()]
         x, y, area, p_hat = zip(*at) if at else ([], [], [], [])
         dots = axis.scatter(x, y, area, p_hat, cmap="RdYlBu", vmin=0, vmax=1, lw=0)
-        axis.set_title(variant, fontsize=8)
-        axis.set_yticks(range(len(rungs)), rungs, fontsize=6)
+        axis.set_title(variant, fontsize=9)
+        axis.set_yticks(range(len(rungs)), rungs, fontsize=7)
         axis.set_ylim(-0.7, len(rungs) - 0.3)
         axis.xaxis.get_major_locator().set_params(integer=True)
-    for axis in axes.flat[len(runs):]:
-        axis.set_axis_off()
-    figure.colorbar(dots, ax=axes, label="success rate p_hat", shrink=0.6)
-    figure.supxlabel("epoch")
-    figure.savefig(results.with_name(f"{results.stem}-map.png"), dpi=110,
-                   metadata={"Software": None})
-    plt.close(figure)
+    picture.colorbar(dots, ax=axes, label="success rate on these tasks", shrink=0.6)
+    picture.supxlabel("epoch", fontsize=9)
+    picture.supylabel("hardest tool of a generated task, easiest tool at the bottom", fontsize=9)
+    picture.suptitle("area of a dot: how many tasks of that kind the epoch has, sum over seeds",
+                     fontsize=8)
+    _save(picture, results.with_name(f"{results.stem}-map.png"), dpi=80)
 
 
 def map_of(seeds) -> dict:

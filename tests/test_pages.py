@@ -20,8 +20,11 @@ from worlds import load_world, world_names
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "TROUBLESHOOTING.md", "runtime/README.md", "worlds/README.md",
          "bench/README.md"]
+STUDY = ["EXPERIMENTS.md", *(f"experiments/results/{name}.md" for name in
+                             ("ladder", "parts", "schedules", "household", "real-model"))]
 OF_A_RUN = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json",
-            "memory.json", "report.html", "gpu-7b.json", "tasks.jsonl", "base.jsonl", "mine.py"}
+            "memory.json", "report.html", "gpu-7b.json", "tasks.jsonl", "base.jsonl", "mine.py",
+            "SUITE.jsonl", "SUITE.md"}  # any suite of experiments
 
 
 def commands(page) -> list[list[str]]:
@@ -75,15 +78,15 @@ def known_options() -> set:
     for world in world_names():
         names |= set(getattr(load_world(world), "OPTIONS", {}))
     sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("*/__main__.py")]
-    sources += [(ROOT / "eval" / "make_base.py").read_text(encoding="utf-8"),
-                (ROOT / "runtime" / "export.py").read_text(encoding="utf-8")]
+    sources += [(ROOT / name).read_text(encoding="utf-8") for name in
+                ("eval/make_base.py", "runtime/export.py", "experiments/real.py")]
     own = {flag for source in sources for flag in re.findall(r"\"(--[a-z][a-z-]*)\"", source)}
     # names come from Options: they are written as in Python, and a bool has its negation
     flags = {"--" + name.replace("_", "-") for name in names}
     return flags | {"--no-" + flag[2:] for flag in flags} | own | {"--no-deps"}
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", "EXPERIMENTS.md"])
+@pytest.mark.parametrize("page", [*PAGES, "CHANGELOG.md", *STUDY])
 def test_options_on_the_pages_exist(page):
     """Those that were renamed stand in the changelog alone."""
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -93,7 +96,7 @@ def test_options_on_the_pages_exist(page):
     assert named <= allowed, sorted(named - allowed)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *STUDY])
 def test_files_on_the_pages_exist(page):
     """A module that moved to another room."""
     text, here = (ROOT / page).read_text(encoding="utf-8"), (ROOT / page).parent

@@ -77,7 +77,7 @@ def test_expected_calls_are_right_by_the_official_rule_and_others_are_not(kinds)
 def epoch(n, **changes):
     """A line of metrics.jsonl, as far as the table reads it."""
     return {"epoch": n, "validation": 0.2 + 0.1 * n, "validation_by": {"1 call": 0.2},
-            "success_rate": 0.4, "written": 10, "invalid": {"truncated": 4}, "skill_entropy": 3.0,
+            "success_rate": 0.4, "env_kept": n + 1, "seconds": 60.0, "written": 10, "invalid": {"truncated": 4}, "skill_entropy": 3.0,
             **changes}
 
 
@@ -106,19 +106,20 @@ def results(tmp_path):
 def test_the_table_by_hand(results):
     """Means of other runs, or of another epoch."""
     rows = {line.split(" | ")[0].strip("| "): [cell.strip(" |") for cell in line.split(" | ")[1:]]
-            for line in real.table(results).splitlines()[:6]}
+            for line in real.page(results).splitlines()[:6]}
     assert rows["genenv"][:3] == ["2", "0.275 ± 0.318", "0.550 ± 0.635"]
     assert rows["warm start"][2] == "0.300" and rows["warm start"][5] == "-"
+    assert rows["genenv"][5:7] == ["0.400 ± 0.000", "3.000 ± 0.000"]  # in the band: epoch 2 alone
     heads = rows["variant"]
     at = lambda name, head: rows[name][heads.index(head)]
     assert at("random", "validation, last") == "0.400" == at("random", "held-out")
     assert at("random", "validation, first") == "0.200"
     assert at("random", "valid") == "0.600" and at("GRPO on base tasks", "valid") == "-"
     assert at("random", "calls a task, last") == "1.500"
-    text = real.table(results)
     # paired by seed: seed 0 alone is common, so there is a difference and no interval
+    text = real.page(results)
     assert "| random | +0.050 | +0.100 | +0.000 |" in text
-    assert "| held-out | simple | 3 of 10 | 11 of 20 | 4 of 10 | 6 of 10 |" in text
+    assert "| GRPO on base tasks | -0.050 | -0.100 | +0.000 | +0.000 | - | - |" in text
 
 
 def test_what_is_read_is_drawn_evenly_and_told_apart_by_nothing(results):
