@@ -72,7 +72,8 @@ def epoch(run: Run):
         tasks = [g.task for g in generations]
         trials = interact(run, tasks + replayed(run, len(tasks)))  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update: GRPO on r
-        state.agent.append(update_agent(run, trials))
+        if trials:  # with functions alone there is nothing to try before the first valid task
+            state.agent.append(update_agent(run, trials))
         # 3a. aggregate, at every step: D_train <- D_train + Valid(E_t)
         for trial in trials:
             run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)

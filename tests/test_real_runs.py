@@ -25,8 +25,8 @@ def kinds(tmp_path_factory):
     path = tmp_path_factory.mktemp("real") / "base.jsonl"
     limits = ["--calls", "1", "--tools", "3", "--chars", "385"]
     assert make_base.main(["bfcl", "--data", str(DATA), "--out", str(path), *limits]) == 0
-    o = SimpleNamespace(model="m", base_tasks=str(path), validation_tasks="", max_task_tokens=64, max_prompt_tokens=640,
-                        max_response_tokens=32,
+    o = SimpleNamespace(model="m", base_tasks=str(path), validation_tasks="", max_task_tokens=64,
+                        max_response_tokens=32, max_prompt_tokens=640,
                         world_options={"call_format": "python", "tools": "base"})
     tool_calls.prepare(o)
     yield o, real.targets(str(DATA), o)

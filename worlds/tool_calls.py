@@ -229,7 +229,7 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
         raise InvalidTask("other kind than the seed")
     if lines and to_call and not {tool["name"] for tool in to_call} & set(skills(task)):
         raise InvalidTask("none of its functions")
-    if unwritable(task.spec.get("tools", ())):
+    if unwritable(task):
         raise InvalidTask("tool schema")
     return task
 
@@ -301,10 +301,11 @@ def _result_of_line(line: str) -> dict | None:
     return value if value and set(value) == {"result"} else None
 
 
-def unwritable(tools) -> str:
-    """An argument name of tool specs that --call-format python cannot write, or ""."""
+def unwritable(task: Task) -> str:
+    """An argument name that --call-format python cannot write, or ""."""
+    tools = task.spec.get("tools", ()) if _form.call_format == "python" else ()
     names = (call_text.unwritable(tool["parameters"]) for tool in tools)
-    return next(filter(None, names), "") if _form.call_format == "python" else ""
+    return next(filter(None, names), "")
 
 
 @lru_cache
@@ -436,7 +437,7 @@ def prepare(o):
     if path:
         _form = replace(_form, tools=listed_tools(path, o.max_prompt_tokens))
     for task in every:
-        if name := unwritable(task.spec.get("tools", ())):
+        if name := unwritable(task):
             raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
                             "name in Python: use --call-format json or leave the task out")
 
