@@ -316,6 +316,9 @@ OF_REASON = {
         "Call set_light(room='hall', level=5) now.", f"Say {said(HALL)}",
         "Would you use {'room': 'hall', 'level': 5} for me?")],
     "nothing to answer": [],  # see GIVEN_AWAY
+    "more than one answer": [json.dumps(record("Hall light on five, and lock the door.", calls=[
+        HALL, LOCK], ordered=True))],  # and see test_leaks.py
+    "not in the request": [json.dumps(record("Hall light on the usual level."))],
     "copy of the seed": [json.dumps(record("LOCK the door, behind me please!", calls=[HALL])),
                          json.dumps(record("Would you bolt it?", calls=[LOCK])), ],
     "held-out task": [],  # needs the held-out tasks: see below

@@ -33,10 +33,11 @@ when all calls are made, or one is not the next: what another call would return,
 Where it differs on purpose: there is no executor for invented tools, so `valid` means that every
 call parses and satisfies the schema of a declared tool; the simulator must keep the kind of its
 seed, since a drift to free-form answers, whose references nothing checks, would be rewarded too.
-Two tasks with the same calls, or the same words, count as one where copies, duplicates and held-out
-tasks are looked for (same_task_key), which also keeps rewordings of one task on one side of the
-validation split; each has an id of its own. What the simulator is told leaves alpha out: an old
-record would name an older target.
+Two tasks with the same calls, the same words, or the same values for functions with a word in
+common, count as one where copies, duplicates and held-out tasks are looked for (same_task_key). So
+rewordings of one task stay on one side of the validation split, and a held-out task's twin under
+other names is left out; each has an id of its own. What the simulator is told leaves alpha out: an
+old record would name an older target.
 
 Tools and calls are written as JSON, or as signatures and `name(argument=value)` where --call-format
 is python (worlds/call_text.py): another spelling, with the same rules for arguments and equality.
@@ -47,8 +48,8 @@ the base set's, in calls and in functions to choose from. --exemplars K shows it
 the seed's own functions where there are any, else of its kind, drawn by the seed task's id and so
 always the same ones.
 
-What a simulator may not get away with stands in worlds/leaks.py; schemas and the equality of calls
-in worlds/schemas.py.
+What a simulator may not get away with stands in worlds/leaks.py and worlds/grounding.py (--no-ground
+switches the latter off); schemas and the equality of calls in worlds/schemas.py.
 """
 import hashlib
 import json
@@ -62,9 +63,10 @@ from pathlib import Path
 from data_pool import Task, UserError, task_id
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import InvalidTask, call_text, task_text, try_prompts, world_option
+from worlds import NO_SEED, InvalidTask, call_text, task_text, try_prompts, world_option
 from worlds.call_text import MAX_CHARS
-from worlds.leaks import leaks  # noqa: F401: part of a world's contract
+from worlds.grounding import twin_marks, ungrounded
+from worlds.leaks import leaks as given_away, loopholes
 from worlds.schemas import MAX_CALLS, answering, argument_fault, canonical, check_calls, \
     check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
     tools_of
@@ -82,7 +84,7 @@ MIN_LETTERS = 10      # letters and digits that a task text needs to ask for any
 # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
 REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
            "unknown tool", "wrong arguments", "other kind than the seed", "answer leaked",
-           "nothing to answer")
+           "nothing to answer", "more than one answer", "not in the request")
 
 OPTIONS = {  # name: default, help, choices
     "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
@@ -90,6 +92,7 @@ OPTIONS = {  # name: default, help, choices
     "keep_tools": (False, "the simulator writes requests and calls for its seed's tools", None),
     "offer": (0, "functions of other base tasks that it may add to them, called or not", None),
     "exemplars": (0, "base tasks in the simulator's prompt, as examples of what it writes", None),
+    "ground": (True, "refuse written tasks with a value that does not stand in the request", None),
     "base_limit": (0, "base tasks that are used, drawn by their ids; 0: all that are not held out",
                    None),
     "max_turns": (8, "turns of an episode, in tasks whose tools answer", None),
@@ -104,11 +107,13 @@ class Form:
     keep_tools: bool = False
     offer: int = 0
     exemplars: int = 0
+    ground: bool = True
     pool: tuple = ()
     called: tuple = ()  # tool specs that they call, each name once
 
 
 _form = Form()  # set by prepare: the functions of a world are not given the options
+_keys = {}      # (id, text) of a task with calls: its keys
 
 
 # ---------------------------------------------------------------------------------------------
@@ -177,11 +182,17 @@ def _task(text, spec, *rest) -> Task:
 
 
 def same_task_key(task: Task) -> tuple[str, ...]:
-    """What a task is recognised by: its words, and its calls however it is worded."""
+    """What a task is recognised by: its words, its calls however it is worded, and what a twin of
+    other names has as well."""
     words = task_id({"question": normal_words(task.text)})
     if not structured(task):
         return (words,)
-    return task_id({"calls": normal_calls(task.spec["calls"], tools_of(task), ordered=False)}), words
+    made = task.id, task.text
+    if made not in _keys:  # asked again and again for every base task, by `examples`
+        calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
+        twins = (task_id({"twin": mark}) for mark in twin_marks(task))
+        _keys[made] = (task_id({"calls": calls}), words, *twins)
+    return _keys[made]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -208,6 +219,14 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     if unwritable(task):
         raise InvalidTask("tool schema")
     return task
+
+
+def leaks(task: Task) -> str:
+    """Why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared what fair
+    tasks may have as well."""
+    written = task.origin == "env" and task.seed_task not in ("", NO_SEED.id)
+    reason = given_away(task) or (loopholes(task) if written else "")
+    return reason or ("not in the request" if written and _form.ground and ungrounded(task) else "")
 
 
 def offered(seed_task: Task) -> list[dict]:
@@ -305,11 +324,16 @@ def _splits(base_file: str, validation_file: str, limit: int = 0) -> dict:
                         "some are held out for validation and tuning; give 3 or more, better 40")
     tuning, validation = set(names[:n]), set() if given else set(names[n:2 * n])
     pick = lambda chosen: [task for task in tasks if family[task.id] in chosen]
-    base = pick(set(names) - tuning - validation)
+    base, parts = pick(set(names) - tuning - validation), []
+    # a held-out task's twin under other names is left out: what is held out stays the same
+    for part in (list(given) or pick(validation), pick(tuning), base):
+        taken = {key for task in sum(parts, []) for key in same_task_key(task)}
+        parts.append([task for task in part if taken.isdisjoint(same_task_key(task))])
+    validation, tuning, base = parts
     # ids are hashes: the few are spread over the file, and the same for every seed
     few = set(sorted(task.id for task in base)[:limit or len(base)])
-    return {"tuning": pick(tuning), "validation": list(given) or pick(validation),
-            "base": [task for task in base if task.id in few]}
+    return {"tuning": tuning, "validation": validation, "base": [
+        task for task in base if task.id in few]}
 
 
 def _families(tasks) -> dict:
@@ -320,7 +344,7 @@ def _families(tasks) -> dict:
             key = parent[key]
         return key
     for task in tasks:
-        first, *others = same_task_key(task)
+        first, *others = same_task_key(task)[:2]  # calls, words
         for key in others:
             parent[root(key)] = root(first)
     return {task.id: root(same_task_key(task)[0]) for task in tasks}
