@@ -51,6 +51,8 @@ from worlds import NO_SEED, InvalidTask, attempt_score, play, task_keys, transcr
 
 def train(o: "Options") -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError on what a user can mend."""
+    if o.resume and checkpoint.is_complete(o):
+        return Path(o.out)
     run = prepare_run(o)
     with run.lock, checkpoint.stop_signals(run):  # no other program writes into this folder
         if run.state.epoch == 0:
@@ -80,9 +82,9 @@ def epoch(run: Run):
         checkpoint.stop_if_asked(run, started)
     # 2b. environment update: RWR on what fell into the band, new or from D_env, each task once
     fresh, aged = distinct(state.fresh), usable_records(run)
-    difficulty_reward = curriculum.named("reward_")[o.difficulty_reward]
     for record in fresh + aged:  # alpha may have moved since an aged one was written
-        record.r_env = difficulty_reward(record.rate(o.p_hat_unit), alpha, o.beta)  # Eq. 3
+        record.r_env = curriculum.difficulty_reward(  # Eq. 3
+            o.difficulty_reward, record.rate(o.p_hat_unit), alpha, o.beta)
     fresh, aged = in_band(o, fresh, alpha), in_band(o, aged, alpha)  # |p_hat - alpha| <= k_min
     weights = env_weights(o, fresh + aged)  # RWR: w ~ exp(lam * R_env)
     env_stats = update_environment(run, fresh, aged, weights)

@@ -15,6 +15,8 @@ Where it differs on purpose from common practice: the reference policy needs no 
 the base with both adapters off and so cannot drift at a resume.
 """
 import errno
+import hashlib
+import io
 import json
 import os
 import pickle
@@ -38,7 +40,6 @@ except ImportError:  # not a POSIX system
     fcntl = None
 
 from curriculum import uses_length
-from runtime import health
 from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl
 from runtime.jsonl import set_torn_line_aside
 
@@ -48,8 +49,7 @@ TEMPORARY, LOCK = "config.json.tmp", "lock"
 # options that a resumed run may change: these move memory and rounding, nothing else
 FREE = {"gate", "out", "resume", "threads", "cache_dir", "token_budget", "grad_checkpoint"}
 OTHER_BITS = {"max_rows", "device"}  # and these also the random numbers that a rollout gets
-# former names of options: a run folder that has one was made before the renaming
-FORMER = {"seeds", "env_probe"}
+FORMAT = 1  # of checkpoints and records: raise it when a run of before could no longer go on
 
 
 class Stopped(Exception):
@@ -198,45 +198,68 @@ def world_of(out: str) -> str:
         return ""  # resumed_options says what is wrong
 
 
-def resumed_options(given: dict, preset: dict, Options) -> dict:
-    """The saved options of the run in --out; refuses by name a changed option that matters."""
-    if not given.get("out"):
+def resumed_options(asked: dict, own: dict, Options) -> dict:
+    """The saved options of the run in --out; refuses by name a changed option that matters.
+
+    asked: of the command line and its preset; own: the world's options with their defaults. Both,
+    and what comes back, have the world's options beside the others.
+    """
+    if not asked.get("out"):
         raise UserError("--resume needs --out: which run folder is to go on?")
-    path = Path(given["out"]) / "config.json"
+    path = Path(asked["out"]) / "config.json"
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} does not exist")
+    defaults = {f.name: f.default for f in fields(Options) if f.name != "world_options"} | own
     try:
         saved = json.loads(path.read_text())
-        unknown = set(saved.keys()) - {f.name for f in fields(Options)}
-    except (ValueError, AttributeError, RecursionError):
+        saved.update(saved.pop("world_options", {}))
+        unknown = saved.keys() - defaults.keys()
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise UserError(f"{path} is damaged: it is not a JSON object") from None
-    if unknown & FORMER:
-        raise UserError(f"{path.parent} was made by an earlier version of this program (option "
-                        f"{sorted(unknown & FORMER)[0]}); go on with that version or start a new "
-                        "run in another --out")
     if unknown:
-        raise UserError(f"{path} has an option this version does not know: {sorted(unknown)[0]}")
-    for f in fields(Options):
-        if f.name in saved and type(saved[f.name]) is not f.type \
-                and not (f.type is float and type(saved[f.name]) is int):
-            raise UserError(f"{path}: option {f.name} has the value {saved[f.name]!r}, "
-                            f"which is no {f.type.__name__}")
-    changed = {**preset, **given}
-    former = {**{f.name: f.default for f in fields(Options)}, **saved}  # older runs have fewer
+        raise UserError(f"{path} has an option this version does not know ({sorted(unknown)[0]}): "
+                        "go on with the version that made it, or start a new run in another --out")
+    for name, value in saved.items():
+        kind = type(defaults[name])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise UserError(f"{path}: option {name} has the value {value!r}, which is no "
+                            f"{kind.__name__}")
+    former = {**defaults, **saved}  # older runs have fewer
     free = FREE | OTHER_BITS | (set() if uses_length(former["alpha_schedule"]) else {"epochs"})
-    changes = {name: value for name, value in changed.items() if value != former[name]}
-    says = {name: f"--{name.replace('_', '-')} was {former[name]!r} in this run and"
+    changes = {name: value for name, value in asked.items() if value != former.get(name)}
+    says = {name: f"--{name.replace('_', '-')} was {former.get(name)!r} in this run and"
             for name in changes}
-    for name in changes.keys() - free:
+    for name in sorted(changes.keys() - free):
         raise UserError(f"{says[name]} cannot become {changes[name]!r} now; start a new run in "
                         "another --out")
     for name in sorted(changes.keys() & OTHER_BITS):
         print(f"{says[name]} is {changes[name]!r} now: it goes on, but no longer to the bit")
-    return saved
+    return former
 
 
 # ---------------------------------------------------------------------------------------------
 # checkpoints
+
+
+def is_complete(o) -> bool:
+    """Whether the run that is to go on has nothing left to do; if so, says it. Reads names and dates
+    alone. Raises UserError if more epochs are done than asked for."""
+    folder = Path(o.out)
+    newest = _checkpoints(folder)[-1:]
+    if not newest:
+        return False
+    epoch, step = map(int, re.findall(r"[0-9]+", newest[0].name))
+    done = epoch - (step == 0)  # e0004-s000 is the end of epoch 3; e0004-s002 lies in epoch 4
+    if done > o.epochs:
+        raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {done}; nothing was "
+                        "changed")
+    report = folder / "report.html"  # the last that a run writes
+    complete = done == o.epochs and step == 0 and report.is_file() \
+        and report.stat().st_mtime >= (newest[0] / "epoch.json").stat().st_mtime
+    if complete:
+        print(f"{folder} is complete: {done} epochs are done, nothing was changed; more --epochs "
+              "may go on with it")
+    return complete
 
 
 def save(run):
@@ -254,7 +277,7 @@ def save(run):
         _write(run, root, root / f"e{run.state.epoch:04d}-s{run.state.step:03d}")
         for old in _checkpoints(run.folder)[:-KEEP]:
             shutil.rmtree(old)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+    except OSError as error:
         raise UserError(f"cannot save a checkpoint in {root} ({_reason(error)}): free some space, "
                         f"then go on with --resume --out {run.folder}") from None
 
@@ -264,15 +287,18 @@ def _write(run, root, final):
     scratch = Path(tempfile.mkdtemp(dir=root, prefix="tmp-"))
     former = root / f"{scratch.name}-former"
     try:
+        data = io.BytesIO()  # written by torch itself a full disk would be "unexpected pos"
         torch.save({
             "adapters": {name: [p.detach().cpu() for p in params]
                          for name, params in run.policy.params.items()},
             "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
             "generators": [run.rng.get_state(), run.sampler.get_state()],
-            "device": run.sampler.device.type}, scratch / "state.pt")
+            "device": run.sampler.device.type}, data)
+        (scratch / "state.pt").write_bytes(data.getbuffer())
         (scratch / "epoch.json").write_text(json.dumps({
-            "epoch_state": _epoch_to_json(run.state), "success": run.success,
-            "sizes": {name: _size(run.folder / name) for name in FILES}}))
+            "format": FORMAT, "epoch_state": _epoch_to_json(run.state), "success": run.success,
+            "sizes": {name: _size(run.folder / name) for name in FILES},
+            "sha256": {**run.sources, **{name: sha256(run.folder / name) for name in FILES}}}))
         for path in [*scratch.iterdir(), scratch]:
             _sync(path)
         if final.is_dir():  # moved away in one step: half deleted it would look like a checkpoint
@@ -299,13 +325,19 @@ def load(run):
             raise UserError(f"{run.folder / name} is shorter than its checkpoint says: it was cut "
                             "or edited; restore it, or start a new run in another --out")
     if saved:
+        here = {**run.sources, **{name: sha256(run.folder / name, known[name]) for name in FILES}}
+        for name, digest in saved["sha256"].items():
+            if here.get(name) != digest:
+                path = name if name in run.sources else run.folder / name
+                raise UserError(f"{path} is not what this run read or wrote: restore it, or start "
+                                "a new run in another --out")
         _read_state(run, folders[-1] / "state.pt", saved["epoch_state"])
         run.state, run.success = saved["epoch_state"], saved["success"]
     _rewind(run.folder, known)
     if not saved:
         print(f"{run.folder} has no checkpoint yet: starting from the beginning")
         return
-    run.history = _history(run.folder / "metrics.jsonl", run.state.epoch)
+    run.history = read_jsonl(run.folder / "metrics.jsonl")
     print(f"resumed {run.folder} at epoch {run.state.epoch}, step {run.state.step}")
 
 
@@ -324,17 +356,6 @@ def _rewind(folder: Path, known: dict):
             lines = data.count(b"\n")
             print(f"{path}: {lines} lines written after the checkpoint set aside in "
                   f"{name}.torn; that work is done again")
-
-
-def _history(path, epochs: int) -> list:
-    """The records of metrics.jsonl, one per finished epoch."""
-    history = read_jsonl(path)
-    needed = {"epoch", "warnings", *health.READS}
-    if [r.get("epoch") for r in history] != list(range(epochs)) \
-            or any(needed - set(r) for r in history):
-        raise UserError(f"{path} is not what this run wrote: restore it, or start a new run in "
-                        "another --out")
-    return history
 
 
 def _read_state(run, path, epoch_state):
@@ -401,13 +422,16 @@ def _read_epoch(path: Path, EpochState) -> dict:
     """epoch.json with its "epoch_state" as an EpochState; every field is there and of its type."""
     try:
         saved = json.loads(path.read_text())
+        if saved.get("format") != FORMAT:
+            raise UserError(f"{path} is damaged or of another version: go on with that version, or "
+                            "start a new run in another --out")
         state, sizes = saved["epoch_state"], saved["sizes"]
         wrong = [f.name for f in fields(EpochState) if not _fits(state[f.name], f.type)]
         wrong += [name for name in FILES if not (_fits(sizes[name], int) and sizes[name] >= 0)]
         if wrong or not _fits(saved["success"], float):
             raise ValueError(f"{(wrong or ['success'])[0]} has a wrong value")
         return {"epoch_state": _epoch_from_json(state, EpochState), "success": saved["success"],
-                "sizes": {name: sizes[name] for name in FILES}}
+                "sizes": {name: sizes[name] for name in FILES}, "sha256": dict(saved["sha256"])}
     except KeyError as error:
         raise _damaged(path, ValueError(f"{error} is missing")) from None
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -453,6 +477,12 @@ def _size(path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
+def sha256(path, size=None) -> str:
+    """Hash of a file, or of its first `size` bytes; of one that is not there, of nothing."""
+    data = Path(path).read_bytes()[:size] if Path(path).is_file() else b""
+    return hashlib.sha256(data).hexdigest()
+
+
 def _sync(path):
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -470,7 +500,7 @@ def stop_signals(run):
     """Within: SIGINT and SIGTERM only note that the run is to stop; a second one kills at once."""
     def note(number, frame):
         if run.stop:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("--resume goes on from the last checkpoint")
         run.stop = number
         print("stopping after this step; once more to stop at once", flush=True)
     former = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -28,6 +28,7 @@ from runtime import report
 from worlds import ladder
 
 pytestmark = pytest.mark.usefixtures("no_training")
+measure_untrained = genenv.measure_untrained
 MICRO = ["--threads", "1", "--no-gate", "--steps", "1", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "2", "--rank", "4"]
 
@@ -105,7 +106,7 @@ def wrong_values():
             "--reward-noise": ["1.1"], "--base-share": ["1.1"], "--env-fresh": ["1.1"],
             "--success-at": ["1.1"], "--seed": ["99999999999999999999"],
             "--threads": ["99999999"], "--resume": ["yes"], "--temperature": ["0"],
-            "--agent-lr": ["0"], "--rank": ["0"], "--steps": ["0"]}.items():
+            "--device": ["gpu", "cuda:99", "cuda:"], "--agent-lr": ["0"], "--rank": ["0"], "--steps": ["0"]}.items():
         yield from ((flag, v) for v in values)
     yield from (("--" + name.replace("_", "-"), "moon") for name in (*CHOICES, *NAMED))
 
@@ -126,6 +127,8 @@ COMMANDS = {
     "abbreviated": (["--alph", "0.5"], "--alph"), "world": (["--world", "moon"], "moon"),
     "no world": (["--world", ""], "world"), "traversal": (["--world", "../ladder"], "world"),
     "preset": (["--preset", "moon"], "moon"), "preset value": (["--preset"], "--preset"),
+    "preset of another world": (["--preset", "1.5b-16gb", "--world", "ladder"], "tool_calls"),
+    "no alpha end": (["--alpha-end", "0.4"], "--alpha-schedule constant"),
     "no model": (["--world", "tool_calls"], "--model"),
     "model for the ladder": (["--model", "x"], "--model"),
     "tasks for the ladder": (["--base-tasks", "x"], "--base-tasks"),
@@ -306,11 +309,17 @@ def last_checkpoint(folder):
 @pytest.mark.parametrize("flag, value", [
     ("--G", "4"), ("--alpha", "0.4"), ("--seed", "5"), ("--variant", "random"), ("--beta", "1"),
     ("--agent-lr", "0.1"), ("--rank", "8"), ("--steps", "3"), ("--world", "tool_calls"),
-    ("--preset", "7b-24gb"), ("--k-min", "0.1"), ("--reward-noise", "0.1")])
+    ("--k-min", "0.1"), ("--reward-noise", "0.1")])
 def test_resumed_with_another_option(flag, value, folder, tmp_path, capsys):
     """A resumed run is the same run: what would change it is refused by name."""
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder, flag, value],
-            "" if flag == "--preset" else flag, "cannot become")
+            flag, "cannot become")
+
+
+def test_resumed_with_a_preset_of_another_world(folder, tmp_path, capsys):
+    """Its options of that world are none here."""
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder, "--preset", "1.5b-16gb"],
+            "--preset 1.5b-16gb is for --world tool_calls")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -446,64 +455,28 @@ def test_state_that_would_run_code(folder, tmp_path, capsys):
 # a run to be resumed: append-only files
 
 
-def dropped(name):
-    """Edit of a record: without a field."""
-    return lambda r: {k: v for k, v in r.items() if k != name}
+@pytest.mark.parametrize("file", checkpoint.FILES)
+def test_an_edited_file_is_refused(file, folder, tmp_path, capsys):
+    """Whatever was changed in it, at the same length: its hash is in the checkpoint. A record without
+    replay_signal was a KeyError."""
+    text = (folder / file).read_text()
+    at = text.index("epoch")
+    (folder / file).write_text(text[:at] + "xpoch" + text[at + 5:])
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], folder / file,
+            "not what this run")
 
 
-def of_task(**fields):
-    """Edit of a train.jsonl record's task."""
-    return lambda r: {**r, "task": changed(**fields)(r["task"])}
-
-
-POOLS = {
-    **{("train.jsonl", f"no {k}"): dropped(k) for k in ("task", "p_hat", "epoch", "traces")},
-    ("train.jsonl", "task text"): changed(task="x"), ("train.jsonl", "task list"): changed(task=[]),
-    ("train.jsonl", "no spec"): of_task(spec=None), ("train.jsonl", "no text"): of_task(text=None),
-    ("train.jsonl", "unknown"): of_task(moon=1), ("train.jsonl", "p_hat text"): changed(p_hat="x"),
-    ("train.jsonl", "p_hat list"): changed(p_hat=[1]),
-    ("train.jsonl", "epoch text"): changed(epoch="one"),
-    ("train.jsonl", "traces number"): changed(traces=3),
-    **{("env.jsonl", f"no {k}"): dropped(k) for k in ("prompt", "response", "text", "task",
-                                                      "seed_task", "p_hat", "epoch")},
-    ("env.jsonl", "prompt text"): changed(prompt="x"),
-    ("env.jsonl", "prompt of text"): changed(prompt=["x"]),
-    ("env.jsonl", "no tokens"): changed(response=[]), ("env.jsonl", "p_hat 2"): changed(p_hat=2),
-    ("env.jsonl", "p_hat text"): changed(p_hat="half"),
-    ("env.jsonl", "epoch float"): changed(epoch=1.5), ("env.jsonl", "unknown"): changed(moon=1),
-    **{("metrics.jsonl", f"no {k}"): dropped(k) for k in ("epoch", "written", "replays",
-                                                          "invalid", "warnings")},
-    ("metrics.jsonl", "another epoch"): changed(epoch=7),
-}
-
-
-@pytest.mark.parametrize("file, name", POOLS, ids=lambda x: x)
-def test_pool_record(file, name, folder, tmp_path, capsys):
-    """A record with a field missing, unknown or of another type, on the first line."""
-    path = folder / file
-    lines = path.read_bytes().splitlines(keepends=True)
-    text = json.dumps(POOLS[file, name](json.loads(lines[0]))).encode()
-    pad = max(0, len(lines[0]) - 1 - len(text))  # a shorter file would be noticed before
-    path.write_bytes(text + b" " * pad + b"\n" + b"".join(lines[1:]))
-    size = path.stat().st_size
-    known = last_checkpoint(folder) / "epoch.json"
-    known.write_text(json.dumps(sizes(**{file.replace(".", "_"): size})(
-        json.loads(known.read_text()))))
-    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path)
-
-
-LINES = {"not json": b"{x", "list": b"[1]", "text": b'"x"', "binary": b"\xff\xfe\x00"}
-
-
-@pytest.mark.parametrize("file", ["train.jsonl", "env.jsonl", "metrics.jsonl"])
-@pytest.mark.parametrize("name", LINES)
-def test_pool_line(file, name, folder, tmp_path, capsys):
-    """A line in the middle that is no JSON object: its number is told, nothing is dropped."""
-    path = folder / file
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[1] = LINES[name].ljust(len(lines[1]) - 1) + b"\n"
-    path.write_bytes(b"".join(lines))
-    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path, "line 2")
+def test_an_edited_file_of_tasks_is_refused(tmp_path, capsys, monkeypatch, done):
+    """Held-out tasks would move into the base without a word."""
+    tasks, run = tmp_path / "tasks.jsonl", tmp_path / "run"
+    tasks.write_text('{"text": "1 s1 inc"}\n')
+    with monkeypatch.context() as patch:  # one epoch, the one before training
+        patch.setattr(genenv, "measure_untrained", measure_untrained)
+        assert genenv.main(["--out", str(run), "--cache-dir", done[2], *MICRO, "--epochs", "0",
+                            "--variant", "teacher", "--teacher-tasks", str(tasks)]) == 0
+    tasks.write_text('{"text": "2 s1 inc"}\n')
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", run, "--epochs", "1"], tasks,
+            "not what this run")
 
 
 @pytest.mark.parametrize("file", checkpoint.FILES)
@@ -662,6 +635,6 @@ def test_export_of_a_damaged_run(name, folder, tmp_path, capsys):
 
 def test_at_least_two_hundred_cases():
     """The count that this file promises."""
-    tables = (VALUES, COMMANDS, TEACHER, TASK_FILES, JUNK, CONFIG, EPOCH, STATE, POOLS, EVAL,
+    tables = (VALUES, COMMANDS, TEACHER, TASK_FILES, JUNK, CONFIG, EPOCH, STATE, EVAL,
               BENCH_FILES, RESPONSES, TOOLS, REPORTED)
-    assert sum(map(len, tables)) + 3 * len(RAW) + 3 * len(LINES) >= 200
+    assert sum(map(len, tables)) + 3 * len(RAW) >= 200
