@@ -241,7 +241,8 @@ def test_the_very_command_goes_on(tmp_path, capsys):
 def test_a_preset_that_may_replace_another_is_taken(tmp_path, capsys):
     """It was announced, and then the old values were used."""
     o = begun(tmp_path / "r", "--preset", "7b-24gb", "--model", "m", "--base-tasks", "b")
-    now = genenv.parse_options(["--preset", "7b-80gb", "--resume", "--out", str(tmp_path / "r")])
+    now = genenv.parse_options(["--preset", "7b-80gb", "--model", "m", "--resume", "--out",
+                                str(tmp_path / "r")])
     assert now == dataclasses.replace(o, resume=True, max_rows=576, token_budget=32768)
     assert "--max-rows was 144 in this run and is 576 now" in capsys.readouterr().out
 
