@@ -287,18 +287,19 @@ def _write(run, root, final):
     scratch = Path(tempfile.mkdtemp(dir=root, prefix="tmp-"))
     former = root / f"{scratch.name}-former"
     try:
+        (scratch / "epoch.json").write_text(json.dumps({
+            "format": FORMAT, "epoch_state": _epoch_to_json(run.state), "success": run.success,
+            "sizes": {name: _size(run.folder / name) for name in FILES},
+            "sha256": {**run.sources, **{name: sha256(run.folder / name) for name in FILES}}}))
         data = io.BytesIO()  # written by torch itself a full disk would be "unexpected pos"
         torch.save({
             "adapters": {name: [p.detach().cpu() for p in params]
                          for name, params in run.policy.params.items()},
             "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
             "generators": [run.rng.get_state(), run.sampler.get_state()],
-            "device": run.sampler.device.type}, data)
+            "device": run.sampler.device.type,
+            "epoch": sha256(scratch / "epoch.json")}, data)
         (scratch / "state.pt").write_bytes(data.getbuffer())
-        (scratch / "epoch.json").write_text(json.dumps({
-            "format": FORMAT, "epoch_state": _epoch_to_json(run.state), "success": run.success,
-            "sizes": {name: _size(run.folder / name) for name in FILES},
-            "sha256": {**run.sources, **{name: sha256(run.folder / name) for name in FILES}}}))
         for path in [*scratch.iterdir(), scratch]:
             _sync(path)
         if final.is_dir():  # moved away in one step: half deleted it would look like a checkpoint
@@ -366,6 +367,8 @@ def _read_state(run, path, epoch_state):
             if broken := file.testzip():
                 raise ValueError(f"the checksum of {broken} is wrong")
         state = torch.load(path, weights_only=True, map_location="cpu")
+        if state["epoch"] != sha256(path.with_name("epoch.json")):
+            raise ValueError("epoch.json is not the one that was written with it")
         for name, params in run.policy.params.items():
             _same_shapes(params, state["adapters"][name])
         for optimizer, value in zip(optimizers, state["optimizers"], strict=True):

@@ -345,7 +345,8 @@ def named_options(**fields):
     """What try_functions reads of a run's Options."""
     return types.SimpleNamespace(**{**dict(
         alpha=0.5, alpha_end=0.5, alpha_schedule="constant", difficulty_reward="bell", beta=2.0,
-        agent_reward="plain", seed_selection="uniform", function_selection="uniform", G=8, epochs=24, max_response_tokens=24),
+        agent_reward="plain", seed_selection="uniform", function_selection="uniform", G=8,
+        epochs=24, max_response_tokens=24),
         **fields})
 
 
