@@ -122,8 +122,8 @@ def coverage(run) -> dict:
 
 
 def once(state) -> list:
-    """(task, p_hat, traces) of every task of this epoch, at its first attempt: a task may be replayed
-    in the epoch that wrote it, and its record has the p_hat of before."""
+    """(task, p_hat, traces) of every task of this epoch, at its first attempt: a task may be tried
+    again in the epoch that wrote it, and its record has the p_hat of before."""
     first = {}
     for attempt in state.attempts:
         first.setdefault(attempt[0].id, attempt)

@@ -326,54 +326,15 @@ def test_resumed_with_a_preset_of_another_world(folder, tmp_path, capsys):
 # a run to be resumed: the checkpoint
 
 
-def state(**fields):
-    """Edit of epoch.json's "epoch_state"."""
-    def edit(d):
-        return {**d, "epoch_state": changed(**fields)(d["epoch_state"])}
-    return edit
-
-
-def sizes(**fields):
-    """Edit of epoch.json's "sizes"."""
-    def edit(d):
-        new = {k.replace("_", "."): v for k, v in fields.items()}
-        return {**d, "sizes": changed(**new)(d["sizes"])}
-    return edit
-
-
-EPOCH = {
-    "no state": changed(epoch_state=None), "no sizes": changed(sizes=None),
-    "no success": changed(success=None), "success text": changed(success="half"),
-    "state list": changed(epoch_state=[]), "sizes list": changed(sizes=[1]),
-    "state is a number": changed(epoch_state=3), "no epoch": state(epoch=None),
-    "epoch text": state(epoch="two"),
-    "epoch bool": state(epoch=True), "epoch float": state(epoch=1.5), "no step": state(step=None),
-    "no attempts": state(attempts=None), "attempts text": state(attempts="none"),
-    "attempts short": state(attempts=[[1]]),
-    "attempts of numbers": state(attempts=[1]),
-    "attempts task": state(attempts=[[{"a": 1}, 0.5, []]]),
-    "attempts p_hat": state(attempts=[[{"text": "", "spec": {}}, "x", []]]),
-    "attempts trace": state(attempts=[[{"text": "", "spec": {}}, 0.5, [{"a": 1}]]]),
-    "no fresh": state(fresh=None), "fresh record": state(fresh=[{"prompt": [1]}]),
-    "fresh number": state(fresh=[1]), "no invalid": state(invalid=None),
-    "invalid list": state(invalid=[]), "invalid counts": state(invalid={"malformed": "x"}),
-    "replays": state(replays=[1]), "unknown": state(moon=1), "seconds": state(seconds="long"),
-    "written": state(written=[]), "no agent": state(agent=None),
-    "no size": sizes(train_jsonl=None), "size text": sizes(train_jsonl="10"),
-    "size negative": sizes(env_jsonl=-1), "size float": sizes(metrics_jsonl=10.5),
-    "size too large": sizes(samples_jsonl=10**9), "epoch of another epoch": state(epoch=9),
-}
-
-
-@pytest.mark.parametrize("name", EPOCH)
-def test_epoch_of_a_checkpoint(name, folder, tmp_path, capsys):
-    """epoch.json with a field missing or of another type; no append-only file is cut for it."""
+def test_an_edited_account_of_the_epoch(folder, tmp_path, capsys):
+    """Whatever was changed in epoch.json: its hash is in state.pt."""
     path = last_checkpoint(folder) / "epoch.json"
-    path.write_text(json.dumps(EPOCH[name](json.loads(path.read_text()))))
-    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], folder)
+    path.write_text(path.read_text().replace('"step": 0', '"step": 1'))
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], folder, "epoch.json",
+            "remove the folder")
 
 
-@pytest.mark.parametrize("share", [0.001, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 0.999])
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.6, 0.999])
 def test_state_is_truncated(share, folder, tmp_path, capsys):
     """state.pt cut off anywhere."""
     path = last_checkpoint(folder) / "state.pt"
@@ -382,7 +343,7 @@ def test_state_is_truncated(share, folder, tmp_path, capsys):
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path, "remove the folder")
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize("share", [0.1, 0.7])
 def test_state_has_a_wrong_bit(share, folder, tmp_path, capsys):
     """One bit of the tensors flipped: only the checksum can tell."""
     path = last_checkpoint(folder) / "state.pt"
@@ -397,38 +358,11 @@ def test_state_has_a_wrong_bit(share, folder, tmp_path, capsys):
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], "remove the folder")
 
 
-def first_moment(s, change):
-    """Change the first moment of the agent's optimiser."""
-    state = s["optimizers"][0]["state"]
-    state[0] = {**state[0], "exp_avg": change(state[0]["exp_avg"])}
-
-
 STATE = {
     "list": lambda s: [s], "tensor": lambda s: torch.zeros(3), "empty": lambda s: {},
-    "no adapters": lambda s: s.pop("adapters") and s, "no generators": lambda s: s.pop(
-        "generators") and s, "no optimisers": lambda s: s.pop("optimizers") and s,
-    "no env adapter": lambda s: s["adapters"].pop("env") and s,
-    "no agent adapter": lambda s: s["adapters"].pop("agent") and s,
-    "adapter short": lambda s: s["adapters"]["agent"].pop() is None or s,
-    "adapter long": lambda s: s["adapters"]["agent"].append(torch.zeros(1)) or s,
-    "adapter of another rank": lambda s: s["adapters"].update(
+    "another model": lambda s: s["adapters"].update(
         agent=[torch.zeros(p.shape[0] * 2, *p.shape[1:]) for p in s["adapters"]["agent"]]) or s,
-    "adapter that would broadcast": lambda s: s["adapters"]["env"].__setitem__(
-        0, torch.zeros(1, 1)) or s,
-    "adapter numbers": lambda s: s["adapters"].update(env=[0.0] * len(s["adapters"]["env"])) or s,
-    "one optimiser": lambda s: s["optimizers"].pop() and s,
-    "optimiser text": lambda s: s.update(optimizers=["a", "b"]) or s,
-    "optimiser groups": lambda s: s["optimizers"][0].pop("param_groups") and s,
-    "optimiser of another rank": lambda s: first_moment(s, lambda m: torch.cat([m, m])) or s,
-    "optimiser without moments": lambda s: first_moment(s, lambda m: None) or s,
-    "optimiser short": lambda s: s["optimizers"][1]["state"].popitem() and s,
-    "generator text": lambda s: s.update(generators=["a", "b"]) or s,
-    "generator short": lambda s: s.update(generators=[g[:10] for g in s["generators"]]) or s,
-    "generator of tokens text": lambda s: s["generators"].__setitem__(1, "b") or s,
-    "generator of tokens float": lambda s: s["generators"].__setitem__(1, torch.zeros(16)) or s,
-    "device number": lambda s: s.update(device=3) or s,
-    "one generator": lambda s: s["generators"].pop() is None or s,
-    "generator float": lambda s: s.update(generators=[g.float() for g in s["generators"]]) or s,
+    "fewer layers": lambda s: s["adapters"]["agent"].pop() is None or s,
 }
 
 
@@ -635,6 +569,6 @@ def test_export_of_a_damaged_run(name, folder, tmp_path, capsys):
 
 def test_at_least_two_hundred_cases():
     """The count that this file promises."""
-    tables = (VALUES, COMMANDS, TEACHER, TASK_FILES, JUNK, CONFIG, EPOCH, STATE, EVAL,
+    tables = (VALUES, COMMANDS, TEACHER, TASK_FILES, JUNK, CONFIG, STATE, EVAL,
               BENCH_FILES, RESPONSES, TOOLS, REPORTED)
     assert sum(map(len, tables)) + 3 * len(RAW) >= 200
