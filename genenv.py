@@ -66,7 +66,7 @@ def train(o: "Options") -> Path:
 def epoch(run: Run):
     """One epoch t of Algorithm 1: its step 1, 2 for the agent (2a) and 3 for D_train (3a) several
     times over, on a batch each; then 2 for the simulator (2b) and 3 for D_env (3b) on all of it."""
-    o, state, started = run.o, run.state, time.time()
+    o, state, started = run.o, run.state, time.perf_counter()
     alpha = curriculum.next_alpha(o.alpha_schedule, context_of(run))  # paper: 0.5 throughout
     for state.step in progress_bar(run):
         # 1. generate and interact; some earlier tasks of D_train are tried again beside the new
@@ -91,7 +91,7 @@ def epoch(run: Run):
     # 3b. aggregate: D_env <- D_env + all generations that are tasks, in the band or not: with their
     # p_hat, from which a weight follows at the alpha of the day
     run.env_pool.add(state.fresh)
-    state.seconds += time.time() - started
+    state.seconds += time.perf_counter() - started
     end_epoch(run, env_stats, alpha)
 
 
@@ -244,11 +244,11 @@ class Trial:
 def interact(run, tasks) -> list[Trial]:
     """G attempts of the agent at every task, scored."""
     o, state = run.o, run.state
-    started = time.time()
+    started = time.perf_counter()
     with memory.peak_memory(run.peaks, "agent rollouts", run.policy.device):
         rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
                                run.sampler, o.max_rows)
-    state.rollout_seconds += time.time() - started
+    state.rollout_seconds += time.perf_counter() - started
     state.rollout_tokens += sum(len(r.response) for r in rollouts)
     trials = []
     for b, task in enumerate(tasks):
@@ -382,14 +382,14 @@ def update_environment(run, fresh, aged, weights) -> dict:
 
 def measure_untrained(run):
     """Epoch 0: one batch is written and tried, nothing is trained."""
-    started = time.time()
+    started = time.perf_counter()
     if run.o.variant == "static":
         write_static(run)
     for task in run.teacher:
         run.train_pool.add_untried(task)
     for trial in interact(run, [g.task for g in generate(run, run.o.alpha)]):
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, 0)
-    run.state.seconds = time.time() - started
+    run.state.seconds = time.perf_counter() - started
     end_epoch(run, {}, run.o.alpha)
 
 

@@ -489,7 +489,7 @@ def stop_if_asked(run, started):
         return
     state = run.state
     state.step += 1
-    state.seconds += time.time() - started
+    state.seconds += time.perf_counter() - started
     save(run)
     raise Stopped(run.stop, f"stopped in epoch {state.epoch} after step {state.step}; go on "
                             f"with: python genenv.py --resume --out {run.folder}")
