@@ -16,6 +16,8 @@ import os
 import re
 import sys
 
+from safetensors import SafetensorError
+
 import curriculum
 from data_pool import UserError
 from runtime import checkpoint
@@ -52,10 +54,10 @@ def exit_code(command) -> int:
     except checkpoint.Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal
-    except OSError as error:  # a full disk, a file that may not be written
-        what = f"{error.filename}: " if error.filename else ""
-        print(f"genenv: {what}{' '.join(str(error.strerror or error).split())}; a run that had "
-              "begun goes on from its last checkpoint with --resume", file=sys.stderr)
+    except (OSError, SafetensorError) as error:  # a full disk, a file that may not be written
+        name, why = (getattr(error, key, None) for key in ("filename", "strerror"))
+        print(f"genenv: {f'{name}: ' if name else ''}{' '.join(str(why or error).split())}; "
+              "a run that had begun goes on from its last checkpoint with --resume", file=sys.stderr)
         return 2
     except KeyboardInterrupt as stopped:  # before the run had begun, or a second signal: it says
         print("; ".join(["stopped at once", *map(str, stopped.args)]), file=sys.stderr)

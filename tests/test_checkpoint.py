@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from runtime import checkpoint, memory
 import data_pool
@@ -290,6 +291,15 @@ def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monke
         checkpoint._read(out / "checkpoints" / folder)
     assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
     equal(quiet, out)
+
+
+def test_a_disk_that_is_full_when_the_adapters_are_written(capsys, monkeypatch):
+    """safetensors has an exception of its own for it."""
+    def full(o):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+    monkeypatch.setattr(genenv, "train", full)
+    assert genenv.main([]) == 2
+    one_line(capsys, "No space left on device", "--resume")
 
 
 def test_half_written_append_is_taken_back(tmp_path, monkeypatch):
