@@ -227,7 +227,7 @@ def load_policy(args):
 
 def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> dict:
     """Responses, verdicts, results of one benchmark; returns the summary that was written."""
-    bench_module, began = module(bench), time.time()
+    bench_module, began = module(bench), time.perf_counter()
     # the name says which run it is: another model, option or data set is another file
     settings = run_settings(bench, policy, args)
     name = "-".join([bench] + [args.variant] * bool(args.variant) + [
@@ -256,7 +256,7 @@ def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> 
     # scores are never taken from an earlier run: a corrected scorer must show
     verdicts = [verdict_of(bench_module, record, rows[record["id"]], args) for record in records]
     write_rows(path, [rows[r["id"]] for r in records], verdicts)
-    summary = summarise(bench, records, verdicts, rows, settings, args, time.time() - began)
+    summary = summarise(bench, records, verdicts, rows, settings, args, time.perf_counter() - began)
     common.write_json(folder / f"{name}.json", summary)
     return {**summary, "file": str(folder / f"{name}.json")}
 
