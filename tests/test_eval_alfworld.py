@@ -187,6 +187,8 @@ def test_first_commands_by_hand():
     assert alfworld._first_commands([], plan) == {"go to desk 1"}
     assert alfworld._first_commands(plan[:1], plan[1:]) == {"take pen 1 from desk 1"}
     assert alfworld._first_commands(plan[:3], plan[3:]) == {plan[3]}
+    # one hand: nothing is taken while it holds something
+    assert alfworld._after(("desk 1", "pen 1"), "take cup 1 from desk 1", ()) is None
     lamp = ["go to desk 1", "use desklamp 1", "take pen 1 from desk 1"]
     assert len(alfworld._first_commands(lamp[:1], lamp[1:])) == 2  # either order: no base task
 

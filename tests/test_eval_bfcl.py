@@ -165,6 +165,7 @@ def test_rule_6_comparison():
         "'new york ny'", "'New-York/NY.'", "'New York\\n, NY'", "'New York: NY'", "'York'"]) == {
         "'new york ny'": True, "'New-York/NY.'": True, "'New York\\n, NY'": False,
         "'New York: NY'": False, "'York'": False}
+    assert values("string", ["x"], ["'X*^_'"]) == {"'X*^_'": True}
     assert values("string", ["it's"], ["'it\"s'", "''"]) == {"'it\"s'": True, "''": False}
     assert values("string", ["x", ""], ["''", "' .'"]) == {"''": True, "' .'": True}
     array = {"type": "array", "items": {"type": "string"}}
