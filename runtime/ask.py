@@ -14,9 +14,9 @@ printed with what is wrong.
 
 What is offered: the run's functions, those of its --tools and of its base tasks, or those of
 --tools FILE. An agent that has learned with a few functions in its prompt is lost among hundreds. So
-it is shown as many as the largest task of its training had: those whose name and description share
-the most words with the request, a word being worth the more the fewer functions have it. --offered
-sets another number, --functions names them.
+it is shown as many as the largest task of its training had, and four at least: those that share the most words with the
+request, a word being worth the more the fewer functions have it. --offered sets another number,
+--functions names them.
 
 Where it differs on purpose: one answer for each request. Tools that answer, as in an episode, are
 not there, so of a task in several steps this is the first.
@@ -28,21 +28,25 @@ import re
 import sys
 from collections import Counter
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from data_pool import Task, UserError, read_jsonl
 from policy import Policy
+from runtime import checkpoint
 from runtime import options as run_options
+from runtime.jsonl import first_line
 from runtime.loading import policy_options
-from worlds import call_text, one_line_for_templates, special_token_in, tool_calls, tool_lists, \
-    world_option
+from worlds import InvalidTask, call_text, one_line_for_templates, special_token_in, tool_calls, \
+    task_texts, tool_lists, world_option
 from worlds.schemas import check_calls
-from worlds.tool_calls import InvalidTask
 
 MAX_REQUEST = 8000  # characters of one request
 STEM = 5            # letters by which two words are one: reminder and remind
+LEAST = 4           # functions in a prompt: with fewer the one that is needed is often not there
 
 
 def main(argv, Options) -> int:
@@ -52,12 +56,11 @@ def main(argv, Options) -> int:
     o, adapter = options_of(Path(args.run), Options)
     tasks = tasks_of(Path(args.run), o)
     tools = functions(args, o, tasks)
-    number = args.offered or max((len(t.spec.get("tools", ())) for t in tasks), default=len(tools))
+    number = args.offered or max(LEAST, *(len(t.spec.get("tools", ())) for t in tasks))
     tool_calls.read_answers_as(world_option(tool_calls, o, "call_format"),
                                any(t.spec.get("calls") == [] for t in tasks))
     torch.set_num_threads(run_options.threads_of(o))
-    policy = Policy.load(o.model, ("agent",) if adapter else (), **{
-        **policy_options(o), "adapter_paths": {"agent": adapter}})
+    policy = load_agent(o, adapter)
     shown = [short_list(request, tools, number) for request in requests]
     for request, offered, answer in zip(requests, shown, answers(policy, o, requests, shown)):
         found = read_answer(answer, offered)
@@ -174,6 +177,18 @@ def options_of(folder: Path, Options):
     return o, "" if path == warm else str(adapter)
 
 
+def load_agent(o, adapter: str) -> Policy:
+    """The base model with the agent's adapter; alone where `adapter` is empty. Raises UserError."""
+    if adapter:
+        checkpoint.check_adapter_folder(adapter, "agent_adapter", o.rank)
+    try:
+        return Policy.load(o.model, ("agent",) if adapter else (), **{
+            **policy_options(o), "adapter_paths": {"agent": adapter}})
+    except (SafetensorError, RuntimeError, LookupError) as error:  # cut short, or of another base
+        raise UserError(f"the adapter {adapter} does not load on {o.model} "
+                        f"({first_line(error):.160})") from None
+
+
 def tasks_of(folder: Path, o) -> list[Task]:
     """The tasks that the agent learned on: base tasks, and those written for it in the run."""
     base = Path(o.base_tasks or tool_calls.EXAMPLE_TASKS)
@@ -208,21 +223,27 @@ def functions(args, o, tasks) -> list[dict]:
     return [by_name[name] for name in named or reversed(by_name)]
 
 
-def words(text: str) -> set[str]:
+@lru_cache(maxsize=2 ** 15)
+def words(text: str) -> frozenset[str]:
     """Words of a text by their first letters: lower case, names in camelCase and with _ split."""
     split = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
-    return {word[:STEM].lower() for word in re.findall(r"[^\W_]{2,}", split)}
+    return frozenset(word[:STEM].lower() for word in re.findall(r"[^\W_]{2,}", split))
 
 
 def short_list(request: str, tools: list, number: int) -> list[dict]:
-    """The `number` functions nearest to a request, in the order of the list: the sum, over the words
-    that they share, of log(functions / functions with the word)."""
+    """The `number` functions nearest to a request, in the order of the list.
+
+    How near: over the words that they share, the sum of log(functions / functions with the word),
+    a word of the arguments alone (names, descriptions, listed values) counting half.
+    """
     if len(tools) <= number:
         return tools
-    of_tool = [words(f"{tool['name']} {tool['description']}") for tool in tools]
-    having = Counter(word for own in of_tool for word in own)
-    asked = words(request)
-    worth = [sum(math.log(len(tools) / having[word]) for word in asked & own) for own in of_tool]
+    first = [words(f"{tool['name']} {tool['description']}") for tool in tools]
+    every = [own | words(" ".join(task_texts(tool["parameters"].get("properties", {}))))
+             for own, tool in zip(first, tools)]
+    having, asked = Counter(word for own in every for word in own), words(request)
+    value = lambda shared: sum(math.log(len(tools) / having[word]) for word in shared)
+    worth = [(value(asked & own) + value(asked & both)) / 2 for own, both in zip(first, every)]
     best = sorted(range(len(tools)), key=lambda i: -worth[i])[:number]  # stable
     return [tools[i] for i in sorted(best)]
 
