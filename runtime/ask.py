@@ -51,7 +51,7 @@ LEAST = 4           # functions in a prompt: with fewer the one that is needed i
 
 def main(argv, Options) -> int:
     """The command `genenv.py ask`; argv: what follows it. Raises UserError, returns 0."""
-    args = parser().parse_args(argv)
+    args = parser().parse_intermixed_args(argv)  # options may stand between RUN and the request
     requests = read_requests(args)
     o, adapter = options_of(Path(args.run), Options)
     tasks = tasks_of(Path(args.run), o)

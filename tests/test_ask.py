@@ -140,6 +140,7 @@ def test_the_short_list_has_the_function_that_is_needed():
     assert found >= 0.9 * len(tasks)
     many = [{"name": f"set_{n}", "description": "Set it in the room."} for n in range(50)]
     many.insert(31, {"name": "tuneRadio", "description": "Set it."})
+    many = list(map(tool_lists.own_tool, many))
     assert many[31] in ask.short_list("Set the radio in the room, please, and set it in the room.", many, 1)
 
 
