@@ -38,7 +38,7 @@ import torch
 import curriculum
 from data_pool import EnvRecord, Task, Trace, distinct, priority
 from grpo import grpo_update
-from runtime import checkpoint, controls, export, measure, memory, options, warm_start
+from runtime import ask, checkpoint, controls, export, measure, memory, options, warm_start
 from runtime.run import Run, context_of, end_epoch, finish, fixed_tasks, note_refused, \
     prepare_run, progress_bar
 from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
@@ -495,7 +495,8 @@ def parse_options(argv) -> Options:
 def main(argv=None) -> int:
     """Entry point; returns the exit code: 0, 2 for a user's mistake, 128 + n after a signal n."""
     argv = sys.argv[1:] if argv is None else argv
-    commands = {"export": export.main, "warm-start": lambda rest: warm_start.main(rest, Options)}
+    commands = {"export": export.main, "warm-start": lambda rest: warm_start.main(rest, Options),
+                "ask": lambda rest: ask.main(rest, Options)}
     command = commands.get(argv[0] if argv else "")
     return options.exit_code(lambda: command(argv[1:]) if command else train(parse_options(argv)))
 

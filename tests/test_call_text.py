@@ -133,7 +133,7 @@ BAD = [
     "f (a=1)", "f(a='\\ud800')", "f(a='\\x00')", "f(a='\0')", "f(a=" + "9" * 19 + ")",
     "f(a=" + "9" * 5000 + ")", "f(a=1)\nthat is all", "f(a=\n1)", "f(a=await b)",
     "f(a=__import__('os').system('true'))", "__import__('os').system(command='true')",
-    "f(a=exec)", "f(a=(yield))", "f(a=`1`)", "f(a='x)", "f(from=1)", "é" * 70 + "(a=1)",
+    "f(a=exec)", "f(a=(yield))", "f(a=`1`)", "f(a='x)", "f(from=1)", "é" * 140 + "(a=1)",
 ]
 
 

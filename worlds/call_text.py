@@ -8,8 +8,9 @@ fit and when two calls agree is said in worlds/tool_calls.py alone.
     search_trains(origin="Lyon", destination="Nice", seats=2)
 
 A signature has the arguments of the JSON schema, required ones first: `= value` is the default, and
-`= ...` says that the argument may be left out. Types are str, int, float, bool, None, list[...],
-`{key: type}` for objects with declared members and dict for others; an enum is its values with |.
+`= ...` says that the argument may be left out. Types are str, int, float, bool, None, any, list[...],
+`{key: type}` for objects with declared members, dict[str, type] for those whose members are of one
+type and dict for others; an enum is its values with |, and so are several types.
 Descriptions are left out, they are most of a JSON spec.
 
 How it is run: by worlds/tool_calls.py. Text is parsed to a syntax tree (ast.parse) and literals are
@@ -29,8 +30,10 @@ MAX_CHARS = 32_768    # of a model's text; more is not even looked at
 MAX_DEPTH = 24        # brackets within brackets: far below what would exhaust a parser's stack
 MAX_DIGITS = 18       # of an integer
 MAX_LINES = 64        # calls, one a line
-# of a call: identifier-like, with the dots and dashes that some benchmarks use; then its brackets
-CALL = re.compile(r"([A-Za-z_][\w.\-]{0,63})\((.*)\)", re.DOTALL)
+# of a function: a word of any script, with the dots, dashes and slashes that servers use
+NAME = r"[^\W\d][\w.\-/]{0,127}"
+CALL = re.compile(rf"({NAME})\((.*)\)", re.DOTALL)
+NOTHING = "none"      # what the agent says where there is nothing to call
 TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None",
          "array": "list", "object": "dict"}
 
@@ -41,7 +44,7 @@ TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"
 
 def signature(tool: dict) -> str:
     """A tool spec (name, description, parameters) as one line."""
-    return f"{tool['name']}({_members(tool['parameters'])})"
+    return f"{tool['name']}({_members(tool['parameters'], spoken)})"
 
 
 def write_call(call: dict) -> str:
@@ -79,11 +82,11 @@ def literal(value) -> str:
     return repr(value)
 
 
-def _members(schema: dict) -> str:
-    """The members of an object schema, required ones first."""
+def _members(schema: dict, say=str) -> str:
+    """The members of an object schema, required ones first. say: how their names are written."""
     required, properties = schema.get("required", []), schema.get("properties", {})
     order = sorted(properties, key=lambda name: name not in required)  # stable
-    return ", ".join(f"{spoken(name)}: {_type(properties[name])}"
+    return ", ".join(f"{say(name)}: {_type(properties[name])}"
                      + ("" if name in required else f" = {_default(properties[name])}")
                      for name in order)
 
@@ -93,14 +96,29 @@ def _default(schema: dict) -> str:
 
 
 def _type(schema: dict) -> str:
-    """A schema as a type."""
+    """A schema as a type; bounds and patterns are left out."""
     if "enum" in schema:
         return " | ".join(map(literal, schema["enum"]))
-    if schema["type"] == "array" and "items" in schema:
+    named = schema.get("type", [])
+    kinds = named if isinstance(named, list) else [named]
+    if len(kinds) >= len(TYPES) - 1:
+        return "any"
+    # an object whose alternatives are only about its members has a type of its own
+    unions = [_type(inner) for union in ("anyOf", "oneOf") for inner in schema.get(union, ())]
+    words = [_one_type(kind, schema) for kind in kinds] or unions
+    return " | ".join(dict.fromkeys(words))
+
+
+def _one_type(kind: str, schema: dict) -> str:
+    """One of the types that a schema names."""
+    others = schema.get("additionalProperties")
+    if kind == "array" and "items" in schema:
         return f"list[{_type(schema['items'])}]"
-    if schema["type"] == "object" and schema.get("properties"):
+    if kind == "object" and schema.get("properties"):
         return "{" + _members(schema) + "}"
-    return TYPES[schema["type"]]
+    if kind == "object" and isinstance(others, dict) and others:
+        return f"dict[str, {_type(others)}]"
+    return TYPES[kind]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -7,16 +7,19 @@ How it is run: by worlds/tool_calls.py, for every text that a model wrote and ev
 Nothing is executed or evaluated: a text is bounded in length and depth, then parsed as JSON.
 
 Where it differs on purpose: the schema keywords are the part of JSON schema that function specs
-use, so that no package is needed; arguments that a spec does not declare are always refused.
+use, so that no package is needed (KEYWORDS; worlds/tool_lists.py writes $ref, allOf, const and others
+with them). Arguments that a spec does not declare are refused, whatever additionalProperties says,
+unless it is a schema: then they must fit that.
 """
 import json
 import math
 import re
 import string
+from functools import lru_cache
 
 from data_pool import Task
 from worlds import InvalidTask
-from worlds.call_text import MAX_CHARS, MAX_DEPTH, MAX_DIGITS
+from worlds.call_text import MAX_CHARS, MAX_DEPTH, MAX_DIGITS, NAME
 
 MAX_CALLS, MAX_TOOLS = 8, 32
 
@@ -102,11 +105,17 @@ def first_object(text: str, tries: int = 8):
 # JSON schema, the part of it that tool specs use
 
 
-TYPES = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None)}
-NUMBERS = ("integer", "number")
-NOTES = {"description", "title", "format", "examples", "additionalProperties"}
-KEYWORDS = NOTES | {"type", "properties", "required", "items", "enum", "minimum", "maximum",
-                    "default"}
+TYPES = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None),
+         "integer": (int, float), "number": (int, float)}
+NOTES = {"description", "title", "format", "examples"}
+UNIONS = ("anyOf", "oneOf")
+NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+SIZES = {"Length": str, "Items": list, "Properties": dict}  # minLength, maxItems and so on
+COUNTS = {bound + unit for unit in SIZES for bound in ("min", "max")}
+KEYWORDS = {*NOTES, *UNIONS, *NUMBERS, *COUNTS, "type", "properties", "required", "items", "enum",
+            "default", "pattern", "additionalProperties"}
+PATTERN_TEXT = 256  # characters up to which a text is held against a pattern
+PATTERN_COST = 25   # bits: the steps that a pattern may take on such a text, at worst
 
 
 def canonical(value) -> str:
@@ -120,36 +129,98 @@ def canonical(value) -> str:
     return json.dumps(plain(value), sort_keys=True)
 
 
+def kinds(schema: dict) -> list[str]:
+    """The types that a schema names: one, several, or none beside anyOf and oneOf."""
+    kind = schema.get("type", [])
+    return kind if isinstance(kind, list) else [kind]
+
+
 def conforms(value, schema: dict) -> bool:
     """Whether a value satisfies a schema that check_schema has passed."""
-    kind = schema["type"]
-    if kind in NUMBERS:
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool)
-        fits = fits and (kind == "number" or value == int(value))
-        fits = fits and schema.get("minimum", value) <= value <= schema.get("maximum", value)
-    else:
-        fits = isinstance(value, TYPES[kind])
-    if fits and "enum" in schema:
-        fits = canonical(value) in map(canonical, schema["enum"])
-    if fits and kind == "array" and "items" in schema:
-        fits = all(conforms(item, schema["items"]) for item in value)
-    if fits and kind == "object" and "properties" in schema:
-        fits = not argument_fault(value, schema)
-    return fits
+    if "type" in schema and not any(_is(value, kind) for kind in kinds(schema)):
+        return False
+    if "enum" in schema and canonical(value) not in map(canonical, schema["enum"]):
+        return False
+    if _is(value, "number") and not _number_fits(value, schema):
+        return False
+    for unit, kind in SIZES.items():
+        if isinstance(value, kind) and not (
+                schema.get("min" + unit, 0) <= len(value) <= schema.get("max" + unit, len(value))):
+            return False
+    if isinstance(value, str) and len(value) <= PATTERN_TEXT and "pattern" in schema:
+        pattern = quick_pattern(schema["pattern"])
+        if pattern and not pattern.search(value):
+            return False
+    if isinstance(value, list) and "items" in schema:
+        if not all(conforms(item, schema["items"]) for item in value):
+            return False
+    if isinstance(value, dict) and ("properties" in schema or _others(schema)):
+        return not argument_fault(value, schema)
+    return _in_unions(value, schema)
+
+
+def _is(value, kind: str) -> bool:
+    """Whether a value has a JSON type: true is no number, 5.0 is an integer."""
+    if not isinstance(value, TYPES[kind]) or isinstance(value, bool) != (kind == "boolean"):
+        return False
+    return kind != "integer" or value == int(value)
+
+
+def _number_fits(value, schema: dict) -> bool:
+    steps = value / schema.get("multipleOf", value or 1)  # 0.3 / 0.1 is not quite 3
+    return schema.get("minimum", value) <= value <= schema.get("maximum", value) \
+        and ("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]) \
+        and ("exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"]) \
+        and math.isfinite(steps) and abs(steps - round(steps)) < 1e-6
+
+
+def _in_unions(value, schema: dict) -> bool:
+    """anyOf: one of its schemas at least; oneOf: one and no other."""
+    fits = {union: sum(conforms(value, inner) for inner in schema[union])
+            for union in UNIONS if union in schema}
+    return fits.get("anyOf", 1) > 0 and fits.get("oneOf", 1) == 1
+
+
+@lru_cache(maxsize=4096)
+def quick_pattern(pattern: str):
+    """A regular expression that no text of PATTERN_TEXT characters keeps busy, or None.
+
+    None: the pattern is a note then. A group that repeats may take exponential time, so there is
+    none; each other repetition may try all lengths, and an option doubles the ways.
+    """
+    # an escape or a class is one character; what is left may be counted sign by sign
+    bare = re.sub(r"\\[^1-9]|\[\^?\]?(?:\\.|[^\]\\])*\]", "x", pattern, flags=re.DOTALL)
+    bare = bare.replace("(?:", "(")
+    if len(pattern) > PATTERN_TEXT or re.search(r"\\|\(\?|\)[*+{]", bare):
+        return None
+    bare = re.sub(r"\{\d+\}", "", bare)  # so many times, and there is no other way
+    loops = len(re.findall("[*+{]", bare)) + (bare[:1] != "^" or "|" in bare)  # where it begins
+    if loops * math.log2(PATTERN_TEXT) + bare.count("?") + bare.count("|") > PATTERN_COST:
+        return None
+    try:
+        return re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return None
+
+
+def _others(schema: dict) -> dict:
+    """The schema of members that are not declared, or {}: then there are none."""
+    others = schema.get("additionalProperties")
+    return others if isinstance(others, dict) else {}
 
 
 def argument_fault(arguments: dict, schema: dict) -> str:
     """What is wrong with the members of an object, in words; empty if nothing is."""
-    properties = schema.get("properties", {})
+    properties, others = schema.get("properties", {}), _others(schema)
     for name in schema.get("required", []):
         if name not in arguments:
             return f"the required argument {name!r} is missing"
     for name, value in arguments.items():
-        if name not in properties:
+        if name not in properties and not others:
             return f"the argument {name!r} is not declared"
-        if not conforms(value, properties[name]):
+        if not conforms(value, properties.get(name, others)):
             return f"the argument {name!r} does not fit its schema"
-    return ""
+    return "" if _in_unions(arguments, schema) else "the arguments fit none of the alternatives"
 
 
 def check_schema(schema, where: str):
@@ -158,10 +229,16 @@ def check_schema(schema, where: str):
         if not holds:
             raise invalid("tool schema", f"{where}: {what}")
     need(isinstance(schema, dict), "the schema is no object")
-    need(not set(schema) - KEYWORDS, "unsupported keyword "
-         + ", ".join(sorted(map(repr, set(schema) - KEYWORDS))))
-    kind = schema.get("type")
-    need(isinstance(kind, str) and (kind in TYPES or kind in NUMBERS), f"unknown type {kind!r}")
+    keys = set(schema)
+    if unknown := sorted(map(repr, keys - KEYWORDS)):
+        need(False, "unsupported keyword " + ", ".join(unknown))
+    for union in keys.intersection(UNIONS):
+        need(isinstance(schema[union], list) and schema[union], f"{union!r} is no list of schemas")
+        for inner in schema[union]:
+            check_schema(inner, where)
+    named = kinds(schema)
+    need(all(isinstance(kind, str) and kind in TYPES for kind in named)
+         and (named or not keys.isdisjoint(UNIONS)), f"unknown type {schema.get('type')!r}")
     properties, required = schema.get("properties", {}), schema.get("required", [])
     need(isinstance(properties, dict), "properties is no object")
     for name, inner in properties.items():
@@ -171,8 +248,14 @@ def check_schema(schema, where: str):
          "required names something that properties does not have")
     if "items" in schema:
         check_schema(schema["items"], f"{where}[]")
-    for bound in ("minimum", "maximum"):
-        need(type(schema.get(bound, 0)) in (int, float), f"{bound} is no number")
+    if _others(schema):
+        check_schema(_others(schema), f"{where}{{}}")
+    for bound in NUMBERS & keys:
+        need(type(schema[bound]) in (int, float), f"{bound} is no number")
+    need(schema.get("multipleOf", 1) > 0, "multipleOf is not positive")
+    for bound in COUNTS & keys:
+        need(type(schema[bound]) is int, f"{bound} is no whole number")
+    need(isinstance(schema.get("pattern", ""), str), "pattern is no text")
     need(isinstance(schema.get("enum", [0]), list) and schema.get("enum", [0]), "enum is no list")
     need("default" not in schema or conforms(schema["default"], schema),
          "the default does not fit the schema")
@@ -189,8 +272,7 @@ def check_tools(tools) -> dict:
     by_name = {}
     for tool in tools:
         name = tool.get("name") if isinstance(tool, dict) else None
-        # identifier-like, with the dots and dashes that some benchmarks use
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][\w.\-]{0,63}", name):
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
             raise invalid("tool schema", f"a tool has no proper name, it has {name!r:.80}")
         if name in by_name:
             raise invalid("tool schema", f"two tools are called {name!r}")
@@ -203,10 +285,13 @@ def check_tools(tools) -> dict:
     return by_name
 
 
-def check_calls(calls, tools: dict):
-    """Raise InvalidTask unless every call is of a declared tool with fitting arguments."""
-    if not isinstance(calls, list) or not 1 <= len(calls) <= MAX_CALLS:
-        raise invalid("malformed task", f"calls is no list of 1 to {MAX_CALLS} calls")
+def check_calls(calls, tools: dict, least: int = 1):
+    """Raise InvalidTask unless every call is of a declared tool with fitting arguments.
+
+    least: 0 where no call at all is an answer too.
+    """
+    if not isinstance(calls, list) or not least <= len(calls) <= MAX_CALLS:
+        raise invalid("malformed task", f"calls is no list of {least} to {MAX_CALLS} calls")
     for call in calls:
         if not isinstance(call, dict) or set(call) != {"name", "arguments"} \
                 or not isinstance(call["arguments"], dict) or not isinstance(call["name"], str):

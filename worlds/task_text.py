@@ -42,6 +42,8 @@ def write(record: dict, write_call, unused=()) -> str:
     write_call: a call -> one line. unused: names of functions to add without calling them.
     """
     lines = [f"Call: {write_call(call)}" for call in record.get("calls", ())]
+    if record.get("calls") == []:  # of a seed task with nothing to call
+        lines = [f"Call: {call_text.NOTHING}"]
     if "results" in record:
         returned = [f"Result: {json.dumps(r, ensure_ascii=False)}" for r in record["results"]]
         lines = [line for pair in zip(lines, returned) for line in pair]

@@ -14,12 +14,13 @@ JSON object per line, of either kind (worlds/example_tasks.jsonl has 51, and is 
      "results": ["study", ...]}     optional: what each call returns, any JSON values
     {"task": "Who wrote Dune?", "reference": "Frank Herbert"}      or a list of accepted answers
 
-A tool has name, description and parameters, not wrapped in {"type": "function", ...}; a task has 1
-to 32 tools and 1 to 8 calls. `parameters` is an object schema of these keywords: type (always
-there, a JSON schema type: object and number for BFCL's dict and float), properties, required,
-items, enum, minimum, maximum, default, and the notes description, title, format, examples,
-additionalProperties (which is always taken as false). Lines are checked one by one; a bad one is
-named. An eighth of the file is held out for validation, another for tuning.
+A task has 1 to 32 tools and at most 8 calls; `"calls": []` says that none of the tools does what is
+asked, and the agent then answers `none`, which its prompt mentions only if some task has that answer.
+Other shapes of tools, calls and whole lines (OpenAI's, MCP's, chats) are those of
+worlds/tool_lists.py, which also says what of JSON schema is checked; fields of a user's own are
+ignored. With --tools FILE, tasks without tools have those of the list that they call. Every line is
+checked, and all bad ones are named at once. An eighth of the file is held out for validation, another
+for tuning.
 
 When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0, and
 both are integers as JSON schema has it), but 5 is not "5" and true is not 1; strings must agree in
@@ -63,7 +64,8 @@ from pathlib import Path
 from data_pool import Task, UserError, task_id
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import NO_SEED, InvalidTask, call_text, task_text, try_prompts, world_option
+from worlds import NO_SEED, InvalidTask, call_text, task_text, tool_lists, try_prompts, \
+    world_option
 from worlds.call_text import MAX_CHARS
 from worlds.grounding import twin_marks, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
@@ -75,6 +77,7 @@ EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 VARIATIONS = 4        # of a seed task, imitated in one pass of a warm start
 OFFERED_UP_TO = 6     # tools of a seed task; to one that has as many no others are offered
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
+SHOWN_FAULTS = 20     # lines of a file that are named in full
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
 MIN_TASK_TOKENS, MIN_RESPONSE_TOKENS = 64, 32  # below them no JSON task, no call would fit
 MIN_PYTHON_TOKENS = 16  # the same in the short form
@@ -87,6 +90,7 @@ REASONS = ("no JSON object", "no request and call", "malformed task", "trivial t
            "nothing to answer", "more than one answer", "not in the request")
 
 OPTIONS = {  # name: default, help, choices
+    "tools": ("", "functions to learn: JSON or JSONL, see worlds/README.md", None),
     "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
                     ("json", "python")),
     "keep_tools": (False, "the simulator writes requests and calls for its seed's tools", None),
@@ -108,6 +112,7 @@ class Form:
     offer: int = 0
     exemplars: int = 0
     ground: bool = True
+    nothing: bool = False  # whether some task has nothing to call, so that every prompt says how
     pool: tuple = ()
     called: tuple = ()  # tool specs that they call, each name once
 
@@ -123,8 +128,11 @@ _keys = {}      # (id, text) of a task with calls: its keys
 def parse_calls(response: str):
     """The calls of a response, or None if there are none or one is none: see --call-format.
 
-    json: in <tool_call> tags; python: one a line.
+    json: in <tool_call> tags; python: one a line. The word "none" alone says that there is nothing
+    to call: no calls, an empty list.
     """
+    if response.strip() == call_text.NOTHING:
+        return []
     if _form.call_format == "python":
         return call_text.parse_calls(response)
     blocks = response[:MAX_CHARS + 1].split("<tool_call>")[1:]
@@ -165,7 +173,8 @@ def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
     ordered = record.get("ordered", bool(results))
     need(isinstance(ordered, bool), "ordered is neither true nor false")
     tools = check_tools(record.get("tools"))
-    check_calls(record["calls"], tools)
+    # that nothing is to be called can be said by an author; a simulator would say it of anything
+    check_calls(record["calls"], tools, 0 if origin == "base" else 1)
     spec = {"tools": record["tools"], "calls": record["calls"], "ordered": ordered}
     if "results" in record:
         need(isinstance(results, list) and len(results) == len(record["calls"]) > 1 and ordered,
@@ -185,7 +194,7 @@ def same_task_key(task: Task) -> tuple[str, ...]:
     """What a task is recognised by: its words, its calls however it is worded, and what a twin of
     other names has as well."""
     words = task_id({"question": normal_words(task.text)})
-    if not structured(task):
+    if not task.spec.get("calls"):  # a question; or nothing to call, which is many tasks' answer
         return (words,)
     made = task.id, task.text
     if made not in _keys:  # asked again and again for every base task, by `examples`
@@ -272,47 +281,64 @@ def unwritable(task: Task) -> str:
 
 
 @lru_cache
-def read_tasks(path: str) -> tuple:
-    """Every task of a JSONL file. Raises UserError naming the file and the line at fault."""
+def read_tasks(path: str, tools: str = "") -> tuple:
+    """Every task of a JSONL file, in the shapes of tool_lists.own_record.
+
+    tools: file of --tools, for tasks without tools of their own. Raises UserError with every line at
+    fault, the first SHOWN_FAULTS in full.
+    """
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file; --base-tasks and --validation-tasks take JSONL, "
                         "see worlds/tool_calls.py for the format")
-    tasks, seen = [], {}
-    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+    listed = {tool["name"]: tool for tool in tool_lists.read_tools(tools)[0]} if tools else {}
+    tasks, seen, faults = [], {}, []
+    data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+    for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
-            record = load_object(line.decode("utf-8"))
-            if record is None:
-                raise UserError(f"{where}: not one JSON object; correct or remove it")
-            task = make_task(record, "base")
-        except UnicodeDecodeError:
-            raise UserError(f"{where}: not UTF-8; save the file in that encoding") from None
+            task = _task_of_line(line, where, listed)
         except InvalidTask as fault:
-            raise UserError(f"{where}: {fault}: {fault.detail}") from None
+            faults.append(f"{where}: {fault}: {fault.detail}")
+            continue
         first = seen.setdefault(canonical([task.text, task.spec]), number)
         if first != number:
-            raise UserError(f"{where}: repeats line {first}; remove one of them")
+            faults.append(f"{where}: repeats line {first}; remove one of them")
         tasks.append(task)
+    if faults:
+        more = [f"and {len(faults) - SHOWN_FAULTS} more lines of {path}"]
+        raise UserError("\n".join(faults[:SHOWN_FAULTS] + more * (len(faults) > SHOWN_FAULTS)))
     return tuple(tasks)
+
+
+def _task_of_line(line: bytes, where: str, listed: dict) -> Task:
+    """A line of a task file as a task. Raises InvalidTask with .detail; UserError for an encoding,
+    which is the whole file's."""
+    try:
+        record = load_object(line.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise UserError(f"{where}: not UTF-8; save the file in that encoding") from None
+    if record is None:
+        raise invalid("not one JSON object", "correct or remove it")
+    return make_task(tool_lists.own_record(record, listed), "base")
 
 
 def splits_of(o) -> dict:
     """`_splits` by the options of a run."""
-    return _splits(o.base_tasks, o.validation_tasks,
-                   world_option(sys.modules[__name__], o, "base_limit"))
+    option = lambda name: world_option(sys.modules[__name__], o, name)
+    return _splits(o.base_tasks, o.validation_tasks, option("base_limit"), option("tools"))
 
 
 @lru_cache
-def _splits(base_file: str, validation_file: str, limit: int = 0) -> dict:
+def _splits(base_file: str, validation_file: str, limit: int = 0, tools: str = "") -> dict:
     """{"base", "validation", "tuning": tasks}, by the order of the families, which are hashes.
 
     Tasks that share a key stay together. A validation file takes the place of the held-out eighth.
-    limit: base tasks that are kept, 0 for all.
+    limit: base tasks that are kept, 0 for all. tools: file of --tools.
     """
-    tasks = read_tasks(base_file or str(EXAMPLE_TASKS))
-    given = read_tasks(validation_file) if validation_file else ()
+    tasks = read_tasks(base_file or str(EXAMPLE_TASKS), tools)
+    given = read_tasks(validation_file, tools) if validation_file else ()
     taken = {key for task in given for key in same_task_key(task)}
     tasks = [task for task in tasks if taken.isdisjoint(same_task_key(task))]
     family = _families(tasks)
@@ -360,7 +386,7 @@ def prepare(o):
     for name in ("exemplars", "offer", "base_limit"):
         if form[name] < 0:
             raise UserError(f"--{name.replace('_', '-')} is {form[name]}: must not be negative")
-    form.pop("base_limit")  # `splits_of` reads it
+    form.pop("base_limit"), form.pop("tools")  # `splits_of` reads them
     for name in ("max_turns", "max_episode_tokens"):
         value = form.pop(name)  # `play` reads them
         if value < 1:
@@ -380,21 +406,24 @@ def prepare(o):
     splits = splits_of(o)
     called = {tool["name"]: tool for task in splits["base"] for tool in task.spec.get("tools", ())
               if [tool["name"]] == skills(task)}
-    _form = Form(**form, pool=tuple(splits["base"]), called=tuple(called.values()))
+    nothing = any(task.spec.get("calls") == [] for tasks in splits.values() for task in tasks)
+    # a task with nothing to call is no example for a simulator, which writes calls
+    pool = tuple(task for task in splits["base"] if task.spec.get("calls") != [])
+    _form = Form(**form, nothing=nothing, pool=pool, called=tuple(called.values()))
     for task in (task for tasks in splits.values() for task in tasks):
         if name := unwritable(task):
             raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
                             "name in Python: use --call-format json or leave the task out")
 
 
-def read_answers_as(call_format: str):
-    """Set the form of calls alone: for `score` in a process that never calls `prepare` (veRL's).
-    Raises UserError for a form that is none."""
+def read_answers_as(call_format: str, nothing: bool = False):
+    """Set the form of calls alone, and whether "none" is an answer: for a process that never calls
+    `prepare` (veRL's, or `genenv.py ask`). Raises UserError for a form that is none."""
     global _form
     if call_format not in OPTIONS["call_format"][2]:
         raise UserError(f"{call_format!r} is no form of calls: json or python")
-    if _form.call_format != call_format:
-        _form = replace(_form, call_format=call_format)
+    if (_form.call_format, _form.nothing) != (call_format, nothing):
+        _form = replace(_form, call_format=call_format, nothing=nothing)
 
 
 def base_tasks(o) -> list[Task]:
@@ -422,6 +451,8 @@ one as a JSON object between tags, on a line of its own:
 AGENT_PYTHON = """\
 Answer the request with calls of these functions, one per line, and nothing else:
 {tools}"""
+
+NONE_FITS = f"\n\nIf no function does what is asked, reply: {call_text.NOTHING}"
 
 ANSWERED = "\n\nWhat they return is told to you; make the calls that need it after that."
 
@@ -546,7 +577,8 @@ def agent_prompt(task: Task) -> list[dict]:
     system = AGENT_ANSWER
     if structured(task):
         form = AGENT_PYTHON if _form.call_format == "python" else AGENT_CALLS
-        system = form.format(tools=tools_text(task.spec["tools"])) + ANSWERED * answering(task)
+        system = form.format(tools=tools_text(task.spec["tools"])) + ANSWERED * answering(task) \
+            + NONE_FITS * _form.nothing
     return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
 
 
@@ -650,6 +682,8 @@ def gold(task: Task) -> str:
 
 def said(calls) -> str:
     """Calls as the agent writes them."""
+    if not calls:
+        return call_text.NOTHING
     if _form.call_format == "python":
         return call_text.write_calls(calls)
     return "\n".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
@@ -683,11 +717,14 @@ def played(task: Task) -> list[str]:
     return parts[:-1]  # nothing is returned to the last
 
 
-def readable_calls(text: str, tools: dict):
-    """The calls of a turn; None unless all of them are of declared tools with fitting arguments."""
+def readable_calls(text: str, tools: dict, least: int = 1):
+    """The calls of a turn; None unless all of them are of declared tools with fitting arguments.
+
+    least: 0 where "none" is an answer.
+    """
     try:
         calls = parse_calls(text)
-        check_calls(calls, tools)
+        check_calls(calls, tools, least)
     except InvalidTask:
         return None
     return calls
@@ -714,7 +751,8 @@ def score(task: Task, response) -> tuple[float, bool]:
     if not structured(task):
         valid = bool(normal_words(response))
         return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
-    calls, ordered = readable_calls(response, tools), task.spec["ordered"]
+    least = 0 if _form.nothing or not task.spec["calls"] else 1
+    calls, ordered = readable_calls(response, tools, least), task.spec["ordered"]
     if calls is None:
         return 0.0, False
     expected = normal_calls(task.spec["calls"], tools, ordered)
@@ -736,6 +774,6 @@ def task_length(task: Task) -> int:
 
 
 def category(task: Task) -> str:
-    """`1 call`, `2 calls`, `3+ calls` or `free-form`."""
-    n = len(task.spec.get("calls", []))
-    return {0: "free-form", 1: "1 call", 2: "2 calls"}.get(n, "3+ calls")
+    """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`."""
+    n = len(task.spec["calls"]) if structured(task) else None
+    return {None: "free-form", 0: "no call", 1: "1 call", 2: "2 calls"}.get(n, "3+ calls")

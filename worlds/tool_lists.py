@@ -1,0 +1,434 @@
+"""What users bring: lists of functions and tasks in the shapes that others write, in our own form.
+
+What of the paper this is: nothing; it is how the tools of an API or of an MCP server get in.
+
+How it is run: `read_tools` for --tools FILE, `own_record` for a line of --base-tasks. A function is
+
+    {"name", "description", "parameters"}                      our own, and the older OpenAI form
+    {"type": "function", "function": {...}}                    OpenAI
+    {"name", "description", "inputSchema"}, or "input_schema"  MCP, Anthropic
+
+in a JSON array, one a line, or in an object that holds the list, such as the answer of an MCP
+server to `tools/list` as it came, or a line of a base-task file. Other fields are ignored.
+
+Where it differs on purpose: a schema is rewritten in the keywords that worlds/schemas.py checks.
+$ref is replaced by what it names, allOf by one schema, const by an enum, nullable by a type; a type that
+is missing is read off the other keywords. What is only a note is kept or dropped. A function whose
+meaning would change, or that is recursive, is left out and counted by the reason. oneOf and anyOf
+stay. A default that is no value of its argument, such as null for a text, is dropped: the argument
+may be left out all the same.
+"""
+import itertools
+import json
+import random
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from urllib.parse import unquote
+
+from data_pool import UserError
+from worlds import InvalidTask, call_text
+from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, \
+    conforms, invalid, load_object
+
+MAX_BYTES = 2 ** 26  # of a file
+MAX_NODES = 3000     # schemas within the schema of one function, every $ref replaced
+MAX_BOUND = 10 ** 17  # a limit of a number beyond it limits nothing that a model writes
+HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function")  # of functions
+SCHEMAS = ("parameters", "inputSchema", "input_schema")  # under which of them the arguments stand
+# keywords that forbid values and that nothing here checks: without them a call would mean more
+CHECKS = {"not", "if", "then", "else", "patternProperties", "dependentRequired", "dependentSchemas",
+          "dependencies", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef",
+          "uniqueItems"}
+NAMED = 3  # functions that are named beside each reason
+
+
+# ---------------------------------------------------------------------------------------------
+# lists of functions
+
+
+def read_tools(path, call_format: str = "json") -> tuple[list, Counter]:
+    """(function specs in our own form, functions left out by reason) of a file.
+
+    Of two functions of one name the first is taken. call_format: with "python", functions with an
+    argument that it cannot write are left out. Raises UserError if there is no function to use.
+    """
+    tools, faults, seen = {}, defaultdict(list), {}
+    for found in _functions(read_json(path)):
+        try:
+            tool = own_tool(found)
+            if call_format == "python" and call_text.unwritable(tool["parameters"]):
+                raise unfit("an argument that is no name in Python")
+        except InvalidTask as fault:
+            name = found.get("name") if isinstance(found, dict) else None
+            # the reason alone: which argument it is of would split the count
+            reason = re.sub("^the schema[^:]*: ", "", fault.detail)
+            faults[reason].append(str(name or "no name")[:60])
+            continue
+        first = tools.setdefault(tool["name"], tool)
+        if first != tool and seen.setdefault(tool["name"], []).count(tool) == 0:
+            seen[tool["name"]].append(tool)
+            faults["another function of the same name came first"].append(tool["name"])
+    left_out = Counter({f"{why} ({_few(names)})": len(names) for why, names in faults.items()})
+    if not tools:
+        why = "; ".join(f"{reason}: {n}" for reason, n in left_out.most_common(3))
+        raise UserError(f"{path}: no function " + (f"that can be used: {why}" if why else
+                        "in it: --tools takes JSON or JSONL, see worlds/README.md"))
+    return list(tools.values()), left_out
+
+
+def _few(names) -> str:
+    distinct = list(dict.fromkeys(names))
+    return ", ".join(distinct[:NAMED]) + ", ..." * (len(distinct) > NAMED)
+
+
+def read_json(path) -> list:
+    """Every JSON value of a file: one, or one after another. Raises UserError with the line."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; --tools takes a list of functions as JSON or "
+                        "JSONL, see worlds/README.md")
+    if path.stat().st_size > MAX_BYTES:
+        raise UserError(f"{path}: more than {MAX_BYTES // 2 ** 20} MB are no list of functions")
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; save the file in that encoding") from None
+    values, at, decoder = [], _next(text, 0), json.JSONDecoder(parse_constant=_refuse)
+    while at < len(text):
+        try:
+            value, end = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:  # of JSON: where; of a huge number: nowhere
+            line = text.count("\n", 0, getattr(error, "pos", at)) + 1
+            what = getattr(error, "msg", "nested too deep or a number out of range")
+            raise UserError(f"{path}, line {line}: not JSON ({what}); correct it") from None
+        values.append(value)
+        at = _next(text, end)
+    return values
+
+
+def _next(text: str, at: int) -> int:
+    return re.compile(r"\s*").match(text, at).end()
+
+
+def _refuse(constant):
+    raise ValueError("no number")
+
+
+def _functions(value, depth: int = 0):
+    """Everything in a JSON value that stands where a function would."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _functions(item, depth)
+        return
+    held = [value[key] for key in HOLDERS if isinstance(value.get(key), (list, dict))] \
+        if isinstance(value, dict) and depth < 4 else []
+    if held:
+        yield from _functions(held, depth + 1)
+    # a transcript of JSON-RPC and a file of tasks have records without a function: nothing is lost
+    elif not isinstance(value, dict) or {"name", "description", *SCHEMAS} & set(value) \
+            and not {"task", "messages"} & set(value):
+        yield value
+
+
+# ---------------------------------------------------------------------------------------------
+# a function and its schema in our own form
+
+
+def unfit(what: str) -> InvalidTask:
+    """Why something cannot be taken, to raise."""
+    return invalid("tool schema", what)
+
+
+def own_tool(tool) -> dict:
+    """A function in any of the shapes -> {"name", "description", "parameters"}.
+
+    Raises InvalidTask with .detail, the reason.
+    """
+    if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
+        tool = tool["function"]
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        raise unfit("no function with a name")
+    given = next((tool[key] for key in SCHEMAS if tool.get(key)), {})
+    parameters = own_schema(given) if given else {"type": "object", "properties": {}}
+    check_schema(parameters, "the schema")
+    if parameters.get("type") != "object":
+        raise unfit("the parameters are no object schema")
+    description = tool.get("description")
+    own = {"name": tool["name"], "description": description if isinstance(description, str) else "",
+           "parameters": parameters}
+    if not re.fullmatch(call_text.NAME, own["name"]):
+        raise unfit("a name of other signs than letters, digits and _.-/")
+    text = json.dumps(own, ensure_ascii=False)
+    if "\\u0000" in text or not written(text):
+        raise unfit("a text that no tokenizer takes")
+    return own
+
+
+def written(text: str) -> bool:
+    """Whether a tokenizer takes a text: no NUL, no half of a surrogate pair."""
+    try:
+        return b"\0" not in text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+
+
+def own_schema(root) -> dict:
+    """A JSON schema in the keywords of worlds/schemas.py. Raises InvalidTask("tool schema").
+
+    One that has only these keywords already comes back equal, if its defaults fit.
+    """
+    nodes = itertools.count()
+
+    def plain(node, refs=()):
+        node = {} if node is True else node
+        if not isinstance(node, dict):
+            raise unfit("a schema that is no object")
+        if next(nodes) > MAX_NODES or len(refs) > MAX_DEPTH:
+            raise unfit(f"a schema of more than {MAX_NODES} parts or {MAX_DEPTH} levels")
+        if bad := sorted(key for key in CHECKS & node.keys() if node[key] not in (False, None)):
+            raise unfit(f"unsupported keyword {bad[0]!r}")
+        inner = lambda part: _with_type(plain(part, (*refs, "")))
+        parts = [plain(part, (*refs, "")) for part in _list(node, "allOf")]
+        if "$ref" in node:
+            ref = str(node["$ref"])
+            if ref in refs:
+                raise unfit("a recursive schema")
+            parts.insert(0, plain(_look_up(root, ref), (*refs, ref)))
+        own = _keywords(node, inner)
+        return _merged([*parts, own]) if parts else own
+    return _with_type(plain(root))
+
+
+def _keywords(node: dict, inner) -> dict:
+    """The keywords of one schema that are kept, those within it by `inner`."""
+    own = {key: value for key, value in node.items() if key in KEYWORDS and value is not None
+           or key == "default"}
+    if "const" in node:
+        own["enum"] = [node["const"]]
+    for bound, limit in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(own.get(limit), bool):  # as drafts before the sixth have it
+            if own.pop(limit) and bound in own:
+                own[limit] = own.pop(bound)
+    for key in [key for key, value in own.items() if type(value) in (int, float)
+                and key != "default" and abs(value) > MAX_BOUND]:
+        del own[key]
+    if isinstance(own.get("type"), str):
+        own["type"] = own["type"].lower()  # STRING, as Google has it
+    if isinstance(own.get("properties"), dict):
+        own["properties"] = {str(name): inner(part) for name, part in own["properties"].items()}
+    _members_of_lists(node, own, inner)
+    others = own.get("additionalProperties")
+    if isinstance(others, dict):
+        own["additionalProperties"] = inner(others) if others else True
+    if own.get("additionalProperties") is True and own.get("properties") == {}:
+        del own["properties"]  # an object of any members
+    for union in UNIONS:
+        if union in own:
+            # {"not": {}} is how a library says that an argument may be left out
+            given = [part for part in _list(own, union) if part != {"not": {}}]
+            own[union] = [_in_object(inner(part), own) for part in given]
+            if not given:
+                raise unfit(f"{union!r} is no list of schemas")
+    if node.get("nullable") is True:
+        _allow_null(own)
+    return own
+
+
+def _list(node: dict, key: str) -> list:
+    if not isinstance(node.get(key, []), list):
+        raise unfit(f"{key!r} is no list of schemas")
+    return node.get(key, [])
+
+
+def _members_of_lists(node: dict, own: dict, inner):
+    """`items`; of a tuple, whose places have schemas of their own, any of them at any place."""
+    places = node.get("prefixItems", node.get("items"))
+    if isinstance(places, list):
+        parts = [inner(part) for part in places]
+        distinct = [part for n, part in enumerate(parts) if part not in parts[:n]]
+        own.pop("items", None)
+        if distinct:
+            own["items"] = distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
+    elif "items" in own:
+        own["items"] = inner(own["items"])
+
+
+def _in_object(part: dict, own: dict) -> dict:
+    """An alternative of an object schema: it may speak of members that stand beside it."""
+    if part.get("type") == "object" and own.get("properties"):
+        return {**part, "properties": {**own["properties"], **part.get("properties", {})}}
+    return part
+
+
+def _allow_null(own: dict):
+    """`nullable`: null is a value too."""
+    if "type" in own:
+        named = own["type"] if isinstance(own["type"], list) else [own["type"]]
+        own["type"] = list(dict.fromkeys([*named, "null"]))
+    elif "anyOf" in own:
+        own["anyOf"] = [*own["anyOf"], {"type": "null"}]
+    if "enum" in own and None not in own["enum"]:
+        own["enum"] = [*own["enum"], None]
+
+
+def _look_up(root, ref: str):
+    """What a $ref within the same schema names, such as #/$defs/Place."""
+    node = root
+    if not ref.startswith("#"):
+        raise unfit("a $ref to another file")
+    for step in unquote(ref[1:]).split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, list) and step.isdecimal() and int(step) < len(node):
+            node = node[int(step)]
+        elif isinstance(node, dict) and step in node:
+            node = node[step]
+        else:
+            raise unfit("a $ref to nothing")
+    return node
+
+
+def _merged(parts) -> dict:
+    """Several schemas that all hold, as one; a note of a later one wins."""
+    out = {}
+    for part in parts:
+        for key, value in part.items():
+            if key == "properties" and key in out:
+                shared = [name for name in value if name in out[key]]
+                if any(out[key][name] != value[name] for name in shared):
+                    raise unfit("allOf with two schemas of one argument")
+                value = {**out[key], **value}
+            elif key == "required" and key in out:
+                value = list(dict.fromkeys([*out[key], *value]))
+            elif out.get(key, value) != value and \
+                    key not in {*NOTES, "default", "additionalProperties"}:
+                raise unfit(f"allOf or $ref with two values of {key!r}")
+            out[key] = value
+    return out
+
+
+def _with_type(own: dict) -> dict:
+    """The schema with a type, and without a default that is no value of it."""
+    if "type" not in own and set(own).isdisjoint(UNIONS):
+        own = {**own, "type": _inferred(own)}
+    if isinstance(own.get("type"), list) and len(own["type"]) == 1:
+        own = {**own, "type": own["type"][0]}
+    if "default" in own:
+        check_schema({key: value for key, value in own.items() if key != "default"}, "the schema")
+        if not conforms(own["default"], own):
+            own = {key: value for key, value in own.items() if key != "default"}
+    return own
+
+
+def _inferred(own: dict):
+    """The type that the other keywords speak of; all types if they speak of none."""
+    if isinstance(own.get("enum"), list) and own["enum"]:
+        fits = lambda kind, value: conforms(value, {"type": kind})
+        order = ("string", "boolean", "integer", "number", "array", "object", "null")
+        named = [next(kind for kind in order if fits(kind, value)) for value in own["enum"]]
+        return named[0] if len(set(named)) == 1 else list(dict.fromkeys(named))
+    sized = {kind: unit for unit, kind in SIZES.items()}
+    for kind, keys in (("object", {"properties", "required", "additionalProperties"}),
+                       ("array", {"items"}), ("string", {"pattern"}),
+                       ("number", {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+                                   "multipleOf"})):
+        unit = sized.get(TYPES[kind]) if kind != "number" else None
+        keys = keys | ({"min" + unit, "max" + unit} if unit else set())
+        if keys & set(own):
+            return kind
+    return [kind for kind in TYPES if kind != "integer"]
+
+
+# ---------------------------------------------------------------------------------------------
+# a line of a task file in our own form
+
+FIELDS = ("task", "tools", "calls", "ordered", "results", "reference")  # others are the user's own
+OFFERED_WITHOUT_A_CALL = 3  # functions of the list that a task without tools and calls is given
+
+
+def own_record(line: dict, listed=None) -> dict:
+    """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
+
+    listed: {name: spec} of --tools; a task without tools of its own has those that it calls.
+    Raises InvalidTask with .detail. What is not looked at here, make_task checks.
+    """
+    if "task" not in line and "messages" in line:
+        line = {**line, **_of_chat(line["messages"])}
+        if "tools" in line and "reference" in line and "calls" not in line:
+            line["calls"] = []  # it was free to call, and did not
+        line = {k: v for k, v in line.items() if k != "reference" or "calls" not in line}
+    record = {key: line[key] for key in FIELDS if key in line}
+    if not isinstance(record.get("calls"), list):
+        return record
+    record["calls"] = [_own_call(call) for call in record["calls"]]
+    if "tools" not in record:
+        if not listed:
+            raise unfit("no tools: they stand in the line, or in the list of --tools")
+        record["tools"] = _called(record, listed)
+    elif isinstance(record["tools"], list):
+        record["tools"] = list(map(_own_tool_named, record["tools"]))
+    return record
+
+
+def _own_tool_named(tool) -> dict:
+    try:
+        return own_tool(tool)
+    except InvalidTask as fault:
+        name = tool.get("function", tool) if isinstance(tool, dict) else {}
+        name = name.get("name") if isinstance(name, dict) else None
+        raise unfit(f"tool {name!r:.80}: {fault.detail}") from None
+
+
+def _of_chat(messages) -> dict:
+    """A chat of one request and one answer -> {"task", "calls"} or {"task", "reference"}."""
+    def need(holds, what):
+        if not holds:
+            raise invalid("malformed task", f"messages: {what}")
+    need(isinstance(messages, list) and all(isinstance(m, dict) for m in messages),
+         "no list of objects")
+    by = lambda role: [m for m in messages if m.get("role") == role]
+    asked, answers = by("user"), by("assistant")
+    need(len(asked) == 1, f"{len(asked)} of the user instead of one")
+    calling = [m["tool_calls"] for m in answers if m.get("tool_calls")]
+    need(len(calling) < 2, 'calls in two turns: write them as "calls" with "results"')
+    need(answers, "no answer of the assistant")
+    task = {"task": _content(asked[0])}
+    return {**task, "calls": calling[0]} if calling else \
+        {**task, "reference": _content(answers[-1])}
+
+
+def _content(message: dict):
+    """The text of a chat message, which may come in parts."""
+    content = message.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") for part in content if isinstance(part, dict)]
+        return "".join(part for part in parts if isinstance(part, str))
+    return content
+
+
+def _own_call(call):
+    """A call as it is, as OpenAI wraps it, or with its arguments as JSON text."""
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        call = call["function"]
+    if not isinstance(call, dict):
+        return call  # for make_task to refuse
+    arguments = call.get("arguments")
+    if isinstance(arguments, str):
+        arguments = load_object(arguments) if arguments.strip() else {}
+        if arguments is None:
+            raise invalid("malformed task", f"the arguments of {call.get('name')!r:.80} are no "
+                                            "JSON object")
+    return {"name": call.get("name"), "arguments": {} if arguments is None else arguments}
+
+
+def _called(record: dict, listed: dict) -> list:
+    """The functions of the list that a task calls; a few others if there is nothing to call."""
+    names = [call.get("name") for call in record["calls"] if isinstance(call, dict)]
+    for name in names:
+        if not isinstance(name, str) or name not in listed:
+            raise invalid("unknown tool", f"it calls {name!r:.80}, which is not in the list of "
+                                          "--tools")
+    if not names:  # always the same ones
+        rng = random.Random(str(record.get("task")))
+        names = rng.sample(sorted(listed), min(OFFERED_WITHOUT_A_CALL, len(listed)))
+    return [listed[name] for name in sorted(set(names))]
