@@ -226,15 +226,19 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
     """n seed tasks: a share from the base set for coverage, the rest from recent pool tasks.
 
     base: tasks; recent: list of (task, p_hat); weigh: one of the seeds_ functions. While there are
-    no recent tasks all come from base. Draws with replacement from `generator` (on the CPU).
+    no recent tasks, or all weigh 0, all come from base. Draws with replacement from `generator` (on
+    the CPU). Raises UserError if what `weigh` gives are no weights.
     """
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
     picks = torch.randint(len(base), (n_base,), generator=generator).tolist()
     chosen = [base[i] for i in picks]
     if n > n_base:
-        weights = torch.tensor(weigh([p for _, p in recent], alpha))
+        weights = torch.tensor(_weights(weigh, [[p for _, p in recent], alpha]))
+        source = [task for task, _ in recent]
+        if not weights.any():
+            weights, source = torch.ones(len(base)), base
         picks = torch.multinomial(weights, n - n_base, replacement=True, generator=generator)
-        chosen += [recent[i][0] for i in picks.tolist()]
+        chosen += [source[i] for i in picks.tolist()]
     return chosen
 
 
@@ -262,7 +266,7 @@ def select_functions(names, practice, n, weigh, alpha, generator, few=4):
     """
     p_hats = [practice.get(name, []) for name in names]
     means = [sum(p) / len(p) if p else None for p in p_hats]
-    weights = torch.tensor(weigh([len(p) for p in p_hats], means, alpha))
+    weights = torch.tensor(_weights(weigh, [[len(p) for p in p_hats], means, alpha], least=1e-30))
     rows = weights.expand(n, -1).multinomial(min(few, len(names)), generator=generator)
     return [[names[i] for i in row] for row in rows.tolist()]
 
@@ -279,17 +283,76 @@ def named(prefix: str) -> dict:
 
 def next_alpha(schedule: str, context: Context) -> float:
     """alpha of this epoch. Raises UserError if a schedule leaves (0, 1)."""
-    alpha = named("alpha_")[schedule](context)
-    if not 0 < alpha < 1:
-        raise UserError(f"alpha schedule {schedule} gave {alpha:g} in epoch {context.epoch}: "
-                        "alpha must lie strictly between 0 and 1")
-    return alpha
+    return _checked(named("alpha_")[schedule], [context], lambda a: _is_number(a) and 0 < a < 1,
+                    "alpha must be a number strictly between 0 and 1")
 
 
 def agent_reward(name: str, score: float, valid: bool, truncated: bool, tokens: int) -> float:
     """The reward r of one attempt. Raises UserError if an agent reward leaves [0, 1]."""
-    r = named("agent_reward_")[name](score, valid, truncated, tokens)
-    if not 0 <= r <= 1:
-        raise UserError(f"agent reward {name} gave {r:g} for a score of {score:g}: it must lie "
-                        "between 0 and 1")
-    return r
+    return _checked(named("agent_reward_")[name], [score, valid, truncated, tokens],
+                    lambda r: _is_number(r) and 0 <= r <= 1, "r must be a number from 0 to 1")
+
+
+def difficulty_reward(name: str, p_hat: float, alpha: float, beta: float) -> float:
+    """R_env of one task. Raises UserError if a difficulty reward is not finite."""
+    return _checked(named("reward_")[name], [p_hat, alpha, beta],
+                    lambda r: _is_number(r) and math.isfinite(r), "R_env must be a finite number")
+
+
+def _weights(weigh, args, least=0.0) -> list[float]:
+    """What a seeds_ or functions_ function gives for `args`. Raises UserError if there is not one
+    weight for each entry of the first."""
+    n = len(args[0])
+    good = lambda ws: isinstance(ws, (list, tuple)) and len(ws) == n and all(
+        _is_number(w) and least <= w < 1e30 for w in ws)  # more would be infinite in fp32
+    values = _checked(weigh, args, good, f"it must be a list of {n} weights, finite and "
+                      f"{'positive' if least else 'not negative'}")
+    return [float(w) for w in values]
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _checked(function, args, good, rule):
+    """function(*args), which a user may have written: a mistake in it is one line with its name."""
+    try:
+        value = function(*args)
+        if good(value):
+            return value
+        what = f"gave {value!r:.200}: {rule}"
+    except Exception as error:  # whatever such a function may raise
+        what = f"raised {type(error).__name__}, {error!s:.200}"
+    given = ", ".join(map(repr, args))
+    raise UserError(" ".join(f"{function.__name__} in curriculum.py {what}; it was called with "
+                             f"({given:.300})".split()))
+
+
+def try_functions(o):
+    """Call every function that the options name on sample values, before anything is trained.
+
+    Raises UserError in one line: for an exception, a wrong kind or length, a value out of range.
+    """
+    weigh, practise = named("seeds_")[o.seed_selection], named("functions_")[o.function_selection]
+    p_hats = [k / o.G for k in range(o.G + 1)]  # all that Eq. 2 can give for one task
+    for alpha in sample_alphas(o, o.alpha_end):
+        for p_hat in p_hats:
+            difficulty_reward(o.difficulty_reward, p_hat, alpha, o.beta)
+        counts, means = list(range(len(p_hats) + 1)), [None, *p_hats]  # never practised: no p_hat
+        _weights(practise, [counts, means, alpha], least=1e-30)
+        if not any(_weights(weigh, [p_hats, alpha])):
+            raise UserError(f"{weigh.__name__} in curriculum.py gives all p_hats the weight 0 at "
+                            f"alpha {alpha:g}: some must be positive")
+    for score, tokens in ((0.0, 0), (0.5, 1), (1.0, o.max_response_tokens)):
+        for valid, truncated in ((True, False), (True, True), (False, False)):
+            agent_reward(o.agent_reward, score, valid, truncated, tokens)
+
+
+def sample_alphas(o, alpha_end: float) -> list[float]:
+    """What the schedule gives for weak to strong agents, early, in the middle and at the end. If
+    it does not depend on alpha_end, the schedule ignores --alpha-end."""
+    signal = ((0.25, 0.1, 20), (0.5, 0.2, 20), (0.75, 0.1, 20))
+    epochs = sorted({1, max(1, o.epochs // 2), max(1, o.epochs)})
+    return [next_alpha(o.alpha_schedule, Context(t, o.epochs, success, o.alpha, alpha_end, o.alpha,
+                                                 signal if t > 1 else ()))
+            for t in epochs for success in (0.0, 0.5, 1.0)]

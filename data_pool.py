@@ -148,7 +148,7 @@ class EnvPool:
     def __init__(self, path):
         """path: its JSONL file, read if it exists."""
         self.path, self.pending = Path(path), []
-        self.records = _read_pool(self.path, lambda r: _checked(EnvRecord(**r)))
+        self.records = _read_pool(self.path, lambda r: EnvRecord(**r))
 
     def add(self, records):
         """D_env <- D_env + weighted generations; the weight follows from the p_hat they have."""
@@ -195,13 +195,3 @@ def _read_pool(path, build) -> list:
             raise UserError(f"{path}, record {n}: not a pool record ({error}); "
                             "the file was edited or belongs to another version") from None
     return built
-
-
-def _checked(r: EnvRecord) -> EnvRecord:
-    """The record, if its numbers are numbers; a wrong one would only be noticed epochs later."""
-    whole = [*r.prompt, *r.response, r.group, r.epoch]
-    rates = [r.p_hat, r.p_hat_seed, r.p_hat_batch]
-    if not (all(type(i) is int for i in whole) and r.response and isinstance(r.keys, list)
-            and all(0 <= float(p) <= 1 for p in rates)):
-        raise ValueError("prompt, response, group, epoch or a success rate has a wrong value")
-    return r

@@ -51,6 +51,8 @@ from worlds import NO_SEED, InvalidTask, attempt_score, play, task_keys, transcr
 
 def train(o: "Options") -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError on what a user can mend."""
+    if o.resume and checkpoint.is_complete(o):
+        return Path(o.out)
     run = prepare_run(o)
     with run.lock, checkpoint.stop_signals(run):  # no other program writes into this folder
         if run.state.epoch == 0:
@@ -64,7 +66,7 @@ def train(o: "Options") -> Path:
 def epoch(run: Run):
     """One epoch t of Algorithm 1: its step 1, 2 for the agent (2a) and 3 for D_train (3a) several
     times over, on a batch each; then 2 for the simulator (2b) and 3 for D_env (3b) on all of it."""
-    o, state, started = run.o, run.state, time.time()
+    o, state, started = run.o, run.state, time.perf_counter()
     alpha = curriculum.next_alpha(o.alpha_schedule, context_of(run))  # paper: 0.5 throughout
     for state.step in progress_bar(run):
         # 1. generate and interact; some earlier tasks of D_train are tried again beside the new
@@ -81,16 +83,16 @@ def epoch(run: Run):
         checkpoint.stop_if_asked(run, started)
     # 2b. environment update: RWR on what fell into the band, new or from D_env, each task once
     fresh, aged = distinct(state.fresh), usable_records(run)
-    difficulty_reward = curriculum.named("reward_")[o.difficulty_reward]
     for record in fresh + aged:  # alpha may have moved since an aged one was written
-        record.r_env = difficulty_reward(record.rate(o.p_hat_unit), alpha, o.beta)  # Eq. 3
+        record.r_env = curriculum.difficulty_reward(  # Eq. 3
+            o.difficulty_reward, record.rate(o.p_hat_unit), alpha, o.beta)
     fresh, aged = in_band(o, fresh, alpha), in_band(o, aged, alpha)  # |p_hat - alpha| <= k_min
     weights = env_weights(o, fresh + aged)  # RWR: w ~ exp(lam * R_env)
     env_stats = update_environment(run, fresh, aged, weights)
     # 3b. aggregate: D_env <- D_env + all generations that are tasks, in the band or not: with their
     # p_hat, from which a weight follows at the alpha of the day
     run.env_pool.add(state.fresh)
-    state.seconds += time.time() - started
+    state.seconds += time.perf_counter() - started
     end_epoch(run, env_stats, alpha)
 
 
@@ -243,11 +245,11 @@ class Trial:
 def interact(run, tasks) -> list[Trial]:
     """G attempts of the agent at every task, scored."""
     o, state = run.o, run.state
-    started = time.time()
+    started = time.perf_counter()
     with memory.peak_memory(run.peaks, "agent rollouts", run.policy.device):
         rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
                                run.sampler, o.max_rows)
-    state.rollout_seconds += time.time() - started
+    state.rollout_seconds += time.perf_counter() - started
     state.rollout_tokens += sum(len(r.response) for r in rollouts)
     trials = []
     for b, task in enumerate(tasks):
@@ -381,14 +383,14 @@ def update_environment(run, fresh, aged, weights) -> dict:
 
 def measure_untrained(run):
     """Epoch 0: one batch is written and tried, nothing is trained."""
-    started = time.time()
+    started = time.perf_counter()
     if run.o.variant == "static":
         write_static(run)
     for task in run.teacher:
         run.train_pool.add_untried(task)
     for trial in interact(run, [g.task for g in generate(run, run.o.alpha)]):
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, 0)
-    run.state.seconds = time.time() - started
+    run.state.seconds = time.perf_counter() - started
     end_epoch(run, {}, run.o.alpha)
 
 

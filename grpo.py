@@ -134,7 +134,7 @@ def grpo_update(policy, adapter, optimizer, groups, rewards, sampled=None, own=N
     scorer| over response tokens before any update. What was not measured is 0.
     """
     # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
-    keep = has_signal(rewards)
+    keep = has_signal(rewards) if groups else torch.zeros(0, dtype=torch.bool)
     groups, sampled, own = (rows and list(compress(rows, keep.tolist()))
                             for rows in (groups, sampled, own))
     stats = {"zero_variance": 1 - len(groups) / max(1, len(keep)), "grad_norm": 0.0, "kl": 0.0,

@@ -19,7 +19,6 @@ are partly unknown (eval/README.md lists what is), and a variant is shown withou
 """
 import argparse
 import hashlib
-import importlib
 import importlib.metadata
 import json
 import platform
@@ -29,56 +28,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from data_pool import UserError
-from eval import common
-from eval.common import Verdict, one_line
+from eval import alfworld, api_bank, bamboogle, bfcl, common, travelplanner
+from eval.common import Parser, Verdict, exit_code, one_line
 from worlds import one_line_for_templates
 
-BENCHES = ("api_bank", "alfworld", "bfcl", "bamboogle", "travelplanner")
+MODULES = {m.NAME: m for m in (api_bank, alfworld, bfcl, bamboogle, travelplanner)}
+BENCHES = tuple(MODULES)
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "numpy")
-
-# variant: (arguments of load, arguments of score). "scorer" names another scoring function.
-VARIANTS = {
-    "api_bank": {"damo": ({"rule": "damo"}, {"rule": "damo"})},
-    "alfworld": {"handcoded": ({"split": "handcoded"}, {}),
-                 "valid_seen": ({"split": "valid_seen"}, {}),
-                 "valid_unseen": ({"split": "valid_unseen"}, {}),
-                 "episodes": ({}, {}), "dialogue": ({"split": "valid_seen"}, {})},
-    "bfcl": {"single_turn": ({"categories": (
-                 "simple_python", "multiple", "parallel", "parallel_multiple", "live_simple",
-                 "live_multiple", "live_parallel", "live_parallel_multiple")}, {}),
-             "relevance": ({"categories": ("irrelevance", "live_irrelevance", "live_relevance")},
-                           {}),
-             "official": ({}, {"scorer": "score_official"})},
-    "bamboogle": {"searchr1": ({}, {"extraction": "searchr1"})},
-    "travelplanner": {"fixed": ({}, {"fixed": True}), "train": ({"split": "train"}, {}),
-                      "train_fixed": ({"split": "train"}, {"fixed": True})},
-}
 
 WHOLE_GAMES = ("episodes", "dialogue")  # of alfworld: what is asked next depends on the responses
 BATCH_TOKENS = 65_536  # prompts of a batch times its longest: long prompts go in smaller batches
 RESPONSES_ONLY = ("searchr1",)  # reads what other systems wrote; our prompts ask for another form
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line."""
-
-    def error(self, message):
-        raise UserError(f"{message} (python -m eval --help)")
-
-
 def main(argv=None) -> int:
     """Run one command; returns the exit code: 0, 1 (verify: rate missed), 2 (bad input)."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    command = {"verify": verify, "gold": gold}.get(argv[0] if argv else None, run)
-    try:
-        return command(argv[1:] if command is not run else argv)
-    except UserError as error:
-        print(f"eval: {one_line(error, 1000)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\neval: interrupted; the same command continues from the responses so far",
-              file=sys.stderr)
-        return 130
+    command = {"verify": verify, "gold": gold}.get(argv[0] if argv else None)
+    return exit_code(command, argv[1:]) if command else exit_code(run, argv)
 
 
 def arguments() -> Parser:
@@ -94,7 +61,7 @@ def arguments() -> Parser:
     parser.add_argument("--responses", metavar="FILE", help="score responses made elsewhere; with "
                         "`all` a folder that holds BENCH.jsonl files")
     parser.add_argument("--variant", help="other protocol or part of one benchmark: " + "; ".join(
-        f"{bench}: {', '.join(names)}" for bench, names in VARIANTS.items()))
+        f"{bench}: {', '.join(m.VARIANTS)}" for bench, m in MODULES.items()))
     parser.add_argument("--limit", type=int, metavar="N", help="N records, evenly spread")
     parser.add_argument("--batch-size", type=int, default=16, metavar="N")
     parser.add_argument("--max-prompt", type=int, metavar="TOKENS",
@@ -128,8 +95,6 @@ def run(argv) -> int:
         raise UserError(f"--variant {args.variant} reads what others wrote: pass --responses FILE")
     # all data first: a missing file should not show up after hours of generation
     parts = {bench: chosen_records(bench, args) for bench in benches}
-    if Path(args.out).is_file():
-        raise UserError(f"--out {args.out} is a file: name a folder")
     answers = {bench: read_responses(bench, parts[bench], args) for bench in benches} \
         if args.responses else None
     folder = make_folder(args.out)
@@ -142,22 +107,22 @@ def run(argv) -> int:
     return 0
 
 
-def module(bench: str):
-    """The module of a benchmark."""
-    return importlib.import_module(f"eval.{bench}")
-
-
 def variant(bench: str, name):
-    """(arguments of load, arguments of score) of a variant; the default protocol is ({}, {})."""
-    if name is not None and name not in VARIANTS[bench]:
-        raise UserError(f"{bench} has no variant {name!r}: it has {', '.join(VARIANTS[bench])}")
-    return VARIANTS[bench].get(name, ({}, {}))
+    """(arguments of load, arguments of score) of a variant; the default protocol is ({}, {}).
+
+    "scorer" among the arguments of score names another scoring function of the module.
+    """
+    variants = {None: ({}, {}), **MODULES[bench].VARIANTS}
+    if name not in variants:
+        raise UserError(f"{bench} has no variant {name!r}: it has "
+                        f"{', '.join(MODULES[bench].VARIANTS)}")
+    return variants[name]
 
 
 def load_records(bench: str, data, **options) -> list:
     """The records of a benchmark module; UserError when there are none."""
     try:
-        records = module(bench).load(data, **options)
+        records = MODULES[bench].load(data, **options)
     except RecursionError:
         raise UserError(f"{bench}: a file in {data} is nested too deeply to be read") from None
     if not records:
@@ -168,7 +133,7 @@ def load_records(bench: str, data, **options) -> list:
 def chosen_records(bench: str, args) -> list:
     """Records of the run before --limit; for whole episodes one record per game."""
     records = load_records(bench, args.data, **variant(bench, args.variant)[0])
-    module(bench).prompt(records[0])  # a prompt may need files that the records do not
+    MODULES[bench].prompt(records[0])  # a prompt may need files that the records do not
     if args.variant in WHOLE_GAMES:
         records = [{**r, "id": r["game"]} for r in records if r["step"] == 0]
     return records
@@ -180,22 +145,24 @@ def make_folder(path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {path}: cannot make the folder ({error.strerror})") from None
+        raise UserError(f"--out {path}: cannot make the folder ({error.strerror}): name another") from None
     return folder
+
+
+def responses_path(bench: str, args) -> Path:
+    """The file of --responses for one benchmark."""
+    path = Path(args.responses)
+    return path / f"{bench}.jsonl" if args.bench == "all" else path
 
 
 def read_responses(bench: str, records: list, args) -> dict:
     """{id: text} from --responses. Unknown and repeated ids end the run, missing ones fail."""
-    path = Path(args.responses)
-    if args.bench == "all":
-        path = path / f"{bench}.jsonl"
     if args.variant in WHOLE_GAMES:
         raise UserError("whole episodes need a model: a response decides what is asked next")
-    known, answers = {r["id"] for r in records}, {}
-    for number, row in enumerate(common.read_rows(path, ("id", "response"), True), 1):
+    path, known, answers = responses_path(bench, args), {r["id"] for r in records}, {}
+    rows = common.read_rows(path, {"id": str, "response": str}, nonempty=True)
+    for number, row in enumerate(rows, 1):
         where = f"{path}, record {number}"
-        if not isinstance(row["id"], str) or not isinstance(row["response"], str):
-            raise UserError(f"{where}: 'id' and 'response' must be strings")
         if row["id"] in answers:
             raise UserError(f"{where}: a second response to {row['id']!r}")
         if row["id"] not in known:
@@ -227,26 +194,25 @@ def load_policy(args):
 
 def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> dict:
     """Responses, verdicts, results of one benchmark; returns the summary that was written."""
-    bench_module, began = module(bench), time.time()
+    bench_module, began = MODULES[bench], time.perf_counter()
     # the name says which run it is: another model, option or data set is another file
     settings = run_settings(bench, policy, args)
-    name = "-".join([bench] + [args.variant] * bool(args.variant) + [
-        common.file_name(Path(args.model or args.responses).stem if args.responses else
-                         Path(args.model).name), digest(settings)[:10]])
+    source = Path(args.responses).stem if args.responses else Path(args.model).name
+    parts = [bench, args.variant, common.file_name(source), digest(settings)[:10]]
+    name = "-".join(filter(None, parts))
     path = folder / f"{name}.jsonl"
     prompts = {} if args.variant in WHOLE_GAMES else {
         r["id"]: bench_module.prompt(r) for r in records}
     rows = earlier_rows(path, prompts, records)
+    todo = [r for r in records if r["id"] not in rows]
     # one iterator of rows, wherever the responses come from
     if answers is not None:
-        made = (response_row(r, prompts[r["id"]], answers.get(r["id"])) for r in records
-                if r["id"] not in rows)
+        made = (response_row(r, prompts[r["id"]], answers.get(r["id"])) for r in todo)
     elif args.variant in WHOLE_GAMES:
-        made = play(bench_module, [r for r in records if r["id"] not in rows], policy, settings,
-                    args)
+        made = play(bench_module, todo, policy, settings, args)
     else:
-        made = generate([r for r in records if r["id"] not in rows], prompts, policy, settings,
-                        args, f"{bench}: {len(rows)} there, " if rows else bench)
+        label = f"{bench}: {len(rows)} there, " if rows else bench
+        made = generate(todo, prompts, policy, settings, args, label)
     # every response is on disk before the next batch: an interrupted run loses one batch at most
     with open(path, "a", encoding="utf-8") as file:
         for row in made:
@@ -256,8 +222,10 @@ def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> 
     # scores are never taken from an earlier run: a corrected scorer must show
     verdicts = [verdict_of(bench_module, record, rows[record["id"]], args) for record in records]
     write_rows(path, [rows[r["id"]] for r in records], verdicts)
-    summary = summarise(bench, records, verdicts, rows, settings, args, time.time() - began)
-    common.write_json(folder / f"{name}.json", summary)
+    summary = summarise(bench, records, verdicts, rows, settings, args,
+                        time.perf_counter() - began)
+    common.write_whole(folder / f"{name}.json",
+                       json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     return {**summary, "file": str(folder / f"{name}.json")}
 
 
@@ -273,14 +241,13 @@ def run_settings(bench: str, policy, args) -> dict:
                 "batch_size": args.batch_size, "seed": args.seed,
                 "data_sha256": common.folder_hash(common.data_dir(args.data, bench))}
     if policy is None:
-        path = Path(args.responses)
-        path = path / f"{bench}.jsonl" if args.bench == "all" else path
-        return settings | {"responses_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        text = responses_path(bench, args).read_bytes()
+        return settings | {"responses_sha256": hashlib.sha256(text).hexdigest()}
     # prompt and response share the context; beyond it positions were never trained
     context = policy.lm.config.max_position_embeddings
     # a small context still leaves half of itself to the prompt
     whole = args.variant == "dialogue"  # one response is all that follows the first prompt
-    most = module(bench).DIALOGUE_TOKENS if whole else module(bench).MAX_NEW_TOKENS
+    most = alfworld.DIALOGUE_TOKENS if whole else MODULES[bench].MAX_NEW_TOKENS
     new = min(args.max_new or most, context // 2)
     return settings | {"model_stamp": stamp(args.model), "device": policy.device.type,
                        "adapter_stamp": stamp(args.adapter), "max_new_tokens": new,
@@ -302,10 +269,11 @@ def stamp(folder):
 
 def response_row(record, messages, text, truncated=False, sizes=(None, None), problem="") -> dict:
     """One line of the results file before its verdict."""
+    if text is None and not problem:
+        problem = "no response"
     return {"id": record["id"], "category": record["category"], "prompt": messages,
             "response": text, "truncated": truncated, "prompt_tokens": sizes[0],
-            "response_tokens": sizes[1], "problem": problem or ("" if text is not None else
-                                                                "no response")}
+            "response_tokens": sizes[1], "problem": problem}
 
 
 def earlier_rows(path: Path, prompts: dict, records: list) -> dict:
@@ -446,19 +414,16 @@ def verdict_of(bench_module, record, row: dict, args) -> Verdict:
 
 def write_rows(path: Path, rows: list, verdicts: list):
     """The results file with verdicts, in the order of the records, replaced in one step."""
-    draft = path.with_name(path.name + ".tmp")
-    with open(draft, "w", encoding="utf-8") as file:
-        for row, v in zip(rows, verdicts):
-            shown = {"ok": v.ok, "score": v.score, "reason": v.reason, "extra": v.extra}
-            file.write(json.dumps({**row, "verdict": shown}, ensure_ascii=True) + "\n")
-    draft.replace(path)
+    common.write_whole(path, "".join(
+        json.dumps({**row, "verdict": vars(v)}, ensure_ascii=True) + "\n"
+        for row, v in zip(rows, verdicts)))
 
 
 def summarise(bench, records, verdicts, rows, settings, args, seconds) -> dict:
     """The summary of one benchmark: score, interval, categories, settings, versions."""
-    bench_module = module(bench)
+    bench_module = MODULES[bench]
     # the interval resamples records through the same aggregate that made the score
-    aggregate = plain_share if args.variant in WHOLE_GAMES else bench_module.aggregate
+    aggregate = common.mean_score if args.variant in WHOLE_GAMES else bench_module.aggregate
     result = aggregate(records, verdicts)
     return {
         "benchmark": bench, "variant": args.variant, "model": args.model, "adapter": args.adapter,
@@ -473,13 +438,6 @@ def summarise(bench, records, verdicts, rows, settings, args, seconds) -> dict:
         "note": "" if args.variant else vars(bench_module).get("NOTE", ""),
         "seconds": round(seconds, 1),
         "versions": {"python": platform.python_version()} | {p: version(p) for p in PACKAGES}}
-
-
-def plain_share(records, verdicts) -> dict:
-    """Percent passed, over all and per category."""
-    return {"score": 100 * sum(v.score for v in verdicts) / max(1, len(verdicts)),
-            "n": len(verdicts),
-            "categories": common.mean_by(records, verdicts, lambda r: r["category"])}
 
 
 def version(package: str):
@@ -536,21 +494,13 @@ def verify(argv) -> int:
             raise UserError(f"{args.verdicts}, record {number}: a verdict of {row['benchmark']!r}, "
                             f"not of {args.bench}")
     # disagreements are printed as they come: a long run should show them early
-    kinds = {}
-    for kind, agrees, detail in checked(module(args.bench).verify(args.data, rows), args.verdicts):
-        kinds.setdefault(kind, []).append(agrees)
-        if agrees is False:
-            print(f"disagrees  {kind}  {one_line(detail, 1000)}")
-    return print_agreement(kinds, module(args.bench).REQUIRED)
-
-
-def checked(results, path):
-    """The results of a module's verify; fields of the wrong shape become a UserError."""
-    try:
-        yield from results
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise UserError(f"{path}: a recorded verdict is malformed "
-                        f"({type(error).__name__}: {one_line(error)})") from None
+    bench_module, kinds = MODULES[args.bench], {}
+    with common.one_line_for(f"{args.verdicts}: a recorded verdict"):
+        for kind, agrees, detail in bench_module.verify(args.data, rows):
+            kinds.setdefault(kind, []).append(agrees)
+            if agrees is False:
+                print(f"disagrees  {kind}  {one_line(detail, 1000)}")
+    return print_agreement(kinds, bench_module.REQUIRED)
 
 
 def print_agreement(kinds: dict, required: dict) -> int:
@@ -577,19 +527,17 @@ def gold(argv) -> int:
     args = parser.parse_args(argv)
     rows, benches = [], BENCHES if args.bench == "all" else (args.bench,)
     for bench in benches:
-        for name in [None, *VARIANTS[bench]]:
+        for name in [None, *MODULES[bench].VARIANTS]:
             if name not in WHOLE_GAMES and name not in RESPONSES_ONLY:
                 rows.append(gold_row(bench, name, args.data))
     print(table(["benchmark", "records", "without gold", "pass", "rate %"], rows))
-    for bench in benches:
-        for known in module(bench).GOLD_EXCEPTIONS:
-            print(f"known of {bench}: {known}")
+    print("\nWhy some fail: eval/README.md, \"Where gold responses do not score 100 %\"")
     return 0
 
 
 def gold_row(bench: str, name, data) -> list:
     """One row of the gold table; prints every gold response that fails."""
-    bench_module, (loading, options) = module(bench), variant(bench, name)
+    bench_module, (loading, options) = MODULES[bench], variant(bench, name)
     records, options = load_records(bench, data, **loading), dict(options)
     title = bench + (f" ({name})" if name else "")
     scorer = getattr(bench_module, options.pop("scorer", "score"))

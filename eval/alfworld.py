@@ -39,14 +39,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from data_pool import UserError
-from eval.common import Verdict, data_dir, mean_by, read_rows
+from eval.common import Verdict, check_record, data_dir, mean_by, read_rows
 from worlds import play
 
 NAME = "alfworld"
 PAPER = {"Qwen2.5-7B": 14.2, "ReSearch": 18.7, "Search-R1": 16.1, "ToRL": 8.0, "GenEnv 7B": 54.5}
 MAX_NEW_TOKENS = 512  # response length of the official configuration
 REQUIRED = {"step-string": 1.0, "step-admissible": 1.0, "raw-text": 1.0, "episode": 1.0}
-GOLD_EXCEPTIONS = []  # the expert's own command always scores 100 %
+VARIANTS = {"handcoded": ({"split": "handcoded"}, {}), "valid_seen": ({"split": "valid_seen"}, {}),
+            "valid_unseen": ({"split": "valid_unseen"}, {}), "episodes": ({}, {}),
+            "dialogue": ({"split": "valid_seen"}, {})}
 NOTE = "single steps are GenEnv's own cut; expert: planner walkthroughs (the paper names none)"
 
 SPLITS = {"test": ("walkthrough", ("valid_seen", "valid_unseen")),
@@ -90,20 +92,16 @@ def load(data, split: str = "test") -> list[dict]:
 def _trajectories(data, part: str) -> list[dict]:
     """Rows of one trajectory file, every step checked for what the records need."""
     path = data_dir(data, NAME) / f"{part}.trajectories.jsonl.gz"
-    rows = read_rows(path, ("id", "split", "task_type", "goal", "policy", "init_obs", "steps",
-                            "won"), nonempty=True)
+    rows = read_rows(path, {"id": str, "split": str, "task_type": str, "goal": str, "policy": str,
+                            "init_obs": str, "steps": list, "won": bool}, nonempty=True)
     for number, row in enumerate(rows, 1):
         where = f"{path}, record {number}"
-        if not isinstance(row["steps"], list) or not row["steps"]:
-            raise UserError(f"{where}: 'steps' is not a list with at least one step")
+        if not row["steps"]:
+            raise UserError(f"{where}: 'steps' is empty")
         for k, step in enumerate(row["steps"]):
-            good = (isinstance(step, dict) and isinstance(step.get("action"), str)
-                    and isinstance(step.get("obs"), str) and _strings(step.get("admissible")))
-            if not good:
-                raise UserError(f"{where}: step {k} needs the strings 'action' and 'obs' and a "
-                                "list of strings 'admissible'")
-        if not all(isinstance(row[key], str) for key in ("id", "goal", "init_obs", "task_type")):
-            raise UserError(f"{where}: 'id', 'goal', 'init_obs' and 'task_type' must be strings")
+            check_record(step, f"{where}, step {k}", {"action": str, "obs": str})
+            if not _strings(step.get("admissible")):
+                raise UserError(f"{where}, step {k}: 'admissible' is not a list of texts")
     return rows
 
 
@@ -247,16 +245,16 @@ def _train_steps(data) -> list[dict]:
     trials of training tasks, so 141 of the 3,553 are).
     """
     path = data_dir(data, NAME) / "train.goals_walkthroughs.jsonl.gz"
-    rows = read_rows(path, ("id", "task_type", "goal", "walkthrough"), nonempty=True)
+    rows = read_rows(path, {"id": str, "task_type": str, "goal": str, "walkthrough": list},
+                     nonempty=True)
     evaluated = {tuple(step["action"] for step in row["steps"])
                  for part in ("valid_seen", "valid_unseen") for row in _trajectories(data, part)
                  if row["policy"] == "walkthrough"}
     records = []
     for number, row in enumerate(rows, 1):
         plan = row["walkthrough"]
-        if not _strings(plan) or not _strings([row["id"], row["goal"], row["task_type"]]):
-            raise UserError(f"{path}, record {number}: 'id', 'task_type' and 'goal' must be "
-                            "strings and 'walkthrough' a list of strings")
+        if not _strings(plan):
+            raise UserError(f"{path}, record {number}: 'walkthrough' is not a list of texts")
         if tuple(plan) in evaluated:
             continue
         records += [{"id": f"{row['id']}#plan-{k:02d}", "category": f"train/{row['task_type']}",
@@ -469,30 +467,21 @@ def unpack_games(data, games: list, folder) -> dict:
 def verify(data, rows):
     """Re-score recorded verdicts; yields (kind, agrees, detail), agrees None = undecidable here.
 
-    Steps are looked up in the trajectories by game and prefix. Episodes are replayed on the
-    trajectories where these hold every state that matters, and in the simulator otherwise if the
-    package is there.
+    Steps are looked up in the trajectories by game and prefix; episodes are replayed on them.
     """
     worlds = {}
     for part in ("valid_seen", "valid_unseen"):
         for row in _trajectories(data, part):
             worlds.setdefault(row["id"], _World(row["task_type"])).add(row)
     for number, row in enumerate(rows, 1):
-        kind, verdict = row.get("kind"), row.get("official_verdict")
-        world = worlds.get(row.get("game"))
-        if kind not in REQUIRED or not isinstance(verdict, dict):
-            raise UserError(f"verdict {number} ({row.get('id')}): needs a 'kind' out of "
-                            f"{', '.join(REQUIRED)} and an 'official_verdict' object")
-        if world is None:
-            raise UserError(f"verdict {number} ({row.get('id')}): unknown game {row.get('game')!r}")
-        response = row.get("response")
-        if not (_strings(response) if kind == "episode" else isinstance(response, str)):
-            raise UserError(f"verdict {number} ({row.get('id')}): 'response' is not of the kind "
-                            f"{kind} (a string, for episodes a list of strings)")
-        if kind == "episode":
-            ours = _replay(world, response) or _replay_simulated(data, row["game"], response)
-        else:
-            ours = _step_verdict(world, row, verdict)
+        where, kind = f"verdict {number} ({row.get('id')})", row.get("kind")
+        check_record(row, where, {"game": str, "official_verdict": dict,
+                                  "response": list if kind == "episode" else str})
+        verdict, world = row["official_verdict"], worlds.get(row["game"])
+        if kind not in REQUIRED or world is None:
+            raise UserError(f"{where}: unknown kind {kind!r} or game {row['game']!r}")
+        ours = _replay(world, row["response"]) if kind == "episode" \
+            else _step_verdict(world, row)
         if ours is None:
             yield kind, None, f"{row.get('id')}: not decidable from the trajectories"
             continue
@@ -532,7 +521,7 @@ def _canonical(key: tuple, command: str) -> tuple:
     return key + (command,)
 
 
-def _step_verdict(world: _World, row: dict, verdict: dict):
+def _step_verdict(world: _World, row: dict):
     """What the rules say of a command or a raw text at a recorded state; None: unknown state."""
     key = ()
     for command in row.get("prefix") or []:
@@ -561,10 +550,10 @@ def _outcome(world: _World, key: tuple, step: dict, response: str) -> dict:
     command = response.strip()
     if not acts(response, step["admissible"]):
         return {"feedback": NOTHING, "reward": 0.0, "done": False, "won": False}
-    after = _canonical(key, command)
-    known = after in world.wins or after in world.states or after == key
-    result = {} if not known else dict(reward=float(after in world.wins), done=after in world.wins,
-                                       won=after in world.wins)
+    after, result = _canonical(key, command), {}
+    won = after in world.wins
+    if won or after in world.states or after == key:
+        result = {"reward": float(won), "done": won, "won": won}
     if command == step["action"]:
         result["feedback"] = step["obs"]
     return result
@@ -626,21 +615,3 @@ def _may_have_won(task_type: str, key: tuple) -> bool:
     treatment = re.search("clean|heat|cool", task_type)
     enough = count["move"] >= (2 if task_type.startswith("pick_two") else 1)
     return enough and (treatment is None or count[treatment.group()] > 0)
-
-
-def _replay_simulated(data, game: str, commands: list):
-    """The episode in the official simulator, or None when its package is absent."""
-    try:
-        start = _simulator()
-    except UserError:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        env = start(unpack_games(data, [game], folder)[game])
-        state, won_at = env.reset(), None
-        for number, command in enumerate(commands, 1):
-            state, _, _ = env.step(command)
-            if state["won"] and won_at is None:
-                won_at = number
-        env.close()
-    return {"won_at_step": won_at, "won_at_end": bool(state["won"]),
-            "success_within_50": won_at is not None and won_at <= MAX_STEPS}

@@ -36,23 +36,15 @@ from itertools import groupby
 from pathlib import Path
 
 from data_pool import UserError
-from eval.common import Verdict, data_dir, mean_by, one_line, read_rows
+from eval.common import (Verdict, agreement, check_record, data_dir, mean_score, one_line,
+                         one_line_for, read_array, read_rows, verdict)
 
 NAME = "api_bank"
 PAPER = {"Qwen2.5-7B": 61.6, "GenEnv 7B": 79.1}
 MAX_NEW_TOKENS = 512
 REQUIRED = {"toolrl_exact": 1.0, "damo_exec": 0.97}
-
-GOLD_EXCEPTIONS = [
-    "toolrl: none, all 597 gold responses pass",
-    "damo (604 of 620 pass): TimedSwitch and CancelTimedSwitch with the undocumented device_id "
-    "(8), the second step of ForgotPassword (4) and RegisterUser of an existing account (1) on a "
-    "fresh database, DeleteMeeting, whose check looks for a field that is not there (3)",
-    "damo: the benchmark's own outputs write lists as '['a', 'b']', which its pattern cuts at the "
-    "first inner quote, so 48 more of them fail; gold() writes lists without the outer quotes",
-    "damo: of the benchmark's own level-1 outputs 337 of 399 pass there and 355 here; what the 18 "
-    "turn on (APIs behind the network, a database changed since) does not follow from the text",
-]
+VARIANTS = {"damo": ({"rule": "damo"}, {"rule": "damo"})}
+RIGHT = "the expected call"
 MAX_TEXT = 200_000        # characters of a response that are looked at
 MAX_ARGUMENTS = 20_000    # characters of the argument list under the damo rule
 
@@ -61,11 +53,11 @@ MAX_ARGUMENTS = 20_000    # characters of the argument list under the damo rule
 # ToolRL rule
 
 
-def score_toolrl(record: dict, response: str) -> Verdict:
-    """Right if any JSON line of the last tool-call block equals the gold call."""
+def toolrl_fault(record: dict, response: str) -> str:
+    """Why no JSON line of the last tool-call block equals the gold call, or ""."""
     block = response.rpartition("<tool_call>")[2].partition("</tool_call>")[0]
     if len(block) > MAX_TEXT:
-        return verdict(f"tool call longer than {MAX_TEXT} characters")
+        return f"tool call longer than {MAX_TEXT} characters"
     gold_call, seen = record["gold"], 0
     for line in block.split("\n"):
         try:
@@ -80,16 +72,11 @@ def score_toolrl(record: dict, response: str) -> Verdict:
                 # a bare argument object passes for the gold function
                 call = {"name": gold_call["name"], "parameters": call}
             if call["name"] == gold_call["name"] and call["parameters"] == gold_call["parameters"]:
-                return verdict("")
+                return ""
         except (TypeError, ValueError, RecursionError):
             # the official loop stops at such a line (42, null, "text"), later lines do not count
-            return verdict(f"line {line.strip()[:40]!r} is JSON but no call; the scan ends there")
-    return verdict("no line is the expected call" if seen else "no JSON line")
-
-
-def verdict(reason: str) -> Verdict:
-    """A Verdict from the reason of failure, "" = right."""
-    return Verdict(not reason, float(not reason), reason or "the expected call")
+            return f"line {line.strip()[:40]!r} is JSON but no call; the scan ends there"
+    return "no line is the expected call" if seen else "no JSON line"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -216,8 +203,8 @@ COMPARE = {
     "QueryMeeting": {"meeting_topic": words}, "EmailReminder": {"content": ignored},
     "EmergencyKnowledge": {"symptom": fold}, "SymptomSearch": {"symptom": fold},
     "QueryScene": {"name": fold}, "DeleteScene": {"name": fold},
-    "TimedSwitch": {"name": fold, "time": moment}, "CancelTimedSwitch": {"name": fold,
-                                                                         "time": moment},
+    "TimedSwitch": {"name": fold, "time": moment},
+    "CancelTimedSwitch": {"name": fold, "time": moment},
     "QueryStock": {"stock_code": fold, "date": moment},
     "ModifyRegistration": {"appointment_id": strip, "new_appointment_date": moment,
                            "new_appointment_doctor": strip},
@@ -246,38 +233,36 @@ def fails_fresh(gold_call: dict, accounts: set) -> str:
     return ""
 
 
-def score_damo(record: dict, response: str) -> Verdict:
-    """The original evaluator's rule as far as it follows from the text (see the module)."""
-    found = find_call(response[:MAX_TEXT])
+def damo_fault(record: dict, response: str) -> str:
+    """Why the original evaluator's rule rejects, as far as it follows from the text, or ""."""
+    found, gold_call = find_call(response[:MAX_TEXT]), record["gold"]
     if not found:
-        return verdict("no [ApiName(...)] on one line")
+        return "no [ApiName(...)] on one line"
     name, text = found
-    gold_call = record["gold"]
     if name != gold_call["name"]:
-        return verdict(f"API {name[:40]!r} is not {gold_call['name']}")
+        return f"API {name[:40]!r} is not {gold_call['name']}"
     if len(text) > MAX_ARGUMENTS:
-        return verdict(f"arguments longer than {MAX_ARGUMENTS} characters")
+        return f"arguments longer than {MAX_ARGUMENTS} characters"
     given, declared = read_arguments(text), record["parameters"]
     for argument, value in given.items():
         if argument not in declared:
-            return verdict(f"argument {argument[:40]!r} is not declared")
+            return f"argument {argument[:40]!r} is not declared"
         try:
             given[argument] = convert(value, declared[argument])
         except (ValueError, RecursionError) as error:
-            return verdict(f"argument {argument}: {one_line(error, 80)}")
-    reason = fails_fresh(gold_call, record.get("accounts", set()))
+            return f"argument {argument}: {one_line(error, 80)}"
     try:
-        return verdict(reason or differing(name, given, gold_call["parameters"], declared))
+        return fails_fresh(gold_call, record.get("accounts", set())) \
+            or differing(name, given, gold_call["parameters"], declared)
     except RecursionError:
-        return verdict("a list argument is nested too deeply")
+        return "a list argument is nested too deeply"
 
 
 def differing(name: str, given: dict, expected: dict, declared: dict) -> str:
     """The first argument that the API's own comparison tells apart, as a reason, or ""."""
     for argument in sorted(set(given) | set(expected)):
         wanted = expected.get(argument)
-        if isinstance(wanted, str) and declared.get(argument) in ("int", "float", "list", "bool",
-                                                                  "list(str)"):
+        if isinstance(wanted, str):
             try:
                 wanted = convert(wanted, declared[argument])
             except ValueError:
@@ -295,23 +280,6 @@ def differing(name: str, given: dict, expected: dict, declared: dict) -> str:
 
 # ---------------------------------------------------------------------------------------------
 # data
-
-
-def read_array(path: Path, required) -> list[dict]:
-    """Records of a JSON array; UserError naming file and record."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file (see the data table in eval/README.md)")
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not JSON ({one_line(error)})") from None
-    if not isinstance(rows, list):
-        raise UserError(f"{path}: expected a JSON array of records")
-    for number, row in enumerate(rows):
-        missing = [k for k in required if not isinstance(row, dict) or k not in row]
-        if missing:
-            raise UserError(f"{path}, record {number}: no {missing[0]!r}")
-    return rows
 
 
 def load(data, split: str = "test", rule: str = "toolrl") -> list[dict]:
@@ -334,27 +302,27 @@ def load_toolrl(folder: Path) -> list[dict]:
     records = []
     for level in (1, 2, 3):
         path = folder / "toolrl" / f"level-{level}-api_processed.json"
-        for number, row in enumerate(read_array(path, ("system", "user", "answer", "other"))):
-            answer = row["answer"][0] if isinstance(row["answer"], list) and row["answer"] \
-                else row["answer"]
-            if not isinstance(answer, dict) or not isinstance(answer.get("name"), str) \
-                    or not isinstance(answer.get("parameters"), dict) \
-                    or not isinstance(row["system"], str) or not isinstance(row["user"], str):
-                raise UserError(f"{path}, record {number}: no gold call or no text")
-            tools = prompt_tools(row["system"])
-            shown = tools.get(answer["name"], {}).get("parameters")
-            # 6 tools are in no prompt: their arguments are those of the gold call, all text
-            declared = {k: v.get("type", "str") for k, v in shown.items()} if shown is not None \
-                else dict.fromkeys(answer["parameters"], "str")
+        rows = read_array(path, {"system": str, "user": str, "answer": object, "other": dict})
+        for number, row in enumerate(rows):
+            answer = row["answer"]
+            answer = answer[0] if isinstance(answer, list) and answer else answer
+            check_record(answer, f"{path}, record {number}: the gold call",
+                         {"name": str, "parameters": dict})
+            # the dialogue is told by its file name, or by the number of the level-3 scenario
             records.append({"id": f"Level{level}_{number}", "category": f"level-{level}",
                             "system": row["system"], "user": row["user"], "gold": answer,
-                            "parameters": declared, "dialogue": dialogue_of(row["other"])})
+                            "parameters": declared_types(prompt_tools(row["system"]), answer),
+                            "dialogue": row["other"].get("file", row["other"].get("sample_id"))})
     return records
 
 
-def dialogue_of(other: dict):
-    """What identifies the dialogue of a record: file name, or number of the level-3 scenario."""
-    return other.get("file", other.get("sample_id"))
+def declared_types(tools: dict, call: dict) -> dict:
+    """{argument: type} of a call's tool. A tool without document has the call's arguments, as text:
+    6 tools are in no prompt."""
+    shown = tools.get(call["name"], {}).get("parameters")
+    if shown is None:
+        return dict.fromkeys(call["parameters"], "str")
+    return {name: spec.get("type", "str") for name, spec in shown.items()}
 
 
 def prompt_tools(system: str) -> dict:
@@ -424,12 +392,11 @@ def load_damo(folder: Path) -> list[dict]:
         for number, row in enumerate(read_array(path, ("file", "id", "instruction", "input"))):
             # sample 2i is the i-th call of a dialogue, sample 2i + 1 the line after it
             lines = samples.get(row["file"], [])
-            pairs = [lines[i + k:i + k + 1] for i, line in enumerate(lines)
-                     if line["role"] == "API" for k in (0, 1)]
-            if not (0 <= row["id"] < len(pairs) and pairs[row["id"]]
-                    and pairs[row["id"]][0]["role"] == "API"):
-                raise UserError(f"{path}, record {number}: no call {row['id']} in {row['file']}")
-            line = pairs[row["id"]][0]
+            places = [i + k for i, line in enumerate(lines) if line["role"] == "API"
+                      for k in (0, 1)]
+            with one_line_for(f"{path}, record {number}"):
+                line = lines[places[row["id"]]]
+                assert line["role"] == "API", "no call at this place of the dialogue"
             records.append(damo_record(f"{row['file']}#{row['id']}", level, line["api_name"],
                                        line.get("result", {}).get("input") or line["param_dict"],
                                        low, row, accounts))
@@ -445,11 +412,10 @@ def load_damo(folder: Path) -> list[dict]:
 def damo_record(name: str, level: int, api: str, given: dict, tools: dict, row: dict,
                 accounts: set) -> dict:
     """One official call as a record."""
-    shown = tools.get(api, {}).get("parameters")
-    declared = {k: v.get("type", "str") for k, v in shown.items()} if shown is not None \
-        else dict.fromkeys(given, "str")
-    return {"id": name, "category": f"level-{level}", "gold": {"name": api, "parameters": given},
-            "parameters": declared, "accounts": accounts, "dialogue": name.split("#")[0],
+    call = {"name": api, "parameters": given}
+    return {"id": name, "category": f"level-{level}", "gold": call,
+            "parameters": declared_types(tools, call), "accounts": accounts,
+            "dialogue": name.split("#")[0],
             "system": row["instruction"].strip(), "user": row["input"].strip()}
 
 
@@ -483,39 +449,29 @@ def score(record: dict, response, rule: str = "toolrl") -> Verdict:
     if rule not in ("toolrl", "damo"):
         raise UserError(f"api_bank: unknown rule {rule!r}: toolrl or damo")
     if not isinstance(response, str):
-        return verdict("the response is not text")
-    return score_toolrl(record, response) if rule == "toolrl" else score_damo(record, response)
+        return verdict("the response is not text", RIGHT)
+    return verdict((toolrl_fault if rule == "toolrl" else damo_fault)(record, response), RIGHT)
 
 
-def aggregate(records: list, verdicts: list) -> dict:
-    """Percent passed over all records and per level."""
-    total = sum(v.score for v in verdicts)
-    return {"score": 100 * total / len(verdicts) if verdicts else 0.0, "n": len(verdicts),
-            "categories": mean_by(records, verdicts, lambda r: r["category"])}
+aggregate = mean_score
 
 
 def verify(data, rows):
     """Re-score recorded verdicts; yields (kind, agrees, detail), kind toolrl_exact or damo_exec."""
-    folder, known = data_dir(data, NAME), {}
+    known = {}
     for number, row in enumerate(rows, 1):
         where = f"api_bank, recorded verdict {number}"
-        missing = [k for k in ("scorer", "category", "id", "response", "official_verdict")
-                   if k not in row]
-        if missing:
-            raise UserError(f"{where}: no {missing[0]!r}")
+        check_record(row, where, ("scorer", "category", "id", "response", "official_verdict"))
         kind = row["scorer"]
         if kind not in REQUIRED:
             raise UserError(f"{where}: unknown scorer {kind!r}")
         rule = kind.split("_")[0]
         if kind not in known:
-            known[kind] = {(r["category"], r["id"]): r
-                           for r in (load_toolrl if rule == "toolrl" else load_damo)(folder)}
+            known[kind] = {(r["category"], r["id"]): r for r in load(data, rule=rule)}
         record = known[kind].get((row["category"], row["id"]))
         if record is None:
             raise UserError(f"{where}: no record {row['id']} in {row['category']}")
-        ours, official = score(record, row["response"], rule), bool(row["official_verdict"])
-        yield kind, ours.ok == official, f"{row['id']} ({row.get('kind', '')}): official " \
-            f"{official}, ours {ours.ok}: {ours.reason}"
+        yield agreement(kind, row["id"], row, score(record, row["response"], rule))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -564,8 +520,8 @@ def train_dialogue(name: str, lines: list, tools: dict) -> list[dict]:
 
 
 def joined(records: list) -> list[dict]:
-    """Calls of one dialogue between which the user says nothing, as one record each: all that was said
-    before the first, {"golds": calls, "results": what they return}."""
+    """Calls of one dialogue between which the user says nothing, as one record each: all that was
+    said before the first, {"golds": calls, "results": what they return}."""
     chains = [list(chain) for _, chain in groupby(records, lambda r: r["user"].count("User: "))]
     return [{**chain[0], "id": f"{chain[0]['id']}-{len(chain)}",
              "golds": [r["gold"] for r in chain], "results": [r["returned"] for r in chain]}
@@ -588,11 +544,9 @@ def train_level3(name: str, row: dict) -> list[dict]:
             for tool in found_tools(result):
                 add_tool(tools, tool)
         else:
-            text.append(f"Result of {find_call(made + ' ')[0] if find_call(made) else 'a call'}: "
-                        f"{result}")
-    parameters = {k: v for k, v in read_arguments(found[1]).items()}
+            text.append(f"Result of {(find_call(made) or ['a call'])[0]}: {result}")
     return [{"id": name, "category": "lv3-train", "dialogue": name, "user": "\n".join(text),
-             "tools": tools, "gold": {"name": found[0], "parameters": parameters}}]
+             "tools": tools, "gold": {"name": found[0], "parameters": read_arguments(found[1])}}]
 
 
 def found_tools(text: str) -> list:
@@ -610,8 +564,10 @@ JSON_TYPE = {"int": "integer", "float": "number", "bool": "boolean", "list": "ar
 
 
 def base_task(record: dict) -> dict | None:
-    """A training record as base task {"task", "tools", "calls"}; of several calls in a row, of which a
-    later one may need what an earlier one returned, {..., "results"}.
+    """A training record as base task {"task", "tools", "calls"}.
+
+    Of several calls in a row, where a later one may need what an earlier one returned, also with
+    {"results"}.
 
     None for evaluated records (they have no "tools"), and where a call does not fit its document.
     """

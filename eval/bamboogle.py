@@ -13,8 +13,8 @@ What is scored here, without network:
   positives. Cover-EM accepts nearly every text where the gold answer is the one letter "l",
   "yesterday" where it is "Yes", and any text that lists enough names. EM is a lower and cover-EM
   (always reported beside it, with token F1) roughly an upper estimate of what a judge accepts.
-* `dialogue` / `score_dialogue`: ToolRL's whole loop with a pluggable model, search and judge. With
-  Google and GPT-4o plugged in it is the paper's protocol, in our own prompt wording.
+* `dialogue` / `score_dialogue`: ToolRL's rules for a whole dialogue that was recorded (the model's
+  turns and the judge's reply), held against the recorded official verdicts.
 
 There is no training part: all 125 questions are the evaluation, `load(split="train")` raises and
 the module has no `base_task`.
@@ -22,19 +22,17 @@ the module has no `base_task`.
 How to run:  python -m eval bamboogle --data DIR --model DIR
              python -m eval verify bamboogle VERDICTS.jsonl --data DIR
 
-Where it differs on purpose: prompts are worded anew; a judge's reply that stops the official run
-with an exception counts as wrong, with the reason; an error of the user's own search function is
-raised instead of silently costing the model a turn.
+Where it differs on purpose: the prompt is worded anew; a judge's reply that stops the official run
+with an exception counts as wrong, with the reason.
 """
 import ast
-import json
 import re
 import string
 import warnings
 from collections import Counter
 
 from data_pool import UserError
-from eval.common import Verdict, data_dir
+from eval.common import Verdict, check_record, data_dir, read_array
 
 NAME = "bamboogle"
 PAPER = {"Qwen2.5-7B": 68.0, "GenEnv 7B": 76.0}  # GPT-4o judge + live search, see above
@@ -42,7 +40,7 @@ MAX_NEW_TOKENS = 512
 MAX_TURNS = 4  # model turns of a ToolRL dialogue
 REQUIRED = {"metric": 1.0, "searchr1_extract": 1.0, "toolrl_dialogue": 1.0}
 NOTE = "exact match, one turn, no search; the paper's figure: GPT-4o judge with live search"
-GOLD_EXCEPTIONS = []  # every gold answer is an exact match of itself
+VARIANTS = {"searchr1": ({}, {"extraction": "searchr1"})}
 
 # What the official run records as the answer when the turns are used up; it scores 0 unjudged.
 NO_ANSWER = "Round Limit Exceeded, no answer is derived."
@@ -64,24 +62,9 @@ def load(data, split: str = "test") -> list[dict]:
                         "so no base tasks can be made of it")
     folder = data_dir(data, NAME)
     path = next((folder / name for name in FILES if (folder / name).is_file()), folder / FILES[0])
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file (the list of questions)") from None
-    except ValueError as error:  # JSON and UTF-8 errors are both ValueErrors
-        raise UserError(f"{path}: not a JSON file ({error})") from None
-    if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path}: expected a non-empty list of questions")
-    return [_record(path, index, row) for index, row in enumerate(rows)]
-
-
-def _record(path, index, row) -> dict:
-    """One checked record; UserError names file and record."""
-    for key in ("Question", "Answer"):
-        if not isinstance(row, dict) or not isinstance(row.get(key), str):
-            raise UserError(f"{path}, record {index}: expected an object with a text \"{key}\"")
-    return {"id": f"bamboogle-{index:03d}", "category": "two-hop question",
-            "question": row["Question"], "answer": row["Answer"]}
+    return [{"id": f"bamboogle-{index:03d}", "category": "two-hop question",
+             "question": row["Question"], "answer": row["Answer"]}
+            for index, row in enumerate(read_array(path, {"Question": str, "Answer": str}))]
 
 
 def prompt(record) -> list[dict]:
@@ -224,84 +207,38 @@ def aggregate(records, verdicts) -> dict:
 
 # -------------------------------------------------------------------------------- dialogues
 
-SYSTEM = """You answer questions and may look things up.
+def dialogue(turns: list) -> dict:
+    """ToolRL's loop over what a model said: at most four turns, one tool; the last turn repeats.
 
-Tool: Search, parameters {"query": text}: searches the web for the query.
-
-Write every turn in this form, with a tool call or with a response:
-<think> your reasoning </think>
-<tool_call>
-{"name": "Search", "parameters": {"query": "..."}}
-</tool_call>
-<response> the short final answer </response>"""
-MORE = "Search again if you must; once you know the answer, reply with it, briefly, and no call."
-LAST = "No more searches: reply with the short answer now."
-
-
-def render(history) -> str:
-    """The dialogue so far as the one user message that the model sees each turn."""
-    tags = {"user": "<user> {} </user>\n\n", "obs": "<obs> {} </obs>\n\n", "assistant": "{}\n"}
-    return "".join(tags[turn["role"]].format(turn["content"]) for turn in history).strip()
-
-
-def dialogue(question: str, reply, search) -> dict:
-    """ToolRL's loop: at most four model turns, one tool.
-
-    reply: messages -> text of the model; search: query -> text of the results.
-    Returns {"predicted": text, "rounds": int, "searches": [query], "history": [{"role",
-    "content"}]}. Raises only what `reply` or `search` raise.
+    Returns {"predicted": text, "rounds": int, "searches": [query], "history_roles": [role]}.
     """
-    history = [{"role": "user", "content": f"{question}\nSearch only where you are unsure."}]
-    searches = []
-    for turn in range(1, MAX_TURNS + 1):
-        text = reply([{"role": "system", "content": SYSTEM},
-                      {"role": "user", "content": render(history)}]).strip()
+    roles, searches = ["user"], []
+    for number in range(1, MAX_TURNS + 1):
+        text = turns[min(number, len(turns)) - 1].strip()
         # a tool call wins over a response in the same turn
         if "<tool_call>" not in text:
-            history.append({"role": "assistant", "content": text})
-            return {"predicted": extract_toolrl(text), "rounds": turn, "searches": searches,
-                    "history": history}
+            return {"predicted": extract_toolrl(text), "rounds": number, "searches": searches,
+                    "history_roles": roles + ["assistant"]}
         # a call that cannot be read costs the turn and leaves no trace in the history
-        found, call, query = _search_query(text)
-        if found:
-            searches.append(query)
-            history += _search_turns(text, call, search(query), turn)
-    return {"predicted": NO_ANSWER, "rounds": MAX_TURNS, "searches": searches, "history": history}
+        queries = _search_queries(text)
+        searches += queries
+        roles += ["assistant", "obs", "user"] * len(queries)
+    return {"predicted": NO_ANSWER, "rounds": MAX_TURNS, "searches": searches,
+            "history_roles": roles}
 
 
-def _search_query(text: str):
-    """(found, call, query) of the first line of the first tool call; tool names are not read."""
+def _search_queries(text: str) -> list:
+    """The query in the first line of the first tool call as a list; [] if it cannot be read."""
     line = text.split("<tool_call>")[1].split("</tool_call>")[0].strip().split("\n")[0]
     if len(line) > MAX_LITERAL:  # the parser itself refuses more than 200 nested brackets
-        return False, None, None
+        return []
     try:
         # a Python literal, as in the official loop: JSON's true and null are errors
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd backslashes in model text are no news to a user
-            call = ast.literal_eval(line)
-        return True, call, call["parameters"]["query"]
+            return [ast.literal_eval(line)["parameters"]["query"]]  # tool names are not read
     except (ValueError, SyntaxError, TypeError, LookupError, MemoryError, RecursionError):
-        return False, None, None
-
-
-def _search_turns(text, call, results, turn) -> list[dict]:
-    """What a search adds to the history: the call, the results, the request to go on."""
-    if "<think>" in text:
-        thought = text.split("<think>")[1].split("</think>")[0].strip()
-    else:
-        thought = text.split("<tool_call>")[0].strip()
-    return [{"role": "assistant",
-             "content": f"<think> {thought} </think>\n<tool_call>\n{call}\n</tool_call>"},
-            {"role": "obs", "content": f"Results of the search:\n{results.strip()}"},
-            {"role": "user", "content": MORE if turn < MAX_TURNS - 1 else LAST}]
-
-
-def judge_messages(question: str, gold_answer: str, predicted: str) -> list[dict]:
-    """Chat messages for a judge model; its reply is read by `read_judgment`."""
-    system = ("Decide whether a predicted answer means the same as the true answer to a question. "
-              "Reply in two lines:\n- Thought: <brief reasoning>\n- Judgment: <Yes or No>")
-    user = f"Question: {question}\nTrue answer: {gold_answer}\nPredicted answer: {predicted}"
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        return []
 
 
 def read_judgment(reply: str) -> bool:
@@ -315,25 +252,23 @@ def read_judgment(reply: str) -> bool:
     return parts[1].strip() == "Yes"
 
 
-def score_dialogue(record, reply, search, judge) -> Verdict:
-    """A whole ToolRL dialogue; ok and score: the judge's Yes.
+def score_dialogue(answer: str, turns: list, judge_reply: str) -> Verdict:
+    """A recorded ToolRL dialogue; ok and score: the judge's Yes.
 
-    judge: (question, gold answer, predicted answer) -> text of the judge's reply; it is not asked
-    about an empty or missing answer. extra: the outcome of `dialogue`, the string metrics, and
-    crash (text or None: the official run stops on an unreadable judgment, we count it as wrong).
+    extra: the outcome of `dialogue`, and crash (text or None: the official run stops on an
+    unreadable judgment, we count it as wrong). A missing answer is never shown to the judge.
     """
-    outcome = dialogue(record["question"], reply, search)
-    predicted, ok, crash = outcome["predicted"], False, None
-    if predicted in ("", NO_ANSWER):
+    outcome = dialogue(turns)
+    shown, ok, crash = f"{outcome['predicted'][:80]!r}, gold {answer.strip()!r}", False, None
+    if outcome["predicted"] in ("", NO_ANSWER):
         reason = "no answer to judge"
     else:
         try:
-            ok = read_judgment(judge(record["question"], record["answer"], predicted))
-            reason = f"the judge {'accepts' if ok else 'rejects'} {predicted[:80]!r}"
+            ok = read_judgment(judge_reply)
+            reason = f"the judge {'accepts' if ok else 'rejects'} {shown}"
         except ValueError as error:
             crash = reason = f"{error}: counted as wrong"
-    extra = {**outcome, **metrics(predicted, record["answer"]), "crash": crash}
-    return Verdict(ok, float(ok), reason, extra)
+    return Verdict(ok, float(ok), reason, {**outcome, "crash": crash})
 
 
 # ------------------------------------------------------------------------ recorded verdicts
@@ -343,13 +278,12 @@ def verify(data, rows):
     checks = {"metric": _check_metric, "searchr1_extract": _check_extract,
               "toolrl_dialogue": _check_dialogue}
     for number, row in enumerate(rows, 1):
-        if row.get("kind") not in checks:
-            raise UserError(f"verdict {number} ({row.get('id')}): unknown kind {row.get('kind')!r}"
-                            f", expected one of {', '.join(checks)}")
-        try:
-            expected, got = checks[row["kind"]](row)
-        except KeyError as error:
-            raise UserError(f"verdict {number} ({row.get('id')}): no field {error}") from None
+        where = f"verdict {number} ({row.get('id')})"
+        check_record(row, where, ("id", "kind", "response", "official_verdict"))
+        if row["kind"] not in checks:
+            raise UserError(f"{where}: unknown kind {row['kind']!r}, expected one of "
+                            f"{', '.join(checks)}")
+        expected, got = checks[row["kind"]](row)
         agrees = all(_same(expected[key], got[key]) for key in expected)
         yield row["kind"], agrees, f"{row['id']}: expected {expected}, got {got}"
 
@@ -371,19 +305,10 @@ def _check_extract(row):
 
 
 def _check_dialogue(row):
-    """A scripted model (its last turn repeats), a stub search and the recorded judge's reply."""
-    turns, official = iter(row["response"]), row["official_verdict"]
-    last = row["response"][-1]
-    record = {"question": row["question"], "answer": row["gold"]}
-    verdict = score_dialogue(record, lambda messages: next(turns, last),
-                             lambda query: f"1. Stub result\n- Snippet: about {query}",
-                             lambda *about: row["judge_reply"])
+    official = row["official_verdict"]
+    verdict = score_dialogue(row["gold"], row["response"], row["judge_reply"])
     if official["crash"]:  # the official run ended without a score: only the crash compares
         return {"crash": True}, {"crash": verdict.extra["crash"] is not None}
-    got = {"predicted": verdict.extra["predicted"], "score": verdict.score,
-           "crash": verdict.extra["crash"], "rounds": verdict.extra["rounds"],
-           "searches": verdict.extra["searches"],
-           "history_roles": [turn["role"] for turn in verdict.extra["history"]]}
     detail = {key: row["detail"][key] for key in ("rounds", "searches", "history_roles")
               if key in row["detail"]}
-    return {**official, **detail}, got
+    return {**official, **detail}, {"score": verdict.score, **verdict.extra}

@@ -56,7 +56,8 @@ from collections import Counter
 from pathlib import Path
 
 from data_pool import UserError
-from eval.common import Verdict, data_dir, mean_by, one_line, read_rows
+from eval.common import (Verdict, agreement, check_record, data_dir, exit_code, mean_by, mean_score,
+                         one_line, one_line_for, read_rows, verdict)
 
 NAME = "bfcl"
 PAPER = {"Qwen2.5-7B": 7.0, "GenEnv 7B": 41.8}
@@ -67,12 +68,10 @@ AST_CATEGORIES = ("simple_python", "multiple", "parallel", "parallel_multiple", 
                   "live_multiple", "live_parallel", "live_parallel_multiple")
 RELEVANCE_CATEGORIES = ("irrelevance", "live_irrelevance", "live_relevance")
 LONG_CONTEXT = "multi_turn_long_context"
-GOLD_EXCEPTIONS = [
-    "live_simple_106-63-0, live_simple_112-68-0: a required argument lists no value at all",
-    "live_multiple_862-181-3: the answer names an argument that the document lacks",
-    "live_multiple_964-207-0: the answer lacks an argument that the document requires",
-    "live_relevance (16): any call passes, so there is no gold response; gold() is None",
-]
+VARIANTS = {"single_turn": ({"categories": AST_CATEGORIES}, {}),
+            "relevance": ({"categories": RELEVANCE_CATEGORIES}, {}),
+            "official": ({}, {"scorer": "score_official"})}
+RIGHT = "the expected calls"
 
 # Limits on model text: long enough for any answer, short enough for a verdict well within a second
 MAX_TEXT = 50_000
@@ -472,7 +471,7 @@ def can_run(call: tuple, record: dict, logins: set) -> bool:
     name, arguments = call
     if name not in record["owner"]:
         return False
-    parameters = next(d for d in record["function"] if d["name"] == name)["parameters"]
+    parameters = find(record["function"], name)["parameters"]
     if not set(arguments) <= set(parameters["properties"]) \
             or not set(parameters.get("required", [])) <= set(arguments):
         return False
@@ -596,6 +595,11 @@ def is_literal(value) -> bool:
     return value is None or type(value) in (str, int, bool)
 
 
+def call_text(name: str, arguments: dict) -> str:
+    """A call as Python writes it."""
+    return f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+
+
 def safe_call(call: tuple, names) -> str:
     """The call as text for the executor: documented names and plain data only.
 
@@ -605,7 +609,7 @@ def safe_call(call: tuple, names) -> str:
     if name in names and all(isinstance(k, str) and k.isidentifier() and is_literal(v)
                              for k, v in arguments.items()):
         try:
-            return f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+            return call_text(name, arguments)
         except ValueError:
             pass                               # an integer too long to print
     return "no_such_function()"
@@ -642,41 +646,28 @@ def score_official(record: dict, response, fmt=None) -> Verdict:
     return Verdict(ok, float(ok), "simulator: " + ("passed" if ok else result["error_type"]))
 
 
-def make_turns(data) -> Path:
+def make_turns(data) -> int:
     """Write derived/long_context_turns.jsonl by running the ground truth in the simulator."""
     folder, (utils, _) = data_dir(data, NAME), simulator()
     docs, rows = function_docs(folder), []
     for entry, answer in with_answers(folder, LONG_CONTEXT):
-        run, state = f"run{next(RUNS)}", None
+        run = f"run{next(RUNS)}"
         order = {doc["name"]: list(doc["parameters"]["properties"])
                  for name in entry["involved_classes"] for doc in docs[name]}
         for turn, calls in enumerate(answer):
-            results, instances = utils.execute_multi_turn_func_call(
+            results, _ = utils.execute_multi_turn_func_call(
                 calls, entry["initial_config"], entry["involved_classes"], "genenv", run,
                 long_context=True)
-            shown = {name: {k: repr(v) for k, v in vars(instance).items() if k[:1] != "_"}
-                     for name, instance in instances.items()}
-            if state is None:
-                state = initial_state(utils, entry)
             rows.append({"id": entry["id"], "turn": turn,
                          "involved_classes": entry["involved_classes"],
                          "user": [m["content"] for m in entry["question"][turn]],
                          "gt_calls": calls, "gt_calls_kw": [keywords(c, order) for c in calls],
-                         "gt_results": results, "gt_changes_state": shown != state})
-            state = shown
+                         "gt_results": results})
     path = folder / "derived" / "long_context_turns.jsonl"
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def initial_state(utils, entry: dict) -> dict:
-    """Public attributes of fresh instances, as text."""
-    _, instances = utils.execute_multi_turn_func_call(
-        [], entry["initial_config"], entry["involved_classes"], "genenv", f"run{next(RUNS)}",
-        long_context=True)
-    return {name: {k: repr(v) for k, v in vars(instance).items() if k[:1] != "_"}
-            for name, instance in instances.items()}
+    print(path)
+    return 0
 
 
 def keywords(call: str, order: dict) -> str:
@@ -684,7 +675,7 @@ def keywords(call: str, order: dict) -> str:
     node = ast.parse(call, mode="eval").body
     named = dict(zip(order[node.func.id], map(ast.literal_eval, node.args)))
     named |= {k.arg: ast.literal_eval(k.value) for k in node.keywords}
-    return f"{node.func.id}({', '.join(f'{k}={v!r}' for k, v in named.items())})"
+    return call_text(node.func.id, named)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -700,35 +691,34 @@ def load(data, split: str = "test", categories=None) -> list[dict]:
     """
     if split not in ("test", "train"):
         raise UserError(f"unknown split {split!r}: test or train")
+    evaluated = RELEVANCE_CATEGORIES + (LONG_CONTEXT,)
+    chosen = categories or ((LONG_CONTEXT,) if split == "test" else AST_CATEGORIES)
+    for category in chosen:
+        if category not in AST_CATEGORIES + (evaluated if split == "test" else ()):
+            raise UserError(f"bfcl: no category {category!r} in the part {split}")
     folder = data_dir(data, NAME)
-    default = (LONG_CONTEXT,) if split == "test" else AST_CATEGORIES
-    records = []
-    for category in categories or default:
-        if category not in AST_CATEGORIES + RELEVANCE_CATEGORIES + (LONG_CONTEXT,):
-            raise UserError(f"bfcl: unknown category {category!r}")
-        if split == "train" and category not in AST_CATEGORIES:
-            raise UserError(f"bfcl: {category} is evaluated or has no answers, not for training")
-        records += load_turns(folder) if category == LONG_CONTEXT else load_single(folder, category)
+    records = [r for category in chosen for r in load_category(folder, category)]
     if split == "train":
         return [record for record in records if base_task(record)]
     return [r for r in records if r["category"] != LONG_CONTEXT or r["gt_calls"]]
 
 
-def load_single(folder: Path, category: str) -> list[dict]:
-    """Records of one single-turn category: {id, category, question, function, ground_truth}."""
+def load_category(folder: Path, category: str) -> list[dict]:
+    """All records of one category; single-turn: id, category, question, function, ground_truth."""
+    if category == LONG_CONTEXT:
+        return load_turns(folder)
     if category in RELEVANCE_CATEGORIES:
         rows = read_rows(folder / f"BFCL_v4_{category}.json", ("id", "question", "function"))
-        return [checked({**row, "category": category}) for row in rows]
-    return [checked({**row, "category": category, "ground_truth": answer})
-            for row, answer in with_answers(folder, category)]
+    else:
+        rows = [{**row, "ground_truth": answer} for row, answer in with_answers(folder, category)]
+    return [checked({**row, "category": category}) for row in rows]
 
 
 def checked(record: dict) -> dict:
     """The record, or UserError when a scorer could not work with it."""
-    where = f"bfcl {record['category']}, record {record['id']}"
-    try:
+    with one_line_for(f"bfcl {record['category']}, record {record['id']}"):
         names = {doc["name"] for doc in record["function"]}
-        messages = [m["role"] + m["content"] for m in record["question"][0]]
+        assert [m["role"] + m["content"] for m in record["question"][0]], "no message"
         for doc in record["function"]:
             for spec in doc["parameters"]["properties"].values():
                 known = spec["type"] in PYTHON_TYPE
@@ -739,10 +729,6 @@ def checked(record: dict) -> dict:
             (name, listed), = answer.items()
             assert name in names and all(isinstance(a, list) for a in listed.values()), \
                 "answer without document or list"
-        assert messages, "no message"
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, AssertionError) as error:
-        raise UserError(f"{where}: malformed ({type(error).__name__}: "
-                        f"{one_line(error, 60)})") from None
     return record
 
 
@@ -778,16 +764,11 @@ def load_turns(folder: Path) -> list[dict]:
     entries = {row["id"]: row for row in
                read_rows(folder / f"BFCL_v4_{LONG_CONTEXT}.json", ("id", "initial_config"))}
     for number, row in enumerate(read_rows(path, keys), 1):
-        where = f"{path}, record {number}"
-        before = history.setdefault(row["id"], [])
-        if row["turn"] != len(before) or row["id"] not in entries:
-            raise UserError(f"{where}: turn {row['turn']} of {row['id']} is out of order")
-        try:
+        with one_line_for(f"{path}, record {number}", Undecodable):
+            before = history.setdefault(row["id"], [])
+            assert row["turn"] == len(before) and row["id"] in entries, \
+                "an unknown conversation, or an earlier turn of it is missing"
             records.append(turn_record(row, before, docs, entries[row["id"]]))
-        except (KeyError, TypeError, ValueError, AttributeError, Undecodable,
-                IndexError) as error:
-            raise UserError(f"{where}: malformed ({type(error).__name__}: "
-                            f"{one_line(error, 60)})") from None
         before.append(row)
     return records
 
@@ -863,11 +844,10 @@ def gold(record: dict) -> str | None:
     if record["category"] in RELEVANCE_CATEGORIES:
         return "None of the functions fits this request."
     calls = gold_calls(record)
-    text = ", ".join(f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
-                     for name, arguments in calls)
+    text = f"[{', '.join(call_text(*call) for call in calls)}]"
     try:
-        if decode(f"[{text}]", "prompt") == calls:
-            return f"[{text}]"
+        if decode(text, "prompt") == calls:
+            return text
     except Undecodable:
         pass
     # names that Python cannot write (`my-function`, `from=`) exist only in the other format
@@ -917,8 +897,7 @@ def score(record: dict, response, fmt: str | None = None) -> Verdict:
     response: text, or for a long-context turn also a list of texts (steps). fmt: see decode.
     """
     if record["category"] == LONG_CONTEXT:
-        reason = check_turn(record, decode_steps(response, fmt))
-        return Verdict(not reason, float(not reason), reason or "the expected calls")
+        return verdict(check_turn(record, decode_steps(response, fmt)), RIGHT)
     try:
         calls, problem = decode(response, fmt), ""
     except Undecodable as error:
@@ -926,19 +905,16 @@ def score(record: dict, response, fmt: str | None = None) -> Verdict:
     if record["category"] in RELEVANCE_CATEGORIES:                        # rule 7
         ok = bool(calls) != ("irrelevance" in record["category"])
         return Verdict(ok, float(ok), f"{len(calls)} calls{': ' + problem if problem else ''}")
-    reason = problem or check_ast(record, calls)
-    return Verdict(not reason, float(not reason), reason or "the expected calls")
+    return verdict(problem or check_ast(record, calls), RIGHT)
 
 
 def aggregate(records: list, verdicts: list) -> dict:
     """Percent passed, over all and per category; long-context turns also by their position."""
-    categories = mean_by(records, verdicts, lambda r: r["category"])
+    result = mean_score(records, verdicts)
     turns = [(r, v) for r, v in zip(records, verdicts) if r["category"] == LONG_CONTEXT]
     if turns:
-        categories |= mean_by(*zip(*turns), lambda r: f"turn {r['turn']}")
-    total = sum(v.score for v in verdicts)
-    return {"score": 100 * total / len(verdicts) if verdicts else 0.0, "n": len(verdicts),
-            "categories": categories}
+        result["categories"] |= mean_by(*zip(*turns), lambda r: f"turn {r['turn']}")
+    return result
 
 
 def verify(data, rows):
@@ -948,27 +924,23 @@ def verify(data, rows):
     simulator). Raises UserError on rows that lack fields or name an unknown record.
     """
     folder, known = data_dir(data, NAME), {}
+    kinds = {LONG_CONTEXT: "multi_turn", **dict.fromkeys(RELEVANCE_CATEGORIES, "relevance"),
+             **dict.fromkeys(AST_CATEGORIES, "single_turn")}
     for number, row in enumerate(rows, 1):
         where = f"bfcl, recorded verdict {number}"
-        missing = [k for k in ("category", "id", "response", "official_verdict") if k not in row]
-        if missing:
-            raise UserError(f"{where}: no {missing[0]!r}")
-        category = row["category"]
+        check_record(row, where, {"category": str, "id": str, "response": object,
+                                  "official_verdict": object})
+        category, name = row["category"], row["id"]
+        if category not in kinds:
+            raise UserError(f"{where}: category {category!r} is not scored here")
         if category not in known:
-            if category not in AST_CATEGORIES + RELEVANCE_CATEGORIES + (LONG_CONTEXT,):
-                raise UserError(f"{where}: category {category!r} is not scored here")
-            found = load_turns(folder) if category == LONG_CONTEXT \
-                else load_single(folder, category)
-            known[category] = {r["id"]: r for r in found}
-        name = f"{row['id']}:{row.get('turn')}" if category == LONG_CONTEXT else row["id"]
+            known[category] = {r["id"]: r for r in load_category(folder, category)}
+        if category == LONG_CONTEXT:
+            name = f"{name}:{row.get('turn')}"
         if name not in known[category]:
             raise UserError(f"{where}: no record {name} in {category}")
-        verdict = score(known[category][name], row["response"], row.get("format"))
-        kind = "multi_turn" if category == LONG_CONTEXT else \
-            "relevance" if category in RELEVANCE_CATEGORIES else "single_turn"
-        agrees = verdict.ok == bool(row["official_verdict"])
-        yield kind, agrees, f"{name} ({row.get('kind', '')}): official " \
-            f"{bool(row['official_verdict'])}, ours {verdict.ok}: {verdict.reason}"
+        ours = score(known[category][name], row["response"], row.get("format"))
+        yield agreement(kinds[category], name, row, ours)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1005,11 +977,12 @@ def json_schema(spec: dict) -> dict:
     return schema
 
 
+def main(argv) -> int:
+    """python -m eval.bfcl DIR"""
+    if len(argv) != 1:
+        raise UserError("usage: python -m eval.bfcl DIR")
+    return make_turns(argv[0])
+
+
 if __name__ == "__main__":
-    try:
-        if len(sys.argv) != 2:
-            raise UserError("usage: python -m eval.bfcl DIR")
-        print(make_turns(sys.argv[1]))
-    except UserError as problem:
-        print(f"genenv: {problem}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(exit_code(main, sys.argv[1:]))

@@ -14,16 +14,19 @@ flat module with the same few functions, so that a reader who knows one knows al
     base_task(record)         -> optional: a training record as {"task", "tools"?, "calls"?,
                                  "reference"?}, the record format of --base-tasks
 
-and the constants NAME, PAPER (the paper's figures in percent, by system), MAX_NEW_TOKENS, REQUIRED
-(agreement with recorded verdicts that `verify` asks for, by kind) and GOLD_EXCEPTIONS (where a gold
-response fails and why).
+and the constants NAME, PAPER (the paper's figures in percent, by system), MAX_NEW_TOKENS, VARIANTS
+({name: (arguments of load, arguments of score)}, other protocols or parts of the benchmark) and
+REQUIRED (agreement with recorded verdicts that `verify` asks for, by kind).
 """
+import argparse
 import gzip
 import hashlib
 import json
 import os
 import re
+import sys
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +46,49 @@ class Verdict:
     extra: dict = field(default_factory=dict)
 
 
+def verdict(reason: str, right: str) -> Verdict:
+    """Pass or fail from the reason of failure; "" is a pass, whose reason is `right`."""
+    return Verdict(not reason, float(not reason), reason or right)
+
+
+# ---------------------------------------------------------------------------------------------
+# commands and their errors
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with errors of one line."""
+
+    def error(self, message):
+        raise UserError(f"{message} (python -m eval --help)")
+
+
+def exit_code(command, *arguments) -> int:
+    """Call command(*arguments), which returns its exit code; a UserError is one line and code 2."""
+    try:
+        return command(*arguments)
+    except UserError as error:
+        print(f"eval: {one_line(error, 1000)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\neval: interrupted; the same command continues from the responses so far",
+              file=sys.stderr)
+        return 130
+
+
+@contextmanager
+def one_line_for(where: str, *more):
+    """Inside, data of the wrong shape (a field missing or of another type) are a UserError.
+
+    more: further exceptions that mean this.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, AssertionError,
+            *more) as error:
+        raise UserError(f"{where}: malformed ({type(error).__name__}: "
+                        f"{one_line(error, 60)})") from None
+
+
 # ---------------------------------------------------------------------------------------------
 # data files
 
@@ -59,43 +105,74 @@ def data_dir(data, bench: str) -> Path:
     raise UserError(f"no data folder {data}: pass --data DIR (data table: eval/README.md)")
 
 
-def read_rows(path, required=(), nonempty=False) -> list[dict]:
-    """JSON objects of a .jsonl or .jsonl.gz file, one per line.
+def read_text(path) -> str:
+    """A text file, unpacked where its name ends in .gz.
 
-    required: keys that every record must have; nonempty: a file without records is an error too.
-    Raises UserError naming file and record when the file is missing, unreadable, not UTF-8, not
-    JSON line by line, or lacks a required key.
+    Raises UserError naming the file when it is missing, unreadable or not UTF-8.
     """
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{path}: no such file (see the data table in eval/README.md)")
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
-    rows = []
+
+
+def read_rows(path, fields=(), nonempty=False) -> list[dict]:
+    """JSON objects of a .jsonl or .jsonl.gz file, one per line.
+
+    fields: see check_record; nonempty: a file without records is an error too. Raises UserError
+    naming file and record for everything else than JSON objects with these fields.
+    """
     # splitlines() would also cut at U+2028 and its kin, which JSON allows inside a string
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            rows.append(parse_row(line, f"{path}, record {number}", required))
+    rows = [parse_row(line, f"{path}, record {number}", fields)
+            for number, line in enumerate(read_text(path).split("\n"), 1) if line.strip()]
     if nonempty and not rows:
         raise UserError(f"{path}: holds no records")
     return rows
 
 
-def parse_row(line: str, where: str, required=()) -> dict:
-    """One JSON object with the required keys, or UserError starting with `where`."""
+def read_array(path, fields=()) -> list[dict]:
+    """The records of a file that holds one JSON array; fields and errors as in read_rows."""
+    rows = parse_json(read_text(path), path)
+    if not isinstance(rows, list):
+        raise UserError(f"{path}: expected a JSON array of records")
+    for number, row in enumerate(rows):
+        check_record(row, f"{path}, record {number}", fields)
+    return rows
+
+
+def parse_row(line: str, where: str, fields=()) -> dict:
+    """One JSON object with these fields, or UserError starting with `where`."""
+    row = parse_json(line, where)
+    check_record(row, where, fields)
+    return row
+
+
+def parse_json(text: str, where):
+    """A JSON value, or UserError starting with `where`."""
     try:
-        row = json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({one_line(error)})") from None
+
+
+TYPE_NAMES = {str: "text", int: "a whole number", bool: "true or false", list: "a list",
+              dict: "an object"}
+
+
+def check_record(row, where: str, fields):
+    """UserError unless `row` is an object with these fields: names, or {name: type}."""
     if not isinstance(row, dict):
         raise UserError(f"{where}: expected a JSON object, found {type(row).__name__}")
-    missing = [key for key in required if key not in row]
+    missing = [key for key in fields if key not in row]
     if missing:
-        raise UserError(f"{where}: no {', '.join(repr(key) for key in missing)}")
-    return row
+        raise UserError(f"{where}: no {', '.join(map(repr, missing))}")
+    for key, kind in fields.items() if isinstance(fields, dict) else ():
+        if not isinstance(row[key], kind):
+            raise UserError(f"{where}: {key!r} is not {TYPE_NAMES[kind]}")
 
 
 def one_line(error, width: int = 160) -> str:
@@ -113,11 +190,10 @@ def folder_hash(folder) -> str:
     return digest.hexdigest()
 
 
-def write_json(path, value):
+def write_whole(path: Path, text: str):
     """Write `path` in one step: a run that is killed leaves the old file or the new, never half."""
-    path = Path(path)
     draft = path.with_name(path.name + ".tmp")
-    draft.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
 
 
@@ -205,3 +281,21 @@ def mean_by(records, verdicts, key) -> dict:
     for record, verdict in zip(records, verdicts):
         groups.setdefault(key(record), []).append(verdict.score)
     return {name: {"score": 100 * sum(s) / len(s), "n": len(s)} for name, s in groups.items()}
+
+
+def mean_score(records, verdicts) -> dict:
+    """The aggregate of most benchmarks: the mean score in percent, over all and per category."""
+    return {"score": 100 * sum(v.score for v in verdicts) / max(1, len(verdicts)),
+            "n": len(verdicts),
+            "categories": mean_by(records, verdicts, lambda r: r["category"])}
+
+
+# ---------------------------------------------------------------------------------------------
+# recorded verdicts
+
+
+def agreement(kind: str, name: str, row: dict, ours: Verdict) -> tuple:
+    """What `verify` yields for an official verdict that is pass or fail."""
+    official = bool(row["official_verdict"])
+    return kind, ours.ok == official, (f"{name} ({row.get('kind', '')}): official {official}, "
+                                       f"ours {ours.ok}: {ours.reason}")

@@ -27,18 +27,13 @@ from collections import Counter
 from pathlib import Path
 
 from data_pool import UserError
-from eval.__main__ import BENCHES, Parser, load_records
-from eval.__main__ import module as bench_module
-from eval.common import one_line, spread
+from eval.__main__ import BENCHES, MODULES, load_records
+from eval.common import Parser, exit_code, one_line, spread
 
 
 def main(argv=None) -> int:
     """Write base tasks; returns the exit code: 0, or 2 on bad input with one line on stderr."""
-    try:
-        return run(sys.argv[1:] if argv is None else argv)
-    except UserError as error:
-        print(f"eval: {one_line(error, 1000)}", file=sys.stderr)
-        return 2
+    return exit_code(run, sys.argv[1:] if argv is None else argv)
 
 
 def run(argv) -> int:
@@ -76,7 +71,7 @@ def base_tasks(bench: str, data, limit=None, limits=None) -> tuple[list, Counter
     limits: the most that a task may have, {"calls", "tools", "chars": number}, any of them.
     Raises UserError where there is none, and where a record is in the evaluation part.
     """
-    module = bench_module(bench)
+    module = MODULES[bench]
     records = load_records(bench, data, split="train")
     if "base_task" not in vars(module):
         raise UserError(f"{bench} has no training part, so no base tasks can be made of it")

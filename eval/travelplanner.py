@@ -21,7 +21,7 @@ Where it differs on purpose:
   JSON itself, in our own words, so that no second model is needed. Free text is read as a fallback.
 * The reference information in the prompt leaves out the columns that no rule reads (coordinates,
   addresses, web sites, ratings): 10,600 characters on average where the official tables have
-  26,300. `prompt(record, full=True)` keeps all columns.
+  26,300.
 * A plan on which the official evaluator stops with an exception fails, with the reason.
 * "Gold" exists for the 45 training queries only; the validation part publishes no plans.
 * The official flight table has 4 million rows. With the subset that holds just the flights which
@@ -30,19 +30,17 @@ Where it differs on purpose:
 import ast
 import csv
 import functools
-import gzip
 import io
 import itertools
 import json
 import math
 import re
 import warnings
-import zlib
 from bisect import bisect_left
 from pathlib import Path
 
 from data_pool import UserError
-from eval.common import Verdict, data_dir, one_line, read_rows
+from eval.common import Verdict, check_record, data_dir, one_line_for, read_rows, read_text
 
 NAME = "travelplanner"
 PAPER = {"Qwen2.5-7B": 14.3, "GenEnv 7B": 16.6}
@@ -51,19 +49,18 @@ MAX_PLAN_CHARS = 100_000  # longer texts are no plans: bounds what a response ca
 MAX_LITERAL_CHARS = 30_000  # the same for Python literals, which are slower to parse
 MAX_DEPTH = 50  # bracket nesting beyond which a text is no plan
 PARTS = {"test": "validation", "train": "train"}  # our split -> the official part
+VARIANTS = {"fixed": ({}, {"fixed": True}), "train": ({"split": "train"}, {}),
+            "train_fixed": ({"split": "train"}, {"fixed": True})}
 NOTE = "sole-planning, mean of four rates; old within-city rule, the repaired one beside it"
-GOLD_EXCEPTIONS = [
-    "validation (the evaluation): comes without annotated plans, gold() is None",
-    "train: 45 of 45 pass; under the repaired within-city rule 44, since the human plan of "
-    "train-041 lists another city's attraction on a day without travel"]
 
 MEALS = ("breakfast", "lunch", "dinner")
 FIELDS = ("days", "current_city", "transportation", "breakfast", "attraction", "lunch", "dinner",
           "accommodation")
 CONTENT = ("transportation", "breakfast", "lunch", "dinner", "attraction", "accommodation")
 UNUSED_DAY = "You don't need to fill in the information for this or later days."
-QUERY_KEYS = ("org", "dest", "days", "visiting_city_number", "people_number", "local_constraint",
-              "budget", "query", "level")
+COUNTS = ("days", "visiting_city_number", "people_number", "budget")
+QUERY_FIELDS = {"org": str, "dest": str, "query": str, "level": str, **dict.fromkeys(COUNTS, int),
+                "local_constraint": dict}
 CONSTRAINTS = ("house rule", "cuisine", "room type", "transportation")
 
 
@@ -73,18 +70,6 @@ def _file(path: Path) -> Path:
     """The file, or its .gz twin where only that exists."""
     zipped = path.with_name(path.name + ".gz")
     return zipped if zipped.is_file() and not path.is_file() else path
-
-
-def _read_text(path: Path) -> str:
-    """A text file, gzipped or not; UserError when it cannot be read."""
-    path = _file(path)
-    try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file (see the data table in eval/README.md)") from None
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
 
 
 # what pandas, which the official evaluator reads the tables with, takes for a missing value
@@ -98,7 +83,7 @@ def _table(path: Path, columns, complete=True):
     Raises UserError naming file and line (or the column that is missing).
     """
     # io.StringIO(newline="") keeps line breaks inside quoted cells as they are
-    reader = csv.DictReader(io.StringIO(_read_text(path), newline=""))
+    reader = csv.DictReader(io.StringIO(read_text(_file(path)), newline=""))
     absent = [name for name in columns if name not in (reader.fieldnames or ())]
     if absent:
         raise UserError(f"{path}: no column {', '.join(absent)}")
@@ -112,10 +97,10 @@ def _table(path: Path, columns, complete=True):
         raise UserError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
 
 
-def _number(path, line, text, kind=float):
+def _number(path, line, text) -> float:
     """A cell as a number; UserError names file and line."""
     try:
-        return kind(text.replace(",", ""))
+        return float(text.replace(",", ""))
     except ValueError:
         raise UserError(f"{path}, line {line}: {text!r} is not a number") from None
 
@@ -130,40 +115,30 @@ def database(folder: str) -> dict:
     """
     # the official archive unpacks to a folder of this name
     root = Path(folder) / "database" if (Path(folder) / "database").is_dir() else Path(folder)
-    return {"restaurants": _restaurants(root / "restaurants/clean_restaurant_2022.csv"),
-            "attractions": _attractions(root / "attractions/attractions.csv"),
-            "hotels": _hotels(root / "accommodations/clean_accommodations_2022.csv"),
+    return {**{name: _by_city(root / file, **columns) for name, (file, columns) in TABLES.items()},
             "flights": _flights(root / "flights"),
             "roads": _roads(root / "googleDistanceMatrix/distance.csv"),
             "states": _states(root / "background/citySet_with_states.txt")}
 
 
-def _restaurants(path) -> dict:
+# table: (file, columns as our names = theirs)
+TABLES = {
+    "restaurants": ("restaurants/clean_restaurant_2022.csv", {
+        "city": "City", "name": "Name", "cuisines": "Cuisines", "cost": "Average Cost"}),
+    "attractions": ("attractions/attractions.csv", {"city": "City", "name": "Name"}),
+    "hotels": ("accommodations/clean_accommodations_2022.csv", {
+        "city": "city", "name": "NAME", "type": "room type", "rules": "house_rules",
+        "price": "price", "nights": "minimum nights", "people": "maximum occupancy"})}
+NUMBERS = ("cost", "price", "nights", "people")
+
+
+def _by_city(path, city, **columns) -> dict:
+    """{city: [row]}, a row with the named columns of the file under our names."""
     table = {}
-    for line, row in _table(path, ("Name", "City", "Cuisines", "Average Cost")):
-        table.setdefault(row["City"], []).append(
-            {"name": row["Name"], "cuisines": row["Cuisines"],
-             "cost": _number(path, line, row["Average Cost"])})
-    return table
-
-
-def _attractions(path) -> dict:
-    table = {}
-    for _, row in _table(path, ("Name", "City")):
-        table.setdefault(row["City"], []).append({"name": row["Name"]})
-    return table
-
-
-def _hotels(path) -> dict:
-    table = {}
-    columns = ("NAME", "city", "price", "room type", "house_rules", "minimum nights",
-               "maximum occupancy")
-    for line, row in _table(path, columns):
-        table.setdefault(row["city"], []).append(
-            {"name": row["NAME"], "type": row["room type"], "rules": row["house_rules"],
-             "price": _number(path, line, row["price"]),
-             "nights": _number(path, line, row["minimum nights"]),
-             "people": _number(path, line, row["maximum occupancy"])})
+    for line, cells in _table(path, (city, *columns.values())):
+        table.setdefault(cells[city], []).append(
+            {ours: _number(path, line, cells[theirs]) if ours in NUMBERS else cells[theirs]
+             for ours, theirs in columns.items()})
     return table
 
 
@@ -195,7 +170,7 @@ def _roads(path) -> dict:
 
 def _states(path) -> dict:
     table = {}
-    for line, text in enumerate(_read_text(path).split("\n"), 1):
+    for line, text in enumerate(read_text(_file(path)).split("\n"), 1):
         if not text.strip():
             continue
         city, tab, state = text.partition("\t")
@@ -221,7 +196,9 @@ def load(data, split: str = "test") -> list[dict]:
     records = []
     # the official files have no ids: the position is the id
     for row, (query, reference) in enumerate(zip(queries, references)):
-        _check_query(path, row, query)
+        check_record(query, f"{path}, record {row}", QUERY_FIELDS)
+        check_record(query["local_constraint"], f"{path}, record {row}: local_constraint",
+                     CONSTRAINTS)
         records.append({**query, "id": f"{part}-{row:03d}", "category": query["level"],
                         "split": split, "row": row, "data": str(folder), "reference": reference})
     return records
@@ -234,39 +211,20 @@ def _queries(folder, part):
         return path, read_rows(path)
     path = folder / f"{part}.csv"
     return path, [_from_csv(path, row, cells)
-                  for row, (_, cells) in enumerate(_table(path, QUERY_KEYS, complete=False))]
+                  for row, (_, cells) in enumerate(_table(path, QUERY_FIELDS, complete=False))]
 
 
 def _from_csv(path, row, cells) -> dict:
     """A query of the official CSV file, whose structured cells are Python literals."""
     query = {key: cells[key] for key in ("org", "dest", "query", "level")}
-    try:
-        for key in ("days", "visiting_city_number", "people_number", "budget"):
-            query[key] = int(cells[key])
-        for key in ("local_constraint", "date", "annotated_plan"):
-            if cells.get(key):
-                query[key] = ast.literal_eval(cells[key])
-    except (ValueError, SyntaxError) as error:
-        raise UserError(f"{path}, record {row}: field {key} cannot be read "
-                        f"({one_line(error)})") from None
-    # the annotation is the query once more and then the list of days
-    if "annotated_plan" in query:
-        query["annotated_plan"] = query["annotated_plan"][1]
+    with one_line_for(f"{path}, record {row}", SyntaxError):
+        query |= {key: int(cells[key]) for key in COUNTS}
+        query |= {key: ast.literal_eval(cells[key])
+                  for key in ("local_constraint", "date", "annotated_plan") if cells.get(key)}
+        # the annotation is the query once more and then the list of days
+        if "annotated_plan" in query:
+            query["annotated_plan"] = query["annotated_plan"][1]
     return query
-
-
-def _check_query(path, row, query):
-    """UserError unless a query has all the fields that the rules read, in the right type."""
-    absent = [key for key in QUERY_KEYS if key not in query]
-    if absent:
-        raise UserError(f"{path}, record {row}: no field {', '.join(absent)}")
-    for key in ("days", "visiting_city_number", "people_number", "budget"):
-        if not isinstance(query[key], int):
-            raise UserError(f"{path}, record {row}: {key} is not a whole number")
-    limits = query["local_constraint"]
-    if not isinstance(limits, dict) or any(key not in limits for key in CONSTRAINTS):
-        raise UserError(f"{path}, record {row}: local_constraint lacks one of "
-                        f"{', '.join(CONSTRAINTS)}")
 
 
 def _references(folder, part, n) -> list:
@@ -312,10 +270,10 @@ _COLUMNS = {"Attractions": ("Name",), "Restaurants": ("Name", "Average Cost", "C
             "Flight": ("Flight Number", "Price", "DepTime", "ArrTime")}
 
 
-def reference_text(record, full=False, rows=None, keep="") -> str:
+def reference_text(record, rows=None, keep="") -> str:
     """The reference information as small tables, cells parted by " | ".
 
-    full: all columns. rows: at most so many rows of a table, where the rows whose name, with a
+    rows: at most so many rows of a table, where the rows whose name, with a
     comma behind it, occurs in the text `keep` come first. Raises UserError when the record has no
     reference information.
     """
@@ -327,7 +285,7 @@ def reference_text(record, full=False, rows=None, keep="") -> str:
         if not isinstance(entry, list) or not entry:
             parts.append(f"{title}: {entry or 'none'}")
             continue
-        columns = tuple(entry[0]) if full else _COLUMNS.get(title.split(" ")[0], tuple(entry[0]))
+        columns = _COLUMNS.get(title.split(" ")[0], tuple(entry[0]))
         if rows is not None:
             # a base task must stay solvable as its reference solves it
             named = [r for r in entry if f"{r.get(columns[0])}," in keep]
@@ -337,10 +295,10 @@ def reference_text(record, full=False, rows=None, keep="") -> str:
     return "\n\n".join(parts)
 
 
-def prompt(record, full=False) -> list[dict]:
-    """Chat messages; full: with all columns of the reference information."""
+def prompt(record) -> list[dict]:
+    """Chat messages; the reference information, then the request."""
     return [{"role": "system", "content": "You plan trips from given information only.\n" + FORMAT},
-            {"role": "user", "content": f"Information:\n{reference_text(record, full)}\n\n"
+            {"role": "user", "content": f"Information:\n{reference_text(record)}\n\n"
                                         f"Request: {record['query']}"}]
 
 
@@ -585,6 +543,11 @@ def _filled(day, key) -> bool:
     return bool(key in day and day[key] and day[key] != "-")
 
 
+def _attractions(day) -> list:
+    """The attractions of a day; what follows the last semicolon is not read."""
+    return day["attraction"].split(";")[:-1] if _filled(day, "attraction") else []
+
+
 def _show(value) -> str:
     """A value for a message: short, and printable whatever the model wrote."""
     return repr(value if not isinstance(value, str) else value[:80])[:90]
@@ -661,11 +624,10 @@ def diverse_attractions(query, plan, db):
     """3. No attraction occurs twice; what follows the last semicolon is not read."""
     seen = set()
     for number, day in _days(query, plan):
-        if _filled(day, "attraction"):
-            for piece in day["attraction"].split(";")[:-1]:
-                if piece in seen:
-                    return False, f"day {number}: the attraction {_show(piece)} is a repetition"
-                seen.add(piece)
+        for piece in _attractions(day):
+            if piece in seen:
+                return False, f"day {number}: the attraction {_show(piece)} is a repetition"
+            seen.add(piece)
     return True, None
 
 
@@ -707,20 +669,12 @@ def consistent_transportation(query, plan, db):
     return True, None
 
 
-def _near(stops, place) -> bool:
-    """Whether a place mentions some stop; a frozenset of stops holds single characters."""
+def _mentioned(stops, place) -> int:
+    """How many of the stops a place mentions; a frozenset of stops holds single characters."""
     if not isinstance(stops, frozenset):
-        return any(stop in place for stop in stops)
+        return sum(stop in place for stop in stops)
     items = place if isinstance(place, str) else [item for item in place if isinstance(item, str)]
-    return bool(stops) and not stops.isdisjoint(items)
-
-
-def _near_all(stops, place) -> bool:
-    """Whether a place mentions every stop."""
-    if not isinstance(stops, frozenset):
-        return all(stop in place for stop in stops)
-    items = place if isinstance(place, str) else [item for item in place if isinstance(item, str)]
-    return stops.issubset(items)
+    return len(stops.intersection(items))
 
 
 def _stops(city_text, fixed):
@@ -742,15 +696,13 @@ def within_city(query, plan, db, fixed=False):
     """6. Meals, attractions and hotel lie in the day's city, the transportation names it."""
     for number, day in _days(query, plan):
         stops, last = _stops(day["current_city"], fixed)
-        if _filled(day, "transportation") and not _near_all(stops, day["transportation"]):
+        if _filled(day, "transportation") and _mentioned(stops, day["transportation"]) < len(stops):
             return False, f"day {number}: the transportation does not fit the current city"
         for meal in MEALS:
-            if _filled(day, meal) and not _near(stops, day[meal]):
+            if _filled(day, meal) and not _mentioned(stops, day[meal]):
                 return False, f"day {number}: the {meal} is not in the current city"
-        if _filled(day, "attraction"):
-            for piece in day["attraction"].split(";")[:-1]:
-                if not _near(stops, piece):
-                    return False, f"day {number}: an attraction is not in the current city"
+        if not all(_mentioned(stops, piece) for piece in _attractions(day)):
+            return False, f"day {number}: an attraction is not in the current city"
         # the night is spent where the day ends
         if _filled(day, "accommodation"):
             if last is None:
@@ -766,18 +718,18 @@ def within_sandbox(query, plan, db):
         trip = day["transportation"]  # a missing key is an exception here, unlike below
         if trip and trip != "-" and not _trip_exists(day, trip, db):
             return False, f"day {number}: {_show(trip)} is not in the database"
-        for meal in MEALS:
-            if _filled(day, meal) and not hits(db["restaurants"], day[meal]):
-                return False, f"day {number}: the {meal} {_show(day[meal])} is not in the database"
-        if _filled(day, "attraction"):
-            for piece in dict.fromkeys(day["attraction"].split(";")[:-1]):
-                if not hits(db["attractions"], piece):
-                    return False, (f"day {number}: the attraction {_show(piece)} is not in the "
-                                   "database")
-        if _filled(day, "accommodation") and not hits(db["hotels"], day["accommodation"]):
-            return False, (f"day {number}: the accommodation {_show(day['accommodation'])} is not "
-                           "in the database")
+        for table, what, text in _named(day):
+            if not hits(db[table], text):
+                return False, f"day {number}: the {what} {_show(text)} is not in the database"
     return True, None
+
+
+def _named(day):
+    """Yields (table, what it is, text) of all meals, attractions and hotels of a day."""
+    yield from (("restaurants", meal, day[meal]) for meal in MEALS if _filled(day, meal))
+    yield from (("attractions", "attraction", piece) for piece in dict.fromkeys(_attractions(day)))
+    if _filled(day, "accommodation"):
+        yield "hotels", "accommodation", day["accommodation"]
 
 
 def _leg(day, trip):
@@ -866,22 +818,20 @@ COMMONSENSE = {"is_reasonable_visiting_city": city_route,
 def _stays(query, plan, db):
     """Yields the first matching hotel of each night that names a known one."""
     for _, day in _days(query, plan):
-        if day["accommodation"] and day["accommodation"] != "-":
-            found = hits(db["hotels"], day["accommodation"])
-            if found:
-                yield found[0]
+        if _filled(day, "accommodation"):
+            yield from hits(db["hotels"], day["accommodation"])[:1]
 
 
 def total_cost(query, plan, db) -> float:
     """Dollars for all travellers: trips, meals, and nights in as many rooms as are needed."""
     people, cost = query["people_number"], 0
     for _, day in _days(query, plan):
-        if day["transportation"] and day["transportation"] != "-":
+        if _filled(day, "transportation"):
             cost += _trip_cost(day, day["transportation"], people, db)
         for meal in MEALS:
-            if day[meal] and day[meal] != "-":
-                found = hits(db["restaurants"], day[meal])
-                cost += found[0]["cost"] * people if found else 0
+            if _filled(day, meal):
+                found = hits(db["restaurants"], day[meal])[:1]
+                cost += sum(row["cost"] * people for row in found)
     # a hotel is paid on every day that names it
     for hotel in _stays(query, plan, db):
         cost += hotel["price"] * math.ceil(people / hotel["people"])
@@ -938,7 +888,7 @@ def cuisine(query, plan, db):
     eaten = set()
     for _, day in _days(query, plan):
         for meal in MEALS:
-            if day[meal] and day[meal] != "-":
+            if _filled(day, meal):
                 if name_city(day[meal])[1] == query["org"]:
                     break  # a meal at home ends the day, even its later meals elsewhere
                 found = hits(db["restaurants"], day[meal])
@@ -956,8 +906,7 @@ def transportation(query, plan, db):
     # case-sensitive: "self-driving" slips through
     unwanted = {"no flight": "Flight", "no self-driving": "Self-driving"}.get(limit)
     for number, day in _days(query, plan):
-        trip = day["transportation"]
-        if trip and trip != "-" and unwanted and unwanted in trip:
+        if unwanted and _filled(day, "transportation") and unwanted in day["transportation"]:
             return False, f"day {number} travels by {unwanted} in spite of {limit!r}"
     return True, None
 
@@ -1049,24 +998,24 @@ def _reason(verdict, how) -> str:
     return f"fails {len(failed)} of {len(checks)} checks: " + "; ".join(failed)
 
 
+# official rate: what `judge` says of a plan
+RATES = {"Delivery Rate": "delivered",
+         "Commonsense Constraint Micro Pass Rate": "soft_passed",
+         "Commonsense Constraint Macro Pass Rate": "commonsense_pass",
+         "Hard Constraint Micro Pass Rate": "hard_passed",
+         "Hard Constraint Macro Pass Rate": "hard_pass", "Final Pass Rate": "final_pass"}
+
+
 def rates(queries, results) -> dict:
     """The six official rates, in [0, 1], of the verdicts of `judge` on these queries.
 
     On the whole part the denominators are the official constants (180, 1440 and 420; for training
     45, 360 and 105): plans that were not delivered count as failures everywhere.
     """
-    n = len(queries)
-    soft_all, hard_all = n * len(COMMONSENSE), sum(map(_hard_checks, queries))
-    counts = {"Delivery Rate": (sum(r["delivered"] for r in results), n),
-              "Commonsense Constraint Micro Pass Rate":
-                  (sum(r["soft_passed"] for r in results), soft_all),
-              "Commonsense Constraint Macro Pass Rate":
-                  (sum(r["commonsense_pass"] for r in results), n),
-              "Hard Constraint Micro Pass Rate":
-                  (sum(r["hard_passed"] for r in results), hard_all),
-              "Hard Constraint Macro Pass Rate": (sum(r["hard_pass"] for r in results), n),
-              "Final Pass Rate": (sum(r["final_pass"] for r in results), n)}
-    return {name: passed / total if total else 0.0 for name, (passed, total) in counts.items()}
+    checks = {"soft_passed": len(queries) * len(COMMONSENSE),
+              "hard_passed": sum(map(_hard_checks, queries))}
+    return {name: sum(r[key] for r in results) / max(1, checks.get(key, len(queries)))
+            for name, key in RATES.items()}
 
 
 def headline(values: dict) -> float:
@@ -1114,14 +1063,10 @@ def verify(data, rows):
     parts = {part: load(data, split) for split, part in PARTS.items()}
     by_id = {row.get("id"): row for row in rows}
     for number, row in enumerate(rows, 1):
-        try:
-            if row["kind"] == "aggregate":
-                yield from _check_aggregate(row, parts[row["split"]], by_id)
-            else:
-                query = parts[row["split"]][row["row"]]
-                yield from _check_plan(row, query)
-        except (KeyError, IndexError) as error:
-            raise UserError(f"verdict {number} ({row.get('id')}): no {error}") from None
+        with one_line_for(f"verdict {number} ({row.get('id')})"):
+            queries = parts[row["split"]]
+            yield from (_check_aggregate(row, queries, by_id) if row["kind"] == "aggregate"
+                        else _check_plan(row, queries[row["row"]]))
 
 
 def _check_plan(row, query):

@@ -165,7 +165,7 @@ def start(name, seed, options, settings, scratch) -> dict:
     process = subprocess.Popen([sys.executable, "genenv.py", "--out", str(folder), *given], cwd=ROOT,
                                stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return {"name": name, "seed": seed, "options": options, "folder": folder, "process": process,
-            "log": log, "started": time.time()}
+            "log": log, "started": time.perf_counter()}
 
 
 def refuse_failed(job):
@@ -204,7 +204,7 @@ def collect(job, world, base: set, settings) -> dict:
     kept = [key for key in (*KEPT, *episodes, "tuning", "validated") if key in metrics[0]]
     metrics = [{key: m[key] for key in kept} for m in metrics]
     return {"name": job["name"], "seed": job["seed"], "options": job["options"],
-            "settings": settings, "minutes": round((time.time() - job["started"]) / 60, 2),
+            "settings": settings, "minutes": round((time.perf_counter() - job["started"]) / 60, 2),
             "metrics": metrics}
 
 

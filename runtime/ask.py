@@ -6,15 +6,15 @@ What of the paper this is: nothing of the method; it is what pi_agent is for.
     python genenv.py ask RUN --file requests.txt --json
     echo "Dim the study" | python genenv.py ask RUN --tools server.json --functions dim,lock
 
-How it is run: by that command. RUN is a run folder of the tool_calls world, or the model folder of a
-warm start. The request goes to the base model with the agent's adapter, greedily, in the form that
+How it is run: by that command. RUN is a run folder of the tool_calls world, or the model folder of
+a warm start. The request goes to the base model with the agent's adapter, greedily, in the form that
 the run was trained in, and the calls that come back are printed. Nothing is ever executed: a call is
-text, and who carries it out has to check it first. A call whose arguments do not fit its function is
-printed with what is wrong.
+text, and who carries it out has to check it first. A call whose arguments do not fit its function
+is printed with what is wrong.
 
 What is offered: the run's functions, those of its --tools and of its base tasks, or those of
---tools FILE. An agent that has learned with a few functions in its prompt is lost among hundreds. So
-it is shown as many as the largest task of its training had: those whose name and description share
+--tools FILE. An agent that has learned with a few functions in its prompt is lost among hundreds.
+So it is shown as many as the largest task of its training had, and four at least: those that share
 the most words with the request, a word being worth the more the fewer functions have it. --offered
 sets another number, --functions names them.
 
@@ -28,36 +28,39 @@ import re
 import sys
 from collections import Counter
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from data_pool import Task, UserError, read_jsonl
 from policy import Policy
+from runtime import checkpoint
 from runtime import options as run_options
+from runtime.jsonl import first_line
 from runtime.loading import policy_options
-from worlds import call_text, one_line_for_templates, special_token_in, tool_calls, tool_lists, \
-    world_option
+from worlds import InvalidTask, call_text, one_line_for_templates, special_token_in, tool_calls, \
+    task_texts, tool_lists, world_option
 from worlds.schemas import check_calls
-from worlds.tool_calls import InvalidTask
 
 MAX_REQUEST = 8000  # characters of one request
 STEM = 5            # letters by which two words are one: reminder and remind
+LEAST = 4           # functions in a prompt: with fewer the one that is needed is often not there
 
 
 def main(argv, Options) -> int:
     """The command `genenv.py ask`; argv: what follows it. Raises UserError, returns 0."""
-    args = parser().parse_args(argv)
+    args = parser().parse_intermixed_args(argv)  # options may stand between RUN and the request
     requests = read_requests(args)
     o, adapter = options_of(Path(args.run), Options)
     tasks = tasks_of(Path(args.run), o)
     tools = functions(args, o, tasks)
-    number = args.offered or max((len(t.spec.get("tools", ())) for t in tasks), default=len(tools))
+    number = args.offered or max(LEAST, *(len(t.spec.get("tools", ())) for t in tasks))
     tool_calls.read_answers_as(world_option(tool_calls, o, "call_format"),
                                any(t.spec.get("calls") == [] for t in tasks))
     torch.set_num_threads(run_options.threads_of(o))
-    policy = Policy.load(o.model, ("agent",) if adapter else (), **{
-        **policy_options(o), "adapter_paths": {"agent": adapter}})
+    policy = load_agent(o, adapter)
     shown = [short_list(request, tools, number) for request in requests]
     for request, offered, answer in zip(requests, shown, answers(policy, o, requests, shown)):
         found = read_answer(answer, offered)
@@ -75,13 +78,13 @@ def parser():
                            description="Print the calls that a trained agent makes for a request. "
                                        "Nothing is executed.")
     p.add_argument("run", help="run folder, such as runs/001-genenv, or that of a warm start")
-    p.add_argument("request", nargs="*", help="what is asked for; without it: --file, or the lines of "
-                                              "standard input")
+    p.add_argument("request", nargs="*", help="what is asked for; without it: --file, or the "
+                                              "lines of standard input")
     p.add_argument("--file", default="", help="requests, one a line, or tasks as JSONL")
     p.add_argument("--tools", default="", help="functions to offer instead of the run's own")
     p.add_argument("--functions", default="", metavar="A,B", help="offer these alone, all of them")
     p.add_argument("--offered", type=_positive, default=0, metavar="N",
-                   help="functions in a prompt; without it: as many as the largest task of training")
+                   help="functions in a prompt; without it: as many as a task of training had")
     p.add_argument("--json", action="store_true", help="one JSON object a request")
     return p
 
@@ -127,7 +130,7 @@ def _lines(file: str) -> list[str]:
     try:
         return data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError:
-        raise UserError(f"{file or 'standard input'}: not UTF-8; save it in that encoding") from None
+        raise UserError(f"{file or 'standard input'}: not UTF-8; save it as that") from None
 
 
 def _task_text(line: str) -> str:
@@ -149,7 +152,7 @@ def options_of(folder: Path, Options):
     Raises UserError if it is neither, of another world, or has no adapter yet.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; ask takes a run folder, such as runs/001-genenv")
+        raise UserError(f"{folder}: no such folder; ask takes that of a run, as runs/001-genenv")
     warm = folder / "warm_start.json"
     path = warm if warm.is_file() else folder / "config.json"
     if not path.is_file():
@@ -161,17 +164,29 @@ def options_of(folder: Path, Options):
     except (ValueError, TypeError, LookupError, RecursionError):
         raise UserError(f"{path}: not the options of a run") from None
     if "world" not in saved:
-        raise UserError(f"{folder} is neither a run nor a warm start: its config.json names no world")
+        raise UserError(f"{folder} is no run and no warm start: its config.json names no world")
     if o.world != "tool_calls":
         raise UserError(f"{folder} is a run of the world {o.world}: ask is for tool_calls")
     adapter = folder / "adapters" / "agent"
     if path != warm and not all((adapter / name).is_file() for name in
                                 ("adapter_config.json", "adapter_model.safetensors")):
-        raise UserError(f"{folder} has no adapters/agent yet, it is written when a run ends: finish "
-                        "it with --resume")
+        raise UserError(f"{folder} has no adapters/agent yet, it is written when a run ends: "
+                        "finish it with --resume")
     if not o.model:
         raise UserError(f"{path} names no model")
     return o, "" if path == warm else str(adapter)
+
+
+def load_agent(o, adapter: str) -> Policy:
+    """The base model with the agent's adapter; alone where `adapter` is empty. Raises UserError."""
+    if adapter:
+        checkpoint.check_adapter_folder(adapter, "agent_adapter", o.rank)
+    try:
+        return Policy.load(o.model, ("agent",) if adapter else (), **{
+            **policy_options(o), "adapter_paths": {"agent": adapter}})
+    except (SafetensorError, RuntimeError, LookupError) as error:  # cut short, or of another base
+        raise UserError(f"the adapter {adapter} does not load on {o.model} "
+                        f"({first_line(error):.160})") from None
 
 
 def tasks_of(folder: Path, o) -> list[Task]:
@@ -208,21 +223,27 @@ def functions(args, o, tasks) -> list[dict]:
     return [by_name[name] for name in named or reversed(by_name)]
 
 
-def words(text: str) -> set[str]:
+@lru_cache(maxsize=2 ** 15)
+def words(text: str) -> frozenset[str]:
     """Words of a text by their first letters: lower case, names in camelCase and with _ split."""
     split = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
-    return {word[:STEM].lower() for word in re.findall(r"[^\W_]{2,}", split)}
+    return frozenset(word[:STEM].lower() for word in re.findall(r"[^\W_]{2,}", split))
 
 
 def short_list(request: str, tools: list, number: int) -> list[dict]:
-    """The `number` functions nearest to a request, in the order of the list: the sum, over the words
-    that they share, of log(functions / functions with the word)."""
+    """The `number` functions nearest to a request, in the order of the list.
+
+    How near: over the words that they share, the sum of log(functions / functions with the word),
+    a word of the arguments alone (names, descriptions, listed values) counting half.
+    """
     if len(tools) <= number:
         return tools
-    of_tool = [words(f"{tool['name']} {tool['description']}") for tool in tools]
-    having = Counter(word for own in of_tool for word in own)
-    asked = words(request)
-    worth = [sum(math.log(len(tools) / having[word]) for word in asked & own) for own in of_tool]
+    first = [words(f"{tool['name']} {tool['description']}") for tool in tools]
+    every = [own | words(" ".join(task_texts(tool["parameters"].get("properties", {}))))
+             for own, tool in zip(first, tools)]
+    having, asked = Counter(word for own in every for word in own), words(request)
+    value = lambda shared: sum(math.log(len(tools) / having[word]) for word in shared)
+    worth = [(value(asked & own) + value(asked & both)) / 2 for own, both in zip(first, every)]
     best = sorted(range(len(tools)), key=lambda i: -worth[i])[:number]  # stable
     return [tools[i] for i in sorted(best)]
 
@@ -238,14 +259,14 @@ def answers(policy, o, requests, shown) -> list[str]:
         for request, tools in zip(requests, shown):
             token = special_token_in(request, policy.tokenizer)
             if token:
-                raise UserError(f"the request {request[:60]!r} spells {token!r}, a control token of "
-                                "the model: reword it")
+                raise UserError(f"the request {request[:60]!r} spells {token!r}, a control token "
+                                "of the model: reword it")
             task = Task(request, {"tools": tools, "calls": [], "ordered": False})
             prompts.append(policy.encode(tool_calls.agent_prompt(task)))
             if len(prompts[-1]) > o.max_prompt_tokens:
-                raise UserError(f"the request {request[:60]!r} makes a prompt of {len(prompts[-1])} "
-                                f"tokens, {o.max_prompt_tokens} are the most: say it in fewer words "
-                                "or offer fewer functions (--offered N)")
+                raise UserError(f"the request {request[:60]!r} makes a prompt of "
+                                f"{len(prompts[-1])} tokens, {o.max_prompt_tokens} are the most: "
+                                "say it in fewer words or offer fewer functions (--offered N)")
     rollouts = policy.sample("agent" if policy.params else None, prompts, 1, o.max_response_tokens,
                              temperature=0, max_rows=o.max_rows)
     return [policy.decode(r.response) for r in rollouts]
@@ -267,5 +288,5 @@ def lines_of(found: dict, answer: str) -> list[str]:
     """What is printed of an answer: its calls, one a line, and what is wrong with it."""
     if found["calls"] is None:
         return [f"# {found['fault']}: {' '.join(answer.split())[:200]!r}"]
-    lines = call_text.write_calls(found["calls"]).split("\n") if found["calls"] else ["# nothing to call"]
+    lines = list(map(call_text.write_call, found["calls"])) or ["# nothing to call"]
     return lines + [f"# {found['fault']}"] * bool(found["fault"])

@@ -15,6 +15,8 @@ Where it differs on purpose from common practice: the reference policy needs no 
 the base with both adapters off and so cannot drift at a resume.
 """
 import errno
+import hashlib
+import io
 import json
 import os
 import pickle
@@ -38,7 +40,6 @@ except ImportError:  # not a POSIX system
     fcntl = None
 
 from curriculum import uses_length
-from runtime import health
 from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl
 from runtime.jsonl import set_torn_line_aside
 
@@ -48,8 +49,7 @@ TEMPORARY, LOCK = "config.json.tmp", "lock"
 # options that a resumed run may change: these move memory and rounding, nothing else
 FREE = {"gate", "out", "resume", "threads", "cache_dir", "token_budget", "grad_checkpoint"}
 OTHER_BITS = {"max_rows", "device"}  # and these also the random numbers that a rollout gets
-# former names of options: a run folder that has one was made before the renaming
-FORMER = {"seeds", "env_probe"}
+FORMAT = 1  # of checkpoints and records: raise it when a run of before could no longer go on
 
 
 class Stopped(Exception):
@@ -198,45 +198,68 @@ def world_of(out: str) -> str:
         return ""  # resumed_options says what is wrong
 
 
-def resumed_options(given: dict, preset: dict, Options) -> dict:
-    """The saved options of the run in --out; refuses by name a changed option that matters."""
-    if not given.get("out"):
+def resumed_options(asked: dict, own: dict, Options) -> dict:
+    """The saved options of the run in --out; refuses by name a changed option that matters.
+
+    asked: of the command line and its preset; own: the world's options with their defaults. Both,
+    and what comes back, have the world's options beside the others.
+    """
+    if not asked.get("out"):
         raise UserError("--resume needs --out: which run folder is to go on?")
-    path = Path(given["out"]) / "config.json"
+    path = Path(asked["out"]) / "config.json"
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} does not exist")
+    defaults = {f.name: f.default for f in fields(Options) if f.name != "world_options"} | own
     try:
         saved = json.loads(path.read_text())
-        unknown = set(saved.keys()) - {f.name for f in fields(Options)}
-    except (ValueError, AttributeError, RecursionError):
+        saved.update(saved.pop("world_options", {}))
+        unknown = saved.keys() - defaults.keys()
+    except (ValueError, AttributeError, TypeError, RecursionError):
         raise UserError(f"{path} is damaged: it is not a JSON object") from None
-    if unknown & FORMER:
-        raise UserError(f"{path.parent} was made by an earlier version of this program (option "
-                        f"{sorted(unknown & FORMER)[0]}); go on with that version or start a new "
-                        "run in another --out")
     if unknown:
-        raise UserError(f"{path} has an option this version does not know: {sorted(unknown)[0]}")
-    for f in fields(Options):
-        if f.name in saved and type(saved[f.name]) is not f.type \
-                and not (f.type is float and type(saved[f.name]) is int):
-            raise UserError(f"{path}: option {f.name} has the value {saved[f.name]!r}, "
-                            f"which is no {f.type.__name__}")
-    changed = {**preset, **given}
-    former = {**{f.name: f.default for f in fields(Options)}, **saved}  # older runs have fewer
+        raise UserError(f"{path} has an option this version does not know ({sorted(unknown)[0]}): "
+                        "go on with the version that made it, or start a new run in another --out")
+    for name, value in saved.items():
+        kind = type(defaults[name])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise UserError(f"{path}: option {name} has the value {value!r}, which is no "
+                            f"{kind.__name__}")
+    former = {**defaults, **saved}  # older runs have fewer
     free = FREE | OTHER_BITS | (set() if uses_length(former["alpha_schedule"]) else {"epochs"})
-    changes = {name: value for name, value in changed.items() if value != former[name]}
-    says = {name: f"--{name.replace('_', '-')} was {former[name]!r} in this run and"
+    changes = {name: value for name, value in asked.items() if value != former.get(name)}
+    says = {name: f"--{name.replace('_', '-')} was {former.get(name)!r} in this run and"
             for name in changes}
-    for name in changes.keys() - free:
+    for name in sorted(changes.keys() - free):
         raise UserError(f"{says[name]} cannot become {changes[name]!r} now; start a new run in "
                         "another --out")
     for name in sorted(changes.keys() & OTHER_BITS):
         print(f"{says[name]} is {changes[name]!r} now: it goes on, but no longer to the bit")
-    return saved
+    return former
 
 
 # ---------------------------------------------------------------------------------------------
 # checkpoints
+
+
+def is_complete(o) -> bool:
+    """Whether the run that is to go on has nothing left to do; if so, says it. Reads names and
+    dates alone. Raises UserError if more epochs are done than asked for."""
+    folder = Path(o.out)
+    newest = _checkpoints(folder)[-1:]
+    if not newest:
+        return False
+    epoch, step = map(int, re.findall(r"[0-9]+", newest[0].name))
+    done = epoch - (step == 0)  # e0004-s000 is the end of epoch 3; e0004-s002 lies in epoch 4
+    if done > o.epochs:
+        raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {done}; nothing was "
+                        "changed")
+    report = folder / "report.html"  # the last that a run writes
+    complete = done == o.epochs and step == 0 and report.is_file() \
+        and report.stat().st_mtime >= (newest[0] / "epoch.json").stat().st_mtime
+    if complete:
+        print(f"{folder} is complete: {done} epochs are done, nothing was changed; more --epochs "
+              "may go on with it")
+    return complete
 
 
 def save(run):
@@ -254,7 +277,7 @@ def save(run):
         _write(run, root, root / f"e{run.state.epoch:04d}-s{run.state.step:03d}")
         for old in _checkpoints(run.folder)[:-KEEP]:
             shutil.rmtree(old)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+    except OSError as error:
         raise UserError(f"cannot save a checkpoint in {root} ({_reason(error)}): free some space, "
                         f"then go on with --resume --out {run.folder}") from None
 
@@ -264,15 +287,19 @@ def _write(run, root, final):
     scratch = Path(tempfile.mkdtemp(dir=root, prefix="tmp-"))
     former = root / f"{scratch.name}-former"
     try:
+        (scratch / "epoch.json").write_text(json.dumps({
+            "format": FORMAT, "epoch_state": _epoch_to_json(run.state), "success": run.success,
+            "sizes": {name: _size(run.folder / name) for name in FILES},
+            "sha256": {**run.sources, **{name: sha256(run.folder / name) for name in FILES}}}))
+        data = io.BytesIO()  # written by torch itself a full disk would be "unexpected pos"
         torch.save({
             "adapters": {name: [p.detach().cpu() for p in params]
                          for name, params in run.policy.params.items()},
             "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
             "generators": [run.rng.get_state(), run.sampler.get_state()],
-            "device": run.sampler.device.type}, scratch / "state.pt")
-        (scratch / "epoch.json").write_text(json.dumps({
-            "epoch_state": _epoch_to_json(run.state), "success": run.success,
-            "sizes": {name: _size(run.folder / name) for name in FILES}}))
+            "device": run.sampler.device.type,
+            "epoch": sha256(scratch / "epoch.json")}, data)
+        (scratch / "state.pt").write_bytes(data.getbuffer())
         for path in [*scratch.iterdir(), scratch]:
             _sync(path)
         if final.is_dir():  # moved away in one step: half deleted it would look like a checkpoint
@@ -291,21 +318,28 @@ def load(run):
     A run that was killed before its first checkpoint starts from the beginning. Raises UserError
     naming the file that is missing, damaged, shorter than it was, or of another shape.
     """
-    folders = _checkpoints(run.folder)
-    saved = _read_epoch(folders[-1] / "epoch.json", type(run.state)) if folders else None
+    newest = _checkpoints(run.folder)[-1:]
+    saved, state = _read(newest[0]) if newest else (None, None)
     known = saved["sizes"] if saved else dict.fromkeys(FILES, 0)
     for name, size in known.items():
         if _size(run.folder / name) < size:
             raise UserError(f"{run.folder / name} is shorter than its checkpoint says: it was cut "
                             "or edited; restore it, or start a new run in another --out")
     if saved:
-        _read_state(run, folders[-1] / "state.pt", saved["epoch_state"])
-        run.state, run.success = saved["epoch_state"], saved["success"]
+        here = {**run.sources, **{name: sha256(run.folder / name, known[name]) for name in FILES}}
+        for name, digest in saved["sha256"].items():
+            if here.get(name) != digest:
+                path = run.folder / name if name in FILES else name
+                raise UserError(f"{path} is not what this run read or wrote: restore it, or start "
+                                "a new run in another --out")
+        run.state = _epoch_from_json(saved["epoch_state"], type(run.state))
+        run.success = saved["success"]
+        _restore(run, newest[0] / "state.pt", state)
     _rewind(run.folder, known)
     if not saved:
         print(f"{run.folder} has no checkpoint yet: starting from the beginning")
         return
-    run.history = _history(run.folder / "metrics.jsonl", run.state.epoch)
+    run.history = read_jsonl(run.folder / "metrics.jsonl")
     print(f"resumed {run.folder} at epoch {run.state.epoch}, step {run.state.step}")
 
 
@@ -326,98 +360,62 @@ def _rewind(folder: Path, known: dict):
                   f"{name}.torn; that work is done again")
 
 
-def _history(path, epochs: int) -> list:
-    """The records of metrics.jsonl, one per finished epoch."""
-    history = read_jsonl(path)
-    needed = {"epoch", "warnings", *health.READS}
-    if [r.get("epoch") for r in history] != list(range(epochs)) \
-            or any(needed - set(r) for r in history):
-        raise UserError(f"{path} is not what this run wrote: restore it, or start a new run in "
-                        "another --out")
-    return history
-
-
-def _read_state(run, path, epoch_state):
-    """Adapters, optimisers and generators of a checkpoint, made at `epoch_state`, into `run`."""
-    optimizers = run.agent_optimizer, run.env_optimizer
+def _read(folder: Path):
+    """(epoch.json, state.pt) of a checkpoint: both as they were written, to the bit, or UserError."""
+    path = folder / "epoch.json"
     try:
+        saved = json.loads(path.read_text())
+        if saved.get("format") != FORMAT:
+            raise UserError(f"{path} is damaged or of another version: go on with that version, or "
+                            "start a new run in another --out")
+        path = folder / "state.pt"
         with zipfile.ZipFile(path) as file:  # what torch.save writes; its checksums find bad bits
             if broken := file.testzip():
                 raise ValueError(f"the checksum of {broken} is wrong")
         state = torch.load(path, weights_only=True, map_location="cpu")
-        for name, params in run.policy.params.items():
-            _same_shapes(params, state["adapters"][name])
-        for optimizer, value in zip(optimizers, state["optimizers"], strict=True):
-            params = optimizer.param_groups[0]["params"]
-            moments = [value["state"][i] for i in sorted(value["state"])]
-            for key in ("exp_avg", "exp_avg_sq") if moments else ():  # torch does not look at them
-                _same_shapes(params, [m[key] for m in moments])
-            optimizer.load_state_dict(value)
-        run.rng.set_state(state["generators"][0])
-        moved = _restore_sampler(run, state, epoch_state)
-        with torch.no_grad():
-            for name, params in run.policy.params.items():
-                for p, value in zip(params, state["adapters"][name]):
-                    p.copy_(value)
+        if state["epoch"] != sha256(folder / "epoch.json"):
+            raise ValueError("epoch.json is not the one that was written with it")
+        return saved, state
     except (OSError, RuntimeError, LookupError, ValueError, EOFError, TypeError, AttributeError,
             pickle.UnpicklingError, zipfile.BadZipFile) as error:
         raise _damaged(path, error) from None
-    if moved:
+
+
+def _restore(run, path, state):
+    """Adapters, optimisers and generators of a checkpoint into `run`."""
+    for name, params in run.policy.params.items():  # the model may have been replaced
+        if [p.shape for p in params] != [t.shape for t in state["adapters"][name]]:
+            raise _damaged(path, ValueError("its adapters do not fit this model"))
+    for name, params in run.policy.params.items():
+        for p, value in zip(params, state["adapters"][name]):
+            p.data.copy_(value)
+    for optimizer, value in zip((run.agent_optimizer, run.env_optimizer), state["optimizers"]):
+        optimizer.load_state_dict(value)
+    run.rng.set_state(state["generators"][0])
+    if moved := _restore_sampler(run, state):
         print(moved)
 
 
-def _restore_sampler(run, state, epoch_state) -> str:
+def _restore_sampler(run, state) -> str:
     """Put the generator of tokens back; returns what to tell the user, or "".
 
     Its state is of use on the kind of device that made it. On another kind it gets a new seed that
     depends on --seed, epoch and step alone, so two such resumes draw the same tokens.
     """
-    value, here = state["generators"][1], run.sampler.device.type
-    made_on = state.get("device", here)  # checkpoints of former versions do not say
-    if value.dtype != torch.uint8 or value.dim() != 1 or not isinstance(made_on, str):
-        raise ValueError("a generator's state is of another kind")
-    if made_on == here and value.numel() == run.sampler.get_state().numel():
-        run.sampler.set_state(value)
+    here = run.sampler.device.type
+    if state["device"] == here:
+        run.sampler.set_state(state["generators"][1])
         return ""
-    made_on = made_on if made_on != here else "another kind of device"
-    place = f"{run.o.seed} {epoch_state.epoch} {epoch_state.step}"
+    place = f"{run.o.seed} {run.state.epoch} {run.state.step}"
     run.sampler.manual_seed(random.Random(place).getrandbits(63))
-    return f"this checkpoint was made on {made_on}: on {here} the run goes on, but not to the bit"
-
-
-def _same_shapes(params, tensors):
-    """ValueError unless there is a tensor of the right shape for every parameter."""
-    if [tuple(p.shape) for p in params] != [tuple(t.shape) for t in tensors]:
-        raise ValueError("tensors of other shapes or another --rank")
+    return (f"this checkpoint was made on {state['device']}: on {here} the run goes on, but not to "
+            "the bit")
 
 
 def _checkpoints(folder):
     """Folders of all checkpoints, the newest last: e0012-s003 by its numbers."""
     found = [p for p in (folder / "checkpoints").glob("e*-s*") if p.is_dir()]
     return sorted(found, key=lambda p: [int(n) for n in re.findall(r"[0-9]+", p.name)])
-
-
-def _read_epoch(path: Path, EpochState) -> dict:
-    """epoch.json with its "epoch_state" as an EpochState; every field is there and of its type."""
-    try:
-        saved = json.loads(path.read_text())
-        state, sizes = saved["epoch_state"], saved["sizes"]
-        wrong = [f.name for f in fields(EpochState) if not _fits(state[f.name], f.type)]
-        wrong += [name for name in FILES if not (_fits(sizes[name], int) and sizes[name] >= 0)]
-        if wrong or not _fits(saved["success"], float):
-            raise ValueError(f"{(wrong or ['success'])[0]} has a wrong value")
-        return {"epoch_state": _epoch_from_json(state, EpochState), "success": saved["success"],
-                "sizes": {name: sizes[name] for name in FILES}}
-    except KeyError as error:
-        raise _damaged(path, ValueError(f"{error} is missing")) from None
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise _damaged(path, error) from None
-
-
-def _fits(value, kind) -> bool:
-    """Whether a JSON value may stand for a field of a type."""
-    kinds = {float: (int, float), Counter: dict}.get(kind, kind)
-    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _damaged(path, error) -> UserError:
@@ -440,9 +438,7 @@ def _epoch_to_json(state) -> dict:
 
 def _epoch_from_json(saved: dict, EpochState):
     state = EpochState(**{**saved, "invalid": Counter(saved["invalid"])})
-    if not all(type(n) is int for n in state.invalid.values()):
-        raise ValueError("invalid has a wrong value")
-    state.attempts = [(Task(**task), float(p), [Trace(**e) for e in es])
+    state.attempts = [(Task(**task), p, [Trace(**e) for e in es])
                       for task, p, es in state.attempts]
     state.fresh = [EnvRecord(**r) for r in state.fresh]
     state.replays = [tuple(r) for r in state.replays]
@@ -451,6 +447,12 @@ def _epoch_from_json(saved: dict, EpochState):
 
 def _size(path) -> int:
     return path.stat().st_size if path.is_file() else 0
+
+
+def sha256(path, size=None) -> str:
+    """Hash of a file, or of its first `size` bytes; of one that is not there, of nothing."""
+    data = Path(path).read_bytes()[:size] if Path(path).is_file() else b""
+    return hashlib.sha256(data).hexdigest()
 
 
 def _sync(path):
@@ -470,7 +472,7 @@ def stop_signals(run):
     """Within: SIGINT and SIGTERM only note that the run is to stop; a second one kills at once."""
     def note(number, frame):
         if run.stop:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("--resume goes on from the last checkpoint")
         run.stop = number
         print("stopping after this step; once more to stop at once", flush=True)
     former = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -487,7 +489,7 @@ def stop_if_asked(run, started):
         return
     state = run.state
     state.step += 1
-    state.seconds += time.time() - started
+    state.seconds += time.perf_counter() - started
     save(run)
     raise Stopped(run.stop, f"stopped in epoch {state.epoch} after step {state.step}; go on "
                             f"with: python genenv.py --resume --out {run.folder}")

@@ -9,6 +9,7 @@ log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a 1
 random adapters, whose text is far from certain, that came to 0.04 nats on average and 0.3 for the
 worst of 288 tokens; TOLERANCE is what tests/test_real_model.py holds every release to.
 """
+import re
 import time
 from functools import lru_cache
 
@@ -42,6 +43,18 @@ def choose_dtype(dtype, device: str, model: str = "", config=None) -> torch.dtyp
         config = model_config(model)
     hidden = getattr(config.get_text_config(decoder=True), "hidden_size", 0) or 0
     return torch.bfloat16 if hidden >= REAL and bf16_is_faster() else torch.float32
+
+
+def device_fault(device: str) -> str:
+    """Why no model can be put on a device, "" if one can: auto, cpu, cuda or cuda:N."""
+    if device in ("auto", "cpu"):
+        return ""
+    number = re.fullmatch(r"cuda(?::(\d{1,3}))?", device)
+    if not number:
+        return "choose from auto, cpu, cuda, cuda:N"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return "" if int(number[1] or 0) < count else \
+        f"there are {count} CUDA devices that this torch can use; choose auto or cpu"
 
 
 @lru_cache

@@ -17,9 +17,6 @@ import math
 from curriculum import WITHOUT_SIMULATOR, steers, target_of
 from runtime.report import validated
 
-READS = ("epoch", "alpha", "success_rate", "validation", "distinct_tasks", "skill_entropy",
-         "written", "invalid", "truncated", "zero_variance", "replay_gain", "replays", "env_kept",
-         "env_kl", "env_kl_step", "env_steps", "env_capped")  # of a record, in every version
 MISMATCH_MEAN, MISMATCH_MAX = 0.02, 1.0  # nats per token, see warn_mismatch
 # reasons in `invalid` that have a warning of their own
 OWN_WARNING = ("duplicate in the batch", "copy of the seed", "no agreement", "truncated")

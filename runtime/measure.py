@@ -123,14 +123,19 @@ def coverage(run) -> dict:
             "functions_solved": sum(bool(p) for _, p in table.values())} if table else {}
 
 
+def once(state) -> list:
+    """(task, p_hat, traces) of every task of this epoch, at its first attempt: a task may be tried
+    again in the epoch that wrote it, and its record has the p_hat of before."""
+    first = {}
+    for attempt in state.attempts:
+        first.setdefault(attempt[0].id, attempt)
+    return list(first.values())
+
+
 def first_attempts(state) -> list:
-    """(task, p_hat) of the tasks that are new in this epoch, each at its first attempt: a task that
-    is replayed in the epoch that wrote it counts once."""
-    new = {}
-    for task, p_hat, _ in state.attempts:
-        if task.origin != "base" and (task.epoch == state.epoch or task.origin != "env"):
-            new.setdefault(task.id, (task, p_hat))
-    return list(new.values())
+    """(task, p_hat) of the tasks that are new in this epoch, each once."""
+    return [(task, p_hat) for task, p_hat, _ in once(state)
+            if task.origin != "base" and (task.epoch == state.epoch or task.origin != "env")]
 
 
 @contextmanager
@@ -187,10 +192,9 @@ def proof_line(r: dict) -> str:
 
 
 def postfix(state) -> dict:
-    """What the progress bar shows of the steps so far."""
-    latest = state.attempts[-64:]
-    return {"p_hat": f"{mean(p for _, p, _ in latest):.2f}",
-            "reward": f"{mean(e.reward for _, _, es in latest for e in es):.2f}",
+    """What the progress bar shows of the steps so far, of the tasks that `line` counts."""
+    new = first_attempts(state)
+    return {"success": f"{mean(p for _, p in new):.2f}" if new else "-", "distinct": len(new),
             "tok/s": f"{state.rollout_tokens / max(1e-9, state.rollout_seconds):.0f}"}
 
 
@@ -201,8 +205,9 @@ def samples(run, alpha: float, n=8) -> list:
     # new tasks near alpha come first: it is those that the simulator imitates
     inside = lambda task, p_hat: task.origin == "env" and task.epoch == state.epoch and \
         curriculum.in_band(p_hat, alpha, run.o.k_min)
-    near = [a for a in state.attempts if inside(*a[:2])][:n // 2]
-    rest = [a for a in state.attempts if all(a is not b for b in near)]
+    attempts = once(state)
+    near = [a for a in attempts if inside(*a[:2])][:n // 2]
+    rest = [a for a in attempts if all(a is not b for b in near)]
     step = max(1, len(rest) // (n - len(near)))
     shown = []
     for task, p_hat, traces in near + rest[::step][:n - len(near)]:

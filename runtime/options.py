@@ -16,9 +16,12 @@ import os
 import re
 import sys
 
+from safetensors import SafetensorError
+
 import curriculum
 from data_pool import UserError
 from runtime import checkpoint
+from runtime.dtypes import device_fault
 from runtime.presets import PRESETS
 from worlds import load_world
 
@@ -51,13 +54,13 @@ def exit_code(command) -> int:
     except checkpoint.Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal
-    except OSError as error:  # a full disk, a file that may not be written
-        what = f"{error.filename}: " if error.filename else ""
-        print(f"genenv: {what}{' '.join(str(error.strerror or error).split())}; a run that had "
-              "begun goes on from its last checkpoint with --resume", file=sys.stderr)
+    except (OSError, SafetensorError) as error:  # a full disk, a file that may not be written
+        name, why = (getattr(error, key, None) for key in ("filename", "strerror"))
+        print(f"genenv: {f'{name}: ' if name else ''}{' '.join(str(why or error).split())}; "
+              "a run that had begun goes on from its last checkpoint with --resume", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:  # a second signal, or one before the run had begun
-        print("stopped at once; --resume goes on from the last checkpoint", file=sys.stderr)
+    except KeyboardInterrupt as stopped:  # before the run had begun, or a second signal: it says
+        print("; ".join(["stopped at once", *map(str, stopped.args)]), file=sys.stderr)
         return 130
 
 
@@ -99,32 +102,34 @@ def _add(p, name, kind, default, text):
 
 
 def parse_options(argv, Options):
-    """Command line -> Options: defaults, then the world's, then the preset's or the resumed run's,
-    then what is given.
+    """Command line -> Options: defaults, then the world's, then the resumed run's, then the
+    preset's, then what is given.
 
     Raises UserError for unknown options, values of the wrong kind, and options that a resumed run
     must not change.
     """
-    world = load_world(_world_of(argv, Options))
+    name = _world_of(argv, Options)
+    world = load_world(name)
     given = vars(parser(Options, world).parse_args(argv))
     preset = given.pop("preset", None)
     if preset is not None and preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: choose from {', '.join(PRESETS)}")
-    base = dict(PRESETS[preset]) if preset else {}
-    own = getattr(world, "OPTIONS", {})
-    for values in (base, given):  # what belongs to the world goes into one field of its own
-        theirs = {name: values.pop(name) for name in own if name in values}
-        if theirs:
-            values["world_options"] = {**values.get("world_options", {}), **theirs}
-    if given.get("resume"):
-        if "world_options" in given:
-            raise UserError("options of the world cannot change in a run that goes on")
-        base = checkpoint.resumed_options(given, base, Options)
-    else:
-        base = {**getattr(world, "DEFAULTS", {}), **base}
-    defaults = {name: default for name, (default, _, _) in own.items()}
-    chosen = {**defaults, **base.get("world_options", {}), **given.get("world_options", {})}
-    return check_options(Options(**{**base, **given, "world_options": chosen}))
+    asked = {**PRESETS.get(preset, {}), **given}
+    if PRESETS.get(preset, {}).get("world", name) != name:
+        raise UserError(f"--preset {preset} is for --world {PRESETS[preset]['world']} and cannot "
+                        f"be used in the world {name}: leave one of them out")
+    own = {key: default for key, (default, _, _) in getattr(world, "OPTIONS", {}).items()}
+    former = checkpoint.resumed_options(asked, own, Options) if given.get("resume") else \
+        getattr(world, "DEFAULTS", {})
+    values = {**own, **former, **asked}
+    # what belongs to the world goes into one field of its own
+    theirs = {key: values.pop(key) for key in own}
+    o = check_options(Options(**values, world_options=theirs))
+    if "alpha_end" in given and curriculum.sample_alphas(o, 0.25) == \
+            curriculum.sample_alphas(o, 0.75):
+        raise UserError(f"--alpha-end does nothing with --alpha-schedule {o.alpha_schedule}: leave "
+                        "it out, or choose linear, cosine or step")
+    return o
 
 
 def _world_of(argv, Options) -> str:
@@ -164,6 +169,8 @@ def check_options(o):
     choices = {**CHOICES, **{name: tuple(curriculum.named(p)) for name, p in NAMED.items()}}
     for name, values in choices.items():
         need(getattr(o, name) in values, name, f"choose from {', '.join(filter(None, values))}")
+    fault = device_fault(o.device)
+    need(not fault, "device", fault)
     need(template_options(o) is not None, "chat_template_kwargs",
          'must be a JSON object, such as {"enable_thinking": false}')
     for name, (default, _, values) in getattr(load_world(o.world), "OPTIONS", {}).items():
@@ -171,6 +178,7 @@ def check_options(o):
         if values and value not in values:
             raise UserError(f"--{name.replace('_', '-')} is {value!r}: choose from "
                             f"{', '.join(map(str, values))}")
+    curriculum.try_functions(o)
     return o
 
 

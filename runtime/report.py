@@ -134,8 +134,9 @@ def write(folder) -> Path:
     (folder / "figures").mkdir(exist_ok=True)
     for name, data in pictures.items():
         (folder / "figures" / name).write_bytes(data)
-    (folder / "report.html").write_text(page, encoding="utf-8")
-    return folder / "report.html"
+    # whole or not at all: it is the last of a run, and its being there says that all is done
+    (folder / "report.tmp").write_text(page, encoding="utf-8")
+    return (folder / "report.tmp").rename(folder / "report.html")
 
 
 def closing_words(folder) -> str:

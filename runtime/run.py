@@ -66,6 +66,7 @@ class Run:
     progress: bool = False            # show progress bars
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
+    sources: dict = field(default_factory=dict)  # {file given in an option: its hash}
 
 
 def prepare_run(o) -> Run:
@@ -74,6 +75,9 @@ def prepare_run(o) -> Run:
     for name in () if o.resume else ("agent_adapter", "env_adapter"):
         checkpoint.check_adapter_folder(getattr(o, name), name, o.rank)
     world = load_world(o.world)
+    given = (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values())
+    sources = {path: checkpoint.sha256(path) for path in given  # before they are read
+               if isinstance(path, str) and Path(path).is_file()}
     world.prepare(o)
     if o.model:
         print(memory.check(memory.model_config(o.model), o), flush=True)
@@ -88,7 +92,7 @@ def prepare_run(o) -> Run:
         folder, lock = checkpoint.create_folder(folder, o)
     run = Run(
         o=o, world=world, policy=policy, folder=folder, held_out=held_out,
-        progress=sys.stderr.isatty(), teacher=teacher, lock=lock,
+        progress=sys.stderr.isatty(), teacher=teacher, lock=lock, sources=sources,
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=policy.optimizer("env", o.env_lr),
         # three streams per --seed, and none shared with another --seed (measure.py has the third)
@@ -162,7 +166,8 @@ def look_before(run, record) -> str:
     attempts = run.state.attempts
     valid = record["written"] - sum(record["invalid"].values())
     line, verdict = gate.judge(record["written"], valid, [p for _, p, _ in attempts], run.o.G,
-                               [[e.reward for e in traces] for _, _, traces in attempts])
+                               [[e.reward for e in traces] for _, _, traces in attempts],
+                               own_model=not run.o.model)
     print(line, flush=True)
     return verdict
 

@@ -28,6 +28,7 @@ from runtime import report
 from worlds import ladder
 
 pytestmark = pytest.mark.usefixtures("no_training")
+measure_untrained = genenv.measure_untrained
 MICRO = ["--threads", "1", "--no-gate", "--steps", "1", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "2", "--rank", "4"]
 
@@ -105,7 +106,7 @@ def wrong_values():
             "--reward-noise": ["1.1"], "--base-share": ["1.1"], "--env-fresh": ["1.1"],
             "--success-at": ["1.1"], "--seed": ["99999999999999999999"],
             "--threads": ["99999999"], "--resume": ["yes"], "--temperature": ["0"],
-            "--agent-lr": ["0"], "--rank": ["0"], "--steps": ["0"]}.items():
+            "--device": ["gpu", "cuda:99", "cuda:"], "--agent-lr": ["0"], "--rank": ["0"], "--steps": ["0"]}.items():
         yield from ((flag, v) for v in values)
     yield from (("--" + name.replace("_", "-"), "moon") for name in (*CHOICES, *NAMED))
 
@@ -126,6 +127,8 @@ COMMANDS = {
     "abbreviated": (["--alph", "0.5"], "--alph"), "world": (["--world", "moon"], "moon"),
     "no world": (["--world", ""], "world"), "traversal": (["--world", "../ladder"], "world"),
     "preset": (["--preset", "moon"], "moon"), "preset value": (["--preset"], "--preset"),
+    "preset of another world": (["--preset", "1.5b-16gb", "--world", "ladder"], "tool_calls"),
+    "no alpha end": (["--alpha-end", "0.4"], "--alpha-schedule constant"),
     "no model": (["--world", "tool_calls"], "--model"),
     "model for the ladder": (["--model", "x"], "--model"),
     "tasks for the ladder": (["--base-tasks", "x"], "--base-tasks"),
@@ -305,65 +308,32 @@ def last_checkpoint(folder):
 @pytest.mark.parametrize("flag, value", [
     ("--G", "4"), ("--alpha", "0.4"), ("--seed", "5"), ("--variant", "random"), ("--beta", "1"),
     ("--agent-lr", "0.1"), ("--rank", "8"), ("--steps", "3"), ("--world", "tool_calls"),
-    ("--preset", "7b-24gb"), ("--k-min", "0.1"), ("--reward-noise", "0.1")])
+    ("--k-min", "0.1"), ("--reward-noise", "0.1")])
 def test_resumed_with_another_option(flag, value, folder, tmp_path, capsys):
     """A resumed run is the same run: what would change it is refused by name."""
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder, flag, value],
-            "" if flag == "--preset" else flag, "cannot become")
+            flag, "cannot become")
+
+
+def test_resumed_with_a_preset_of_another_world(folder, tmp_path, capsys):
+    """Its options of that world are none here."""
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder, "--preset", "1.5b-16gb"],
+            "--preset 1.5b-16gb is for --world tool_calls")
 
 
 # ---------------------------------------------------------------------------------------------
 # a run to be resumed: the checkpoint
 
 
-def state(**fields):
-    """Edit of epoch.json's "epoch_state"."""
-    def edit(d):
-        return {**d, "epoch_state": changed(**fields)(d["epoch_state"])}
-    return edit
-
-
-def sizes(**fields):
-    """Edit of epoch.json's "sizes"."""
-    def edit(d):
-        new = {k.replace("_", "."): v for k, v in fields.items()}
-        return {**d, "sizes": changed(**new)(d["sizes"])}
-    return edit
-
-
-EPOCH = {
-    "no state": changed(epoch_state=None), "no sizes": changed(sizes=None),
-    "no success": changed(success=None), "success text": changed(success="half"),
-    "state list": changed(epoch_state=[]), "sizes list": changed(sizes=[1]),
-    "state is a number": changed(epoch_state=3), "no epoch": state(epoch=None),
-    "epoch text": state(epoch="two"),
-    "epoch bool": state(epoch=True), "epoch float": state(epoch=1.5), "no step": state(step=None),
-    "no attempts": state(attempts=None), "attempts text": state(attempts="none"),
-    "attempts short": state(attempts=[[1]]),
-    "attempts of numbers": state(attempts=[1]),
-    "attempts task": state(attempts=[[{"a": 1}, 0.5, []]]),
-    "attempts p_hat": state(attempts=[[{"text": "", "spec": {}}, "x", []]]),
-    "attempts trace": state(attempts=[[{"text": "", "spec": {}}, 0.5, [{"a": 1}]]]),
-    "no fresh": state(fresh=None), "fresh record": state(fresh=[{"prompt": [1]}]),
-    "fresh number": state(fresh=[1]), "no invalid": state(invalid=None),
-    "invalid list": state(invalid=[]), "invalid counts": state(invalid={"malformed": "x"}),
-    "replays": state(replays=[1]), "unknown": state(moon=1), "seconds": state(seconds="long"),
-    "written": state(written=[]), "no agent": state(agent=None),
-    "no size": sizes(train_jsonl=None), "size text": sizes(train_jsonl="10"),
-    "size negative": sizes(env_jsonl=-1), "size float": sizes(metrics_jsonl=10.5),
-    "size too large": sizes(samples_jsonl=10**9), "epoch of another epoch": state(epoch=9),
-}
-
-
-@pytest.mark.parametrize("name", EPOCH)
-def test_epoch_of_a_checkpoint(name, folder, tmp_path, capsys):
-    """epoch.json with a field missing or of another type; no append-only file is cut for it."""
+def test_an_edited_account_of_the_epoch(folder, tmp_path, capsys):
+    """Whatever was changed in epoch.json: its hash is in state.pt."""
     path = last_checkpoint(folder) / "epoch.json"
-    path.write_text(json.dumps(EPOCH[name](json.loads(path.read_text()))))
-    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], folder)
+    path.write_text(path.read_text().replace('"step": 0', '"step": 1'))
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], folder, "epoch.json",
+            "remove the folder")
 
 
-@pytest.mark.parametrize("share", [0.001, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 0.999])
+@pytest.mark.parametrize("share", [0.001, 0.2, 0.6, 0.999])
 def test_state_is_truncated(share, folder, tmp_path, capsys):
     """state.pt cut off anywhere."""
     path = last_checkpoint(folder) / "state.pt"
@@ -372,7 +342,7 @@ def test_state_is_truncated(share, folder, tmp_path, capsys):
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path, "remove the folder")
 
 
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7])
+@pytest.mark.parametrize("share", [0.1, 0.7])
 def test_state_has_a_wrong_bit(share, folder, tmp_path, capsys):
     """One bit of the tensors flipped: only the checksum can tell."""
     path = last_checkpoint(folder) / "state.pt"
@@ -387,38 +357,11 @@ def test_state_has_a_wrong_bit(share, folder, tmp_path, capsys):
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], "remove the folder")
 
 
-def first_moment(s, change):
-    """Change the first moment of the agent's optimiser."""
-    state = s["optimizers"][0]["state"]
-    state[0] = {**state[0], "exp_avg": change(state[0]["exp_avg"])}
-
-
 STATE = {
     "list": lambda s: [s], "tensor": lambda s: torch.zeros(3), "empty": lambda s: {},
-    "no adapters": lambda s: s.pop("adapters") and s, "no generators": lambda s: s.pop(
-        "generators") and s, "no optimisers": lambda s: s.pop("optimizers") and s,
-    "no env adapter": lambda s: s["adapters"].pop("env") and s,
-    "no agent adapter": lambda s: s["adapters"].pop("agent") and s,
-    "adapter short": lambda s: s["adapters"]["agent"].pop() is None or s,
-    "adapter long": lambda s: s["adapters"]["agent"].append(torch.zeros(1)) or s,
-    "adapter of another rank": lambda s: s["adapters"].update(
+    "another model": lambda s: s["adapters"].update(
         agent=[torch.zeros(p.shape[0] * 2, *p.shape[1:]) for p in s["adapters"]["agent"]]) or s,
-    "adapter that would broadcast": lambda s: s["adapters"]["env"].__setitem__(
-        0, torch.zeros(1, 1)) or s,
-    "adapter numbers": lambda s: s["adapters"].update(env=[0.0] * len(s["adapters"]["env"])) or s,
-    "one optimiser": lambda s: s["optimizers"].pop() and s,
-    "optimiser text": lambda s: s.update(optimizers=["a", "b"]) or s,
-    "optimiser groups": lambda s: s["optimizers"][0].pop("param_groups") and s,
-    "optimiser of another rank": lambda s: first_moment(s, lambda m: torch.cat([m, m])) or s,
-    "optimiser without moments": lambda s: first_moment(s, lambda m: None) or s,
-    "optimiser short": lambda s: s["optimizers"][1]["state"].popitem() and s,
-    "generator text": lambda s: s.update(generators=["a", "b"]) or s,
-    "generator short": lambda s: s.update(generators=[g[:10] for g in s["generators"]]) or s,
-    "generator of tokens text": lambda s: s["generators"].__setitem__(1, "b") or s,
-    "generator of tokens float": lambda s: s["generators"].__setitem__(1, torch.zeros(16)) or s,
-    "device number": lambda s: s.update(device=3) or s,
-    "one generator": lambda s: s["generators"].pop() is None or s,
-    "generator float": lambda s: s.update(generators=[g.float() for g in s["generators"]]) or s,
+    "fewer layers": lambda s: s["adapters"]["agent"].pop() is None or s,
 }
 
 
@@ -445,64 +388,28 @@ def test_state_that_would_run_code(folder, tmp_path, capsys):
 # a run to be resumed: append-only files
 
 
-def dropped(name):
-    """Edit of a record: without a field."""
-    return lambda r: {k: v for k, v in r.items() if k != name}
+@pytest.mark.parametrize("file", checkpoint.FILES)
+def test_an_edited_file_is_refused(file, folder, tmp_path, capsys):
+    """Whatever was changed in it, at the same length: its hash is in the checkpoint. A record without
+    replay_signal was a KeyError."""
+    text = (folder / file).read_text()
+    at = text.index("epoch")
+    (folder / file).write_text(text[:at] + "xpoch" + text[at + 5:])
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], folder / file,
+            "not what this run")
 
 
-def of_task(**fields):
-    """Edit of a train.jsonl record's task."""
-    return lambda r: {**r, "task": changed(**fields)(r["task"])}
-
-
-POOLS = {
-    **{("train.jsonl", f"no {k}"): dropped(k) for k in ("task", "p_hat", "epoch", "traces")},
-    ("train.jsonl", "task text"): changed(task="x"), ("train.jsonl", "task list"): changed(task=[]),
-    ("train.jsonl", "no spec"): of_task(spec=None), ("train.jsonl", "no text"): of_task(text=None),
-    ("train.jsonl", "unknown"): of_task(moon=1), ("train.jsonl", "p_hat text"): changed(p_hat="x"),
-    ("train.jsonl", "p_hat list"): changed(p_hat=[1]),
-    ("train.jsonl", "epoch text"): changed(epoch="one"),
-    ("train.jsonl", "traces number"): changed(traces=3),
-    **{("env.jsonl", f"no {k}"): dropped(k) for k in ("prompt", "response", "text", "task",
-                                                      "seed_task", "p_hat", "epoch")},
-    ("env.jsonl", "prompt text"): changed(prompt="x"),
-    ("env.jsonl", "prompt of text"): changed(prompt=["x"]),
-    ("env.jsonl", "no tokens"): changed(response=[]), ("env.jsonl", "p_hat 2"): changed(p_hat=2),
-    ("env.jsonl", "p_hat text"): changed(p_hat="half"),
-    ("env.jsonl", "epoch float"): changed(epoch=1.5), ("env.jsonl", "unknown"): changed(moon=1),
-    **{("metrics.jsonl", f"no {k}"): dropped(k) for k in ("epoch", "written", "replays",
-                                                          "invalid", "warnings")},
-    ("metrics.jsonl", "another epoch"): changed(epoch=7),
-}
-
-
-@pytest.mark.parametrize("file, name", POOLS, ids=lambda x: x)
-def test_pool_record(file, name, folder, tmp_path, capsys):
-    """A record with a field missing, unknown or of another type, on the first line."""
-    path = folder / file
-    lines = path.read_bytes().splitlines(keepends=True)
-    text = json.dumps(POOLS[file, name](json.loads(lines[0]))).encode()
-    pad = max(0, len(lines[0]) - 1 - len(text))  # a shorter file would be noticed before
-    path.write_bytes(text + b" " * pad + b"\n" + b"".join(lines[1:]))
-    size = path.stat().st_size
-    known = last_checkpoint(folder) / "epoch.json"
-    known.write_text(json.dumps(sizes(**{file.replace(".", "_"): size})(
-        json.loads(known.read_text()))))
-    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path)
-
-
-LINES = {"not json": b"{x", "list": b"[1]", "text": b'"x"', "binary": b"\xff\xfe\x00"}
-
-
-@pytest.mark.parametrize("file", ["train.jsonl", "env.jsonl", "metrics.jsonl"])
-@pytest.mark.parametrize("name", LINES)
-def test_pool_line(file, name, folder, tmp_path, capsys):
-    """A line in the middle that is no JSON object: its number is told, nothing is dropped."""
-    path = folder / file
-    lines = path.read_bytes().splitlines(keepends=True)
-    lines[1] = LINES[name].ljust(len(lines[1]) - 1) + b"\n"
-    path.write_bytes(b"".join(lines))
-    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder], path, "line 2")
+def test_an_edited_file_of_tasks_is_refused(tmp_path, capsys, monkeypatch, done):
+    """Held-out tasks would move into the base without a word."""
+    tasks, run = tmp_path / "tasks.jsonl", tmp_path / "run"
+    tasks.write_text('{"text": "1 s1 inc"}\n')
+    with monkeypatch.context() as patch:  # one epoch, the one before training
+        patch.setattr(genenv, "measure_untrained", measure_untrained)
+        assert genenv.main(["--out", str(run), "--cache-dir", done[2], *MICRO, "--epochs", "0",
+                            "--variant", "teacher", "--teacher-tasks", str(tasks)]) == 0
+    tasks.write_text('{"text": "2 s1 inc"}\n')
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", run, "--epochs", "1"], tasks,
+            "not what this run")
 
 
 @pytest.mark.parametrize("file", checkpoint.FILES)
@@ -661,6 +568,6 @@ def test_export_of_a_damaged_run(name, folder, tmp_path, capsys):
 
 def test_at_least_two_hundred_cases():
     """The count that this file promises."""
-    tables = (VALUES, COMMANDS, TEACHER, TASK_FILES, JUNK, CONFIG, EPOCH, STATE, POOLS, EVAL,
+    tables = (VALUES, COMMANDS, TEACHER, TASK_FILES, JUNK, CONFIG, STATE, EVAL,
               BENCH_FILES, RESPONSES, TOOLS, REPORTED)
-    assert sum(map(len, tables)) + 3 * len(RAW) + 3 * len(LINES) >= 200
+    assert sum(map(len, tables)) + 3 * len(RAW) >= 200

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from runtime import checkpoint, memory
 import data_pool
@@ -174,6 +175,80 @@ def test_the_only_checkpoint_is_damaged(copy, capsys):
 
 
 # ---------------------------------------------------------------------------------------------
+# a run that is complete
+
+
+def test_a_finished_run_is_complete(copy, capsys):
+    """--resume says so and touches nothing; epochs that are done cannot be undone."""
+    (copy / "report.html").touch()  # which the small world of the tests does not write
+    before = contents(copy)
+    assert genenv.main(["--resume", "--out", str(copy)]) == 0
+    assert "is complete: 3 epochs are done" in capsys.readouterr().out
+    assert genenv.main(["--resume", "--out", str(copy), "--epochs", "2"]) == 2
+    one_line(capsys, "--epochs is 2", "epoch 3")
+    assert contents(copy) == before
+
+
+def test_a_run_killed_before_its_report_is_finished(quiet, copy, capsys):
+    """A report that is older than the last checkpoint is not the last thing a run writes."""
+    (copy / "report.html").touch()
+    os.utime(copy / "report.html", (0, 0))
+    shutil.rmtree(copy / "adapters")
+    assert genenv.main(["--resume", "--out", str(copy)]) == 0
+    assert "resumed" in capsys.readouterr().out
+    equal(quiet, copy)
+
+
+def test_ctrl_c_advises_to_resume_only_what_there_is(monkeypatch, capsys, tmp_path):
+    """Before the run has begun there is nothing to go on with; at a second signal there is."""
+    def pressed(*args):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(genenv, "train", pressed)
+    assert genenv.main(["--out", str(tmp_path / "r")]) == 130
+    assert capsys.readouterr().err == "stopped at once\n"
+
+    def twice(o):
+        with checkpoint.stop_signals(SimpleNamespace(stop=None)):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+    monkeypatch.setattr(genenv, "train", twice)
+    assert genenv.main(["--out", str(tmp_path / "r")]) == 130
+    assert "--resume" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------
+# the command line of a run that goes on
+
+
+def begun(folder, *argv):
+    """config.json of a run of these options; returns them."""
+    o = genenv.parse_options([*argv, "--out", str(folder)])
+    folder.mkdir()
+    checkpoint.write_config(folder, o)
+    return o
+
+
+def test_the_very_command_goes_on(tmp_path, capsys):
+    """A preset's options of the world were compared with all that the world has."""
+    command = ["--preset", "135m-cpu", "--model", "m", "--base-tasks", "b", "--offer", "3"]
+    o = begun(tmp_path / "r", *command)
+    command += ["--resume", "--out", str(tmp_path / "r")]
+    assert dataclasses.replace(genenv.parse_options(command), resume=False) == o
+    assert capsys.readouterr().out == ""
+    with pytest.raises(data_pool.UserError, match="--offer was 3 .* cannot become 4"):
+        genenv.parse_options([*command, "--offer", "4"])
+
+
+def test_a_preset_that_may_replace_another_is_taken(tmp_path, capsys):
+    """It was announced, and then the old values were used."""
+    o = begun(tmp_path / "r", "--preset", "7b-24gb", "--model", "m", "--base-tasks", "b")
+    now = genenv.parse_options(["--preset", "7b-80gb", "--model", "m", "--resume", "--out",
+                                str(tmp_path / "r")])
+    assert now == dataclasses.replace(o, resume=True, max_rows=576, token_budget=32768)
+    assert "--max-rows was 144 in this run and is 576 now" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------
 # the disk
 
 
@@ -213,10 +288,18 @@ def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monke
     left = names(out) if (out / "checkpoints").exists() else []
     assert not any(n.startswith("tmp-") for n in left), left
     for folder in left:  # whatever is there can be read
-        checkpoint._read_epoch(out / "checkpoints" / folder / "epoch.json", EpochState)
-        torch.load(out / "checkpoints" / folder / "state.pt", weights_only=True)
+        checkpoint._read(out / "checkpoints" / folder)
     assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
     equal(quiet, out)
+
+
+def test_a_disk_that_is_full_when_the_adapters_are_written(capsys, monkeypatch):
+    """safetensors has an exception of its own for it."""
+    def full(o):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+    monkeypatch.setattr(genenv, "train", full)
+    assert genenv.main([]) == 2
+    one_line(capsys, "No space left on device", "--resume")
 
 
 def test_half_written_append_is_taken_back(tmp_path, monkeypatch):
@@ -249,6 +332,7 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     text = (tmp_path / "err").read_text()
     assert code == 2 and text.count("\n") == 1 and text.startswith("genenv: "), (code, text)
+    assert "File too large" in text, text  # of a full disk torch itself says "unexpected pos"
     assert out.exists() == (kilobytes > 1)  # config.json has more: then there is no run at all
     assert run(out, cache, *(["--resume"] if out.exists() else [])) == 0
     equal(quiet, out)
@@ -408,27 +492,19 @@ def test_a_folder_with_a_lock_alone_is_empty(tmp_path, cache):
 # another device, another width, another version
 
 
-def forge(folder, **changes):
-    """Edit state.pt of the newest checkpoint: None removes an entry."""
-    path = checkpoint._checkpoints(folder)[-1] / "state.pt"
-    state = {**torch.load(path, weights_only=True), **changes}
-    torch.save({k: v for k, v in state.items() if v is not None}, path)
-
-
-def on_a_gpu(folder, device="cuda"):
+def on_a_gpu(folder):
     """Make the newest checkpoint one that was written on a GPU, whose generators have 16 bytes."""
     path = checkpoint._checkpoints(folder)[-1] / "state.pt"
-    rng, sampler = torch.load(path, weights_only=True)["generators"]
-    assert sampler.numel() == 5056  # of the CPU
-    forge(folder, device=device, generators=[rng, torch.arange(16, dtype=torch.uint8)])
+    state = torch.load(path, weights_only=True)
+    state["generators"][1] = torch.arange(16, dtype=torch.uint8)
+    torch.save({**state, "device": "cuda"}, path)
 
 
-@pytest.mark.parametrize("device", ["cuda", None], ids=["of this version", "of the one before"])
-def test_checkpoint_of_another_device_goes_on(device, copy, tmp_path, capsys):
+def test_checkpoint_of_another_device_goes_on(copy, tmp_path, capsys):
     """It was called damaged, and the advice was to remove it. Two such resumes agree in every bit,
     and differ from the undisturbed run in the tokens that they draw."""
     shutil.rmtree(copy / "checkpoints" / "e0004-s000")
-    on_a_gpu(copy, device)
+    on_a_gpu(copy)
     twin = Path(shutil.copytree(copy, tmp_path / "twin"))
     for folder in (copy, twin):
         assert genenv.main(["--resume", "--out", str(folder)]) == 0
@@ -441,9 +517,9 @@ def test_a_moved_run_draws_from_a_stream_of_its_own():
     """Seed, epoch and step make the stream: no two resumes of different places share one."""
     streams = set()
     for seed, t, step in ((0, 3, 0), (0, 3, 1), (0, 4, 0), (1, 3, 0), (0, 3, 0)):
-        r = SimpleNamespace(sampler=torch.Generator(), o=SimpleNamespace(seed=seed))
-        state = {"device": "cuda", "generators": [None, torch.zeros(16, dtype=torch.uint8)]}
-        assert checkpoint._restore_sampler(r, state, EpochState(epoch=t, step=step))
+        r = SimpleNamespace(sampler=torch.Generator(), o=SimpleNamespace(seed=seed),
+                            state=EpochState(epoch=t, step=step))
+        assert checkpoint._restore_sampler(r, {"device": "cuda"})
         streams.add(r.sampler.initial_seed())
     assert len(streams) == 4
 
@@ -483,20 +559,20 @@ def test_advice_when_memory_runs_out_can_be_followed(phase, flag, copy):
     assert phase in text and flag[2:] in named and "--resume" in text
     for name in named:
         given = {"resume": True, "out": str(copy), name.replace("-", "_"): 1}
-        assert checkpoint.resumed_options(given, {}, genenv.Options)
+        assert checkpoint.resumed_options(given, {}, genenv.Options)  # not refused
 
 
-@pytest.mark.parametrize("name", sorted(checkpoint.FORMER))
-def test_run_of_the_version_before(name, copy, capsys):
-    """Its options had other names: one line says which, and what to do."""
+def test_run_of_another_version(copy, capsys):
+    """A checkpoint or an option of another version: one line that says so, nothing is advised away."""
+    path = checkpoint._checkpoints(copy)[-1] / "epoch.json"
+    saved = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in saved.items() if k != "format"}))
+    assert genenv.main(["--resume", "--out", str(copy)]) == 2
+    one_line(capsys, "of another version", path)
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, name: 4}))
-    fields = {f.name: f for f in dataclasses.fields(genenv.Options)}
-    now = dataclasses.make_dataclass("Now", [
-        (f.name, f.type, f) for f in fields.values() if f.name != name])
-    with pytest.raises(data_pool.UserError, match=rf"earlier version .*option {name}") as error:
-        checkpoint.resumed_options({"out": str(copy)}, {}, now)
-    assert "start a new run" in str(error.value) and "\n" not in str(error.value)
+    (copy / "config.json").write_text(json.dumps({**config, "seeds": 4}))
+    assert genenv.main(["--resume", "--out", str(copy)]) == 2
+    one_line(capsys, "option this version does not know (seeds)", "start a new run")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -307,18 +307,6 @@ def test_missing_field_of_d_train_is_one_clear_line(tmp_path, missing):
         TrainPool(tmp_path / "x", base())
 
 
-@pytest.mark.parametrize("change", [{"extra": 1}, {"p_hat": "half"}, {"epoch": None},
-                                    {"prompt": 5}, {"response": ["a"]}, {"p_hat": None},
-                                    {"keys": "task"}, {"p_hat_seed": 2}, {"group": 0.5}])
-def test_damaged_record_of_d_env_is_one_clear_line(tmp_path, change):
-    """A file edited by hand would end in a traceback when the record is first drawn."""
-    good = json.loads(json.dumps(vars(record())))
-    append_jsonl(tmp_path / "env.jsonl", [good, {**good, **change}])
-    with pytest.raises(UserError, match="env.jsonl, .*2: ") as error:
-        EnvPool(tmp_path / "env.jsonl")
-    assert "\n" not in str(error.value)
-
-
 def test_pool_file_that_is_not_jsonl_names_the_line(tmp_path):
     """A torn file read without setting the line aside."""
     append_jsonl(tmp_path / "x", [GOOD])

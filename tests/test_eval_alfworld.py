@@ -10,8 +10,6 @@ import itertools
 import json
 import random
 import re
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +18,7 @@ from data_pool import UserError
 from eval import __main__ as harness
 from eval import alfworld
 from eval.common import read_rows
-
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
-needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/benchmarks")
+from test_eval_harness import SHARED, needs_data
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +99,6 @@ def test_score_is_exact_with_softer_scores_beside_it(response, ok, admissible, a
     assert verdict.reason and "\n" not in verdict.reason
 
 
-@pytest.mark.parametrize("text", ["\\boxed{" * 150_000, "$" * 1_000_000, "<action>" * 120_000,
-                                  "`" * 1_000_000, "\\boxed{" + " \t" * 500_000 + "}"])
-def test_a_megabyte_is_read_in_linear_time(text):
-    began = time.process_time()
-    alfworld.score(step(), text)
-    assert time.process_time() - began < 1.0
-
-
 def test_prompt_shows_the_past_and_the_options_but_not_the_answer():
     record = step(admissible=("look", "inventory"), expert="secret command")
     record["history"] = [("go to bed 1", "You see a pen 1.")]
@@ -132,6 +120,8 @@ def test_record_counts_are_those_of_the_data(records):
     assert len({r["category"] for r in records}) == 12
     handcoded = alfworld.load(SHARED, "handcoded")
     assert len({r["game"] for r in handcoded}) == 129 + 128  # the games that this expert won
+    with pytest.raises(UserError, match="no split 'dev'"):
+        alfworld.load(SHARED, "dev")
 
 
 @needs_data
@@ -144,52 +134,33 @@ def test_every_record_continues_the_one_before(records):
     assert all(r["expert"] in r["admissible"] for r in records)
 
 
-@needs_data
-def test_gold_scores_100_percent_by_every_rule(records):
-    verdicts = [alfworld.score(r, alfworld.gold(r)) for r in records]
-    result = alfworld.aggregate(records, verdicts)
-    assert result["score"] == 100 and result["n"] == 1600
-    assert result["extra"]["admissible"] == 100 and result["extra"]["acts"] == 100
-    assert {c["score"] for c in result["categories"].values()} == {100.0}
-    assert sum(c["n"] for c in result["categories"].values()) == 2 * 1600  # by split and by type
-
-
-def test_unknown_split_is_one_clear_line(tmp_path):
-    with pytest.raises(UserError, match="no split 'dev'"):
-        alfworld.load(tmp_path, "dev")
-
-
 # ---------------------------------------------------------------------------------------------
 # recorded verdicts
 
 
-@needs_data
-def test_every_recorded_verdict_is_reproduced(golden):
-    results = list(alfworld.verify(SHARED, golden))
-    assert [detail for _, agrees, detail in results if agrees is False] == []
-    undecided = sum(agrees is None for _, agrees, _ in results)
-    assert len(results) == len(golden) and undecided <= 0.01 * len(golden)
+COMPARED = {"step-string": ("in_admissible", "nothing_happens", "state_changed", "feedback", "won",
+                            "reward"),
+            "step-admissible": ("in_admissible", "done"),
+            "raw-text": ("genenv_reward_vs_expert", "projection_action", "projection_valid",
+                         "projected_in_admissible"),
+            "episode": ("won_at_step", "success_within_50")}
 
 
 @needs_data
-@pytest.mark.parametrize("kind, key", [
-    ("step-string", "in_admissible"), ("step-string", "nothing_happens"),
-    ("step-string", "state_changed"), ("step-string", "feedback"), ("step-string", "won"),
-    ("step-string", "reward"), ("step-admissible", "in_admissible"), ("step-admissible", "done"),
-    ("raw-text", "genenv_reward_vs_expert"), ("raw-text", "projection_action"),
-    ("raw-text", "projection_valid"), ("raw-text", "projected_in_admissible"),
-    ("episode", "won_at_step"), ("episode", "success_within_50")])
-def test_every_compared_field_can_disagree(golden, kind, key):
+def test_every_compared_field_can_disagree(golden):
     """No field is compared with itself: a changed record is noticed."""
-    row = next(r for r in golden if r["kind"] == kind and (
-        key != "feedback" or r["official_verdict"]["nothing_happens"])
-        and r["response"] == (r["detail"].get("expert_action") if key == "done" else r["response"]))
-    value = row["official_verdict"][key]
-    changed = 49 if value is None else value + "x" if isinstance(value, str) else \
-        not value if isinstance(value, bool) else value + 1
-    row = {**row, "official_verdict": {**row["official_verdict"], key: changed}}
-    (_, agrees, detail), = alfworld.verify(SHARED, [row])
-    assert agrees is False and key in detail
+    changed = []
+    for kind, key in ((kind, key) for kind, keys in COMPARED.items() for key in keys):
+        row = next(r for r in golden if r["kind"] == kind and (
+            key != "feedback" or r["official_verdict"]["nothing_happens"])
+            and (key != "done" or r["response"] == r["detail"].get("expert_action")))
+        value = row["official_verdict"][key]
+        other = 49 if value is None else value + "x" if isinstance(value, str) else \
+            not value if isinstance(value, bool) else value + 1
+        changed.append({**row, "official_verdict": {**row["official_verdict"], key: other}})
+    keys = [key for keys in COMPARED.values() for key in keys]
+    for (_, agrees, detail), key in zip(alfworld.verify(SHARED, changed), keys, strict=True):
+        assert agrees is False and key in detail
 
 
 @needs_data
@@ -201,19 +172,8 @@ def test_replay_knows_its_limits(golden):
     other = [f"open {place}", *row["response"]]  # cannot be known to act from where one stands
     (_, agrees, _), = alfworld.verify(SHARED, [{**row, "response": other}])
     assert agrees is False  # nothing happens, so the win comes one step later than recorded
-    unsure = [row["response"][0], f"close {place}", *row["response"][1:]]
-    results = [alfworld._replay(world, unsure) for world in worlds(row["game"])]
-    assert results[0] is None or results[0]["won_at_step"] in (None, len(unsure))
-
-
-def worlds(game):
-    """The world of one game from both of its trajectories."""
-    world = None
-    for row in alfworld._trajectories(SHARED, game.split("/")[0]):
-        if row["id"] == game:
-            world = world or alfworld._World(row["task_type"])
-            world.add(row)
-    yield world
+    lost = [{**row, "response": ["go to nowhere 1", "look"] * 9}]
+    assert next(iter(alfworld.verify(SHARED, lost)))[1] is False
 
 
 # ---------------------------------------------------------------------------------------------
@@ -227,6 +187,8 @@ def test_first_commands_by_hand():
     assert alfworld._first_commands([], plan) == {"go to desk 1"}
     assert alfworld._first_commands(plan[:1], plan[1:]) == {"take pen 1 from desk 1"}
     assert alfworld._first_commands(plan[:3], plan[3:]) == {plan[3]}
+    # one hand: nothing is taken while it holds something
+    assert alfworld._after(("desk 1", "pen 1"), "take cup 1 from desk 1", ()) is None
     lamp = ["go to desk 1", "use desklamp 1", "take pen 1 from desk 1"]
     assert len(alfworld._first_commands(lamp[:1], lamp[1:])) == 2  # either order: no base task
 
@@ -266,23 +228,6 @@ def test_first_commands_equal_brute_force_over_all_orders():
         assert alfworld._first_commands(plan[:k], plan[k:]) == wanted
 
 
-@needs_data
-def test_base_tasks_come_from_training_games_only(records):
-    train = alfworld.load(SHARED, "train")
-    games = {r["game"] for r in train}
-    assert games and all(game.startswith("train/") for game in games)
-    trials = {game.split("/")[-1] for game in games}
-    assert not trials & {r["game"].split("/")[-1] for r in records}
-    # nor may a training game have the very walkthrough of an evaluation game
-    plans = collections.defaultdict(list)
-    for record in records:
-        plans[record["game"]].append(record["expert"])
-    evaluated = set(map(tuple, plans.values()))
-    assert not evaluated & {tuple(r["done"] + r["left"]) for r in train}
-    tasks = [alfworld.base_task(r) for r in train]
-    assert all(set(t) == {"task", "reference"} and t["reference"] in t["task"] for t in tasks)
-
-
 # ---------------------------------------------------------------------------------------------
 # whole episodes
 
@@ -315,7 +260,7 @@ def test_damaged_archive_is_one_clear_line(tmp_path):
 
 
 @needs_data
-def test_episodes_of_the_official_simulator(records, golden):
+def test_episodes_of_the_official_simulator(records):
     pytest.importorskip("alfworld")
     first = [r for r in records if r["step"] == 0][::90]
     plans = {r["game"]: [s["expert"] for s in records if s["game"] == r["game"]] for r in first}
@@ -334,9 +279,6 @@ def test_episodes_of_the_official_simulator(records, golden):
     assert not lost[0]["won"] and lost[0]["steps"] == alfworld.MAX_STEPS
     unanswered = list(alfworld.episodes(SHARED, lambda prompts: [None], first[:1]))
     assert "prompt too long" in unanswered[0]["reason"]
-    row = next(r for r in golden if r["kind"] == "episode")
-    assert alfworld._replay_simulated(SHARED, row["game"], row["response"]) == \
-        row["official_verdict"]
 
 
 class Game:
@@ -357,7 +299,8 @@ def dialogue(monkeypatch, turns, **limits):
     """The row of one game in which the model says `turns`, and what it has read."""
     monkeypatch.setattr(alfworld, "_simulator", lambda: lambda path: Game())
     monkeypatch.setattr(alfworld, "unpack_games", lambda data, games, folder: dict.fromkeys(games))
-    record = {**step(), "id": "g", "game": "g", "observation": "You see a mug 1.\n\nYour task is to: put it."}
+    record = {**step(), "id": "g", "game": "g",
+              "observation": "You see a mug 1.\n\nYour task is to: put it."}
     speaker = Speaker(turns)
     return alfworld.dialogues(None, speaker, None, [record], **limits)[0], speaker
 
@@ -403,7 +346,8 @@ def test_a_dialogue_is_lost_at_the_limit_of_commands_or_of_tokens(monkeypatch):
 
 
 def test_a_dialogue_begins_with_the_households_rules_and_the_room():
-    system, user = alfworld.dialogue_prompt({"observation": "You see a mug 1.\n\nYour task is to: x"})
+    system, user = alfworld.dialogue_prompt(
+        {"observation": "You see a mug 1.\n\nYour task is to: x"})
     assert "one command" in system["content"] and "numbers" in system["content"]
     assert user["content"] == "You see a mug 1. Your task is to: x"
     for put in ("put mug 1 in sink 1", "put mug 1 in/on sink 1", "PUT mug 1 on sink 1",

@@ -4,19 +4,14 @@ Run: python -m pytest tests/test_eval_api_bank.py -q. What needs the data skips 
 """
 import json
 import shutil
-import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from data_pool import UserError
 from eval import api_bank
-from eval.common import Verdict
+from test_eval_harness import SHARED, needs_data, never_passes
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
-needs_data = pytest.mark.skipif(not (SHARED / "api_bank").is_dir(),
-                                reason="no ../shared/benchmarks")
 GOLD = {"name": "AddAlarm", "parameters": {"token": "t1", "time": "2023-03-25 08:30:00"}}
 RECORD = {"id": "x", "category": "level-1", "system": "s", "user": "u", "gold": GOLD,
           "parameters": {"token": "str", "time": "str"}}
@@ -114,35 +109,24 @@ def test_damo_fresh_database():
     assert not api_bank.score(rec | {"accounts": {"foo"}}, api_bank.gold(rec, "damo"), "damo").ok
 
 
-HOSTILE = ["", " ", "\0", "\ud800", "garbage " * 1000, "[" * 10_000, "{" * 10_000,
-           '{"name": ' * 10_000, "[" * 900 + "]" * 900, "9" * 5000, "x" * 1_000_000,
-           "{}\n" * 300_000, "\n" * 1_000_000, "<tool_call>" * 100_000, "[a(" * 300_000,
-           "[AddAlarm(" + "token=[" * 2500 + ")]", "[AddAlarm(" + "w" * 19_000 + ")]",
-           "[AddAlarm(" + "token='" * 2500 + ")]", "[AddAlarm(" * 30_000 + ")]",
-           "[AddAlarm(" + "w " * 9000 + ")]", "[AddAlarm(token=" + "9" * 6000 + ", time=1)]",
-           "[AddAlarm(token=" + "[" * 900 + "]" * 900 + ")]", None, 5, []]
+HOSTILE = ["[AddAlarm(" + text + ")]" for text in (
+    "token=[" * 2500, "w" * 19_000, "token='" * 2500, "w " * 9000,
+    "token=" + "9" * 6000 + ", time=1", "token=" + "[" * 900 + "]" * 900)] \
+    + ['{"name": ' * 10_000, "[" * 900 + "]" * 900, "[AddAlarm(" * 30_000 + ")]", None, 5, []]
 
 
-def test_hostile_text_is_fast_and_false(tmp_path):
-    trap = tmp_path / "touched"
-    call = f"__import__('pathlib').Path({str(trap)!r}).touch()"
-    hostile = HOSTILE + [call, f"[{call}]", f"[AddAlarm(token={call})]", f'{{"name": {call}}}']
-    recs = [RECORD] + [RECORD | {"parameters": {"token": kind, "time": "str"}}
-                       for kind in ("int", "float", "list", "bool")]
-    recs += [record("AddAlarm", {"token": [{"name": "a", "value": "1"}]}, {"token": "list"})]
-    for rec in recs:
-        for text in hostile:
-            for rule in ("toolrl", "damo"):
-                start = time.perf_counter()
-                verdict = api_bank.score(rec, text, rule)
-                assert time.perf_counter() - start < 1, (repr(text)[:40], rule)
-                assert isinstance(verdict, Verdict) and not verdict.ok and verdict.reason
-    # values too deep to print
+@pytest.mark.parametrize("rule", ["toolrl", "damo"])
+@pytest.mark.parametrize("kind", ["str", "int", "float", "list", "bool"])
+def test_hostile_text_is_fast_and_false(kind, rule, tmp_path):
+    rec = RECORD | {"parameters": {"token": kind, "time": "str"}}
+    never_passes(lambda text: api_bank.score(rec, text, rule), tmp_path, HOSTILE)
+
+
+def test_values_too_deep_to_print():
     deep = "health_data=[{'name': 'a', 'value': " + "[" * 900 + "]" * 900 + "}]"
     rec = record("RecordHealthData", {"health_data": [{"name": "a", "value": "1"}]},
                  {"health_data": "list"})
     assert not api_bank.score(rec, f"[RecordHealthData({deep})]", "damo").ok
-    assert not trap.exists()
     with pytest.raises(UserError, match="unknown rule"):
         api_bank.score(RECORD, "", rule="other")
 
@@ -151,32 +135,8 @@ def test_hostile_text_is_fast_and_false(tmp_path):
 
 
 @needs_data
-def test_recorded_verdicts():
-    path = SHARED / "golden" / "api_bank.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-    agree, total, details = Counter(), Counter(), []
-    for kind, agrees, detail in api_bank.verify(SHARED, rows):
-        total[kind] += 1
-        agree[kind] += agrees
-        details += [] if agrees else [detail]
-    assert set(total) == set(api_bank.REQUIRED) and sum(total.values()) == len(rows)
-    for kind, rate in api_bank.REQUIRED.items():
-        assert agree[kind] >= rate * total[kind], details
-    # plain equality of name and arguments reaches 0.972; the rule must do better than that
-    assert agree["damo_exec"] >= 0.99 * total["damo_exec"], details
-
-
-@needs_data
-def test_counts_and_gold():
-    recs = api_bank.load(SHARED)
-    assert Counter(r["category"] for r in recs) == {"level-1": 399, "level-2": 67, "level-3": 131}
-    verdicts = [api_bank.score(r, api_bank.gold(r)) for r in recs]
-    result = api_bank.aggregate(recs, verdicts)
-    assert result["score"] == 100.0 and result["n"] == 597
-    assert result["categories"]["level-2"] == {"score": 100.0, "n": 67}
-    official = api_bank.load(SHARED, rule="damo")
-    assert len(official) == 620
-    failing = Counter(r["gold"]["name"] for r in official
+def test_gold_that_fails_on_a_fresh_database():
+    failing = Counter(r["gold"]["name"] for r in api_bank.load(SHARED, rule="damo")
                       if not api_bank.score(r, api_bank.gold(r, "damo"), "damo").ok)
     assert failing == {"TimedSwitch": 3, "CancelTimedSwitch": 5, "ForgotPassword": 4,
                        "RegisterUser": 1, "DeleteMeeting": 3}
@@ -190,6 +150,7 @@ def test_known_oddities():
     undocumented = [r for r in recs if r not in hidden
                     and not set(r["gold"]["parameters"]) <= set(r["parameters"])]
     assert Counter(r["category"] for r in undocumented)["level-1"] >= 8
+    assert Counter(r["category"] for r in recs) == {"level-1": 399, "level-2": 67, "level-3": 131}
     assert all(m["content"] for r in recs for m in api_bank.prompt(r))
 
 
@@ -238,17 +199,17 @@ def test_official_training_format():
     assert api_bank.base_task(rec) is None
 
 
-def copy_of_data(tmp_path):
-    folder = tmp_path / "api_bank"
-    shutil.copytree(SHARED / "api_bank", folder)
-    for path in [folder, *folder.rglob("*")]:
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the data of this benchmark, below tmp_path."""
+    shutil.copytree(SHARED / "api_bank", tmp_path / "api_bank")
+    for path in [tmp_path / "api_bank", *(tmp_path / "api_bank").rglob("*")]:
         path.chmod(0o755)
-    return folder
+    return tmp_path / "api_bank"
 
 
 @needs_data
-def test_training_file_is_used_unless_evaluated(tmp_path):
-    folder = copy_of_data(tmp_path)
+def test_training_file_is_used_unless_evaluated(folder, tmp_path):
     row = {"input": f"User: Book a retreat.\n{SEARCH}\n", "output": "[Retreats(place='Bali', n=2)]"}
     evaluated = next(r for r in api_bank.load(SHARED) if r["category"] == "level-3")
     request = api_bank.request_of(evaluated["user"])
@@ -261,10 +222,9 @@ def test_training_file_is_used_unless_evaluated(tmp_path):
 
 
 @needs_data
-def test_bad_data_is_named(tmp_path):
+def test_bad_data_is_named(folder, tmp_path):
     with pytest.raises(UserError, match="no data folder"):
         api_bank.load(tmp_path / "nowhere")
-    folder = copy_of_data(tmp_path)
     path = folder / "toolrl" / "level-2-api_processed.json"
     rows = json.loads(path.read_text())
     for bad in (7, {"system": "s"}, rows[1] | {"answer": []}, rows[1] | {"answer": {"name": 1}}):

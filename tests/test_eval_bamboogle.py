@@ -2,24 +2,12 @@
 
 Run: python -m pytest tests/test_eval_bamboogle.py -q
 """
-import json
-import time
-from pathlib import Path
-
 import pytest
 
 from data_pool import UserError
 from eval import bamboogle
 
-SHARED = Path(__file__).resolve().parents[1] / ".." / "shared" / "benchmarks"
-shared = pytest.mark.skipif(not (SHARED / "golden/bamboogle.jsonl").is_file(),
-                            reason="no ../shared/benchmarks")
 RECORD = {"id": "bamboogle-000", "question": "Who?", "answer": "James Madison"}
-
-ADVERSARIAL = ["", "garbage", "[" * 10_000, "{" * 10_000 + "}" * 10_000, "x" * 10**6, "\x00" * 50,
-               "\ud800 lone \udfff", "__import__('os').system('false')", "<answer>" * 125_000,
-               "<response>" * 100_000, "<think>" * 100_000, "</think>" * 100_000, " " * 10**6,
-               "<tool_call>" * 90_000, "-" * 20_000 + "1", "(" * 10**6]
 
 
 # --------------------------------------------------------------------------------- metrics
@@ -50,10 +38,7 @@ def test_quirks_of_the_string_rules_that_the_docstring_names():
     assert bamboogle.metrics("108", "10.8")["em"] == 1
     assert bamboogle.metrics("yesterday", "Yes")["cover_em"] == 1
     assert bamboogle.metrics("\u201cJames Madison\u201d", "James Madison")["em"] == 0
-
-
-def test_best_gold_answer_counts():
-    assert bamboogle.metrics("b", ["a b c", "b"])["em"] == 1
+    assert bamboogle.metrics("b", ["a b c", "b"])["em"] == 1  # the best gold answer counts
 
 
 # ------------------------------------------------------------------------------ extraction
@@ -78,69 +63,48 @@ def test_searchr1_wants_two_answers_in_a_transcript(text, answer, alone):
 
 # ------------------------------------------------------------------------------- dialogues
 
-def scripted(turns, judgment="- Thought: same.\n- Judgment: Yes"):
-    """A dialogue with fixed model turns, a search that repeats the query, and a fixed judge."""
-    left = iter(turns)
-    return bamboogle.score_dialogue(RECORD, lambda messages: next(left, turns[-1]),
-                                    lambda query: f"about {query}", lambda *about: judgment)
-
-
 CALL = "<think>t</think><tool_call>\n{'name': 'Search', 'parameters': {'query': 'q'}}\n</tool_call>"
+YES = "- Thought: same.\n- Judgment: Yes"
 
 
 def test_search_then_answer():
-    verdict = scripted([CALL, "<response>James Madison</response>"])
+    verdict = bamboogle.score_dialogue("A", [CALL, "<response>A</response>"], YES)
     assert verdict.ok and verdict.extra["searches"] == ["q"] and verdict.extra["rounds"] == 2
-    assert [turn["role"] for turn in verdict.extra["history"]] == [
-        "user", "assistant", "obs", "user", "assistant"]
+    assert verdict.extra["history_roles"] == ["user", "assistant", "obs", "user", "assistant"]
 
 
 def test_four_turns_without_an_answer_score_zero_unjudged():
-    verdict = scripted([CALL])
+    verdict = bamboogle.score_dialogue("A", [CALL], YES)
     assert not verdict.ok and verdict.extra["searches"] == ["q"] * 4
     assert verdict.extra["predicted"] == bamboogle.NO_ANSWER
 
 
 @pytest.mark.parametrize("line", ['{"parameters": {"query": "x", "n": true}}', "{bad",
                                   "{'parameters': {'q': 1}}", "{'parameters':\n{'query': 'x'}}",
-                                  "[" * 5000, "__import__('os')", ""])
+                                  "[" * 5000, "-" * 30_000 + "1", "__import__('os')", ""])
 def test_unreadable_calls_cost_a_turn_and_search_nothing(line):
-    verdict = scripted([f"<tool_call>\n{line}\n</tool_call>", "<response>A</response>"])
-    assert verdict.extra["searches"] == [] and verdict.extra["rounds"] == 2
+    turns = [f"<tool_call>\n{line}\n</tool_call>", "<response>A</response>"]
+    outcome = bamboogle.dialogue(turns)
+    assert outcome["searches"] == [] and outcome["rounds"] == 2 and outcome["predicted"] == "A"
 
 
 @pytest.mark.parametrize("judgment, ok, crash", [
-    ("- Thought: a\n- Judgment: Yes", True, False), ("- Thought: a\n- Judgment: yes", False, False),
+    (YES, True, False), ("- Thought: a\n- Judgment: yes", False, False),
     ("- Thought: a\n- Judgment: No\n- Judgment: Yes", False, False), ("Yes", False, True),
     ("- Judgment: Yes", False, True)])
 def test_judgments(judgment, ok, crash):
-    verdict = scripted(["<response>James Madison</response>"], judgment)
+    verdict = bamboogle.score_dialogue("A", ["<response>A</response>"], judgment)
     assert verdict.ok is ok and (verdict.extra["crash"] is not None) is crash
 
 
-# -------------------------------------------------------------------- hostile text, bad data
+# --------------------------------------------------------------------------------- bad data
 
-@pytest.mark.parametrize("text", ADVERSARIAL, ids=lambda text: repr(text[:12]))
-def test_hostile_text_is_scored_quickly_and_never_passes(text):
-    start = time.perf_counter()
-    for extraction in ("toolrl", "searchr1"):
-        verdict = bamboogle.score(RECORD, text, extraction)
-        assert not verdict.ok and "\n" not in verdict.reason
-        verdict.reason.encode("utf-8")
-    scripted([f"<tool_call>{text}", text], text)
-    assert time.perf_counter() - start < 1.0
-
-
-def test_bad_data_is_one_line_with_file_and_record(tmp_path):
-    with pytest.raises(UserError, match="bamboogle.json"):
+@pytest.mark.parametrize("content, hint", [
+    ("[", "not JSON"), ("{}", "array"), ('[{"Question": "a", "Answer": 1}]', "record 0")])
+def test_bad_data_is_one_line_with_file_and_record(content, hint, tmp_path):
+    (tmp_path / "bamboogle.json").write_text(content)
+    with pytest.raises(UserError, match=f"bamboogle.json.*{hint}"):
         bamboogle.load(tmp_path)
-    file = tmp_path / "bamboogle.json"
-    for content, hint in (("[", "not a JSON file"), ("{}", "list"), ("[]", "non-empty"),
-                          ('[{"Question": "a", "Answer": 1}]', "record 0")):
-        file.write_text(content)
-        with pytest.raises(UserError, match=hint) as caught:
-            bamboogle.load(tmp_path)
-        assert "\n" not in str(caught.value) and "bamboogle.json" in str(caught.value)
 
 
 def test_there_is_no_training_part(tmp_path):
@@ -150,8 +114,9 @@ def test_there_is_no_training_part(tmp_path):
 
 
 def test_unknown_verdict_kinds_are_refused():
+    row = {"kind": "other", "id": "a", "response": "", "official_verdict": {}}
     with pytest.raises(UserError, match="unknown kind"):
-        list(bamboogle.verify(None, [{"kind": "other", "id": "a"}]))
+        list(bamboogle.verify(None, [row]))
 
 
 def test_aggregate_is_the_mean_exact_match():
@@ -159,24 +124,3 @@ def test_aggregate_is_the_mean_exact_match():
     result = bamboogle.aggregate([RECORD] * 2, verdicts)
     assert result["score"] == 50 and result["metrics"]["cover_em"] == 100 and result["n"] == 2
     assert bamboogle.aggregate([], [])["n"] == 0
-
-
-# ------------------------------------------------------------------------- official verdicts
-
-@shared
-def test_all_recorded_verdicts_are_reproduced():
-    lines = (SHARED / "golden/bamboogle.jsonl").read_text(encoding="utf-8").split("\n")
-    rows = [json.loads(line) for line in lines if line]
-    results = list(bamboogle.verify(SHARED, rows))
-    assert len(results) == len(rows) > 700
-    assert [detail for _, agrees, detail in results if not agrees] == []
-    assert {kind for kind, _, _ in results} == set(bamboogle.REQUIRED)
-
-
-@shared
-def test_gold_responses_score_100_percent():
-    records = bamboogle.load(SHARED)
-    verdicts = [bamboogle.score(record, bamboogle.gold(record)) for record in records]
-    assert len(records) == 125
-    assert bamboogle.aggregate(records, verdicts)["score"] == 100
-    assert all(record["question"] in bamboogle.prompt(record)[1]["content"] for record in records)

@@ -5,18 +5,13 @@ Run: python -m pytest tests/test_eval_bfcl.py -q. What needs the data skips with
 import json
 import shutil
 import sys
-import time
-from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from data_pool import UserError
 from eval import bfcl
 from eval.common import Verdict
-
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
-needs_data = pytest.mark.skipif(not (SHARED / "bfcl").is_dir(), reason="no ../shared/benchmarks")
+from test_eval_harness import SHARED, lines, needs_data, never_passes
 
 
 def record(properties, answer, required=(), category="simple_python", name="f"):
@@ -170,6 +165,7 @@ def test_rule_6_comparison():
         "'new york ny'", "'New-York/NY.'", "'New York\\n, NY'", "'New York: NY'", "'York'"]) == {
         "'new york ny'": True, "'New-York/NY.'": True, "'New York\\n, NY'": False,
         "'New York: NY'": False, "'York'": False}
+    assert values("string", ["x"], ["'X*^_'"]) == {"'X*^_'": True}
     assert values("string", ["it's"], ["'it\"s'", "''"]) == {"'it\"s'": True, "''": False}
     assert values("string", ["x", ""], ["''", "' .'"]) == {"''": True, "' .'": True}
     array = {"type": "array", "items": {"type": "string"}}
@@ -199,20 +195,12 @@ def test_rule_7_relevance():
 # ---- hostile text
 
 
-HOSTILE = ["", " ", "\0", "[f(a='\0')]", "[f(a='\ud800')]", "garbage " * 1000, "[" * 10_000,
-           "[f(a=" + "[" * 10_000 + "]" * 10_000 + ")]", "(" * 10_000 + ")" * 10_000,
-           "[f(a=" + "(" * 90 + "1" + ")" * 90 + "+x)]", "x" * 1_000_000, "[" + "f()," * 300_000,
-           "[f(a=9**9**9)]", "[f(a=9**9**9**9)]", "[f(a=1 << 10**9)]", "[f(a='a' * 10**12)]",
-           "[f(a='%999999999d' % 1)]", "[f(a=[[['a'] * 9999] * 9999] * 9999)]",
-           "[f(a=" + "9" * 5000 + ")]", "[f(a=0x" + "f" * 40_000 + ")]",
-           "[f(a=" + "1+" * 20_000 + "1)]", "[f(a=" + "-" * 40_000 + "1)]",
-           "[f(a=" + "'a'+" * 10_000 + "'a')]", "[f" + ".a" * 20_000 + "()]",
-           "[f" + "()" * 20_000 + "]", "[f(a=" + "lambda:" * 7000 + "1)]", "<tool_call>\n" * 80_000,
-           "<tool_call>\n" + "[" * 10_000 + "\n</tool_call>",
+HOSTILE = ["[f(a=0x" + "f" * 40_000 + ")]", "[f(a=" + "'a'+" * 10_000 + "'a')]",
+           "[f" + ".a" * 20_000 + "()]", "[f(a=" + "lambda:" * 7000 + "1)]",
+           "[f(a=" + "(" * 90 + "1" + ")" * 90 + "+x)]",
            "<tool_call>\n" + '{"name": "f", "arguments": ' * 900 + "1\n</tool_call>",
            block({"name": "f", "arguments": {}}).replace("{}", '{"a": ' + "9" * 5000 + "}"),
            None, 5, ["[f(", None]]
-INTRUDER = "__import__('pathlib').Path({!r}).touch()"
 
 
 def turn(**changes):
@@ -231,23 +219,12 @@ def turn(**changes):
     return row | changes
 
 
-def test_hostile_text_is_fast_and_false(tmp_path):
-    trap = tmp_path / "touched"
-    recs = [record({"a": k}, {"a": [1]}, ["a"]) for k in ("integer", "string", "any", "float")]
-    recs += [record({"a": {"type": "array", "items": {"type": "dict"}}}, {"a": [[{"k": [1]}]]}),
-             turn()]
-    call = INTRUDER.format(str(trap))
-    hostile = HOSTILE + [call, f"[{call}]", f"[f(a={call})]", f"[f(a={call}+1)]",
-                         f"[f(a=[{call}])]"]
-    for rec in recs:
-        for text in hostile:
-            for fmt in (None, "prompt", "qwen_fc"):
-                start = time.perf_counter()
-                verdict = bfcl.score(rec, text, fmt)
-                assert time.perf_counter() - start < 1, (repr(text)[:40], fmt)
-                assert isinstance(verdict, Verdict) and not verdict.ok, repr(text)[:40]
-                assert verdict.reason and "\n" not in verdict.reason
-    assert not trap.exists()
+@pytest.mark.parametrize("rec", [
+    *(record({"a": kind}, {"a": [1]}, ["a"]) for kind in ("integer", "string", "any", "float")),
+    record({"a": {"type": "array", "items": {"type": "dict"}}}, {"a": [[{"k": [1]}]]}), turn()],
+    ids=range(6))
+def test_hostile_text_is_fast_and_false(rec, tmp_path):
+    never_passes(lambda text: bfcl.score(rec, text), tmp_path, HOSTILE)
 
 
 # ---- long-context turns by hand
@@ -319,37 +296,6 @@ def test_keywords_names_positional_arguments():
 
 
 @needs_data
-def test_recorded_verdicts():
-    path = SHARED / "golden" / "bfcl.jsonl"
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
-    agree, total, details = Counter(), Counter(), []
-    for kind, agrees, detail in bfcl.verify(SHARED, rows):
-        total[kind] += 1
-        agree[kind] += agrees
-        details += [] if agrees else [detail]
-    assert set(total) == {"single_turn", "relevance", "multi_turn"} and sum(total.values()) == 2816
-    for kind, rate in bfcl.REQUIRED.items():
-        assert agree[kind] >= rate * total[kind], details
-    # no rate is required of the rule without simulator; a plain subset test reaches 0.92
-    assert agree["multi_turn"] >= 0.99 * total["multi_turn"], details
-
-
-@needs_data
-def test_counts_and_gold():
-    turns = bfcl.load(SHARED)
-    assert len(turns) == 731 and all(bfcl.score(r, bfcl.gold(r)).ok for r in turns)
-    assert len({r["id"] for r in turns}) == 731
-    failing = []
-    for rec in bfcl.load(SHARED, categories=bfcl.AST_CATEGORIES + bfcl.RELEVANCE_CATEGORIES):
-        response = bfcl.gold(rec)
-        assert (response is None) == (rec["category"] == "live_relevance")
-        if response is not None and not bfcl.score(rec, response).ok:
-            failing.append(rec["id"])
-    assert len(failing) == 4 and all(any(i in line for line in bfcl.GOLD_EXCEPTIONS)
-                                     for i in failing), failing
-
-
-@needs_data
 def test_prompt_is_teacher_forced():
     rec = next(r for r in bfcl.load(SHARED) if r["turn"] == 2)
     messages = bfcl.prompt(rec)
@@ -366,9 +312,7 @@ def test_prompt_is_teacher_forced():
 def test_train_and_test_are_disjoint():
     test, train = bfcl.load(SHARED), bfcl.load(SHARED, split="train")
     assert len(train) == 2299
-    assert not {r["id"] for r in test} & {r["id"] for r in train}
     tasks = [bfcl.base_task(r) for r in train]
-    assert not {r["user"].strip() for r in test} & {t["task"].strip() for t in tasks}
     assert not {json.dumps(r["function"]) for r in test} & {json.dumps(r["function"])
                                                             for r in train}
     assert all(bfcl.base_task(r) is None for r in test)
@@ -381,38 +325,32 @@ def test_train_and_test_are_disjoint():
         bfcl.load(SHARED, split="train", categories=[bfcl.LONG_CONTEXT])
 
 
-def copy_of_data(tmp_path):
-    folder = tmp_path / "bfcl"
-    shutil.copytree(SHARED / "bfcl", folder)
-    for path in [folder, *folder.rglob("*")]:
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the data of this benchmark, below tmp_path."""
+    shutil.copytree(SHARED / "bfcl", tmp_path / "bfcl")
+    for path in [tmp_path / "bfcl", *(tmp_path / "bfcl").rglob("*")]:
         path.chmod(0o755)
-    return folder
+    return tmp_path / "bfcl"
 
 
 @needs_data
-def test_bad_data_is_named(tmp_path):
-    with pytest.raises(UserError, match="no data folder"):
-        bfcl.load(tmp_path / "nowhere")
-    folder = copy_of_data(tmp_path)
+def test_bad_data_is_named(folder, tmp_path):
     path = folder / "BFCL_v4_parallel.json"
-    lines = path.read_text().split("\n")
-    for bad, message in (("{", "record 2"), ('{"id": 1}', "record 2"),
-                         (json.dumps(json.loads(lines[1]) | {"function": [{}]}), "parallel_1"),
-                         (json.dumps(json.loads(lines[1]) | {"id": "new"}), "no answer for new")):
-        path.write_text("\n".join([lines[0], bad] + lines[2:]))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for bad, message in (({"id": 1}, "record 2"), (rows[1] | {"function": [{}]}, "parallel_1"),
+                         (rows[1] | {"id": "new"}, "no answer for new")):
+        path.write_text(lines(rows[0], bad, *rows[2:]))
         with pytest.raises(UserError, match=message):
             bfcl.load(tmp_path, categories=["parallel"])
-    path.unlink()
-    with pytest.raises(UserError, match="BFCL_v4_parallel.json: no such file"):
-        bfcl.load(tmp_path, categories=["parallel"])
-    turns = folder / "derived" / "long_context_turns.jsonl"
-    rows = turns.read_text().split("\n")
-    for row in (json.loads(rows[1]) | {"gt_calls_kw": ["nothing()", "cd()"]},
-                json.loads(rows[1]) | {"gt_results": []}, json.loads(rows[1]) | {"turn": 7}):
-        turns.write_text("\n".join([rows[0], json.dumps(row)] + rows[2:]))
+    path = folder / "derived" / "long_context_turns.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for change in ({"gt_calls_kw": ["nothing()", "cd()"]}, {"gt_results": []}, {"turn": 7},
+                   {"id": "unknown", "turn": 0}, {"gt_calls_kw": ["x y"]}):
+        path.write_text(lines(rows[0], rows[1] | change, *rows[2:]))
         with pytest.raises(UserError, match="record 2"):
             bfcl.load(tmp_path)
-    turns.unlink()
+    path.unlink()
     with pytest.raises(UserError, match="python -m eval.bfcl"):
         bfcl.load(tmp_path)
 
@@ -438,13 +376,13 @@ def test_official_simulator_where_it_is_installed():
 
 
 @needs_data
-def test_turns_can_be_made_with_the_simulator(tmp_path):
+def test_turns_can_be_made_with_the_simulator(folder, tmp_path):
     pytest.importorskip("bfcl_eval")
-    folder = copy_of_data(tmp_path)
-    (folder / "derived" / "long_context_turns.jsonl").unlink()
-    made = [json.loads(line) for line in bfcl.make_turns(tmp_path).read_text().splitlines()]
-    path = SHARED / "bfcl" / "derived" / "long_context_turns.jsonl"
+    path = folder / "derived" / "long_context_turns.jsonl"
     given = [json.loads(line) for line in path.read_text().splitlines()]
+    path.unlink()
+    bfcl.make_turns(tmp_path)
+    made = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(made) == 734 and all({k: g[k] for k in m} == m for m, g in zip(made, given))
 
 

@@ -5,8 +5,8 @@ Run: python -m pytest tests/test_eval_harness.py -q
 A tiny data set of all five benchmarks is written by the tests (one to three records each), so that
 nothing here needs the real data, except for the tests marked `needs_data`.
 """
-import functools
 import gzip
+import itertools
 import json
 import os
 import subprocess
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from data_pool import UserError
 from eval import common, make_base
 from eval import __main__ as harness
 from eval.common import Verdict
@@ -138,7 +139,7 @@ def command(*argv, capsys, main=harness.main):
 
 def gold_file(data, path, bench, change=lambda rows: rows):
     """Write the gold responses of a benchmark (or empty ones where there is no gold)."""
-    module = harness.module(bench)
+    module = harness.MODULES[bench]
     rows = [{"id": r["id"], "response": module.gold(r) or ""} for r in module.load(data)]
     path.write_text(lines(*change(rows)))
     return path
@@ -180,19 +181,15 @@ def test_summary_and_rows_hold_what_they_should(data, tmp_path, capsys):
     assert rows[0]["prompt"][-1]["role"] == "user"
 
 
-def test_the_same_command_again_gives_the_same_files(data, tmp_path, capsys):
+def test_same_command_same_files_other_data_another_result(data, tmp_path, capsys):
     path = gold_file(data, tmp_path / "r.jsonl", "bamboogle")
     argv = ("bamboogle", "--data", data, "--responses", path, "--out", tmp_path / "out")
-    command(*argv, capsys=capsys)
-    first = {p.name: p.read_text() for p in (tmp_path / "out").glob("*.jsonl")}
-    command(*argv, capsys=capsys)
-    assert {p.name: p.read_text() for p in (tmp_path / "out").glob("*.jsonl")} == first
-
-
-def test_other_data_is_another_result(data, tmp_path, capsys):
-    path = gold_file(data, tmp_path / "r.jsonl", "bamboogle")
-    argv = ("bamboogle", "--data", data, "--responses", path, "--out", tmp_path / "out")
-    command(*argv, capsys=capsys)
+    first = None
+    for _ in range(2):
+        command(*argv, capsys=capsys)
+        rows, = (tmp_path / "out").glob("*.jsonl")
+        assert first in (None, rows.read_text())
+        first = rows.read_text()
     file = data / "bamboogle" / "bamboogle.json"
     file.write_text(file.read_text().replace("Monroe", "Madison"))
     command(*argv, capsys=capsys)
@@ -201,65 +198,58 @@ def test_other_data_is_another_result(data, tmp_path, capsys):
 
 
 DEEP = 10_000
-HOSTILE = {
-    "empty": "", "garbage": "zu: }{ 💥 \\ud800 <tool_call> [f(",
-    "nul": "\0" * 100 + "[f(a='\0')]",
-    "surrogate": "\ud800 [f(a='\udfff')]", "million": "a" * 1_000_000,
-    "brackets": "[" * DEEP + "]" * DEEP, "parens": "(" * DEEP + ")" * DEEP,
-    "braces": "{" * DEEP + "}" * DEEP, "open brackets": "[" * DEEP, "dicts": '{"a":' * DEEP,
-    "nested call": "[f(a=" + "[" * DEEP + "]" * DEEP + ")]", "calls": "f(" * DEEP + ")" * DEEP,
-    "tool call": "<tool_call>\n" + "[" * DEEP + "]" * DEEP + "\n</tool_call>",
-    "tool calls": "<tool_call>\n" * 80_000, "tool ends": "<tool_call>\n{}\n</tool_call>\n" * 30_000,
-    "boxes": "\\boxed{" * 140_000, "boxed": "\\boxed{" + "{" * DEEP + "}" * DEEP,
-    "quotes": "`" * 500_000 + "'\"" * 250_000, "spaces": " " * 1_000_000, "lines": "\n" * 1_000_000,
-    "answers": "<answer>" * 120_000, "tags": "<response>" * 100_000, "thinks": "<think>" * 140_000,
-    "words": "w=" * 500_000, "word": "[Add(" + "w" * 900_000 + ")]", "number": "9" * 1_000_000,
-    "power": "[f(a=9**9**9**9)]", "repeat": "[f(a='x'*10**12)]",
-    "format": "[f(a='%9999999999d'%1)]",
-    "minus": "[f(a=" + "-" * DEEP + "1)]", "plus": "[f(a=" + "1+" * DEEP + "1)]",
-    "import": "[__import__('os').system('touch {made}')]",
-    "import argument": "[f(a=__import__('os').system('touch {made}'))]",
-    "import tool": "<tool_call>\n__import__('os').system('touch {made}')\n</tool_call>",
-    "import plan": "[{{'days': __import__('os').system('touch {made}')}}]",
-    "open": "[open('{made}', 'w')]", "eval": "eval(\"open('{made}', 'w')\")",
-    "json list": json.dumps([{"days": 1, "current_city": ["a"]}] * 3),
-    "json null": "null", "json number": "<tool_call>\n42\n</tool_call>",
-    "plan rows": "[{}," * 50_000,
-    "days": "Day 1:\n" * 100_000, "from to": "from " * 100_000 + "to " * 100_000,
-}
+BOTH = "[" * DEEP + "]" * DEEP
+HOSTILE = [
+    "", " ", "zu: }{ 💥 \\ud800 <tool_call> [f(", "\0" * 100 + "[f(a='\0')]",
+    "\ud800 [f(a='\udfff')]",
+    "a" * 1_000_000, " " * 1_000_000, "\n" * 1_000_000, "9" * 1_000_000, "w=" * 500_000,
+    BOTH, "(" * DEEP + ")" * DEEP, "{" * DEEP + "}" * DEEP, "[" * DEEP, "[{" * DEEP, '{"a":' * DEEP,
+    f"[f(a={BOTH})]", "f(" * DEEP + ")" * DEEP, "[" + "f()," * 300_000, "[a(" * 300_000,
+    f"<tool_call>\n{BOTH}\n</tool_call>", "<tool_call>\n" * 80_000,
+    "<tool_call>\n42\n</tool_call>", "<tool_call>\n{}\n</tool_call>\n" * 30_000,
+    "\\boxed{" * 140_000, "$" * 1_000_000,
+    "\\boxed{" + "{" * DEEP + "}" * DEEP, "\\boxed{" + " \t" * 500_000 + "}",
+    "`" * 500_000 + "'\"" * 250_000, "<action>" * 120_000, "<answer>" * 120_000,
+    "<response>" * 100_000, "<think>" * 140_000, "</think>" * 100_000,
+    "[Add(" + "w" * 900_000 + ")]",
+    "[f(a=9**9**9**9)]", "[f(a='x'*10**12)]", "[f(a='%9999999999d'%1)]", "[f(a=1 << 10**9)]",
+    "[f(a=[[['a'] * 9999] * 9999] * 9999)]", "[f(a=" + "9" * 5000 + ")]",
+    "[f(a=" + "-" * DEEP + "1)]", "[f(a=" + "1+" * DEEP + "1)]", "[f" + "()" * 20_000 + "]",
+    "null", json.dumps([{"days": 1, "current_city": ["a"]}] * 3), "[{}," * 50_000,
+    "Day 1:\n" * 100_000, "Day 1:\nCurrent City: from " * 3000, "from " * 100_000 + "to " * 100_000]
+TRAPS = [text.replace("CODE", "__import__('os').system('touch MADE')") for text in (
+    "CODE", "[CODE]", "[f(a=CODE)]", "[f(a=CODE+1)]", "<tool_call>\nCODE\n</tool_call>",
+    '{"name": CODE}', "[{'days': CODE}]", "[open('MADE', 'w')]", "eval(\"open('MADE', 'w')\")")]
 
 
-@pytest.mark.parametrize("bench", harness.BENCHES)
-@pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_responses_never_crash_take_long_or_execute(bench, case, data, tmp_path):
+def never_passes(score, tmp_path, more=()):
+    """Score hostile texts by score(text): none crashes, takes long, passes or is executed."""
     made = tmp_path / "made-by-model-text"
-    text = HOSTILE[case].replace("{made}", str(made)).replace("{{", "{").replace("}}", "}") \
-        if "made" in HOSTILE[case] else HOSTILE[case]
-    module = harness.module(bench)
-    record = module.load(data)[0]
-    module.score(record, "warm up")  # tables of TravelPlanner are read once
-    variants = [({}, {})] + list(harness.VARIANTS[bench].values())
-    for _, options in variants:
-        if "scorer" in options:
-            continue
+    for text in [*HOSTILE, *more, *(trap.replace("MADE", str(made)) for trap in TRAPS)]:
         began = time.process_time()
-        verdict = module.score(record, text, **options)
-        assert time.process_time() - began < 1.0
-        assert isinstance(verdict, Verdict) and verdict.reason and not verdict.ok
-        assert 0 <= verdict.score < 1
+        verdict = score(text)
+        assert time.process_time() - began < 1.0, repr(text)[:40]
+        assert isinstance(verdict, Verdict) and not verdict.ok and 0 <= verdict.score < 1
+        assert verdict.reason and "\n" not in verdict.reason, repr(text)[:40]
+        verdict.reason.encode()
         json.dumps(verdict.extra)  # it goes into the results file
     assert not made.exists()
 
 
 @pytest.mark.parametrize("bench", harness.BENCHES)
-def test_hostile_responses_go_through_the_whole_command(bench, data, tmp_path, capsys):
-    records = harness.module(bench).load(data)
+def test_hostile_responses_never_crash_take_long_or_execute(bench, data, tmp_path, capsys):
+    module = harness.MODULES[bench]
+    record = module.load(data)[0]
+    module.score(record, "warm up")  # tables of TravelPlanner are read once
+    for _, options in [({}, {}), *module.VARIANTS.values()]:
+        if "scorer" not in options:
+            never_passes(lambda text: module.score(record, text, **options), tmp_path)
+    # a lone surrogate must also be written and read
     path = tmp_path / "r.jsonl"
-    path.write_text(lines({"id": records[0]["id"], "response": HOSTILE["surrogate"] + "\0"}))
+    path.write_text(lines({"id": record["id"], "response": "\ud800 \0"}))
     code, out, err = command(bench, "--data", data, "--responses", path, "--limit", 1,
                              "--out", tmp_path / "out", capsys=capsys)
-    assert code == 0 and bench in out
-    assert len(err.splitlines()) <= 1
+    assert code == 0 and bench in out and len(err.splitlines()) <= 1
 
 
 # ---------------------------------------------------------------------------------------------
@@ -338,15 +328,14 @@ RESPONSES = {
 
 
 @pytest.mark.parametrize("case", RESPONSES)
-def test_malformed_responses_end_in_one_line_naming_the_record(case, data, tmp_path, capsys):
+def test_malformed_responses_end_in_one_line_naming_the_file(case, data, tmp_path, capsys):
     path, text = tmp_path / "r.jsonl", RESPONSES[case]
     text = text if isinstance(text, bytes) else text.replace("{id}", "bamboogle-000").encode()
     path.write_bytes(text)
     code, out, err = command("bamboogle", "--data", data, "--responses", path,
                              "--out", tmp_path / "out", capsys=capsys)
     one_line_error(code, out, err)
-    assert str(path) in err
-    assert not (tmp_path / "out").exists()
+    assert str(path) in err and not (tmp_path / "out").exists()
 
 
 FILES = {"alfworld": ["valid_seen.trajectories.jsonl.gz", "valid_unseen.trajectories.jsonl.gz"],
@@ -355,34 +344,27 @@ FILES = {"alfworld": ["valid_seen.trajectories.jsonl.gz", "valid_unseen.trajecto
                   "BFCL_v4_multi_turn_long_context.json"],
          "bamboogle": ["bamboogle.json"],
          "travelplanner": ["validation_queries.jsonl", "validation_ref_info.jsonl"]}
-DAMAGE = {"missing": None, "empty": b"", "not json": b"{", "a list": b"[1, 2]\n",
-          "a text": b'"x"\n', "object without fields": b"{}\n", "bytes": b"\xff\xfe\x00",
-          "null": b"null\n", "nested": b"[" * 100_000}
 
 
-@pytest.mark.parametrize("bench, file", [(b, f) for b, names in FILES.items() for f in names])
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_data_ends_in_one_line(bench, file, damage, data, tmp_path, capsys):
+DAMAGE = [None, b"", b"{", b"[1, 2]\n", b'"x"\n', b"{}\n", b"\xff\xfe\x00", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("bench", FILES)
+def test_damaged_data_ends_in_one_line(bench, data, tmp_path, capsys):
+    """None: the file is missing."""
     good = gold_file(data, tmp_path / "r.jsonl", bench)
-    path, content = data / bench / file, DAMAGE[damage]
-    path.unlink()
-    if content is not None:
-        path.write_bytes(gzip.compress(content) if file.endswith(".gz") else content)
-    if damage == "object without fields" and file.endswith("ref_info.jsonl"):
-        pytest.skip("an entry without tables is valid")
-    code, out, err = command(bench, "--data", data, "--responses", good, "--limit", 1,
-                             "--out", tmp_path / "out", capsys=capsys)
-    one_line_error(code, out, err)
+    for file, damage in itertools.product(FILES[bench], DAMAGE):
+        if damage == b"{}\n" and file.endswith("ref_info.jsonl"):
+            continue  # an entry without tables is valid
+        path = data / bench / file
+        whole = path.read_bytes()
+        path.unlink()
+        if damage is not None:
+            path.write_bytes(gzip.compress(damage) if file.endswith(".gz") else damage)
+        one_line_error(*command(bench, "--data", data, "--responses", good, "--limit", 1,
+                                "--out", tmp_path / "out", capsys=capsys))
+        path.write_bytes(whole)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("damage", [b"", b"\x1f\x8b\x08\x00garbage", b"plain text"])
-def test_damaged_gzip_ends_in_one_line(damage, data, tmp_path, capsys):
-    path = data / "alfworld" / "valid_seen.trajectories.jsonl.gz"
-    path.write_bytes(damage)
-    code, out, err = command("gold", "alfworld", "--data", data, capsys=capsys)
-    one_line_error(code, out, err)
-    assert path.name in err
 
 
 FIELDS = [("steps", []), ("steps", "x"), ("steps", [{}]), ("steps", [{"action": 1}]),
@@ -390,20 +372,22 @@ FIELDS = [("steps", []), ("steps", "x"), ("steps", [{}]), ("steps", [{"action": 
           ("steps", [{"action": "a", "obs": "b", "admissible": [1]}])]
 
 
-@pytest.mark.parametrize("key, value", FIELDS)
-def test_wrong_field_names_file_and_record(key, value, data, capsys):
+def test_damaged_trajectories_name_file_and_record(data, capsys):
     path = data / "alfworld" / "valid_seen.trajectories.jsonl.gz"
     rows = common.read_rows(path)
-    rows[1][key] = value
-    path.write_bytes(gzip.compress(lines(*rows).encode()))
-    code, out, err = command("gold", "alfworld", "--data", data, capsys=capsys)
-    one_line_error(code, out, err)
-    assert f"{path.name}, record 2" in err
+    damaged = [gzip.compress(lines(rows[0], {**rows[1], key: value}).encode())
+               for key, value in FIELDS]
+    for content in [*damaged, b"", b"\x1f\x8b\x08\x00garbage", b"plain text"]:
+        path.write_bytes(content)
+        code, out, err = command("gold", "alfworld", "--data", data, capsys=capsys)
+        one_line_error(code, out, err)
+        assert path.name + (", record 2" if content in damaged else "") in err
 
 
-def test_real_process_exits_with_2_and_one_line(data, tmp_path):
-    done = subprocess.run([sys.executable, "-m", "eval", "bfcl", "--data", str(tmp_path / "none"),
-                           "--model", "m"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+def test_real_process_exits_with_2_and_one_line(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "eval.make_base", "bfcl", "--data",
+                           tmp_path / "none", "--out", tmp_path / "b"], cwd=ROOT,
+                          capture_output=True, text=True, timeout=60)
     one_line_error(done.returncode, done.stdout, done.stderr)
 
 
@@ -442,7 +426,7 @@ class Scripted:
 
 def answers_from(data, bench):
     """prompt text -> gold response."""
-    module = harness.module(bench)
+    module = harness.MODULES[bench]
     table = {"".join(m["content"] for m in module.prompt(r)): module.gold(r)
              for r in module.load(data)}
     return table.__getitem__
@@ -465,15 +449,15 @@ def test_scripted_model_is_batched_and_scored(data, tmp_path, capsys, monkeypatc
     assert code == 0 and len(policy.asked) == 12 and "100.0" in out
     assert policy.asked == sorted(policy.asked, key=len, reverse=True)
     rows = common.read_rows(next(tmp_path.glob("alfworld-tiny-*.jsonl")))
-    assert [r["id"] for r in rows] == [r["id"] for r in harness.module("alfworld").load(data)]
+    assert [r["id"] for r in rows] == [r["id"] for r in harness.MODULES["alfworld"].load(data)]
     assert all(r["prompt_tokens"] > 0 and r["response_tokens"] > 0 for r in rows)
 
 
 def test_long_prompts_and_cut_responses_are_counted_not_fatal(data, tmp_path, capsys, monkeypatch):
     policy = Scripted(answers_from(data, "alfworld"))
     with_model(monkeypatch, policy)
-    lengths = sorted(len("".join(m["content"] for m in harness.module("alfworld").prompt(r)))
-                     for r in harness.module("alfworld").load(data))
+    lengths = sorted(len("".join(m["content"] for m in harness.MODULES["alfworld"].prompt(r)))
+                     for r in harness.MODULES["alfworld"].load(data))
     code, _, _ = command("alfworld", "--data", data, "--model", "m", "--max-prompt", lengths[5],
                          "--max-new", 4, "--out", tmp_path, capsys=capsys)
     summary = summary_of(tmp_path)
@@ -562,12 +546,11 @@ def test_spread_is_even_deterministic_and_ordered():
     assert common.spread(records, 14) == chosen
     assert {r["category"] for r in common.spread(records, 3)} == set("abc")
     assert common.spread(records, 1000) == records == common.spread(records, None)
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 5, 7, 50, 99, 100, 101])
-def test_spread_gives_exactly_the_number_asked_for(limit):
     records = [{"id": i, "category": i % 7 if i < 90 else "rare"} for i in range(100)]
-    assert len(common.spread(records, limit)) == min(limit, 100)
+    for limit in (1, 2, 3, 5, 7, 50, 99, 100):
+        assert len(common.spread(records, limit)) == limit
+    with pytest.raises(UserError, match="at least 1"):
+        common.spread(records, 0)
 
 
 @pytest.mark.parametrize("k, n", [(0, 10), (5, 10), (10, 10), (14, 200), (472, 597), (1, 1)])
@@ -600,55 +583,56 @@ def test_bootstrap_is_seeded_and_near_the_normal_interval():
 # recorded verdicts
 
 
+PLANS = {"gold": (25, 25), "constructed-pass": (106, 106), "perturbed": (239, 239),
+         "undelivered": (2, 2), "malformed": (8, 8), "official-example": (104, 104),
+         "aggregate": (1, 1)}
+AGREE = {  # kind: (verdicts that are decided, those that agree)
+    "alfworld": {"step-string": (809, 809), "step-admissible": (332, 332), "raw-text": (413, 413),
+                 "episode": (108, 108)},
+    "api_bank": {"toolrl_exact": (1636, 1636), "damo_exec": (1160, 1158)},
+    "bamboogle": {"metric": (680, 680), "searchr1_extract": (23, 23), "toolrl_dialogue": (27, 27)},
+    "bfcl": {"single_turn": (1904, 1904), "relevance": (76, 76), "multi_turn": (836, 833)},
+    "travelplanner": PLANS | {f"{kind}/fixed": counts for kind, counts in PLANS.items()}}
+
+
 @needs_data
 @pytest.mark.parametrize("bench", harness.BENCHES)
-def test_golden_verdicts_are_met_from_the_command_line(bench, capsys):
+def test_recorded_verdicts_are_met_as_the_page_says(bench, capsys):
     code, out, err = command("verify", bench, SHARED / "golden" / f"{bench}.jsonl",
                              "--data", SHARED, capsys=capsys)
-    assert code == 0 and err == "" and "MISSED" not in out
-    for kind, rate in harness.module(bench).REQUIRED.items():
-        row = next((line for line in out.splitlines() if line.startswith(kind + " ")), None)
-        assert row is None or float(row.split()[3]) >= 100 * rate or "none decided" in row
+    table = [line.split() for line in out.splitlines() if not line.startswith("disagrees")][2:]
+    assert code == 0 and err == ""
+    assert {row[0]: (int(row[1]), int(row[2])) for row in table} == AGREE[bench]
+    assert set(harness.MODULES[bench].REQUIRED) <= {kind for kind in AGREE[bench]} | {
+        "malformed", "malformed/fixed"}
 
 
 @needs_data
 @pytest.mark.parametrize("bench, key", [
     ("alfworld", "in_admissible"), ("api_bank", None), ("bfcl", None), ("bamboogle", "em"),
     ("travelplanner", "final_pass")])
-def test_tampered_verdicts_are_noticed(bench, key, tmp_path, capsys):
+def test_tampered_and_malformed_verdicts_are_noticed(bench, key, tmp_path, capsys):
     rows = common.read_rows(SHARED / "golden" / f"{bench}.jsonl")[:60]
     rows = [r for r in rows if key is None or key in r["official_verdict"]]
     row = rows[7]
-    if key is None:
-        row["official_verdict"] = not row["official_verdict"]
-    else:
-        row["official_verdict"][key] = not row["official_verdict"][key]
-    path = tmp_path / "tampered.jsonl"
-    path.write_text(lines(*rows))
-    code, out, err = command("verify", bench, path, "--data", SHARED, capsys=capsys)
-    assert code == 1 and err == "" and "MISSED" in out
+    right = row["official_verdict"]
+    wrong = not right if key is None else {**right, key: not right[key]}
+    path = tmp_path / "v.jsonl"
+
+    def verified(*rows):
+        path.write_text(lines(*rows))
+        return command("verify", bench, path, "--data", SHARED, capsys=capsys)
+    code, out, err = verified(*rows[:7], {**row, "official_verdict": wrong}, *rows[8:])
     shown = [line for line in out.splitlines() if line.startswith("disagrees")]
+    assert code == 1 and err == "" and "MISSED" in out
     assert shown and all(str(row["id"]) in line for line in shown)
-
-
-@needs_data
-@pytest.mark.parametrize("bench", harness.BENCHES)
-@pytest.mark.parametrize("change", [
-    {"official_verdict": None}, {"official_verdict": []}, {"response": None}, {"response": 7},
-    {"id": "nobody"}, {"kind": "unheard of"}, {"id": None, "game": 3, "scorer": "x", "row": "x"},
-    {"prefix": "x", "category": "x", "split": "x", "gold": 3, "detail": 4}])
-def test_malformed_verdicts_never_end_in_a_traceback(bench, change, tmp_path, capsys):
-    row = common.read_rows(SHARED / "golden" / f"{bench}.jsonl")[0]
-    path = tmp_path / "v.jsonl"
-    path.write_text(lines({**row, **change}))
-    code, out, err = command("verify", bench, path, "--data", SHARED, capsys=capsys)
-    assert code in (0, 1, 2) and err.count("\n") == (code == 2)
-
-
-def test_verdicts_of_another_benchmark_are_refused(data, tmp_path, capsys):
-    path = tmp_path / "v.jsonl"
-    path.write_text(lines({"id": "x", "benchmark": "bfcl", "official_verdict": True}))
-    one_line_error(*command("verify", "bamboogle", path, "--data", data, capsys=capsys))
+    for change in ({"official_verdict": None}, {"official_verdict": []}, {"response": None},
+                   {"response": 7}, {"id": "nobody"}, {"kind": "unheard of"},
+                   {"id": None, "game": 3, "scorer": "x", "row": "x"},
+                   {"prefix": "x", "category": "x", "split": "x", "gold": 3, "detail": 4}):
+        code, out, err = verified({**row, **change})
+        assert code in (0, 1, 2) and err.count("\n") == (code == 2)
+    one_line_error(*verified({**row, "benchmark": "another"}))
 
 
 def test_undecidable_verdicts_are_counted_apart(capsys):
@@ -659,16 +643,24 @@ def test_undecidable_verdicts_are_counted_apart(capsys):
     assert harness.print_agreement({"a": [None]}, {}) == 1
 
 
+GOLD = {"api_bank": (597, 597), "api_bank (damo)": (620, 604), "alfworld": (1600, 1600),
+        "alfworld (handcoded)": (5250, 5250), "alfworld (valid_seen)": (812, 812),
+        "alfworld (valid_unseen)": (788, 788), "bfcl": (731, 731),
+        "bfcl (single_turn)": (2351, 2347), "bfcl (relevance)": (1140, 1124),
+        "bamboogle": (125, 125), "travelplanner": (180, 0), "travelplanner (fixed)": (180, 0),
+        "travelplanner (train)": (45, 45), "travelplanner (train_fixed)": (45, 44)}
+
+
 @needs_data
-def test_gold_responses_pass_where_the_rules_allow_it(capsys):
+def test_gold_responses_pass_as_the_page_says(capsys):
     code, out, _ = command("gold", "all", "--data", SHARED, capsys=capsys)
-    rates = {line[:24].strip(): line.split()[-1] for line in out.splitlines()
-             if line[:1].isalpha() and ": " not in line}
-    assert code == 0
-    for name in ("api_bank", "alfworld", "alfworld (handcoded)", "bfcl", "bfcl (relevance)",
-                 "bamboogle", "travelplanner (train)"):
-        assert rates[name] == "100.0", name
-    assert float(rates["bfcl (single_turn)"]) > 99.5 and float(rates["api_bank (damo)"]) > 97
+    rows = {line[:27].strip(): line[27:].split() for line in out.splitlines()
+            if line.split(" ")[0] in harness.BENCHES and "official" not in line
+            and ": " not in line}
+    assert code == 0 and {name: (int(row[0]), int(row[2])) for name, row in rows.items()} == GOLD
+    # every record that fails is named
+    for record in ("live_simple_106-63-0", "live_multiple_964-207-0", "train-041"):
+        assert f"gold of {record} fails" in out
 
 
 # ---------------------------------------------------------------------------------------------
@@ -686,13 +678,6 @@ def test_base_tasks_leave_evaluation_walkthroughs_out(data, tmp_path, capsys):
     assert code == 0 and tasks and str(len(tasks)) in said
     assert all("pen 1" not in t["task"] for t in tasks)
     assert any("book 1" in t["task"] for t in tasks)
-
-
-def test_base_tasks_are_never_overwritten(data, tmp_path, capsys):
-    out = tmp_path / "base.jsonl"
-    out.write_text("mine")
-    one_line_error(*base_file("alfworld", data, out, capsys))
-    assert out.read_text() == "mine"
 
 
 @pytest.mark.parametrize("argv", [
@@ -716,15 +701,14 @@ def test_evaluation_games_in_the_training_file_are_refused(key, value, data, tmp
     rows = common.read_rows(path)
     rows[1][key] = value
     path.write_bytes(gzip.compress(lines(*rows).encode()))
-    code, out, err = base_file("alfworld", data, tmp_path / "b", capsys)
-    one_line_error(code, out, err)
+    one_line_error(*base_file("alfworld", data, tmp_path / "b", capsys))
     assert not (tmp_path / "b").exists()
 
 
 def test_evaluation_requests_are_refused_whatever_the_module_says(data, tmp_path, capsys,
                                                                   monkeypatch):
     """A module whose training part is its evaluation part must not get through."""
-    module = harness.module("travelplanner")
+    module = harness.MODULES["travelplanner"]
     load = module.load
     monkeypatch.setattr(module, "load", lambda data, split="test": load(data, "test"))
     monkeypatch.setattr(module, "base_task", lambda r: {"task": r["query"], "reference": "Elgin"})
@@ -734,85 +718,44 @@ def test_evaluation_requests_are_refused_whatever_the_module_says(data, tmp_path
 
 
 @needs_data
-@pytest.mark.parametrize("bench", ["alfworld", "api_bank", "bfcl", "travelplanner"])
-def test_base_tasks_and_evaluation_are_disjoint(bench, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("bench, count, more", [
+    ("alfworld", 12282, ""), ("api_bank", 10, ""), ("travelplanner", 45, ""),
+    ("bfcl", 755, "--calls 1 --tools 3 --chars 385")])
+def test_base_tasks_and_evaluation_are_disjoint(bench, count, more, tmp_path, capsys):
     from worlds.tool_calls import read_tasks
-    out, module = tmp_path / "base.jsonl", harness.module(bench)
-    monkeypatch.setattr(module, "load", functools.lru_cache(module.load))  # read each part once
-    code, _, err = base_file(bench, SHARED, out, capsys)
-    assert code == 0 and err == ""
+    out, module = tmp_path / "base.jsonl", harness.MODULES[bench]
+    code, _, err = base_file(bench, SHARED, out, capsys, *more.split())
     tasks = common.read_rows(out, ("task",))
+    assert code == 0 and err == "" and len(tasks) == count
     some = tmp_path / "some.jsonl"
-    some.write_text(lines(*tasks[::7]))
-    assert len(read_tasks(str(some))) == len(tasks[::7])  # the reader of --base-tasks takes them
+    some.write_text(lines(*tasks[::50]))
+    assert len(read_tasks(str(some))) == len(tasks[::50])  # the reader of --base-tasks takes them
     assert all(("calls" in t) != ("reference" in t) for t in tasks)
     assert len({json.dumps(t, sort_keys=True) for t in tasks}) == len(tasks)
-    asked = {" ".join(module.prompt(r)[-1]["content"].split())
-             for r in module.load(SHARED, split="test")}
+    asked = {" ".join(module.prompt(r)[-1]["content"].split()) for r in module.load(SHARED)}
     assert not asked & {" ".join(t["task"].split()) for t in tasks}
-    train, test = ({r["id"] for r in module.load(SHARED, split=s)} for s in ("train", "test"))
-    assert train and not train & test
-
-
-@needs_data
-def test_limit_of_base_tasks_is_spread_over_categories(tmp_path, capsys):
-    code, said, _ = base_file("travelplanner", SHARED, tmp_path / "b", capsys, "--limit", 9)
-    assert code == 0 and "9 base tasks" in said
-    tasks = [t["task"] for t in common.read_rows(tmp_path / "b")]
-    records = harness.module("travelplanner").load(SHARED, "train")
-    queries = {r["query"]: r["level"] for r in records}
-    levels = [level for query, level in queries.items() if any(t.startswith(query) for t in tasks)]
-    assert sorted(levels) == ["easy"] * 3 + ["hard"] * 3 + ["medium"] * 3
 
 
 # ---------------------------------------------------------------------------------------------
 # a random chat model from loading to the table
 
 
-def small_chat_model(folder, context=2048):
-    """A random Qwen2 of one layer with a byte tokenizer and a chat template, saved to `folder`."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-    vocab = {c: i for i, c in enumerate([*sorted(pre_tokenizers.ByteLevel.alphabet()), "<|end|>"])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>",
-                                   pad_token="<|end|>")
-    fast.chat_template = ("{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-                          "assistant:")
-    fast.save_pretrained(folder)
-    end = vocab["<|end|>"]
-    config = Qwen2Config(vocab_size=len(vocab), hidden_size=32, intermediate_size=64,
-                         num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-                         max_position_embeddings=context, eos_token_id=end, pad_token_id=end)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        Qwen2ForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
-def test_random_chat_model_runs_all_five_to_the_table(data, tmp_path, capsys):
-    pytest.importorskip("policy")
-    model = small_chat_model(tmp_path / "random-chat")
+def test_random_chat_model_runs_all_five_to_the_table(model, data, tmp_path, capsys):
     argv = ("all", "--data", data, "--model", model, "--limit", 2, "--max-new", 8)
     code, out, _ = command(*argv, "--out", tmp_path / "a", capsys=capsys)
     assert code == 0
     table = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
     for bench in harness.BENCHES:
         assert bench in table and float(table[bench][2]) == 0.0
-        summary = json.loads(next((tmp_path / "a").glob(f"{bench}-random-chat-*.json")).read_text())
+        summary = json.loads(next((tmp_path / "a").glob(f"{bench}-chat*.json")).read_text())
         assert summary["versions"]["torch"] and summary["n"] == min(2, int(table[bench][1]))
     assert command(*argv, "--out", tmp_path / "b", capsys=capsys)[0] == 0
     for path in (tmp_path / "a").glob("*.jsonl"):  # the same seed and CPU: the same bits
         assert path.read_text() == (tmp_path / "b" / path.name).read_text()
 
 
-def test_adapter_that_does_not_fit_is_one_line(data, tmp_path, capsys):
-    model = small_chat_model(tmp_path / "m")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "adapter_config.json").write_text("{")
+def test_adapter_that_does_not_fit_is_one_line(model, data, tmp_path, capsys):
+    (tmp_path / "adapter_config.json").write_text("{")
     code, out, err = command("bamboogle", "--data", data, "--model", model, "--adapter",
-                             tmp_path / "a", "--out", tmp_path / "o", capsys=capsys)
+                             tmp_path, "--out", tmp_path / "o", capsys=capsys)
     assert code == 2 and "Traceback" not in err and err.splitlines()[-1].startswith("eval: ")

@@ -40,3 +40,11 @@ def test_similarities_that_differ_are_signal():
     """Free-form answers: p_hat is 0 below the threshold, and GRPO still learns from the rewards."""
     assert judge(4, 2, [0.0, 0.0], 2, rewards=[[0.1, 0.3], [0.0, 0.0]])[1] == ""
     assert judge(4, 2, [0.0, 0.0], 2, rewards=[[0.3, 0.3], [0.0, 0.0]])[1] != ""
+
+
+@pytest.mark.parametrize("numbers", [(24, 0, [], 8), (24, 5, [0.0] * 5, 8), (24, 5, [1.0] * 5, 8)])
+def test_a_world_with_its_own_model_is_told_what_is_possible_there(numbers):
+    """No other model, no other tasks, no warm start."""
+    stop = judge(*numbers, own_model=True)[1]
+    assert "own options" in stop and "--no-gate" in stop
+    assert not any(word in stop for word in ("warm-start", "er model", "bring", "--exemplars"))

@@ -461,7 +461,8 @@ def test_batch_without_any_signal_is_a_no_op(monkeypatch):
     grpo_update(policy, "agent", optimizer, groups, REWARDS)  # momentum is there now
     before, state = weights(policy, "agent"), copy.deepcopy(optimizer.state_dict())
     monkeypatch.setattr(policy, "logprobs", lambda *a, **k: pytest.fail("a forward pass"))
-    for batch, rewards in ((groups, torch.ones(4, 3)), ([], torch.zeros(0, 3))):
+    for batch, rewards in ((groups, torch.ones(4, 3)), ([], torch.zeros(0, 3)),
+                           ([], torch.tensor([]))):
         stats = grpo_update(policy, "agent", optimizer, batch, rewards)
         assert stats["zero_variance"] == 1 and stats["trained_tokens"] == 0
     assert same(weights(policy, "agent"), before)

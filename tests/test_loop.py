@@ -99,17 +99,35 @@ def test_samples_show_what_was_expected(four):
 def test_samples_begin_with_new_tasks_near_alpha():
     """At most half of what is shown; the rest is spread over the epoch, and marked as what it is."""
     from runtime import measure
-    new, old = (SimpleNamespace(origin="env", epoch=t, text="t", seed_task="") for t in (3, 1))
-    attempts = [(new, 1.0, [Trace("a", 1.0, True, False, 1)])] * 8 + \
-        [(task, 0.5, [Trace("a", 0.0, True, False, 1), Trace("b", 1.0, True, False, 1)])
-         for task in (old, *[new] * 6)]
+    task = lambda i, t: SimpleNamespace(origin="env", epoch=t, text=str(i), id=i, seed_task="")
+    two = [Trace("a", 0.0, True, False, 1), Trace("b", 1.0, True, False, 1)]
+    attempts = [(task(i, 3), 1.0, two[1:]) for i in range(8)] + \
+        [(task(i, 1 if i == 8 else 3), 0.5, two) for i in range(8, 15)]
+    attempts += [(task(0, 3), 0.5, two)] * 4  # tried again: it was not in the band when it was new
     run = SimpleNamespace(
         state=SimpleNamespace(attempts=attempts, epoch=3, refused=[("s", "text", "malformed")]),
         world=SimpleNamespace(), o=SimpleNamespace(k_min=0.26), train_pool=SimpleNamespace(tasks={}))
     *shown, refused = measure.samples(run, 0.5)
+    assert len({r["task"] for r in shown}) == 8
+    first = next(r for r in shown if r["task"] == "0")
+    assert first["p_hat"] == 1.0 and not first["in_band"]
     assert [r["p_hat"] for r in shown[:5]] == [0.5] * 4 + [1.0] and len(shown) == 8
     assert all(r["in_band"] == (r["p_hat"] == 0.5 and r["written"] == 3) for r in shown)
     assert [e["text"] for e in shown[0]["traces"]] == ["b", "a"] and refused["reason"] == "malformed"
+
+
+def test_bar_and_line_count_the_same_tasks():
+    """New tasks, each once: neither base tasks, nor replays, nor a window of the latest."""
+    from runtime import measure
+    task = lambda i, origin, t: SimpleNamespace(origin=origin, epoch=t, id=i)
+    attempts = [(task(i, "env", 3), float(i < 50), []) for i in range(100)]
+    attempts += [(task(0, "env", 3), 0.0, []), (task(200, "base", 0), 0.0, []),
+                 (task(201, "env", 2), 0.0, [])] * 9
+    state = SimpleNamespace(attempts=attempts, epoch=3, rollout_tokens=1, rollout_seconds=1.0)
+    new = measure.first_attempts(state)
+    bar = measure.postfix(state)
+    assert bar["distinct"] == len(new) == 100 and bar["success"] == "0.50"
+    assert measure.postfix(SimpleNamespace(**{**vars(state), "attempts": []}))["success"] == "-"
 
 
 def test_two_plus_two_epochs_equal_four(four, tmp_path, cache):

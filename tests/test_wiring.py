@@ -10,10 +10,12 @@ must have moved: one token at a time, in double precision, without a function of
 """
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
 import re
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -791,6 +793,16 @@ def test_the_gate_stops_where_nothing_can_be_learned(tmp_path, monkeypatch, gate
     with stops, pytest.MonkeyPatch.context() as patch:
         micro.run_micro(patch, tmp_path / "r", **{**BASE, "gate": gate, "epochs": 1})
     assert len(read_jsonl(tmp_path / "r" / "metrics.jsonl")) == (1 if gate else 2)
+
+
+def test_a_clock_that_is_set_back_is_not_read(tmp_path):
+    """Seconds were negative, and tokens per second 10 ** 11."""
+    with pytest.MonkeyPatch.context() as patch:
+        clock = itertools.count(10 ** 9, -10 ** 6)
+        patch.setattr(time, "time", lambda: next(clock))
+        micro.run_micro(patch, tmp_path / "r", **{**BASE, "epochs": 1})
+    assert all(0 < r["seconds"] < 600 and r["tokens_per_s"] < 1e8
+               for r in read_jsonl(tmp_path / "r" / "metrics.jsonl"))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -68,7 +68,8 @@ import torch
 from data_pool import Task, UserError, task_id
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import NO_SEED, InvalidTask, call_text, task_text, tool_lists, try_prompts, world_option
+from worlds import NO_SEED, InvalidTask, call_text, task_text, tool_lists, try_prompts, \
+    world_option
 from worlds.call_text import MAX_CHARS
 from worlds.grounding import twin_marks, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
@@ -326,7 +327,7 @@ def read_tasks(path: str, tools: str = "") -> tuple:
             continue
         where = f"{path}, line {number}"
         try:
-            task = _task_of_line(line, listed)
+            task = _task_of_line(line, where, listed)
         except InvalidTask as fault:
             faults.append(f"{where}: {fault}: {fault.detail}")
             continue
@@ -340,12 +341,13 @@ def read_tasks(path: str, tools: str = "") -> tuple:
     return tuple(tasks)
 
 
-def _task_of_line(line: bytes, listed: dict) -> Task:
-    """A line of a task file as a task. Raises InvalidTask with .detail."""
+def _task_of_line(line: bytes, where: str, listed: dict) -> Task:
+    """A line of a task file as a task. Raises InvalidTask with .detail; UserError for an encoding,
+    which is the whole file's."""
     try:
         record = load_object(line.decode("utf-8"))
     except UnicodeDecodeError:
-        raise invalid("not UTF-8", "save the file in that encoding") from None
+        raise UserError(f"{where}: not UTF-8; save the file in that encoding") from None
     if record is None:
         raise invalid("not one JSON object", "correct or remove it")
     return make_task(tool_lists.own_record(record, listed), "base")

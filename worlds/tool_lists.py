@@ -8,11 +8,11 @@ How it is run: `read_tools` for --tools FILE, `own_record` for a line of --base-
     {"type": "function", "function": {...}}                    OpenAI
     {"name", "description", "inputSchema"}, or "input_schema"  MCP, Anthropic
 
-in a JSON array, one a line, or in an object that holds the list, such as the answer of an MCP server
-to `tools/list` as it came, or a line of a base-task file. Fields that are not named here are ignored.
+in a JSON array, one a line, or in an object that holds the list, such as the answer of an MCP
+server to `tools/list` as it came, or a line of a base-task file. Other fields are ignored.
 
-Where it differs on purpose: a schema is rewritten in the keywords that worlds/schemas.py checks. $ref
-is replaced by what it names, allOf by one schema, const by an enum, nullable by a type; a type that
+Where it differs on purpose: a schema is rewritten in the keywords that worlds/schemas.py checks.
+$ref is replaced by what it names, allOf by one schema, const by an enum, nullable by a type; a type that
 is missing is read off the other keywords. What is only a note is kept or dropped. A function whose
 meaning would change, or that is recursive, is left out and counted by the reason. oneOf and anyOf
 stay. A default that is no value of its argument, such as null for a text, is dropped: the argument
@@ -28,8 +28,8 @@ from urllib.parse import unquote
 
 from data_pool import UserError
 from worlds import InvalidTask, call_text
-from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, conforms, \
-    invalid, load_object
+from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, \
+    conforms, invalid, load_object
 
 MAX_BYTES = 2 ** 26  # of a file
 MAX_NODES = 3000     # schemas within the schema of one function, every $ref replaced
@@ -69,7 +69,7 @@ def read_tools(path, call_format: str = "json") -> tuple[list, Counter]:
         if first != tool and seen.setdefault(tool["name"], []).count(tool) == 0:
             seen[tool["name"]].append(tool)
             faults["another function of the same name came first"].append(tool["name"])
-    left_out = Counter({f"{reason} ({_few(names)})": len(names) for reason, names in faults.items()})
+    left_out = Counter({f"{why} ({_few(names)})": len(names) for why, names in faults.items()})
     if not tools:
         why = "; ".join(f"{reason}: {n}" for reason, n in left_out.most_common(3))
         raise UserError(f"{path}: no function " + (f"that can be used: {why}" if why else
@@ -86,8 +86,8 @@ def read_json(path) -> list:
     """Every JSON value of a file: one, or one after another. Raises UserError with the line."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{path}: no such file; --tools takes a list of functions as JSON or JSONL, "
-                        "see worlds/README.md")
+        raise UserError(f"{path}: no such file; --tools takes a list of functions as JSON or "
+                        "JSONL, see worlds/README.md")
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{path}: more than {MAX_BYTES // 2 ** 20} MB are no list of functions")
     try:
@@ -300,7 +300,8 @@ def _merged(parts) -> dict:
                 value = {**out[key], **value}
             elif key == "required" and key in out:
                 value = list(dict.fromkeys([*out[key], *value]))
-            elif key not in {*NOTES, "default", "additionalProperties"} and out.get(key, value) != value:
+            elif out.get(key, value) != value and \
+                    key not in {*NOTES, "default", "additionalProperties"}:
                 raise unfit(f"allOf or $ref with two values of {key!r}")
             out[key] = value
     return out
@@ -348,7 +349,7 @@ OFFERED_WITHOUT_A_CALL = 3  # functions of the list that a task without tools an
 def own_record(line: dict, listed=None) -> dict:
     """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
 
-    listed: {name: spec} of --tools; a task without tools of its own has those of them that it calls.
+    listed: {name: spec} of --tools; a task without tools of its own has those that it calls.
     Raises InvalidTask with .detail. What is not looked at here, make_task checks.
     """
     if "task" not in line and "messages" in line:
@@ -383,7 +384,8 @@ def _of_chat(messages) -> dict:
     def need(holds, what):
         if not holds:
             raise invalid("malformed task", f"messages: {what}")
-    need(isinstance(messages, list) and all(isinstance(m, dict) for m in messages), "no list of objects")
+    need(isinstance(messages, list) and all(isinstance(m, dict) for m in messages),
+         "no list of objects")
     by = lambda role: [m for m in messages if m.get("role") == role]
     asked, answers = by("user"), by("assistant")
     need(len(asked) == 1, f"{len(asked)} of the user instead of one")
@@ -391,7 +393,8 @@ def _of_chat(messages) -> dict:
     need(len(calling) < 2, 'calls in two turns: write them as "calls" with "results"')
     need(answers, "no answer of the assistant")
     task = {"task": _content(asked[0])}
-    return {**task, "calls": calling[0]} if calling else {**task, "reference": _content(answers[-1])}
+    return {**task, "calls": calling[0]} if calling else \
+        {**task, "reference": _content(answers[-1])}
 
 
 def _content(message: dict):
@@ -405,14 +408,16 @@ def _content(message: dict):
 
 def _own_call(call):
     """A call as it is, as OpenAI wraps it, or with its arguments as JSON text."""
-    call = call["function"] if isinstance(call, dict) and isinstance(call.get("function"), dict) else call
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):
+        call = call["function"]
     if not isinstance(call, dict):
         return call  # for make_task to refuse
     arguments = call.get("arguments")
     if isinstance(arguments, str):
         arguments = load_object(arguments) if arguments.strip() else {}
         if arguments is None:
-            raise invalid("malformed task", f"the arguments of {call.get('name')!r:.80} are no JSON object")
+            raise invalid("malformed task", f"the arguments of {call.get('name')!r:.80} are no "
+                                            "JSON object")
     return {"name": call.get("name"), "arguments": {} if arguments is None else arguments}
 
 
