@@ -206,7 +206,7 @@ def tasks_of(folder: Path, o) -> list[Task]:
 def functions(args, o, tasks) -> list[dict]:
     """The functions that may be offered, each name once. Raises UserError if there is none."""
     call_format = world_option(tool_calls, o, "call_format")
-    listed = args.tools or world_option(tool_calls, o, "tools")
+    listed = args.tools or tool_calls.tools_file(o)
     tools = tool_lists.read_tools(listed, call_format)[0] if listed else []
     if not args.tools:
         tools += [tool for task in tasks for tool in task.spec.get("tools", ())]

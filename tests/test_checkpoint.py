@@ -230,13 +230,13 @@ def begun(folder, *argv):
 
 def test_the_very_command_goes_on(tmp_path, capsys):
     """A preset's options of the world were compared with all that the world has."""
-    command = ["--preset", "135m-cpu", "--model", "m", "--base-tasks", "b", "--offer", "3"]
+    command = ["--preset", "135m-cpu", "--model", "m", "--base-tasks", "b", "--base-limit", "3"]
     o = begun(tmp_path / "r", *command)
     command += ["--resume", "--out", str(tmp_path / "r")]
     assert dataclasses.replace(genenv.parse_options(command), resume=False) == o
     assert capsys.readouterr().out == ""
-    with pytest.raises(data_pool.UserError, match="--offer was 3 .* cannot become 4"):
-        genenv.parse_options([*command, "--offer", "4"])
+    with pytest.raises(data_pool.UserError, match="--base-limit was 3 .* cannot become 4"):
+        genenv.parse_options([*command, "--base-limit", "4"])
 
 
 def test_a_preset_that_may_replace_another_is_taken(tmp_path, capsys):

@@ -435,13 +435,18 @@ def prepare(o):
     _form = Form(option("call_format"), option("ground"),
                  any(task.spec.get("calls") == [] for task in every),
                  known=frozenset(name for task in splits["base"] for name in skills(task)))
-    path = (o.base_tasks or str(EXAMPLE_TASKS)) if option("tools") == "base" else option("tools")
-    if path:
-        _form = replace(_form, tools=listed_tools(path, o.max_prompt_tokens))
+    if tools_file(o):
+        _form = replace(_form, tools=listed_tools(tools_file(o), o.max_prompt_tokens))
     for task in every:
         if name := unwritable(task):
             raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
                             "name in Python: use --call-format json or leave the task out")
+
+
+def tools_file(o) -> str:
+    """The file that --tools names: that of the base tasks for `base`; "" if there is none."""
+    given = world_option(sys.modules[__name__], o, "tools")
+    return (o.base_tasks or str(EXAMPLE_TASKS)) if given == "base" else given
 
 
 def listed_tools(path: str, longest: int) -> dict:
