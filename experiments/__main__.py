@@ -157,12 +157,14 @@ def start(name, seed, options, settings, scratch) -> dict:
     """Launch one run on one thread, or let one go on that has a checkpoint in `scratch`; its output
     goes to a file in case it fails."""
     folder = scratch / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
-    files = [str(scratch / f"{x[1:]}.jsonl") if x.startswith("@") else x for x in options]
+    program = ["-m", "experiments.imitation"] if "@imitation" in options else ["genenv.py"]
+    files = [str(scratch / f"{x[1:]}.jsonl") if x.startswith("@") else x for x in options
+             if x != "@imitation"]
     given = ["--seed", str(seed), "--threads", "1", *settings, *files]
     if any((folder / "checkpoints").glob("*")):
         given = ["--resume"]
     log = open(f"{folder}.log", "a")
-    process = subprocess.Popen([sys.executable, "genenv.py", "--out", str(folder), *given], cwd=ROOT,
+    process = subprocess.Popen([sys.executable, *program, "--out", str(folder), *given], cwd=ROOT,
                                stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return {"name": name, "seed": seed, "options": options, "folder": folder, "process": process,
             "log": log, "started": time.perf_counter()}

@@ -1,0 +1,312 @@
+"""Bring your tools: many functions, few examples. Runs of the 135M model, scored by BFCL's own rule.
+
+What of the paper this is: its first claim (GenEnv beats training on the base set alone), on the
+smallest instruct model that there is, where people stand: a list of functions and 64 examples.
+
+How it is run, with FILE made by `python -m eval.make_base bfcl` and START by a warm start with
+`--base-tasks FILE --base-limit 64 --tools FILE` (EXPERIMENTS.md has both commands):
+
+    python -m experiments.tools run --data DIR --base-tasks FILE --model START
+    python -m experiments.tools table     # results/tools.md and figures, from results/tools.jsonl
+    python -m experiments.tools tasks     # results/tools-tasks.jsonl: tasks to be read by hand
+
+`run` goes on where it was interrupted, inside a run as well (--work holds the run folders), and
+works seed by seed. The target is every task of FILE that is neither an example nor a tuning task,
+in two halves: tasks whose functions have an example, and tasks whose functions have none.
+
+Where it differs on purpose: two rivals that the paper leaves out. GRPO on the examples needs no
+simulator; imitation learns the expected calls of generated tasks by likelihood, as a data pipeline
+would, with the same tasks and as many updates, but without any attempt of its own.
+"""
+import os
+import random
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from data_pool import Task, UserError, append_jsonl, read_jsonl
+from eval import bfcl
+from eval.__main__ import load_records
+from eval.make_base import unreadable
+from experiments import __main__ as suite
+from experiments.tables import CURVES, _with_bounds, figure, means, paired, refused
+from genenv import parse_options
+from policy import Policy
+from runtime.loading import policy_options
+from runtime.options import Parser
+from worlds import call_text, load_world
+
+RESULTS = Path(__file__).resolve().parent / "results"
+EXAMPLES = 64
+VARIANTS = {  # in the order in which they are run, after the warm start alone
+    "genenv": [],
+    "GRPO on the examples": ["--variant", "base"],
+    "random": ["--variant", "random"],
+    "genenv, not grounded": ["--no-ground"],
+    "genenv, functions near alpha": ["--function-selection", "near_alpha"],
+    "static": ["--variant", "static"],
+    "imitation": ["@imitation"],
+}
+SAMPLES = 4       # drawn answers at each task of the target
+READ = 20         # tasks of a variant that are read by hand
+
+
+# ---------------------------------------------------------------------------------------------
+# the target
+
+
+def target(data, o) -> list:
+    """[(BFCL record, line of a task file, whether its functions have an example)]: every task of
+    --base-tasks that is no example and shares neither words nor calls with one, or with a tuning
+    task."""
+    world = load_world("tool_calls")
+    base = world.base_tasks(o)
+    used = {key for task in [*base, *world.validation_tasks(o, "tuning")]
+            for key in world.same_task_key(task)}
+    known = {name for task in base for name in world.skills(task)}
+    # ids follow from the text and the spec: with them the records are found again
+    wanted = {task.id for task in world.read_tasks(o.base_tasks)
+              if used.isdisjoint(world.same_task_key(task))}
+    out = []
+    for record in load_records("bfcl", data, split="train"):
+        line = bfcl.base_task(record)
+        task = None if line is None or unreadable(line) else world.make_task(line, "base")
+        if task is not None and task.id in wanted:
+            out.append((record, line, known.issuperset(world.skills(task))))
+            wanted.discard(task.id)  # a task that two records have counts once
+    return out
+
+
+def official(policy, adapter, goal) -> dict:
+    """Answers under BFCL's AST rule: {"T = 1": right answers of SAMPLES, "greedy": of one}, each a
+    list in the order of the target."""
+    return {"T = 1": answered(policy, adapter, goal, SAMPLES, 1.0),
+            "greedy": answered(policy, adapter, goal, 1, 0.0)}
+
+
+def answered(policy, adapter, goal, G, temperature) -> list:
+    """How many of G answers to each task of the target are right."""
+    world = load_world("tool_calls")
+    prompts = [policy.encode(world.agent_prompt(world.make_task(line, "base")))
+               for _, line, _ in goal]
+    rollouts = policy.sample(adapter, prompts, G, 64, temperature, policy.generator(0),
+                             max_rows=128)
+    right = [0] * len(goal)
+    for r in rollouts:
+        calls = None if r.truncated else call_text.parse_calls(policy.decode(r.response))
+        right[r.group] += bool(calls and not bfcl.check_ast(
+            goal[r.group][0], [(c["name"], c["arguments"]) for c in calls]))
+    return right
+
+
+def score_model(model: str, settings, goal, adapter=None) -> dict:
+    """`official` of a model folder, with the adapter in a folder or as it is."""
+    o = parse_options([*settings, "--model", model, "--threads", "1"])
+    paths = {"agent": str(adapter)} if adapter else None
+    policy = Policy.load(o.model, ("agent",) if adapter else (),
+                         **{**policy_options(o), "adapter_paths": paths})
+    return official(policy, "agent" if adapter else None, goal)
+
+
+# ---------------------------------------------------------------------------------------------
+# runs
+
+
+def run(args, extra):
+    """All variants and seeds that the results file lacks, `--jobs` at a time, seed by seed."""
+    settings = ["--preset", "135m-cpu", "--base-tasks", args.base_tasks, "--base-limit",
+                str(EXAMPLES), "--tools", args.tools or args.base_tasks, *extra]
+    o = parse_options([*settings, "--model", args.model])
+    world = load_world(o.world)
+    world.prepare(o)
+    goal = target(args.data, o)
+    halves = [known for _, _, known in goal]
+    results, work = Path(args.results) / "tools.jsonl", Path(args.work)
+    work.mkdir(parents=True, exist_ok=True)
+    done = {(r["name"], r["seed"]) for r in read_jsonl(results)} if results.is_file() else set()
+    if ("warm start", 0) not in done:
+        append_jsonl(results, [{"name": "warm start", "seed": 0, "known": halves,
+                                "official": score_model(args.model, settings, goal)}])
+    wanted = [(name, seed) for seed in range(args.seeds) for name in args.only or VARIANTS
+              if (name, seed) not in done]
+    given = [*settings, "--model", args.model]
+    with closing(suite.finished(VARIANTS, wanted, given, args.jobs, work)) as ended:
+        for job in ended:
+            suite.refuse_failed(job)
+            line = collect(job["name"], job["seed"], job["folder"], settings, args.model, goal)
+            append_jsonl(results, [{**line, "known": halves}])
+            print("done:", job["name"], job["seed"], flush=True)
+
+
+def collect(name, seed, folder, settings, model, goal) -> dict:
+    """One line of results: metrics of every epoch, scores, and tasks to be read."""
+    world = load_world("tool_calls")
+    records = [r for r in read_jsonl(folder / "train.jsonl") if r["task"]["origin"] != "base"]
+    tasks = {r["task"]["id"]: r for r in records}.values()
+    keys = {key for r in tasks for key in world.same_task_key(Task(**r["task"]))}
+    aimed = [world.same_task_key(world.make_task(line, "base")) for _, line, _ in goal]
+    few = random.Random(seed).sample(list(tasks), min(READ, len(tasks)))
+    read = [{"request": r["task"]["text"], "p_hat": r["p_hat"], "epoch": r["task"]["epoch"],
+             "tools": [call_text.signature(t) for t in r["task"]["spec"]["tools"]],
+             "calls": call_text.write_calls(r["task"]["spec"]["calls"])} for r in few]
+    return {"name": name, "seed": seed, "settings": settings, "tasks": read,
+            "metrics": read_jsonl(folder / "metrics.jsonl"),
+            # tasks of the target that were written by chance
+            "met": sum(not keys.isdisjoint(own) for own in aimed),
+            "official": score_model(model, settings, goal, folder / "adapters" / "agent")}
+
+
+# ---------------------------------------------------------------------------------------------
+# table
+
+
+def success(r, how: str, known=None) -> float:
+    """Share of right answers on the target, or on its half with or without an example."""
+    of = SAMPLES if how == "T = 1" else 1
+    return float(np.mean([n for n, k in zip(r["official"][how], r["known"])
+                          if known is None or k == known])) / of
+
+
+def trained(f, generates=True):
+    """A column that is NaN for a model that was not trained here, or for a run that generated no
+    tasks."""
+    return lambda r: f(r["metrics"][1:]) if r.get("metrics") and not (
+        generates and not any(m["distinct_tasks"] for m in r["metrics"])) else np.nan
+
+
+def mean_of(key):
+    """The mean of a metric over the epochs of training."""
+    return trained(lambda metrics: float(np.mean([m[key] for m in metrics])))
+
+
+TARGET = {f"{how}{words}": lambda r, how=how, known=known: success(r, how, known)
+          for how in ("T = 1", "greedy")
+          for words, known in (("", None), (", with an example", True), (", without", False))}
+COLUMNS = {
+    **TARGET,
+    "success on generated tasks": mean_of("success_rate"),
+    "valid": trained(lambda metrics: 1 - refused(metrics)),
+    "records in the band, an epoch": mean_of("env_kept"),
+    "groups with signal": trained(
+        lambda metrics: 1 - float(np.mean([m["zero_variance"] for m in metrics])), False),
+    "functions practised": trained(lambda metrics: metrics[-1].get("functions_practised", np.nan)),
+    "simulator's KL, last": trained(lambda metrics: metrics[-1]["env_kl"]),
+    "minutes": trained(lambda metrics: sum(m["seconds"] for m in metrics) / 60, False),
+}
+
+
+def by_name(results: Path) -> dict:
+    """{name: {seed: line of tools.jsonl}}, the warm start first."""
+    runs = {}
+    for r in read_jsonl(results):
+        runs.setdefault(r["name"], {})[r["seed"]] = r
+    order = ["warm start", *VARIANTS]
+    return {name: runs[name] for name in order if name in runs}
+
+
+def over_tasks(runs) -> list[str]:
+    """Lines of a table: genenv minus each other one, paired by task, each task at its mean over
+    seeds; the 95 % interval is over tasks and says nothing of seeds."""
+    rows = ["", "genenv minus the other, paired by task (95 % interval over tasks):", "",
+            f"| other | {' | '.join(TARGET)} |", "|---" * (len(TARGET) + 1) + "|"]
+    rate = lambda name, how: np.mean([r["official"][how] for r in runs[name].values()], axis=0) \
+        / (SAMPLES if how == "T = 1" else 1)
+    for name in runs:
+        cells = []
+        for how in ("T = 1", "greedy") if name != "genenv" else ():
+            gap = rate("genenv", how) - rate(name, how)
+            known = np.array(next(iter(runs[name].values()))["known"])
+            for half in (np.full(len(gap), True), known, ~known):
+                error = gap[half].std(ddof=1) / np.sqrt(half.sum())
+                cells.append(_with_bounds(gap[half].mean(), 1.96 * error))
+        rows += [f"| {name} | {' | '.join(cells)} |"] * bool(cells)
+    return rows
+
+
+def page(results: Path) -> str:
+    """Markdown, all that tools.md holds: means with 95 % t-intervals over seeds, differences paired
+    by seed and by task, and the reading if there is one."""
+    runs, tasks = by_name(results), results.with_name("tools-tasks.jsonl")
+    lines = means(runs, COLUMNS)
+    if "genenv" in runs:
+        lines += paired({name: runs[name] for name in VARIANTS if name in runs}, TARGET)
+        lines += over_tasks(runs)
+    return "\n".join(lines) + "\n" + (readings(tasks) if tasks.is_file() else "")
+
+
+def draw(results: Path):
+    """tools-success.png: success on generated tasks, of what generated any."""
+    key, label = CURVES[1]
+    figure(results, {name: {seed: r["metrics"] for seed, r in seeds.items()}
+                     for name, seeds in by_name(results).items()
+                     if all(any(m["distinct_tasks"] for m in r.get("metrics", ()))
+                            for r in seeds.values())}, key, label)
+
+
+# ---------------------------------------------------------------------------------------------
+# the reading
+
+
+def reading(results: Path) -> list:
+    """The tasks to be read, in an order that tells nothing; "right" is for the reader: do the
+    expected calls answer the request?"""
+    out = [{"name": r["name"], "seed": r["seed"], **task}
+           for r in read_jsonl(results) for task in r.get("tasks", ())]
+    random.Random(1).shuffle(out)
+    return [{"id": i, **task, "right": None} for i, task in enumerate(out)]
+
+
+def readings(path: Path) -> str:
+    """Markdown: how many of the tasks that were read have the right expected calls."""
+    counts = {}
+    for task in read_jsonl(path):
+        if task["right"] is not None:
+            counts.setdefault(task["name"], []).append(bool(task["right"]))
+    rows = ["", "| read by hand | right expected calls |", "|---|---|"]
+    return "\n".join([*rows, *(f"| {name} | {sum(v)} of {len(v)} |"
+                               for name, v in sorted(counts.items()))]) + "\n"
+
+
+def main(argv=None) -> int:
+    """Entry point; 0, or 2 with one line on a user's mistake."""
+    p = Parser(prog="python -m experiments.tools", description=__doc__.splitlines()[0],
+               allow_abbrev=False)
+    p.add_argument("what", choices=("run", "table", "tasks"))
+    p.add_argument("--data", help="folder of the benchmarks")
+    p.add_argument("--base-tasks", help="file of eval.make_base")
+    p.add_argument("--tools", default="", help="list of functions (default: those of --base-tasks)")
+    p.add_argument("--model", help="folder of the warm start")
+    p.add_argument("--seeds", type=int, default=3, help="runs of each variant")
+    p.add_argument("--only", nargs="+", choices=VARIANTS, default=(), help="variants (default: all)")
+    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    p.add_argument("--work", default="runs/tools", help="folder of the run folders")
+    p.add_argument("--results", default=str(RESULTS), help="folder of the results")
+    try:
+        args, extra = p.parse_known_args(argv)
+        results = Path(args.results) / "tools.jsonl"
+        if args.what == "run":
+            for name in ("data", "base_tasks", "model"):
+                if not vars(args)[name]:
+                    raise UserError(f"run needs --{name.replace('_', '-')}")
+            run(args, extra)
+        elif extra or not results.is_file():
+            raise UserError(f"unknown option {extra[0]}" if extra else f"{results}: no such file")
+        if args.what == "tasks":
+            tasks = results.with_name("tools-tasks.jsonl")
+            if tasks.exists():
+                raise UserError(f"{tasks} exists, with what was read: move it away first")
+            append_jsonl(tasks, reading(results))
+            return 0
+        results.with_suffix(".md").write_text(page(results))
+        draw(results)
+        print(page(results))
+        return 0
+    except (UserError, OSError) as error:
+        print(f"experiments.tools: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
