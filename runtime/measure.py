@@ -68,7 +68,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     """The metrics of the epoch in run.state, JSON-ready. Rates in [0, 1], lengths in the world's
     units or tokens, KL in nats per token, entropy in bits."""
     state, world = run.state, run.world
-    new = first_attempts(state)
+    new = [(task, p_hat) for task, p_hat, _ in first_attempts(state)]
     traces = [e for _, _, es in state.attempts for e in es]
     old = [(before, now) for before, age, now in state.replays if age >= 2 and 0 < before < 1]
     record = {
@@ -123,19 +123,19 @@ def coverage(run) -> dict:
             "functions_solved": sum(bool(p) for _, p in table.values())} if table else {}
 
 
-def once(state) -> list:
-    """(task, p_hat, traces) of every task of this epoch, at its first attempt: a task may be tried
-    again in the epoch that wrote it, and its record has the p_hat of before."""
+def once(attempts) -> list:
+    """(task, p_hat, traces) of every task at its first attempt: a task may be tried again in the
+    epoch that wrote it, and its record has the p_hat of before."""
     first = {}
-    for attempt in state.attempts:
+    for attempt in attempts:
         first.setdefault(attempt[0].id, attempt)
     return list(first.values())
 
 
 def first_attempts(state) -> list:
-    """(task, p_hat) of the tasks that are new in this epoch, each once."""
-    return [(task, p_hat) for task, p_hat, _ in once(state)
-            if task.origin != "base" and (task.epoch == state.epoch or task.origin != "env")]
+    """(task, p_hat, traces) of the tasks that are new in this epoch, each once."""
+    return once(a for a in state.attempts if a[0].origin != "base"
+                and (a[0].epoch == state.epoch or a[0].origin != "env"))
 
 
 @contextmanager
@@ -194,7 +194,7 @@ def proof_line(r: dict) -> str:
 def postfix(state) -> dict:
     """What the progress bar shows of the steps so far, of the tasks that `line` counts."""
     new = first_attempts(state)
-    return {"success": f"{mean(p for _, p in new):.2f}" if new else "-", "distinct": len(new),
+    return {"success": f"{mean(p for _, p, _ in new):.2f}" if new else "-", "distinct": len(new),
             "tok/s": f"{state.rollout_tokens / max(1e-9, state.rollout_seconds):.0f}"}
 
 
@@ -205,9 +205,9 @@ def samples(run, alpha: float, n=8) -> list:
     # new tasks near alpha come first: it is those that the simulator imitates
     inside = lambda task, p_hat: task.origin == "env" and task.epoch == state.epoch and \
         curriculum.in_band(p_hat, alpha, run.o.k_min)
-    attempts = once(state)
-    near = [a for a in attempts if inside(*a[:2])][:n // 2]
-    rest = [a for a in attempts if all(a is not b for b in near)]
+    near = [a for a in first_attempts(state) if inside(*a[:2])][:n // 2]
+    ids = {a[0].id for a in near}
+    rest = [a for a in once(state.attempts) if a[0].id not in ids]
     step = max(1, len(rest) // (n - len(near)))
     shown = []
     for task, p_hat, traces in near + rest[::step][:n - len(near)]:

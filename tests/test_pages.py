@@ -22,6 +22,7 @@ PAGES = ["README.md", "TROUBLESHOOTING.md", "runtime/README.md", "worlds/README.
          "bench/README.md"]
 STUDY = ["EXPERIMENTS.md", *(f"experiments/results/{name}.md" for name in
                              ("ladder", "parts", "schedules", "household", "real-model"))]
+GONE = {"--seeds", "--env-probe", "--keep-tools", "--offer", "--exemplars", "--cache-dir", "--measured"}
 OF_A_RUN = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json",
             "memory.json", "report.html", "gpu-7b.json", "tasks.jsonl", "base.jsonl", "mine.py",
             "SUITE.jsonl", "SUITE.md"}  # any suite of experiments
@@ -79,7 +80,7 @@ def known_options() -> set:
         names |= set(getattr(load_world(world), "OPTIONS", {}))
     sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("*/__main__.py")]
     sources += [(ROOT / name).read_text(encoding="utf-8") for name in
-                ("eval/make_base.py", "runtime/export.py", "experiments/real.py")]
+                ("eval/make_base.py", "runtime/export.py", "runtime/ask.py", "experiments/tools.py")]
     own = {flag for source in sources for flag in re.findall(r"\"(--[a-z][a-z-]*)\"", source)}
     # names come from Options: they are written as in Python, and a bool has its negation
     flags = {"--" + name.replace("_", "-") for name in names}
@@ -91,8 +92,7 @@ def test_options_on_the_pages_exist(page):
     """Those that were renamed stand in the changelog alone."""
     text = (ROOT / page).read_text(encoding="utf-8")
     named = set(re.findall(r"(?<![\w-])--[A-Za-z][A-Za-z-]*[a-z]|--G\b", text))
-    former = {"--" + name.replace("_", "-") for name in checkpoint.FORMER}
-    allowed = known_options() | (former if page == "CHANGELOG.md" else set())
+    allowed = known_options() | (GONE if page == "CHANGELOG.md" else set())
     assert named <= allowed, sorted(named - allowed)
 
 

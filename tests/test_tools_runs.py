@@ -1,0 +1,157 @@
+"""Many functions, few examples: the target, BFCL's own rule, the table, and imitation as a rival.
+
+Run: python -m pytest tests/test_tools_runs.py -q. What needs the benchmark data skips without it.
+"""
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import genenv
+import micro_world
+from data_pool import append_jsonl, read_jsonl
+from experiments import imitation, tools
+from helpers import tiny_policy
+from policy import Rollout
+from worlds import call_text, tool_calls
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def goal(tmp_path_factory):
+    """The target beside a base-task file as README makes it, and 64 examples."""
+    if not DATA.is_dir():
+        pytest.skip("no data in ../shared/benchmarks")
+    from eval import make_base
+    path = tmp_path_factory.mktemp("tools") / "base.jsonl"
+    limits = ["--calls", "1", "--tools", "3", "--chars", "385"]
+    assert make_base.main(["bfcl", "--data", str(DATA), "--out", str(path), *limits]) == 0
+    o = genenv.parse_options(["--preset", "135m-cpu", "--model", "m", "--base-tasks", str(path),
+                              "--base-limit", "64", "--tools", str(path)])
+    tool_calls.prepare(o)
+    yield o, tools.target(str(DATA), o)
+    tool_calls._form = tool_calls.Form()
+
+
+def test_the_target_is_all_that_is_neither_example_nor_tuning(goal):
+    """Scores would be of tasks that were trained on, or chosen by."""
+    o, found = goal
+    used = {key for task in [*tool_calls.base_tasks(o), *tool_calls.validation_tasks(o, "tuning")]
+            for key in tool_calls.same_task_key(task)}
+    aimed = [tool_calls.make_task(line, "base") for _, line, _ in found]
+    assert all(used.isdisjoint(tool_calls.same_task_key(task)) for task in aimed)
+    assert len({task.id for task in aimed}) == len(aimed) > 550
+    names = {name for task in tool_calls.base_tasks(o) for name in tool_calls.skills(task)}
+    assert len(tool_calls.base_tasks(o)) == tools.EXAMPLES
+    for task, (_, _, known) in zip(aimed, found):
+        assert known == (set(tool_calls.skills(task)) <= names)
+    assert 20 < sum(known for *_, known in found) < 150
+
+
+class Answers:
+    """A policy that gives ready responses, in the order of the prompts."""
+
+    def __init__(self, texts):
+        self.texts, self.generator = texts, lambda seed: None
+        self.encode, self.decode = lambda prompt: [1], lambda ids: self.texts[ids[0]]
+
+    def sample(self, adapter, prompts, G, *_, max_rows):
+        return [Rollout(i, [1], [i], [0.0], False) for i in range(len(prompts)) for _ in range(G)]
+
+
+def test_expected_calls_are_right_by_the_official_rule_and_others_are_not(goal):
+    """A table of zeros, or of ones, whatever the model says."""
+    found = goal[1]
+    gold = [call_text.write_calls(line["calls"]) for _, line, _ in found]
+    scores = tools.official(Answers(gold), None, found)
+    assert scores == {"T = 1": [tools.SAMPLES] * len(found), "greedy": [1] * len(found)}
+    for wrong in (lambda text: text.replace("=", "=1", 1), lambda text: "",
+                  lambda text: text + "\n" + text, lambda text: text[:-1]):
+        right = tools.official(Answers(list(map(wrong, gold))), None, found)["greedy"]
+        assert np.mean(right) <= 0.02, wrong(gold[0])
+
+
+def line(name, seed, right, epochs=2, **changes):
+    """A line of tools.jsonl: `right` of 4 answers at each of four tasks, two of them with example."""
+    epoch = {"success_rate": 0.4, "env_kept": 3, "seconds": 60.0, "written": 10, "zero_variance": 0.25,
+             "invalid": {"not in the request": 4}, "distinct_tasks": 5, "env_kl": 0.1,
+             "functions_practised": 7}
+    return {"name": name, "seed": seed, "known": [True, True, False, False],
+            "official": {"T = 1": right, "greedy": [n // 2 for n in right]},
+            "metrics": [{**epoch, "epoch": t, "seconds": 60.0 * t} for t in range(epochs + 1)],
+            "tasks": [{"request": f"{name} {seed} {n}", "p_hat": 0.5, "epoch": 1, "tools": [],
+                       "calls": "f(a=1)"} for n in range(3)], **changes}
+
+
+def test_the_table_by_hand(tmp_path):
+    """Means of other runs, halves of other tasks, differences the wrong way round."""
+    path = tmp_path / "tools.jsonl"
+    append_jsonl(path, [line("random", 0, [2, 2, 1, 1]), line("warm start", 0, [0, 0, 0, 2], metrics=[]),
+                        line("genenv", 0, [4, 4, 2, 2]), line("genenv", 1, [2, 2, 2, 2])])
+    rows = [[cell.strip() for cell in row.strip("| ").split("|")]
+            for row in tools.page(path).splitlines() if row.startswith("|")]
+    table = {row[0]: dict(zip(rows[0], row)) for row in rows[2:5]}
+    assert list(table) == ["warm start", "genenv", "random"]
+    assert table["random"]["T = 1"] == "0.375" and table["random"]["T = 1, with an example"] == "0.500"
+    assert table["genenv"]["T = 1, without"].startswith("0.500")
+    assert table["genenv"]["T = 1"].startswith("0.625 ±")
+    assert table["random"]["minutes"] == "3.000" and table["random"]["valid"] == "0.600"
+    assert table["random"]["groups with signal"] == "0.750" and table["warm start"]["valid"] == "-"
+    over = tools.over_tasks(tools.by_name(path))
+    cells = [cell.strip() for cell in next(r for r in over if r.startswith("| random")).split("|")]
+    # seeds first: (3, 3, 2, 2) - (2, 2, 1, 1) of 4 is .25 at each task, without any spread
+    assert cells[2] == "+0.250 (+0.250 to +0.250)" == cells[3] == cells[4]
+    cells = [cell.strip() for cell in next(r for r in over if r.startswith("| warm")).split("|")]
+    assert cells[2] == "+0.500 (+0.154 to +0.846)" and cells[3] == "+0.750 (+0.750 to +0.750)"
+    read = tools.reading(path)
+    assert len(read) == 12 and all(task["right"] is None for task in read)
+    for task in read:
+        task["right"] = task["name"] == "genenv"
+    append_jsonl(tmp_path / "tools-tasks.jsonl", read)
+    assert "| genenv | 6 of 6 |" in tools.page(path) and "| random | 0 of 3 |" in tools.page(path)
+
+
+def test_imitation_makes_expected_answers_likelier_and_moves_the_agent_alone():
+    """A rival that stands still, or trains the simulator, would be easy to beat."""
+    policy = tiny_policy()
+    policy.encode = lambda text: [int(word[1:]) + 4 for word in text.split()]
+    run = SimpleNamespace(policy=policy, agent_optimizer=policy.optimizer("agent", 1e-2),
+                          world=SimpleNamespace(gold=lambda task: task),
+                          o=SimpleNamespace(token_budget=64, temperature=1.0, grad_checkpoint=False))
+    trials = [SimpleNamespace(prompt=[5, 6, 7], task="w1 w2 w3"),
+              SimpleNamespace(prompt=[8], task="w9")]
+    with policy.use("agent"):
+        score = lambda: float(policy.logprobs([([5, 6, 7], [[5, 6, 7, *policy.eos_ids[:1]]])])[0].sum())
+        before = score()
+        stats = [imitation.imitate(run, trials) for _ in range(10)]
+        assert score() > before + 0.5
+    assert all(s["moved"] > 0 and not s["other_moved"] and not s["skipped_steps"] for s in stats)
+
+
+def test_a_run_of_the_loop_goes_through_imitation(monkeypatch, tmp_path):
+    """The statistics have the names that the record reads."""
+    plain = micro_world.micro_world
+
+    def with_gold():
+        world = plain()
+        world.gold = lambda task: "right"
+        return world
+    monkeypatch.setattr(micro_world, "micro_world", with_gold)
+    monkeypatch.setattr(micro_world.Scripted, "eos_ids", [micro_world.EOS], raising=False)
+    monkeypatch.setattr(genenv, "update_agent", imitation.imitate)
+    micro_world.run_micro(monkeypatch, tmp_path / "run", epochs=1, steps=2, seed_tasks=4,
+                          variations=2, G=4, gate=False, max_prompt_tokens=40)
+    last = read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert last["agent_moved"] > 0 and last["trained_tokens"] > 0
+    assert not last["other_adapter_moved"] and last["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("argv, word", [
+    (["run", "--model", "m"], "--data"), (["table", "--results", "none"], "no such file"),
+    (["table", "--nonsense"], "--nonsense")])
+def test_what_is_wrong_is_one_line(argv, word, capsys):
+    assert tools.main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and word in err
