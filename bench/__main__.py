@@ -60,6 +60,7 @@ from data_pool import UserError
 from bench.gpu import LEARNING_RATE, RANK, bench_gpu, training_pass
 from bench.models import grouped, quiet, random_prompts, reward_of, rewards_of, small_config, \
     word_tokenizer
+from bench.simulation import bench_memory
 from grpo import group_advantages, grpo_loss, grpo_update
 from policy import Policy
 from runtime.loading import load_model
@@ -503,10 +504,17 @@ def parser():
     g.add_argument("--out", default="", help="JSON file; default bench/results/gpu-7b.json")
     g.set_defaults(run=bench_gpu)
 
+    s = sub.add_parser("memory", help="a preset's peaks, estimated and simulated, without a GPU")
+    s.add_argument("--preset", choices=("7b-24gb", "7b-80gb", "7b-9k", "1.5b-16gb"),
+                   default="7b-24gb")
+    s.add_argument("--dtype", choices=("auto", "fp32"), default="auto", help="auto: bf16")
+    s.add_argument("--capability", type=int, default=8, help="compute capability of the card")
+    s.set_defaults(run=bench_memory)
+
     def error(message):
         raise UserError(f"{message}; see python -m bench --help")
 
-    for each in (p, t, m, e, g):
+    for each in (p, t, m, e, g, s):
         each.error = error
     return p
 
