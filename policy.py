@@ -238,8 +238,8 @@ def lora_linear(layer, x):
 
 def cast_lora(layer, name, dtype):
     """Scaling times A (r, in), and B (out, r), of one adapter in `dtype`; gradients pass."""
-    A = (layer.lora_A[name].weight * layer.scaling[name]).to(dtype)
-    return A, layer.lora_B[name].weight.to(dtype)
+    A, B = (matrices[name].weight.to(dtype) for matrices in (layer.lora_A, layer.lora_B))
+    return A * layer.scaling[name], B
 
 
 def fused_norm(norm, x):

@@ -31,6 +31,7 @@ from bench.models import QWEN_7B, qwen2_config, quiet, random_nf4
 from grpo import grpo_update
 from policy import Policy
 from runtime import memory
+from runtime.measure import movement
 from runtime.presets import PRESETS
 from rwr import rwr_update
 
@@ -256,22 +257,26 @@ def rollouts(simulation, policy, adapter, prompts, P, G, R, rows, drawn=4) -> in
 
 
 def grpo_phase(policy, optimizer, o):
-    """One update on as many groups as a micro-batch takes, at several lengths of the responses."""
-    P, G = o.max_prompt_tokens, o.G
+    """One update on the fullest micro-batch at several lengths of the responses."""
+    G = o.G
     for R in sorted({o.max_response_tokens, max(2, o.max_response_tokens // 8), 8}):
-        n = max(1, o.token_budget // (P + G * R))
-        groups, rewards = [([7] * P, [[7] * R] * G)] * n, torch.tensor([[0.0, 1.0] * (G // 2)] * n)
-        grpo_update(policy, "agent", optimizer, groups, rewards, token_budget=o.token_budget,
-                    sampled=[[[-1.0] * R] * G] * n, grad_checkpoint=o.grad_checkpoint)
+        n, g, P = memory.fullest(o.mini_batch or 64, G, o.max_prompt_tokens, R, o.token_budget)
+        groups, rewards = [([7] * P, [[7] * R] * g)] * n, torch.tensor([[0.0, *[1.0] * (g - 1)]] * n)
+        with movement(policy, "agent"):
+            grpo_update(policy, "agent", optimizer, groups, rewards, token_budget=o.token_budget,
+                        sampled=[[[-1.0] * R] * g] * n, grad_checkpoint=o.grad_checkpoint)
 
 
 def rwr_phase(policy, optimizer, o):
-    """One update on as many records and texts as a micro-batch takes."""
-    n = max(1, o.token_budget // (o.max_prompt_tokens + o.max_task_tokens))
-    prompt, text = [7] * o.max_prompt_tokens, [7] * o.max_task_tokens
+    """One update on the fullest micro-batch of records and texts."""
+    R = o.max_task_tokens
+    n, _, P = memory.fullest(o.env_batch, 1, o.max_prompt_tokens, R, o.token_budget)
+    prompt, text = [7] * P, [7] * R
     records = [SimpleNamespace(prompt=prompt, response=text)] * n
-    rwr_update(policy, "env", optimizer, records, torch.ones(n), [list(range(n))] * 2,
-               [(prompt, [text])] * n, token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint)
+    with movement(policy, "env"):
+        rwr_update(policy, "env", optimizer, records, torch.ones(n), [list(range(n))] * 2,
+                   [(prompt, [text])] * n, token_budget=o.token_budget,
+                   grad_checkpoint=o.grad_checkpoint)
 
 
 def simulate(o, config, capability=8):
@@ -295,17 +300,17 @@ def simulate(o, config, capability=8):
             yield phase, simulation.peak - before, simulation, per_token
 
 
-def preset_options(name, **changes):
+def preset_options(name, dtype="auto"):
     """The options of a run with a preset on a GPU, and the shape of its model."""
-    import genenv
-    o = genenv.Options(**{**PRESETS[name], "device": "cuda", **changes})
+    from genenv import parse_options
+    o = parse_options(["--preset", name, "--device", "cuda", "--dtype", dtype])
     return o, qwen2_config(**(QWEN_7B if name.startswith("7b") else QWEN_1_5B))
 
 
 def bench_memory(o):
     """Print the estimate of a preset beside its simulated peaks."""
     quiet()
-    options, config = preset_options(o.preset, dtype=o.dtype)
+    options, config = preset_options(o.preset, o.dtype)
     # the page's rows: a phase, bytes estimated, bytes simulated
     estimate = memory.estimate(config, options, 4 if o.dtype == "fp32" else 2)
     print(f"{o.preset}, {o.dtype}; capability {o.capability}.0: see bench/simulation.py for what is "
