@@ -56,12 +56,14 @@ def constant(dtype):
 
 
 def site() -> str:
-    """file:line of the innermost frame that is the project's own, this file left out."""
+    """file:line function of the innermost frame that is the project's own, this file left out."""
     frame = sys._getframe(1)
-    while frame and (not frame.f_code.co_filename.startswith(ROOT)
-                     or frame.f_code.co_filename == __file__):
+    while frame:
+        code = frame.f_code
+        if code.co_filename.startswith(ROOT) and code.co_filename != __file__:
+            return f"{code.co_filename[len(ROOT) + 1:]}:{frame.f_lineno} {code.co_name}"
         frame = frame.f_back
-    return f"{frame.f_code.co_filename[len(ROOT) + 1:]}:{frame.f_lineno}" if frame else "?"
+    return "?"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -72,7 +74,7 @@ class Simulation(TorchDispatchMode):
     """Bytes, kernels and host reads of all that runs inside `with Simulation():`.
 
     live, peak (bytes), kernels, reads {what at file:line: times}, math (calls of attention that no
-    fused kernel takes). Raises RuntimeError on an operation that mixes devices.
+    fused kernel takes). Raises RuntimeError on an operation that mixes devices, or a product of types.
     """
 
     def __init__(self, capability=8):
@@ -152,6 +154,8 @@ class Simulation(TorchDispatchMode):
             if name not in ("copy_", "index", "index_put_", "index_put"):
                 raise RuntimeError(f"{name} mixes devices at {site()}")
             self.read("copy to device")
+        if name in ("mm", "addmm", "addmm_", "bmm") and len({x.dtype for x in here}) > 1:
+            raise RuntimeError(f"{name} of two types at {site()}")  # meta would not see it
         out = func(*args, **kwargs)
         made = [x for x in tree_leaves(out) if on_gpu(x)]
         for x in made:

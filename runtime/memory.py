@@ -440,7 +440,8 @@ def peak_memory(peaks: dict, phase: str, device):
         advice = "a lower --token-budget, or --grad-checkpoint" if "update" in phase else \
             "a lower --max-rows (from there on no longer to the bit)"
         raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
-                        f"--resume --out RUN and {advice}") from None
+                        f"--resume --out RUN and {advice}; PYTORCH_ALLOC_CONF="
+                        "expandable_segments:True in the environment leaves fewer gaps") from None
     finally:
         if device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(device)
