@@ -4,8 +4,8 @@
     python -m bench trl --check                                  # only: same loss, same gradients?
     python -m bench model --model DIR --base-tasks FILE          # a real model on a CPU, beside TRL
     python -m bench episodes --turns 8                           # several turns beside one, and re-encoding
-    python -m bench gpu --random-weights                         # one CUDA device, no download
-    python -m bench gpu --random-weights --tiny                  # the same script, small, on a CPU
+    python -m bench gpu                                          # the 7B shape on one CUDA device
+    python -m bench memory --preset 7b-24gb                      # its memory, simulated without one
 
 What of the paper this is: nothing; it measures the two updates of Algorithm 1 as this project makes
 them. `trl` and `gpu` build a random Qwen2 of a stated size, as speed does not depend on the weights.
@@ -34,9 +34,7 @@ tokens; beside them answers without turns of the same mean length, and the same 
 was said so far encoded anew at each turn, as a loop around a generate call would. Tokens/s count
 what was drawn and what was read. The three take turns, the medians of --rounds are printed.
 
-How `gpu` measures: an epoch of both updates, phase by phase; then the rollouts and the training
-pass once more with the prompt repeated in every row (what TRL and most peers do), through the same
-code. Rows that share no prompt are plain causal attention.
+`gpu` and `memory` are described in gpu.py and simulation.py.
 """
 import argparse
 import copy

@@ -156,7 +156,7 @@ def rollout_instants(config, e, prompts, G, P, R, max_rows, lora=0) -> list:
     B = min(prompts, max(1, max_rows // G))
     columns = min(P, max(1, PREFILL_TOKENS // B))
     cached = lambda keys: {"keys and values": B * keys * kv_bytes_per_token(config, e),
-                           "cast of the adapter": lora * e if e < FP32 else 0}
+                           "cast of the adapter": lora * e}
     # a first chunk is plainly causal, later ones bring a mask: bool, and additive for the kernel.
     # Query heads that share keys get copies of them, or if queries are few one mask for each
     sharing, few = heads // key_heads, columns <= head_dim

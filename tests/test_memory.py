@@ -220,7 +220,8 @@ def test_prefill_is_bounded_by_tokens_not_by_rows():
     """Four times the rows: four times the cache, the same activations."""
     config = Qwen2Config(**QWEN_7B)
     few, many = (memory.rollout_instants(config, 2, 64, 8, 4096, 512, rows) for rows in (64, 256))
-    assert few[0]["prefill"] == many[0]["prefill"] == 16384 * (3 * 18944 + 5 * 3584) * 2
+    assert few[0]["prefill"] == many[0]["prefill"] == 16384 * (
+        3 * 18944 + 5 * 3584 + 4 * 128) * 2
     assert many[0]["keys and values"] == 4 * few[0]["keys and values"]
 
 
@@ -320,7 +321,7 @@ def test_the_small_preset_fits_16_gb_in_both_dtypes_and_the_page_says_so():
                          max_position_embeddings=32768, tie_word_embeddings=True)
     readme = (Path(__file__).parent.parent / "runtime" / "README.md").read_text(encoding="utf-8")
     for e in (2, 4):
-        o = options(**{**vars(genenv.Options()), **PRESETS["1.5b-16gb"]})
+        o = options(**{**vars(genenv.Options()), **PRESETS["1.5b-16gb"], "device": "cuda"})
         peak = memory.MARGIN * memory.total_peak(memory.estimate(config, o, e=e)) / 1e9
         assert peak < 15 and f"{peak:.1f} GB" in readme, peak
 
@@ -329,16 +330,15 @@ def test_the_readme_states_what_check_prints():
     """A table that nobody refreshed would promise another card."""
     readme = (Path(__file__).parent.parent / "runtime" / "README.md").read_text(
         encoding="utf-8")
-    rows = {cells[1].strip(): cells[2:5] for cells in
-            (line.split("|") for line in readme.splitlines()) if len(cells) == 6}
+    rows = {cells[1].strip(): [cell.split("/")[0].strip() for cell in cells[2:5]] for cells in
+            (line.split("|") for line in readme.splitlines()) if len(cells) == 8}
     for column, name in enumerate(("7b-24gb", "7b-80gb", "7b-9k")):
-        o = options(**{**vars(genenv.Options()), **PRESETS[name]})
+        o = options(**{**vars(genenv.Options()), **PRESETS[name], "device": "cuda"})
         phases = memory.estimate(Qwen2Config(**QWEN_7B), o, e=2)
-        said = {label: rows[label][column].strip() for label in rows}
+        said = {label: rows[label][column] for label in rows}
         peaks = {phase: f"{memory.phase_peak(parts) / 1e9:.2f}" for phase, parts in phases.items()}
-        assert said["+ agent rollouts, validation"] == peaks.pop("agent rollouts") == \
-            peaks.pop("validation")
-        assert said["always: base 5.55, adapters and optimisers 1.29"] == peaks.pop("always")
+        assert float(peaks.pop("validation")) <= float(peaks["agent rollouts"])
+        assert said["always: base, adapters and optimisers"] == peaks.pop("always")
         assert all(said["+ " + phase] == peak for phase, peak in peaks.items())
         assert said["rollouts decoded at once (`--max-rows`)"] == str(o.max_rows)
         peak = memory.MARGIN * memory.total_peak(phases) / 1e9
