@@ -38,17 +38,12 @@ what was drawn and what was read. The three take turns, the medians of --rounds 
 """
 import argparse
 import copy
-import json
-import logging
 import os
 import statistics
 import sys
 import tempfile
 import time
-import warnings
-from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

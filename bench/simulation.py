@@ -32,7 +32,6 @@ from grpo import grpo_update
 from policy import Policy
 from runtime import memory
 from runtime.measure import movement
-from runtime.presets import PRESETS
 from rwr import rwr_update
 
 ROOT = str(Path(__file__).parent.parent)

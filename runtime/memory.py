@@ -27,6 +27,7 @@ import logging
 import math
 import resource
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -198,12 +199,16 @@ def micro_batches(groups, G, P, R, budget):
     Yields tokens (B*L), targets (response tokens) and for groups what group_attention lays out: own
     (N*R), keys (N*(P + R)), pairs (N*R*(P + R)).
     """
-    while R:
-        n, g, p = fullest(groups, G, P, R, budget)
-        batch = {"tokens": n * (p + g * R), "targets": n * g * R}
-        yield batch if g == 1 else {**batch, "own": n * g * R, "keys": n * g * (p + R),
-                                    "pairs": n * g * R * (p + R)}
-        R //= 2
+    halves = lambda n: [n >> i for i in range(n.bit_length())]  # n, n/2 ... 1
+    for most, R in product(halves(P), halves(R)):
+        longest = (max(1, min(groups, budget // (most + G * R))),  # as many of them as fit
+                   max(1, min(G, (budget - most) // R)), most)
+        for n, g, p in (fullest(groups, G, most, R, budget), longest):
+            if n * (p + g * R) > max(budget, most + R):
+                continue
+            batch = {"tokens": n * (p + g * R), "targets": n * g * R}
+            yield batch if g == 1 else {**batch, "own": n * g * R, "keys": n * g * (p + R),
+                                        "pairs": n * g * R * (p + R)}
 
 
 def fullest(groups, G, P, R, budget) -> tuple:
