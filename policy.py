@@ -20,19 +20,23 @@ Shapes everywhere: B prompts (groups), G rollouts, P prompt, R response, V vocab
 N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts still running).
 """
 import hashlib
+import math
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, compress
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from data_pool import UserError
 from runtime.loading import find_eos_ids, load_model, refuse_unlike_heads
@@ -128,12 +132,13 @@ def attention_layout(groups, device=None) -> dict:
     tokens = row[:, None] * L + starts[:, None] + place                      # (N, R)
     owner = torch.where(inside, 0, PADDING)
     prompt_owner = torch.where(torch.arange(P, device=device) < prompts[:, None], PROMPT, PADDING)
-    back = torch.arange(B, device=device)[:, None] * P + column.clamp(max=P - 1)  # (B, L)
+    # padding is read from as many places as it has: backward, additions to one row would queue
+    back = torch.arange(B, device=device)[:, None] * P + column % P          # (B, L)
     # what is outside goes into one cell more, which is cut off: picking what is inside would wait
     back = torch.cat([back.flatten(), back.new_zeros(1)])
     back[tokens.where(inside, B * L)] = B * P + torch.arange(N * R, device=device).view(N, R)
     mask = group_mask(owner, torch.cat([prompt_owner, owner], dim=1), causal=True)
-    return dict(P=P, R=R, row=row, tokens=tokens.where(inside, 0).flatten(),
+    return dict(P=P, R=R, row=row, tokens=tokens.clamp(max=B * L - 1).flatten(),
                 back=back[:-1].view(B, L), mask=mask)
 
 
@@ -148,7 +153,7 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
         # a decoding step, or a narrow chunk: a mask for each head is smaller than keys for each
         few = attention_mask is not None and query.shape[2] <= query.shape[3]
         attend = few_queries_attention if few and query.shape[1] > key.shape[1] else \
-            sdpa_attention_forward
+            library_attention
         return attend(module, query, key, value, attention_mask, **kwargs)
     P, R, row = layout["P"], layout["R"], layout["row"]
 
@@ -163,25 +168,50 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     # in training, or the ratio of a first step would not be 1
     slow = query.dtype == torch.bfloat16 and query.device.type == "cpu"
     with sdpa_kernel(SDPBackend.MATH) if slow and P + R <= SHORT else nullcontext():
-        prompts, _ = sdpa_attention_forward(module, query[:, :, :P], key[:, :, :P],
-                                            value[:, :, :P], None, **kwargs)   # (B, P, heads, d)
-        responses, _ = sdpa_attention_forward(module, own(query), prompt_and_own(key),
-                                              prompt_and_own(value), layout["mask"], **kwargs)
+        prompts, _ = library_attention(module, query[:, :, :P], key[:, :, :P],
+                                       value[:, :, :P], None, **kwargs)        # (B, P, heads, d)
+        responses, _ = library_attention(module, own(query), prompt_and_own(key),
+                                         prompt_and_own(value), layout["mask"], **kwargs)
     both = torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])        # (B*P + N*R, ...)
     return both.index_select(0, layout["back"].flatten()).unflatten(0, layout["back"].shape), None
 
 
+def library_attention(module, query, key, value, mask, **kwargs):
+    """The library's attention; shapes as in group_attention. On a GPU fp32 gets a key per query head:
+    its kernels take no shared ones in fp32, and the scores of all pairs would be stored."""
+    if mask is None and query.dtype == torch.float32 and query.device.type != "cpu":
+        sharing, module = query.shape[1] // key.shape[1], SimpleNamespace(is_causal=True)
+        key, value = (x.repeat_interleave(sharing, dim=1) for x in (key, value))
+    return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+
+
 def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
     """Masked attention of few queries where query heads share keys; shapes as in group_attention.
+    mask (b, 1, S, K), or (b, 1, sharing * S, K) of `step_mask`.
 
     Under a mask the library copies the keys for each query head. At every token that would be the
     whole cache, several times over; here the heads that share keys become one longer query.
     """
     sharing = query.shape[1] // key.shape[1]
     q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (b, key heads, sharing * S, d)
+    mask = mask if mask.shape[2] == q.shape[2] else mask.repeat(1, 1, sharing, 1)
     out = torch.nn.functional.scaled_dot_product_attention(
-        q, key, value, attn_mask=mask.repeat(1, 1, sharing, 1), scale=scaling)
+        q, key, value, attn_mask=mask, scale=scaling)
     return out.unflatten(2, (sharing, -1)).flatten(1, 2).transpose(1, 2), None
+
+
+def step_mask(config, dtype, rollout, owner):
+    """What a decoding step sees, made for a GPU once and not in each layer.
+
+    rollout (b, S), owner (b, K) -> (b, 1, S or sharing * S, K) in `dtype`: 0 where visible, else
+    -inf, as kernels take it, each row beginning at a multiple of 8 numbers.
+    """
+    (b, S), K = rollout.shape, owner.shape[1]
+    heads = config.num_attention_heads
+    narrow = S <= (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    sharing = heads // (getattr(config, "num_key_value_heads", None) or heads) if narrow else 1
+    mask = owner.new_full((b, 1, sharing * S, -(-K // 8) * 8), -math.inf, dtype=dtype)[..., :K]
+    return mask.masked_fill_(group_mask(rollout, owner, False).repeat(1, 1, sharing, 1), 0)
 
 
 # ordinary calls keep the library's masks: only calls that bring a layout are treated differently
@@ -193,7 +223,7 @@ def lora_linear(layer, x):
     """y = W x + scaling B A x of the active adapter: x (..., in) -> (..., out).
 
     The forward pass of a PEFT LoRA layer with fewer passes over the outputs: scaling is applied to
-    the r numbers of A x, and the product with B is added where W x already lies.
+    A, and the product with B is added where W x already lies.
     """
     rows = x.flatten(0, -2)
     out = layer.base_layer(rows)
@@ -201,14 +231,20 @@ def lora_linear(layer, x):
     if name in layer.lora_A and not layer.disable_adapters:  # an adapter may leave layers out
         # weights are kept in fp32, products are in the dtype of the activations
         A, B = layer.cast or cast_lora(layer, name, x.dtype)
-        low = torch.nn.functional.linear(rows, A) * layer.scaling[name]  # (rows, r)
+        low = torch.nn.functional.linear(rows, A)  # (rows, r)
         out.addmm_(low, B.T)  # rows have two dimensions: `out` is no view, so autograd allows it
     return out.unflatten(0, x.shape[:-1])
 
 
 def cast_lora(layer, name, dtype):
-    """A (r, in) and B (out, r) of one adapter in `dtype`; gradients pass."""
-    return layer.lora_A[name].weight.to(dtype), layer.lora_B[name].weight.to(dtype)
+    """Scaling times A (r, in), and B (out, r), of one adapter in `dtype`; gradients pass."""
+    A, B = (matrices[name].weight.to(dtype) for matrices in (layer.lora_A, layer.lora_B))
+    return A * layer.scaling[name], B
+
+
+def fused_norm(norm, x):
+    """The library's RMS norm in one kernel instead of eight, for a GPU: x (..., D) -> (..., D)."""
+    return torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def is_plain_lora(module) -> bool:
@@ -334,13 +370,23 @@ class Policy:
                 module.attention_dropout = 0.0
             if is_plain_lora(module):
                 module.forward, module.cast = partial(lora_linear, module), None
+            if hasattr(module, "variance_epsilon") and module.weight.device.type != "cpu":
+                module.forward = partial(fused_norm, module)
         self.lora_layers = [m for m in model.modules() if is_plain_lora(m)]
+        self.blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        for block in self.blocks:  # in force in train mode only, see _hidden; nothing is random
+            block.gradient_checkpointing = True
+            block._gradient_checkpointing_func = partial(
+                checkpoint, use_reentrant=False, preserve_rng_state=False)
         self.model = model.eval()
         self.lm = model.get_base_model() if adapters else model  # head + decoder, LoRA inside
         self.lm.set_attn_implementation("prompt_once")
         self.params = {name: [p for n, p in model.named_parameters() if f".{name}." in n]
                        for name in adapters}
         self.device = self.lm.get_input_embeddings().weight.device
+        if self.device.type != "cpu":
+            # cuDNN plans its attention for exact sizes, and in decoding each step has its own
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self.eos_ids = find_eos_ids(self.lm, tokenizer)
         self._activate(None)
 
@@ -492,8 +538,8 @@ class Policy:
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x["target"], temperature)
         out = logp.new_zeros(x["shape"]).index_put((x["rows"], x["cols"]), logp)
         mask = torch.zeros(x["shape"], dtype=torch.bool, device=logp.device)
-        mask[x["rows"], x["cols"]] = True
-        return out, mask
+        # a plain True would be copied to a GPU, which waits for it
+        return out, mask.index_put((x["rows"], x["cols"]), mask.new_ones(()))
 
     def logprobs_dense(self, groups, temperature: float = 1.0, own=None):
         """The same numbers the plain way: one row per response, the prompt repeated in each."""
@@ -513,17 +559,15 @@ class Policy:
         return out, mask
 
     def _hidden(self, ids, grad_checkpoint, **where):
-        """Last hidden states (B, L, D). Checkpointing is live in train mode only, so switch."""
-        decoder = self.lm.base_model
-        checkpointing = grad_checkpoint and torch.is_grad_enabled()
-        if checkpointing:
-            self.lm.gradient_checkpointing_enable({"use_reentrant": False})
-            self.model.train()  # all dropout was set to 0
+        """Last hidden states (B, L, D). A layer in train mode is checkpointed, its parts stay as
+        they are; afterwards rollouts need eval mode, or the layer would drop the KV cache."""
+        for block in self.blocks:
+            block.training = grad_checkpoint and torch.is_grad_enabled()
         try:
-            return decoder(input_ids=ids, use_cache=False, **where).last_hidden_state
+            return self.lm.base_model(input_ids=ids, use_cache=False, **where).last_hidden_state
         finally:
-            if checkpointing:
-                self.model.eval()  # rollouts need eval mode: train mode drops the KV cache
+            for block in self.blocks:
+                block.training = False
 
     # ---- sampling
 
@@ -565,7 +609,7 @@ class Policy:
 
         prompts: B id lists -> B*G tuples (response ids, log-probs, truncated, own).
         """
-        cache, owner, hidden = self._prefill(prompts)  # owner (B, K), hidden (B, D)
+        cache, owner, hidden = self._prefill(prompts, G * (T - 1))  # (B, K), (B, D)
         B, dev, head = len(prompts), self.device, self.lm.get_output_embeddings()
         lengths = torch.tensor([len(p) for p in prompts], device=dev)  # (B,)
         eos = torch.tensor(self.eos_ids, device=dev)
@@ -574,14 +618,15 @@ class Policy:
         count = torch.zeros(B, G, dtype=torch.long, device=dev)        # (B, G) response lengths
         done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
         begin = torch.zeros_like(count)                                # (B, G) where a turn begins
+        state = dict(begin=begin, done=done, begins=Counter(), turns=Counter(), why={})
         own = torch.ones_like(tokens, dtype=torch.bool)                # (B, G, T) drawn, not read
-        turns, why = Counter(), {}                                     # of each rollout
         live = torch.arange(B, device=dev)                             # (b,) groups still decoded
         rollout = torch.arange(G, device=dev).expand(B, G)             # (b, S) the one in each slot
         # laid out in memory: for a view the head's weights would be copied once per prompt
         hidden = hidden[:, None].expand(B, G, -1).contiguous()         # (b, S, D)
-        # asking a GPU how many still run makes it wait: only episodes have to
-        every = 1 if dev.type == "cpu" or respond else 16
+        config, dtype = self.lm.config.get_text_config(decoder=True), hidden.dtype
+        see = partial(group_mask, causal=False) if dev.type == "cpu" else \
+            partial(step_mask, config, dtype)
         for t in range(T):
             ids, logp = draw(head(hidden), temperature, generator)     # (b, S)
             at = (live[:, None], rollout)
@@ -593,12 +638,14 @@ class Policy:
             count[at] += ~done[at]  # a finished rollout may keep its slot a while: it adds nothing
             if respond:
                 ended = torch.isin(tokens[..., t], eos) & own[..., t] & ~done
-                _end_turns(t, ended, tokens, begin, done, turns, why, respond, *limits)
+                fewer = _end_turns(t, ended, tokens, respond, *limits, **state)
             else:
                 done[at] |= torch.isin(ids, eos)
+                # asking a GPU how many still run makes it wait
+                fewer = dev.type == "cpu" or (t + 1) % 16 == 0
             if t == T - 1:
                 break
-            if (t + 1) % every == 0:
+            if fewer:
                 keep, rollout = _compact(done[live], rollout)
                 if len(keep) == 0:
                     break
@@ -609,17 +656,19 @@ class Policy:
             hidden = self.lm.base_model(
                 input_ids=tokens[live[:, None], rollout, t], past_key_values=cache, use_cache=True,
                 position_ids=(lengths[live, None] + t).expand_as(rollout),
-                attention_mask=group_mask(rollout, owner, causal=False)).last_hidden_state
+                attention_mask=see(rollout, owner)).last_hidden_state
         if respond:
-            cut = [why.get(n, "too many tokens") for n in range(B * G)]
+            cut = [state["why"].get(n, "too many tokens") for n in range(B * G)]
         else:
             cut = (~done).flatten().tolist()
         tokens, logps, own = (x.flatten(0, 1).tolist() for x in (tokens, logps, own))
         return [(tokens[n][:c], logps[n][:c], cut[n], own[n][:c] if respond else None)
                 for n, c in enumerate(count.flatten().tolist())]
 
-    def _prefill(self, prompts):
+    def _prefill(self, prompts, more=math.inf):
         """Encode each prompt once. Returns the cache, owner (B, P) and the last hidden (B, D).
+
+        more: the most keys that decoding will add to a row.
 
         Right-padded: causality alone then hides the padding from the real tokens. Long prompts go
         through in chunks of columns: the memory beside the cache is bounded by tokens, not by rows.
@@ -628,7 +677,8 @@ class Policy:
         longest, pad = max(map(len, prompts)), self.eos_ids[:1]
         ids = torch.tensor([[*p, *pad * (longest - len(p))] for p in prompts], device=self.device)
         rows, columns = (torch.arange(n, device=self.device) for n in ids.shape)
-        cache = Cache(layer_class_to_replicate=partial(_GrowingLayer, room=len(columns)))
+        cache = Cache(layer_class_to_replicate=partial(
+            _GrowingLayer, room=len(columns), most=len(columns) + more))
         width, last = max(1, PREFILL_TOKENS // len(prompts)), []
         for start in range(0, len(columns), width):
             # given a cache, the library's causal mask lets a chunk see the chunks before it
@@ -645,12 +695,13 @@ class _GrowingLayer(DynamicLayer):
     """Keys and values of one layer in a buffer with room to spare.
 
     The library's dynamic layer copies the whole cache for every token; this one copies only when
-    the buffer is full, which then grows by half. room: keys that the first buffer holds at least.
+    the buffer is full, which then grows by half. room: keys that the first buffer holds at least;
+    most: keys that there can ever be, more room would be waste.
     """
 
-    def __init__(self, room=0):
+    def __init__(self, room=0, most=math.inf):
         super().__init__()
-        self.room = room
+        self.room, self.most = room, most
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Append (b, heads, S, d) keys and values; returns views of all so far."""
@@ -661,7 +712,7 @@ class _GrowingLayer(DynamicLayer):
             self.buffers = (self.keys, self.values)
         K, S = self.keys.shape[2], key_states.shape[2]
         if K + S > self.buffers[0].shape[2]:
-            room = max(self.room, K + S + max(32 * S if K else 0, K // 2))
+            room = max(self.room, min(self.most, K + S + max(32 * S if K else 0, K // 2)))
             self.buffers = tuple(_grown(x, room) for x in (self.keys, self.values))
         for buffer, new in zip(self.buffers, (key_states, value_states)):
             buffer[:, :, K:K + S] = new
@@ -691,27 +742,33 @@ def _grown(x, room):
     return buffer
 
 
-def _end_turns(t, ended, tokens, begin, done, turns, why, respond, max_turns, max_turn_tokens):
+def _end_turns(t, ended, tokens, respond, max_turns, max_turn_tokens, *, begin, done, begins, turns,
+               why) -> bool:
     """Episodes whose turn ended with token t: lay the world's answer into their rows, or end them.
 
-    ended, begin, done (B, G), tokens (B, G, T); turns {rollout: how many so far}; why {rollout: the
-    limit it ran into, or ""}. All but t and ended are brought up to date.
+    ended, begin, done (B, G), tokens (B, G, T). begins, turns, why: of each rollout, where its turn
+    begins, how many it had, and once it is over the limit it ran into, or "". All but t and ended
+    are brought up to date. Returns whether an episode is over. The device is asked once for all, and
+    once more where turns ended: what they are answered with has to be known before the next token.
     """
-    G, T = tokens.shape[1:]
-    for b, g in ended.nonzero().tolist():
-        n = b * G + g
+    (B, G, T), before = tokens.shape, len(why)
+    over = [n for n, end in enumerate(ended.flatten().tolist()) if end]
+    for n, row in zip(over, tokens.flatten(0, 1)[over].tolist() if over else ()):
         turns[n] += 1
-        ids = respond(n, tokens[b, g, begin[b, g]:t + 1].tolist())
+        ids = respond(n, row[begins[n]:t + 1])
         if ids is not None and turns[n] < max_turns and t + 1 + len(ids) < T:
-            begin[b, g] = t + 1 + len(ids)
-            tokens[b, g, t + 1:begin[b, g]] = torch.tensor(ids)
+            begins[n] = t + 1 + len(ids)
+            begin[n // G, n % G] = begins[n]
+            tokens[n // G, n % G, t + 1:begins[n]] = torch.tensor(ids)
         else:
-            done[b, g] = True
             limit = "too many turns" if turns[n] >= max_turns else "too many tokens"
             why[n] = "" if ids is None else limit
-    # what was drawn since the turn began, and has no end
-    for b, g in (~done & ~ended & (t + 1 - begin >= max_turn_tokens)).nonzero().tolist():
-        done[b, g], why[b * G + g] = True, "turn too long"
+    for n in range(B * G):  # what was drawn since the turn began, and has no end
+        if n not in why and t + 1 - begins[n] >= max_turn_tokens:
+            why[n] = "turn too long"
+    for n in list(why)[before:]:
+        done[n // G, n % G] = True
+    return len(why) > before
 
 
 def _compact(done, rollout):

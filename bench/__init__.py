@@ -1,6 +1,9 @@
-"""What measures speed and memory: `python -m bench trl` and `python -m bench gpu`.
+"""What measures speed and memory: `python -m bench trl`, `gpu`, `memory` and others.
 
-    __main__.py       both benches
+    __main__.py       the command line; the benches on a CPU: trl, model, episodes
+    gpu.py            the 7B shape on one GPU, or one short epoch of it on a CPU
+    simulation.py     the GPU path on torch's meta device: peaks, host reads, kernels
+    models.py         random models, prompts and rewards
     requirements.txt  the trainer that `trl` compares with
     results/          what was measured
 """

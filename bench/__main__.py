@@ -4,8 +4,8 @@
     python -m bench trl --check                                  # only: same loss, same gradients?
     python -m bench model --model DIR --base-tasks FILE          # a real model on a CPU, beside TRL
     python -m bench episodes --turns 8                           # several turns beside one, and re-encoding
-    python -m bench gpu --random-weights                         # one CUDA device, no download
-    python -m bench gpu --random-weights --tiny                  # the same script, small, on a CPU
+    python -m bench gpu                                          # the 7B shape on one CUDA device
+    python -m bench memory --preset 7b-24gb                      # its memory, simulated without one
 
 What of the paper this is: nothing; it measures the two updates of Algorithm 1 as this project makes
 them. `trl` and `gpu` build a random Qwen2 of a stated size, as speed does not depend on the weights.
@@ -34,64 +34,35 @@ tokens; beside them answers without turns of the same mean length, and the same 
 was said so far encoded anew at each turn, as a loop around a generate call would. Tokens/s count
 what was drawn and what was read. The three take turns, the medians of --rounds are printed.
 
-How `gpu` measures: an epoch of both updates, phase by phase; then the rollouts and the training
-pass once more with the prompt repeated in every row (what TRL and most peers do), through the same
-code. Rows that share no prompt are plain causal attention.
+`gpu` and `memory` are described in gpu.py and simulation.py.
 """
 import argparse
 import copy
-import json
-import logging
 import os
 import statistics
 import sys
 import tempfile
 import time
-import warnings
-from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
 from data_pool import UserError
-from grpo import group_advantages, grpo_loss, grpo_update, subset
-from policy import Policy, split_groups
+from bench.gpu import LEARNING_RATE, RANK, bench_gpu, training_pass
+from bench.models import grouped, quiet, random_prompts, reward_of, rewards_of, small_config, \
+    word_tokenizer
+from bench.simulation import bench_memory
+from grpo import group_advantages, grpo_loss, grpo_update
+from policy import Policy
 from runtime.loading import load_model
-from rwr import rwr_update
 
-LEARNING_RATE, CLIP, KL_COEF, RANK, TRL_ADAPTER = 1e-5, 0.2, 0.04, 16, "default"
+CLIP, KL_COEF, TRL_ADAPTER = 0.2, 0.04, "default"
 
 
 # ---------------------------------------------------------------------------------------------
-# random models
-
-
-def qwen2_config(hidden, layers, vocab, heads, kv_heads, intermediate):
-    """A Qwen2 shape whose end-of-sequence id is one past the vocabulary: it is never sampled."""
-    from transformers import Qwen2Config
-    return Qwen2Config(
-        hidden_size=hidden, num_hidden_layers=layers, vocab_size=vocab, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, intermediate_size=intermediate, max_position_embeddings=32768,
-        tie_word_embeddings=False, bos_token_id=None, pad_token_id=None, eos_token_id=vocab)
-
-
-def small_config(hidden, layers, vocab):
-    """Qwen2 with the 7B's MLP width (5.3 x hidden); heads of 64, four queries per key head."""
-    heads = max(1, hidden // 64)
-    return qwen2_config(hidden, layers, vocab, heads, max(1, heads // 4), hidden * 21 // 256 * 64)
-
-
-def word_tokenizer(vocab):
-    """One word per id, so that prompts of an exact length can be handed over as text."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    words = {f"w{i}": i for i in range(vocab)} | {"<eos>": vocab}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="w0")
+# shared by the benches on a CPU
 
 
 def clock_of(o):
@@ -105,28 +76,6 @@ def random_base(o):
     torch.set_num_threads(o.threads)
     torch.manual_seed(0)
     return Qwen2ForCausalLM(small_config(o.hidden, o.layers, o.vocab))
-
-
-def random_prompts(count, length, vocab, seed=0):
-    """count lists of `length` ids."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(vocab, (count, length), generator=generator).tolist()
-
-
-def reward_of(ids) -> float:
-    """Share of even ids: cheap, and hardly ever the same for all of a group."""
-    return sum(i % 2 == 0 for i in ids) / len(ids)
-
-
-def rewards_of(groups):
-    """(B, G) rewards of B groups (prompt ids, G response ids)."""
-    return torch.tensor([[reward_of(r) for r in responses] for _, responses in groups])
-
-
-def grouped(rollouts, G):
-    """Rollouts in prompt order -> list of (prompt ids, list of G response ids)."""
-    return [(rollouts[i].prompt, [r.response for r in rollouts[i:i + G]])
-            for i in range(0, len(rollouts), G)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -180,15 +129,6 @@ def installed_trl(o):
         import trl.trainer.utils
         trl.trainer.utils._use_triton = lambda device: True
     return trl
-
-
-def quiet():
-    """No warnings and no progress bars from the libraries: the table is the output."""
-    import transformers
-    warnings.filterwarnings("ignore")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    transformers.utils.logging.disable_progress_bar()
 
 
 def head_share(model) -> float:
@@ -491,174 +431,6 @@ def encoded_anew(o, policy, prompts, generator, _) -> int:
 
 
 # ---------------------------------------------------------------------------------------------
-# the 7B shape on one GPU
-
-QWEN_7B = dict(hidden=3584, layers=28, vocab=152064, heads=28, kv_heads=4, intermediate=18944)
-SHAPES_7B = [(1024, 256), (4096, 512), (8488, 512)]  # prompt, response; the last is 9,000 in all
-SHAPES_TINY = [(32, 8), (64, 16), (96, 8)]
-PROMPT_ROWS = {1024: 8, 4096: 2}  # prompts per step at a prompt length, else --prompts
-
-
-def bench_gpu(o):
-    """An epoch of both updates per shape, and both layouts side by side. Writes a JSON file."""
-    if not o.random_weights:
-        raise UserError("say --random-weights: the bench builds its model and reads no other")
-    if not o.tiny and not torch.cuda.is_available():
-        raise UserError("no CUDA device: the 7B shape needs one; --tiny runs the script on a CPU")
-    if (o.prompt == 0) != (o.response == 0) or min(o.prompt, o.response) < 0 or o.prompts < 1:
-        raise UserError("give --prompt and --response together, both positive, or neither")
-    quiet()
-    shapes = [(o.prompt, o.response)] if o.prompt else SHAPES_TINY if o.tiny else SHAPES_7B
-    device, dtype = ("cpu", torch.float32) if o.tiny else ("cuda", torch.bfloat16)
-    config = small_config(128, 2, 512) if o.tiny else qwen2_config(**QWEN_7B)
-    policy = Policy(random_nf4(config, device, dtype), word_tokenizer(config.vocab_size), rank=RANK)
-    out = Path(o.out or f"bench/results/gpu-{'tiny' if o.tiny else '7b'}.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    result = {**machine(device), "model": "tiny" if o.tiny else "Qwen2.5-7B shape, random weights",
-              "quantisation": "NF4, double", "rank": RANK, "G": o.G, "shapes": []}
-    run_shape(policy, o, 16, 4)  # warm-up: kernels are chosen and buffers made outside the clock
-    for P, R in shapes:
-        result["shapes"].append(run_shape(policy, o, P, R))
-        out.write_text(json.dumps(result, indent=1) + "\n")  # after every shape: nothing gets lost
-        print(markdown(result).splitlines()[-1], flush=True)
-    print("\n" + markdown(result, [] if not o.tiny else SHAPES_7B) + f"\n\nwritten to {out}")
-
-
-def machine(device) -> dict:
-    """What a number depends on: device, versions, date."""
-    import bitsandbytes
-    import peft
-    import transformers
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    modules = (torch, transformers, peft, bitsandbytes)
-    return {"device": name, "date": date.today().isoformat(),
-            "versions": {m.__name__: m.__version__ for m in modules}}
-
-
-def random_nf4(config, device, dtype):
-    """A random Qwen2 whose linear layers are NF4, made layer by layer: never whole in bf16."""
-    from transformers import Qwen2ForCausalLM
-    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-    layers, config.num_hidden_layers = config.num_hidden_layers, 0
-    former = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device), torch.random.fork_rng():
-            torch.manual_seed(0)
-            lm = Qwen2ForCausalLM(config)  # embeddings, final norm and head only
-            config.num_hidden_layers = layers
-            for i in range(layers):
-                layer = Qwen2DecoderLayer(config, i).requires_grad_(False)
-                for name, module in list(layer.named_modules()):
-                    if isinstance(module, torch.nn.Linear):
-                        layer.set_submodule(name, nf4_linear(module, device, dtype))
-                lm.model.layers.append(layer)
-    finally:
-        torch.set_default_dtype(former)
-    lm.is_loaded_in_4bit = True  # as the library's loader marks it; PEFT asks
-    return lm
-
-
-def nf4_linear(linear, device, dtype):
-    """The 4-bit copy of a linear layer, with double quantisation."""
-    import bitsandbytes as bnb
-    settings = dict(quant_type="nf4", compress_statistics=True)
-    out = bnb.nn.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
-                            compute_dtype=dtype, device="meta", **settings)
-    out.weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, **settings)
-    out.bias = linear.bias
-    return out.to(device)  # moving is what quantises
-
-
-def run_shape(policy, o, P, R) -> dict:
-    """All phases at one prompt and response length -> {phase: seconds, tokens/s, peak}, ratios."""
-    B, G, V = PROMPT_ROWS.get(P, o.prompts), o.G, policy.lm.config.vocab_size
-    prompts, budget = random_prompts(B, P, V), max(o.token_budget, P + G * R)
-    train = dict(token_budget=budget, grad_checkpoint=True)
-    optimizers = {name: policy.optimizer(name, LEARNING_RATE) for name in policy.params}
-    measure = meter(policy.device)
-    # an epoch: the simulator writes, the agent tries, both learn
-    sample = lambda name, prompts, G: policy.sample(name, prompts, G, R, 1.0, policy.generator(0))
-    written = measure("simulator rollouts", B * G * R, lambda: sample("env", prompts, G))
-    tries = measure("agent rollouts", B * G * R, lambda: sample("agent", prompts, G))
-    groups = grouped(tries, G)
-    measure("agent update (GRPO)", B * G * R, lambda: grpo_update(
-        policy, "agent", optimizers["agent"], groups, rewards_of(groups), **train))
-    records = [SimpleNamespace(prompt=r.prompt, response=r.response) for r in written]
-    kl_sample = [(r.prompt, [r.response]) for r in written[:2]]
-    measure("simulator update (RWR)", B * G * R, lambda: rwr_update(
-        policy, "env", optimizers["env"], records, torch.ones(len(records)),
-        [list(range(len(records)))], kl_sample, **train))
-    # the two layouts beside each other
-    measure("rollouts, prompt repeated", B * G * R, lambda: sample(
-        "agent", [p for p in prompts for _ in range(G)], 1))
-    single = [(p, [r]) for p, responses in groups for r in responses]
-    for name, layout in (("once", groups), ("repeated", single)):
-        measure(f"training pass, prompt {name}", B * G * R,
-                lambda: training_pass(policy, layout, budget))
-    phases = measure.phases
-    seconds = {name: phase["seconds"] for name, phase in phases.items()}
-    speed_up = seconds["training pass, prompt repeated"] / seconds["training pass, prompt once"]
-    limit = G * (P + R) / (P + G * R)
-    return {"prompt": P, "response": R, "prompts": B, "phases": phases,
-            "rollout_speed_up": seconds["rollouts, prompt repeated"] / seconds["agent rollouts"],
-            "training_speed_up": speed_up, "token_count_limit": limit,
-            "efficiency": speed_up / limit}
-
-
-def meter(device):
-    """A function measure(name, tokens, f) that runs f and notes time, tokens/s and peak memory."""
-    def measure(name, tokens, f):
-        on_gpu = device.type == "cuda"
-        if on_gpu:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        started = time.perf_counter()
-        out = f()
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - started
-        measure.phases[name] = {
-            "seconds": seconds, "response_tokens_per_s": tokens / seconds,
-            "peak_gb": torch.cuda.max_memory_allocated() / 1e9 if on_gpu else None}
-        return out
-
-    measure.phases = {}
-    return measure
-
-
-def training_pass(policy, groups, token_budget, checkpoint=True):
-    """Forward and backward over all groups, gradients thrown away: what the layouts differ in."""
-    with policy.use("agent"):
-        for batch in split_groups(groups, token_budget):
-            logp, mask = policy.logprobs(subset(groups, batch), 1.0, checkpoint)
-            (logp * mask).sum().backward()
-    for p in policy.params["agent"]:
-        p.grad = None
-
-
-def markdown(result, missing=()) -> str:
-    """The table of bench/README.md; shapes in `missing` are named as not measured yet."""
-    versions = ", ".join(f"{name} {v}" for name, v in result["versions"].items())
-    phases = list(result["shapes"][0]["phases"])
-    lines = [f"{result['model']}, {result['quantisation']}, two adapters r={result['rank']}, "
-             f"G = {result['G']}; {result['device']}; {versions}; {result['date']}. "
-             "Each phase: response tokens/s (peak GB).", "",
-             "| prompt / response | prompts | " + " | ".join(phases) +
-             " | rollouts: once vs repeated | training: once vs repeated | token-count limit | "
-             "share of the limit |", "|" + "---|" * (len(phases) + 6)]
-    for s in result["shapes"]:
-        cells = [f"{p['response_tokens_per_s']:.0f} ({p['peak_gb']:.1f})" if p["peak_gb"] else
-                 f"{p['response_tokens_per_s']:.0f}" for p in s["phases"].values()]
-        lines.append(f"| {s['prompt']} / {s['response']} | {s['prompts']} | " + " | ".join(cells) +
-                     f" | {s['rollout_speed_up']:.2f}x | {s['training_speed_up']:.2f}x | "
-                     f"{s['token_count_limit']:.2f}x | {100 * s['efficiency']:.0f} % |")
-    lines += [f"| {P} / {R}, 7B shape | | " + "not measured yet | " * (len(phases) + 4)
-              for P, R in missing]
-    return "\n".join(lines)
-
-
-# ---------------------------------------------------------------------------------------------
 # command line
 
 
@@ -715,9 +487,9 @@ def parser():
     e.set_defaults(run=bench_episodes)
 
     g = sub.add_parser("gpu", help="the 7B shape on one GPU, an epoch of both updates")
-    g.add_argument("--random-weights", action="store_true", help="required: no weights are loaded")
+    g.add_argument("--cpu", action="store_true", help="the 7B shape on a CPU, one short epoch")
     g.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
-    g.add_argument("--prompt", type=int, default=0, help="one shape instead of the three")
+    g.add_argument("--prompt", type=int, default=0, help="one shape instead of all")
     g.add_argument("--response", type=int, default=0)
     g.add_argument("--prompts", type=int, default=1, help="prompts per step at other lengths")
     g.add_argument("--G", type=int, default=8, help="rollouts per prompt")
@@ -725,10 +497,17 @@ def parser():
     g.add_argument("--out", default="", help="JSON file; default bench/results/gpu-7b.json")
     g.set_defaults(run=bench_gpu)
 
+    s = sub.add_parser("memory", help="a preset's peaks, estimated and simulated, without a GPU")
+    s.add_argument("--preset", choices=("7b-24gb", "7b-80gb", "7b-9k", "1.5b-16gb"),
+                   default="7b-24gb")
+    s.add_argument("--dtype", choices=("auto", "fp32"), default="auto", help="auto: bf16")
+    s.add_argument("--capability", type=int, default=8, help="compute capability of the card")
+    s.set_defaults(run=bench_memory)
+
     def error(message):
         raise UserError(f"{message}; see python -m bench --help")
 
-    for each in (p, t, m, e, g):
+    for each in (p, t, m, e, g, s):
         each.error = error
     return p
 

@@ -26,7 +26,8 @@ REAL = 256  # hidden size from which a model counts as a real one: smaller produ
 def choose_dtype(dtype, device: str, model: str = "", config=None) -> torch.dtype:
     """The compute type: `dtype` itself ("bf16", "fp32", a torch.dtype), or what "auto" stands for.
 
-    auto: bf16 on a GPU. On a CPU bf16 where its products are faster there and the model is a real
+    auto: bf16 on a GPU, fp32 below compute capability 8.0, where no fused attention takes bf16. On a
+    CPU bf16 where its products are faster there and the model is a real
     one, else fp32; so the embedded worlds, whose results must not move, always get fp32.
     device: "cpu" or "cuda..."; model or config: what to look at. Raises UserError.
     """
@@ -37,7 +38,8 @@ def choose_dtype(dtype, device: str, model: str = "", config=None) -> torch.dtyp
             raise UserError(f"--dtype is {dtype!r}: choose from auto, {', '.join(NAMES)}")
         return NAMES[dtype]
     if device.startswith("cuda"):
-        return torch.bfloat16
+        old = torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)
+        return torch.float32 if old else torch.bfloat16
     if config is None:
         from runtime.memory import model_config
         config = model_config(model)

@@ -13,6 +13,8 @@ import math
 from collections import Counter
 from contextlib import contextmanager
 
+import torch
+
 import curriculum
 from policy import distance
 from runtime import health, memory
@@ -143,13 +145,15 @@ def movement(policy, adapter):
     """Proof of training: within, `adapter` may move and no other may. Yields a dictionary that is
     filled at the end: moved, the L2 distance that the adapter has gone; other_moved, whether a bit
     of another adapter has changed."""
-    others = [name for name in policy.params if name != adapter]
-    before = [p.detach().clone() for p in policy.params[adapter]]
-    sums = [policy.checksum(name) for name in others]
+    before = {name: [p.detach().clone() for p in params] for name, params in policy.params.items()}
     found = {}
     yield found
-    found.update(moved=distance(before, policy.params[adapter]),
-                 other_moved=sums != [policy.checksum(name) for name in others])
+    # compared where they lie, as whole numbers (a NaN is not itself), and read once
+    changed = [(p.detach().view(torch.int32) != old.view(torch.int32)).any()
+               for name, params in policy.params.items() if name != adapter
+               for p, old in zip(params, before[name])]
+    found.update(moved=distance(before[adapter], policy.params[adapter]),
+                 other_moved=bool(changed) and bool(torch.stack(changed).any()))
 
 
 def mean(values) -> float:

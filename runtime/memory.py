@@ -27,6 +27,7 @@ import logging
 import math
 import resource
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -43,7 +44,7 @@ OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
     "base weights": ("quant", "model"),
     "adapters and optimisers": ("rank",),
     "copies of the simulator's state": ("rank",),
-    "copy of the adapter": ("rank",),
+    "copies of the adapters": ("rank",),
     "cast of the adapter": ("rank",),
     "keys and values": ("max_rows", "max_prompt_tokens", "max_response_tokens", "max_task_tokens"),
     "prefill": ("max_rows", "max_prompt_tokens"),
@@ -141,16 +142,9 @@ def kv_bytes_per_token(config, e: int) -> int:
 
 
 def cache_keys(P: int, G: int, R: int) -> int:
-    """Cached keys of one group at the end of its decoding, the buffer's spare room included.
-
-    The prompt is stored once and each step appends G keys; a full buffer grows by half (policy.py).
-    """
-    used = room = P
-    for _ in range(R - 1):  # the last token is never fed back
-        if used + G > room:
-            room = used + G + max(32 * G, used // 2)
-        used += G
-    return room
+    """Cached keys of one group when its decoding ends, which is the most room its buffer ever has:
+    the prompt once, and G keys for every token but the last, which is never fed back."""
+    return P + G * (R - 1)
 
 
 def rollout_instants(config, e, prompts, G, P, R, max_rows, lora=0) -> list:
@@ -163,7 +157,7 @@ def rollout_instants(config, e, prompts, G, P, R, max_rows, lora=0) -> list:
     B = min(prompts, max(1, max_rows // G))
     columns = min(P, max(1, PREFILL_TOKENS // B))
     cached = lambda keys: {"keys and values": B * keys * kv_bytes_per_token(config, e),
-                           "cast of the adapter": lora * e if e < FP32 else 0}
+                           "cast of the adapter": lora * e}
     # a first chunk is plainly causal, later ones bring a mask: bool, and additive for the kernel.
     # Query heads that share keys get copies of them, or if queries are few one mask for each
     sharing, few = heads // key_heads, columns <= head_dim
@@ -171,12 +165,15 @@ def rollout_instants(config, e, prompts, G, P, R, max_rows, lora=0) -> list:
     masks = lambda queries, keys, n: B * queries * keys * n * (1 + e)
     masked = masks(columns, P, sharing if few else 1) + copied if columns < P else 0
     return [
-        {**cached(P), "prefill": B * columns * (3 * I + 5 * D) * e},
+        # gate, its activation and their product with up; the rest has the width of the model
+        {**cached(P), "prefill": B * columns * (3 * I + 5 * D + 4 * head_dim) * e},
         {**cached(P), "attention of a chunk": B * columns * 6 * D * e + masked},
         {**cached(cache_keys(P, G, R)),
          "attention of a step": masks(G, P + G * (R - 1), sharing)},
-        # draw() holds logits and probabilities in fp32, their sums in fp64, and a copy to sum
-        {**cached(cache_keys(P, G, R)), "logits of a step": B * G * V * (2 * FP32 + 2 * FP64)}]
+        # draw() holds logits and probabilities in fp32, their sums in fp64, and a copy to sum; beside
+        # them lies who owns which key, before and after the step
+        {**cached(cache_keys(P, G, R)), "logits of a step": B * G * V * (2 * FP32 + 2 * FP64)
+         + 2 * 8 * B * cache_keys(P, G, R)}]
 
 
 def rollout_rows(o, G: int, longest: int) -> int:
@@ -194,23 +191,38 @@ def rollout_rows(o, G: int, longest: int) -> int:
 # training
 
 
-def largest_micro_batch(groups, G, P, R, budget) -> dict:
-    """The most that split_groups puts into one micro-batch of `budget` tokens, or of one response.
+def micro_batches(groups, G, P, R, budget):
+    """The fullest micro-batches that split_groups makes, at response lengths from R down.
 
-    Returns tokens (padded, B*L) and targets (response tokens); for groups also own (N*R), keys
-    (N*(P + R)) and pairs (N*R*(P + R)), which group_attention lays out. Most keys are met where
-    responses are short: then nearly all of the budget are prompts, and each is copied G times.
+    Prompts of P and less, as a shorter one may fill the budget better: two rows of 4,096 tokens are
+    more than one of 4,864. Short responses leave the budget to prompts, each copied for G of them.
+    Yields tokens (B*L), targets (response tokens) and for groups what group_attention lays out: own
+    (N*R), keys (N*(P + R)), pairs (N*R*(P + R)).
     """
-    tokens = min(groups * (P + G * R), max(budget, P + R))
-    batch = {"tokens": tokens, "targets": min(tokens, groups * G * R)}
-    if G == 1:
-        return batch
-    packed = min(tokens, budget)  # one response alone is a plain causal sequence
-    return {**batch, "own": batch["targets"], "keys": min(groups * G * (P + R), G * packed),
-            "pairs": packed * G * R * (P + R) // (P + G * R)}
+    halves = lambda n: [n >> i for i in range(n.bit_length())]  # n, n/2 ... 1
+    for most, R in product(halves(P), halves(R)):
+        longest = (max(1, min(groups, budget // (most + G * R))),  # as many of them as fit
+                   max(1, min(G, (budget - most) // R)), most)
+        for n, g, p in (fullest(groups, G, most, R, budget), longest):
+            if n * (p + g * R) > max(budget, most + R):
+                continue
+            batch = {"tokens": n * (p + g * R), "targets": n * g * R}
+            yield batch if g == 1 else {**batch, "own": n * g * R, "keys": n * g * (p + R),
+                                        "pairs": n * g * R * (p + R)}
 
 
-def layer_bytes(config, e: int, rank: int, tokens, own=0, keys=0, pairs=0, **_) -> tuple:
+def fullest(groups, G, P, R, budget) -> tuple:
+    """(groups, responses of each, prompt tokens <= P) that come closest to a budget of tokens."""
+    if P + R >= budget or G > 1 and P + 2 * R > budget:  # one response alone is never split
+        return 1, 1, P
+    if P + G * R > budget:  # a part of one group's responses
+        g = min(G, math.ceil((budget - P) / R))
+        return 1, g, max(1, budget - g * R)
+    n = min(groups, math.ceil(budget / (P + G * R)))
+    return n, G, max(1, min(P, budget // n - G * R))
+
+
+def layer_bytes(config, e: int, rank: int, gpu, tokens, own=0, keys=0, pairs=0, **_) -> tuple:
     """What autograd saves in one layer for a micro-batch: (plain, grouped).
 
     grouped is what group_attention adds: the prompt's keys and values once per response and query
@@ -219,25 +231,26 @@ def layer_bytes(config, e: int, rank: int, tokens, own=0, keys=0, pairs=0, **_) 
     D, I = config.hidden_size, _inner(config)
     heads, key_heads, head_dim = _heads(config)
     queries, shared = heads * head_dim, key_heads * head_dim
-    norms = 2 * D * (FP32 + e) + 2 * FP32                  # inputs in fp32, outputs, 1 / rms
+    # inputs (in fp32, but for the one kernel of a GPU), outputs, 1 / rms
+    norms = 2 * D * (e + (e if gpu else FP32)) + 2 * FP32
     attention = 2 * (queries + shared) * e + heads * FP32  # q, k, v, output, log-sum-exp
     mlp, lora = 4 * I * e, 7 * rank * e                    # gate, its activation, up, product; A x
     plain = tokens * (norms + attention + mlp + lora)
-    # A and B are fp32 weights: below that a cast of each is kept
-    casts = rank * (6 * D + 3 * I + 2 * (queries + shared)) * e if e < FP32 else 0
+    # scaled A, and below fp32 the casts of B
+    casts = rank * (6 * D + 3 * I + 2 * (queries + shared)) * e
     grouped = ((tokens + own) * queries + 2 * keys * queries + pairs) * e + own * heads * FP32
     return plain + casts, grouped if keys else 0
 
 
-def training_instants(config, e, rank, grad_checkpoint, batch: dict) -> list:
+def training_instants(config, e, rank, gpu, grad_checkpoint, batch: dict) -> list:
     """Forward and backward of one micro-batch: [{part: bytes}] for its instants.
 
-    batch: tokens, targets ... as largest_micro_batch names them.
+    batch: tokens, targets ... as micro_batches names them; gpu: whether on one.
     """
     D, I, V, layers = (config.hidden_size, _inner(config), config.vocab_size,
                        config.num_hidden_layers)
     tokens, targets, (heads, _, head_dim) = batch["tokens"], batch["targets"], _heads(config)
-    plain, grouped = layer_bytes(config, e, rank, **batch)
+    plain, grouped = layer_bytes(config, e, rank, gpu, **batch)
     inputs = tokens * layers * D * e if grad_checkpoint else 0
     copies = 2 * batch.get("keys", 0) * heads * head_dim * e
 
@@ -252,7 +265,8 @@ def training_instants(config, e, rank, grad_checkpoint, batch: dict) -> list:
                 targets * D * (3 * e + 2 * FP32))
     before, during = (0, 1) if grad_checkpoint else (layers, layers)
     return [instant(before, tokens * D * (FP32 + 2 * e), chunk=chunk),
-            instant(during, tokens * (2 * I + D) * e),     # backward of an MLP: two wide gradients
+            # backward of an MLP: two wide gradients, those of its input and of the residual
+            instant(during, tokens * (2 * I + 3 * D + 4 * head_dim) * e),
             instant(during, -tokens * 4 * I * e, copies)]  # of attention: the MLP's tensors are gone
 
 
@@ -293,13 +307,15 @@ def instants(config, o, e: int = 0) -> dict:
                                for G in Gs), [])
 
     def training(groups, G, R):
-        batch = largest_micro_batch(groups, G, P, R, o.token_budget)
-        kept = attention_weights(config, o, e, batch, P) if P + R <= SHORT else {}
-        return [{**parts, **kept} for parts in
-                training_instants(config, e, o.rank, o.grad_checkpoint, batch)]
+        for batch in micro_batches(groups, G, P, R, o.token_budget):
+            kept = attention_weights(config, o, e, batch, P) if P + R <= SHORT else {}
+            for parts in training_instants(config, e, o.rank, _on_gpu(o.device), o.grad_checkpoint,
+                                           batch):
+                yield {**parts, **kept}
 
     # the KL terms score the whole sample, without gradient: prefill's widest tensors, no cache
-    sample = largest_micro_batch(o.env_kl_sample, 1, P, o.max_task_tokens, o.token_budget)["tokens"]
+    sample = max(batch["tokens"] for batch in micro_batches(
+        o.env_kl_sample, 1, P, o.max_task_tokens, o.token_budget))
     scoring = sample * (3 * _inner(config) + 4 * config.hidden_size) * e
     # an RWR step can be undone: weights and moments are copied, before the former copy is let go
     state = FP32 * counts["lora"]  # one adapter in fp32
@@ -307,8 +323,8 @@ def instants(config, o, e: int = 0) -> dict:
     # a mini-batch: the records, and as many own texts for the KL term
     n_rows = o.env_batch + min(o.env_batch, o.env_kl_sample)
     rwr = [{**copies(1), **parts} for parts in training(n_rows, 1, o.max_task_tokens)]
-    # what the adapter was before the update, to tell how far it moved
-    before = {"copy of the adapter": state}
+    # both adapters as they were before the update, to tell how far which has moved
+    before = {"copies of the adapters": 2 * state}
     return {
         "always": [{"base weights": base_bytes(counts, o.quant, e),
                     # two policies: weights, gradients and the two moments of AdamW
@@ -429,7 +445,8 @@ def peak_memory(peaks: dict, phase: str, device):
         advice = "a lower --token-budget, or --grad-checkpoint" if "update" in phase else \
             "a lower --max-rows (from there on no longer to the bit)"
         raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
-                        f"--resume --out RUN and {advice}") from None
+                        f"--resume --out RUN and {advice}; PYTORCH_ALLOC_CONF="
+                        "expandable_segments:True in the environment leaves fewer gaps") from None
     finally:
         if device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(device)

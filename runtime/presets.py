@@ -99,8 +99,8 @@ PRESETS = {
         "max_rows": 256,
     },
     # Qwen2.5-1.5B-Instruct in 16 bits on a card of 16 GB. Tasks and calls as above, which leaves room
-    # for more of them; rates between those of the two neighbours. Only its memory is known: 7.7 GB
-    # by estimate, and 13.6 GB with --dtype fp32, for cards that have no bf16 (T4).
+    # for more of them; rates between those of the two neighbours. Only its memory is known: 7.4 GB
+    # by estimate, and 13.1 GB with --dtype fp32, for cards that have no bf16 (T4).
     "1.5b-16gb": {
         "world": "tool_calls",
         "model": "Qwen/Qwen2.5-1.5B-Instruct",

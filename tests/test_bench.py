@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from bench import __main__ as bench
-from bench.__main__ import grouped, main, qwen2_config, random_nf4, random_prompts, reward_of, small_config
+from bench import gpu
+from bench.__main__ import main
+from bench.models import QWEN_7B, grouped, qwen2_config, random_nf4, random_prompts, reward_of, \
+    small_config, word_tokenizer
 from policy import Policy
 
 
@@ -21,13 +24,12 @@ from policy import Policy
     (["trl", "--hidden", "100"], "--hidden"),
     (["trl", "--G", "1"], "--G"),
     (["trl", "--trl-rows", "5"], "--trl-rows"),
-    (["gpu", "--tiny"], "--random-weights"),
     (["model", "--base-tasks", "x"], "--model"),
     (["model", "--model", "x", "--base-tasks", "x", "--G", "1"], "--G"),
     (["model", "--model", "x", "--base-tasks", "x", "--trl-rows", "5"], "--trl-rows"),
     (["model", "--model", "nowhere", "--base-tasks", "x", "--no-trl"], "nowhere"),
-    (["gpu", "--random-weights", "--tiny", "--prompt", "8"], "--response"),
-    (["gpu", "--random-weights", "--tiny", "--unknown"], "--unknown"),
+    (["gpu", "--tiny", "--prompt", "8"], "--response"),
+    (["gpu", "--tiny", "--unknown"], "--unknown"),
 ])
 def test_a_wrong_argument_ends_in_one_line_and_exit_code_2(arguments, part, capsys):
     """A user would get a traceback, or a bench that runs for minutes and then fails."""
@@ -43,7 +45,7 @@ def test_the_7b_shape_needs_a_gpu_and_says_so(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(SystemExit) as end:
-        main(["gpu", "--random-weights"])
+        main(["gpu"])
     assert end.value.code == 2 and "--tiny" in capsys.readouterr().err
 
 
@@ -51,7 +53,7 @@ def test_the_7b_shape_has_the_published_number_of_parameters():
     """Speed would be that of another model: 7.62 B parameters, 6.53 B without embeddings."""
     from transformers import Qwen2ForCausalLM
     with torch.device("meta"):
-        lm = Qwen2ForCausalLM(qwen2_config(**bench.QWEN_7B))
+        lm = Qwen2ForCausalLM(qwen2_config(**QWEN_7B))
     total = sum(p.numel() for p in lm.parameters())
     embeddings = 2 * lm.get_input_embeddings().weight.numel()
     assert total == 7_615_616_512 and round((total - embeddings) / 1e9, 2) == 6.53
@@ -60,7 +62,7 @@ def test_the_7b_shape_has_the_published_number_of_parameters():
 def test_every_response_has_full_length():
     """The two sides of a comparison would train on different numbers of tokens."""
     config = small_config(64, 1, 16)
-    policy = Policy(random_nf4(config, "cpu", torch.float32), bench.word_tokenizer(16), rank=4)
+    policy = Policy(random_nf4(config, "cpu", torch.float32), word_tokenizer(16), rank=4)
     rollouts = policy.sample("agent", random_prompts(3, 5, 16), 4, 40)
     assert all(len(r.response) == 40 and r.truncated for r in rollouts)
     groups = grouped(rollouts, 4)
@@ -85,7 +87,7 @@ def test_the_linear_layers_are_four_bit_and_nothing_else_is():
 def test_a_rollout_changes_no_gradient_of_a_four_bit_model():
     """On a CPU bitsandbytes repacks weights for inference; their products then have no gradient."""
     policy = Policy(random_nf4(small_config(64, 2, 32), "cpu", torch.float32),
-                    bench.word_tokenizer(32), rank=4)
+                    word_tokenizer(32), rank=4)
     generator, grads = torch.Generator().manual_seed(0), []
     with torch.no_grad():
         for p in policy.params["agent"]:
@@ -103,22 +105,23 @@ def test_a_rollout_changes_no_gradient_of_a_four_bit_model():
 
 
 def test_the_gpu_script_runs_to_its_end_on_a_cpu(tmp_path, capsys, monkeypatch):
-    """Two policies, both updates, both layouts, JSON and table; the 7B rows are not invented."""
-    monkeypatch.setattr(bench, "SHAPES_TINY", [(24, 6), (12, 4)])
+    """Two policies, both updates, both layouts, JSON and table."""
+    monkeypatch.setitem(gpu.SHAPES, "tiny", [(24, 6), (12, 4)])
     out = tmp_path / "new" / "gpu.json"
-    main(["gpu", "--random-weights", "--tiny", "--G", "4", "--out", str(out)])
+    main(["gpu", "--tiny", "--G", "4", "--out", str(out)])
     result = json.loads(out.read_text())
     assert [(s["prompt"], s["response"]) for s in result["shapes"]] == [(24, 6), (12, 4)]
     for shape in result["shapes"]:
         assert {"simulator rollouts", "agent rollouts", "agent update (GRPO)",
                 "simulator update (RWR)"} < set(shape["phases"])
-        assert all(p["seconds"] > 0 and p["peak_gb"] is None for p in shape["phases"].values())
+        assert all(p["seconds"] > 0 and p["peak_gb"] > 0 for p in shape["phases"].values())
+        for proof in shape["proof"].values():  # each adapter moves, and alone
+            assert proof["moved"] > 0 and not proof["other_moved"]
         assert math.isclose(shape["efficiency"],
                             shape["training_speed_up"] / shape["token_count_limit"])
     assert result["shapes"][0]["token_count_limit"] == 4 * (24 + 6) / (24 + 4 * 6)
     assert {"torch", "transformers", "peft", "bitsandbytes"} == set(result["versions"])
-    table = capsys.readouterr().out
-    assert table.count("not measured yet") == 3 * 11 and "| 4096 / 512, 7B shape |" in table
+    assert "| 24 / 6 | 1 |" in capsys.readouterr().out
 
 
 def test_loss_and_gradients_equal_those_of_trl(capsys):

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionMaskInterface, Qwen2ForCausalLM
 
-from bench import __main__ as bench
+from bench import models as bench
 import policy as policy_module
 from data_pool import UserError
 from helpers import (BOS, EOS, MIXED, PAD, STOP, clear, close, gradients, naive_logps,
