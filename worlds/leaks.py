@@ -86,9 +86,11 @@ def loopholes(task: Task) -> str:
 
 
 def twins(calls, tools: dict) -> bool:
-    """Whether a tool that is called differs from another one in nothing but its name."""
+    """Whether a tool that is called differs from another one in nothing but its name. Without a
+    description the name is all that tells what a tool does."""
     def face(tool):
-        return canonical([normal_words(tool["description"]), tool["parameters"]])
+        words = normal_words(tool["description"]) or tool["name"]
+        return canonical([words, tool["parameters"]])
     faces = [face(tool) for tool in tools.values()]
     return any(faces.count(face(tools[call["name"]])) > 1 for call in calls)
 
