@@ -16,6 +16,7 @@ is not simulated (memory.MARGIN). What kernels take inside and give back is in `
 In rollouts the prompts are encoded, then the cache is filled up to the last tokens, which are drawn:
 no response ends early.
 """
+import dataclasses
 import sys
 import weakref
 from collections import Counter
@@ -306,7 +307,8 @@ def simulate(o, config, capability=8):
 def preset_options(name, dtype="auto"):
     """The options of a run with a preset on a GPU, and the shape of its model."""
     from genenv import parse_options
-    o = parse_options(["--preset", name, "--device", "cuda", "--dtype", dtype])
+    o = parse_options(["--preset", name, "--dtype", dtype])
+    o = dataclasses.replace(o, device="cuda")  # on the command line it would have to be there
     return o, qwen2_config(**(QWEN_7B if name.startswith("7b") else QWEN_1_5B))
 
 

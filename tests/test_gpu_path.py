@@ -118,9 +118,9 @@ def test_greedy_validation_and_warm_start_stay_on_the_device(monkeypatch):
         policy = simulated_policy(NF4, narrow())
         assert len(policy.sample("agent", [[7] * 9, [7] * 5], 1, 8, 0.0, None, 8)) == 2
         monkeypatch.setattr(warm_start, "ADAPTER", "agent")
-        groups = [([7] * 9, [[7] * 4, [7] * 6], [[True] * 4, [False, *[True] * 5]])] * 3
+        pairs = [([7] * 9, [7] * 4, [True] * 4), ([7] * 9, [7] * 6, [False, *[True] * 5])] * 3
         o = SimpleNamespace(token_budget=32, grad_checkpoint=True)
-        warm_start.imitation_step(policy, resident(policy)["agent"], groups, 1e-3, o)
+        warm_start.imitation_step(policy, resident(policy)["agent"], pairs, 1e-3, o)
 
 
 @pytest.mark.parametrize("capability, dtype", [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])
