@@ -246,7 +246,7 @@ def test_slips_rise_over_the_ladder_and_show_the_neighbours_effect():
 
 def test_every_word_of_both_roles_has_its_own_token():
     """Unknown words would all become the padding token."""
-    tokenizer = ladder._tokenizer()
+    tokenizer = tiny_model.word_tokenizer(ladder.WORDS)
     texts = [ladder.agent_prompt(t) + " " + answer(t) for t in ladder.validation_tasks()]
     texts += [ladder.env_prompt(task(0, *ladder.NAMES[:5]), p, 0.5) for p in (1.0, None)]
     for text in texts:
@@ -257,7 +257,7 @@ def test_every_word_of_both_roles_has_its_own_token():
 
 def test_pretraining_batch_trains_responses_and_their_end_only():
     """The base would learn to write prompts, or never to stop."""
-    tokenizer = ladder._tokenizer()
+    tokenizer = tiny_model.word_tokenizer(ladder.WORDS)
     ids, labels = tiny_model.encode_pairs(
         tokenizer, ladder._pairs(random.Random(0), 32))
     for row, target in zip(ids, labels):
