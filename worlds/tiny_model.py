@@ -57,12 +57,12 @@ def encode_pairs(tokenizer, pairs):
     return ids, labels
 
 
-def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, seed=0):
+def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, beta2=0.999, seed=0):
     """Train a model from scratch -> (model, tokenizer), for `save`.
 
     words: the vocabulary, `SPECIAL` first. pairs_fn: (random.Random, how many) -> list of (prompt,
-    response) texts of both roles. lr: the peak of a one-cycle schedule. Two minutes at most for the
-    default settings on one core.
+    response) texts of both roles. lr: the peak of a one-cycle schedule. beta2: of AdamW, lower where
+    steps are few. Two minutes at most for the default settings on one core.
     """
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -71,7 +71,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), eos_token_id=1, pad_token_id=0,
                                              bos_token_id=None, **model_config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, beta2), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.1)
     for _ in tqdm(range(steps), desc="base model", disable=None, leave=False):
         ids, labels = encode_pairs(tokenizer, pairs_fn(rng, batch))
