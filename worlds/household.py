@@ -408,9 +408,6 @@ def prepare(o):
                         "--validation-tasks, or choose another --world")
     if o.quant and not o.model:
         raise UserError("--quant is for chat models; the household's own model has 2 MB")
-    if o.base_model and o.model:
-        raise UserError("--base-model is a tiny model of this world, --model a chat model: leave "
-                        "one of them out")
     _mode.update(chat=bool(o.model), max_turns=world_option(sys.modules[__name__], o, "max_turns"))
 
 

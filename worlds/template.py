@@ -21,8 +21,8 @@ def draw(rng, tools, n, origin, held_out=()):
     return list({task.id: task for task in tasks if task.id not in held_out}.values())[:n]
 HELD_OUT = {task.id: task for task in draw(random.Random(0), list(TOOLS), 200, "validation")}
 def prepare(o):
-    if o.model or o.base_model or o.quant or o.base_tasks or o.validation_tasks:
-        raise UserError("this world makes its own: no --*model, --quant or --*-tasks")
+    if o.model or o.quant or o.base_tasks or o.validation_tasks:
+        raise UserError("this world brings its own: no --model, --quant or --*-tasks")
 def validation_tasks(o=None, split="validation"):
     first = 1 if split == "tuning" else 0  # every other one
     return list(HELD_OUT.values())[first::2]

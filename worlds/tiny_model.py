@@ -94,9 +94,11 @@ def save(model, tokenizer, folder):
 
 def load_trained(model, tokenizer, **settings) -> Policy:
     """The policy of a model that has just been trained; settings: what else Policy.load takes."""
-    with tempfile.TemporaryDirectory() as folder:
-        save(model, tokenizer, folder)
-        return Policy.load(folder, **settings)
+    folder = tempfile.TemporaryDirectory()
+    save(model, tokenizer, folder.name)
+    policy = Policy.load(folder.name, **settings)
+    policy.folder = folder  # removed with the policy: PEFT looks into it when adapters are saved
+    return policy
 
 
 def base_folder(o, world: str, words) -> str:
