@@ -26,6 +26,7 @@ import genenv
 import micro_world as micro
 import runtime.run
 from data_pool import UserError, read_jsonl
+from policy import Policy
 
 BASE = dict(  # no default anywhere: a constant in the place of an option is seen
     seed=5, epochs=4, steps=2, seed_tasks=4, variations=3, G=4, replay=0.4, base_share=0.4,
@@ -825,10 +826,10 @@ def test_options_of_the_policy_reach_it(monkeypatch, name, model):
         found.update(kwargs, model=model)
         raise Loaded
 
-    monkeypatch.setattr(world.Policy, "load", load)
+    monkeypatch.setattr(Policy, "load", load)
     if name == "template":  # it trains its own
         train = world.train
-        monkeypatch.setattr(world, "train", lambda *a, **k: train(*a, **{**k, "steps": 1, "batch": 2}))
+        monkeypatch.setattr(world, "train", lambda *a, **k: train(*a, **{**k, "steps": 3}))
     else:
         monkeypatch.setattr(world, "base_folder", lambda o, *rest: o.base_model, raising=False)
     o = genenv.Options(model=model, rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
