@@ -272,7 +272,7 @@ def test_pretraining_batch_trains_responses_and_their_end_only():
         assert tokenizer.decode(row[first - 1]) in ("=", "=>")
 
 
-@pytest.mark.parametrize("world", [ladder])
+@pytest.mark.parametrize("world", [ladder, household])
 def test_shipped_base_models_half_know_their_world(world):
     """A run would start from a model that knows everything or nothing, or that is not there."""
     o = genenv.Options(rank=4, device="cpu")
