@@ -622,23 +622,15 @@ def vary(task: Task, rng) -> Task:
             return new
 
 
-@lru_cache
-def _demo_tasks(n=3000):
-    """Households over all rungs, none of them held out: pretraining sees no validation task."""
-    rng = random.Random(SEED + 2)
-    return [_draw(rng, rng.choice(RUNGS), (2, 3), "demo", _held_out_keys()) for _ in range(n)]
-
-
 def pairs(rng, n) -> list[tuple[str, str]]:
     """n examples for the base model, (prompt, response), all of one role and of like length.
 
-    Batches of one kind are padded little: the base model is trained in half the time.
+    Batches of one kind are padded little: the base model is trained in half the time. Every task
+    is a new one, none of them held out: from 3,000 of them a model learnt a part by heart.
     """
-    role, tasks = rng.choice(("env", "env", "one", "one", "two")), []
-    while len(tasks) < n:
-        task = rng.choice(_demo_tasks())
-        if role == "env" or (len(task.spec["goal"]) == 2) == (role == "two"):
-            tasks.append(task)
+    role = rng.choice(("env", "env", "one", "one", "two"))
+    rungs = {"env": RUNGS, "one": RUNGS[:-2], "two": RUNGS[-2:]}[role]
+    tasks = [_draw(rng, rng.choice(rungs), (2, 3), "demo", _held_out_keys()) for _ in range(n)]
     if role != "env":
         return [demonstrate(task, rng) for task in tasks]
     return [(env_prompt(task, rng.choice((None, rng.random())), 0.5), vary(task, rng).text)
