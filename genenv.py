@@ -414,9 +414,9 @@ class Options:
     world: str = "ladder"             # domain, a module of worlds/
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0 = OMP_NUM_THREADS if set, else all cores
-    cache_dir: str = "runs/cache"     # where the embedded world keeps its base model
     # models
     model: str = ""                   # local folder, hub name or .gguf file of a chat model
+    base_model: str = ""              # embedded worlds: folder of another tiny model than their own
     base_tasks: str = ""              # JSONL of base tasks (the embedded worlds have their own)
     validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
     teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher

@@ -5,6 +5,7 @@
     python -m experiments open --seeds 3      # alpha 0.3-0.7, noisy rewards, forgetting
     python -m experiments levers --seeds 1    # what moves the success rate, on the tuning split
     python -m experiments which --seeds 5     # which part does the work; --time: how long it takes
+    python -m experiments bases --seeds 5     # base models of an embedded world, one for each seed
     python -m experiments paper --quick       # a tiny run of each kind, to see that it works
     python -m experiments paper --world NAME  # the same in another world
 
@@ -44,6 +45,7 @@ from experiments.tables import EPISODES, KEPT, draw, read_runs, table
 from genenv import parse_options
 from runtime.options import Parser
 from worlds import load_world
+from worlds.tiny_model import BASES
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -90,7 +92,8 @@ def run_suite(plan, jobs: int):
     with tempfile.TemporaryDirectory() as folder, tqdm(total=len(plan.wanted), desc=plan.suite,
                                                        smoothing=0) as bar:
         scratch = Path(folder)
-        make_shared(world, o, scratch)
+        make_shared(world, o, scratch, {seed for name, seed in plan.wanted
+                                        if "@base" in plan.options[name]})
         base = {world.category(task) for task in world.base_tasks(o)}
         with closing(finished(plan.options, plan.wanted, plan.settings, jobs, scratch)) as ended:
             for job in ended:
@@ -143,14 +146,22 @@ def finished(options, wanted, settings, jobs, scratch):
         signal.signal(signal.SIGTERM, before)
 
 
-def make_shared(world, o, scratch: Path):
-    """What all runs need, once and before them: teacher files and an embedded base model."""
+def make_shared(world, o, scratch: Path, bases=()):
+    """What runs need, once and before them: teacher files, and a base model by each seed of `bases`.
+
+    Raises UserError if such a base model is not there: training one takes minutes, and several can
+    be trained at once, so it is a step of its own. The shipped one is that of seed 0.
+    """
     if hasattr(world, "write_teacher"):
         for n in TEACHERS:  # the paper's sizes relative to its base set
             world.write_teacher(round(n * len(world.base_tasks(o)) / PAPER_BASE),
                                 scratch / f"teacher-{n}.jsonl")
-    if hasattr(world, "base_model"):  # several runs at once would each train their own
-        world.base_model(ROOT / o.cache_dir)
+    for seed in sorted(bases):
+        folder = Path("runs/base") / f"{o.world}-{seed}" if seed else BASES / o.world
+        if not folder.is_dir():
+            raise UserError(f"no base model in {folder}: `python -m worlds.{o.world} train {seed} "
+                            f"{folder}` trains it")
+        shutil.copytree(folder, scratch / f"base-{seed}")
 
 
 def start(name, seed, options, settings, scratch) -> dict:
@@ -158,8 +169,8 @@ def start(name, seed, options, settings, scratch) -> dict:
     goes to a file in case it fails."""
     folder = scratch / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
     program = ["-m", "experiments.imitation"] if "@imitation" in options else ["genenv.py"]
-    files = [str(scratch / f"{x[1:]}.jsonl") if x.startswith("@") else x for x in options
-             if x != "@imitation"]
+    shared = lambda x: scratch / (f"base-{seed}" if x == "@base" else f"{x[1:]}.jsonl")
+    files = [str(shared(x)) if x.startswith("@") else x for x in options if x != "@imitation"]
     given = ["--seed", str(seed), "--threads", "1", *settings, *files]
     if any((folder / "checkpoints").glob("*")):
         given = ["--resume"]

@@ -1,8 +1,9 @@
 """The suites: what is compared with what, as options of genenv.py.
 
 What of the paper this is: RQ1-RQ4 (`paper`), its fixed alpha beside schedules (`alpha`), questions
-that it leaves open (`open`), what moves the success rate (`levers`), and which part does the work
-(`which`): update rules, scopes of the filter, aims, and controls in which a reward is made blind.
+that it leaves open (`open`), what moves the success rate (`levers`), which part does the work
+(`which`): update rules, scopes of the filter, aims, and controls in which a reward is made blind;
+and whether that holds for other base models of an embedded world (`bases`).
 
 How it is run: `python -m experiments SUITE`. A suite maps names of variants to options of
 genenv.py; its first variant is what the others are compared with. A new variant is one line here.
@@ -86,15 +87,25 @@ WHICH = {
     "alpha: 0.3": ["--alpha", "0.3"],
     "alpha: integral": ["--alpha-schedule", "integral"],
 }
-SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN, "levers": LEVERS, "which": WHICH}
-SEEDS = {"which": 5}  # runs of each variant, where it is not 3
+# @base stands for a base model trained by the run's own seed, so the intervals are over base models
+BASES = {
+    "genenv": ["--base-model", "@base"],
+    "random": ["--base-model", "@base", "--variant", "random"],
+    "random, curated seeds": ["--base-model", "@base", "--variant", "random", "--seed-selection",
+                              "curated"],
+}
+SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN, "levers": LEVERS, "which": WHICH,
+          "bases": BASES}
+SEEDS = {"which": 5, "bases": 5}  # runs of each variant, where it is not 3
 QUICK = ["--no-gate", "--epochs", "2", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1"]
 
 
 def variants(suite: str, world) -> dict:
-    """The variants of a suite that a world can run: teacher sets need its `write_teacher`."""
-    return {name: options for name, options in SUITES[suite].items()
-            if hasattr(world, "write_teacher") or not any(x.startswith("@") for x in options)}
+    """The variants of a suite that a world can run: teacher sets need its `write_teacher`, base
+    models its `train_base`."""
+    lacks = lambda x: x.startswith("@teacher") and not hasattr(world, "write_teacher") or \
+        x == "@base" and not hasattr(world, "train_base")
+    return {name: options for name, options in SUITES[suite].items() if not any(map(lacks, options))}
 
 
 def results_file(out: Path, suite: str, world: str, quick: bool) -> Path:

@@ -173,7 +173,9 @@ def table(results: Path) -> str:
     rows = [f"{row} {text} |" for row, text in zip(means(runs, columns), curves)]
     compared = {head: columns[head] for head in ("tuning", "validation", "mean of epochs")
                 if head in columns}
-    rows += [*paired(runs, compared), *against_controls(runs, compared), "", *claims(runs)]
+    rows += [*paired(runs, compared), *against_controls(runs, compared)]
+    rows += by_base(runs) if results.stem.split("-")[0] == "bases" else []
+    rows += ["", *claims(runs)]
     return "\n".join(rows) + "\n"
 
 
@@ -212,6 +214,20 @@ def paired(runs, columns) -> list[str]:
         if any(found):
             rows.append(f"| {name} | " + " | ".join(
                 _with_bounds(*d) if d else "-" for d in found) + " |")
+    return rows
+
+
+def by_base(runs) -> list[str]:
+    """Lines of a table: held-out success at the start and at the end, base model by base model."""
+    seeds = sorted({seed for of_variant in runs.values() for seed in of_variant})
+    rows = ["", "Validation before training and after the last epoch, base model by base model:", "",
+            f"| seed of the base model and of the run | {' | '.join(runs)} |",
+            "|---" * (len(runs) + 1) + "|"]
+    for seed in seeds:
+        found = [of_variant.get(seed) for of_variant in runs.values()]
+        cells = [f"{m[0]['validation']:.3f} to {last(m, 'validation'):.3f}" if m else "-"
+                 for m in found]
+        rows.append(f"| {seed} | {' | '.join(cells)} |")
     return rows
 
 

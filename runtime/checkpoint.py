@@ -47,7 +47,7 @@ FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 KEEP = 2  # checkpoints kept: the last, and the one before in case the last gets damaged
 TEMPORARY, LOCK = "config.json.tmp", "lock"
 # options that a resumed run may change: these move memory and rounding, nothing else
-FREE = {"gate", "out", "resume", "threads", "cache_dir", "token_budget", "grad_checkpoint"}
+FREE = {"gate", "out", "resume", "threads", "token_budget", "grad_checkpoint"}
 OTHER_BITS = {"max_rows", "device"}  # and these also the random numbers that a rollout gets
 FORMAT = 1  # of checkpoints and records: raise it when a run of before could no longer go on
 

@@ -166,6 +166,9 @@ def check_options(o):
         need(getattr(o, name) > 0, name, "must be greater than 0")
     need(o.seed < 2 ** 60, "seed", "must be below 2 ** 60")
     need(o.threads <= 1024, "threads", "more than 1024 threads are of no use")
+    own_base = hasattr(load_world(o.world), "train_base") and not o.model
+    need(own_base or not o.base_model, "base_model",
+         "only a world that trains its own base model takes one, and none with --model")
     choices = {**CHOICES, **{name: tuple(curriculum.named(p)) for name, p in NAMED.items()}}
     for name, values in choices.items():
         need(getattr(o, name) in values, name, f"choose from {', '.join(filter(None, values))}")

@@ -10,7 +10,7 @@ import pytest
 
 import policy
 from runtime import report
-from worlds import ladder
+from worlds import ladder, tiny_model
 
 # it ends its lines and knows a few tools, which is all that tests of the loop need
 SMALL_MODEL = {**ladder.MODEL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
@@ -26,30 +26,30 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def _ladder_cache(tmp_path_factory):
-    """Folder of the small base model, and {path: (lm, tokenizer)} of what was loaded from it."""
-    return tmp_path_factory.mktemp("ladder"), {}
+def _small_base(tmp_path_factory):
+    """Folder of the small base model, and {settings: (lm, tokenizer)} of what was loaded from it."""
+    folder = tmp_path_factory.mktemp("ladder")
+    tiny_model.save(*tiny_model.train(ladder.WORDS, ladder._pairs, SMALL_MODEL, **SMALL_RECIPE), folder)
+    return folder, {}
 
 
 @pytest.fixture(scope="module")
-def small_ladder(_ladder_cache):
-    """The embedded world, small, for all tests of a module; yields its --cache-dir.
+def small_ladder(_small_base):
+    """The embedded world, small, for all tests of a module; yields its --base-model.
 
     One layer, trained for seconds, once per session; read from disk once per session; two held-out
     tasks per rung; rewards by `parity`; no figures.
     """
-    (folder, loaded), patch = _ladder_cache, pytest.MonkeyPatch()
+    (folder, loaded), patch = _small_base, pytest.MonkeyPatch()
     load, tasks = policy.load_model, ladder.validation_tasks
 
     def load_once(model, *settings):
-        if not str(model).startswith(str(folder)):
+        if model != str(folder):
             return load(model, *settings)
         if (model, *settings) not in loaded:
             loaded[model, *settings] = load(model, *settings)
         return copy.deepcopy(loaded[model, *settings])  # adapters are put into it
 
-    patch.setattr(ladder, "MODEL", SMALL_MODEL)
-    patch.setattr(ladder, "PRETRAIN", SMALL_RECIPE)
     patch.setattr(ladder, "validation_tasks", lambda *which: tasks(*which)[::5])
     patch.setattr(ladder, "score", parity)
     patch.setattr(policy, "load_model", load_once)

@@ -42,7 +42,7 @@ def done(tmp_path_factory, small_ladder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ladder, "score", lambda task, text: (float(rng.random() < 0.5), True))
         patch.setattr(ladder, "load_policy", lambda o: kept.append(real(o)) or kept[-1])
-        assert genenv.main(["--out", str(folder), "--cache-dir", small_ladder, *MICRO,
+        assert genenv.main(["--out", str(folder), "--base-model", small_ladder, *MICRO,
                             "--epochs", "3"]) == 0
     return folder, kept[-1], small_ladder
 
@@ -131,6 +131,9 @@ COMMANDS = {
     "no alpha end": (["--alpha-end", "0.4"], "--alpha-schedule constant"),
     "no model": (["--world", "tool_calls"], "--model"),
     "model for the ladder": (["--model", "x"], "--model"),
+    "base model of a chat model": (["--world", "household", "--model", "m", "--base-model", "b"],
+                                   "--base-model"),
+    "base model where is none": (["--world", "template", "--base-model", "b"], "--base-model"),
     "tasks for the ladder": (["--base-tasks", "x"], "--base-tasks"),
     "preset without a model folder": (["--preset", "7b-24gb", "--model", "{tmp}/none"], "none"),
     "model is empty": (["--world", "tool_calls", "--model", "{tmp}", "--max-task-tokens", "64",
@@ -193,7 +196,7 @@ def test_teacher_file(name, tmp_path, capsys, done):
     path = tmp_path / "teacher.jsonl"
     path.write_bytes(TEACHER[name])
     refused(capsys, tmp_path, genenv.main,
-            ["--out", tmp_path / "r", "--cache-dir", done[2], "--variant", "teacher",
+            ["--out", tmp_path / "r", "--base-model", done[2], "--variant", "teacher",
              "--teacher-tasks", path], path)
 
 
@@ -406,7 +409,7 @@ def test_an_edited_file_of_tasks_is_refused(tmp_path, capsys, monkeypatch, done)
     tasks.write_text('{"text": "1 s1 inc"}\n')
     with monkeypatch.context() as patch:  # one epoch, the one before training
         patch.setattr(genenv, "measure_untrained", measure_untrained)
-        assert genenv.main(["--out", str(run), "--cache-dir", done[2], *MICRO, "--epochs", "0",
+        assert genenv.main(["--out", str(run), "--base-model", done[2], *MICRO, "--epochs", "0",
                             "--variant", "teacher", "--teacher-tasks", str(tasks)]) == 0
     tasks.write_text('{"text": "2 s1 inc"}\n')
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", run, "--epochs", "1"], tasks,

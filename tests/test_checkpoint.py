@@ -38,7 +38,7 @@ def cache(small_ladder):
 
 def run(out, cache, *more):
     """genenv.main in this process -> exit code."""
-    return genenv.main(["--out", str(out), "--cache-dir", str(cache), *MICRO, *more])
+    return genenv.main(["--out", str(out), "--base-model", str(cache), *MICRO, *more])
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_killed_before_the_first_checkpoint(quiet, tmp_path, cache, capsys):
     out.mkdir()
     shutil.copy(quiet / "config.json", out)
     shutil.copy(quiet / "metrics.jsonl", out)
-    assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
     assert "no checkpoint yet" in capsys.readouterr().out
     assert (out / "metrics.jsonl.torn").read_bytes() == (quiet / "metrics.jsonl").read_bytes()
     equal(quiet, out)
@@ -289,7 +289,7 @@ def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monke
     assert not any(n.startswith("tmp-") for n in left), left
     for folder in left:  # whatever is there can be read
         checkpoint._read(out / "checkpoints" / folder)
-    assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
     equal(quiet, out)
 
 
@@ -367,7 +367,7 @@ def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
         setattr(owner, call, die)
         os._exit(run(out, cache))
     os.waitpid(pid, 0)
-    assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
     assert not any(n.startswith("tmp-") for n in names(out)) and len(names(out)) == 2
     equal(quiet, out)
 
@@ -418,7 +418,7 @@ def test_a_run_folder_is_one_programs_until_it_dies(quiet, tmp_path, cache, caps
     assert contents(out) == before
     os.kill(first, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == -signal.SIGKILL
-    assert genenv.main(["--resume", "--out", str(out), "--cache-dir", str(cache)]) == 0
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
     equal(quiet, out)
 
 

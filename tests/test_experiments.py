@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -395,10 +396,35 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
 
 def test_teacher_files_have_the_papers_sizes(tmp_path, cache):
     """957 and 1,777 distinct tasks, made once."""
-    experiments.make_shared(ladder, genenv.parse_options(["--cache-dir", cache]), tmp_path)
+    experiments.make_shared(ladder, genenv.parse_options(["--base-model", cache]), tmp_path)
     for n in (957, 1777):
         texts = {r["text"] for r in read_jsonl(tmp_path / f"teacher-{n}.jsonl")}
         assert len(texts) == n
+
+
+def test_bases_start_from_the_base_model_of_their_seed(tmp_path, cache, in_process, monkeypatch,
+                                                       capsys):
+    """All runs of the suite would share one base model, and the intervals would not be over any."""
+    monkeypatch.setattr(experiments, "draw", lambda path: None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(experiments, "BASES", tmp_path / "shipped")
+    shutil.copytree(cache, tmp_path / "shipped" / "ladder")
+    seen, load = [], ladder.Policy.load
+    monkeypatch.setattr(ladder.Policy, "load", lambda folder, **k: (seen.append(
+        (Path(folder) / "which").read_text()), load(cache, **k))[1])
+    out, command = tmp_path / "out", ["bases", "--seeds", "2", "--jobs", "1", *TINY]
+    command += ["--only", "genenv", "random", "--out", str(out)]
+    assert experiments.main(command) == 2
+    assert "`python -m worlds.ladder train 1 runs/base/ladder-1` trains it" in capsys.readouterr().err
+    shutil.copytree(cache, tmp_path / "runs" / "base" / "ladder-1")
+    for folder, text in ((tmp_path / "shipped" / "ladder", "0"),
+                         (tmp_path / "runs" / "base" / "ladder-1", "1")):
+        (folder / "which").write_text(text)
+    assert experiments.main(command) == 0
+    assert seen == ["0", "0", "1", "1"]  # seed by seed, both variants
+    text = (out / "bases.md").read_text()
+    starts = [m["metrics"][0]["validation"] for m in read_jsonl(out / "bases.jsonl")]
+    assert f"| 1 | {starts[2]:.3f} to " in text
 
 
 def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, in_process, monkeypatch, capsys):
@@ -406,7 +432,7 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, in_process, monkeypat
     monkeypatch.setattr(experiments, "draw", lambda path: None)  # see test_any_world
     out = tmp_path / "out"
     command = ["paper", "--seeds", "1", "--jobs", "1", "--out", str(out), *TINY,
-               "--cache-dir", cache]
+               "--base-model", cache]
     assert experiments.main([*command, "--only", "genenv"]) == 0
     first = (out / "paper.jsonl").read_bytes()
     assert experiments.main([*command, "--only", "genenv", "static"]) == 0
@@ -466,7 +492,7 @@ def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, cache, in_
     out = tmp_path / "out"
     with pytest.raises(UserError, match="'static' with seed 0 failed: .*moon"):
         experiments.run_suite(experiments.planned(
-            "paper", 1, False, out, [*TINY, "--cache-dir", cache], ["genenv", "static"]), 1)
+            "paper", 1, False, out, [*TINY, "--base-model", cache], ["genenv", "static"]), 1)
     assert [json.loads(line)["name"] for line in open(out / "paper.jsonl")] == ["genenv"]
 
 

@@ -133,7 +133,7 @@ def kinds(records):
 
 def run(out, cache, *options):
     """The records of a run with a script."""
-    assert genenv.main(["--out", str(out), "--cache-dir", cache, *SMALL, *options]) == 0
+    assert genenv.main(["--out", str(out), "--base-model", cache, *SMALL, *options]) == 0
     return read_jsonl(out / "metrics.jsonl")
 
 

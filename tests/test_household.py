@@ -42,6 +42,7 @@ def reason(text):
 def words_mode(monkeypatch):
     """Tests that prepare a chat model leave the others alone."""
     monkeypatch.setitem(h._mode, "chat", False)
+    monkeypatch.setitem(h._mode, "max_turns", h.OPTIONS["max_turns"][0])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -231,12 +232,39 @@ def test_a_plan_over_the_limit_is_too_long(monkeypatch):
     assert h.MAX_PLAN + 3 < h.OPTIONS["max_turns"][0]
 
 
+@pytest.mark.parametrize("closed, max_turns, refused", [
+    (0, 5, False), (4, 13, False), (4, 12, True), (2, 9, False), (2, 8, True)])
+def test_a_household_that_takes_luck_is_refused(monkeypatch, closed, max_turns, refused):
+    """Rewards would depend on the order in which an agent looks for a thing that it cannot see."""
+    monkeypatch.setitem(h._mode, "max_turns", max_turns)
+    text = "put mug in sink . drawer closed . mug in drawer . sink . " + "".join(
+        f"{place} closed . " for place in ["cabinet", "box", "microwave", "fridge"][:closed])
+    in_sight = h.parse_task(text.replace("drawer closed", "drawer"), NO_SEED, 0)
+    assert h.task_length(in_sight) == 4  # no search: what is closed is of no interest
+    if refused:
+        assert reason(text) == "a matter of luck"
+    else:
+        assert h.task_length(h.parse_task(text, NO_SEED, 0)) == 5
+
+
 def test_order_is_no_difference():
     """The simulator would pass held-out tasks off as new by telling them in another order."""
     other = h.solved("put clean mug in drawer . sink . drawer closed . apple in drawer . counter . "
                      "plate in counter . mug in counter")
     assert other.id != TASK.id and h.same_task_key(other) == h.same_task_key(TASK)
     assert h.same_task_key(h.solved(HOUSE.replace("clean ", ""))) != h.same_task_key(TASK)
+
+
+def test_an_empty_receptacle_is_no_difference_but_the_goals_is():
+    """A held-out household with one more shelf would be trained on; another lid is another rung."""
+    held_out = h._held_out_keys()
+    for task in h.validation_tasks():
+        absent = next(place for place in h.RECEPTACLES if f"{place} " not in task.text)
+        for more in (f" {absent} .", f" {absent} closed ." if absent in h.CLOSABLE else ""):
+            assert h.same_task_key(h.solved(task.text + more)) in held_out
+    text = "put mug in drawer . counter . mug in counter . drawer{} ."
+    keys = [h.same_task_key(h.solved(text.format(lid))) for lid in ("", " closed")]
+    assert keys[0] != keys[1]
 
 
 def test_task_sets():
@@ -246,6 +274,7 @@ def test_task_sets():
         tasks = h.validation_tasks(None, split)
         assert Counter(map(h.category, tasks)) == dict.fromkeys(h.RUNGS, h.PER_RUNG)
         assert all(0 < h.task_length(t) <= h.MAX_PLAN for t in tasks)
+        assert all(h.solved(t.text).id == t.id for t in tasks)  # none takes luck
 
 
 def test_contents_of_closed_receptacles_are_hidden_from_the_agent():
@@ -300,7 +329,7 @@ def test_demonstrations_slip_at_their_rate(monkeypatch):
         assert len(h.expert(task)) <= h.OPTIONS["max_turns"][0]
 
 
-def test_variations_are_near_solvable_and_not_held_out():
+def test_variations_are_near_solvable_and_not_held_out(monkeypatch):
     """Pretraining would show validation tasks, or teach the simulator to write no tasks."""
     rng, rungs = random.Random(0), Counter()
     held_out = h._held_out_keys()
@@ -309,7 +338,12 @@ def test_variations_are_near_solvable_and_not_held_out():
         assert h.parse_task(new.text, task, 1) and h.same_task_key(new) not in held_out
         rungs[h.RUNGS.index(h.category(new)) - h.RUNGS.index(h.category(task))] += 1
     assert rungs[0] > 60 and any(step > 1 for step in rungs)
-    assert not held_out & {h.same_task_key(t) for t in h._demo_tasks()}
+    seen, draw = [], h._draw
+    monkeypatch.setattr(h, "_draw", lambda *a: seen.append(draw(*a)) or seen[-1])
+    while len(seen) < 600:
+        h.pairs(rng, 20)
+    assert not held_out & {h.same_task_key(t) for t in seen}
+    assert len({h.same_task_key(t) for t in seen}) > 500
 
 
 def test_every_word_is_in_the_vocabulary_and_fits_the_model():

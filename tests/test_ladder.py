@@ -4,14 +4,17 @@ Run: python -m pytest tests/test_ladder.py -q
 """
 import random
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+import genenv
 from data_pool import Task, UserError
-from policy import Policy
-from worlds import InvalidTask, check_task, held_out_keys, ladder, tiny_model
+from worlds import (InvalidTask, attempt_score, check_task, held_out_keys, household, ladder, play,
+                    tiny_model)
 
 PLAIN = {  # the tools once more, as tables written out by hand
     "inc": "1234567890", "dec": "9012345678", "dbl": "0246802468", "neg": "0987654321",
@@ -246,7 +249,7 @@ def test_slips_rise_over_the_ladder_and_show_the_neighbours_effect():
 
 def test_every_word_of_both_roles_has_its_own_token():
     """Unknown words would all become the padding token."""
-    tokenizer = ladder._tokenizer()
+    tokenizer = tiny_model.word_tokenizer(ladder.WORDS)
     texts = [ladder.agent_prompt(t) + " " + answer(t) for t in ladder.validation_tasks()]
     texts += [ladder.env_prompt(task(0, *ladder.NAMES[:5]), p, 0.5) for p in (1.0, None)]
     for text in texts:
@@ -257,7 +260,7 @@ def test_every_word_of_both_roles_has_its_own_token():
 
 def test_pretraining_batch_trains_responses_and_their_end_only():
     """The base would learn to write prompts, or never to stop."""
-    tokenizer = ladder._tokenizer()
+    tokenizer = tiny_model.word_tokenizer(ladder.WORDS)
     ids, labels = tiny_model.encode_pairs(
         tokenizer, ladder._pairs(random.Random(0), 32))
     for row, target in zip(ids, labels):
@@ -269,38 +272,43 @@ def test_pretraining_batch_trains_responses_and_their_end_only():
         assert tokenizer.decode(row[first - 1]) in ("=", "=>")
 
 
-def test_base_model_is_cached_under_its_configuration(tmp_path, monkeypatch):
-    """A change of the settings would silently go on with the old model."""
-    monkeypatch.setattr(ladder, "PRETRAIN", dict(steps=12, batch=4, lr=1e-3))
-    built, real = [], ladder._pretrain
-    monkeypatch.setattr(ladder, "_pretrain", lambda folder: (built.append(1), real(folder)))
-    folder = ladder.base_model(tmp_path / "cache")
-    assert ladder.base_model(tmp_path / "cache") == folder and len(built) == 1
-    first = (folder / "model.safetensors").read_bytes()
-    monkeypatch.setattr(ladder, "PRETRAIN", dict(steps=13, batch=4, lr=1e-3))
-    other = ladder.base_model(tmp_path / "cache")
-    assert other != folder and len(built) == 2
-    assert {p.name for p in (tmp_path / "cache").iterdir()} == {folder.name, other.name}
-    monkeypatch.setattr(ladder, "PRETRAIN", dict(steps=12, batch=4, lr=1e-3))
-    again = ladder.base_model(tmp_path / "elsewhere")
-    assert (again / "model.safetensors").read_bytes() == first  # same seed, same bits
-    options = SimpleNamespace(cache_dir=str(tmp_path / "cache"), rank=4, seed=0, device="cpu",
-                              quant="", dtype="auto", resume=False, agent_adapter="", env_adapter="",
-                              chat_template_kwargs="")
-    policy = ladder.load_policy(options)
-    assert isinstance(policy, Policy) and set(policy.params) == {"agent", "env"}
-    assert policy.decode(policy.encode("3 s1 inc =")) == "3 s1 inc ="
+@pytest.mark.parametrize("world", [ladder, household])
+def test_shipped_base_models_half_know_their_world(world):
+    """A run would start from a model that knows everything or nothing, or that is not there."""
+    o = genenv.Options(rank=4, device="cpu")
+    policy, tasks = world.load_policy(o), world.validation_tasks(None, "tuning")
+    assert next(policy.model.parameters()).dtype == torch.float32
+    found = play(world, o, policy, None, tasks, 1, 1.0, policy.generator(0), 128)
+    rewards = [attempt_score(world, task, *attempt)[0] for task, *attempt in zip(tasks, *found)]
+    assert 0.2 < sum(rewards) / len(tasks) < 0.5
 
 
-def test_interrupted_build_leaves_nothing_that_passes_for_a_model(tmp_path, monkeypatch):
-    """Half a model would be loaded by the next run."""
-    def interrupted(folder):
-        (ladder.Path(folder) / "config.json").write_text("{}")
+def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch, capsys):
+    """One could not be made anew; or a folder of other words would be read as padding."""
+    monkeypatch.setattr(ladder, "RECIPE", dict(steps=2, batch=2, lr=1e-3))
+    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+        assert ladder.main(["train", seed, str(tmp_path / name)]) == 0
+    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
+    assert a == b != c  # the same seed, the same bits
+    tensors = load_file(tmp_path / "a" / "model.safetensors").values()
+    assert {t.dtype for t in tensors} == {torch.float16}
+    o = genenv.Options(base_model=str(tmp_path / "a"), rank=4, device="cpu")
+    assert set(ladder.load_policy(o).params) == {"agent", "env"}
+    for folder, what in ((tmp_path / "a", "does not know the words"), (tmp_path, "no base model in")):
+        with pytest.raises(UserError, match=f"{what}.*python -m worlds.household train 0 {folder}"):
+            household.load_policy(replace(o, base_model=str(folder)))
+    assert ladder.main(["train", "x", str(tmp_path / "d")]) == 2 and not (tmp_path / "d").exists()
+    assert "usage: python -m worlds.ladder [FOLDER | train SEED FOLDER" in capsys.readouterr().err
+
+
+def test_an_interrupted_training_leaves_nothing(tmp_path, monkeypatch):
+    """Half a model, or a folder of scraps, would be found by the next run."""
+    def interrupted(seed):
         raise KeyboardInterrupt
-    monkeypatch.setattr(ladder, "_pretrain", interrupted)
+    monkeypatch.setattr(ladder, "train_base", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        ladder.base_model(tmp_path)
-    assert not [p for p in tmp_path.iterdir() if p.name.startswith("ladder-")]
+        ladder.main(["train", "0", str(tmp_path / "new")])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_quarter_of_the_variations_is_shown_for_an_unknown_success():

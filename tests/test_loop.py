@@ -34,7 +34,7 @@ def cache(small_ladder):
 
 def run(out, cache, *more):
     """genenv.main in this process -> exit code."""
-    return genenv.main(["--out", str(out), "--cache-dir", cache, *MICRO, *more])
+    return genenv.main(["--out", str(out), "--base-model", cache, *MICRO, *more])
 
 
 def same_run(a, b):
@@ -189,7 +189,7 @@ def test_killed_at_twenty_random_moments(tmp_path, cache, four):
     rng, kills, runs = random.Random(7), 0, 0
     while kills < 20:
         out = tmp_path / f"killed-{runs}"
-        argv = ["--out", str(out), "--cache-dir", cache, *MICRO, "--epochs", "4"]
+        argv = ["--out", str(out), "--base-model", cache, *MICRO, "--epochs", "4"]
         kills += killed_run(out, argv, rng, 20 - kills)
         runs += 1
         same_run(four, out)

@@ -12,6 +12,7 @@ import pytest
 
 import genenv
 from walkthroughs.__main__ import HERE, differences
+from worlds import ladder
 
 SCRIPTS = sorted(HERE.glob("[1-9]_*.py"))
 
@@ -31,8 +32,7 @@ def printed(source, path, capsys) -> str:
 @pytest.fixture
 def small_runs(small_ladder, tmp_path, monkeypatch):
     """Runs of the small embedded world, one step of few tasks in an epoch, below tmp_path."""
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "cache").symlink_to(small_ladder)
+    monkeypatch.setattr(ladder, "base_folder", lambda *_: small_ladder)
     monkeypatch.chdir(tmp_path)
     parse = genenv.parse_options
     monkeypatch.setattr(genenv, "parse_options", lambda argv: parse(

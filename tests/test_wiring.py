@@ -26,6 +26,7 @@ import genenv
 import micro_world as micro
 import runtime.run
 from data_pool import UserError, read_jsonl
+from policy import Policy
 
 BASE = dict(  # no default anywhere: a constant in the place of an option is seen
     seed=5, epochs=4, steps=2, seed_tasks=4, variations=3, G=4, replay=0.4, base_share=0.4,
@@ -817,7 +818,7 @@ class Loaded(Exception):
                                          ("template", "some-model"), ("household", "")])
 def test_options_of_the_policy_reach_it(monkeypatch, name, model):
     """--model, --rank, --quant, --dtype, --device, --seed, both adapters, --chat-template-kwargs
-    and --cache-dir, in every world."""
+    and --base-model, in every world."""
     import importlib
     world, found = importlib.import_module(f"worlds.{name}"), {}
 
@@ -825,16 +826,19 @@ def test_options_of_the_policy_reach_it(monkeypatch, name, model):
         found.update(kwargs, model=model)
         raise Loaded
 
-    monkeypatch.setattr(world.Policy, "load", load)
-    for builder in ("base_model", "train_tiny_model"):
-        monkeypatch.setattr(world, builder, lambda *a, **k: str([*a, *k.values()]), raising=False)
+    monkeypatch.setattr(Policy, "load", load)
+    if name == "template":  # it trains its own
+        train = world.train
+        monkeypatch.setattr(world, "train", lambda *a, **k: train(*a, **{**k, "steps": 3}))
+    else:
+        monkeypatch.setattr(world, "base_folder", lambda o, *rest: o.base_model, raising=False)
     o = genenv.Options(model=model, rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
-                       agent_adapter="a", env_adapter="b", cache_dir="some-cache",
+                       agent_adapter="a", env_adapter="b", base_model="some-base",
                        chat_template_kwargs='{"enable_thinking": false}')
     with pytest.raises(Loaded):
         world.load_policy(o)
     where = found.pop("model")
-    assert "some-model" == where if name == "tool_calls" else "some-cache" in where
+    assert name == "template" or where == {"tool_calls": "some-model"}.get(name, "some-base")
     assert found == dict(rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
                          adapter_paths={"agent": "a", "env": "b"},
                          chat_template_kwargs={"enable_thinking": False})
@@ -877,7 +881,7 @@ ELSEWHERE = {
     "validation_tasks": "test_tool_calls.py::test_a_validation_file_replaces_the_held_out_part",
     "teacher_tasks": "test_wiring.py::test_teacher_tasks_are_the_pool",
     **dict.fromkeys(("model", "rank", "quant", "dtype", "device", "agent_adapter", "env_adapter",
-                     "cache_dir", "chat_template_kwargs"),
+                     "base_model", "chat_template_kwargs"),
                     "test_wiring.py::test_options_of_the_policy_reach_it"),
     "write_rounds": "test_functions.py::test_the_simulator_writes_until_the_batch_is_full",
     "env_passes": "test_functions.py::test_few_records_wait_in_d_env_until_there_are_enough",

@@ -213,13 +213,11 @@ def test_a_copy_of_the_template_runs_a_loop(copied, monkeypatch):
     assert len(Path(template.__file__).read_text().splitlines()) < 60
     assert "mine" in worlds.world_names()
     mine = load_world("mine")
-    real = mine.train_tiny_model
-    monkeypatch.setattr(mine, "train_tiny_model",
-                        lambda *a, **k: real(*a, **{**k, "steps": 150}))
-    code = genenv.main(["--world", "mine", "--out", str(copied / "run"), "--cache-dir",
-                        str(copied / "cache"), "--threads", "1", "--epochs", "1", "--steps", "2",
-                        "--seed-tasks" if hasattr(genenv.Options(), "seed_tasks") else "--seeds",
-                        "8", "--val-samples", "1", "--rank", "4", "--env-updates", "2"])
+    real = mine.train
+    monkeypatch.setattr(mine, "train", lambda *a, **k: real(*a, **{**k, "steps": 150}))
+    code = genenv.main(["--world", "mine", "--out", str(copied / "run"), "--threads", "1",
+                        "--epochs", "1", "--steps", "2", "--seed-tasks", "8", "--val-samples", "1",
+                        "--rank", "4", "--env-updates", "2"])
     assert code == 0
     records = read_jsonl(copied / "run" / "metrics.jsonl")
     assert [r["epoch"] for r in records] == [0, 1]

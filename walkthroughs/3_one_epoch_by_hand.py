@@ -112,6 +112,6 @@ print(f"\nheld-out success {start:.3f} -> {measure.mean(measure.rates_on(run, he
 tools = lambda gs: measure.entropy(s for g in gs for s in world.skills(g.task))
 print(f"tools in use {tools(generations):.2f} -> {tools(after):.2f} bits of entropy")
 
-# %% Expected: held-out success from 0.33 to 0.45, one adapter moved at a time, ratio of weights 1.12.
+# %% Expected: held-out success from 0.33 to 0.42, one adapter moved at a time, ratio of weights 1.12.
 # Exercise: leave the filter out (keep all of `fresh`) and look at the weights: what is the ratio now?
 # Then take reward_signal for reward_bell: which records weigh less than before?

@@ -9,15 +9,15 @@
 
 Run them in the project's root, `python walkthroughs/1_grpo.py`, or cell by cell: editors that know
 `# %%` show them as notebooks. What each prints is committed beside it, 1_grpo.out.txt and so on.
-3 and 4 train the embedded world's base model if runs/cache has none yet (a minute, once).
+3 and 4 start from the ladder's base model in worlds/base.
 
     python -m walkthroughs            # run all again, compare with what is committed
     python -m walkthroughs --write    # ... and commit what they print now; after a change that is meant
     python -m walkthroughs 3 4        # only these
 
-The numbers of 1, 2 and 5 are the same on every machine to the digits shown. Those of 3 and 4 come
-from a model that is trained on the machine: with another processor or another number of threads
-its last bits differ, then what it writes differs, and only the order of magnitude remains.
+The numbers of 1, 2 and 5 are the same on every machine to the digits shown. 3 and 4 train a model
+further: on another processor or with another number of threads the last bits of its updates differ,
+then what it writes differs, and only the order of magnitude remains.
 """
 import hashlib
 

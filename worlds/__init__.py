@@ -56,9 +56,9 @@ What it may have:
     warm_start_pairs(o, turn)  for `genenv.py warm-start`: {"agent": pairs, "env": pairs, "alone": how
                            many tasks are the agent's alone}, pairs (prompt, response) to imitate;
                            an episode's response is its list of turns and observations
-    base_model(cache_dir)  for `python -m experiments`, in a world that trains its own base model:
-                           its folder, so that several runs share one
-    write_teacher(n, path) the same: n tasks of a stronger teacher, as read_teacher reads them
+    train_base(seed)       the base model that a world brings, (model, tokenizer), by a seed of its
+                           recipe (worlds/tiny_model.py); such a world takes --base-model
+    write_teacher(n, path) for `python -m experiments`: n tasks of a stronger teacher, as read_teacher reads them
 
 Not a world's business: whether a generated task is a copy of its seed, a held-out task, a duplicate
 in its batch, or has control tokens in it. `check_task` says so for all of them.

@@ -5,8 +5,8 @@ that are latent (it can do the hard thing sometimes), base data that stays easy,
 distribution that is broader and harder. Here all three are made from scratch in under a minute, so
 that co-evolution can be watched on a laptop.
 
-How it is run: it is the default world of genenv.py. `python -m worlds.ladder` builds the base model
-alone and prints how well it knows each tool.
+How it is run: it is the default world of genenv.py. `python -m worlds.ladder` prints how well the
+base model knows each tool; with `train SEED FOLDER` it trains one (worlds/tiny_model.py).
 
 A task is a start digit and a chain of tools with step indices; the response repeats index and tool
 and gives the resulting digit, `3 s1 inc s2 dbl =` -> `s1 inc 4 s2 dbl 8`. The indices make copying
@@ -23,12 +23,12 @@ import random
 import re
 import sys
 from functools import lru_cache
-from pathlib import Path
 
 from data_pool import Task, UserError
 from policy import Policy
 from runtime.loading import policy_options
-from worlds import InvalidTask, tiny_model
+from worlds import InvalidTask
+from worlds.tiny_model import MODEL, SPECIAL, base_folder, command, train
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
     "inc": lambda d: d + 1, "dec": lambda d: d - 1, "dbl": lambda d: 2 * d,
@@ -42,18 +42,16 @@ MAX_STEPS = 5       # the longest chain a generated task may have
 BASE_TOOLS = 4      # three would give 390 distinct chains of 1-3 steps, fewer than 544
 N_BASE = 544        # size of the paper's base set
 PER_RUNG = 10       # held-out tasks per rung, for each of the two splits
-BASE_SEED = 20251219  # base model and task sets are the same for every --seed of a run
+BASE_SEED = 20251219  # task sets are the same for every --seed of a run
 
 DIGITS = list("0123456789")
 BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
 UNKNOWN = "b?"                         # the seed has not been tried recently
-WORDS = [*tiny_model.SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES,
+WORDS = [*SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES,
          *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS, UNKNOWN]
 REASONS = ("malformed", "too long")
 WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
-MODEL = tiny_model.MODEL
-RECIPE = 7  # part of the cache's key: raise it when slips, tools or `vary` change
-PRETRAIN = dict(steps=800, batch=64, lr=4e-3)
+RECIPE = dict(steps=800, batch=64, lr=4e-3)  # of the base model
 
 
 # ---------------------------------------------------------------------------------------------
@@ -240,34 +238,27 @@ def _imagine(rng) -> tuple[str, str]:
             return env_prompt(seed, None if u < 1 else (u - 1) / 3, 0.5), task.text
 
 
-def _tokenizer():
-    return tiny_model.word_tokenizer(WORDS)
-
-
 def _pairs(rng, size) -> list[tuple[str, str]]:
     """Half variations, half demonstrations."""
     return [_demonstrate(rng) if i % 2 else _imagine(rng) for i in range(size)]
 
 
-def _pretrain(folder):
-    """Train the base model from scratch on both roles and save it to `folder`."""
-    tiny_model.pretrain(folder, WORDS, _pairs, MODEL, seed=BASE_SEED, **PRETRAIN)
-
-
-def base_model(cache_dir) -> Path:
-    """Folder of the base model, trained if it is not cached under this very configuration."""
-    key = [WORDS, MODEL, PRETRAIN, BASE_SEED, N_BASE, PER_RUNG, RECIPE]
-    return tiny_model.cached(cache_dir, "ladder", key, _pretrain)
+def train_base(seed=0):
+    """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""
+    return train(WORDS, _pairs, MODEL, seed=BASE_SEED + 100 * seed, **RECIPE)
 
 
 def load_policy(o) -> Policy:
     """The base model with two fresh adapters."""
-    return Policy.load(str(base_model(o.cache_dir)), **policy_options(o))
+    return Policy.load(base_folder(o, "ladder", WORDS), **policy_options(o))
 
 
 def write_teacher(n: int, path):
     """n distinct tasks of a stronger teacher: base tasks edited up to three times by the rule that
-    `vary` demonstrates. The stand-in for the paper's offline augmentation (957 and 1,777 tasks)."""
+    `vary` demonstrates. The stand-in for the paper's offline augmentation (957 and 1,777 tasks).
+    Raises UserError for none."""
+    if n < 1:
+        raise UserError("a teacher writes at least one task")
     rng, base, tasks = random.Random(BASE_SEED + 2), base_tasks(), {}
     while len(tasks) < n:
         seed = rng.choice(base)
@@ -281,20 +272,9 @@ def write_teacher(n: int, path):
         file.writelines(json.dumps({"text": t.text}) + "\n" for t in tasks.values())
 
 
-def main(argv=None) -> int:
-    """Build the base model and print its success rate on single steps, rung by rung;
-    or, with `teacher N FILE`, write a teacher's tasks. Returns the exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        if argv:
-            if len(argv) != 3 or argv[0] != "teacher" or not argv[1].isdecimal() or argv[1] == "0":
-                raise UserError("usage: python -m worlds.ladder [teacher N FILE], N at least 1")
-            write_teacher(int(argv[1]), argv[2])
-            return 0
-    except (UserError, OSError) as error:
-        print(f"ladder: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    policy = Policy.load(str(base_model("runs/cache")), adapters=())
+def show(folder):
+    """Print a base model's success rate on single steps, rung by rung."""
+    policy = Policy.load(str(folder), adapters=())
     for name in NAMES:
         tasks = [_task(d, [name], "demo") for d in range(10)]
         out = policy.sample(None, [policy.encode(agent_prompt(t)) for t in tasks], G=20,
@@ -302,7 +282,12 @@ def main(argv=None) -> int:
         hits = [score(tasks[i // 20], policy.decode(r.response))[0] for i, r in enumerate(out)]
         print(f"{name:5s} p = {sum(hits) / len(hits):.2f}   demonstrated "
               f"{1 - slip_rate(RUNG[name]):.2f}")
-    return 0
+
+
+def main(argv=None) -> int:
+    """Show or train a base model, or write a teacher's tasks; returns the exit code."""
+    return command("ladder", sys.argv[1:] if argv is None else argv, train_base, show,
+                   teacher=write_teacher)
 
 
 if __name__ == "__main__":

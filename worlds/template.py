@@ -5,10 +5,9 @@
 import random
 
 from data_pool import Task, UserError
-from policy import Policy
 from runtime.loading import policy_options
 from worlds import InvalidTask
-from worlds.tiny_model import SPECIAL, train_tiny_model
+from worlds.tiny_model import SPECIAL, load_trained, train
 
 TOOLS = dict(inc=lambda d: d + 1, dbl=lambda d: 2 * d, neg=lambda d: -d, sqr=lambda d: d * d)
 SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # how often the base model is shown a wrong digit
@@ -54,5 +53,5 @@ def pairs(rng, n):  # what the base model learns from: tasks with slips, and var
     return [(agent_prompt(a), answer) for a, answer in zip(tasks, answers)] + [
         (env_prompt(a, s, None), b.text) for a, s, b in zip(tasks, success, tasks[1:])]
 def load_policy(o):
-    folder = train_tiny_model(WORDS, pairs, ["template", 1], o.cache_dir, steps=300, batch=64)
-    return Policy.load(str(folder), **policy_options(o))
+    # trained at every start; worlds/ladder.py keeps its base model in a folder instead
+    return load_trained(*train(WORDS, pairs, steps=300), **policy_options(o))

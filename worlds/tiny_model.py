@@ -1,27 +1,33 @@
-"""A stand-in for an instruct model: a tiny word-level Qwen2, trained from scratch in a minute.
+"""A stand-in for an instruct model: a tiny word-level Qwen2, trained from scratch in minutes.
 
 What of the paper this is: "both initialised from the same instruct model". A world that needs no
 download shows a model of its own some examples of both roles, imperfect ones, and the loop starts
 from what it made of them.
 
-How it is run: `load_policy` of such a world calls `train_tiny_model`, or `cached` with a
-`pretrain` of its own; worlds/template.py does so in a few lines.
+How it is run: the ladder's and the household's base models are in worlds/base, so that a run starts
+from the same bits on every machine. `python -m worlds.household` prints what that model can do;
+`python -m worlds.household train SEED FOLDER` trains one anew, for `genenv.py --base-model FOLDER`,
+and with seed 0 and worlds/base/household it makes the one that is there. A training rounds
+otherwise on another processor. worlds/template.py trains its own at every start.
 
-Where it differs on purpose: the model has seen its two roles and nothing else, one token is one
-word, and the same examples, settings and machine give the same bits.
+Where it differs on purpose: the model has seen its two roles and nothing else, and one token is one
+word.
 """
-import hashlib
 import json
 import random
-import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
+from data_pool import UserError
+from policy import Policy
+
 SPECIAL = ["<pad>", "<eos>"]  # the first two words of every vocabulary; unknown words become <pad>
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
+BASES = Path(__file__).parent / "base"  # a folder for each world whose base model is shipped
 
 
 def word_tokenizer(words):
@@ -51,24 +57,23 @@ def encode_pairs(tokenizer, pairs):
     return ids, labels
 
 
-def pretrain(folder, words, pairs_fn, model_config, steps, batch, lr, seed):
-    """Train a model from scratch on `steps` batches of pairs_fn(rng, batch); save it to `folder`.
+def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, beta2=0.999, seed=0):
+    """Train a model from scratch -> (model, tokenizer), for `save`.
 
-    pairs_fn: (random.Random, how many) -> list of (prompt, response) texts. lr is the peak of a
-    one-cycle schedule.
+    words: the vocabulary, `SPECIAL` first. pairs_fn: (random.Random, how many) -> list of (prompt,
+    response) texts of both roles. lr: the peak of a one-cycle schedule. beta2: of AdamW, lower where
+    steps are few. Two minutes at most for the default settings on one core.
     """
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
-    from transformers.utils import logging
-    logging.disable_progress_bar()  # of saving one small file
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
     with torch.random.fork_rng():  # transformers initialises weights from the global generator
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), eos_token_id=1, pad_token_id=0,
                                              bos_token_id=None, **model_config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, beta2), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.1)
-    for _ in tqdm(range(steps), desc="base model (once)", disable=None, leave=False):
+    for _ in tqdm(range(steps), desc="base model", disable=None, leave=False):
         ids, labels = encode_pairs(tokenizer, pairs_fn(rng, batch))
         loss = model(input_ids=ids, labels=labels).loss
         optimizer.zero_grad()
@@ -76,38 +81,62 @@ def pretrain(folder, words, pairs_fn, model_config, steps, batch, lr, seed):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    model.save_pretrained(folder)
+    return model, tokenizer
+
+
+def save(model, tokenizer, folder):
+    """Write a trained model as a folder that Policy.load reads, in fp16: half the size."""
+    from transformers.utils import logging
+    logging.disable_progress_bar()  # of saving one small file
+    model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def cached(cache_dir, name: str, key, build) -> Path:
-    """The folder cache_dir/NAME-HASH of `key` (JSON); build(folder) fills it if it is not there."""
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:12]
-    folder = Path(cache_dir) / f"{name}-{digest}"
-    if not (folder / "config.json").is_file():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # train beside it and rename: a build that is interrupted leaves no half of a model
-        scratch = Path(tempfile.mkdtemp(dir=folder.parent))
-        try:
-            build(scratch)
-            scratch.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # otherwise another run was faster
-                raise
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return folder
+def load_trained(model, tokenizer, **settings) -> Policy:
+    """The policy of a model that has just been trained; settings: what else Policy.load takes."""
+    folder = tempfile.TemporaryDirectory()
+    save(model, tokenizer, folder.name)
+    policy = Policy.load(folder.name, **settings)
+    policy.folder = folder  # removed with the policy: PEFT looks into it when adapters are saved
+    return policy
 
 
-def train_tiny_model(words, pairs_fn, folder_key, cache_dir, model_config=MODEL, steps=800,
-                     batch=64, lr=4e-3, seed=0) -> Path:
-    """Folder of a base model for Policy.load, trained unless it is cached under these settings.
+def base_folder(o, world: str, words) -> str:
+    """The folder of a world's base model: --base-model, else the one in worlds/base.
 
-    words: the vocabulary, `SPECIAL` first. pairs_fn: (random.Random, how many) -> list of (prompt,
-    response) texts of both roles. folder_key: (name, ...), the name of the world and whatever else
-    of JSON pairs_fn depends on, with a number that its author raises when its code changes.
-    Two minutes at most for the default settings on one core.
+    Raises UserError if there is none, or if it was trained with another vocabulary.
     """
-    settings = dict(steps=steps, batch=batch, lr=lr, seed=seed)
-    return cached(cache_dir, folder_key[0], [list(words), model_config, settings, *folder_key[1:]],
-                  lambda folder: pretrain(folder, words, pairs_fn, model_config, **settings))
+    folder = Path(o.base_model or BASES / world)
+    again = f"`python -m worlds.{world} train 0 {folder}` trains one"
+    try:
+        vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        raise UserError(f"no base model in {folder}: {again}") from None
+    if list(vocab) != list(words):  # an unknown word would be read as padding, silently
+        raise UserError(f"the base model in {folder} does not know the words of this world: {again}")
+    return str(folder)
+
+
+def command(world: str, argv, train_base, show, **more) -> int:
+    """What `python -m worlds.NAME` does with its arguments; returns the exit code.
+
+    train_base(seed) -> (model, tokenizer). show(folder): print what a base model can do. more:
+    further commands of the world, NAME N FILE each, as functions of N and FILE.
+    """
+    def train_and_save(seed, folder):
+        torch.set_num_threads(1)  # another number of threads rounds differently
+        save(*train_base(seed), folder)  # nothing is written before it is trained
+
+    commands = {"train": train_and_save, **more}
+    try:
+        if len(argv) == 3 and argv[0] in commands and argv[1].isdecimal():
+            commands[argv[0]](int(argv[1]), argv[2])
+        elif not argv or len(argv) == 1 and Path(argv[0]).is_dir():
+            show(argv[0] if argv else BASES / world)
+        else:
+            others = "".join(f" | {name} N FILE" for name in more)
+            raise UserError(f"usage: python -m worlds.{world} [FOLDER | train SEED FOLDER{others}]")
+        return 0
+    except (UserError, OSError) as error:
+        print(f"{world}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
