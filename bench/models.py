@@ -63,6 +63,9 @@ def nf4_linear(linear, device, dtype):
     out = bnb.nn.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
                             compute_dtype=dtype, device="meta", **settings)
     weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, **settings)
+    # the library keeps the table that it makes here for good: on meta it would be an empty one
+    with torch.device("cpu"):
+        bnb.functional.name2qmap.setdefault("dynamic", bnb.functional.create_dynamic_map())
     # by name: moving a weight to a device quantises it too, but not on meta
     out.weight, out.bias = weight._quantize(device), linear.bias
     return out

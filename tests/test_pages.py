@@ -22,7 +22,8 @@ PAGES = ["README.md", "TROUBLESHOOTING.md", "runtime/README.md", "worlds/README.
          "bench/README.md"]
 STUDY = ["EXPERIMENTS.md", *(f"experiments/results/{name}.md" for name in
                              ("ladder", "parts", "schedules", "household", "real-model"))]
-GONE = {"--seeds", "--env-probe", "--keep-tools", "--offer", "--exemplars", "--cache-dir", "--measured"}
+GONE = {"--seeds", "--env-probe", "--keep-tools", "--offer", "--exemplars", "--cache-dir", "--measured",
+        "--random-weights"}
 OF_A_RUN = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json",
             "memory.json", "report.html", "gpu-7b.json", "tasks.jsonl", "base.jsonl", "mine.py",
             "SUITE.jsonl", "SUITE.md"}  # any suite of experiments
@@ -31,6 +32,8 @@ OF_A_RUN = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "confi
 def commands(page) -> list[list[str]]:
     """The words of every `python ...` of a page, in blocks and in the text."""
     text = (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    for name, value in re.findall(r'^(\w+)="([^"$]*)"$', text, re.M):  # a variable of the shell
+        text = text.replace(f"${name}", value)
     blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
     lines = [part.strip() for block in blocks for line in block.splitlines()
              for part in re.sub(r"\s#.*|\[options.*", "", line).split("&&")]
@@ -61,7 +64,7 @@ def test_commands_of_the_pages_are_understood(page, monkeypatch):
             assert importlib.util.find_spec(words[2]), words
         elif words[1] != "genenv.py":
             assert (ROOT / words[1]).is_file(), words
-        elif not {"--help", "export"} & set(words):
+        elif not {"--help", "export", "ask"} & set(words):
             check_run(words[2:])
 
 
