@@ -280,7 +280,7 @@ def test_shipped_base_models_half_know_their_world(world):
     assert next(policy.model.parameters()).dtype == torch.float32
     found = play(world, o, policy, None, tasks, 1, 1.0, policy.generator(0), 128)
     rewards = [attempt_score(world, task, *attempt)[0] for task, *attempt in zip(tasks, *found)]
-    assert 0.2 < sum(rewards) / len(tasks) < 0.5
+    assert 0.1 < sum(rewards) / len(tasks) < 0.5
 
 
 def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch, capsys):
