@@ -367,17 +367,19 @@ def looks() -> dict:
     """{variant: (colour, line style)}. Variants with the same options look the same in the figures
     of all suites, and two lines of one panel have different colours."""
     used, of = Counter(), {}  # colours given so far; {options: look}
+    # from which base model a run starts is another question than what it does
+    key_of = lambda options: tuple(x for x in options if x not in ("--base-model", "@base"))
     shown = [(options, members) for suite, options in SUITES.items()
              for members in panels(suite, options).values()]
     for options, members in [(SUITES["paper"], EVERYWHERE), *shown]:
-        keys = [tuple(options[name]) for name in members]
+        keys = [key_of(options[name]) for name in members]
         taken = {of[key][0] for key in keys if key in of}
         for key in (key for key in keys if key not in of):
             colour = min(set(range(10)) - taken, key=lambda c: (used[c], c))
             of[key] = colour, STYLES[used[colour] % len(STYLES)]
             used[colour] += 1
             taken.add(colour)
-    return {name: of[tuple(options[name])] for options in SUITES.values() for name in options}
+    return {name: of[key_of(options[name])] for options in SUITES.values() for name in options}
 
 
 def figure(results, runs, key, label):
