@@ -28,7 +28,8 @@ from test_tool_calls import said
 from worlds import tool_calls as world
 
 SMALL = ["--threads", "1", "--device", "cpu", "--rank", "4", "--seed-tasks", "2", "--G", "2",
-         "--val-samples", "1", "--env-updates", "2", "--env-kl-sample", "8"]
+         "--val-samples", "1", "--env-updates", "2", "--env-kl-sample", "8",
+         "--write-rounds", "1", "--env-passes", "0"]  # each text of the script is read once
 FILES = ["config.json", "metrics.jsonl", "samples.jsonl", "train.jsonl", "memory.json",
          "report.html", "figures/validation.png", "figures/success_rate.png",
          *(f"adapters/{name}/adapter_{part}" for name in ("agent", "env")
