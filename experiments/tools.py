@@ -299,9 +299,10 @@ def main(argv=None) -> int:
                 raise UserError(f"{tasks} exists, with what was read: move it away first")
             append_jsonl(tasks, reading(results))
             return 0
-        results.with_suffix(".md").write_text(page(results))
+        text = page(results)
+        results.with_suffix(".md").write_text(text)
         draw(results)
-        print(page(results))
+        print(text)
         return 0
     except (UserError, OSError) as error:
         print(f"experiments.tools: {error}", file=sys.stderr)
