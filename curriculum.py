@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import torch
 
-from data_pool import UserError
+from common.files import UserError
 
 WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants of --variant with ready-made tasks alone
 

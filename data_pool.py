@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.jsonl import UserError, append_jsonl, read_jsonl
+from common.files import UserError, append_jsonl, read_jsonl
 
 
 @dataclass

@@ -10,8 +10,8 @@
 What of the paper this is: Algorithm 1. `epoch` below reads like it: generate and interact, update
 both policies, aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env
 and filter in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1),
-both policies in policy.py. runtime/ has what a run needs beside the algorithm: `run` holds it all,
-`run.o` its Options, `run.state` what was done so far in this epoch (runtime/run.py).
+both policies in policy.py. run/ has what a run needs beside the algorithm: `run` holds it all,
+`run.o` its Options, `run.state` what was done so far in this epoch (run/frame.py).
 
 Where it differs on purpose: an epoch is several small steps, so that new tasks become seed tasks at
 once and GRPO stays on-policy, for which tasks of D_train are rolled out afresh as well; the
@@ -35,15 +35,19 @@ warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about
 
 import torch
 
+from commands import ask, export, warm_start
+from common.cli import exit_code
 import curriculum
 from data_pool import EnvRecord, Task, Trace, distinct, priority
 from grpo import grpo_update
-from runtime import ask, checkpoint, controls, export, measure, memory, options, warm_start
-from runtime.run import Run, context_of, end_epoch, finish, fixed_tasks, note_refused, \
+from run import checkpoint, controls, options
+from run.frame import Run, context_of, end_epoch, finish, fixed_tasks, note_refused, \
     prepare_run, progress_bar
 from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
     rwr_weights, weight_ratio, whole_passes
-from worlds import NO_SEED, InvalidTask, attempt_score, play, task_keys, transcript, written_task
+from watch import measure
+from worlds import NO_SEED, InvalidTask, attempt_score, play, rollout_rows, task_keys, transcript, \
+    written_task
 
 # ---------------------------------------------------------------------------------------------
 # Algorithm 1
@@ -145,7 +149,7 @@ def write_tasks(run, seed_tasks, variations, alpha, kept=(), wanted=math.inf,
     seed_tasks = assigned(run, seed_tasks, alpha)
     prompts = [run.policy.encode(run.world.env_prompt(s, recent_success(run, s), alpha))
                for s in seed_tasks]
-    with memory.peak_memory(run.peaks, "simulator rollouts", run.policy.device):
+    with measure.peak_memory(run.peaks, "simulator rollouts", run.policy.device):
         rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                      run.sampler, max_rows=o.max_rows)
     out, seen = [], {key for g in kept for key in task_keys(run.world, g.task)}
@@ -202,8 +206,8 @@ def solvable(run, generations) -> list[Generation]:
     if not (o.agreement and generations):
         return generations
     prompts = [run.policy.encode(run.world.agent_prompt(g.task)) for g in generations]
-    rows = memory.rollout_rows(o, o.agreement, max(map(len, prompts)))
-    with memory.peak_memory(run.peaks, "agreement check", run.policy.device):
+    rows = rollout_rows(o, o.agreement, max(map(len, prompts)))
+    with measure.peak_memory(run.peaks, "agreement check", run.policy.device):
         rollouts, texts = play(run.world, o, run.policy, "env", [g.task for g in generations],
                                o.agreement, o.temperature, run.sampler, rows)
     solved = {r.group for r, text in zip(rollouts, texts)
@@ -246,7 +250,7 @@ def interact(run, tasks) -> list[Trial]:
     """G attempts of the agent at every task, scored."""
     o, state = run.o, run.state
     started = time.perf_counter()
-    with memory.peak_memory(run.peaks, "agent rollouts", run.policy.device):
+    with measure.peak_memory(run.peaks, "agent rollouts", run.policy.device):
         rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
                                run.sampler, o.max_rows)
     state.rollout_seconds += time.perf_counter() - started
@@ -288,7 +292,7 @@ def update_agent(run, trials) -> dict:
     # of an episode's tokens, which ones the agent chose; without episodes it chose all
     own = [[r.own for r in trial.rollouts] for trial in trials]
     own = own if any(flags for of_trial in own for flags in of_trial) else None
-    with memory.peak_memory(run.peaks, "agent update (GRPO)", run.policy.device), \
+    with measure.peak_memory(run.peaks, "agent update (GRPO)", run.policy.device), \
             measure.movement(run.policy, "agent") as moved:
         stats = grpo_update(
             run.policy, "agent", run.agent_optimizer, groups, rewards, temperature=o.temperature,
@@ -366,7 +370,7 @@ def update_environment(run, fresh, aged, weights) -> dict:
     # a random part of all that was written, valid or not: drift into bad text must be seen as well
     order = torch.randperm(len(run.state.kl_sample), generator=run.rng)[:o.env_kl_sample].tolist()
     kl_sample = [(run.state.kl_sample[i][0], [run.state.kl_sample[i][1]]) for i in order]
-    with memory.peak_memory(run.peaks, "simulator update (RWR)", run.policy.device), \
+    with measure.peak_memory(run.peaks, "simulator update (RWR)", run.policy.device), \
             measure.movement(run.policy, "env") as moved:
         stats = rwr_update(run.policy, "env", run.env_optimizer, fresh + aged, weights, batches,
                            kl_sample, grpo=o.env_update == "grpo", temperature=o.temperature,
@@ -401,7 +405,7 @@ def write_static(run):
 
 
 # ---------------------------------------------------------------------------------------------
-# options and command line; parsing and checking are in runtime/options.py
+# options and command line; parsing and checking are in run/options.py
 
 
 @dataclass(frozen=True)
@@ -499,7 +503,7 @@ def main(argv=None) -> int:
     commands = {"export": export.main, "warm-start": lambda rest: warm_start.main(rest, Options),
                 "ask": lambda rest: ask.main(rest, Options)}
     command = commands.get(argv[0] if argv else "")
-    return options.exit_code(lambda: command(argv[1:]) if command else train(parse_options(argv)))
+    return exit_code(lambda: command(argv[1:]) if command else train(parse_options(argv)))
 
 
 if __name__ == "__main__":

@@ -22,29 +22,23 @@ N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts sti
 import hashlib
 import math
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, compress
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, DynamicLayer
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from data_pool import UserError
-from runtime.loading import find_eos_ids, load_model, refuse_unlike_heads
+from common.files import UserError
+from models.attention import PADDING, PROMPT, GrowingLayer, attention_layout, cast_lora, \
+    fused_norm, group_mask, is_plain_lora, lora_linear, pack, step_mask
+from models.loading import find_eos_ids, load_model, refuse_unlike_heads
 
-SHORT = 1024       # tokens up to which a training pass may keep its attention weights
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded at once before decoding
-PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
 
 
 @dataclass
@@ -59,200 +53,7 @@ class Rollout:
 
 
 # ---------------------------------------------------------------------------------------------
-# pure functions: layout of a group, log-softmax, drawing a token
-
-
-def pack(groups, pad_id: int, device=None, own=None) -> dict:
-    """Lay each group out as one row: prompt, then its responses one after another.
-
-    groups: list of (prompt ids, list of response ids). The last token of a response predicts
-    nothing, so it is a target but not an input. Returns ids and positions (B, L); for the M
-    response tokens the index `source` of the hidden state that predicts each (into B*L), its
-    `target` id and its place (rows, cols) in the result, whose `shape` is (N, R).
-    own: for each group a list of (R,) bool per response; only tokens marked True are predicted.
-    """
-    B, L = len(groups), max(len(p) + sum(len(r) - 1 for r in rs) for p, rs in groups)
-    ids, positions, source, target, rows, cols, row = [], [], [], [], [], [], 0
-    for b, (prompt, responses) in enumerate(groups):
-        P, line, places = len(prompt), list(prompt), list(range(len(prompt)))
-        for response in responses:
-            R, start = len(response), b * L + len(line)
-            line += response[:-1]
-            places += range(P, P + R - 1)  # every response starts at P again
-            # the first response token is predicted by the prompt's last one, the others in turn
-            source += [b * L + P - 1, *range(start, start + R - 1)]
-            target += response
-            rows += [row] * R
-            cols += range(R)
-            row += 1
-        ids += line + [pad_id] * (L - len(line))
-        positions += places + [0] * (L - len(line))
-    # lists until here, then one transfer for each shape
-    inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
-    outputs = [source, target, rows, cols]
-    if own is not None:  # observations are inputs of an episode, but nobody's choice
-        chosen = [mine for flags in own for row in flags for mine in row]
-        outputs = [list(compress(values, chosen)) for values in outputs]
-    outputs = torch.tensor(outputs, device=device)  # (4, M)
-    return dict(zip(("ids", "positions", "source", "target", "rows", "cols"), (*inputs, *outputs)),
-                shape=(row, max(cols) + 1))
-
-
-def group_mask(query_owner, key_owner, causal: bool):
-    """Who sees whom: (B, Q), (B, K) owners -> (B, 1, Q, K) bool, True = visible.
-
-    A token sees the prompt of its row and the earlier tokens of its own rollout. With `causal` the
-    queries are the last Q of the keys, in order; the diagonal stays True for padding too, as a row
-    that sees nothing would be NaN in the softmax.
-    """
-    visible = (query_owner[:, :, None] == key_owner[:, None, :]) | (key_owner == PROMPT)[:, None, :]
-    if causal:
-        visible = visible.tril(key_owner.shape[1] - query_owner.shape[1])
-    return visible[:, None]
-
-
-def attention_layout(groups, device=None) -> dict:
-    """How `group_attention` cuts packed rows (B, L) into B prompts and N responses, and back.
-
-    P, R: longest prompt and longest response input. row (N,): the group of each response; tokens
-    (N*R,): where its inputs lie in B*L; mask (N, 1, R, P + R): what they see of [prompt, response];
-    back (B, L): where each packed token lies among the B*P prompt and N*R response outputs.
-    """
-    lengths = [[len(r) - 1 for r in rs] for _, rs in groups]
-    B, P = len(groups), max(len(p) for p, _ in groups)
-    L = max(len(p) + sum(own) for (p, _), own in zip(groups, lengths))
-    # of each response: its group, its prompt's length, its first column and its own length
-    table = [(b, len(p), len(p) + start, n) for b, ((p, _), own) in enumerate(zip(groups, lengths))
-             for start, n in zip(accumulate(own, initial=0), own)]
-    N, R = len(table), max(1, *(n for *_, n in table))
-    # all that has more than N entries is made where it is needed: the mask may take 75 MB
-    row, prompts, starts, lengths = torch.tensor(table, device=device).T     # (N,)
-    place, column = torch.arange(R, device=device), torch.arange(L, device=device)
-    inside = place < lengths[:, None]                                        # (N, R)
-    tokens = row[:, None] * L + starts[:, None] + place                      # (N, R)
-    owner = torch.where(inside, 0, PADDING)
-    prompt_owner = torch.where(torch.arange(P, device=device) < prompts[:, None], PROMPT, PADDING)
-    # padding is read from as many places as it has: backward, additions to one row would queue
-    back = torch.arange(B, device=device)[:, None] * P + column % P          # (B, L)
-    # what is outside goes into one cell more, which is cut off: picking what is inside would wait
-    back = torch.cat([back.flatten(), back.new_zeros(1)])
-    back[tokens.where(inside, B * L)] = B * P + torch.arange(N * R, device=device).view(N, R)
-    mask = group_mask(owner, torch.cat([prompt_owner, owner], dim=1), causal=True)
-    return dict(P=P, R=R, row=row, tokens=tokens.clamp(max=B * L - 1).flatten(),
-                back=back[:-1].view(B, L), mask=mask)
-
-
-def group_attention(module, query, key, value, attention_mask, layout=None, **kwargs):
-    """Attention as the library's models call it, of packed groups if there is a `layout`.
-
-    query (B, heads, L, d), key and value (B, key heads, L, d) -> (B, L, heads, d), None. Prompts
-    attend to themselves in a plain causal call, responses to [prompt, response] as N short rows: no
-    siblings are met, where a mask over (L, L) would compute them all in order to hide them.
-    """
-    if layout is None:
-        # a decoding step, or a narrow chunk: a mask for each head is smaller than keys for each
-        few = attention_mask is not None and query.shape[2] <= query.shape[3]
-        attend = few_queries_attention if few and query.shape[1] > key.shape[1] else \
-            library_attention
-        return attend(module, query, key, value, attention_mask, **kwargs)
-    P, R, row = layout["P"], layout["R"], layout["row"]
-
-    def own(x):  # (B, h, L, d) -> (N, h, R, d)
-        flat = x.transpose(1, 2).flatten(0, 1).index_select(0, layout["tokens"])
-        return flat.unflatten(0, (-1, R)).transpose(1, 2)
-
-    def prompt_and_own(x):  # (B, h, L, d) -> (N, h, P + R, d)
-        return torch.cat([x[:, :, :P].index_select(0, row), own(x)], dim=2)
-
-    # the fused kernel for CPUs is slow backward in bf16: its products one by one, and in scoring as
-    # in training, or the ratio of a first step would not be 1
-    slow = query.dtype == torch.bfloat16 and query.device.type == "cpu"
-    with sdpa_kernel(SDPBackend.MATH) if slow and P + R <= SHORT else nullcontext():
-        prompts, _ = library_attention(module, query[:, :, :P], key[:, :, :P],
-                                       value[:, :, :P], None, **kwargs)        # (B, P, heads, d)
-        responses, _ = library_attention(module, own(query), prompt_and_own(key),
-                                         prompt_and_own(value), layout["mask"], **kwargs)
-    both = torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])        # (B*P + N*R, ...)
-    return both.index_select(0, layout["back"].flatten()).unflatten(0, layout["back"].shape), None
-
-
-def library_attention(module, query, key, value, mask, **kwargs):
-    """The library's attention; shapes as in group_attention. On a GPU fp32 gets a key per query head:
-    its kernels take no shared ones in fp32, and the scores of all pairs would be stored."""
-    if mask is None and query.dtype == torch.float32 and query.device.type != "cpu":
-        sharing, module = query.shape[1] // key.shape[1], SimpleNamespace(is_causal=True)
-        key, value = (x.repeat_interleave(sharing, dim=1) for x in (key, value))
-    return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
-
-
-def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
-    """Masked attention of few queries where query heads share keys; shapes as in group_attention.
-    mask (b, 1, S, K), or (b, 1, sharing * S, K) of `step_mask`.
-
-    Under a mask the library copies the keys for each query head. At every token that would be the
-    whole cache, several times over; here the heads that share keys become one longer query.
-    """
-    sharing = query.shape[1] // key.shape[1]
-    q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (b, key heads, sharing * S, d)
-    mask = mask if mask.shape[2] == q.shape[2] else mask.repeat(1, 1, sharing, 1)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q, key, value, attn_mask=mask, scale=scaling)
-    return out.unflatten(2, (sharing, -1)).flatten(1, 2).transpose(1, 2), None
-
-
-def step_mask(config, dtype, rollout, owner):
-    """What a decoding step sees, made for a GPU once and not in each layer.
-
-    rollout (b, S), owner (b, K) -> (b, 1, S or sharing * S, K) in `dtype`: 0 where visible, else
-    -inf, as kernels take it, each row beginning at a multiple of 8 numbers.
-    """
-    (b, S), K = rollout.shape, owner.shape[1]
-    heads = config.num_attention_heads
-    narrow = S <= (getattr(config, "head_dim", None) or config.hidden_size // heads)
-    sharing = heads // (getattr(config, "num_key_value_heads", None) or heads) if narrow else 1
-    mask = owner.new_full((b, 1, sharing * S, -(-K // 8) * 8), -math.inf, dtype=dtype)[..., :K]
-    return mask.masked_fill_(group_mask(rollout, owner, False).repeat(1, 1, sharing, 1), 0)
-
-
-# ordinary calls keep the library's masks: only calls that bring a layout are treated differently
-AttentionInterface.register("prompt_once", group_attention)
-AttentionMaskInterface.register("prompt_once", sdpa_mask)
-
-
-def lora_linear(layer, x):
-    """y = W x + scaling B A x of the active adapter: x (..., in) -> (..., out).
-
-    The forward pass of a PEFT LoRA layer with fewer passes over the outputs: scaling is applied to
-    A, and the product with B is added where W x already lies.
-    """
-    rows = x.flatten(0, -2)
-    out = layer.base_layer(rows)
-    name = layer.active_adapters[0]
-    if name in layer.lora_A and not layer.disable_adapters:  # an adapter may leave layers out
-        # weights are kept in fp32, products are in the dtype of the activations
-        A, B = layer.cast or cast_lora(layer, name, x.dtype)
-        low = torch.nn.functional.linear(rows, A)  # (rows, r)
-        out.addmm_(low, B.T)  # rows have two dimensions: `out` is no view, so autograd allows it
-    return out.unflatten(0, x.shape[:-1])
-
-
-def cast_lora(layer, name, dtype):
-    """Scaling times A (r, in), and B (out, r), of one adapter in `dtype`; gradients pass."""
-    A, B = (matrices[name].weight.to(dtype) for matrices in (layer.lora_A, layer.lora_B))
-    return A * layer.scaling[name], B
-
-
-def fused_norm(norm, x):
-    """The library's RMS norm in one kernel instead of eight, for a GPU: x (..., D) -> (..., D)."""
-    return torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
-
-
-def is_plain_lora(module) -> bool:
-    """Whether `lora_linear` computes what this PEFT layer would: no DoRA, no bias beside B."""
-    from peft.tuners import lora
-    kinds = [getattr(lora, name) for name in ("Linear", "Linear4bit") if hasattr(lora, name)]
-    return type(module) in kinds and not module.lora_variant and \
-        all(matrix.bias is None for matrix in module.lora_B.values())
+# pure functions: log-softmax, drawing a token, micro-batches
 
 
 def token_logprobs(hidden, head, target, temperature: float):
@@ -678,7 +479,7 @@ class Policy:
         ids = torch.tensor([[*p, *pad * (longest - len(p))] for p in prompts], device=self.device)
         rows, columns = (torch.arange(n, device=self.device) for n in ids.shape)
         cache = Cache(layer_class_to_replicate=partial(
-            _GrowingLayer, room=len(columns), most=len(columns) + more))
+            GrowingLayer, room=len(columns), most=len(columns) + more))
         width, last = max(1, PREFILL_TOKENS // len(prompts)), []
         for start in range(0, len(columns), width):
             # given a cache, the library's causal mask lets a chunk see the chunks before it
@@ -691,40 +492,6 @@ class Policy:
         return cache, owner, torch.stack(last)[(lengths - 1) // width, rows]
 
 
-class _GrowingLayer(DynamicLayer):
-    """Keys and values of one layer in a buffer with room to spare.
-
-    The library's dynamic layer copies the whole cache for every token; this one copies only when
-    the buffer is full, which then grows by half. room: keys that the first buffer holds at least;
-    most: keys that there can ever be, more room would be waste.
-    """
-
-    def __init__(self, room=0, most=math.inf):
-        super().__init__()
-        self.room, self.most = room, most
-
-    def update(self, key_states, value_states, *args, **kwargs):
-        """Append (b, heads, S, d) keys and values; returns views of all so far."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[3])
-            self.values = value_states.new_empty(*value_states.shape[:2], 0, value_states.shape[3])
-            self.buffers = (self.keys, self.values)
-        K, S = self.keys.shape[2], key_states.shape[2]
-        if K + S > self.buffers[0].shape[2]:
-            room = max(self.room, min(self.most, K + S + max(32 * S if K else 0, K // 2)))
-            self.buffers = tuple(_grown(x, room) for x in (self.keys, self.values))
-        for buffer, new in zip(self.buffers, (key_states, value_states)):
-            buffer[:, :, K:K + S] = new
-        self.keys, self.values = (buffer[:, :, :K + S] for buffer in self.buffers)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices):
-        """Keep only the rows `indices` of the batch."""
-        super().batch_select_indices(indices)
-        self.buffers = (self.keys, self.values)
-
-
 # ---------------------------------------------------------------------------------------------
 # helpers
 
@@ -733,13 +500,6 @@ def distance(before, now) -> float:
     """Euclidean distance of two lists of parameters: how far an adapter has moved."""
     return float(torch.stack([(a.detach() - b.detach()).float().norm()
                               for a, b in zip(before, now)]).norm())
-
-
-def _grown(x, room):
-    """x (b, heads, K, d) copied to the front of a buffer (b, heads, room, d)."""
-    buffer = x.new_empty(x.shape[0], x.shape[1], room, x.shape[3])
-    buffer[:, :, :x.shape[2]] = x
-    return buffer
 
 
 def _end_turns(t, ended, tokens, respond, max_turns, max_turn_tokens, *, begin, done, begins, turns,

@@ -49,14 +49,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 
-from data_pool import UserError
 from bench.gpu import LEARNING_RATE, RANK, bench_gpu, training_pass
 from bench.models import grouped, quiet, random_prompts, reward_of, rewards_of, small_config, \
     word_tokenizer
 from bench.simulation import bench_memory
+from common.files import UserError
 from grpo import group_advantages, grpo_loss, grpo_update
+from models.loading import load_model
 from policy import Policy
-from runtime.loading import load_model
 
 CLIP, KL_COEF, TRL_ADAPTER = 0.2, 0.04, "default"
 

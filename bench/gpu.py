@@ -22,11 +22,11 @@ import torch
 
 from bench.models import QWEN_7B, grouped, qwen2_config, quiet, random_nf4, random_prompts, \
     rewards_of, small_config, word_tokenizer
-from data_pool import UserError
+from common.files import UserError
 from grpo import grpo_update, subset
 from policy import Policy, split_groups
-from runtime.measure import movement
 from rwr import rwr_update
+from watch.measure import movement
 
 LEARNING_RATE, RANK = 1e-5, 16
 SHAPES = {  # prompt, response tokens; the last of a GPU is 9,000 in all

@@ -31,9 +31,9 @@ from torch.utils._pytree import tree_leaves
 from bench.models import QWEN_7B, qwen2_config, quiet, random_nf4
 from grpo import grpo_update
 from policy import Policy
-from runtime import memory
-from runtime.measure import movement
+from run import memory
 from rwr import rwr_update
+from watch.measure import movement
 
 ROOT = str(Path(__file__).parent.parent)
 aten = torch.ops.aten

@@ -27,7 +27,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from data_pool import UserError
+from common.files import UserError
 from eval import alfworld, api_bank, bamboogle, bfcl, common, travelplanner
 from eval.common import Parser, Verdict, exit_code, one_line
 from worlds import one_line_for_templates

@@ -38,7 +38,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from data_pool import UserError
+from common.files import UserError
 from eval.common import Verdict, check_record, data_dir, mean_by, read_rows
 from worlds import play
 

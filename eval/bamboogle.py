@@ -31,7 +31,7 @@ import string
 import warnings
 from collections import Counter
 
-from data_pool import UserError
+from common.files import UserError
 from eval.common import Verdict, check_record, data_dir, read_array
 
 NAME = "bamboogle"

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data_pool import UserError
+from common.files import UserError
 
 
 @dataclass

@@ -26,7 +26,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from data_pool import UserError
+from common.files import UserError
 from eval.__main__ import BENCHES, MODULES, load_records
 from eval.common import Parser, exit_code, one_line, spread
 

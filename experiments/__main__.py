@@ -37,13 +37,14 @@ from types import SimpleNamespace
 import numpy as np
 from tqdm import tqdm
 
+from common.cli import Parser
+from common.files import UserError, append_jsonl, read_jsonl
 from curriculum import in_band
-from data_pool import Task, UserError, append_jsonl, read_jsonl
+from data_pool import Task
 from experiments.suites import PAPER_BASE, QUICK, SEEDS, SUITES, TEACHERS, results_file, \
     variants
 from experiments.tables import EPISODES, KEPT, draw, read_runs, table
 from genenv import parse_options
-from runtime.options import Parser
 from worlds import load_world
 from worlds.tiny_model import BASES
 

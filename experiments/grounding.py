@@ -16,8 +16,9 @@ import hashlib
 import sys
 from pathlib import Path
 
-from data_pool import Task, UserError, read_jsonl
-from runtime.options import Parser
+from common.cli import Parser
+from common.files import UserError, read_jsonl
+from data_pool import Task
 from worlds import call_text
 from worlds.grounding import ungrounded
 from worlds.schemas import structured

@@ -12,8 +12,8 @@ import torch
 import genenv
 from grpo import finite_step, subset
 from policy import split_groups
-from runtime import measure
 from rwr import weighted_nll
+from watch import measure
 
 
 def imitate(run, trials) -> dict:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pool import UserError, read_jsonl
+from common.files import UserError, read_jsonl
 from experiments.suites import SUITES
-from runtime.report import validated
+from watch.report import validated
 
 KEPT = ("epoch", "alpha", "success_rate", "validation", "validation_greedy",
         "validation_unsolved", "reward", "task_length", "response_length", "solved",

@@ -26,16 +26,17 @@ from pathlib import Path
 
 import numpy as np
 
-from data_pool import Task, UserError, append_jsonl, read_jsonl
+from common.cli import Parser
+from common.files import UserError, append_jsonl, read_jsonl
+from data_pool import Task
 from eval import bfcl
 from eval.__main__ import load_records
 from eval.make_base import unreadable
 from experiments import __main__ as suite
 from experiments.tables import CURVES, _with_bounds, figure, means, paired, refused
 from genenv import parse_options
+from models.loading import policy_options
 from policy import Policy
-from runtime.loading import policy_options
-from runtime.options import Parser
 from worlds import call_text, load_world
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 
 import torch
 
-import genenv
-import runtime.run
 from data_pool import Task
+import genenv
 from policy import Rollout
+import run.frame
 from worlds import InvalidTask
 
 EOS, WORDS = 0, ["<eos>", "task", "x", "right", "wrong", "half", "junk", *"0123456789", "=", "=>"]
@@ -196,12 +196,12 @@ def run_micro(monkeypatch, folder, **options):
     and both adapters before and after. Report and checkpoints are left out: they have own tests.
     """
     world = micro_world()
-    monkeypatch.setattr(runtime.run, "load_world", lambda name: world)
-    monkeypatch.setattr(runtime.run.report, "write", lambda folder: None)
+    monkeypatch.setattr(run.frame, "load_world", lambda name: world)
+    monkeypatch.setattr(run.frame.report, "write", lambda folder: None)
     monkeypatch.setattr(genenv.checkpoint, "save",
                         lambda run: (run.train_pool.save(), run.env_pool.save()))
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr(runtime.run.report, "closing_words", lambda folder: "")
+    monkeypatch.setattr(run.frame.report, "closing_words", lambda folder: "")
     for name in ("grpo_update", "rwr_update"):
         monkeypatch.setattr(genenv, name, _taped_update(name, getattr(genenv, name), world))
     for module, name in ((genenv, "draw_batches"), (genenv.curriculum, "select_seed_tasks")):

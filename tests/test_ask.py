@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from commands import ask
 import genenv
 from helpers import randomise
 from policy import Policy
-from runtime import ask
 from worlds import tool_calls, tool_lists
 
 TOOLS = tool_calls.EXAMPLE_TASKS.with_name("example_tools.json")

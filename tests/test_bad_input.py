@@ -18,13 +18,13 @@ import torch
 
 from bench import __main__ as bench
 from conftest import write_report
-from runtime.options import CHOICES, NAMED
-from runtime import checkpoint
 import eval.__main__
 import eval.make_base
 from experiments import __main__ as experiments
 import genenv
-from runtime import report
+from run import checkpoint
+from run.options import CHOICES, NAMED
+from watch import report
 from worlds import ladder
 
 pytestmark = pytest.mark.usefixtures("no_training")
@@ -555,7 +555,7 @@ REPORTED = {
 
 @pytest.mark.parametrize("file, name", REPORTED, ids=lambda x: x)
 def test_report_of_a_damaged_run(file, name, folder, tmp_path, capsys):
-    """python -m runtime.report writes no page and no figure of what it cannot read."""
+    """python -m watch.report writes no page and no figure of what it cannot read."""
     path = folder / file
     path.write_text(REPORTED[file, name](path.read_text()))
     refused(capsys, tmp_path, report.main, [folder], "report: ")

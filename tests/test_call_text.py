@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data_pool import UserError, read_jsonl
+from common.files import UserError, read_jsonl
 from worlds import NO_SEED, InvalidTask, call_text, check_task, held_out_keys, tool_calls
 from worlds.tool_calls import EXAMPLE_TASKS, canonical, check_calls, check_tools
 

@@ -19,11 +19,11 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from runtime import checkpoint, memory
-import data_pool
 import genenv
-from runtime.run import EpochState
-from data_pool import read_jsonl
+from common.files import UserError, append_jsonl, read_jsonl
+from run import checkpoint
+from run.frame import EpochState
+from watch import measure
 
 MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "2", "--rank", "4", "--epochs", "3"]
@@ -235,7 +235,7 @@ def test_the_very_command_goes_on(tmp_path, capsys):
     command += ["--resume", "--out", str(tmp_path / "r")]
     assert dataclasses.replace(genenv.parse_options(command), resume=False) == o
     assert capsys.readouterr().out == ""
-    with pytest.raises(data_pool.UserError, match="--base-limit was 3 .* cannot become 4"):
+    with pytest.raises(UserError, match="--base-limit was 3 .* cannot become 4"):
         genenv.parse_options([*command, "--base-limit", "4"])
 
 
@@ -305,10 +305,10 @@ def test_a_disk_that_is_full_when_the_adapters_are_written(capsys, monkeypatch):
 def test_half_written_append_is_taken_back(tmp_path, monkeypatch):
     """A disk that takes a part of the records: the file ends where it ended before."""
     path = tmp_path / "pool.jsonl"
-    data_pool.append_jsonl(path, [{"a": 1}])
+    append_jsonl(path, [{"a": 1}])
     fail_at(monkeypatch, os, "fsync", 1)
-    with pytest.raises(data_pool.UserError, match="No space left"):
-        data_pool.append_jsonl(path, [{"a": 2}] * 100)
+    with pytest.raises(UserError, match="No space left"):
+        append_jsonl(path, [{"a": 2}] * 100)
     assert path.read_bytes() == b'{"a": 1}\n'
 
 
@@ -463,7 +463,7 @@ def test_two_runs_without_a_name_get_two_folders(tmp_path, monkeypatch):
 def test_a_lock_goes_with_its_handle(tmp_path):
     """Closed is free; open is not, not even for the same program."""
     with checkpoint.lock_folder(tmp_path):
-        with pytest.raises(data_pool.UserError, match="another program is at work"):
+        with pytest.raises(UserError, match="another program is at work"):
             checkpoint.lock_folder(tmp_path)
     checkpoint.lock_folder(tmp_path).close()
 
@@ -551,8 +551,8 @@ def test_width_and_device_may_change_on_resume(flags, copy, capsys):
     ("agent update (GRPO)", "--token-budget"), ("simulator update (RWR)", "--token-budget")])
 def test_advice_when_memory_runs_out_can_be_followed(phase, flag, copy):
     """Every option that the message names is one that a resumed run may change."""
-    with pytest.raises(data_pool.UserError, match="out of GPU memory during") as error:
-        with memory.peak_memory({}, phase, "cpu"):
+    with pytest.raises(UserError, match="out of GPU memory during") as error:
+        with measure.peak_memory({}, phase, "cpu"):
             raise torch.OutOfMemoryError
     text = str(error.value)
     named = set(re.findall(r"--([a-z-]+)", text)) - {"resume", "out"}
@@ -593,7 +593,7 @@ def test_folder_without_an_adapter_is_one_clear_line(gone, word, copy):
     """Found early, and by the name of the option."""
     folder = copy / "adapters" / "agent"
     shutil.rmtree(folder) if not gone else (folder / gone).unlink()
-    with pytest.raises(data_pool.UserError, match=word) as error:
+    with pytest.raises(UserError, match=word) as error:
         checkpoint.check_adapter_folder(str(folder), "agent_adapter", 4)
     assert f"--agent-adapter {folder}" in str(error.value) and "\n" not in str(error.value)
 
@@ -606,6 +606,6 @@ def test_adapter_of_another_kind_is_one_clear_line(text, rank, word, copy):
     folder = copy / "adapters" / "env"
     if text:
         (folder / "adapter_config.json").write_text(text)
-    with pytest.raises(data_pool.UserError, match=word) as error:
+    with pytest.raises(UserError, match=word) as error:
         checkpoint.check_adapter_folder(str(folder), "env_adapter", rank)
     assert f"--env-adapter {folder}" in str(error.value) and "\n" not in str(error.value)

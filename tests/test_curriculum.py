@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.files import UserError
 import curriculum
 from curriculum import Context, in_band, named, next_alpha, select_seed_tasks, success_rate
-from data_pool import UserError
 
 EIGHTHS = [k / 8 for k in range(9)]
 DIFFICULTY_REWARDS, SEED_SELECTIONS = named("reward_"), named("seeds_")
@@ -225,10 +225,10 @@ def test_functions_of_a_user_are_found_wherever_they_stand(place, tmp_path):
     source, root = README.with_name("curriculum.py").read_text(), README.parent
     at = PLACES[place](source)
     (tmp_path / "curriculum.py").write_text(source[:at] + NEW + source[at:])
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "runtime").mkdir()
+    for room in ("tests", "common"):
+        (tmp_path / room).mkdir()
     for name in ("README.md", "data_pool.py", "pytest.ini", "tests/test_curriculum.py",
-                 "runtime/__init__.py", "runtime/jsonl.py"):
+                 "common/__init__.py", "common/files.py"):
         shutil.copy(root / name, tmp_path / name)
     pytest_ = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not wherever_they_stand",
                "tests/test_curriculum.py"]

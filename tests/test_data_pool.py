@@ -4,14 +4,12 @@ Run: python -m pytest tests/test_data_pool.py -q
 """
 import copy
 import dataclasses
-import json
 
 import pytest
 import torch
 
-from data_pool import (EnvPool, EnvRecord, Task, Trace, TrainPool, UserError, append_jsonl, distinct,
-                       priority, read_jsonl, task_id)
-from runtime.jsonl import set_torn_line_aside
+from common.files import UserError, append_jsonl, read_jsonl, set_torn_line_aside
+from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct, priority, task_id
 
 
 def base(n=5):

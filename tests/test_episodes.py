@@ -8,7 +8,7 @@ import torch
 from grpo import grpo_update, score
 from helpers import (EOS, PAD, STOP, clear, close, gradients, naive_logps, random_groups, same,
                      tiny_policy, weights)
-from policy import pack
+from models.attention import pack
 
 ENDINGS = [EOS, *range(4, 12)]
 OBSERVATIONS = [[30], [31, 32, EOS], [33, 34, 35, 36, 37]]  # one holds an EOS: it ends no turn

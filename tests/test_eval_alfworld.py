@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_pool import UserError
+from common.files import UserError
 from eval import __main__ as harness
 from eval import alfworld
 from eval.common import read_rows

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from data_pool import UserError
+from common.files import UserError
 from eval import api_bank
 from test_eval_harness import SHARED, needs_data, never_passes
 

@@ -4,7 +4,7 @@ Run: python -m pytest tests/test_eval_bamboogle.py -q
 """
 import pytest
 
-from data_pool import UserError
+from common.files import UserError
 from eval import bamboogle
 
 RECORD = {"id": "bamboogle-000", "question": "Who?", "answer": "James Madison"}

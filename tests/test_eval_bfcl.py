@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from data_pool import UserError
+from common.files import UserError
 from eval import bfcl
 from eval.common import Verdict
 from test_eval_harness import SHARED, lines, needs_data, never_passes

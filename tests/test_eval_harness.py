@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from data_pool import UserError
-from eval import common, make_base
+from common.files import UserError
 from eval import __main__ as harness
+from eval import common, make_base
 from eval.common import Verdict
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from data_pool import UserError
+from common.files import UserError
 from eval import travelplanner as tp
 from eval.common import read_rows
 from test_eval_harness import SHARED, needs_data, never_passes

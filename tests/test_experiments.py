@@ -18,11 +18,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from common.files import UserError, append_jsonl, read_jsonl
 from experiments import __main__ as experiments, suites, tables, tools
 import genenv
-from runtime import report
-from data_pool import UserError, append_jsonl, read_jsonl
 from test_tool_calls import chat_model
+from watch import report
 from worlds import ladder, tool_calls
 
 ROOT = Path(__file__).parent.parent

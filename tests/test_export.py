@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime import export
-from data_pool import Task, Trace, TrainPool, UserError
+from commands import export
+from common.files import UserError
+from data_pool import Task, Trace, TrainPool
 from test_tool_calls import SEED, VALID, options, said
 from worlds import call_text, load_world
 

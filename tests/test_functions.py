@@ -12,10 +12,10 @@ from collections import Counter
 import pytest
 import torch
 
+from common.files import read_jsonl
 import curriculum
 import genenv
 import micro_world
-from data_pool import read_jsonl
 from rwr import whole_passes
 
 SMALL = dict(epochs=2, steps=2, seed_tasks=4, variations=3, G=4, gate=False, max_task_tokens=24,

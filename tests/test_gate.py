@@ -4,7 +4,7 @@ Run: python -m pytest tests/test_gate.py -q
 """
 import pytest
 
-from runtime.gate import judge
+from watch.health import judge
 
 
 def test_a_batch_with_signal_passes():

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import policy as policy_module
 from bench import simulation
 from bench.models import qwen2_config
 from bench.simulation import Simulation, preset_options, resident, simulate, simulated_policy
-from runtime import dtypes, memory, warm_start
+from commands import warm_start
+from models import attention, loading
+import policy as policy_module
+from run import memory
 
 NF4 = SimpleNamespace(quant="nf4", dtype="auto", rank=16)
 
@@ -56,7 +58,7 @@ def check_plain_rollouts():
 def check_cache_room():
     """The buffer ends as large as memory.py says, however it grew on the way."""
     for P, G, R in ((4096, 8, 512), (5, 2, 40), (300, 4, 7), (1, 1, 1)):
-        layer = policy_module._GrowingLayer(room=P, most=P + G * (R - 1))
+        layer = attention.GrowingLayer(room=P, most=P + G * (R - 1))
         block = lambda n: torch.empty(1, 1, n, 1, device="meta")
         layer.update(block(P), block(P))
         for _ in range(R - 1):
@@ -78,12 +80,12 @@ def test_the_cache_never_has_more_room_than_can_be_used():
     (check_plain_rollouts, policy_module, "draw",
      "logits = logits.float()", "logits = logits.float(); logits.sum().item()"),
     (check_plain_rollouts, policy_module, "cast_lora", ".weight.to(dtype)", ".weight"),
-    (check_cache_room, policy_module._GrowingLayer, "update", "min(self.most, ", "max(0, ")])
+    (check_cache_room, attention.GrowingLayer, "update", "min(self.most, ", "max(0, ")])
 def test_a_planted_fault_is_seen(check, where, function, right, wrong, monkeypatch):
     """The checks above would pass whatever the code does."""
     source = textwrap.dedent(inspect.getsource(getattr(where, function)))
     assert right in source
-    planted = dict(vars(policy_module))
+    planted = {**vars(attention), **vars(policy_module)}
     exec(compile(source.replace(right, wrong), policy_module.__file__, "exec"), planted)
     monkeypatch.setattr(where, function, planted[function])
     with pytest.raises((AssertionError, RuntimeError)):
@@ -128,5 +130,5 @@ def test_a_card_without_fused_attention_in_bf16_gets_fp32(capability, dtype, mon
     """A T4 would store all scores, and compute in bf16 by emulation."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert dtypes.choose_dtype("auto", "cuda") == dtype
-    assert dtypes.choose_dtype("bf16", "cuda") == torch.bfloat16
+    assert loading.choose_dtype("auto", "cuda") == dtype
+    assert loading.choose_dtype("bf16", "cuda") == torch.bfloat16

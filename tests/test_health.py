@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 import genenv
-from runtime import health, report
+from watch import health, report
 from conftest import write_report
-from data_pool import read_jsonl
+from common.files import read_jsonl
 from policy import Policy, Rollout
 from worlds import ladder
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.files import UserError
 import genenv
-from data_pool import UserError
 from helpers import tiny_lm
 from policy import Policy
 from worlds import InvalidTask, NO_SEED, attempt_score, household as h, play, transcript
@@ -295,7 +295,7 @@ def test_picture():
 
 def test_the_report_shows_the_picture_and_the_episode():
     """Somebody who has never seen the world would read a line of names."""
-    from runtime.report import _card
+    from watch.report import _card
     record = {"epoch": 4, "written": 2, "origin": "env", "p_hat": 0.5, "task": TASK.text, "picture": h.picture(TASK),
               "traces": [{"text": "> look\nnothing happens", "reward": 0.0}]}
     page = _card(record)

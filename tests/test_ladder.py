@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from common.files import UserError
+from data_pool import Task
 import genenv
-from data_pool import Task, UserError
 from worlds import (InvalidTask, attempt_score, check_task, held_out_keys, household, ladder, play,
                     tiny_model)
 

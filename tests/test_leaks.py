@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_pool import UserError
+from common.files import UserError
 from experiments import grounding as measured
 from worlds import InvalidTask, check_task, read_teacher
 from worlds import tool_calls as world

@@ -16,10 +16,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime import checkpoint, report
 import genenv
+from run import checkpoint
+from watch import report
 from conftest import write_report
-from data_pool import Trace, read_jsonl
+from common.files import read_jsonl
+from data_pool import Trace
 from worlds import ladder
 
 MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
@@ -98,7 +100,7 @@ def test_samples_show_what_was_expected(four):
 
 def test_samples_begin_with_new_tasks_near_alpha():
     """At most half of what is shown; the rest is spread over the epoch, and marked as what it is."""
-    from runtime import measure
+    from watch import measure
     task = lambda i, t: SimpleNamespace(origin="env", epoch=t, text=str(i), id=i, seed_task="")
     two = [Trace("a", 0.0, True, False, 1), Trace("b", 1.0, True, False, 1)]
     attempts = [(task(i, 3), 1.0, two[1:]) for i in range(8)] + \
@@ -118,7 +120,7 @@ def test_samples_begin_with_new_tasks_near_alpha():
 
 def test_bar_and_line_count_the_same_tasks():
     """New tasks, each once: neither base tasks, nor replays, nor a window of the latest."""
-    from runtime import measure
+    from watch import measure
     task = lambda i, origin, t: SimpleNamespace(origin=origin, epoch=t, id=i)
     attempts = [(task(i, "env", 3), float(i < 50), []) for i in range(100)]
     attempts += [(task(0, "env", 3), 0.0, []), (task(200, "base", 0), 0.0, []),

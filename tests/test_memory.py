@@ -12,13 +12,18 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import BloomConfig, Qwen2Config, Qwen2ForCausalLM
 
 from bench import models as bench
+from common.files import UserError
 import genenv
-from runtime import memory
+from models import attention
+from models.attention import attention_layout, pack
+from models.loading import model_config
 import policy as policy_module
-from data_pool import UserError
-from policy import Policy, attention_layout, pack
-from runtime.presets import PRESETS
+from policy import Policy
+from run import memory
+from run.presets import PRESETS
 from test_tool_calls import chat_model
+from watch.measure import peak_memory
+from worlds import rollout_rows
 
 QWEN_7B = dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
                num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
@@ -156,7 +161,7 @@ def allocated(f) -> int:
 @pytest.fixture
 def fused(monkeypatch):
     """bf16 as on a GPU: attention in one kernel, which keeps no weights."""
-    monkeypatch.setattr(policy_module, "SHORT", 0)
+    monkeypatch.setattr(attention, "SHORT", 0)
 
 
 @pytest.mark.parametrize("shape", [shape for shape, (_, G, _, _) in SHAPES.items() if G > 1])
@@ -164,7 +169,7 @@ def test_attention_weights_are_counted_where_they_are_kept(shape, monkeypatch):
     """bf16 on a CPU: a pass at the largest size would take more than was estimated."""
     groups, kept = groups_of(*SHAPES[shape]), {}
     for short in (0, 1024):
-        monkeypatch.setattr(policy_module, "SHORT", short)
+        monkeypatch.setattr(attention, "SHORT", short)
         policy, saved = small_policy(torch.bfloat16, 1), []
         keep = lambda t: saved.append(t) or t
         with policy.use("agent"), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
@@ -295,9 +300,9 @@ def test_validation_prefills_no_more_than_the_agents_rollouts(name):
     for phase in ("validation", "agreement check"):
         assert size(phase) <= size("agent rollouts"), phase
     o = options(max_rows=64, max_prompt_tokens=1024)
-    assert memory.rollout_rows(o, 1, 1024) == 8      # as many prompts as 64 // G
-    assert memory.rollout_rows(o, 1, 32) == 32       # short ones: the tokens of one long prompt
-    assert memory.rollout_rows(o, 1, 4) == 64 == memory.rollout_rows(o, 128, 4)
+    assert rollout_rows(o, 1, 1024) == 8      # as many prompts as 64 // G
+    assert rollout_rows(o, 1, 32) == 32       # short ones: the tokens of one long prompt
+    assert rollout_rows(o, 1, 4) == 64 == rollout_rows(o, 128, 4)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -319,7 +324,7 @@ def test_the_small_preset_fits_16_gb_in_both_dtypes_and_the_page_says_so():
     config = Qwen2Config(hidden_size=1536, num_hidden_layers=28, vocab_size=151936,
                          num_attention_heads=12, num_key_value_heads=2, intermediate_size=8960,
                          max_position_embeddings=32768, tie_word_embeddings=True)
-    readme = (Path(__file__).parent.parent / "runtime" / "README.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parent.parent / "run" / "README.md").read_text(encoding="utf-8")
     for e in (2, 4):
         o = options(**{**vars(genenv.Options()), **PRESETS["1.5b-16gb"], "device": "cuda"})
         peak = memory.MARGIN * memory.total_peak(memory.estimate(config, o, e=e)) / 1e9
@@ -328,7 +333,7 @@ def test_the_small_preset_fits_16_gb_in_both_dtypes_and_the_page_says_so():
 
 def test_the_readme_states_what_check_prints():
     """A table that nobody refreshed would promise another card."""
-    readme = (Path(__file__).parent.parent / "runtime" / "README.md").read_text(
+    readme = (Path(__file__).parent.parent / "run" / "README.md").read_text(
         encoding="utf-8")
     rows = {cells[1].strip(): [cell.split("/")[0].strip() for cell in cells[2:5]] for cells in
             (line.split("|") for line in readme.splitlines()) if len(cells) == 8}
@@ -397,17 +402,17 @@ def test_model_config_of_a_folder_that_is_none(tmp_path):
             (t5 / "config.json").write_text(content)
             (t5 / "tokenizer.json").write_text("{}")
         with pytest.raises(UserError, match=message) as error:
-            memory.count_parameters(memory.model_config(str(t5)))
+            memory.count_parameters(model_config(str(t5)))
         assert "\n" not in str(error.value)
-    assert memory.model_config(chat_model(tmp_path / "m")).num_hidden_layers == 2
+    assert model_config(chat_model(tmp_path / "m")).num_hidden_layers == 2
 
 
 def test_peak_memory_sees_an_allocation_and_survives_an_error():
     """The largest of a phase is kept, even if the phase ends in an exception."""
     peaks = {}
-    with memory.peak_memory(peaks, "small", "cpu"):
+    with peak_memory(peaks, "small", "cpu"):
         pass
-    with pytest.raises(ZeroDivisionError), memory.peak_memory(peaks, "large", "cpu"):
+    with pytest.raises(ZeroDivisionError), peak_memory(peaks, "large", "cpu"):
         block = torch.ones(100_000_000)  # 400 MB, above whatever the process had
         1 / 0
     assert peaks["large"] >= peaks["small"] > 1e7

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from commands import warm_start
+from common.files import UserError
 import curriculum
 import genenv
-from data_pool import UserError
-from runtime import checkpoint, warm_start
-from runtime.options import parse_options
-from runtime.presets import PRESETS
+from run import checkpoint
+from run.options import parse_options
+from run.presets import PRESETS
 from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "TROUBLESHOOTING.md", "runtime/README.md", "worlds/README.md",
+PAGES = ["README.md", "TROUBLESHOOTING.md", "run/README.md", "worlds/README.md",
          "bench/README.md"]
 STUDY = ["EXPERIMENTS.md", *(f"experiments/results/{name}.md" for name in
                              ("ladder", "parts", "schedules", "household", "real-model"))]
@@ -83,7 +84,7 @@ def known_options() -> set:
         names |= set(getattr(load_world(world), "OPTIONS", {}))
     sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("*/__main__.py")]
     sources += [(ROOT / name).read_text(encoding="utf-8") for name in
-                ("eval/make_base.py", "runtime/export.py", "runtime/ask.py", "experiments/tools.py")]
+                ("eval/make_base.py", "commands/export.py", "commands/ask.py", "experiments/tools.py")]
     own = {flag for source in sources for flag in re.findall(r"\"(--[a-z][a-z-]*)\"", source)}
     # names come from Options: they are written as in Python, and a bool has its negation
     flags = {"--" + name.replace("_", "-") for name in names}
@@ -126,5 +127,5 @@ def test_the_first_page_is_short_and_has_one_block_for_the_real_model():
 
 def test_every_preset_stands_on_the_page_of_real_models():
     """A new preset without a word on what it is for."""
-    text = (ROOT / "runtime" / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "run" / "README.md").read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in PRESETS)

@@ -10,8 +10,8 @@ import math
 import pytest
 import torch
 
-import grpo
 from curriculum import in_band
+import grpo
 from grpo import aggregate, grpo_update, score
 from helpers import (BOS, EOS, clear, close, gradients, naive_logps, random_groups, same,
                      tiny_policy, weights)

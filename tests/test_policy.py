@@ -14,12 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionMaskInterface, Qwen2ForCausalLM
 
 from bench import models as bench
-import policy as policy_module
-from data_pool import UserError
+from common.files import UserError
 from helpers import (BOS, EOS, MIXED, PAD, STOP, clear, close, gradients, naive_logps,
                      random_groups, randomise, same, tiny_lm, tiny_policy, toy_tokenizer, weights)
-from policy import Policy, attention_layout, distance, draw, group_mask, pack, split_groups
-from runtime import memory
+from models import attention
+from models.attention import attention_layout, group_mask, pack
+from models.loading import model_config
+import policy as policy_module
+from policy import Policy, distance, draw, split_groups
+from run import memory
 
 ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
 
@@ -74,7 +77,7 @@ def test_shared_prompt_logprobs_equal_the_dense_path(shared):
 def test_dense_path_comparison_can_fail(shared, monkeypatch):
     """If a rollout that sees its siblings went unnoticed, the test above would be worthless."""
     groups = random_groups(MIXED)
-    monkeypatch.setattr(policy_module, "group_mask", lambda q, k, causal: torch.ones(
+    monkeypatch.setattr(attention, "group_mask", lambda q, k, causal: torch.ones(
         q.shape[0], q.shape[1], k.shape[1], dtype=torch.bool).tril()[:, None])
     with shared.use("agent"), torch.no_grad():
         leaky, dense = shared.logprobs(groups)[0], shared.logprobs_dense(groups)[0]
@@ -215,7 +218,7 @@ def test_few_queries_attend_as_with_a_copy_of_the_keys_for_each_head(heads, key_
     copies = [x.repeat_interleave(heads // key_heads, dim=1) for x in (key, value)]
     expected = torch.nn.functional.scaled_dot_product_attention(
         query, *copies, attn_mask=mask, scale=0.3).transpose(1, 2)
-    out, _ = policy_module.few_queries_attention(None, query, key, value, mask, scaling=0.3)
+    out, _ = attention.few_queries_attention(None, query, key, value, mask, scaling=0.3)
     torch.testing.assert_close(out, expected)
 
 
@@ -690,7 +693,7 @@ def test_lora_layers_compute_what_peft_computes(quant):
     lm = bench.random_nf4(config, "cpu", torch.float32) if quant else Qwen2ForCausalLM(config)
     policy = Policy(lm, bench.word_tokenizer(32), rank=4)
     randomise(policy)
-    layers = [m for m in policy.model.modules() if policy_module.is_plain_lora(m)]
+    layers = [m for m in policy.model.modules() if attention.is_plain_lora(m)]
     assert len(layers) == 7 * 2
     groups, results = random_groups([(5, [4, 4, 4]), (5, [4, 4, 4])], vocab=32), []
     for _ in range(2):
@@ -725,7 +728,7 @@ def test_other_kinds_of_adapter_keep_the_librarys_forward(tmp_path):
     model.save_pretrained(tmp_path)
     policy = Policy(tiny_lm(), toy_tokenizer(), rank=4, paths={"agent": tmp_path})
     layers = [m for m in policy.model.modules() if hasattr(m, "lora_A")]
-    assert layers and not any(map(policy_module.is_plain_lora, layers))
+    assert layers and not any(map(attention.is_plain_lora, layers))
     assert not any("forward" in vars(m) for m in layers)
 
 
@@ -893,7 +896,7 @@ def test_code_in_a_model_folder_is_neither_asked_for_nor_run(tmp_path, monkeypat
             Policy.load(str(tmp_path), device="cpu")
         assert "\n" not in str(error.value)
         with pytest.raises(UserError, match="code of its own|no causal language model"):
-            memory.count_parameters(memory.model_config(str(tmp_path)))
+            memory.count_parameters(model_config(str(tmp_path)))
     assert not (tmp_path / "executed").exists() and stdin.tell() == 0
 
 

@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data_pool import UserError
+from common.files import UserError
+from models import gguf, loading
 from policy import Policy
-from runtime import dtypes, gguf, loading, memory
+from run import memory
 
 FILE = gguf.wheel_file()
 real = pytest.mark.skipif(FILE is None or find_spec("gguf") is None,
@@ -69,7 +70,7 @@ def test_adapters_are_fp32_on_either_base(policy):
 
 @real
 def test_sampler_and_scorer_agree_as_stated(policy):
-    """The tolerances that runtime/dtypes.py states, on text sampled at T = 1."""
+    """The tolerances that models/loading.py states, on text sampled at T = 1."""
     prompts = [policy.encode([{"role": "user", "content": text}]) for text in (
         "What is the capital of France?", "Name three colours.", "Write a line about the sea.")]
     rollouts = policy.sample("agent", prompts, 4, 24, generator=policy.generator(1))
@@ -78,7 +79,7 @@ def test_sampler_and_scorer_agree_as_stated(policy):
         logp, mask = policy.logprobs(groups)
         dense, _ = policy.logprobs_dense(groups)
     sampled = torch.tensor([x for r in rollouts for x in r.logps])
-    mean, worst = dtypes.TOLERANCE[policy.lm.dtype]
+    mean, worst = loading.TOLERANCE[policy.lm.dtype]
     for a, b in ((sampled, logp[mask]), (sampled, dense[mask])):
         print(policy.lm.dtype, float((a - b).abs().mean()), float((a - b).abs().max()))
         assert (a - b).abs().mean() <= mean and (a - b).abs().max() <= worst
@@ -98,7 +99,7 @@ def test_unpacked_model_is_a_plain_one(folder):
 
 @real
 def test_memory_check_reads_the_file():
-    config = memory.model_config(str(FILE))
+    config = loading.model_config(str(FILE))
     counts = memory.count_parameters(config)
     assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (576, 30, 49152)
     assert sum(counts["linear"]) + counts["other"] == pytest.approx(134.5e6, rel=0.01)
@@ -122,7 +123,7 @@ def test_a_file_cut_short_is_one_line(tmp_path):
     for size in (4, 100_000, len(data) - 10):  # in the number, the vocabulary, the last weights
         path = tmp_path / f"{size}.gguf"
         path.write_bytes(data[:size])
-        for read in (memory.model_config, lambda p: loading.load_model(p, device="cpu")):
+        for read in (loading.model_config, lambda p: loading.load_model(p, device="cpu")):
             with pytest.raises(UserError, match=f"{size}.gguf is cut short or damaged") as error:
                 read(str(path))
             assert "\n" not in str(error.value)
@@ -141,9 +142,9 @@ def gguf_bytes(architecture=b"llama") -> bytes:
 
 
 def refusal(path) -> str:
-    """What load_model says of a file; memory.model_config must refuse it as well."""
+    """What load_model says of a file; loading.model_config must refuse it as well."""
     with pytest.raises(UserError):
-        memory.model_config(str(path))
+        loading.model_config(str(path))
     with pytest.raises(UserError) as error:
         loading.load_model(str(path), device="cpu")
     assert "\n" not in str(error.value) and str(path) in str(error.value)
@@ -218,9 +219,9 @@ def small(hidden):
 
 
 def test_auto_takes_bf16_where_it_is_faster(monkeypatch):
-    choose = dtypes.choose_dtype
+    choose = loading.choose_dtype
     for faster in (True, False):
-        monkeypatch.setattr(dtypes, "bf16_is_faster", lambda: faster)
+        monkeypatch.setattr(loading, "bf16_is_faster", lambda: faster)
         best = torch.bfloat16 if faster else torch.float32
         assert choose("auto", "cpu", config=small(576)) == best
         # the embedded worlds: their results must not depend on the machine's speed
@@ -233,10 +234,10 @@ def test_auto_takes_bf16_where_it_is_faster(monkeypatch):
 
 
 def test_the_probe_is_quick_and_says_the_same_twice():
-    dtypes.bf16_is_faster.cache_clear()
-    first = dtypes.bf16_is_faster()
-    dtypes.bf16_is_faster.cache_clear()
-    assert dtypes.bf16_is_faster() == first
+    loading.bf16_is_faster.cache_clear()
+    first = loading.bf16_is_faster()
+    loading.bf16_is_faster.cache_clear()
+    assert loading.bf16_is_faster() == first
 
 
 def test_memory_estimate_follows_dtype():

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from runtime import report
 from test_health import recorded
+from watch import report
 
 HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=alert(1)>",
            "</pre></div></body></html>", "\"'><svg/onload=alert(1)>", "&lt;b&gt; & <b>",

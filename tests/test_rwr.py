@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-import rwr
 from grpo import score
 from helpers import (Table, clear, close, gradients, naive_logps, random_groups, same,
                      tiny_policy, weights)
+import rwr
 from rwr import (draw_batches, effective_sample_size, grpo_weights, linear_weights, mean_kl,
                  rwr_loss, rwr_update, rwr_weights, weight_ratio, weighted_nll)
 

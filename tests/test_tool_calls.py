@@ -17,11 +17,12 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from common.files import UserError
+from data_pool import Task, Trace, TrainPool
 import genenv
-from data_pool import Task, Trace, TrainPool, UserError
 from policy import Policy, Rollout
-from runtime.presets import PRESETS
-from runtime.run import EpochState
+from run.frame import EpochState
+from run.presets import PRESETS
 from worlds import (InvalidTask, check_task, held_out_keys, load_world, refuse_special_tokens,
                     task_keys)
 from worlds import tool_calls as world

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from data_pool import UserError
+from common.files import UserError
 from worlds import InvalidTask, call_text, tool_calls, tool_lists
 from worlds.schemas import argument_fault, check_schema, conforms, quick_pattern
 from worlds.tool_lists import own_schema, own_tool, read_tools

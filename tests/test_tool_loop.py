@@ -17,14 +17,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime import export
+from commands import export
+from common.files import append_jsonl, read_jsonl
 import genenv
-from runtime import report
-from runtime import memory
-from data_pool import append_jsonl, read_jsonl
+from models.loading import model_config
 from policy import Policy, Rollout
+from run import memory
 from test_loop import one_line, same_run
 from test_tool_calls import said
+from watch import report
 from worlds import tool_calls as world
 
 SMALL = ["--threads", "1", "--device", "cpu", "--rank", "4", "--seed-tasks", "2", "--G", "2",
@@ -133,7 +134,7 @@ def test_a_model_that_writes_no_task_runs_to_the_end(model, tasks, tmp_path, cap
     assert all(f"{phase} {size / 1e9:.2f} GB" in out[after:] for phase, size in peaks.items())
     o = SimpleNamespace(**json.loads((tmp_path / "r" / "config.json").read_text()))
     assert (o.world, o.quant, o.alpha, o.k_min, o.lam) == ("tool_calls", "nf4", 0.5, 0.1, 1.0)
-    assert set(memory.estimate(memory.model_config(model), o)) == {*peaks, "always"}
+    assert set(memory.estimate(model_config(model), o)) == {*peaks, "always"}
 
 
 def test_three_such_epochs_end_the_run_in_one_line(model, tasks, tmp_path, no_figures, capsys):

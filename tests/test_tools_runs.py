@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import genenv
-import micro_world
-from data_pool import append_jsonl, read_jsonl
+from common.files import append_jsonl, read_jsonl
 from experiments import imitation, tools
+import genenv
 from helpers import tiny_policy
+import micro_world
 from policy import Rollout
 from worlds import call_text, tool_calls
 

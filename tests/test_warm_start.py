@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from commands import warm_start
+from common.files import UserError, append_jsonl
 import genenv
-from data_pool import UserError, append_jsonl
+from models.loading import policy_options
 from policy import Policy, Rollout
-from runtime import warm_start
-from runtime.loading import policy_options
 from test_tool_calls import NO_SYSTEM, chat_model
 from worlds import load_world, tool_calls
 
@@ -253,7 +253,7 @@ def test_four_bit_training_is_merged_into_the_weights_before(model, tasks, tmp_p
 # interruptions
 
 
-COMMAND = ("import sys, genenv; from runtime import warm_start; "
+COMMAND = ("import sys, genenv; from commands import warm_start; "
            "sys.exit(warm_start.main(sys.argv[1:], genenv.Options))")
 
 

@@ -22,11 +22,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from common.files import UserError, read_jsonl
 import genenv
 import micro_world as micro
-import runtime.run
-from data_pool import UserError, read_jsonl
 from policy import Policy
+import run.frame
 
 BASE = dict(  # no default anywhere: a constant in the place of an option is seen
     seed=5, epochs=4, steps=2, seed_tasks=4, variations=3, G=4, replay=0.4, base_share=0.4,
@@ -847,10 +847,10 @@ def test_options_of_the_policy_reach_it(monkeypatch, name, model):
 def test_world_and_its_options_reach_the_world(tmp_path, monkeypatch):
     """--world names the module, and an option of its own reaches it through the command line."""
     world, names = micro.micro_world(), []
-    for module in (runtime.run, genenv.options):
+    for module in (run.frame, genenv.options):
         monkeypatch.setattr(module, "load_world", lambda name: names.append(name) or world)
     for name in ("write", "closing_words"):
-        monkeypatch.setattr(runtime.run.report, name, lambda folder: "")
+        monkeypatch.setattr(run.frame.report, name, lambda folder: "")
     assert genenv.main(["--world", "micro", "--flavour", "3", "--out", str(tmp_path / "r"),
                         "--threads", "1", "--epochs", "0", "--no-gate"]) == 0
     assert set(names) == {"micro"} and world.prepared[0].world_options == {"flavour": 3}

@@ -15,11 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.files import UserError, read_jsonl
+from data_pool import Task
 import genenv
-from runtime.run import EpochState
-import worlds
-from data_pool import Task, UserError, read_jsonl
 from helpers import toy_tokenizer
+from run.frame import EpochState
+import worlds
 from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, load_world, task_keys, template
 
 NAMES = [*worlds.world_names(), "template"]

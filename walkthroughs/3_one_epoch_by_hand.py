@@ -14,11 +14,11 @@ import tempfile
 import torch
 
 import curriculum
-import genenv
 from data_pool import distinct, priority
-from runtime import measure
+import genenv
 from rwr import draw_batches, rwr_update, rwr_weights, weight_ratio
 from walkthroughs import fingerprint, quote
+from watch import measure
 
 STEPS = 6  # agent updates in an epoch, as in a run
 o = genenv.parse_options(["--out", f"{tempfile.mkdtemp()}/run", "--threads", "1"])

@@ -14,9 +14,9 @@ import io
 import math
 import tempfile
 
+from common.files import read_jsonl
 import curriculum
 import genenv
-from data_pool import read_jsonl
 from walkthroughs import fingerprint
 from worlds import ladder
 

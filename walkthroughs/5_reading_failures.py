@@ -3,7 +3,7 @@
 What to look at: no single column tells. The collapsed run has a success rate near alpha, the best
 of the three by that figure, and learns nothing; the starved one learns well and its simulator
 stands still. Read a run in this order: validation, distinct tasks, tools in use, records in band.
-Beside it: runtime/health.py (the warnings), TROUBLESHOOTING.md (what to change).
+Beside it: watch/health.py (the warnings), TROUBLESHOOTING.md (what to change).
 """
 # %% The runs: a metrics.jsonl each, the options in the first line (tests/golden/health).
 import sys
@@ -12,9 +12,9 @@ sys.path[:0] = [".", ".."]  # the project's root, started there or in this folde
 from pathlib import Path
 from types import SimpleNamespace
 
+from common.files import read_jsonl
 import genenv
-from data_pool import read_jsonl
-from runtime import health
+from watch import health
 
 GOLDEN = Path(genenv.__file__).parent / "tests" / "golden" / "health"
 RUNS = {}

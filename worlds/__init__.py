@@ -70,7 +70,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from data_pool import Task, UserError, read_jsonl
+from common.files import UserError, read_jsonl
+from data_pool import Task
 
 FUNCTIONS = ("prepare", "load_policy", "base_tasks", "validation_tasks", "env_prompt", "parse_task",
              "agent_prompt", "score", "skills", "task_length", "category")
@@ -163,6 +164,17 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows):
         max_rows=max_rows, respond=respond, max_turns=world_option(world, o, "max_turns"),
         max_turn_tokens=o.max_response_tokens)
     return rollouts, said
+
+
+def rollout_rows(o, G: int, longest: int) -> int:
+    """max_rows for rollouts that are not G of the agent's, such as the one of greedy validation.
+
+    longest: tokens of the longest prompt. The cache holds max_rows // G prompts at once, which with
+    G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
+    many short ones as hold the tokens of one prompt of the greatest length.
+    """
+    prompts = max(1, o.max_rows // o.G, o.max_prompt_tokens // longest)
+    return min(o.max_rows, G * prompts)
 
 
 def attempt_score(world, task, rollout, text) -> tuple[float, bool]:

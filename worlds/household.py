@@ -28,9 +28,10 @@ from collections import deque
 from functools import lru_cache
 from types import SimpleNamespace
 
-from data_pool import Task, UserError
+from common.files import UserError
+from data_pool import Task
+from models.loading import policy_options
 from policy import Policy
-from runtime.loading import policy_options
 from worlds import InvalidTask, attempt_score, play, try_prompts, world_option
 from worlds.tiny_model import SPECIAL, base_folder, command, train
 

@@ -24,9 +24,10 @@ import re
 import sys
 from functools import lru_cache
 
-from data_pool import Task, UserError
+from common.files import UserError
+from data_pool import Task
+from models.loading import policy_options
 from policy import Policy
-from runtime.loading import policy_options
 from worlds import InvalidTask
 from worlds.tiny_model import MODEL, SPECIAL, base_folder, command, train
 

@@ -4,8 +4,9 @@
 """
 import random
 
-from data_pool import Task, UserError
-from runtime.loading import policy_options
+from common.files import UserError
+from data_pool import Task
+from models.loading import policy_options
 from worlds import InvalidTask
 from worlds.tiny_model import SPECIAL, load_trained, train
 

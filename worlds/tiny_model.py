@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from data_pool import UserError
+from common.files import UserError
 from policy import Policy
 
 SPECIAL = ["<pad>", "<eos>"]  # the first two words of every vocabulary; unknown words become <pad>

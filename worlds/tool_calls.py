@@ -65,9 +65,10 @@ from pathlib import Path
 
 import torch
 
-from data_pool import Task, UserError, task_id
+from common.files import UserError
+from data_pool import Task, task_id
+from models.loading import policy_options
 from policy import Policy
-from runtime.loading import policy_options
 from worlds import NO_SEED, InvalidTask, call_text, task_text, tool_lists, try_prompts, \
     world_option
 from worlds.call_text import MAX_CHARS

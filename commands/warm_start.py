@@ -33,12 +33,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from data_pool import UserError
+from common.cli import Parser
+from common.files import UserError, first_line
 from grpo import finite_step, subset, subset_own
+from models.loading import load_model, policy_options
 from policy import Policy, split_groups
-from runtime import options as run_options
-from runtime.jsonl import first_line
-from runtime.loading import load_model, policy_options
+from run import options as run_options
 from rwr import weighted_nll
 from worlds import InvalidTask, held_out_keys, load_world, one_line_for_templates, task_keys, \
     world_option, written_task
@@ -92,7 +92,7 @@ def main(argv, Options) -> int:
 
 def parse(argv, Options):
     """argv -> (Settings, Options). What is no option of a warm start is one of a run."""
-    p = run_options.Parser(prog="genenv.py warm-start", allow_abbrev=False,
+    p = Parser(prog="genenv.py warm-start", allow_abbrev=False,
                            argument_default=argparse.SUPPRESS,
                            epilog="besides, every option of a run: python genenv.py --help")
     run_options.add_fields(p, Settings)

@@ -5,7 +5,7 @@ generated tasks with the alpha band, validation, task and response length, solve
 tasks; and beside them KL, effective sample size and diversity.
 
 How it is run: genenv.py writes figures/ and report.html at the end of a run; for a run that still
-goes on or was stopped, `python -m runtime.report runs/000-genenv`.
+goes on or was stopped, `python -m watch.report runs/000-genenv`.
 
 Where it differs on purpose: pictures are embedded in the page, so that one file can be sent along.
 Text of models is escaped, and the page forbids scripts and outside sources to whoever opens it.
@@ -18,8 +18,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from common.files import UserError, read_jsonl
 from curriculum import target_of
-from data_pool import UserError, read_jsonl
 
 BLUE, ORANGE, GREEN, GREY = "#0b62a4", "#d1670b", "#3a8a3a", "#888888"
 COLOURS = (BLUE, ORANGE, GREY, GREEN, "#8e44ad", "#b03a2e")
@@ -381,11 +381,11 @@ def _details(title, inner) -> str:
 
 
 def main(argv=None) -> int:
-    """`python -m runtime.report RUN_FOLDER`."""
+    """`python -m watch.report RUN_FOLDER`."""
     argv = sys.argv[1:] if argv is None else argv
     try:
         if len(argv) != 1:
-            raise UserError("usage: python -m runtime.report RUN_FOLDER")
+            raise UserError("usage: python -m watch.report RUN_FOLDER")
         print(write(argv[0]))
         return 0
     except UserError as error:

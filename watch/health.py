@@ -3,7 +3,9 @@
 What of the paper this is: nothing; the failure modes are those that users of such systems report
 (collapse, starvation, exploitation of noise). TROUBLESHOOTING.md has a paragraph on each.
 
-How it is run: measure.py calls `warnings` once per epoch. A check is a function of the record, the
+How it is run: measure.py calls `warnings` once per epoch, and run/frame.py `judge` after epoch 0: both
+of the paper's updates stand still where no task is valid or every group has equal rewards (its
+advantages are then 0, Prop. 1), so a run stops there unless --no-gate is given. A check is a function of the record, the
 history of earlier records and the options, named `warn_...`; it returns a sentence that says what
 to change, or nothing. To add one, write one function and a paragraph in TROUBLESHOOTING.md.
 
@@ -15,7 +17,7 @@ shares are taken of what could have been right. Thresholds were set on recorded 
 import math
 
 from curriculum import WITHOUT_SIMULATOR, steers, target_of
-from runtime.report import validated
+from watch.report import validated
 
 MISMATCH_MEAN, MISMATCH_MAX = 0.02, 1.0  # nats per token, see warn_mismatch
 # reasons in `invalid` that have a warning of their own
@@ -216,3 +218,51 @@ def warnings(record: dict, history: list, o) -> list[str]:
     record: the epoch's metrics (measure.epoch_record); history: the records of earlier epochs.
     """
     return [text for text in (check(record, history, o) for check in CHECKS) if text]
+
+
+# ---------------------------------------------------------------------------------------------
+# the gate: is there anything to learn? One look at the batch of epoch 0, before hours are spent
+
+
+START = ("let the model imitate base tasks first, `python genenv.py warm-start --model M "
+         "--base-tasks F --out DIR`, and go on with --model DIR")
+
+
+OWN = ("go back to this world's own options, --temperature and the token limits above all",)
+
+
+def judge(written: int, valid: int, p_hats, G: int, rewards=None,
+          own_model=False) -> tuple[str, str]:
+    """(line to print, paragraph that stops the run or "") for the batch of epoch 0.
+
+    written, valid: generations of the simulator, and how many are tasks; written is 0 where tasks
+    are ready-made. p_hats: success rates of the tasks tried, G attempts each. rewards: (B, G) where
+    attempts earn a similarity in [0, 1]: a group is mixed if its rewards differ. Without them it is
+    by p_hat. own_model: the world brings model and base tasks, so that no others can be advised.
+    """
+    n = len(p_hats)
+    mixed = sum(max(row) > min(row) for row in rewards) if rewards is not None else \
+        sum(0 < p < 1 for p in p_hats)
+    success = sum(p_hats) / n if n else 0.0
+    tasks = f"{valid} of {written} written tasks valid, " if written else ""
+    line = (f"before training: {tasks}success {success:.2f} on {n} tasks, groups with mixed "
+            f"rewards {mixed} of {n}")
+    if written and not valid:
+        return line, _stop("the simulator wrote no valid task", OWN if own_model else (
+            START, "make tasks easier to write (--call-format python --tools base in the "
+            "tool_calls world)", "take a stronger model"))
+    if mixed == 0 and success > 0.5:
+        return line, _stop(f"every attempt at each of {n} tasks succeeded", OWN if own_model else (
+            "bring harder base tasks", "take a weaker model"))
+    if mixed == 0:  # more attempts at tasks that are never solved end like the first
+        return line, _stop(f"none of the groups of {G} attempts at {n} tasks had rewards that "
+                           "differ", OWN if own_model else (
+                               START, "bring easier base tasks", "take a stronger model"))
+    return line, ""
+
+
+def _stop(what: str, advice) -> str:
+    """One paragraph: what is wrong, what it means, what to do."""
+    return (f"stopped before training: {what}, so neither the agent nor the simulator would learn "
+            f"anything. What helps: {'; or '.join(advice)}. samples.jsonl has what the model "
+            "wrote. To go on all the same, add --no-gate.")

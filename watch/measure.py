@@ -10,15 +10,17 @@ Where it differs on purpose: `validation` is the mean over several sampled attem
 moves smoothly; `validation_greedy` is the usual one attempt at temperature 0.
 """
 import math
+import resource
 from collections import Counter
 from contextlib import contextmanager
 
 import torch
 
+from common.files import UserError
 import curriculum
 from policy import distance
-from runtime import health, memory
-from worlds import attempt_score, play
+from watch import health
+from worlds import attempt_score, play, rollout_rows
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
@@ -28,8 +30,8 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     o, world = run.o, run.world
     prompts = [run.policy.encode(world.agent_prompt(task)) for task in tasks]
     generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
-    rows = memory.rollout_rows(o, G, max(map(len, prompts)))
-    with memory.peak_memory(run.peaks, "validation", run.policy.device):
+    rows = rollout_rows(o, G, max(map(len, prompts)))
+    with peak_memory(run.peaks, "validation", run.policy.device):
         rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator, rows)
     rewards = [attempt_score(world, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
     return [curriculum.success_rate(rewards[b * G:(b + 1) * G], o.success_at)
@@ -154,6 +156,41 @@ def movement(policy, adapter):
                for p, old in zip(params, before[name])]
     found.update(moved=distance(before[adapter], policy.params[adapter]),
                  other_moved=bool(changed) and bool(torch.stack(changed).any()))
+
+
+@contextmanager
+def peak_memory(peaks: dict, phase: str, device):
+    """`with peak_memory(peaks, "agent rollouts", policy.device)`: record the phase's peak in bytes.
+
+    peaks[phase] becomes the largest seen so far. On a GPU it is what torch had allocated; on a CPU
+    the process's resident high-water mark, which cannot be reset and so never falls. Raises
+    UserError, naming the phase and what to lower, where the GPU runs out of memory.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        yield peaks
+    except torch.OutOfMemoryError:
+        # rows at once also decide which random numbers a rollout gets
+        advice = "a lower --token-budget, or --grad-checkpoint" if "update" in phase else \
+            "a lower --max-rows (from there on no longer to the bit)"
+        raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
+                        f"--resume --out RUN and {advice}; PYTORCH_ALLOC_CONF="
+                        "expandable_segments:True in the environment leaves fewer gaps") from None
+    finally:
+        if device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(device)
+        else:
+            peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peaks[phase] = max(peak, peaks.get(phase, 0))
+
+
+def peaks_line(peaks: dict, device) -> str:
+    """The measured peaks as a line to print, and what was measured."""
+    what = "peak memory" if torch.device(device).type == "cuda" else \
+        "peak memory of the process, Python and its libraries included, at the end of each phase"
+    return f"{what}: " + ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in peaks.items())
 
 
 def mean(values) -> float:

@@ -17,10 +17,13 @@ from types import ModuleType
 import torch
 from tqdm import tqdm
 
+from common.files import UserError, append_jsonl
 import curriculum
-from data_pool import EnvPool, TrainPool, UserError, append_jsonl
+from data_pool import EnvPool, TrainPool
+from models.loading import model_config
 from policy import Policy
-from runtime import checkpoint, gate, measure, memory, options, report
+from run import checkpoint, memory, options
+from watch import health, measure, report
 from worlds import held_out_keys, load_world, read_teacher, refuse_special_tokens
 
 SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
@@ -80,7 +83,7 @@ def prepare_run(o) -> Run:
                if isinstance(path, str) and Path(path).is_file()}
     world.prepare(o)
     if o.model:
-        print(memory.check(memory.model_config(o.model), o), flush=True)
+        print(memory.check(model_config(o.model), o), flush=True)
     folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
     lock = checkpoint.lock_folder(folder) if o.resume else None
     held_out = held_out_keys(world, o)
@@ -165,7 +168,7 @@ def look_before(run, record) -> str:
     """Print what the batch of epoch 0 holds; returns why nothing can be learned from it, or ""."""
     attempts = run.state.attempts
     valid = record["written"] - sum(record["invalid"].values())
-    line, verdict = gate.judge(record["written"], valid, [p for _, p, _ in attempts], run.o.G,
+    line, verdict = health.judge(record["written"], valid, [p for _, p, _ in attempts], run.o.G,
                                [[e.reward for e in traces] for _, _, traces in attempts],
                                own_model=not run.o.model)
     print(line, flush=True)
@@ -177,7 +180,7 @@ def finish(run):
     for name in run.policy.params:
         run.policy.save_adapter(name, run.folder / "adapters" / name)
     if run.o.model:  # the embedded world's few MB are of no interest
-        print(memory.peaks_line(run.peaks, run.policy.device))
+        print(measure.peaks_line(run.peaks, run.policy.device))
         (run.folder / "memory.json").write_text(json.dumps(run.peaks, indent=1))
     report.write(run.folder)
     print(report.closing_words(run.folder))

@@ -39,9 +39,10 @@ try:
 except ImportError:  # not a POSIX system
     fcntl = None
 
+from common.cli import Stopped
+from common.files import UserError, read_jsonl, set_torn_line_aside
 from curriculum import uses_length
-from data_pool import EnvRecord, Task, Trace, UserError, read_jsonl
-from runtime.jsonl import set_torn_line_aside
+from data_pool import EnvRecord, Task, Trace
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 KEEP = 2  # checkpoints kept: the last, and the one before in case the last gets damaged
@@ -50,14 +51,6 @@ TEMPORARY, LOCK = "config.json.tmp", "lock"
 FREE = {"gate", "out", "resume", "threads", "token_budget", "grad_checkpoint"}
 OTHER_BITS = {"max_rows", "device"}  # and these also the random numbers that a rollout gets
 FORMAT = 1  # of checkpoints and records: raise it when a run of before could no longer go on
-
-
-class Stopped(Exception):
-    """The run was asked to stop and has saved everything; `signal` says by which signal."""
-
-    def __init__(self, signal_number, message):
-        super().__init__(message)
-        self.signal = signal_number
 
 
 # ---------------------------------------------------------------------------------------------

@@ -7,22 +7,20 @@ themselves, with their meaning and their defaults, stand in genenv.Options; a wo
 Where it differs on purpose: there is no configuration language. Defaults come from Options, then
 from the world, then from the preset or the resumed run, and what is given on the command line wins.
 """
-import argparse
 import dataclasses
 import inspect
 import json
 import math
 import os
 import re
-import sys
+from argparse import SUPPRESS, BooleanOptionalAction
 
-from safetensors import SafetensorError
-
+from common.cli import Parser
+from common.files import UserError
 import curriculum
-from data_pool import UserError
-from runtime import checkpoint
-from runtime.dtypes import device_fault
-from runtime.presets import PRESETS
+from models.loading import device_fault
+from run import checkpoint
+from run.presets import PRESETS
 from worlds import load_world
 
 CHOICES = {"variant": ("genenv", "random", *curriculum.WITHOUT_SIMULATOR),
@@ -42,42 +40,13 @@ SHARES = ("base_share", "env_fresh", "success_at", "reward_noise")
 POSITIVE = ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap")
 
 
-def exit_code(command) -> int:
-    """Call `command()`; every mistake of the user's is one line. Returns the exit code of a program:
-    0, 2 for a mistake, 128 + n after a signal n."""
-    try:
-        command()
-        return 0
-    except UserError as error:
-        print(f"genenv: {error}", file=sys.stderr)
-        return 2
-    except checkpoint.Stopped as stopped:
-        print(stopped)
-        return 128 + stopped.signal
-    except (OSError, SafetensorError) as error:  # a full disk, a file that may not be written
-        name, why = (getattr(error, key, None) for key in ("filename", "strerror"))
-        print(f"genenv: {f'{name}: ' if name else ''}{' '.join(str(why or error).split())}; "
-              "a run that had begun goes on from its last checkpoint with --resume", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as stopped:  # before the run had begun, or a second signal: it says
-        print("; ".join(["stopped at once", *map(str, stopped.args)]), file=sys.stderr)
-        return 130
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are UserErrors: one line each, like all others."""
-
-    def error(self, message):
-        raise UserError(f"{message}; see python {self.prog} --help")
-
-
-def parser(Options, world=None) -> argparse.ArgumentParser:
+def parser(Options, world=None) -> Parser:
     """An argument parser made from Options: name, type, default and the comment as help.
 
     world: a module whose own options are added, if it has any.
     """
     p = Parser(prog="genenv.py", description="GenEnv: an agent and a task simulator co-evolve.",
-               argument_default=argparse.SUPPRESS, allow_abbrev=False)
+               argument_default=SUPPRESS, allow_abbrev=False)
     p.add_argument("--preset", help=f"a set of options: {', '.join(PRESETS)}; others override it")
     add_fields(p, Options)
     for name, (default, text, _) in getattr(world, "OPTIONS", {}).items():
@@ -96,7 +65,7 @@ def add_fields(p, Options):
 def _add(p, name, kind, default, text):
     flag, text = "--" + name.replace("_", "-"), f"{text} (default: {default!r})".replace("%", "%%")
     if kind is bool:
-        p.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        p.add_argument(flag, action=BooleanOptionalAction, help=text)
     else:
         p.add_argument(flag, type=kind, help=text)
 
@@ -134,7 +103,7 @@ def parse_options(argv, Options):
 
 def _world_of(argv, Options) -> str:
     """Which world the command line names, itself, by its preset or by the run that goes on."""
-    p = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    p = Parser(add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
     for name in ("world", "preset", "out"):
         p.add_argument(f"--{name}")
     p.add_argument("--resume", action="store_true")

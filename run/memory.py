@@ -1,11 +1,12 @@
-"""How much memory a run will need, before it starts, and how much it took, after.
+"""How much memory a run will need, before it starts.
 
 What of the paper this is: nothing; it is what lets its two 7B policies live on one card.
 
-How it is run: genenv.py calls `check` before it loads the model, prints the table, and wraps the
-phases of an epoch in `peak_memory`. Alone:
+How it is run: a run calls `check` before it loads the model and prints the table; what it took in
+the end is measured by `watch.measure.peak_memory`. Alone:
 
-    from runtime.memory import check, model_config
+    from models.loading import model_config
+    from run.memory import check
     print(check(model_config("Qwen/Qwen2.5-7B-Instruct"), options, available=24e9))
 
 Where the numbers come from: parameters are counted, on torch's meta device, so any dense decoder of
@@ -23,20 +24,16 @@ ending early, so that most steps stay well below it.
 Bytes everywhere; GB are 1e9 bytes. Symbols: B prompts, D hidden, I intermediate, V vocabulary,
 G rollouts, P prompt, R response, N = B*G responses; e bytes per number of the compute type.
 """
-import logging
 import math
-import resource
-from contextlib import contextmanager
 from itertools import product
-from pathlib import Path
 
 import torch
 
-from runtime import gguf
-from runtime.dtypes import choose_dtype
-from runtime.jsonl import UserError, first_line
-from runtime.loading import check_model_folder, refuse_own_code
-from policy import LOGIT_CHUNK, PREFILL_TOKENS, SHORT
+from common.files import UserError
+from models.attention import SHORT
+from models.loading import choose_dtype
+from policy import LOGIT_CHUNK, PREFILL_TOKENS
+from worlds import rollout_rows
 
 MARGIN = 1.08   # what the allocator holds beyond what is in use
 FP32, FP64 = 4, 8
@@ -62,24 +59,7 @@ OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
 
 
 # ---------------------------------------------------------------------------------------------
-# the model: its configuration and parameters
-
-
-def model_config(model: str):
-    """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
-    from transformers import AutoConfig
-    if gguf.is_gguf(model):
-        return gguf.config(model)
-    check_model_folder(model)
-    # without a network the hub's client announces every retry; the error at the end is enough
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        refuse_own_code(model, error)
-        what = "the model" if Path(model).is_dir() else "the hub model (there is no such folder)"
-        raise UserError(f"cannot read the configuration of {what} {model}: "
-                        f"{first_line(error)}") from None
+# the model: its parameters
 
 
 def check_lengths(config, o):
@@ -176,17 +156,6 @@ def rollout_instants(config, e, prompts, G, P, R, max_rows, lora=0) -> list:
          + 2 * 8 * B * cache_keys(P, G, R)}]
 
 
-def rollout_rows(o, G: int, longest: int) -> int:
-    """max_rows for rollouts that are not G of the agent's, such as the one of greedy validation.
-
-    longest: tokens of the longest prompt. The cache holds max_rows // G prompts at once, which with
-    G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
-    many short ones as hold the tokens of one prompt of the greatest length.
-    """
-    prompts = max(1, o.max_rows // o.G, o.max_prompt_tokens // longest)
-    return min(o.max_rows, G * prompts)
-
-
 # ---------------------------------------------------------------------------------------------
 # training
 
@@ -271,7 +240,7 @@ def training_instants(config, e, rank, gpu, grad_checkpoint, batch: dict) -> lis
 
 
 def attention_weights(config, o, e: int, batch: dict, P: int) -> dict:
-    """What policy.group_attention keeps besides in bf16 on a CPU, in fp32: softmaxes, queries, keys and
+    """What group_attention keeps besides in bf16 on a CPU, in fp32: softmaxes, queries, keys and
     values, of responses and of prompts."""
     if e == FP32 or _on_gpu(o.device) or "pairs" not in batch:
         return {}
@@ -421,45 +390,6 @@ def free_memory(device: str = "auto"):
     except OSError:  # not Linux
         return None
     return 1024 * int(sizes["MemAvailable"].split()[0])
-
-
-# ---------------------------------------------------------------------------------------------
-# the measurement
-
-
-@contextmanager
-def peak_memory(peaks: dict, phase: str, device):
-    """`with peak_memory(peaks, "agent rollouts", policy.device)`: record the phase's peak in bytes.
-
-    peaks[phase] becomes the largest seen so far. On a GPU it is what torch had allocated; on a CPU
-    the process's resident high-water mark, which cannot be reset and so never falls. Raises
-    UserError, naming the phase and what to lower, where the GPU runs out of memory.
-    """
-    device = torch.device(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    try:
-        yield peaks
-    except torch.OutOfMemoryError:
-        # rows at once also decide which random numbers a rollout gets
-        advice = "a lower --token-budget, or --grad-checkpoint" if "update" in phase else \
-            "a lower --max-rows (from there on no longer to the bit)"
-        raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
-                        f"--resume --out RUN and {advice}; PYTORCH_ALLOC_CONF="
-                        "expandable_segments:True in the environment leaves fewer gaps") from None
-    finally:
-        if device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(device)
-        else:
-            peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peaks[phase] = max(peak, peaks.get(phase, 0))
-
-
-def peaks_line(peaks: dict, device) -> str:
-    """The measured peaks as a line to print, and what was measured."""
-    what = "peak memory" if torch.device(device).type == "cuda" else \
-        "peak memory of the process, Python and its libraries included, at the end of each phase"
-    return f"{what}: " + ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in peaks.items())
 
 
 # ---------------------------------------------------------------------------------------------

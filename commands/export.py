@@ -12,7 +12,7 @@ task of D_train, base tasks included, becomes a record
 
 and veRL scores responses with `compute_score` below, which is Eq. 1 of this project:
 
-    custom_reward_function.path=runtime/export.py custom_reward_function.name=compute_score
+    custom_reward_function.path=commands/export.py custom_reward_function.name=compute_score
 
 Where it differs from a plain dump on purpose: ground_truth is a text, as parquet needs one type per
 column while specs differ from task to task; traces stay behind, as they would be stale there.
@@ -32,7 +32,8 @@ from types import SimpleNamespace
 # veRL loads this file by its path: the modules of the project lie one folder up
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from data_pool import Task, TrainPool, UserError
+from common.files import UserError
+from data_pool import Task, TrainPool
 from worlds import load_world
 
 FORMATS = ("jsonl", "parquet")

@@ -34,12 +34,13 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from data_pool import Task, UserError, read_jsonl
+from common.cli import Parser
+from common.files import UserError, first_line, read_jsonl
+from data_pool import Task
+from models.loading import policy_options
 from policy import Policy
-from runtime import checkpoint
-from runtime import options as run_options
-from runtime.jsonl import first_line
-from runtime.loading import policy_options
+from run import checkpoint
+from run import options as run_options
 from worlds import InvalidTask, call_text, one_line_for_templates, special_token_in, tool_calls, \
     task_texts, tool_lists, world_option
 from worlds.schemas import check_calls
@@ -74,7 +75,7 @@ def main(argv, Options) -> int:
 
 def parser():
     """The command line of `ask`."""
-    p = run_options.Parser(prog="genenv.py ask", allow_abbrev=False,
+    p = Parser(prog="genenv.py ask", allow_abbrev=False,
                            description="Print the calls that a trained agent makes for a request. "
                                        "Nothing is executed.")
     p.add_argument("run", help="run folder, such as runs/001-genenv, or that of a warm start")

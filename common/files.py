@@ -1,6 +1,7 @@
 """JSON lines that nothing tears, and the one kind of error that a user sees.
 
-What of the paper this is: nothing. How it is run: data_pool.py and runtime/ read and write with it.
+What of the paper this is: nothing. How it is run: every other file reads and
+writes with it.
 
 Where it differs on purpose from a plain loop over json.loads: every fault names the file and the
 line, and a write that fails leaves the file as it was.

@@ -1,0 +1,48 @@
+"""Every command line: one clear line for each mistake, and the exit code that goes with it.
+
+What of the paper this is: nothing. How it is run: the main function of every program calls
+`exit_code`; each parses its options with `Parser`.
+"""
+import argparse
+import sys
+
+from safetensors import SafetensorError
+
+from common.files import UserError
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has saved everything; `signal` says by which signal."""
+
+    def __init__(self, signal_number, message):
+        super().__init__(message)
+        self.signal = signal_number
+
+
+def exit_code(command) -> int:
+    """Call `command()`; every mistake of the user's is one line. Returns the exit code of a program:
+    0, 2 for a mistake, 128 + n after a signal n."""
+    try:
+        command()
+        return 0
+    except UserError as error:
+        print(f"genenv: {error}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        print(stopped)
+        return 128 + stopped.signal
+    except (OSError, SafetensorError) as error:  # a full disk, a file that may not be written
+        name, why = (getattr(error, key, None) for key in ("filename", "strerror"))
+        print(f"genenv: {f'{name}: ' if name else ''}{' '.join(str(why or error).split())}; "
+              "a run that had begun goes on from its last checkpoint with --resume", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt as stopped:  # before the run had begun, or a second signal: it says
+        print("; ".join(["stopped at once", *map(str, stopped.args)]), file=sys.stderr)
+        return 130
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse whose mistakes are UserErrors: one line each, like all others."""
+
+    def error(self, message):
+        raise UserError(f"{message}; see python {self.prog} --help")
