@@ -10,7 +10,7 @@ import pytest
 from common.files import UserError
 from worlds import InvalidTask, call_text, tool_calls, tool_lists
 from worlds.schemas import argument_fault, check_schema, conforms, quick_pattern
-from worlds.tool_lists import own_schema, own_tool, read_tools
+from worlds.tool_lists import own_record, own_schema, own_tool, read_tools
 
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 
@@ -261,7 +261,6 @@ TASKS = {
     "a chat": {"messages": CHAT, "tools": [OPENAI]},
     "a chat in parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": ASKED}]},
                                      CHAT[2]], "tools": [OPENAI], "parallel_tool_calls": False},
-    "without tools": {"task": ASKED, "calls": [CALL]},
 }
 
 
@@ -278,6 +277,18 @@ def test_base_tasks_of_every_shape_are_one_task(shape, tmp_path):
     task, = tool_calls.read_tasks(*files(tmp_path, TASKS[shape]))
     ours = tool_calls.make_task(TASKS["ours"], "base")
     assert (task.text, task.spec, task.id) == (ours.text, ours.spec, ours.id)
+
+
+def test_a_task_without_tools_has_the_right_function_and_others_beside_it():
+    """With the right one alone nobody would see whether an agent can choose."""
+    listed = {name: {**RING, "name": name} for name in ("ring", "b", "a", "c", "d")}
+    listed["long"] = {**RING, "name": "long", "description": "x" * 700}  # would fill the prompt
+    tasks = [own_record({"task": f"{ASKED} {i}", "calls": [CALL]}, listed) for i in range(40)]
+    shown = [[tool["name"] for tool in task["tools"]] for task in tasks]
+    assert all(len(set(names)) == 3 and "ring" in names for names in shown)
+    assert {name for names in shown for name in names} == {"ring", "a", "b", "c", "d"}
+    assert {names.index("ring") for names in shown} != {0}  # its place does not give it away
+    assert own_record({"task": ASKED, "calls": [CALL]}, {"ring": RING})["tools"] == [RING]
 
 
 BAD_TASKS = [

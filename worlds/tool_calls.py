@@ -18,8 +18,8 @@ A task has 1 to 32 tools and at most 8 calls; `"calls": []` says that none of th
 asked, and the agent then answers `none`, which its prompt mentions only if some task has that answer.
 Other shapes of tools, calls and whole lines (OpenAI's, MCP's, chats) are those of
 worlds/tool_lists.py, which also says what of JSON schema is checked; fields of a user's own are
-ignored. With --tools FILE, tasks without tools have those of the list that they call. Every line is
-checked, and all bad ones are named at once. An eighth of the file is held out for validation, another
+ignored. With --tools FILE, tasks without tools have those of the list that they call, and others up
+to three. Every line is checked, and all bad ones are named at once. An eighth of the file is held out for validation, another
 for tuning.
 
 When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0, and

@@ -343,13 +343,15 @@ def _inferred(own: dict):
 # a line of a task file in our own form
 
 FIELDS = ("task", "tools", "calls", "ordered", "results", "reference")  # others are the user's own
-OFFERED_WITHOUT_A_CALL = 3  # functions of the list that a task without tools and calls is given
+OFFERED = 3        # functions of the list that a task without tools is given, at least
+LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds several
 
 
 def own_record(line: dict, listed=None) -> dict:
     """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
 
-    listed: {name: spec} of --tools; a task without tools of its own has those that it calls.
+    listed: {name: spec} of --tools; a task without tools of its own has those that it
+    calls, and others.
     Raises InvalidTask with .detail. What is not looked at here, make_task checks.
     """
     if "task" not in line and "messages" in line:
@@ -422,13 +424,15 @@ def _own_call(call):
 
 
 def _called(record: dict, listed: dict) -> list:
-    """The functions of the list that a task calls; a few others if there is nothing to call."""
+    """The functions of the list that a task calls, and others up to OFFERED: with the right ones
+    alone, nobody would see whether an agent can choose."""
     names = [call.get("name") for call in record["calls"] if isinstance(call, dict)]
     for name in names:
         if not isinstance(name, str) or name not in listed:
             raise invalid("unknown tool", f"it calls {name!r:.80}, which is not in the list of "
                                           "--tools")
-    if not names:  # always the same ones
-        rng = random.Random(str(record.get("task")))
-        names = rng.sample(sorted(listed), min(OFFERED_WITHOUT_A_CALL, len(listed)))
-    return [listed[name] for name in sorted(set(names))]
+    others = sorted(name for name, tool in listed.items()
+                    if name not in names and len(str(tool)) <= LONGEST_BESIDE)
+    draw = random.Random(str(record.get("task")))  # always the same ones
+    missing = max(0, min(OFFERED - len(set(names)), len(others)))
+    return [listed[name] for name in sorted({*names, *draw.sample(others, missing)})]
