@@ -28,8 +28,6 @@ bell, k_min half width of the band that the environment learns from.
 import math
 from dataclasses import dataclass
 
-import torch
-
 from common.files import UserError
 
 WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants of --variant with ready-made tasks alone
@@ -160,6 +158,7 @@ alpha_integral.steers, alpha_integral.uses_length = True, False
 def alpha_learned(c):
     """A part of the way to the p_hat whose tasks gave most signal when they were tried again: the
     top of a parabola through the measured points, each weighted by how many tasks it stands for."""
+    import torch
     p, signal, n = torch.tensor(c.signal or [(0, 0, 0)], dtype=torch.float64).T
     if len(p.unique()) < 3 or n.sum() < 30 or not signal.any():
         return c.previous  # a parabola through less would be noise
@@ -229,6 +228,7 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
     no recent tasks, or all weigh 0, all come from base. Draws with replacement from `generator` (on
     the CPU). Raises UserError if what `weigh` gives are no weights.
     """
+    import torch  # here and not above: options and --help are read without it
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
     picks = torch.randint(len(base), (n_base,), generator=generator).tolist()
     chosen = [base[i] for i in picks]
@@ -264,6 +264,7 @@ def select_functions(names, practice, n, weigh, alpha, generator, few=4):
     names: all functions; practice: {name: p_hats of the generated tasks that call it}; weigh: one of
     the functions_ functions.
     """
+    import torch
     p_hats = [practice.get(name, []) for name in names]
     means = [sum(p) / len(p) if p else None for p in p_hats]
     weights = torch.tensor(_weights(weigh, [[len(p) for p in p_hats], means, alpha], least=1e-30))

@@ -16,8 +16,6 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 from common.files import UserError, append_jsonl, read_jsonl
 
 
@@ -118,6 +116,7 @@ class TrainPool:
 
     def sample(self, n: int, base_share: float, generator) -> list[Task]:
         """n tasks for the agent: a share of base tasks, the rest from everything kept so far."""
+        import torch  # here and not above: options and --help are read without it
         kept = [t for t in self.tasks.values() if t.origin != "base"]
         picks = []
         if not kept and not self.base:  # a run without base tasks, before its first valid task

@@ -22,27 +22,32 @@ to read), train.jsonl (D_train), env.jsonl (D_env), adapters/{agent,env} in PEFT
 report.html and checkpoints/.
 """
 import dataclasses
+import importlib
 import math
 import os
 import sys
 import time
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+
+if __name__ == "__main__":  # before torch is loaded: --help and mistakes are answered at once
+    from commands import dispatch
+    sys.exit(dispatch(sys.argv[1:], lambda o: importlib.import_module("genenv").train(o)))
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
 
 import torch
 
-from commands import ask, export, warm_start
-from common.cli import exit_code
+import commands
 import curriculum
 from data_pool import EnvRecord, Task, Trace, distinct, priority
 from grpo import grpo_update
-from run import checkpoint, controls, options
+from run import checkpoint, controls
 from run.frame import Run, context_of, end_epoch, finish, fixed_tasks, note_refused, \
     prepare_run, progress_bar
+from run.options import Options, parse_options
 from rwr import draw_batches, effective_sample_size, grpo_weights, linear_weights, rwr_update, \
     rwr_weights, weight_ratio, whole_passes
 from watch import measure
@@ -53,7 +58,7 @@ from worlds import NO_SEED, InvalidTask, attempt_score, play, rollout_rows, task
 # Algorithm 1
 
 
-def train(o: "Options") -> Path:
+def train(o: Options) -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError on what a user can mend."""
     if o.resume and checkpoint.is_complete(o):
         return Path(o.out)
@@ -404,107 +409,6 @@ def write_static(run):
         run.train_pool.add_untried(dataclasses.replace(g.task, origin="static"))
 
 
-# ---------------------------------------------------------------------------------------------
-# options and command line; parsing and checking are in run/options.py
-
-
-@dataclass(frozen=True)
-class Options:
-    """Every option of a run; the comment beside each is its --help text."""
-    # the run
-    out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
-    resume: bool = False              # go on with the run in --out from its last checkpoint
-    variant: str = "genenv"           # genenv; random: simulator as is; static, teacher, base: none
-    world: str = "ladder"             # domain, a module of worlds/
-    seed: int = 0                     # seeds adapters, sampling and every choice of the loop
-    threads: int = 0                  # torch threads; 0 = OMP_NUM_THREADS if set, else all cores
-    # models
-    model: str = ""                   # local folder, hub name or .gguf file of a chat model
-    base_model: str = ""              # embedded worlds: folder of another tiny model than their own
-    base_tasks: str = ""              # JSONL of base tasks (the embedded worlds have their own)
-    validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
-    teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
-    quant: str = ""                   # nf4 = 4-bit base model
-    device: str = "auto"              # auto, cpu or cuda
-    dtype: str = "auto"               # auto, bf16 or fp32; adapters are always fp32
-    rank: int = 16                    # LoRA rank of both adapters
-    agent_adapter: str = ""           # PEFT folder to start the agent from; KL stays to the base
-    env_adapter: str = ""             # the same for the simulator
-    chat_template_kwargs: str = ""    # JSON for the chat template, {"enable_thinking": false}
-    # the loop
-    epochs: int = 24                  # T of Algorithm 1
-    steps: int = 6                    # agent updates per epoch
-    seed_tasks: int = 16              # seed tasks per step that the simulator varies
-    variations: int = 4               # tasks written per seed task (paper: 4)
-    write_rounds: int = 1             # rounds of writing at most, until the batch is full of tasks
-    G: int = 8                        # rollouts per task
-    replay: float = 0.125             # tasks replayed from D_train, per task asked for (at least)
-    base_share: float = 0.75          # share of seed tasks (and of replayed ones) from the base set
-    seed_selection: str = "uniform"   # recent tasks as seed tasks; curated: p_hat near alpha
-    function_selection: str = "uniform"  # functions to practise; near_alpha: p_hat near alpha
-    pool_age: int = 2                 # epochs for which a measured success rate counts as recent
-    temperature: float = 1.0          # of sampling and of every log-prob
-    max_task_tokens: int = 24         # length limit of a generated task
-    max_response_tokens: int = 24     # length limit of an agent response
-    max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
-    agreement: int = 0                # k > 0: keep only tasks that the simulator solves in k tries
-    val_samples: int = 8              # attempts per validation task
-    val_every: int = 1                # epochs from one validation to the next; the last has one
-    gate: bool = True                 # stop after epoch 0 where nothing can be learned
-    tuning: bool = False              # also report the split by which settings may be chosen
-    # agent (GRPO)
-    agent_lr: float = 2e-3            # AdamW on the agent's LoRA weights
-    agent_reward: str = "plain"       # function agent_reward_NAME of curriculum.py; plain is Eq. 1
-    clip: float = 0.2                 # epsilon of the clipped surrogate
-    agent_kl: float = 0.001           # KL coefficient to the initial policy
-    kl_estimator: str = "k3"          # estimator of both KL terms, see grpo.token_kl
-    scale: str = "std"                # std: advantages divided by the group's standard deviation
-    aggregation: str = "token"        # loss as a mean over tokens or over sequences
-    inner_epochs: int = 1             # passes over each rollout batch
-    mini_batch: int = 0               # groups per optimiser step; 0 = the whole batch
-    # environment (RWR)
-    alpha: float = 0.5                # target success rate
-    alpha_end: float = 0.5            # where the linear, cosine and step schedules arrive
-    alpha_schedule: str = "constant"  # function alpha_NAME of curriculum.py
-    difficulty_reward: str = "bell"   # function reward_NAME of curriculum.py; bell is Eq. 3
-    beta: float = 2.0                 # sharpness of R_env
-    k_min: float = 0.26               # band |p_hat - alpha| <= k_min to learn from (paper 0.1)
-    lam: float = 1.0                  # weights ~ exp(lam * R_env)
-    p_hat_unit: str = "task"          # task; seed: all variations of a seed task; batch
-    filter_scope: str = ""            # whose p_hat the band judges; empty: as --p-hat-unit
-    env_update: str = "rwr"           # rwr; linear: weights linear in R_env; grpo; none
-    control: str = ""                 # coin-agent, coin-p-hat, shuffled-r-env: rewards made blind
-    reward_noise: float = 0.0         # probability that a reward r becomes 1 - r (a study)
-    success_at: float = 0.5           # reward from which an attempt counts as a success
-    env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
-    env_updates: int = 16             # optimiser steps per epoch
-    env_batch: int = 32               # generations per optimiser step
-    env_passes: int = 0               # k > 0: k passes over the records in place of --env-updates
-    env_fresh: float = 0.75           # share of fresh generations in a mini-batch, rest D_env
-    env_age: int = 4                  # epochs after which a generation of D_env is no longer used
-    env_kl: float = 0.02              # KL coefficient to the initial simulator
-    env_kl_cap: float = 0.5           # largest KL of one update, nats per token
-    env_kl_sample: int = 96           # fresh generations on which both KLs are measured
-    # memory
-    grad_checkpoint: bool = False     # recompute activations in the backward pass
-    token_budget: int = 16384         # padded tokens per micro-batch of a training pass
-    max_rows: int = 512               # rollouts decoded at once
-    world_options: dict = field(default_factory=dict)  # options that the world brings
-
-
-def parse_options(argv) -> Options:
-    """Command line -> Options. Raises UserError."""
-    return options.parse_options(argv, Options)
-
-
 def main(argv=None) -> int:
     """Entry point; returns the exit code: 0, 2 for a user's mistake, 128 + n after a signal n."""
-    argv = sys.argv[1:] if argv is None else argv
-    commands = {"export": export.main, "warm-start": lambda rest: warm_start.main(rest, Options),
-                "ask": lambda rest: ask.main(rest, Options)}
-    command = commands.get(argv[0] if argv else "")
-    return exit_code(lambda: command(argv[1:]) if command else train(parse_options(argv)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return commands.dispatch(sys.argv[1:] if argv is None else argv, train)

@@ -31,16 +31,11 @@ from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError
-
 from common.cli import Parser
 from common.files import UserError, first_line, read_jsonl
 from data_pool import Task
-from models.loading import policy_options
-from policy import Policy
 from run import checkpoint
-from run import options as run_options
+from run.options import Options, threads_of
 from worlds import InvalidTask, call_text, one_line_for_templates, special_token_in, tool_calls, \
     task_texts, tool_lists, world_option
 from worlds.schemas import check_calls
@@ -50,17 +45,18 @@ STEM = 5            # letters by which two words are one: reminder and remind
 LEAST = 4           # functions in a prompt: with fewer the one that is needed is often not there
 
 
-def main(argv, Options) -> int:
+def main(argv) -> int:
     """The command `genenv.py ask`; argv: what follows it. Raises UserError, returns 0."""
     args = parser().parse_intermixed_args(argv)  # options may stand between RUN and the request
     requests = read_requests(args)
-    o, adapter = options_of(Path(args.run), Options)
+    o, adapter = options_of(Path(args.run))
     tasks = tasks_of(Path(args.run), o)
     tools = functions(args, o, tasks)
     number = args.offered or max(LEAST, *(len(t.spec.get("tools", ())) for t in tasks))
     tool_calls.read_answers_as(world_option(tool_calls, o, "call_format"),
                                any(t.spec.get("calls") == [] for t in tasks))
-    torch.set_num_threads(run_options.threads_of(o))
+    import torch  # here and not above: --help and mistakes are answered at once
+    torch.set_num_threads(threads_of(o))
     policy = load_agent(o, adapter)
     shown = [short_list(request, tools, number) for request in requests]
     for request, offered, answer in zip(requests, shown, answers(policy, o, requests, shown)):
@@ -147,7 +143,7 @@ def _task_text(line: str) -> str:
 # who answers, and with which functions
 
 
-def options_of(folder: Path, Options):
+def options_of(folder: Path):
     """(options of the run, folder of the agent's adapter or "") of a run or warm-start folder.
 
     Raises UserError if it is neither, of another world, or has no adapter yet.
@@ -178,8 +174,11 @@ def options_of(folder: Path, Options):
     return o, "" if path == warm else str(adapter)
 
 
-def load_agent(o, adapter: str) -> Policy:
+def load_agent(o, adapter: str):
     """The base model with the agent's adapter; alone where `adapter` is empty. Raises UserError."""
+    from safetensors import SafetensorError
+    from models.loading import policy_options
+    from policy import Policy
     if adapter:
         checkpoint.check_adapter_folder(adapter, "agent_adapter", o.rank)
     try:

@@ -6,8 +6,6 @@ What of the paper this is: nothing. How it is run: the main function of every pr
 import argparse
 import sys
 
-from safetensors import SafetensorError
-
 from common.files import UserError
 
 
@@ -31,7 +29,11 @@ def exit_code(command) -> int:
     except Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal
-    except (OSError, SafetensorError) as error:  # a full disk, a file that may not be written
+    except ModuleNotFoundError as missing:
+        print(f"genenv: the package {missing.name} is not installed: pip install -r requirements.txt",
+              file=sys.stderr)
+        return 2
+    except (OSError, _safetensor_error()) as error:  # a full disk, a file that may not be written
         name, why = (getattr(error, key, None) for key in ("filename", "strerror"))
         print(f"genenv: {f'{name}: ' if name else ''}{' '.join(str(why or error).split())}; "
               "a run that had begun goes on from its last checkpoint with --resume", file=sys.stderr)
@@ -39,6 +41,11 @@ def exit_code(command) -> int:
     except KeyboardInterrupt as stopped:  # before the run had begun, or a second signal: it says
         print("; ".join(["stopped at once", *map(str, stopped.args)]), file=sys.stderr)
         return 130
+
+
+def _safetensor_error():
+    from safetensors import SafetensorError  # only when something went wrong
+    return SafetensorError
 
 
 class Parser(argparse.ArgumentParser):

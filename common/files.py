@@ -65,6 +65,18 @@ def append_jsonl(path, records) -> int:
                         "on from its last checkpoint with --resume") from None
 
 
+def write_whole(path: Path, write):
+    """Call write(scratch path), then put the file in its place: there it is whole or absent."""
+    scratch = path.with_name(f"tmp-{path.name}")
+    try:
+        write(scratch)
+        os.replace(scratch, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        scratch.unlink(missing_ok=True)
+        raise UserError(f"cannot write {path} ({first_line(error):.100}): free some space, then "
+                        "give the same command again") from None
+
+
 def set_torn_line_aside(path) -> str:
     """A last line without its newline was being written when the process died.
 

@@ -182,18 +182,6 @@ def choose_dtype(dtype, device: str, model: str = "", config=None) -> torch.dtyp
     return torch.bfloat16 if hidden >= REAL and bf16_is_faster() else torch.float32
 
 
-def device_fault(device: str) -> str:
-    """Why no model can be put on a device, "" if one can: auto, cpu, cuda or cuda:N."""
-    if device in ("auto", "cpu"):
-        return ""
-    number = re.fullmatch(r"cuda(?::(\d{1,3}))?", device)
-    if not number:
-        return "choose from auto, cpu, cuda, cuda:N"
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return "" if int(number[1] or 0) < count else \
-        f"there are {count} CUDA devices that this torch can use; choose auto or cpu"
-
-
 @lru_cache
 def bf16_is_faster(size: int = 512, rounds: int = 8) -> bool:
     """Whether a (size, size) product takes clearly less time in bf16 than in fp32 on this CPU.

@@ -29,10 +29,8 @@ import time
 import zipfile
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-
-import torch
 
 try:
     import fcntl
@@ -191,7 +189,7 @@ def world_of(out: str) -> str:
         return ""  # resumed_options says what is wrong
 
 
-def resumed_options(asked: dict, own: dict, Options) -> dict:
+def resumed_options(asked: dict, own: dict, defaults: dict) -> dict:
     """The saved options of the run in --out; refuses by name a changed option that matters.
 
     asked: of the command line and its preset; own: the world's options with their defaults. Both,
@@ -202,7 +200,7 @@ def resumed_options(asked: dict, own: dict, Options) -> dict:
     path = Path(asked["out"]) / "config.json"
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} does not exist")
-    defaults = {f.name: f.default for f in fields(Options) if f.name != "world_options"} | own
+    defaults = defaults | own
     try:
         saved = json.loads(path.read_text())
         saved.update(saved.pop("world_options", {}))
@@ -277,6 +275,7 @@ def save(run):
 
 def _write(run, root, final):
     """One checkpoint, written beside its place, synced, renamed; a failed one leaves nothing."""
+    import torch  # here and not above: options and --help are read without it
     scratch = Path(tempfile.mkdtemp(dir=root, prefix="tmp-"))
     former = root / f"{scratch.name}-former"
     try:
@@ -355,6 +354,7 @@ def _rewind(folder: Path, known: dict):
 
 def _read(folder: Path):
     """(epoch.json, state.pt) of a checkpoint: both as they were written, to the bit, or UserError."""
+    import torch
     path = folder / "epoch.json"
     try:
         saved = json.loads(path.read_text())

@@ -50,7 +50,7 @@ class EpochState:
 @dataclass
 class Run:
     """A run as it goes on: what it was told, what it works with, and how far it has come."""
-    o: object                         # genenv.Options
+    o: object                         # run.options.Options
     world: ModuleType                 # the domain, see worlds/__init__.py
     policy: Policy                    # one frozen base, adapters "agent" and "env"
     folder: Path                      # where everything is written

@@ -1,8 +1,9 @@
 """The command line: from argv to Options, with one clear line for every mistake.
 
-What of the paper this is: nothing. How it is run: genenv.main calls `parse_options`. The options
-themselves, with their meaning and their defaults, stand in genenv.Options; a world may bring its own
-(worlds/__init__.py), and they are options of the command line when that world is chosen.
+What of the paper this is: nothing. How it is run: commands/__init__.py calls `parse_options`.
+The options, with their meaning and their defaults, are the fields of `Options`; a world may bring its
+own (worlds/__init__.py), and they are options of the command line when that world is chosen. Nothing
+here needs torch, so that --help and a mistake are answered at once.
 
 Where it differs on purpose: there is no configuration language. Defaults come from Options, then
 from the world, then from the preset or the resumed run, and what is given on the command line wins.
@@ -14,14 +15,99 @@ import math
 import os
 import re
 from argparse import SUPPRESS, BooleanOptionalAction
+from dataclasses import dataclass, field
 
 from common.cli import Parser
 from common.files import UserError
 import curriculum
-from models.loading import device_fault
 from run import checkpoint
 from run.presets import PRESETS
 from worlds import load_world
+
+
+@dataclass(frozen=True)
+class Options:
+    """Every option of a run; the comment beside each is its --help text."""
+    # the run
+    out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
+    resume: bool = False              # go on with the run in --out from its last checkpoint
+    variant: str = "genenv"           # genenv; random: simulator as is; static, teacher, base: none
+    world: str = "ladder"             # domain, a module of worlds/
+    seed: int = 0                     # seeds adapters, sampling and every choice of the loop
+    threads: int = 0                  # torch threads; 0 = OMP_NUM_THREADS if set, else all cores
+    # models
+    model: str = ""                   # local folder, hub name or .gguf file of a chat model
+    base_model: str = ""              # embedded worlds: folder of another tiny model than their own
+    base_tasks: str = ""              # JSONL of base tasks (the embedded worlds have their own)
+    validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
+    teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
+    quant: str = ""                   # nf4 = 4-bit base model
+    device: str = "auto"              # auto, cpu or cuda
+    dtype: str = "auto"               # auto, bf16 or fp32; adapters are always fp32
+    rank: int = 16                    # LoRA rank of both adapters
+    agent_adapter: str = ""           # PEFT folder to start the agent from; KL stays to the base
+    env_adapter: str = ""             # the same for the simulator
+    chat_template_kwargs: str = ""    # JSON for the chat template, {"enable_thinking": false}
+    # the loop
+    epochs: int = 24                  # T of Algorithm 1
+    steps: int = 6                    # agent updates per epoch
+    seed_tasks: int = 16              # seed tasks per step that the simulator varies
+    variations: int = 4               # tasks written per seed task (paper: 4)
+    write_rounds: int = 1             # rounds of writing at most, until the batch is full of tasks
+    G: int = 8                        # rollouts per task
+    replay: float = 0.125             # tasks replayed from D_train, per task asked for (at least)
+    base_share: float = 0.75          # share of seed tasks (and of replayed ones) from the base set
+    seed_selection: str = "uniform"   # recent tasks as seed tasks; curated: p_hat near alpha
+    function_selection: str = "uniform"  # functions to practise; near_alpha: p_hat near alpha
+    pool_age: int = 2                 # epochs for which a measured success rate counts as recent
+    temperature: float = 1.0          # of sampling and of every log-prob
+    max_task_tokens: int = 24         # length limit of a generated task
+    max_response_tokens: int = 24     # length limit of an agent response
+    max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
+    agreement: int = 0                # k > 0: keep only tasks that the simulator solves in k tries
+    val_samples: int = 8              # attempts per validation task
+    val_every: int = 1                # epochs from one validation to the next; the last has one
+    gate: bool = True                 # stop after epoch 0 where nothing can be learned
+    tuning: bool = False              # also report the split by which settings may be chosen
+    # agent (GRPO)
+    agent_lr: float = 2e-3            # AdamW on the agent's LoRA weights
+    agent_reward: str = "plain"       # function agent_reward_NAME of curriculum.py; plain is Eq. 1
+    clip: float = 0.2                 # epsilon of the clipped surrogate
+    agent_kl: float = 0.001           # KL coefficient to the initial policy
+    kl_estimator: str = "k3"          # estimator of both KL terms, see grpo.token_kl
+    scale: str = "std"                # std: advantages divided by the group's standard deviation
+    aggregation: str = "token"        # loss as a mean over tokens or over sequences
+    inner_epochs: int = 1             # passes over each rollout batch
+    mini_batch: int = 0               # groups per optimiser step; 0 = the whole batch
+    # environment (RWR)
+    alpha: float = 0.5                # target success rate
+    alpha_end: float = 0.5            # where the linear, cosine and step schedules arrive
+    alpha_schedule: str = "constant"  # function alpha_NAME of curriculum.py
+    difficulty_reward: str = "bell"   # function reward_NAME of curriculum.py; bell is Eq. 3
+    beta: float = 2.0                 # sharpness of R_env
+    k_min: float = 0.26               # band |p_hat - alpha| <= k_min to learn from (paper 0.1)
+    lam: float = 1.0                  # weights ~ exp(lam * R_env)
+    p_hat_unit: str = "task"          # task; seed: all variations of a seed task; batch
+    filter_scope: str = ""            # whose p_hat the band judges; empty: as --p-hat-unit
+    env_update: str = "rwr"           # rwr; linear: weights linear in R_env; grpo; none
+    control: str = ""                 # coin-agent, coin-p-hat, shuffled-r-env: rewards made blind
+    reward_noise: float = 0.0         # probability that a reward r becomes 1 - r (a study)
+    success_at: float = 0.5           # reward from which an attempt counts as a success
+    env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
+    env_updates: int = 16             # optimiser steps per epoch
+    env_batch: int = 32               # generations per optimiser step
+    env_passes: int = 0               # k > 0: k passes over the records in place of --env-updates
+    env_fresh: float = 0.75           # share of fresh generations in a mini-batch, rest D_env
+    env_age: int = 4                  # epochs after which a generation of D_env is no longer used
+    env_kl: float = 0.02              # KL coefficient to the initial simulator
+    env_kl_cap: float = 0.5           # largest KL of one update, nats per token
+    env_kl_sample: int = 96           # fresh generations on which both KLs are measured
+    # memory
+    grad_checkpoint: bool = False     # recompute activations in the backward pass
+    token_budget: int = 16384         # padded tokens per micro-batch of a training pass
+    max_rows: int = 512               # rollouts decoded at once
+    world_options: dict = field(default_factory=dict)  # options that the world brings
+
 
 CHOICES = {"variant": ("genenv", "random", *curriculum.WITHOUT_SIMULATOR),
            "kl_estimator": ("k1", "k2", "k3"), "scale": ("std", "none"),
@@ -30,7 +116,7 @@ CHOICES = {"variant": ("genenv", "random", *curriculum.WITHOUT_SIMULATOR),
            "env_update": ("rwr", "linear", "grpo", "none"), "dtype": ("auto", "bf16", "fp32"),
            "control": ("", "coin-agent", "coin-p-hat", "shuffled-r-env"), "quant": ("", "nf4")}
 NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
-         "seed_selection": "seeds_", "function_selection": "functions_"}  # options whose values are functions of curriculum.py
+         "seed_selection": "seeds_", "function_selection": "functions_"}  # prefixes in curriculum.py
 AT_LEAST_ONE = ("seed_tasks", "variations", "write_rounds", "steps", "rank", "max_task_tokens",
                 "val_samples", "val_every", "max_response_tokens", "max_prompt_tokens",
                 "inner_epochs", "env_batch", "env_kl_sample", "token_budget", "max_rows")
@@ -40,7 +126,7 @@ SHARES = ("base_share", "env_fresh", "success_at", "reward_noise")
 POSITIVE = ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap")
 
 
-def parser(Options, world=None) -> Parser:
+def parser(world=None) -> Parser:
     """An argument parser made from Options: name, type, default and the comment as help.
 
     world: a module whose own options are added, if it has any.
@@ -54,10 +140,15 @@ def parser(Options, world=None) -> Parser:
     return p
 
 
-def add_fields(p, Options):
+def defaults() -> dict:
+    """{option: its default}, without those of a world."""
+    return {f.name: f.default for f in dataclasses.fields(Options) if f.name != "world_options"}
+
+
+def add_fields(p, kind):
     """An option for every field of a dataclass; the comment beside each is its help text."""
-    comments = dict(re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(Options), re.MULTILINE))
-    for f in dataclasses.fields(Options):
+    comments = dict(re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(kind), re.MULTILINE))
+    for f in dataclasses.fields(kind):
         if f.name != "world_options":
             _add(p, f.name, f.type, f.default, comments[f.name])
 
@@ -70,16 +161,16 @@ def _add(p, name, kind, default, text):
         p.add_argument(flag, type=kind, help=text)
 
 
-def parse_options(argv, Options):
+def parse_options(argv) -> Options:
     """Command line -> Options: defaults, then the world's, then the resumed run's, then the
     preset's, then what is given.
 
     Raises UserError for unknown options, values of the wrong kind, and options that a resumed run
     must not change.
     """
-    name = _world_of(argv, Options)
+    name = _world_of(argv)
     world = load_world(name)
-    given = vars(parser(Options, world).parse_args(argv))
+    given = vars(parser(world).parse_args(argv))
     preset = given.pop("preset", None)
     if preset is not None and preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: choose from {', '.join(PRESETS)}")
@@ -88,7 +179,7 @@ def parse_options(argv, Options):
         raise UserError(f"--preset {preset} is for --world {PRESETS[preset]['world']} and cannot "
                         f"be used in the world {name}: leave one of them out")
     own = {key: default for key, (default, _, _) in getattr(world, "OPTIONS", {}).items()}
-    former = checkpoint.resumed_options(asked, own, Options) if given.get("resume") else \
+    former = checkpoint.resumed_options(asked, own, defaults()) if given.get("resume") else \
         getattr(world, "DEFAULTS", {})
     values = {**own, **former, **asked}
     # what belongs to the world goes into one field of its own
@@ -101,7 +192,7 @@ def parse_options(argv, Options):
     return o
 
 
-def _world_of(argv, Options) -> str:
+def _world_of(argv) -> str:
     """Which world the command line names, itself, by its preset or by the run that goes on."""
     p = Parser(add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
     for name in ("world", "preset", "out"):
@@ -152,6 +243,19 @@ def check_options(o):
                             f"{', '.join(map(str, values))}")
     curriculum.try_functions(o)
     return o
+
+
+def device_fault(device: str) -> str:
+    """Why no model can be put on a device, "" if one can: auto, cpu, cuda or cuda:N."""
+    if device in ("auto", "cpu"):
+        return ""
+    number = re.fullmatch(r"cuda(?::(\d{1,3}))?", device)
+    if not number:
+        return "choose from auto, cpu, cuda, cuda:N"
+    import torch  # here and not above: --help is answered without it
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return "" if int(number[1] or 0) < count else \
+        f"there are {count} CUDA devices that this torch can use; choose auto or cpu"
 
 
 def template_options(o):

@@ -1,6 +1,6 @@
 """Ready-made sets of options: `python genenv.py --preset 7b-24gb --base-tasks FILE`.
 
-Plain dictionaries of option names (genenv.Options) to values; every option not named keeps its
+Plain dictionaries of option names (run/options.py) to values; every option not named keeps its
 default, and what stands on the command line wins over the preset.
 
 Where the 7B presets differ from the paper, on purpose:

@@ -69,7 +69,7 @@ class Says:
 
 def asked(monkeypatch, capsys, policy, *argv):
     """What `genenv.py ask` prints with this policy, which must succeed."""
-    monkeypatch.setattr(ask.Policy, "load", lambda *args, **options: policy)
+    monkeypatch.setattr(Policy, "load", lambda *args, **options: policy)
     assert genenv.main(["ask", *map(str, argv)]) == 0, capsys.readouterr().err
     return capsys.readouterr().out
 
@@ -165,7 +165,7 @@ def test_a_trained_adapter_answers_greedily(run, capsys):
 def test_a_warm_start_folder_is_asked_without_an_adapter(run, model, tmp_path, capsys, monkeypatch):
     config = json.loads((run / "config.json").read_text())
     seen = []
-    monkeypatch.setattr(ask.Policy, "load", lambda path, names, **o: seen.append((path, names)) or Says(CALL))
+    monkeypatch.setattr(Policy, "load", lambda path, names, **o: seen.append((path, names)) or Says(CALL))
     (tmp_path / "warm_start.json").write_text(json.dumps({"settings": {"options": config}}))
     assert genenv.main(["ask", str(tmp_path), DENTIST]) == 0
     assert seen == [(str(tmp_path), ())]

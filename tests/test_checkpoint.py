@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 import genenv
 from common.files import UserError, append_jsonl, read_jsonl
-from run import checkpoint
+from run import checkpoint, options
 from run.frame import EpochState
 from watch import measure
 
@@ -559,7 +559,7 @@ def test_advice_when_memory_runs_out_can_be_followed(phase, flag, copy):
     assert phase in text and flag[2:] in named and "--resume" in text
     for name in named:
         given = {"resume": True, "out": str(copy), name.replace("-", "_"): 1}
-        assert checkpoint.resumed_options(given, {}, genenv.Options)  # not refused
+        assert checkpoint.resumed_options(given, {}, options.defaults())  # not refused
 
 
 def test_run_of_another_version(copy, capsys):

@@ -21,6 +21,7 @@ import pytest
 from common.files import UserError, append_jsonl, read_jsonl
 from experiments import __main__ as experiments, suites, tables, tools
 import genenv
+from policy import Policy
 from test_tool_calls import chat_model
 from watch import report
 from worlds import ladder, tool_calls
@@ -409,8 +410,8 @@ def test_bases_start_from_the_base_model_of_their_seed(tmp_path, cache, in_proce
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments, "BASES", tmp_path / "shipped")
     shutil.copytree(cache, tmp_path / "shipped" / "ladder")
-    seen, load = [], ladder.Policy.load
-    monkeypatch.setattr(ladder.Policy, "load", lambda folder, **k: (seen.append(
+    seen, load = [], Policy.load
+    monkeypatch.setattr(Policy, "load", lambda folder, **k: (seen.append(
         (Path(folder) / "which").read_text()), load(cache, **k))[1])
     out, command = tmp_path / "out", ["bases", "--seeds", "2", "--jobs", "1", *TINY]
     command += ["--only", "genenv", "random", "--out", str(out)]

@@ -12,7 +12,7 @@ import torch
 from bench import simulation
 from bench.models import qwen2_config
 from bench.simulation import Simulation, preset_options, resident, simulate, simulated_policy
-from commands import warm_start
+from commands import imitate
 from models import attention, loading
 import policy as policy_module
 from run import memory
@@ -119,10 +119,10 @@ def test_greedy_validation_and_warm_start_stay_on_the_device(monkeypatch):
     with Simulation():
         policy = simulated_policy(NF4, narrow())
         assert len(policy.sample("agent", [[7] * 9, [7] * 5], 1, 8, 0.0, None, 8)) == 2
-        monkeypatch.setattr(warm_start, "ADAPTER", "agent")
+        monkeypatch.setattr(imitate, "ADAPTER", "agent")
         pairs = [([7] * 9, [7] * 4, [True] * 4), ([7] * 9, [7] * 6, [False, *[True] * 5])] * 3
         o = SimpleNamespace(token_budget=32, grad_checkpoint=True)
-        warm_start.imitation_step(policy, resident(policy)["agent"], pairs, 1e-3, o)
+        imitate.imitation_step(policy, resident(policy)["agent"], pairs, 1e-3, o)
 
 
 @pytest.mark.parametrize("capability, dtype", [((7, 5), torch.float32), ((8, 0), torch.bfloat16)])

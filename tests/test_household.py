@@ -501,7 +501,7 @@ def test_chat_models_that_cannot_read_the_prompts_are_refused(monkeypatch, encod
     """A traceback out of the template, in the first epoch."""
     o = replace(genenv.Options(), world="household", model="m")
     h.prepare(o)
-    monkeypatch.setattr(h.Policy, "load", lambda *_, **__: SimpleNamespace(encode=encode))
+    monkeypatch.setattr(Policy, "load", lambda *_, **__: SimpleNamespace(encode=encode))
     with pytest.raises(UserError, match=message) as error:
         h.load_policy(o)
     assert "\n" not in str(error.value)

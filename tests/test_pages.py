@@ -49,8 +49,8 @@ def check_run(words):
     if words[:1] == ["warm-start"]:
         paths = [] if "--out" in words else ["--out", "D"]
         paths += [] if "--model" in words else ["--model", "M"]
-        return warm_start.parse([*words[1:], *paths], genenv.Options)
-    return parse_options(words, genenv.Options)
+        return warm_start.parse([*words[1:], *paths])
+    return parse_options(words)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from commands import warm_start
+from commands import imitate, warm_start
 from common.files import UserError, append_jsonl
 import genenv
 from models.loading import policy_options
@@ -55,7 +55,7 @@ def argv(model, tasks, out, *more):
 def done(model, tasks, tmp_path_factory):
     """A finished warm start: its folder."""
     out = tmp_path_factory.mktemp("warm") / "model"
-    assert warm_start.main(argv(model, tasks, out), genenv.Options) == 0
+    assert warm_start.main(argv(model, tasks, out)) == 0
     return out
 
 
@@ -71,7 +71,7 @@ def usual_form():
 
 
 def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
-    _, o = warm_start.parse(argv(model, tasks, tmp_path), genenv.Options)
+    _, o = warm_start.parse(argv(model, tasks, tmp_path))
     world = load_world("tool_calls")
     world.prepare(o)
     held_out = [task.text for split in ("validation", "tuning")
@@ -84,15 +84,15 @@ def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
 
 
 def test_loss_falls_and_the_base_stays(model, tasks, tmp_path):
-    s, o = warm_start.parse(argv(model, tasks, tmp_path), genenv.Options)
+    s, o = warm_start.parse(argv(model, tasks, tmp_path))
     world = load_world("tool_calls")
     world.prepare(o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    passes = warm_start.pairs_of_pass(world, policy, o, 0)
+    passes = imitate.pairs_of_pass(world, policy, o, 0)
     groups = passes["agent"] + passes["env"]
     base = [p.clone() for n, p in policy.model.named_parameters() if "lora" not in n]
     optimizer = policy.optimizer("warm", 0.01)
-    losses = [warm_start.imitation_step(policy, optimizer, groups[:6], 0.01, o) for _ in range(12)]
+    losses = [imitate.imitation_step(policy, optimizer, groups[:6], 0.01, o) for _ in range(12)]
     assert losses[-1] < 0.8 * losses[0]
     assert all(torch.equal(a, b) for a, b in zip(
         base, (p for n, p in policy.model.named_parameters() if "lora" not in n)))
@@ -100,18 +100,18 @@ def test_loss_falls_and_the_base_stays(model, tasks, tmp_path):
 
 def test_loss_is_the_mean_per_token(model, tasks, tmp_path):
     """Against one response at a time; micro-batches change nothing."""
-    s, o = warm_start.parse(argv(model, tasks, tmp_path), genenv.Options)
+    s, o = warm_start.parse(argv(model, tasks, tmp_path))
     world = load_world("tool_calls")
     world.prepare(o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    groups = warm_start.pairs_of_pass(world, policy, o, 0)["env"][:3]
+    groups = imitate.pairs_of_pass(world, policy, o, 0)["env"][:3]
     with policy.use("warm"), torch.no_grad():
         rows = [policy.logprobs_dense([(p, [r])])[0].sum() for p, r, _ in groups]
     expected = -sum(map(float, rows)) / sum(len(r) for _, r, _ in groups)
     for budget in (10 ** 6, 300):
         import dataclasses
         o = dataclasses.replace(o, token_budget=budget)
-        loss = warm_start.imitation_step(policy, policy.optimizer("warm", 1e-9), groups, 1e-9, o)
+        loss = imitate.imitation_step(policy, policy.optimizer("warm", 1e-9), groups, 1e-9, o)
         assert loss == pytest.approx(expected, rel=1e-4)
 
 
@@ -135,11 +135,11 @@ def small_house(monkeypatch):
 
 def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house, tmp_path):
     """The model would learn to write observations, or turns without an end."""
-    s, o = warm_start.parse(house_argv(model, tmp_path), genenv.Options)
+    s, o = warm_start.parse(house_argv(model, tmp_path))
     small_house.prepare(o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     pairs = small_house.warm_start_pairs(o, 0)
-    groups = warm_start.pairs_of_pass(small_house, policy, o, 0)
+    groups = imitate.pairs_of_pass(small_house, policy, o, 0)
     assert len(groups["agent"]) == len(groups["env"]) == 6 and groups["alone"] == 0
     for (_, said), (_, ids, own) in zip(pairs["agent"], groups["agent"]):
         # what policy.sample would hold of this episode: turns with their ends are its own
@@ -155,7 +155,7 @@ def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house
         rows = [policy.logprobs_dense([(p, [r])], own=[[own]])[0].sum()
                 for p, r, own in groups["agent"]]
     expected = -sum(map(float, rows)) / sum(sum(own) for _, _, own in groups["agent"])
-    loss = warm_start.imitation_step(policy, policy.optimizer("warm", 1e-9), groups["agent"], 1e-9, o)
+    loss = imitate.imitation_step(policy, policy.optimizer("warm", 1e-9), groups["agent"], 1e-9, o)
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
@@ -163,11 +163,10 @@ def test_what_a_run_would_cut_off_is_not_imitated(model, small_house, tmp_path):
     """A model would learn episodes that its own run calls truncated."""
     sizes = []
     for limit in ("900", "200", "20"):
-        s, o = warm_start.parse([*house_argv(model, tmp_path), "--max-episode-tokens", limit],
-                                genenv.Options)
+        s, o = warm_start.parse([*house_argv(model, tmp_path), "--max-episode-tokens", limit])
         small_house.prepare(o)
         policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-        agent = warm_start.pairs_of_pass(small_house, policy, o, 0)["agent"]
+        agent = imitate.pairs_of_pass(small_house, policy, o, 0)["agent"]
         assert all(len(ids) <= int(limit) for _, ids, _ in agent)
         sizes.append(len(agent))
     assert sizes[0] == 6 > sizes[1] >= sizes[2] == 0
@@ -177,7 +176,7 @@ def test_a_chat_model_warm_starts_in_the_household(model, small_house, tmp_path,
     """`--world household --model DIR` has nothing to start from else."""
     monkeypatch.setattr(small_house, "N_WARM", 8)
     out = tmp_path / "house"
-    assert warm_start.main([*house_argv(model, out), "--passes", "1"], genenv.Options) == 0
+    assert warm_start.main([*house_argv(model, out), "--passes", "1"]) == 0
     said = capsys.readouterr().out
     assert "8 answers as the agent, 8 tasks as the simulator; 0 tasks" in said
     # without a list of functions there is one look at what it writes, and no round
@@ -202,7 +201,7 @@ def test_folder_is_a_model_and_its_report(done, model):
 
 
 def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
-    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"), genenv.Options)
+    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"))
     out = warm_start.claim(s, o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     generator = torch.Generator().manual_seed(0)
@@ -214,7 +213,7 @@ def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
         with_adapter = policy.logprobs(groups)[0]
     with policy.use(None), torch.no_grad():
         without = policy.logprobs(groups)[0]
-    warm_start.merge(policy, o, out)
+    imitate.merge(policy, o, out)
     merged = Policy.load(str(out), device="cpu")
     with torch.no_grad():
         assert torch.allclose(merged.logprobs(groups)[0], with_adapter, atol=1e-4)
@@ -230,19 +229,19 @@ def test_tied_heads_stay_tied(tasks, tmp_path):
     lm = type(lm)(lm.config)
     lm.save_pretrained(tmp_path / "tied")
     AutoTokenizer.from_pretrained(source).save_pretrained(tmp_path / "tied")
-    s, o = warm_start.parse(argv(str(tmp_path / "tied"), tasks, tmp_path / "m"), genenv.Options)
+    s, o = warm_start.parse(argv(str(tmp_path / "tied"), tasks, tmp_path / "m"))
     out = warm_start.claim(s, o)
     policy = Policy.load(o.model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    warm_start.merge(policy, o, out)
+    imitate.merge(policy, o, out)
     weights, before = (load_file(f / "model.safetensors") for f in (out, tmp_path / "tied"))
     assert set(weights) == set(before) and "lm_head.weight" not in weights
 
 
 def test_four_bit_training_is_merged_into_the_weights_before(model, tasks, tmp_path):
-    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m", "--quant", "nf4"), genenv.Options)
+    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m", "--quant", "nf4"))
     out = warm_start.claim(s, o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    warm_start.merge(policy, o, out)  # a fresh adapter: B = 0
+    imitate.merge(policy, o, out)  # a fresh adapter: B = 0
     merged, base = (load_file(Path(f) / "model.safetensors") for f in (out, model))
     assert set(merged) == set(base)
     for name, value in merged.items():  # the base itself in 16 bits, not what NF4 made of it
@@ -254,7 +253,7 @@ def test_four_bit_training_is_merged_into_the_weights_before(model, tasks, tmp_p
 
 
 COMMAND = ("import sys, genenv; from commands import warm_start; "
-           "sys.exit(warm_start.main(sys.argv[1:], genenv.Options))")
+           "sys.exit(warm_start.main(sys.argv[1:]))")
 
 
 def test_killed_and_given_again_it_ends_at_the_same_bits(done, model, tasks, tmp_path):
@@ -270,18 +269,18 @@ def test_killed_and_given_again_it_ends_at_the_same_bits(done, model, tasks, tmp
             process.send_signal(signal.SIGKILL)
             break
     assert process.wait() == -signal.SIGKILL and not (out / "model.safetensors").exists()
-    assert warm_start.main(argv(model, tasks, out), genenv.Options) == 0
+    assert warm_start.main(argv(model, tasks, out)) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     again, once = (json.loads((f / "warm_start.json").read_text()) for f in (out, done))
     assert {**again, "settings": 0} == {**once, "settings": 0}
 
 
 def test_a_damaged_state_is_one_line(model, tasks, tmp_path):
-    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"), genenv.Options)
+    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"))
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     (tmp_path / "state.pt").write_bytes(b"PK\x03\x04 no state")
     with pytest.raises(UserError, match="state.pt is damaged") as error:
-        warm_start.load_state(tmp_path / "state.pt", policy, policy.optimizer("warm", 1.0))
+        imitate.load_state(tmp_path / "state.pt", policy, policy.optimizer("warm", 1.0))
     assert "\n" not in str(error.value)
 
 
@@ -291,7 +290,7 @@ def test_a_damaged_state_is_one_line(model, tasks, tmp_path):
 
 def refusal(arguments) -> str:
     with pytest.raises(UserError) as error:
-        warm_start.main(arguments, genenv.Options)
+        warm_start.main(arguments)
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -320,19 +319,19 @@ class Simulator:
 
 
 def test_a_round_imitates_what_passed_every_check(model, tasks, tmp_path):
-    s, o = warm_start.parse(argv(model, tasks, tmp_path, "--texts", "30"), genenv.Options)
+    s, o = warm_start.parse(argv(model, tasks, tmp_path, "--texts", "30"))
     world = load_world("tool_calls")
     world.prepare(o)
-    written = warm_start.write(world, Simulator(), s, o, 2)
+    written = imitate.write(world, Simulator(), s, o, 2)
     assert written["invalid"] == {"no request and call": 10} and written["valid"] == 20 / 30
     assert all(text.startswith("Call: ") for _, text in written["pairs"])
     # for functions of the list, drawn evenly, of base tasks or not
     names = {text.split("(")[0] for _, text in written["pairs"]}
     assert len(names) > 4 and "Solved: unknown" in written["pairs"][0][0]
-    assert written == warm_start.write(world, Simulator(), s, o, 2)
+    assert written == imitate.write(world, Simulator(), s, o, 2)
     same = Simulator()
     same.decode = lambda response: "Call: dim(n=99)\nRequest: Please dim lamp number 99 now."
-    reasons = warm_start.write(world, same, s, o, 2)["invalid"]
+    reasons = imitate.write(world, same, s, o, 2)["invalid"]
     assert reasons["duplicate in the batch"] > 0 and sum(reasons.values()) == 29
 
 
@@ -340,19 +339,19 @@ def test_a_round_imitates_what_passed_every_check(model, tasks, tmp_path):
 def test_rounds_end_where_enough_is_valid_or_they_run_out(monkeypatch, tmp_path, shares, passes):
     """Writes and training are counted, not done."""
     left, pairs_seen = list(shares), []
-    monkeypatch.setattr(warm_start, "write", lambda *_: {
+    monkeypatch.setattr(imitate, "write", lambda *_: {
         "valid": left.pop(0), "invalid": {}, "texts": [], "pairs": [([len(left)], [1, 2])]})
-    monkeypatch.setattr(warm_start, "pairs_of_pass", lambda *_: {"agent": [], "env": [], "alone": 0})
-    monkeypatch.setattr(warm_start, "save_state", lambda *_: None)
-    monkeypatch.setattr(warm_start, "listed", lambda *_: ["f"])
+    monkeypatch.setattr(imitate, "pairs_of_pass", lambda *_: {"agent": [], "env": [], "alone": 0})
+    monkeypatch.setattr(imitate, "save_state", lambda *_: None)
+    monkeypatch.setattr(imitate, "listed", lambda *_: ["f"])
 
-    def imitate(policy, optimizer, batches, s, o, state, path):
+    def count(policy, optimizer, batches, s, o, state, path):
         pairs_seen.append(sum(map(len, batches)))
         state["stage"] += 1
-    monkeypatch.setattr(warm_start, "imitate", imitate)
+    monkeypatch.setattr(imitate, "imitate", count)
     s = warm_start.Settings(passes=2, rounds=2)
     policy = SimpleNamespace(optimizer=lambda *_: None)
-    state = warm_start.learn(None, policy, s, genenv.Options(), tmp_path / "state.pt")
+    state = imitate.learn(None, policy, s, genenv.Options(), tmp_path / "state.pt")
     assert not left and state["stage"] == passes == len(pairs_seen)
     assert pairs_seen == [0, 0, 1, 2][:passes]  # a round imitates what all rounds so far wrote
 
@@ -377,7 +376,7 @@ def test_too_few_within_the_limits_names_the_limits(model, tasks, tmp_path):
 
 
 def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):
-    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"), genenv.Options)
+    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"))
     warm_start.claim(s, o)
     assert "other settings" in refusal(argv(model, tasks, tmp_path / "m", "--lr", "0.02"))
     (tmp_path / "used").mkdir()

@@ -27,6 +27,7 @@ import genenv
 import micro_world as micro
 from policy import Policy
 import run.frame
+import run.options
 
 BASE = dict(  # no default anywhere: a constant in the place of an option is seen
     seed=5, epochs=4, steps=2, seed_tasks=4, variations=3, G=4, replay=0.4, base_share=0.4,
@@ -847,7 +848,7 @@ def test_options_of_the_policy_reach_it(monkeypatch, name, model):
 def test_world_and_its_options_reach_the_world(tmp_path, monkeypatch):
     """--world names the module, and an option of its own reaches it through the command line."""
     world, names = micro.micro_world(), []
-    for module in (run.frame, genenv.options):
+    for module in (run.frame, run.options):
         monkeypatch.setattr(module, "load_world", lambda name: names.append(name) or world)
     for name in ("write", "closing_words"):
         monkeypatch.setattr(run.frame.report, name, lambda folder: "")
@@ -859,13 +860,13 @@ def test_world_and_its_options_reach_the_world(tmp_path, monkeypatch):
 def test_threads(monkeypatch):
     """--threads, else the user's OMP_NUM_THREADS, else all cores that the process may use."""
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert genenv.options.threads_of(genenv.Options(threads=2)) == 2
-    assert genenv.options.threads_of(genenv.Options()) == 3
+    assert run.options.threads_of(genenv.Options(threads=2)) == 2
+    assert run.options.threads_of(genenv.Options()) == 3
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)  # taskset
-    assert genenv.options.threads_of(genenv.Options()) == 3
+    assert run.options.threads_of(genenv.Options()) == 3
     monkeypatch.delattr(os, "sched_getaffinity")  # macOS
-    assert genenv.options.threads_of(genenv.Options()) == os.cpu_count()
+    assert run.options.threads_of(genenv.Options()) == os.cpu_count()
 
 
 # where each of those is held against what it says; a test that is not there fails below

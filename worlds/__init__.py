@@ -198,6 +198,14 @@ def world_option(world, o, name: str):
     return getattr(o, "world_options", {}).get(name, world.OPTIONS[name][0])
 
 
+def open_policy(model: str, o=None):
+    """The Policy of a model folder or hub name, as the options say; without them no adapters."""
+    # here and not above: options and --help are read without torch and transformers
+    from models.loading import policy_options
+    from policy import Policy
+    return Policy.load(model, **policy_options(o)) if o else Policy.load(model, adapters=())
+
+
 # ---------------------------------------------------------------------------------------------
 # what holds for tasks of every world
 

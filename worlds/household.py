@@ -30,9 +30,7 @@ from types import SimpleNamespace
 
 from common.files import UserError
 from data_pool import Task
-from models.loading import policy_options
-from policy import Policy
-from worlds import InvalidTask, attempt_score, play, try_prompts, world_option
+from worlds import InvalidTask, attempt_score, open_policy, play, try_prompts, world_option
 from worlds.tiny_model import SPECIAL, base_folder, command, train
 
 OBJECTS = "mug cup plate bowl apple egg bread potato tomato lettuce".split()
@@ -642,15 +640,15 @@ def train_base(seed=0):
     return train(WORDS, pairs, MODEL, seed=SEED + 100 * seed, **RECIPE)
 
 
-def load_policy(o) -> Policy:
+def load_policy(o):
     """The chat model of --model, or the base model, with two fresh adapters.
 
     Raises UserError if the model does not load, has no usable chat template, or a prompt is over
     the limit.
     """
     if not o.model:
-        return Policy.load(base_folder(o, "household", WORDS), **policy_options(o))
-    policy = Policy.load(o.model, **policy_options(o))
+        return open_policy(base_folder(o, "household", WORDS), o)
+    policy = open_policy(o.model, o)
     held_out = [task for split in ("validation", "tuning") for task in validation_tasks(o, split)]
     try_prompts(sys.modules[__name__], o, policy, base_tasks(o) + held_out)
     return policy
@@ -658,7 +656,7 @@ def load_policy(o) -> Policy:
 
 def show(folder):
     """Print how often a base model reaches a goal of each kind, on the tuning split."""
-    policy, tasks = Policy.load(str(folder), adapters=()), validation_tasks(None, "tuning")
+    policy, tasks = open_policy(str(folder)), validation_tasks(None, "tuning")
     o = SimpleNamespace(max_response_tokens=DEFAULTS["max_response_tokens"])
     rollouts, texts = play(sys.modules[__name__], o, policy, None, tasks, 20, 1.0,
                            policy.generator(0), 256)

@@ -26,9 +26,7 @@ from functools import lru_cache
 
 from common.files import UserError
 from data_pool import Task
-from models.loading import policy_options
-from policy import Policy
-from worlds import InvalidTask
+from worlds import InvalidTask, open_policy
 from worlds.tiny_model import MODEL, SPECIAL, base_folder, command, train
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
@@ -249,9 +247,9 @@ def train_base(seed=0):
     return train(WORDS, _pairs, MODEL, seed=BASE_SEED + 100 * seed, **RECIPE)
 
 
-def load_policy(o) -> Policy:
+def load_policy(o):
     """The base model with two fresh adapters."""
-    return Policy.load(base_folder(o, "ladder", WORDS), **policy_options(o))
+    return open_policy(base_folder(o, "ladder", WORDS), o)
 
 
 def write_teacher(n: int, path):
@@ -275,7 +273,7 @@ def write_teacher(n: int, path):
 
 def show(folder):
     """Print a base model's success rate on single steps, rung by rung."""
-    policy = Policy.load(str(folder), adapters=())
+    policy = open_policy(str(folder))
     for name in NAMES:
         tasks = [_task(d, [name], "demo") for d in range(10)]
         out = policy.sample(None, [policy.encode(agent_prompt(t)) for t in tasks], G=20,

@@ -6,7 +6,6 @@ import random
 
 from common.files import UserError
 from data_pool import Task
-from models.loading import policy_options
 from worlds import InvalidTask
 from worlds.tiny_model import SPECIAL, load_trained, train
 
@@ -55,4 +54,4 @@ def pairs(rng, n):  # what the base model learns from: tasks with slips, and var
         (env_prompt(a, s, None), b.text) for a, s, b in zip(tasks, success, tasks[1:])]
 def load_policy(o):
     # trained at every start; worlds/ladder.py keeps its base model in a folder instead
-    return load_trained(*train(WORDS, pairs, steps=300), **policy_options(o))
+    return load_trained(*train(WORDS, pairs, steps=300), o)

@@ -19,10 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-
 from common.files import UserError
-from policy import Policy
+from worlds import open_policy
 
 SPECIAL = ["<pad>", "<eos>"]  # the first two words of every vocabulary; unknown words become <pad>
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
@@ -47,6 +45,7 @@ def encode_pairs(tokenizer, pairs):
 
     The end of a response is part of what is learnt.
     """
+    import torch
     encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
     rows = [(encode(p), encode(r) + [tokenizer.eos_token_id]) for p, r in pairs]
     B, L = len(rows), max(len(p) + len(r) for p, r in rows)
@@ -64,6 +63,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, bet
     response) texts of both roles. lr: the peak of a one-cycle schedule. beta2: of AdamW, lower where
     steps are few. Two minutes at most for the default settings on one core.
     """
+    import torch
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
@@ -92,11 +92,11 @@ def save(model, tokenizer, folder):
     tokenizer.save_pretrained(folder)
 
 
-def load_trained(model, tokenizer, **settings) -> Policy:
-    """The policy of a model that has just been trained; settings: what else Policy.load takes."""
+def load_trained(model, tokenizer, o):
+    """The policy of a model that has just been trained."""
     folder = tempfile.TemporaryDirectory()
     save(model, tokenizer, folder.name)
-    policy = Policy.load(folder.name, **settings)
+    policy = open_policy(folder.name, o)
     policy.folder = folder  # removed with the policy: PEFT looks into it when adapters are saved
     return policy
 
@@ -124,6 +124,7 @@ def command(world: str, argv, train_base, show, **more) -> int:
     further commands of the world, NAME N FILE each, as functions of N and FILE.
     """
     def train_and_save(seed, folder):
+        import torch
         torch.set_num_threads(1)  # another number of threads rounds differently
         save(*train_base(seed), folder)  # nothing is written before it is trained
 

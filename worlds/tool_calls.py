@@ -63,14 +63,10 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-
 from common.files import UserError
 from data_pool import Task, task_id
-from models.loading import policy_options
-from policy import Policy
-from worlds import NO_SEED, InvalidTask, call_text, task_text, tool_lists, try_prompts, \
-    world_option
+from worlds import NO_SEED, InvalidTask, call_text, open_policy, task_text, tool_lists, \
+    try_prompts, world_option
 from worlds.call_text import MAX_CHARS
 from worlds.grounding import twin_marks, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
@@ -267,6 +263,7 @@ def assign(seed_task: Task, names, generator) -> Task:
     gets as many to leave alone, now and then one more to call: so tasks grow. Without any example
     (NO_SEED) the functions stand alone. Questions, and tasks whose tools answer, stay as they are.
     """
+    import torch
     if not _form.tools or seed_task.spec and kind(seed_task) != "calls":
         return seed_task
     two, n_beside = (int(torch.randint(n, (), generator=generator)) for n in (4, 3))
@@ -611,13 +608,13 @@ def agent_prompt(task: Task) -> list[dict]:
     return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
 
 
-def load_policy(o) -> Policy:
+def load_policy(o):
     """The chat model with two fresh adapters; both prompts of every task are tried first.
 
     Raises UserError if the model does not load, has no usable chat template, or a prompt is over
     the limit.
     """
-    policy = Policy.load(o.model, **policy_options(o))
+    policy = open_policy(o.model, o)
     every = [task for tasks in splits_of(o).values() for task in tasks]
     try_prompts(sys.modules[__name__], o, policy, every)
     return policy
