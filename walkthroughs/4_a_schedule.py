@@ -95,7 +95,8 @@ assert last["patient, bell"] < last["constant, bell"]
 figure, axes = canvas(2)
 for name, records in runs.items():
     for axis, key in zip(axes, ("alpha", "success_rate")):
-        axis.plot([r["epoch"] for r in records[1:]], [r[key] for r in records[1:]], label=name)
+        axis.plot([r["epoch"] for r in records[1:]], [r[key] for r in records[1:]], label=name,
+                  ls="--" if "lean" in name else "-")  # both of `patient` have the same alpha
 axes[0].set(xlabel="epoch", ylabel="alpha, the target", ylim=(0, 1))
 axes[1].set(xlabel="epoch", ylabel="success on generated tasks", ylim=(0, 1))
 axes[0].legend(frameon=False)
