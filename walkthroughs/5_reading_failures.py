@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 from common.files import read_jsonl
 import genenv
+from walkthroughs import canvas, keep_picture
 from watch import health
 
 GOLDEN = Path(genenv.__file__).parent / "tests" / "golden" / "health"
@@ -67,6 +68,30 @@ for name, (records, o) in RUNS.items():
     print(f"{name:11s} {gained:+17.3f} {last['distinct_tasks'] / usable:16.2f} "
           f"{last['env_kept'] / tried:15.3f}")
 
+# %% The picture: success alone would put the collapsed run first. Validation and variety tell.
+figure, axes = canvas(3)
+for name, (records, o) in RUNS.items():
+    shown = records[1:9]
+    figures = ([r["success_rate"] for r in shown], [r["validation"] for r in shown],
+               [r["distinct_tasks"] / r["written"] for r in shown])
+    for axis, values in zip(axes, figures):
+        axis.plot([r["epoch"] for r in shown], values, label=name)
+for axis, label in zip(axes, ("success on generated tasks", "validation", "distinct tasks / written")):
+    axis.set(xlabel="epoch", ylabel=label, ylim=(0, 1))
+axes[1].legend(frameon=False)
+keep_picture(figure, "5_reading_failures")
+
 # %% Expected: no warning for the healthy run, "collapse" for the second, "starvation" for the third.
 # Exercise: tests/golden/health/noise.jsonl is a fourth run. Add it to RUNS, look at its columns first
 # and say what is wrong, then look at its warning. Which column gave it away?
+
+# %% Solution: success sits at 0.50 in every epoch, so this run looks best of all, yet validation falls.
+# "in band" gives it away: nearly every distinct task lies there, and no group is without signal, from
+# the first epoch on. The agent is paid by coins (--reward-noise 0.5).
+lines = read_jsonl(GOLDEN / "noise.jsonl")
+RUNS["noise"] = lines[1:], SimpleNamespace(**lines[0])
+table("noise", 1)
+records, o = RUNS["noise"]
+found = [(r["epoch"], w) for i, r in enumerate(records)
+         for w in health.warnings(r, records[:i], o)]
+print(f"epoch {found[0][0]}: {found[0][1]}")

@@ -15,6 +15,7 @@ import torch
 
 from curriculum import in_band, reward_bell
 from rwr import effective_sample_size, rwr_update, rwr_weights, weight_ratio
+from walkthroughs import canvas, keep_picture
 from walkthroughs.toy import TablePolicy
 
 torch.set_num_threads(1)
@@ -69,10 +70,12 @@ assert (trained - closed).abs().max() < 1e-3
 
 # %% 3. The filter. Tasks outside |p_hat - alpha| <= k_min are not imitated: their mass moves inside.
 print("\nwith the filter: what is written, mass on p_hat = 0.5, ratio of the weights inside the band")
+written = {"before": PI_0}
 for k_min in (1.0, 0.26, 0.1):
     keep = [x for x in range(8) if in_band(P_HAT[x], ALPHA, k_min)]
     weights = PI_0[keep] * rwr_weights(r_env()[keep], LAM)
     probs, _ = train(len(keep) * weights / weights.sum(), keep)
+    written[f"k_min {k_min}"] = probs
     show(f"k_min {k_min}", probs)
     print(f"{'':28s}  mass {float(probs[3] + probs[4]):.3f}, ratio "
           f"{weight_ratio(rwr_weights(r_env()[keep], LAM)):.2f}")
@@ -114,6 +117,23 @@ for cap in (1e9, 0.5, 0.1):
     print(f"{cap:7.1g} {stats['env_steps']:19d} {stats['env_kl_step']:18.3f} "
           f"{'yes' if stats['env_capped'] else 'no':>9s}")
 
+# %% The picture: what is written before RWR, and after it without filter and with two filters.
+figure, axis = canvas()
+for shift, (name, probs) in enumerate(written.items()):
+    axis.bar([x + 0.2 * shift - 0.3 for x in range(8)], probs.tolist(), width=0.2, label=name)
+axis.set(xticks=range(8), xlabel="the eight tasks, by their p_hat", ylabel="probability of writing it")
+axis.set_xticklabels(P_HAT)
+axis.legend(frameon=False)
+keep_picture(figure, "3_rwr")
+
 # %% Expected: the largest difference of cell 2 is under 0.001, so rwr_update minimises what it says.
 # Exercise: alpha = 0.75 and k_min = 0.2. Which tasks are kept, and what is the ratio of their weights?
 # Say it first, then call in_band, rwr_weights and weight_ratio. Then: which lam doubles the ratio?
+
+# %% Solution: 0.75 and 0.875 are kept; 0.5 and 1.0 lie 0.25 away. There R_env is 1 and 0.969, so the
+# ratio is exp(lam (1 - 0.969)). It doubles when lam grows by log(2) / (1 - 0.969), to more than 20.
+keep = [x for x in range(8) if in_band(P_HAT[x], 0.75, 0.2)]
+R = r_env(alpha=0.75)[keep]
+lam = LAM + float(torch.tensor(2.0).log() / (R.max() - R.min()))
+print(f"\nsolution: kept {[P_HAT[x] for x in keep]}, ratio {weight_ratio(rwr_weights(R, LAM)):.3f}, "
+      f"with lam {lam:.1f} {weight_ratio(rwr_weights(R, lam)):.3f}")

@@ -13,6 +13,7 @@ import torch
 
 from curriculum import success_rate
 from grpo import aggregate, group_advantages, grpo_loss, grpo_update, has_signal, surrogate, token_kl
+from walkthroughs import canvas, keep_picture
 from walkthroughs.toy import TablePolicy
 
 torch.set_num_threads(1)
@@ -98,6 +99,29 @@ for k in (0, 1, 4, 7, 8):
     r = torch.tensor([[1.0] * k + [0.0] * (8 - k)])
     print(f"{k:4d} {str(bool(has_signal(r))):>11s} {group_advantages(r, 'none').pow(2).mean():15.4f}")
 
+# %% The picture: the first token before and after one step on these eight responses.
+policy.logits.data.copy_(policy.initial)
+grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups, rewards)
+figure, axis = canvas()
+for shift, probs, when in ((-0.2, policy.initial.softmax(-1), "before"),
+                           (0.2, policy.probs(), "after")):
+    axis.bar([x + shift for x in range(11)], probs[0].tolist(), width=0.4, label=f"{when} the step")
+axis.set(xticks=range(11), xlabel="first token of the response (7 is right)", ylabel="probability")
+axis.set_xticklabels(WORDS)
+axis.legend(frameon=False)
+keep_picture(figure, "2_grpo")
+
 # %% Expected: one step lifts P(right answer) from 0.3212 to 0.3844.
 # Exercise: let every reward be 1. What do group_advantages and grpo_update give, and why does the
 # project drop such a group before its forward pass? Then try scale="none" with k = 1 of 8.
+
+# %% Solution: every advantage is 0, so the gradient is 0 and a forward pass would be wasted:
+# grpo_update trains no token. With k = 1 the plain advantages are +7/8 and -1/8; dividing by the
+# standard deviation makes them 2.8 times as large.
+equal = torch.ones(1, G)
+stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups, equal)
+print(f"\nsolution: advantages {group_advantages(equal)[0, 0]:.0f}, "
+      f"trained tokens {stats['trained_tokens']}")
+one = torch.tensor([[1.0] + 7 * [0.0]])
+print("k = 1 of 8: plain " + " and ".join(f"{a:+.3f}" for a in group_advantages(one, "none")[0, :2])
+      + ", with std " + " and ".join(f"{a:+.3f}" for a in group_advantages(one)[0, :2]))
