@@ -91,8 +91,8 @@ for k in range(9):
               f"{w[0] if w else '-':>8s}")
 print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights):.2f}")
 
-# %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text that
-# the simulator wrote.
+# %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text
+# that the simulator wrote.
 batches = draw_batches(len(kept), [], o.env_updates, o.env_batch, o.env_fresh, run.rng)
 kl_sample = [(prompt, [response]) for prompt, response in state.kl_sample[:o.env_kl_sample]]
 with measure.movement(policy, "env") as moved:

@@ -121,8 +121,8 @@ for cap in (1e9, 0.5, 0.1):
 figure, axis = canvas()
 for shift, (name, probs) in enumerate(written.items()):
     axis.bar([x + 0.2 * shift - 0.3 for x in range(8)], probs.tolist(), width=0.2, label=name)
-axis.set(xticks=range(8), xlabel="the eight tasks, by their p_hat", ylabel="probability of writing it")
-axis.set_xticklabels(P_HAT)
+axis.set(xlabel="the eight tasks, by their p_hat", ylabel="probability of writing it")
+axis.set_xticks(range(8), P_HAT)
 axis.legend(frameon=False)
 keep_picture(figure, "3_rwr")
 
@@ -130,10 +130,10 @@ keep_picture(figure, "3_rwr")
 # Exercise: alpha = 0.75 and k_min = 0.2. Which tasks are kept, and what is the ratio of their weights?
 # Say it first, then call in_band, rwr_weights and weight_ratio. Then: which lam doubles the ratio?
 
-# %% Solution: 0.75 and 0.875 are kept; 0.5 and 1.0 lie 0.25 away. There R_env is 1 and 0.969, so the
-# ratio is exp(lam (1 - 0.969)). It doubles when lam grows by log(2) / (1 - 0.969), to more than 20.
+# %% Solution: 0.75 and 0.875 are kept; 0.5 and 1.0 lie 0.25 away. R_env is 1 and 0.969 there, and
+# the ratio is exp(lam (1 - 0.969)). It doubles when lam grows by log(2) / (1 - 0.969), to more than 20.
 keep = [x for x in range(8) if in_band(P_HAT[x], 0.75, 0.2)]
 R = r_env(alpha=0.75)[keep]
 lam = LAM + float(torch.tensor(2.0).log() / (R.max() - R.min()))
-print(f"\nsolution: kept {[P_HAT[x] for x in keep]}, ratio {weight_ratio(rwr_weights(R, LAM)):.3f}, "
-      f"with lam {lam:.1f} {weight_ratio(rwr_weights(R, lam)):.3f}")
+print(f"\nsolution: kept {[P_HAT[x] for x in keep]}, "
+      f"ratio {weight_ratio(rwr_weights(R, LAM)):.3f}, with lam {lam:.1f} {weight_ratio(rwr_weights(R, lam)):.3f}")

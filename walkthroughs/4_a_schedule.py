@@ -107,8 +107,8 @@ keep_picture(figure, "4_a_schedule")
 # Exercise: write an alpha that rises again when more than a third of the tasks is never solved. The
 # context does not say so: which field of curriculum.Context would you add, and where is it filled?
 
-# %% Solution: `unsolved: float = 0.0` in the class, filled where run/frame.py makes the context, from
-# the key "unsolved" of the last epoch's record. Here a stand-in has it.
+# %% Solution: `unsolved: float = 0.0` in the class, filled where run/frame.py makes the context,
+# from the key "unsolved" of the last epoch's record. Here a stand-in has it.
 def alpha_gentle(c):
     """As alpha_patient; 0.1 higher where more than a third of the tasks is never solved."""
     return min(0.8, c.previous + 0.1) if c.unsolved > 1 / 3 else alpha_patient(c)

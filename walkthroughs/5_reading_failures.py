@@ -76,7 +76,8 @@ for name, (records, o) in RUNS.items():
                [r["distinct_tasks"] / r["written"] for r in shown])
     for axis, values in zip(axes, figures):
         axis.plot([r["epoch"] for r in shown], values, label=name)
-for axis, label in zip(axes, ("success on generated tasks", "validation", "distinct tasks / written")):
+labels = "success on generated tasks", "validation", "distinct tasks / written"
+for axis, label in zip(axes, labels):
     axis.set(xlabel="epoch", ylabel=label, ylim=(0, 1))
 axes[1].legend(frameon=False)
 keep_picture(figure, "5_reading_failures")
@@ -85,9 +86,9 @@ keep_picture(figure, "5_reading_failures")
 # Exercise: tests/golden/health/noise.jsonl is a fourth run. Add it to RUNS, look at its columns first
 # and say what is wrong, then look at its warning. Which column gave it away?
 
-# %% Solution: success sits at 0.50 in every epoch, so this run looks best of all, yet validation falls.
-# "in band" gives it away: nearly every distinct task lies there, and no group is without signal, from
-# the first epoch on. The agent is paid by coins (--reward-noise 0.5).
+# %% Solution: success is at 0.50 in every epoch, so this run looks best of all, yet validation
+# falls. "in band" gives it away: nearly every distinct task lies there, and no group is without
+# signal, from the first epoch on. The agent is paid by coins (--reward-noise 0.5).
 lines = read_jsonl(GOLDEN / "noise.jsonl")
 RUNS["noise"] = lines[1:], SimpleNamespace(**lines[0])
 table("noise", 1)

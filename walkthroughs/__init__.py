@@ -8,8 +8,8 @@
     toy.py                  the policy of 2 and 3: a table of logits, exact to compute with
     notebook.py             makes 1_one_epoch_by_hand.ipynb of the program of that name
 
-Run them in the project's root, `python walkthroughs/1_one_epoch_by_hand.py`, or cell by cell: editors
-that know `# %%` show them as notebooks, and the first one is there as .ipynb as well. Beside each
+Run them in the project's root, `python walkthroughs/1_one_epoch_by_hand.py`, or cell by cell:
+editors that know `# %%` show them as notebooks; the first one is there as .ipynb too. Beside each
 stand what it prints (1_one_epoch_by_hand.out.txt) and the picture that it draws (.png). Each ends
 with an exercise and its solution. 1 and 4 start from the ladder's base model in worlds/base.
 
