@@ -274,7 +274,7 @@ CONFIG = {
     "rank zero": changed(rank=0), "steps negative": changed(steps=-1),
     "temperature text": changed(temperature="warm"), "kl": changed(kl_estimator="k9"),
     "resume text": changed(resume="no"), "schedule": changed(alpha_schedule="moon"),
-    "noise": changed(reward_noise=3), "seed float": changed(seed=0.5),
+    "share": changed(base_share=3), "seed float": changed(seed=0.5),
 }
 
 

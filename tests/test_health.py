@@ -104,7 +104,8 @@ def scripted(monkeypatch, write=vary, p=learning, p_agree=None, cut=0.0, cut_tas
                 text, share = f"s1 {tool} {rng.randrange(10)}", cut
             truncated = rng.random() < share
             ids = self.encode(text) + [self.tokenizer.eos_token_id] * (not truncated)
-            rollouts.append(Rollout(i // G, prompts[i // G], ids, [-1.0] * len(ids), truncated))
+            rollouts.append(Rollout(i // G, prompts[i // G], ids, (),
+                                    "too many tokens" * truncated))
         return rollouts
 
     def score(task, response):
@@ -116,10 +117,6 @@ def scripted(monkeypatch, write=vary, p=learning, p_agree=None, cut=0.0, cut_tas
         now.epoch = run.state.epoch
         real(run)
 
-    def grpo_update(*args, sampled, real=genenv.grpo_update, **options):
-        return real(*args, **options)  # a script has no log-probs to hold against those of training
-
-    monkeypatch.setattr(genenv, "grpo_update", grpo_update)
     monkeypatch.setattr(Policy, "sample", sample)
     monkeypatch.setattr(ladder, "score", score)
     monkeypatch.setattr(genenv, "epoch", epoch)

@@ -227,7 +227,7 @@ class Script:
         ids = policy.tokenizer.encode(text.removesuffix(" CUT"), add_special_tokens=False)
         cut = text.endswith(" CUT")
         ids = ids if cut else ids + policy.eos_ids[:1]
-        return Rollout(group, list(prompt), ids, [0.0] * len(ids), cut)
+        return Rollout(group, list(prompt), ids, [0.0] * len(ids), "cut" * cut)
 
     @staticmethod
     def seed_of(prompt):
