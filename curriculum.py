@@ -1,8 +1,9 @@
 """How difficult is a task, how difficult should it be, and which tasks are varied next.
 
 What of the paper this is: success rate (Eq. 2), environment reward R_env (Eq. 3), the k_min filter,
-the weights exp(lam * R_env) of RWR, and the choice of seed tasks for the simulator. Everything is a plain function. The reward of an
-attempt (Eq. 1) is the world's (worlds/NAME.py: score); what GRPO makes of it stands here.
+the weights exp(lam * R_env) of RWR, and the choice of seed tasks for the simulator. Everything is a
+plain function. The reward of an attempt (Eq. 1) is the world's (worlds/NAME.py: score); what GRPO
+makes of it stands here.
 
 How it is run: genenv.py calls it; the names of the functions below are the values of the options
 --alpha-schedule, --difficulty-reward, --env-weights, --seed-selection, --function-selection and
@@ -109,8 +110,8 @@ def weights_linear(r_env, group, lam):
 
 
 def weights_advantage(r_env, group, lam):
-    """GRPO's advantages of R_env within each group. They may be negative: such a record becomes less
-    likely. 0 for a variation without siblings, or whose siblings earn the same."""
+    """GRPO's advantages of R_env within each group; a negative one makes its record less likely. 0
+    for a variation without siblings, or whose siblings earn the same."""
     w = 0 * r_env
     for g in group.unique():
         r = r_env[group == g]
@@ -296,8 +297,8 @@ def functions_near_alpha(practised, p_hats, alpha):
 def select_functions(practice, n, weigh, alpha, generator, few=4):
     """For each of n seed tasks, up to `few` distinct names, drawn from `generator` (on the CPU).
 
-    practice: {name: p_hats of the generated tasks that call it}, of all functions; weigh: one of the
-    functions_ functions.
+    practice: {name: p_hats of the generated tasks that call it}, all functions in it; weigh: one of
+    the functions_ functions.
     """
     names, p_hats = list(practice), list(practice.values())
     import torch

@@ -127,7 +127,7 @@ class TrainPool:
         return picks
 
     def practice(self, skills) -> dict:
-        """{name: p_hats of the generated tasks that call it}; skills: task -> names that it calls."""
+        """{name: p_hats of generated tasks that call it}; skills: task -> names that it calls."""
         found = {}
         for i, (p_hat, _) in self.p_hat.items():
             for name in set(skills(self.tasks[i])) if self.tasks[i].origin != "base" else ():

@@ -45,9 +45,8 @@ import curriculum
 from data_pool import EnvRecord, Task, Trace, distinct, priority
 from grpo import grpo_update
 from policy import Rollout
-from run import checkpoint
-from run.frame import Run, context_of, end_epoch, finish, fixed_tasks, note_refused, \
-    prepare_run, progress_bar
+from run import checkpoint, frame
+from run.frame import Run
 from run.options import Options, parse_options
 from rwr import draw_batches, effective_sample_size, rwr_update, weight_ratio, whole_passes
 from watch import measure
@@ -61,13 +60,13 @@ def train(o: Options) -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError on what a user can mend."""
     if o.resume and checkpoint.is_complete(o):
         return Path(o.out)
-    run = prepare_run(o)
+    run = frame.prepare_run(o)
     with run.lock, checkpoint.stop_signals(run):  # no other program writes into this folder
         if run.state.epoch == 0:
             measure_untrained(run)
         for _ in range(run.state.epoch, o.epochs + 1):  # t = 1..T, or on from a checkpoint
             epoch(run)
-        finish(run)
+        frame.finish(run)
     return run.folder
 
 
@@ -75,8 +74,8 @@ def epoch(run: Run):
     """One epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent (2a),
     extend D_train (3a); then once: train the simulator (2b), extend D_env (3b)."""
     o, state, started = run.o, run.state, time.perf_counter()
-    alpha = curriculum.next_alpha(o.alpha_schedule, context_of(run))  # paper: 0.5 throughout
-    for step in progress_bar(run):
+    alpha = curriculum.next_alpha(o.alpha_schedule, frame.context_of(run))  # paper: 0.5 throughout
+    for step in frame.progress_bar(run):
         state.step = step
         # 1. generate and interact; some earlier tasks of D_train are tried again beside the new
         generations = generate(run, alpha)  # T_t ~ pi_env
@@ -91,16 +90,17 @@ def epoch(run: Run):
         checkpoint.stop_if_asked(run, started)
     # 2b. environment update: RWR on what falls into the band, new or from D_env, each task once
     records = distinct(state.records) + usable_records(run)
-    for r in records:  # alpha may have moved since an old one was written
-        r.r_env = curriculum.r_env(o.difficulty_reward, r.rate(o.p_hat_unit), alpha, o.beta)  # Eq. 3
-    kept = [r for r in records if curriculum.in_band(r.rate(o.p_hat_unit), alpha, o.k_min)]  # filter
+    for r in records:  # Eq. 3 for old ones too: alpha may have moved since they were written
+        r.r_env = curriculum.r_env(o.difficulty_reward, r.rate(o.p_hat_unit), alpha, o.beta)
+    # filter: |p_hat - alpha| <= k_min
+    kept = [r for r in records if curriculum.in_band(r.rate(o.p_hat_unit), alpha, o.k_min)]
     weights = curriculum.record_weights(o.env_weights, kept, o.lam)  # RWR: w ~ exp(lam * R_env)
     env_stats = update_environment(run, kept, weights)
     # 3b. aggregate: D_env <- D_env + all valid generations, in the band or not, with their p_hat:
     # R_env and weight are recomputed whenever alpha moves
     run.env_pool.add(state.records)
     state.seconds += time.perf_counter() - started
-    end_epoch(run, env_stats, alpha)
+    frame.end_epoch(run, env_stats, alpha)
 
 
 # ---- 1. generate
@@ -124,7 +124,7 @@ def generate(run, alpha) -> list[Generation]:
     """
     o = run.o
     if o.variant in curriculum.WITHOUT_SIMULATOR:  # draw equally many ready-made tasks
-        return [Generation(task) for task in fixed_tasks(run)]
+        return [Generation(task) for task in frame.fixed_tasks(run)]
     recent = run.train_pool.recent(run.state.epoch, o.pool_age)
     wanted, n, asked, out = o.seed_tasks * o.variations, o.seed_tasks, 0, []
     for i in range(o.write_rounds):
@@ -163,7 +163,7 @@ def write_tasks(run, seed_tasks, variations, alpha, kept=(), wanted=math.inf,
         state.written += 1
         state.kl_sample.append([r.prompt, r.response])  # the KL of 2b is measured on these
         if reason:
-            note_refused(run, seed_tasks[r.group], text, reason)
+            frame.note_refused(run, seed_tasks[r.group], text, reason)
         else:
             out.append(Generation(task, r.prompt, r.response, text, first_group + r.group))
         if len(kept) + len(out) >= wanted:  # the batch is full
@@ -338,7 +338,7 @@ def measure_untrained(run):
     for trial in interact(run, [g.task for g in generate(run, run.o.alpha)]):
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, 0)
     run.state.seconds = time.perf_counter() - started
-    end_epoch(run, {}, run.o.alpha)
+    frame.end_epoch(run, {}, run.o.alpha)
 
 
 def write_static(run):

@@ -122,7 +122,7 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     """Train one adapter on a batch of groups. Returns statistics; groups without signal are free.
 
     rollouts: B groups of G Rollouts one after another; rewards (B, G): theirs, in the same order.
-    o: genenv.Options, of which temperature, clip, agent_kl, kl_estimator, scale, aggregation,
+    o: Options (run/options.py), of which temperature, clip, agent_kl, kl_estimator, scale, aggregation,
     inner_epochs, mini_batch, token_budget and grad_checkpoint are read. generator: shuffles the
     groups where a pass has several steps. An empty batch is a no-op.
     Returns zero_variance (share of groups without signal), kl (to the reference, nats per token),
@@ -137,7 +137,8 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         return stats
     # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
     B, G = int(keep.sum()), rewards.shape[1]
-    rollouts = [r for r, kept in zip(rollouts, keep.repeat_interleave(G).tolist()) if kept]
+    rollouts = [r for r, kept in zip(rollouts, keep.repeat_interleave(G).tolist(), strict=True)
+                if kept]
     advantages = group_advantages(rewards[keep], o.scale).flatten()  # (B*G,), as the rollouts
     steps = plan_steps(B, G, o.mini_batch or B, o.inner_epochs, generator)
     with policy.use(adapter):

@@ -123,7 +123,7 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
     records: Rollouts; weights (n,), theirs; batches: lists of indices into them (draw_batches).
     kl_sample: Rollouts of this epoch, *unfiltered*, of the simulator as it was before this update.
     Both KL terms live on it: the penalty, a part of it in turn at every step, and the cap, measured
-    on all of it after every step. o: genenv.Options, of which temperature, env_kl, kl_estimator,
+    on all of it after every step. o: Options, of which temperature, env_kl, kl_estimator,
     env_kl_cap, token_budget and grad_checkpoint are read.
     Returns env_kl (to the initial simulator, nats per token, of the one that wrote kl_sample: as it
     was *before* this update), env_kl_step (how far this update moved), env_loss, env_steps,

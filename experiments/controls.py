@@ -7,8 +7,8 @@ run in which it is drawn like a coin or handed to another task (`python -m exper
 What a data pipeline does with generated tasks is imitation: the agent learns their expected answers
 by likelihood. Tasks, attempts and everything else stay as they are in a run.
 
-How it is run: by that command; in a suite the option @NAME stands for it. NAME is a key of CONTROLS.
-A control draws its random numbers from the run's own generator, so a run with it resumes to the bit.
+How it is run: by that command; in a suite the option @NAME stands for it. NAME is a key of
+CONTROLS. Random numbers come from the run's own generator: a run with a control resumes to the bit.
 """
 import dataclasses
 import sys

@@ -120,7 +120,7 @@ def scripted(monkeypatch, write=vary, p=learning, p_agree=None, cut=0.0, cut_tas
     monkeypatch.setattr(Policy, "sample", sample)
     monkeypatch.setattr(ladder, "score", score)
     monkeypatch.setattr(genenv, "epoch", epoch)
-    monkeypatch.setattr(genenv, "finish", lambda run: None)  # figures are tested elsewhere
+    monkeypatch.setattr(genenv.frame, "finish", lambda run: None)  # figures are tested elsewhere
 
 
 def kinds(records):

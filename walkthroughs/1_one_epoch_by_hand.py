@@ -22,7 +22,7 @@ from watch import measure
 
 STEPS = 6  # agent updates in an epoch, as in a run
 o = genenv.parse_options(["--out", f"{tempfile.mkdtemp()}/run", "--threads", "1"])
-run = genenv.prepare_run(o)
+run = genenv.frame.prepare_run(o)
 policy, world, state = run.policy, run.world, run.state
 state.epoch = 1  # t of Algorithm 1
 held_out = world.validation_tasks(o, "validation")
