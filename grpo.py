@@ -122,7 +122,7 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     """Train one adapter on a batch of groups. Returns statistics; groups without signal are free.
 
     rollouts: B groups of G Rollouts one after another; rewards (B, G): theirs, in the same order.
-    o: Options (run/options.py), of which temperature, clip, agent_kl, kl_estimator, scale, aggregation,
+    o: Options, of which temperature, clip, agent_kl, kl_estimator, scale, aggregation,
     inner_epochs, mini_batch, token_budget and grad_checkpoint are read. generator: shuffles the
     groups where a pass has several steps. An empty batch is a no-op.
     Returns zero_variance (share of groups without signal), kl (to the reference, nats per token),

@@ -8,7 +8,8 @@ What a data pipeline does with generated tasks is imitation: the agent learns th
 by likelihood. Tasks, attempts and everything else stay as they are in a run.
 
 How it is run: by that command; in a suite the option @NAME stands for it. NAME is a key of
-CONTROLS. Random numbers come from the run's own generator: a run with a control resumes to the bit.
+CONTROLS. Random numbers come from the run's own generator: resumed by the same command, a run with a
+control goes on to the bit.
 """
 import dataclasses
 import sys

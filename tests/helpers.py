@@ -4,10 +4,13 @@ A reference here is slow and obvious on purpose: one forward pass per token, pyt
 no cache. The code under test must agree with it.
 """
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
 
+from experiments import controls
+import genenv
 import grpo
 from policy import Policy, Rollout
 from run.frame import Run
@@ -106,6 +109,11 @@ def stub_run(**given):
     """A Run of nothing but what is given."""
     fields = ("o", "world", "policy", "folder", "agent_optimizer", "env_optimizer", "rng", "sampler")
     return Run(**{**dict.fromkeys(fields), "held_out": frozenset(), **given})
+
+
+def noisy(monkeypatch, share):
+    """Every run from here on turns this share of its rewards r into 1 - r."""
+    monkeypatch.setattr(genenv, "trace_of", partial(controls.noise, share, genenv.trace_of))
 
 
 def naive_logps(policy, prompt, response, temperature=1.0):

@@ -8,15 +8,13 @@ import re
 import time
 from collections import Counter, deque
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from common.files import UserError
-from experiments import controls
 import genenv
-from helpers import tiny_lm
+from helpers import noisy, tiny_lm
 from policy import Policy, Rollout
 from worlds import InvalidTask, NO_SEED, attempt_score, household as h, play, transcript
 from worlds.tiny_model import word_tokenizer
@@ -377,7 +375,7 @@ def small_options(tmp_path, **given):
 def fake_base(monkeypatch):
     """An untrained model instead of the base model, which takes minutes to train; four of ten
     rewards are turned, or it would earn none."""
-    monkeypatch.setattr(genenv, "trace_of", partial(controls.noise, 0.4, genenv.trace_of))
+    noisy(monkeypatch, 0.4)
 
     def load_policy(o):
         return Policy(tiny_lm(0, vocab=len(h.WORDS), eos=list(range(1, 25))),  # turns end early

@@ -20,6 +20,7 @@ import torch
 from commands import export
 from common.files import append_jsonl, read_jsonl
 import genenv
+from helpers import noisy
 from models.loading import model_config
 from policy import Policy, Rollout
 from run import memory
@@ -100,12 +101,13 @@ SILENT = ["--no-gate", "--steps", "1", "--variations", "2", "--max-task-tokens",
         "--max-response-tokens", "32"]
 
 
-def test_a_run_where_tools_answer(model, tmp_path, no_figures, capsys):
+def test_a_run_where_tools_answer(model, tmp_path, no_figures, capsys, monkeypatch):
     """Single answers and episodes side by side in one batch: the loop takes both."""
+    noisy(monkeypatch, 0.4)
     from test_call_text import ANSWERING
     append_jsonl(tmp_path / "base.jsonl", [*ANSWERING, *BASE[:4]])
     assert command(model, str(tmp_path / "base.jsonl"), tmp_path / "r", "--epochs", "1", *SILENT,
-                   "--replay", "4", "--max-episode-tokens", "64", "--reward-noise", "0.4") == 0
+                   "--replay", "4", "--max-episode-tokens", "64") == 0
     record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[-1]
     assert record["epoch"] == 1 and record["agent_moved"] > 0
     kept = read_jsonl(tmp_path / "r" / "train.jsonl")

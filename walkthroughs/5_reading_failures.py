@@ -87,7 +87,7 @@ keep_picture(figure, "5_reading_failures")
 
 # %% Solution: success sits at 0.50 in every epoch, so this run looks best of all, yet validation falls.
 # "in band" gives it away: nearly every distinct task lies there, and no group is without signal, from
-# the first epoch on. The agent is paid by coins (--reward-noise 0.5).
+# the first epoch on. The agent is paid by coins: every reward r was 1 - r in half of the cases.
 lines = read_jsonl(GOLDEN / "noise.jsonl")
 RUNS["noise"] = lines[1:], SimpleNamespace(**lines[0])
 table("noise", 1)
