@@ -22,7 +22,7 @@ from common.files import append_jsonl, read_jsonl
 import genenv
 from helpers import noisy
 from models.loading import model_config
-from policy import Policy, Rollout
+from policy import Policy, Rollout, by_group
 from run import memory
 from test_loop import one_line, same_run
 from test_tool_calls import said
@@ -297,7 +297,7 @@ class Watch:
             after = [k for k, ps in policy.params.items()
                      if not all(map(torch.equal, before[k], ps))]
             self.moved.append((adapter, after, bool(first)))
-            {"agent": self.agent_groups, "env": self.env_records}[adapter].extend(first)
+            {"agent": self.agent_groups, "env": self.env_records}[adapter].extend(by_group(first))
             return stats
         return watched
 
@@ -377,15 +377,17 @@ def test_only_valid_tasks_reach_either_update(done):
     """The agent sees base tasks and valid ones; the simulator imitates those in the band."""
     valid = {json.loads(t)["task"] for call in done.script.valid for t in call}
     decode = done.watch.policy.decode
-    seen = [Script.task_of(decode(prompt)) for prompt, _ in done.watch.agent_groups]
+    seen = [Script.task_of(decode(r.prompt)) for r, *_ in done.watch.agent_groups]
     assert len(seen) == 4 * 20  # 18 written and a replay of an eighth, in each of four steps
     assert set(seen) <= valid | {r["task"] for r in BASE} and set(seen) & valid
     held = {t.text for split in ("validation", "tuning") for t in SPLITS[split]}
     assert held and not set(seen) & held
+    filed = {r["text"]: r for r in read_jsonl(done.out / "env.jsonl")}
     assert done.watch.env_records
-    for r in done.watch.env_records:
-        task = json.loads(r.text)["task"]
-        assert task in valid and r.p_hat == 0.5 and r.r_env == 1.0
+    for r, in done.watch.env_records:
+        text = decode(r.response)
+        assert json.loads(text)["task"] in valid
+        assert (filed[text]["p_hat"], filed[text]["r_env"]) == (0.5, 1.0)
 
 
 def test_only_the_named_adapter_moves_and_the_base_never(done):
@@ -433,7 +435,8 @@ def test_agreement_keeps_only_what_the_simulator_can_solve(model, tasks, tmp_pat
         assert {k: n for k, n in r["invalid"].items() if n} == dict(expected)
         assert r["distinct_tasks"] == sum(map(len, texts))
     assert 0 < dropped < 9
-    numbers = [int(re.search(r"\d+", json.loads(r.text)["task"])[0]) for r in watch.env_records]
+    numbers = [int(re.search(r"\d+", json.loads(watch.policy.decode(r.response))["task"])[0])
+               for r, in watch.env_records]
     assert all(n % 2 == 0 for n in numbers)
     assert "agreement check" in json.loads((tmp_path / "r" / "memory.json").read_text())
 
