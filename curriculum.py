@@ -1,11 +1,13 @@
 """How difficult is a task, how difficult should it be, and which tasks are varied next.
 
 What of the paper this is: success rate (Eq. 2), environment reward R_env (Eq. 3), the k_min filter,
-and the choice of seed tasks for the simulator. Everything is a plain function. The reward of an
-attempt (Eq. 1) is the world's (worlds/NAME.py: score); what GRPO makes of it stands here.
+the weights exp(lam * R_env) of RWR, and the choice of seed tasks for the simulator. Everything is a
+plain function. The reward of an attempt (Eq. 1) is the world's (worlds/NAME.py: score); what GRPO
+makes of it stands here.
 
 How it is run: genenv.py calls it; the names of the functions below are the values of the options
---alpha-schedule, --difficulty-reward, --seed-selection, --function-selection and --agent-reward.
+--alpha-schedule, --difficulty-reward, --env-weights, --seed-selection, --function-selection and
+--agent-reward.
 
 To add a schedule, write one function anywhere in this file whose name starts with `alpha_`:
 
@@ -14,16 +16,18 @@ To add a schedule, write one function anywhere in this file whose name starts wi
         return 0.8 if c.epoch <= 3 else c.alpha
 
 and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a function of
-(p_hat, alpha, beta) whose name starts with `reward_`, a seed selection one starting with `seeds_`,
-a choice of functions to practise one of (practised, p_hats, alpha) starting with `functions_`, an
-agent reward one of (score, valid, truncated, tokens) starting with `agent_reward_`. No list names
-them: what a run must know of a schedule is an attribute of it, see `steers` below.
+(p_hat, alpha, beta) whose name starts with `reward_`, weights of records one of (r_env, group, lam)
+starting with `weights_`, a seed selection one starting with `seeds_`, a choice of functions to
+practise one of (practised, p_hats, alpha) starting with `functions_`, an agent reward one of
+(score, valid, truncated, tokens) starting with `agent_reward_`. No list names them: what a run must
+know of a schedule is an attribute of it, see `steers` below.
 
 Where it differs on purpose: the paper keeps alpha at 0.5; here it may follow a schedule. The unit
 of p_hat is open in the paper: one task instance with G rollouts by default (--p-hat-unit).
 
 Symbols: p_hat success rate in [0, 1], alpha target success rate in (0, 1), beta sharpness of the
-bell, k_min half width of the band that the environment learns from.
+bell, k_min half width of the band that the environment learns from, lam sharpness of the weights
+(an inverse temperature). Shapes: n records.
 """
 import math
 from dataclasses import dataclass
@@ -84,6 +88,38 @@ def reward_tent(p_hat, alpha, beta):
     return 1 - abs(p_hat - alpha) / max(alpha, 1 - alpha)
 
 
+# ---------------------------------------------------------------------------------------------
+# weights of the records that the simulator imitates: functions of (r_env, group, lam) -> (n,)
+# r_env (n,); group (n,): records of one group vary the same seed task in the same step
+
+
+def weights_rwr(r_env, group, lam):
+    """The paper's: proportional to exp(lam * R_env), mean one.
+
+    The maximum is subtracted first, so no lam overflows; mean one keeps the learning rate's
+    meaning the same for every lam.
+    """
+    w = (lam * r_env - (lam * r_env).max()).exp()  # RWR: w ~ exp(lam * R_env)
+    return w / w.mean()
+
+
+def weights_linear(r_env, group, lam):
+    """Linear in R_env, from 0 for the least to the most, mean one; where all are alike, all 1."""
+    w = r_env - r_env.min()
+    return w / w.mean() if w.max() > 0 else w + 1
+
+
+def weights_advantage(r_env, group, lam):
+    """GRPO's advantages of R_env within each group; a negative one makes its record less likely. 0
+    for a variation without siblings, or whose siblings earn the same."""
+    w = 0 * r_env
+    for g in group.unique():
+        r = r_env[group == g]
+        if r.max() - r.min() > 1e-6:
+            w[group == g] = (r - r.mean()) / (r.std() + 1e-4)  # Eq. 4 with R_env for r
+    return w
+
+
 def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
     """The filter: the environment learns only from |p_hat - alpha| <= k_min (edges included).
 
@@ -138,7 +174,7 @@ def alpha_step(c):
 
 
 def alpha_adaptive(c):
-    """Aim past the target by the last miss: an agent that wins too often gets harder tasks."""
+    """Overshoot: alpha + (alpha - last success). An agent that wins too often gets harder tasks."""
     return min(0.95, max(0.05, c.alpha + (c.alpha - c.success)))
 
 
@@ -146,7 +182,7 @@ alpha_adaptive.steers, alpha_adaptive.uses_length = True, False
 
 
 def alpha_integral(c):
-    """On from the present alpha by a part of the last miss: rests only where success is --alpha."""
+    """Integral controller: add 0.3 x the last miss; stationary only where success is --alpha."""
     # starts low: p_hat is measured before the agent's update, and tasks get easier by it
     start = c.previous if c.epoch > 1 else c.alpha / 2
     return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))
@@ -156,8 +192,8 @@ alpha_integral.steers, alpha_integral.uses_length = True, False
 
 
 def alpha_learned(c):
-    """A part of the way to the p_hat whose tasks gave most signal when they were tried again: the
-    top of a parabola through the measured points, each weighted by how many tasks it stands for."""
+    """Fit a parabola to p (1 - p) at retry over p_hat, each point weighted by how many tasks it
+    stands for; move 30 % towards its peak."""
     import torch
     p, signal, n = torch.tensor(c.signal or [(0, 0, 0)], dtype=torch.float64).T
     if len(p.unique()) < 3 or n.sum() < 30 or not signal.any():
@@ -185,19 +221,19 @@ def signal_by_p_hat(replays) -> list:
     return [[p, sum(values) / len(values), len(values)] for p, values in sorted(found.items())]
 
 
-# What the loop and the reports must know of a schedule stands beside it as an attribute, written
-# only where it differs from what is safe to assume of a schedule that says nothing.
+# What the loop and the reports must know of a schedule is an attribute of its function, set only
+# where the default is wrong.
 
 
 def steers(schedule: str) -> bool:
     """Whether a schedule's alpha is a means only, and the target stays --alpha. Attribute `steers`,
-    False if not written."""
+    by default False."""
     return getattr(named("alpha_").get(schedule), "steers", False)
 
 
 def uses_length(schedule: str) -> bool:
     """Whether a schedule looks at the number of epochs, so that a run cannot be prolonged to the
-    bit. Attribute `uses_length`, True if not written."""
+    bit. Attribute `uses_length`, by default True."""
     return getattr(named("alpha_").get(schedule), "uses_length", True)
 
 
@@ -226,7 +262,7 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 
     base: tasks; recent: list of (task, p_hat); weigh: one of the seeds_ functions. While there are
     no recent tasks, or all weigh 0, all come from base. Draws with replacement from `generator` (on
-    the CPU). Raises UserError if what `weigh` gives are no weights.
+    the CPU). Raises UserError if `weigh` does not give weights.
     """
     import torch  # here and not above: options and --help are read without it
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
@@ -253,19 +289,19 @@ def functions_uniform(practised, p_hats, alpha):
 
 
 def functions_near_alpha(practised, p_hats, alpha):
-    """Prefer functions whose tasks are solved near the target, and those never practised."""
+    """Prefer functions never practised, and those whose tasks are solved near the target."""
     return [1.0 if n == 0 else 0.1 + math.exp(-8 * (p - alpha) ** 2)
             for n, p in zip(practised, p_hats)]
 
 
-def select_functions(names, practice, n, weigh, alpha, generator, few=4):
+def select_functions(practice, n, weigh, alpha, generator, few=4):
     """For each of n seed tasks, up to `few` distinct names, drawn from `generator` (on the CPU).
 
-    names: all functions; practice: {name: p_hats of the generated tasks that call it}; weigh: one of
+    practice: {name: p_hats of the generated tasks that call it}, all functions in it; weigh: one of
     the functions_ functions.
     """
+    names, p_hats = list(practice), list(practice.values())
     import torch
-    p_hats = [practice.get(name, []) for name in names]
     means = [sum(p) / len(p) if p else None for p in p_hats]
     weights = torch.tensor(_weights(weigh, [[len(p) for p in p_hats], means, alpha], least=1e-30))
     rows = weights.expand(n, -1).multinomial(min(few, len(names)), generator=generator)
@@ -277,8 +313,8 @@ def select_functions(names, practice, n, weigh, alpha, generator, few=4):
 
 
 def named(prefix: str) -> dict:
-    """{name: function} for the prefix alpha_, reward_, seeds_, functions_ or agent_reward_. It looks
-    when it is asked, so a function may stand anywhere in this file."""
+    """{name: function} for a prefix such as alpha_, reward_ or weights_. It looks when it is asked,
+    so a function may stand anywhere in this file."""
     return {k[len(prefix):]: f for k, f in globals().items() if k.startswith(prefix)}
 
 
@@ -294,10 +330,27 @@ def agent_reward(name: str, score: float, valid: bool, truncated: bool, tokens: 
                     lambda r: _is_number(r) and 0 <= r <= 1, "r must be a number from 0 to 1")
 
 
-def difficulty_reward(name: str, p_hat: float, alpha: float, beta: float) -> float:
-    """R_env of one task. Raises UserError if a difficulty reward is not finite."""
+def r_env(name: str, p_hat: float, alpha: float, beta: float) -> float:
+    """R_env of one task. Raises UserError if the function of that name gives no finite number."""
     return _checked(named("reward_")[name], [p_hat, alpha, beta],
                     lambda r: _is_number(r) and math.isfinite(r), "R_env must be a finite number")
+
+
+def record_weights(name: str, records, lam: float):
+    """Weights (n,) of n EnvRecords, by their R_env. Raises UserError if the function of that name
+    does not give n finite numbers."""
+    import torch
+    rewards = torch.tensor([r.r_env for r in records])
+    # groups are numbered anew in every epoch
+    number = {key: i for i, key in enumerate(dict.fromkeys((r.epoch, r.group) for r in records))}
+    group = torch.tensor([number[r.epoch, r.group] for r in records])
+    return _checked_weights(name, rewards, group, lam) if records else rewards
+
+
+def _checked_weights(name, r_env, group, lam):
+    good = lambda w: getattr(w, "shape", None) == r_env.shape and bool(w.isfinite().all())
+    return _checked(named("weights_")[name], [r_env, group, lam], good,
+                    f"it must be a tensor of {len(r_env)} finite weights")
 
 
 def _weights(weigh, args, least=0.0) -> list[float]:
@@ -338,7 +391,7 @@ def try_functions(o):
     p_hats = [k / o.G for k in range(o.G + 1)]  # all that Eq. 2 can give for one task
     for alpha in sample_alphas(o, o.alpha_end):
         for p_hat in p_hats:
-            difficulty_reward(o.difficulty_reward, p_hat, alpha, o.beta)
+            r_env(o.difficulty_reward, p_hat, alpha, o.beta)
         counts, means = list(range(len(p_hats) + 1)), [None, *p_hats]  # never practised: no p_hat
         _weights(practise, [counts, means, alpha], least=1e-30)
         if not any(_weights(weigh, [p_hats, alpha])):
@@ -347,6 +400,16 @@ def try_functions(o):
     for score, tokens in ((0.0, 0), (0.5, 1), (1.0, o.max_response_tokens)):
         for valid, truncated in ((True, False), (True, True), (False, False)):
             agent_reward(o.agent_reward, score, valid, truncated, tokens)
+
+
+def try_weights(o):
+    """try_functions for the weights of records, apart because it loads torch."""
+    import torch
+    for alpha in sample_alphas(o, o.alpha_end):
+        rewards = torch.tensor([r_env(o.difficulty_reward, k / o.G, alpha, o.beta)
+                                for k in range(o.G + 1)])
+        for n in (1, 2, o.G + 1):  # n records, two of a group if there are so many
+            _checked_weights(o.env_weights, rewards[:n], torch.arange(n) // 2, o.lam)
 
 
 def sample_alphas(o, alpha_end: float) -> list[float]:

@@ -7,9 +7,9 @@ from which context, and how hard it turned out to be.
 How it is run: genenv.py owns one pool of each kind per run; both live as append-only JSONL files in
 the run folder and are rebuilt from them.
 
-Where it differs on purpose: a task of D_train is rolled out afresh when it is replayed, so that
-GRPO stays on-policy; traces are kept for people and for export. A success rate is stored with the
-epoch that measured it, because it goes stale as the agent learns.
+Where it differs on purpose: a task of D_train is rolled out again when it is replayed, so that GRPO
+stays on-policy; traces are kept for people and for export. A success rate is stored with the epoch
+that measured it, because it goes stale as the agent learns.
 """
 import hashlib
 import json
@@ -54,15 +54,15 @@ class EnvRecord:
     prompt: list[int]    # context ids
     response: list[int]  # generated ids, EOS included
     text: str            # the generation, decoded
-    task: str            # id of the task it describes
+    task_id: str         # of the task it describes
     keys: list[str]      # records that share one describe the same task (worlds.task_keys)
-    seed_task: str       # id of the task that it varies
+    seed_id: str         # of the task that it varies
     group: int           # records of one group vary the same seed task in the same step
     p_hat: float         # success rate of the agent on it (Eq. 2)
     p_hat_seed: float    # ... on all variations of its seed task, in the same step
     p_hat_batch: float   # ... on all that was written in the same step
     epoch: int           # epoch in which these were measured
-    r_env: float = 0.0   # Eq. 3 at the alpha of the last update that looked at it; 0: none has
+    r_env: float = 0.0   # Eq. 3 at the alpha of the last update that looked at it, 0 before any
 
     def rate(self, unit: str) -> float:
         """Eq. 2 over one unit of attempts: "task", "seed" or "batch"."""
@@ -127,7 +127,7 @@ class TrainPool:
         return picks
 
     def practice(self, skills) -> dict:
-        """{name: p_hats of the generated tasks that call it}; skills: task -> names that it calls."""
+        """{name: p_hats of generated tasks that call it}; skills: task -> names that it calls."""
         found = {}
         for i, (p_hat, _) in self.p_hat.items():
             for name in set(skills(self.tasks[i])) if self.tasks[i].origin != "base" else ():
@@ -150,12 +150,12 @@ class EnvPool:
         self.records = _read_pool(self.path, lambda r: EnvRecord(**r))
 
     def add(self, records):
-        """D_env <- D_env + weighted generations; the weight follows from the p_hat they have."""
+        """D_env <- D_env + weighted generations: weights are recomputed from their p_hat."""
         self.records += records
         self.pending += records
 
     def aged(self, epoch: int, max_age: int) -> list[EnvRecord]:
-        """The records of earlier epochs, at most max_age epochs old."""
+        """Records of earlier epochs, at most max_age epochs old."""
         return [r for r in self.records if 0 < epoch - r.epoch <= max_age]
 
     def save(self) -> int:
@@ -166,7 +166,7 @@ class EnvPool:
 
 
 def distinct(records) -> list[EnvRecord]:
-    """Each task once, its newest record: one that was written often must not weigh often."""
+    """Each task once, its newest record: a task that was written often must not count often."""
     kept, seen = [], set()
     for r in reversed(records):
         if seen.isdisjoint(r.keys):

@@ -7,23 +7,23 @@ gives no objective of GRPO: the clipped surrogate and the KL term below are GRPO
 How it is run: genenv.py calls `grpo_update`; the functions above it are pure and can be read alone.
 
 Where it differs on purpose: token-level loss, standard deviation on and k3 as in the official
-configuration, each switchable (its entropy bonus of 0.001 is left out, the paper has none); groups
-whose rewards are all alike are dropped *before* the forward pass, with their KL term and their
-tokens in the denominator; that denominator holds for the whole step, so that the number of
-micro-batches changes memory and nothing else. A step that is not finite is left out and counted.
+configuration, each switchable (its entropy bonus of 0.001 is left out, the paper has none). Groups
+whose rewards are all alike are dropped *before* the forward pass: neither their KL nor their tokens
+count. The denominator of the loss holds for the whole step, so that the number of micro-batches
+changes memory and nothing else. A step that is not finite is left out and counted.
 
-Shapes: B groups (a prompt and its G rollouts), N = B*G rows, R response tokens. mask (N, R) bool;
-rewards, advantages (B, G); logp, old_logp, ref_logp (N, R): log-probs of the same tokens under pi
-as it is now, as it was when it sampled, and as it was before training.
+Shapes: B groups (a prompt and its G rollouts), N rollouts of a micro-batch (rows of its tensors),
+R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): log-probs of
+the same tokens under pi as it is now, as it was when it sampled, and as it was before training.
 """
 import math
-from itertools import compress
 
 import torch
 
 from policy import split_groups
 
 STD_EPS = 1e-4  # a near-tie of 1e-6 must not become an advantage of 1
+GRAD_CLIP = 1.0  # largest norm of a step's gradient, as in the official configuration
 
 
 def group_advantages(rewards, scale: str = "std"):
@@ -31,9 +31,9 @@ def group_advantages(rewards, scale: str = "std"):
 
     Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std" divides
     by the sample standard deviation (Bessel, G - 1) of the group, "none" does not: std gives rare
-    successes on hard tasks more weight, one success in G = 8 earns 2.47 instead of 0.875. So the
-    p (1 - p) of Eq. 5 is that of "none"; with std the squares of every mixed group add up to G - 1,
-    and p decides how likely a group is mixed. Raises ValueError if G < 2.
+    successes on hard tasks more weight, one success in G = 8 earns 2.47 instead of 0.875. Eq. 5
+    describes "none". With "std" every mixed group has the same squared sum, G - 1, and p decides
+    how likely a group is mixed. Raises ValueError if G < 2.
     """
     if rewards.shape[1] < 2:
         raise ValueError("a group needs G >= 2 rollouts: with one there is no baseline")
@@ -101,8 +101,8 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip,
               kl_estimator="k3", aggregation="token"):
     """The GRPO objective of one micro-batch -> (loss, statistics).
 
-    advantages (N,), one per rollout. Both are shares: summed over the micro-batches of a step they
-    are the step's. tokens, rows: see aggregate.
+    advantages (N,), one per rollout; tokens, rows: see aggregate. Loss and statistics are already
+    divided by the step's totals: sum over micro-batches.
     """
     policy_term = surrogate(logp, old_logp, advantages, clip)  # clipped surrogate, Eq. 4 in it
     kl_term = token_kl(logp, ref_logp, kl_estimator)           # KL to the initial policy
@@ -118,133 +118,110 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip,
 # the update
 
 
-def grpo_update(policy, adapter, optimizer, groups, rewards, sampled=None, own=None, *,
-                temperature=1.0, clip=0.2, kl_coef=0.001, kl_estimator="k3", scale="std",
-                aggregation="token", inner_epochs=1, mini_batch=0, grad_clip=1.0,
-                token_budget=16384, grad_checkpoint=False, generator=None) -> dict:
+def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None) -> dict:
     """Train one adapter on a batch of groups. Returns statistics; groups without signal are free.
 
-    groups: B of (prompt ids, G response ids); rewards (B, G); sampled: the log-probs the sampler
-    gave, B lists of G lists of R numbers, None = its mismatch is not measured; own: which tokens of
-    an episode the agent chose, B lists of G lists of R bools, None = all. mini_batch: groups
-    per optimiser step, 0 = all; inner_epochs: passes over the batch. An empty batch is a no-op.
+    rollouts: B groups of G Rollouts one after another; rewards (B, G): theirs, in the same order.
+    o: Options, of which temperature, clip, agent_kl, kl_estimator, scale, aggregation,
+    inner_epochs, mini_batch, token_budget and grad_checkpoint are read. generator: shuffles the
+    groups where a pass has several steps. An empty batch is a no-op.
     Returns zero_variance (share of groups without signal), kl (to the reference, nats per token),
     clip_fraction, grad_norm (before clipping), each a mean over the steps taken; trained_tokens;
     skipped_steps (not finite); mismatch_mean and mismatch_max, |log-prob of the sampler - of the
     scorer| over response tokens before any update. What was not measured is 0.
     """
-    # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
-    keep = has_signal(rewards) if groups else torch.zeros(0, dtype=torch.bool)
-    groups, sampled, own = (rows and list(compress(rows, keep.tolist()))
-                            for rows in (groups, sampled, own))
-    stats = {"zero_variance": 1 - len(groups) / max(1, len(keep)), "grad_norm": 0.0, "kl": 0.0,
-             "clip_fraction": 0.0, "trained_tokens": 0, "skipped_steps": 0, "mismatch_mean": 0.0,
-             "mismatch_max": 0.0}
-    if not groups:
+    stats = {"zero_variance": 1.0, "grad_norm": 0.0, "kl": 0.0, "clip_fraction": 0.0,
+             "trained_tokens": 0, "skipped_steps": 0, "mismatch_mean": 0.0, "mismatch_max": 0.0}
+    keep = has_signal(rewards) if rollouts else torch.zeros(0, dtype=torch.bool)  # (B,)
+    if not keep.any():
         return stats
-    advantages = group_advantages(rewards[keep], scale)
-    of = lambda rows, step: rows and [rows[i] for i in step]  # rows: one per group, or None
-    fixed = dict(temperature=temperature, token_budget=token_budget)
-    steps = plan_steps(len(groups), mini_batch or len(groups), inner_epochs, generator)
+    # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
+    B, G = int(keep.sum()), rewards.shape[1]
+    rollouts = [r for r, kept in zip(rollouts, keep.repeat_interleave(G).tolist(), strict=True)
+                if kept]
+    advantages = group_advantages(rewards[keep], o.scale).flatten()  # (B*G,), as the rollouts
+    steps = plan_steps(B, G, o.mini_batch or B, o.inner_epochs, generator)
     with policy.use(adapter):
         # the reference policy is the same model with its adapters switched off
         with policy.use(None):
-            ref = score(policy, groups, **fixed, own=own)
+            ref = score(policy, rollouts, o)
         # old log-probs fix the policy that sampled. Each step's are scored in the micro-batches
         # that will train: in bf16 another batch gives other numbers, and the ratio would not be 1
-        old = {step: score(policy, of(groups, step), **fixed, own=of(own, step))
+        old = {step: score(policy, [rollouts[i] for i in step], o)
                for step in set(steps) if len(steps) > 1}  # a single step's come with its training
         # several passes, or several steps per pass, leave the sampling policy: there the clip bites
-        done = [_grpo_step(
-            policy, optimizer, of(groups, step), advantages[list(step)], of(ref, step),
-            old.get(step), of(sampled, step), of(own, step), clip=clip, kl_coef=kl_coef,
-            kl_estimator=kl_estimator, aggregation=aggregation, grad_checkpoint=grad_checkpoint,
-            params=policy.params[adapter], grad_clip=grad_clip, **fixed) for step in steps]
+        done = [_grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
+                           advantages[list(step)], [ref[i] for i in step], old.get(step), o)
+                for step in steps]
     taken = [step for step in done if step]  # without those that were not finite
     for key in taken[0] if taken else ():
         stats[key] = sum(step[key] for step in taken) / len(taken)
     stats["trained_tokens"] = sum(step["trained_tokens"] for step in taken)
     stats["mismatch_max"] = max((step["mismatch_max"] for step in taken), default=0.0)
-    return {**stats, "skipped_steps": len(done) - len(taken)}
+    return {**stats, "zero_variance": 1 - B / len(keep), "skipped_steps": len(done) - len(taken)}
 
 
-def plan_steps(n, size, inner_epochs, generator) -> list:
-    """The groups of each optimiser step: tuples of at most `size` ascending indices below n.
+def plan_steps(B, G, size, inner_epochs, generator) -> list:
+    """The rollouts of each optimiser step: tuples of ascending indices, of at most `size` groups.
 
-    All n are met once in each of the inner epochs, shuffled anew if there is more than one step.
+    All B groups are met once in each of the inner epochs, shuffled anew if there is more than one
+    step.
     """
     steps = []
     for _ in range(inner_epochs):
-        order = torch.randperm(n, generator=generator).tolist() if inner_epochs > 1 or size < n \
-            else range(n)
-        steps += [tuple(sorted(order[i:i + size])) for i in range(0, n, size)]
-    return steps
+        order = torch.randperm(B, generator=generator).tolist() if inner_epochs > 1 or size < B \
+            else range(B)
+        steps += [sorted(order[i:i + size]) for i in range(0, B, size)]
+    return [tuple(b * G + g for b in step for g in range(G)) for step in steps]
 
 
-def score(policy, groups, temperature, token_budget, own=None):
-    """Log-probs of all groups without gradient: list over groups of lists of (R,) tensors.
+def score(policy, rollouts, o) -> list:
+    """Log-probs without gradient: for each rollout a tensor (R,), 0 at tokens that were read.
 
-    own: as in grpo_update; tokens that are not get 0. Made by the very path that trains, in the
-    same micro-batches if the groups are a step's.
+    Made by the very path that trains, in the same micro-batches if the rollouts are a step's.
     """
-    out = [[None] * len(responses) for _, responses in groups]
+    out = [None] * len(rollouts)
     with torch.no_grad():
-        for batch in split_groups(groups, token_budget):
-            logp, _ = policy.logprobs(subset(groups, batch), temperature,
-                                      own=subset_own(own, batch))
-            owners = [(i, j) for i, members in batch for j in members]
-            for (i, j), row in zip(owners, logp):
-                out[i][j] = row[:len(groups[i][1][j])]
+        for rows in split_groups(rollouts, o.token_budget):
+            logp, _ = policy.logprobs([rollouts[i] for i in rows], o.temperature)  # (N, R)
+            for i, row in zip(rows, logp):
+                out[i] = row[:len(rollouts[i].response)]
     return out
 
 
-def subset(groups, batch):
-    """The (prompt, responses) pairs that a micro-batch of split_groups names."""
-    return [(groups[i][0], [groups[i][1][j] for j in members]) for i, members in batch]
+def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
+    """One optimiser step over all micro-batches of `rollouts`; the denominators are the step's.
 
-
-def subset_own(own, batch):
-    """Which tokens of `subset(groups, batch)` count; None if all do."""
-    return own and [[own[i][j] for j in members] for i, members in batch]
-
-
-def _grpo_step(policy, optimizer, groups, advantages, ref, old, sampled, own, *, params,
-               temperature, token_budget, grad_checkpoint, grad_clip, **loss_options):
-    """One optimiser step over all micro-batches of `groups`; the denominators are the step's.
-
-    ref, old, sampled: lists over groups of lists of (R,) log-probs; own: see grpo_update. All but
-    ref may be None; then the step's own log-probs, of before it, stand for old ones.
-    Returns the step's statistics, None if it was not finite and therefore skipped.
+    advantages: one per rollout; ref, old: their log-probs as `score` gives them; if old is None,
+    old = this step's log-probs, detached. Returns the step's statistics, None if it was not finite
+    and therefore skipped.
     """
     # one denominator for the whole step: micro-batches must not change what is optimised
-    tokens = sum(sum(map(sum, flags)) for flags in own) if own else \
-        sum(len(r) for _, rs in groups for r in rs)
-    rows = sum(len(rs) for _, rs in groups)
+    tokens = sum(r.tokens for r in rollouts)
     optimizer.zero_grad(set_to_none=True)
     parts = []
-    for batch in split_groups(groups, token_budget):
-        logp, mask = policy.logprobs(subset(groups, batch), temperature, grad_checkpoint,
-                                     own=subset_own(own, batch))
-        # rows come in the order of split_groups, not the caller's: (group, rollout) of each row
-        owners = [(i, j) for i, members in batch for j in members]
-        ref_logp = pad_rows([ref[i][j] for i, j in owners])
-        old_logp = pad_rows([old[i][j] for i, j in owners]) if old else logp.detach()
-        a = torch.stack([advantages[i, j] for i, j in owners]).to(logp)
-        loss, stats = grpo_loss(logp, old_logp, ref_logp, a, mask, tokens, rows, **loss_options)
+    for rows in split_groups(rollouts, o.token_budget):  # N indices of rollouts
+        batch = [rollouts[i] for i in rows]
+        logp, mask = policy.logprobs(batch, o.temperature, o.grad_checkpoint)        # (N, R)
+        ref_logp = pad_rows([ref[i] for i in rows])                                  # (N, R)
+        old_logp = pad_rows([old[i] for i in rows]) if old else logp.detach()        # (N, R)
+        loss, stats = grpo_loss(
+            logp, old_logp, ref_logp, advantages[rows].to(logp), mask, tokens, len(rollouts),
+            clip=o.clip, kl_coef=o.agent_kl, kl_estimator=o.kl_estimator, aggregation=o.aggregation)
         loss.backward()
-        drawn = pad_rows([torch.tensor(sampled[i][j]) for i, j in owners]).to(logp) if sampled \
-            else old_logp
-        gap = (drawn - old_logp).abs() * mask
-        parts.append({**stats, "loss": loss.detach(), "mismatch_mean": gap.sum() / tokens,
-                      "mismatch_max": gap.max()})
+        sampled = pad_rows([torch.tensor(r.logps) for r in batch]).to(logp) if batch[0].logps \
+            else old_logp                                                            # (N, R)
+        mismatch = (sampled - old_logp).abs() * mask
+        parts.append({**stats, "loss": loss.detach(), "mismatch_mean": mismatch.sum() / tokens,
+                      "mismatch_max": mismatch.max()})
     # numbers stay on the device until here: reading one earlier makes the host wait
     total = {key: float(sum(part[key] for part in parts)) for key in parts[0]}
     total["mismatch_max"] = max(float(part["mismatch_max"]) for part in parts)
-    norm, ok = finite_step(params, optimizer, grad_clip, total.pop("loss"))
-    return {**total, "grad_norm": norm, "trained_tokens": tokens} if ok else None
+    norm, finite = finite_step(policy.params[adapter], optimizer, total.pop("loss"))
+    return {**total, "grad_norm": norm, "trained_tokens": tokens} if finite else None
 
 
-def finite_step(params, optimizer, grad_clip, loss):
+def finite_step(params, optimizer, loss):
     """Clip one adapter's gradient and step; leave it where it or the loss is not finite.
 
     loss: the step's, a number. Returns (gradient norm before clipping, whether the step was taken).
@@ -252,7 +229,7 @@ def finite_step(params, optimizer, grad_clip, loss):
     would stay in both for good.
     """
     # over this adapter's parameters only; the other adapter has no gradient here
-    norm = float(torch.nn.utils.clip_grad_norm_(params, grad_clip))
+    norm = float(torch.nn.utils.clip_grad_norm_(params, GRAD_CLIP))
     ok = math.isfinite(norm) and math.isfinite(loss)
     if ok:
         optimizer.step()

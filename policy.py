@@ -9,7 +9,7 @@ How it is run: it is not; genenv.py, grpo.py, rwr.py and eval/ call it.
     policy = Policy.load("Qwen/Qwen2.5-7B-Instruct", quant="nf4")
     rollouts = policy.sample("agent", [policy.encode("2+2=")], G=8)
     with policy.use("agent"):
-        logp, mask = policy.logprobs([("prompt ids", ["response ids", ...])])
+        logp, mask = policy.logprobs(rollouts)
 
 Where it differs on purpose: G rollouts of one prompt are *one row* of the batch, in sampling and
 in training alike. The prompt is encoded once, its keys and values are stored once, and a mask lets
@@ -17,7 +17,8 @@ each rollout see the prompt and itself. A group costs P + G*R tokens where repea
 costs G*(P + R). `logprobs_dense` is the plain path, kept so that the tests can compare.
 
 Shapes everywhere: B prompts (groups), G rollouts, P prompt, R response, V vocabulary, D hidden,
-N = B*G rows of responses, L packed length, K cached keys, S slots (rollouts still running).
+N rollouts of a micro-batch (rows of its log-probs), L packed length, M predicted tokens of a pack,
+K cached keys, S slots (rollouts still running), T limit of a response's length.
 """
 import hashlib
 import math
@@ -25,6 +26,7 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -43,13 +45,18 @@ PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded at once 
 
 @dataclass
 class Rollout:
-    """One sampled response. Token ids are kept: sampled text is never tokenised again."""
-    group: int           # index of its prompt in the call
-    prompt: list[int]    # (P,) ids
-    response: list[int]  # (R,) ids, the terminal EOS included unless truncated
-    logps: list[float]   # (R,) log-probs at the sampling temperature
-    truncated: bool      # ran into max_new_tokens before any EOS; of an episode: "" or which limit
-    own: list[bool] | None = None  # (R,) drawn by the policy, not read; None: all of them
+    """A response to a prompt. Token ids are kept: sampled text is never tokenised again."""
+    group: int                # rollouts of one group stand together and share their prompt
+    prompt: list[int]         # (P,) ids
+    response: list[int]       # (R,) ids, the terminal EOS included unless it ran into a limit
+    logps: list[float] = ()   # (R,) log-probs at the sampling temperature; empty if not sampled
+    limit: str = ""           # the limit that it ran into, such as "too many tokens"
+    drawn: list[bool] | None = None  # (R,) drawn by the policy, not read; None: all of them
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the policy drew: those that are trained on."""
+        return sum(self.drawn) if self.drawn else len(self.response)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -88,8 +95,8 @@ def token_logprobs(hidden, head, target, temperature: float):
 def draw(logits, temperature: float, generator):
     """Sample one token per row: logits (..., V) -> ids (...), log-probs (...).
 
-    Only temperature shapes the distribution: top-k or top-p would put the sampler off the policy
-    that the loss scores. Temperature 0 is greedy, its log-probs are those at temperature 1.
+    Only temperature shapes the distribution: top-k or top-p would sample from another distribution
+    than the loss scores. Temperature 0 is greedy, its log-probs are those at temperature 1.
     """
     logits = logits.float()
     probs = (logits / temperature if temperature not in (0, 1) else logits).softmax(-1)
@@ -104,27 +111,32 @@ def draw(logits, temperature: float, generator):
     return ids[..., 0], probs.gather(-1, ids)[..., 0].log()
 
 
-def split_groups(groups, token_budget: int):
-    """Micro-batches of groups under a token budget: lists of (group index, response indices).
+def by_group(rollouts) -> list:
+    """Lists of rollouts that stand together and share group and prompt: the rows of `pack`."""
+    return [list(group) for _, group in groupby(rollouts, lambda r: (r.group, r.prompt))]
+
+
+def split_groups(rollouts, token_budget: int):
+    """Micro-batches under a token budget: lists of indices of rollouts, whole groups if possible.
 
     Groups are sorted by length so that a micro-batch pads little; a group that alone exceeds the
     budget is split over its responses, at the price of encoding its prompt again.
     """
-    pieces = []  # (length, group, [responses])
-    for i, (prompt, responses) in enumerate(groups):
-        length, members = len(prompt), []
-        for j, response in enumerate(responses):
-            if members and length + len(response) > token_budget:
-                pieces.append((length, i, members))
-                length, members = len(prompt), []
-            length, members = length + len(response), members + [j]
-        pieces.append((length, i, members))
-    batch, widest = [], 0
-    for length, i, members in sorted(pieces):
-        if batch and max(widest, length) * (len(batch) + 1) > token_budget:
+    pieces, i = [], 0  # (length, indices of rollouts)
+    for group in by_group(rollouts):
+        length, members = len(group[0].prompt), []
+        for r in group:
+            if members and length + len(r.response) > token_budget:
+                pieces.append((length, members))
+                length, members = len(r.prompt), []
+            length, members, i = length + len(r.response), members + [i], i + 1
+        pieces.append((length, members))
+    batch, rows, widest = [], 0, 0
+    for length, members in sorted(pieces):
+        if batch and max(widest, length) * (rows + 1) > token_budget:
             yield batch
-            batch, widest = [], 0
-        batch, widest = batch + [(i, members)], max(widest, length)
+            batch, rows, widest = [], 0, 0
+        batch, rows, widest = batch + members, rows + 1, max(widest, length)
     if batch:
         yield batch
 
@@ -321,42 +333,38 @@ class Policy:
 
     # ---- log-probabilities of given responses
 
-    def logprobs(self, groups, temperature: float = 1.0, grad_checkpoint: bool = False, own=None):
-        """Log-probs of responses under the active adapter, each prompt encoded once.
+    def logprobs(self, rollouts, temperature: float = 1.0, grad_checkpoint: bool = False):
+        """Log-probs of N rollouts under the active adapter, the prompt of a group encoded once.
 
-        groups: list of (prompt ids, list of response ids), N responses in all; own: which of their
-        tokens count (see pack), all if None. Returns logp (N, R) fp32, zero where nothing counts,
-        and mask (N, R) bool. Differentiable.
+        Returns logp (N, R) fp32, zero where no token was drawn, and mask (N, R) bool, True where
+        one was. Differentiable.
         """
-        x = pack(groups, self.eos_ids[0], self.device, own)
+        groups = by_group(rollouts)
+        x = pack(groups, self.eos_ids[0], self.device)
         where = {}  # rows of one response each are plain causal sequences, right-padded
-        if any(len(responses) > 1 for _, responses in groups):
+        if len(groups) < len(rollouts):
             layout = attention_layout(groups, self.device)
             # a mask of four dimensions passes the library's mask making untouched
             where = dict(position_ids=x["positions"], attention_mask=layout["mask"], layout=layout)
         hidden = self._hidden(x["ids"], grad_checkpoint, **where)  # (B, L, D)
-        picked = hidden.flatten(0, 1)[x["source"]]  # (M, D): response tokens only
+        picked = hidden.flatten(0, 1)[x["source"]]  # (M, D): predicted tokens only
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x["target"], temperature)
         out = logp.new_zeros(x["shape"]).index_put((x["rows"], x["cols"]), logp)
         mask = torch.zeros(x["shape"], dtype=torch.bool, device=logp.device)
         # a plain True would be copied to a GPU, which waits for it
         return out, mask.index_put((x["rows"], x["cols"]), mask.new_ones(()))
 
-    def logprobs_dense(self, groups, temperature: float = 1.0, own=None):
+    def logprobs_dense(self, rollouts, temperature: float = 1.0):
         """The same numbers the plain way: one row per response, the prompt repeated in each."""
-        rows = [(prompt, [response]) for prompt, responses in groups for response in responses]
-        own = own and [row for flags in own for row in flags]
-        x = pack(rows, self.eos_ids[0], self.device)
-        ids, P = x["ids"], [len(p) for p, _ in rows]
+        ids = pack([[r] for r in rollouts], self.eos_ids[0], self.device)["ids"]
         logits = self.lm(input_ids=ids, use_cache=False).logits.float() / temperature  # (N, L, V)
         logps = logits.log_softmax(-1)
-        width = max(len(r) for _, (r,) in rows)
-        out = logps.new_zeros(len(rows), width)
-        mask = torch.zeros(len(rows), width, dtype=torch.bool, device=self.device)
-        for n, (_, (response,)) in enumerate(rows):
-            for t, token in enumerate(response):  # logits at P-1+t score token P+t
-                if own is None or own[n][t]:
-                    out[n, t], mask[n, t] = logps[n, P[n] - 1 + t, token], True
+        out = logps.new_zeros(len(rollouts), max(len(r.response) for r in rollouts))  # (N, R)
+        mask = torch.zeros_like(out, dtype=torch.bool)
+        for n, r in enumerate(rollouts):
+            for t, token in enumerate(r.response):  # logits at P-1+t score token P+t
+                if not r.drawn or r.drawn[t]:
+                    out[n, t], mask[n, t] = logps[n, len(r.prompt) - 1 + t, token], True
         return out, mask
 
     def _hidden(self, ids, grad_checkpoint, **where):
@@ -381,8 +389,8 @@ class Policy:
         max_rows bounds the rollouts that run at once.
         With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
         rollout i is an episode: observations are read where they come in, the turns are drawn.
-        It is truncated after max_turns that were not the last, a turn of max_turn_tokens without
-        EOS, or max_new_tokens in all, observations included.
+        Its limits are max_turns that were not the last, max_turn_tokens in a turn without EOS, and
+        max_new_tokens in all, observations included.
         Raises ValueError on an empty prompt.
         """
         if any(len(p) == 0 for p in prompts):
@@ -408,7 +416,7 @@ class Policy:
     def _sample_rows(self, prompts, G, T, temperature, generator, respond, *limits):
         """One wide batch: prefill, then decode until every rollout has ended.
 
-        prompts: B id lists -> B*G tuples (response ids, log-probs, truncated, own).
+        prompts: B id lists -> B*G tuples (response ids, log-probs, limit, drawn).
         """
         cache, owner, hidden = self._prefill(prompts, G * (T - 1))  # (B, K), (B, D)
         B, dev, head = len(prompts), self.device, self.lm.get_output_embeddings()
@@ -420,7 +428,7 @@ class Policy:
         done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
         begin = torch.zeros_like(count)                                # (B, G) where a turn begins
         state = dict(begin=begin, done=done, begins=Counter(), turns=Counter(), why={})
-        own = torch.ones_like(tokens, dtype=torch.bool)                # (B, G, T) drawn, not read
+        drawn = torch.ones_like(tokens, dtype=torch.bool)              # (B, G, T) drawn, not read
         live = torch.arange(B, device=dev)                             # (b,) groups still decoded
         rollout = torch.arange(G, device=dev).expand(B, G)             # (b, S) the one in each slot
         # laid out in memory: for a view the head's weights would be copied once per prompt
@@ -432,13 +440,13 @@ class Policy:
             ids, logp = draw(head(hidden), temperature, generator)     # (b, S)
             at = (live[:, None], rollout)
             if respond:  # an observation lies ready in the row: until its end tokens are read
-                own[(*at, t)] = drawn = t >= begin[at]
-                ids = torch.where(drawn, ids, tokens[(*at, t)])
-                logp = logp.masked_fill(~drawn, 0)
+                drawn[(*at, t)] = new = t >= begin[at]
+                ids = torch.where(new, ids, tokens[(*at, t)])
+                logp = logp.masked_fill(~new, 0)
             tokens[(*at, t)], logps[(*at, t)] = ids, logp
             count[at] += ~done[at]  # a finished rollout may keep its slot a while: it adds nothing
             if respond:
-                ended = torch.isin(tokens[..., t], eos) & own[..., t] & ~done
+                ended = torch.isin(tokens[..., t], eos) & drawn[..., t] & ~done
                 fewer = _end_turns(t, ended, tokens, respond, *limits, **state)
             else:
                 done[at] |= torch.isin(ids, eos)
@@ -458,12 +466,10 @@ class Policy:
                 input_ids=tokens[live[:, None], rollout, t], past_key_values=cache, use_cache=True,
                 position_ids=(lengths[live, None] + t).expand_as(rollout),
                 attention_mask=see(rollout, owner)).last_hidden_state
-        if respond:
-            cut = [state["why"].get(n, "too many tokens") for n in range(B * G)]
-        else:
-            cut = (~done).flatten().tolist()
-        tokens, logps, own = (x.flatten(0, 1).tolist() for x in (tokens, logps, own))
-        return [(tokens[n][:c], logps[n][:c], cut[n], own[n][:c] if respond else None)
+        tokens, logps, drawn = (x.flatten(0, 1).tolist() for x in (tokens, logps, drawn))
+        why = [state["why"].get(n, "" if ended else "too many tokens")
+               for n, ended in enumerate(done.flatten().tolist())]
+        return [(tokens[n][:c], logps[n][:c], why[n], drawn[n][:c] if respond else None)
                 for n, c in enumerate(count.flatten().tolist())]
 
     def _prefill(self, prompts, more=math.inf):
@@ -523,7 +529,7 @@ def _end_turns(t, ended, tokens, respond, max_turns, max_turn_tokens, *, begin, 
         else:
             limit = "too many turns" if turns[n] >= max_turns else "too many tokens"
             why[n] = "" if ids is None else limit
-    for n in range(B * G):  # what was drawn since the turn began, and has no end
+    for n in range(B * G):  # turns that hit max_turn_tokens
         if n not in why and t + 1 - begins[n] >= max_turn_tokens:
             why[n] = "turn too long"
     for n in list(why)[before:]:

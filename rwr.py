@@ -6,10 +6,11 @@ under a KL penalty to the initial simulator and a cap on how far one update may 
 
 How it is run: genenv.py calls `rwr_update` once per epoch.
 
-Where it differs on purpose: the paper gives neither the penalty's coefficient nor the cap's value;
-here the step that crosses the cap is undone and ends the update, and both are taken on unfiltered
-fresh generations. Each task counts once in an epoch (data_pool.distinct): RWR would otherwise
-make ever likelier what is likely already. Of the estimators k1 is no penalty (grpo.token_kl).
+Where it differs on purpose: the paper gives neither the penalty's coefficient nor the cap's value.
+Here the step that crosses the cap is undone and ends the update; penalty and cap are measured on
+unfiltered generations of this epoch. Each task counts once in an epoch (data_pool.distinct): RWR
+would otherwise reinforce the simulator's own most frequent outputs. The estimator k1 is no penalty
+(grpo.token_kl).
 
 How much the weights weigh: over all p_hat in [0, 1] the paper's lam = 1, beta = 2 give a largest
 ratio of exp(1 - exp(-0.5)) = 1.48, but the filter comes first. Inside its band |p_hat - 0.5| <= 0.1
@@ -17,58 +18,25 @@ the ratio is at most exp(1 - exp(-0.02)) = 1.02, and with G = 8, where only 4/8 
 there beta and lam do nothing. They matter without a filter (--k-min 1) and sharp (--lam 6 --beta
 8); `env_weight_ratio` of each epoch's record has the measured ratio.
 
-Two other updates stand beside it for comparison (--env-update): weights linear in R_env, and GRPO
-with R_env as the reward of the variations of a seed task.
+The weights themselves are functions weights_NAME of curriculum.py (--env-weights): two others stand
+beside exp(lam * R_env) for comparison.
 
 Words: a record is a generation whose success rate has been measured, selected by the filter; the
-KL sample is text of the simulator as it comes, unselected. Shapes: n records, m texts of the KL
-sample, N = n + m rows, R response tokens; r_env, weights (n,).
+KL sample is text of the simulator as it comes, unselected. Fresh records are of this epoch, aged
+ones from D_env. Shapes: n records, m texts of the KL sample; a step has n + m texts, a micro-batch
+N of them (rows of its tensors); R response tokens.
 """
 import copy
 import math
+from dataclasses import replace
 
 import torch
 
-from grpo import finite_step, group_advantages, has_signal, score, subset, surrogate, token_kl
+from grpo import finite_step, score, token_kl
 from policy import split_groups
 
-
 # ---------------------------------------------------------------------------------------------
-# pure functions: from R_env to weights, the objective, mini-batches
-
-
-def rwr_weights(r_env, lam: float):
-    """Weights proportional to exp(lam * R_env), mean one: r_env (n,) -> (n,).
-
-    The maximum is subtracted first, so no lam overflows; mean one keeps the learning rate's
-    meaning the same for every lam.
-    """
-    x = lam * r_env
-    w = (x - x.max()).exp()  # RWR: w ~ exp(lam * R_env)
-    return w / w.mean()
-
-
-def linear_weights(r_env):
-    """Weights linear in R_env, from 0 for the least to the most, mean one: r_env (n,) -> (n,).
-
-    Where all are alike, all weigh 1.
-    """
-    w = r_env - r_env.min()
-    return w / w.mean() if w.max() > 0 else torch.ones_like(r_env)
-
-
-def grpo_weights(r_env, group):
-    """Advantages of R_env among the variations of a seed task: r_env (n,), group (n,) -> (n,).
-
-    0 for a variation without siblings, or whose siblings earn the same.
-    """
-    out = torch.zeros_like(r_env)
-    for g in group.unique():
-        members = (group == g).nonzero()[:, 0]
-        rewards = r_env[None, members]  # (1, variations)
-        if len(members) > 1 and has_signal(rewards):
-            out[members] = group_advantages(rewards)[0]  # Eq. 4 with R_env for r
-    return out
+# pure functions: what weights amount to, the objective, mini-batches
 
 
 def effective_sample_size(weights) -> float:
@@ -89,22 +57,18 @@ def weighted_nll(logp, mask, weights, tokens: int):
     return -(weights[:, None] * logp * mask).sum() / max(tokens, 1)
 
 
-def rwr_loss(logp, ref_logp, mask, weights, unselected, tokens, unselected_tokens, *, kl_coef,
-             kl_estimator="k3", old_logp=None, clip=0.2):
+def rwr_loss(logp, ref_logp, mask, weights, unselected, tokens, kl_tokens, *, kl_coef,
+             kl_estimator="k3"):
     """The objective of one micro-batch: weighted imitation of records, KL on the KL sample.
 
     logp, ref_logp, mask (N, R). weights (N,): of the records, 0 in the other rows; unselected (N,)
-    bool: rows of the KL sample. On the records, which are selected for their success rate, a KL
-    term would only shrink the weights. tokens, unselected_tokens: of all records and of all other
-    texts of the whole step. old_logp, if given: the clipped surrogate of GRPO takes the place of
-    the likelihood, weights being advantages.
+    bool: rows of the KL sample. Records are selected for their success rate: a KL term on them
+    would work against imitating them. tokens, kl_tokens: of all records and of all other texts of
+    the whole step.
     """
-    if old_logp is None:
-        imitation = weighted_nll(logp, mask, weights, tokens)  # RWR: -sum w_i log pi_env(y_i | x_i)
-    else:
-        imitation = (surrogate(logp, old_logp, weights, clip) * mask).sum() / max(tokens, 1)
+    imitation = weighted_nll(logp, mask, weights, tokens)  # RWR: -sum w_i log pi_env(y_i | x_i)
     kl = token_kl(logp, ref_logp, kl_estimator) * (mask & unselected[:, None])
-    return imitation + kl_coef * kl.sum() / max(unselected_tokens, 1)  # KL to the initial simulator
+    return imitation + kl_coef * kl.sum() / max(kl_tokens, 1)  # KL to the initial simulator
 
 
 def draw_batches(n_fresh, aged_priority, n_batches, batch, fresh_share, generator):
@@ -153,50 +117,42 @@ def whole_passes(n_fresh, n_aged, passes, batch, generator):
 # the update
 
 
-def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample, *, grpo=False,
-               temperature=1.0, clip=0.2, kl_coef=0.02, kl_estimator="k3", kl_cap=0.5,
-               grad_clip=1.0, token_budget=16384, grad_checkpoint=False) -> dict:
+def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample, o) -> dict:
     """Imitate weighted generations; stop, and undo the last step, where the KL cap is crossed.
 
-    records: generations with .prompt and .response (ids); weights (n,), theirs; batches: lists of
-    indices into them (draw_batches). kl_sample: (prompt ids, [response ids]) of fresh generations,
-    *unfiltered*, of the simulator as it was before this update. Both KL terms live on it: the
-    penalty, a part of it in turn at every step, and the cap, measured on all of it after every
-    step. grpo: weights are advantages, and the surrogate of GRPO is what is stepped on.
+    records: Rollouts; weights (n,), theirs; batches: lists of indices into them (draw_batches).
+    kl_sample: Rollouts of this epoch, *unfiltered*, of the simulator as it was before this update.
+    Both KL terms live on it: the penalty, a part of it in turn at every step, and the cap, measured
+    on all of it after every step. o: Options, of which temperature, env_kl, kl_estimator,
+    env_kl_cap, token_budget and grad_checkpoint are read.
     Returns env_kl (to the initial simulator, nats per token, of the one that wrote kl_sample: as it
     was *before* this update), env_kl_step (how far this update moved), env_loss, env_steps,
     env_capped and env_skipped_steps (not finite).
     """
-    fixed = dict(temperature=temperature, token_budget=token_budget)
     stats = {"env_loss": 0.0, "env_steps": 0, "env_capped": 0, "env_skipped_steps": 0,
              "env_kl": 0.0, "env_kl_step": 0.0}
     if not kl_sample:
         return stats
-    # what its authors, initial and present, say of the sample: neither changes during the update
+    # log-probs of the sample under the initial simulator and under the one before this update
     with policy.use(None):
-        initial = score(policy, kl_sample, **fixed)
+        initial = score(policy, kl_sample, o)
     with policy.use(adapter):
-        before = score(policy, kl_sample, **fixed)
+        before = score(policy, kl_sample, o)
         stats["env_kl"] = mean_kl(before, initial)
-        groups = [(r.prompt, [r.response]) for r in records]
-        old = score(policy, groups, **fixed) if grpo and batches else None
         for n, batch in enumerate(batches):
             # a step may turn out to be one too many: keep what is needed to take it back
             saved = _snapshot(policy.params[adapter], optimizer)
-            size = min(len(batch), len(kl_sample)) if kl_coef else 0
-            part = [(n * len(batch) + i) % len(kl_sample) for i in range(size)]  # of the KL sample
-            loss, finite = _rwr_step(
-                policy, policy.params[adapter], optimizer,
-                [groups[i] for i in batch] + [kl_sample[i] for i in part], weights[batch],
-                [initial[i] for i in part], [old[i] for i in batch] if grpo else None,
-                dict(kl_coef=kl_coef, kl_estimator=kl_estimator, clip=clip), grad_clip,
-                grad_checkpoint, fixed)
+            size = min(len(batch), len(kl_sample)) if o.env_kl else 0
+            turn = [(n * len(batch) + i) % len(kl_sample) for i in range(size)]  # of the KL sample
+            loss, _, finite = rwr_step(
+                policy, adapter, optimizer, [records[i] for i in batch], weights[batch], o,
+                [kl_sample[i] for i in turn], [initial[i] for i in turn])
             if not finite:
                 stats["env_skipped_steps"] += 1
                 continue
             # the cap bounds the update as a whole: KL(before || now), as E[k3] over before's text
-            step_kl = mean_kl(before, score(policy, kl_sample, **fixed))
-            if not step_kl <= kl_cap:  # also when it is NaN
+            step_kl = mean_kl(before, score(policy, kl_sample, o))
+            if not step_kl <= o.env_kl_cap:  # also when it is NaN
                 _restore(policy.params[adapter], optimizer, saved)
                 stats["env_capped"] = 1
                 break
@@ -206,37 +162,34 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
 
 def mean_kl(logps, others) -> float:
     """k3 estimate of KL(pi || other), nats per token, on text that pi wrote (as scored by both)."""
-    a = torch.cat([row for rows in logps for row in rows])
-    b = torch.cat([row for rows in others for row in rows])
-    return float(token_kl(a, b, "k3").mean())
+    return float(token_kl(torch.cat(logps), torch.cat(others), "k3").mean())
 
 
-def _rwr_step(policy, params, optimizer, groups, weights, initial, old, loss_options, grad_clip,
-              grad_checkpoint, fixed):
-    """One optimiser step on rwr_loss -> (loss, whether it was finite; if not, nothing moved).
+def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initial=()):
+    """One optimiser step on rwr_loss -> (loss, gradient norm, whether both were finite; if not,
+    nothing moved). With weights of 1 and no `kl_texts` it is plain imitation.
 
-    groups: n records, then m of the KL sample, each as (context ids, [generation ids]); weights
-    (n,); initial: the initial simulator's log-probs of these m; old: of the records, for GRPO.
+    records: n Rollouts, their weights (n,); kl_texts: m Rollouts, initial: their log-probs under
+    the initial simulator. The adapter must be in use.
     """
-    n, device = len(weights), params[0].device
-    lengths = [len(responses[0]) for _, responses in groups]
+    n, device = len(records), policy.params[adapter][0].device
+    # each text is a group of its own, whatever group it came from: no prompt is shared
+    texts = [replace(r, group=i) for i, r in enumerate([*records, *kl_texts])]
     # one constant per-token denominator keeps it the sequence-level gradient
-    tokens, unselected_tokens = sum(lengths[:n]), sum(lengths[n:])
-    weights = torch.cat([weights, torch.zeros(len(groups) - n)]).to(device)
+    tokens, kl_tokens = sum(r.tokens for r in texts[:n]), sum(r.tokens for r in texts[n:])
+    weight_of_text = torch.cat([weights, weights.new_zeros(len(kl_texts))]).to(device)  # (n + m,)
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=device)
-    for batch in split_groups(groups, fixed["token_budget"]):
-        members = [i for i, _ in batch]  # one response per group: row k is groups[members[k]]
-        logp, mask = policy.logprobs(subset(groups, batch), fixed["temperature"], grad_checkpoint)
-        ref_logp = _filled([initial[i - n][0] if i >= n else None for i in members], logp)
-        old_logp = _filled([old[i][0] if i < n else None for i in members], logp) if old else None
-        unselected = torch.tensor([i >= n for i in members], device=device)
-        loss = rwr_loss(logp, ref_logp, mask, weights[members].to(logp), unselected, tokens,
-                        unselected_tokens, old_logp=old_logp, **loss_options)
+    for rows in split_groups(texts, o.token_budget):  # N indices of texts
+        logp, mask = policy.logprobs([texts[i] for i in rows], o.temperature, o.grad_checkpoint)
+        ref_logp = _filled([initial[i - n] if i >= n else None for i in rows], logp)   # (N, R)
+        unselected = torch.tensor([i >= n for i in rows], device=device)               # (N,)
+        loss = rwr_loss(logp, ref_logp, mask, weight_of_text[rows].to(logp), unselected, tokens,
+                        kl_tokens, kl_coef=o.env_kl, kl_estimator=o.kl_estimator)
         loss.backward()
         total += loss.detach()
-    _, finite = finite_step(params, optimizer, grad_clip, total)
-    return float(total), finite
+    norm, finite = finite_step(policy.params[adapter], optimizer, total)
+    return float(total), norm, finite
 
 
 def _filled(rows, logp):

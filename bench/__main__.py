@@ -50,13 +50,14 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch
 
 from bench.gpu import LEARNING_RATE, RANK, bench_gpu, training_pass
-from bench.models import grouped, quiet, random_prompts, reward_of, rewards_of, small_config, \
+from bench.models import quiet, random_prompts, reward_of, rewards_of, small_config, \
     word_tokenizer
 from bench.simulation import bench_memory
 from common.files import UserError
 from grpo import group_advantages, grpo_loss, grpo_update
 from models.loading import load_model
 from policy import Policy
+from run.options import Options
 
 CLIP, KL_COEF, TRL_ADAPTER = 0.2, 0.04, "default"
 
@@ -187,7 +188,7 @@ def check_against_trl(o, base, policy, prompts, tolerance=1e-3):
     with torch.no_grad():
         for p in policy.params["agent"]:
             p += 0.01 * torch.randn(p.shape, generator=generator)
-    groups = grouped(policy.sample("agent", prompts, o.G, o.response, 1.0, generator), o.G)
+    rollouts = policy.sample("agent", prompts, o.G, o.response, 1.0, generator)
     seen = {}
 
     def capture():
@@ -203,12 +204,12 @@ def check_against_trl(o, base, policy, prompts, tolerance=1e-3):
     with torch.no_grad():
         for name, p in policy.model.named_parameters():
             theirs[names[name]].copy_(p)
-    completions = [r for _, responses in groups for r in responses]
+    completions = [r.response for r in rollouts]
     trainer._generate_single_turn = lambda *_: (completions, None)
     losses, step = [], trainer.training_step
     trainer.training_step = lambda *a, **k: losses.append(step(*a, **k)) or losses[-1]
     trainer.train()
-    loss, grads = our_gradients(policy, groups)
+    loss, grads = our_gradients(policy, rollouts, o.G)
     difference = max(float((g - seen["grads"][names[n]]).abs().max()) for n, g in grads.items())
     norm = torch.cat([g.flatten() for g in grads.values()]).norm()
     gap = torch.cat([(g - seen["grads"][names[n]]).flatten() for n, g in grads.items()]).norm()
@@ -227,13 +228,13 @@ def _clone(params):
     return [p.detach().clone() for p in params]
 
 
-def our_gradients(policy, groups):
+def our_gradients(policy, rollouts, G):
     """Loss and {name: gradient} of one GRPO step on given rollouts, before clipping."""
     with policy.use("agent"):
         with policy.use(None), torch.no_grad():
-            ref, _ = policy.logprobs(groups)
-        logp, mask = policy.logprobs(groups)
-        advantages = group_advantages(rewards_of(groups)).flatten()
+            ref, _ = policy.logprobs(rollouts)
+        logp, mask = policy.logprobs(rollouts)
+        advantages = group_advantages(rewards_of(rollouts, G)).flatten()
         loss, _ = grpo_loss(logp, logp.detach(), ref, advantages, mask, int(mask.sum()), len(mask),
                             clip=CLIP, kl_coef=KL_COEF)
         loss.backward()
@@ -248,6 +249,7 @@ def time_against_trl(o, base, policy, prompts):
     both up and is not counted.
     """
     optimizer, generator = policy.optimizer("agent", LEARNING_RATE), policy.generator(0)
+    settings = Options(clip=CLIP, agent_kl=KL_COEF, token_budget=o.token_budget)
     now = clock_of(o)
     pairs, clock = [], {}
 
@@ -257,11 +259,9 @@ def time_against_trl(o, base, policy, prompts):
     def end():
         theirs = now() - clock["begin"]
         k, started = len(pairs) * o.prompts, now()
-        groups = grouped(policy.sample("agent", prompts[k:k + o.prompts], o.G, o.response, 1.0,
-                                       generator), o.G)
+        rollouts = policy.sample("agent", prompts[k:k + o.prompts], o.G, o.response, 1.0, generator)
         sampled = now()
-        grpo_update(policy, "agent", optimizer, groups, rewards_of(groups), clip=CLIP,
-                    kl_coef=KL_COEF, token_budget=o.token_budget)
+        grpo_update(policy, "agent", optimizer, rollouts, rewards_of(rollouts, o.G), settings)
         ours = now() - started
         pairs.append((theirs, ours))
         print(f"{'warm-up' if len(pairs) == 1 else f'pair {len(pairs) - 1}'}: TRL {theirs:.2f} s "
@@ -333,13 +333,12 @@ def own_speed(o, policy, prompts, dtype):
         rollouts = policy.sample("agent", prompts[:o.prompts], o.G, o.response, 1.0,
                                  policy.generator(0))
         sampled = clock()
-        groups = grouped(rollouts, o.G)
-        training_pass(policy, groups, o.token_budget, checkpoint=False)
+        training_pass(policy, rollouts, o.token_budget, checkpoint=False)
         trained = clock()
-    own = sum(len(r.response) for r in rollouts)
-    tokens = own + sum(len(prompt) for prompt, _ in groups)
-    done = weight_products(policy, tokens, own) / (trained - sampled)
-    print(f"rollouts: {own} tokens, {own / (sampled - started):.0f} tokens/s; training pass: {tokens} "
+    drawn = sum(len(r.response) for r in rollouts)
+    tokens = drawn + sum(len(r.prompt) for r in rollouts[::o.G])
+    done = weight_products(policy, tokens, drawn) / (trained - sampled)
+    print(f"rollouts: {drawn} tokens, {drawn / (sampled - started):.0f} tokens/s; training pass: {tokens} "
           f"tokens in micro-batches of {o.token_budget}, {tokens / (trained - sampled):.0f} tokens/s, "
           f"{done / 1e9:.0f} of {peak / 1e9:.0f} GFLOPS: {100 * done / peak:.0f} % of the peak",
           flush=True)

@@ -14,17 +14,18 @@ there that takes 150 times as long.
 import json
 import math
 import time
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
-from bench.models import QWEN_7B, grouped, qwen2_config, quiet, random_nf4, random_prompts, \
-    rewards_of, small_config, word_tokenizer
+from bench.models import QWEN_7B, qwen2_config, quiet, random_nf4, random_prompts, rewards_of, \
+    small_config, word_tokenizer
 from common.files import UserError
-from grpo import grpo_update, subset
+from grpo import grpo_update
 from policy import Policy, split_groups
+from run.options import Options
 from rwr import rwr_update
 from watch.measure import movement
 
@@ -81,15 +82,15 @@ def run_shape(policy, o, P, R) -> dict:
     B, G, V = PROMPT_ROWS.get(P, o.prompts), o.G, policy.lm.config.vocab_size
     prompts, budget = random_prompts(B, P, V), max(o.token_budget, P + G * R)
     measure = meter(policy.device)
-    groups, proof = run_epoch(policy, measure, prompts, G, R, budget)
+    rollouts, proof = run_epoch(policy, measure, prompts, G, R, budget)
     shape = {"prompt": P, "response": R, "prompts": B, "phases": measure.phases, "proof": proof}
     if o.cpu:
         return shape
     # the two layouts beside each other
     measure("rollouts, prompt repeated", B * G * R, lambda: policy.sample(
         "agent", [p for p in prompts for _ in range(G)], 1, R, 1.0, policy.generator(0)))
-    single = [(p, [r]) for p, responses in groups for r in responses]
-    for name, layout in (("once", groups), ("repeated", single)):
+    single = [replace(r, group=i) for i, r in enumerate(rollouts)]
+    for name, layout in (("once", rollouts), ("repeated", single)):
         measure(f"training pass, prompt {name}", B * G * R,
                 lambda: training_pass(policy, layout, budget))
     seconds = {name: phase["seconds"] for name, phase in measure.phases.items()}
@@ -101,29 +102,29 @@ def run_shape(policy, o, P, R) -> dict:
 
 
 def run_epoch(policy, measure, prompts, G, R, budget):
-    """The simulator writes, the agent tries, both learn: B prompts -> (B groups, proof of training).
+    """The simulator writes, the agent tries, both learn: B prompts -> (B*G rollouts of the agent,
+    proof of training).
 
     proof: {adapter: what its update returned, how far it moved, whether the other one did}.
     """
     tokens = len(prompts) * G * R
     optimizers = {name: policy.optimizer(name, LEARNING_RATE) for name in policy.params}
-    train = dict(token_budget=budget, grad_checkpoint=True)
+    train = Options(token_budget=budget, grad_checkpoint=True)
     sample = lambda name: policy.sample(name, prompts, G, R, 1.0, policy.generator(0))
     written = measure("simulator rollouts", tokens, lambda: sample("env"))
-    groups = grouped(measure("agent rollouts", tokens, lambda: sample("agent")), G)
-    records = [SimpleNamespace(prompt=r.prompt, response=r.response) for r in written]
-    kl_sample = [(r.prompt, [r.response]) for r in written[:2]]
+    rollouts = measure("agent rollouts", tokens, lambda: sample("agent"))
+    written = [replace(r, group=i) for i, r in enumerate(written)]
     proof = {}
     with movement(policy, "agent") as moved:
         proof["agent"] = measure("agent update (GRPO)", tokens, lambda: grpo_update(
-            policy, "agent", optimizers["agent"], groups, rewards_of(groups), **train))
+            policy, "agent", optimizers["agent"], rollouts, rewards_of(rollouts, G), train))
     proof["agent"].update(moved)
     with movement(policy, "env") as moved:
         proof["env"] = measure("simulator update (RWR)", tokens, lambda: rwr_update(
-            policy, "env", optimizers["env"], records, torch.ones(len(records)),
-            [list(range(len(records)))], kl_sample, **train))
+            policy, "env", optimizers["env"], written, torch.ones(len(written)),
+            [list(range(len(written)))], written[:2], train))
     proof["env"].update(moved)
-    return groups, proof
+    return rollouts, proof
 
 
 def meter(device):
@@ -172,11 +173,11 @@ def resident_peak() -> float:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def training_pass(policy, groups, token_budget, checkpoint=True):
-    """Forward and backward over all groups, gradients thrown away: what the layouts differ in."""
+def training_pass(policy, rollouts, token_budget, checkpoint=True):
+    """Forward and backward over all rollouts, gradients thrown away: what the layouts differ in."""
     with policy.use("agent"):
-        for batch in split_groups(groups, token_budget):
-            logp, mask = policy.logprobs(subset(groups, batch), 1.0, checkpoint)
+        for rows in split_groups(rollouts, token_budget):
+            logp, mask = policy.logprobs([rollouts[i] for i in rows], 1.0, checkpoint)
             (logp * mask).sum().backward()
     for p in policy.params["agent"]:
         p.grad = None

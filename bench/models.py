@@ -87,20 +87,14 @@ def random_prompts(count, length, vocab, seed=0):
     return torch.randint(vocab, (count, length), generator=generator).tolist()
 
 
-def rewards_of(groups):
-    """(B, G) rewards of B groups (prompt ids, G response ids)."""
-    return torch.tensor([[reward_of(r) for r in responses] for _, responses in groups])
+def rewards_of(rollouts, G):
+    """(B, G) rewards of B groups of G rollouts, one group after the other."""
+    return torch.tensor([reward_of(r.response) for r in rollouts]).view(-1, G)
 
 
 def reward_of(ids) -> float:
     """Share of even ids: cheap, and hardly ever the same for all of a group."""
     return sum(i % 2 == 0 for i in ids) / len(ids)
-
-
-def grouped(rollouts, G):
-    """Rollouts in prompt order -> list of (prompt ids, list of G response ids)."""
-    return [(rollouts[i].prompt, [r.response for r in rollouts[i:i + G]])
-            for i in range(0, len(rollouts), G)]
 
 
 def quiet():

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from bench.models import QWEN_7B, qwen2_config, quiet, random_nf4
 from grpo import grpo_update
-from policy import Policy
+from policy import Policy, Rollout
 from run import memory
 from rwr import rwr_update
 from watch.measure import movement
@@ -265,22 +265,19 @@ def grpo_phase(policy, optimizer, o):
     G = o.G
     for R in sorted({o.max_response_tokens, max(2, o.max_response_tokens // 8), 8}):
         n, g, P = memory.fullest(o.mini_batch or 64, G, o.max_prompt_tokens, R, o.token_budget)
-        groups, rewards = [([7] * P, [[7] * R] * g)] * n, torch.tensor([[0.0, *[1.0] * (g - 1)]] * n)
+        batch = [Rollout(i // g, [7] * P, [7] * R, [-1.0] * R) for i in range(n * g)]
         with movement(policy, "agent"):
-            grpo_update(policy, "agent", optimizer, groups, rewards, token_budget=o.token_budget,
-                        sampled=[[[-1.0] * R] * g] * n, grad_checkpoint=o.grad_checkpoint)
+            grpo_update(policy, "agent", optimizer, batch, torch.tensor([[0.0, *[1.0] * (g - 1)]] * n),
+                        dataclasses.replace(o, mini_batch=0))
 
 
 def rwr_phase(policy, optimizer, o):
     """One update on the fullest micro-batch of records and texts."""
     R = o.max_task_tokens
     n, _, P = memory.fullest(o.env_batch, 1, o.max_prompt_tokens, R, o.token_budget)
-    prompt, text = [7] * P, [7] * R
-    records = [SimpleNamespace(prompt=prompt, response=text)] * n
+    texts = [Rollout(i, [7] * P, [7] * R) for i in range(n)]
     with movement(policy, "env"):
-        rwr_update(policy, "env", optimizer, records, torch.ones(n), [list(range(n))] * 2,
-                   [(prompt, [text])] * n, token_budget=o.token_budget,
-                   grad_checkpoint=o.grad_checkpoint)
+        rwr_update(policy, "env", optimizer, texts, torch.ones(n), [list(range(n))] * 2, texts, o)
 
 
 def simulate(o, config, capability=8):

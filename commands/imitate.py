@@ -17,11 +17,10 @@ import torch
 from tqdm import tqdm
 
 from common.files import UserError, first_line, write_whole
-from grpo import finite_step, subset, subset_own
 from models.loading import load_model
-from policy import split_groups
-from rwr import weighted_nll
-from worlds import InvalidTask, held_out_keys, task_keys, world_option, written_task
+from policy import Rollout
+from rwr import rwr_step
+from worlds import held_out_keys, world_option, written_tasks
 
 ADAPTER = "warm"
 WARM_UP = 8         # steps over which the learning rate rises: AdamW's moments know nothing yet
@@ -50,8 +49,7 @@ def learn(world, policy, s, o, path: Path) -> dict:
             print(round_line(n - s.passes, state["rounds"][-1]), flush=True)
             if state["rounds"][-1]["valid"] >= ENOUGH or n == s.passes + rounds:
                 return state
-            own = [(prompt, ids, [True] * len(ids))
-                   for report in state["rounds"] for prompt, ids in report["pairs"]]
+            own = [Rollout(0, *pair) for report in state["rounds"] for pair in report["pairs"]]
         given = pairs_of_pass(world, policy, o, n)
         pairs = [*given["agent"], *given["env"], *own]  # the examples hold the agent's role as well
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(
@@ -98,21 +96,13 @@ def write(world, policy, s, o, n: int) -> dict:
         few = torch.randperm(len(names), generator=draw)[:4].tolist()
         seeds[k] = world.assign(seeds[k], [names[i] for i in few], draw)
     prompts = [policy.encode(world.env_prompt(seed_task, None, o.alpha)) for seed_task in seeds]
-    rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, 1.0,
+    rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, o.temperature,
                              policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
-    texts = [policy.decode(r.response) for r in rollouts]
-    reasons, pairs, seen = Counter(), [], set()
-    for seed_task, r, text in zip(seeds, rollouts, texts):
-        try:
-            task = written_task(world, r, text, seed_task, 0, held_out, policy.tokenizer)
-            if task_keys(world, task) & seen:
-                raise InvalidTask("duplicate in the batch")
-            seen |= task_keys(world, task)
-            pairs.append((r.prompt, r.response))
-        except InvalidTask as reason:
-            reasons[str(reason)] += 1
-    return {"valid": len(pairs) / s.texts, "invalid": dict(reasons.most_common()), "texts": texts,
-            "pairs": pairs}
+    read = list(written_tasks(world, o, policy, rollouts, seeds, o.alpha, 0, held_out))
+    pairs = [(r.prompt, r.response) for r, _, task, _ in read if task]
+    reasons = Counter(reason for *_, reason in read if reason)
+    return {"valid": len(pairs) / s.texts, "invalid": dict(reasons.most_common()),
+            "texts": [text for _, text, _, _ in read], "pairs": pairs}
 
 
 def round_line(n: int, report: dict) -> str:
@@ -126,58 +116,44 @@ def round_line(n: int, report: dict) -> str:
 
 
 def pairs_of_pass(world, policy, o, number: int) -> dict:
-    """{"agent", "env": [(prompt ids, response ids, own)], "alone", "long"} of a pass.
+    """{"agent", "env": [Rollout], "alone", "long"} of a pass: what is imitated in each role.
 
-    own: which tokens of a response are imitated, bools; alone: tasks that are imitated as the agent
-    only; long: pairs left out as over a limit.
+    alone: tasks that are imitated as the agent only; long: pairs left out as over a limit.
     """
     given = world.warm_start_pairs(o, number)
-    every = {role: [(policy.encode(prompt), *spoken(policy, said)) for prompt, said in given[role]]
-             for role in ("agent", "env")}
+    every = {role: [spoken(policy, *pair) for pair in given[role]] for role in ("agent", "env")}
     # what a run would cut off, or refuse, is not to be learned
-    kept = {role: [pair for pair in pairs if len(pair[0]) <= o.max_prompt_tokens
-                   and within_limits(world, o, role, pair[2])] for role, pairs in every.items()}
+    kept = {role: [r for r in pairs if len(r.prompt) <= o.max_prompt_tokens
+                   and within_limits(world, o, role, r.drawn)] for role, pairs in every.items()}
     long = sum(len(every[role]) - len(kept[role]) for role in every)
     return {**kept, "alone": given["alone"], "long": long}
 
 
-def spoken(policy, said) -> tuple:
-    """(ids, own) of a response, or of an episode: a list of turns and observations in turn."""
-    ids, own = [], []
+def spoken(policy, prompt, said) -> Rollout:
+    """A response as if it had been drawn; of an episode the turns, between observations."""
+    ids, drawn = [], []
     for i, text in enumerate([said] if isinstance(said, str) else said):
         part = policy.encode_observation(text) if i % 2 else \
             policy.encode(text) + policy.eos_ids[:1]
-        ids, own = ids + part, own + [i % 2 == 0] * len(part)
-    return ids, own
+        ids, drawn = ids + part, drawn + [i % 2 == 0] * len(part)
+    return Rollout(0, policy.encode(prompt), ids, drawn=drawn)
 
 
-def within_limits(world, o, role, own) -> bool:
+def within_limits(world, o, role, drawn) -> bool:
     """Whether a run would let the simulator, or the agent, say this much."""
     if role == "env":
-        return len(own) <= o.max_task_tokens
-    turns = [len(list(run)) for mine, run in groupby(own) if mine]
-    whole = len(own) if all(own) else world_option(world, o, "max_episode_tokens")
-    return max(turns) <= o.max_response_tokens and len(own) <= whole
+        return len(drawn) <= o.max_task_tokens
+    turns = [len(list(run)) for mine, run in groupby(drawn) if mine]
+    whole = len(drawn) if all(drawn) else world_option(world, o, "max_episode_tokens")
+    return max(turns) <= o.max_response_tokens and len(drawn) <= whole
 
 
-def imitation_step(policy, optimizer, pairs, rate: float, o) -> float:
+def imitation_step(policy, optimizer, batch, rate: float, o) -> float:
     """One optimiser step on the mean negative log-likelihood per token. Returns it, in nats."""
     for group in optimizer.param_groups:
         group["lr"] = rate
-    optimizer.zero_grad(set_to_none=True)
-    groups, owns = [(prompt, [ids]) for prompt, ids, _ in pairs], [[own] for _, _, own in pairs]
-    tokens, losses = sum(sum(own) for _, _, own in pairs), []
     with policy.use(ADAPTER):
-        for batch in split_groups(groups, o.token_budget):
-            logp, mask = policy.logprobs(subset(groups, batch), 1.0, o.grad_checkpoint,
-                                         own=subset_own(owns, batch))
-            loss = weighted_nll(logp, mask, torch.ones(len(logp)).to(logp), tokens)
-            loss.backward()
-            losses.append(loss.detach())
-    # read only now: reading one earlier makes the host wait
-    total = sum(map(float, losses))
-    finite_step(policy.params[ADAPTER], optimizer, 1.0, total)
-    return total
+        return rwr_step(policy, ADAPTER, optimizer, batch, torch.ones(len(batch)), o)[0]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ writes no valid task and solves none, so every group is without signal and both 
     python genenv.py --world tool_calls --model DIR --base-tasks F ...
 
 How it is run: by that command. As the agent it imitates the expected answers, as the simulator tasks
-that it could have written (worlds: warm_start_pairs): rwr.weighted_nll with weights 1, one LoRA, AdamW
+that it could have written (worlds: warm_start_pairs): rwr.rwr_step with weights of 1, one LoRA, AdamW
 with a falling rate; of an episode the turns, not the observations between them. Held-out tasks are
 never imitated. In a world with a list of functions the simulator then writes for them, in rounds:
 it imitates what passes every check, until ENOUGH of what it writes is valid. No attempt is made at

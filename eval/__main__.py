@@ -334,7 +334,7 @@ def generate(records: list, prompts: dict, policy, settings: dict, args, label: 
             for (record, ids), rollout in zip(batch, sample(policy, [i for _, i in batch],
                                                             settings)):
                 yield response_row(record, prompts[record["id"]], policy.decode(rollout.response),
-                                   rollout.truncated, (len(ids), len(rollout.response)))
+                                   bool(rollout.limit), (len(ids), len(rollout.response)))
             bar.update(len(batch))
 
 

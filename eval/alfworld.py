@@ -369,7 +369,7 @@ def dialogues(data, policy, adapter, records: list, tokens: int = DIALOGUE_TOKEN
                            records, 1, 0.0, None, max_rows=len(records))
     for record, rollout in zip(records, rollouts):
         episode = running[record["id"]]
-        episode.reason = episode.reason or f"lost: {rollout.truncated}"
+        episode.reason = episode.reason or f"lost: {rollout.limit}"
     return [running[record["id"]].result() for record in records]
 
 

@@ -41,6 +41,7 @@ from common.cli import Parser
 from common.files import UserError, append_jsonl, read_jsonl
 from curriculum import in_band
 from data_pool import Task
+from experiments.controls import CONTROLS
 from experiments.suites import PAPER_BASE, QUICK, SEEDS, SUITES, TEACHERS, results_file, \
     variants
 from experiments.tables import EPISODES, KEPT, draw, read_runs, table
@@ -169,10 +170,11 @@ def start(name, seed, options, settings, scratch) -> dict:
     """Launch one run on one thread, or let one go on that has a checkpoint in `scratch`; its output
     goes to a file in case it fails."""
     folder = scratch / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
-    program = ["-m", "experiments.imitation"] if "@imitation" in options else ["genenv.py"]
+    control = [x[1:] for x in options if x[0] == "@" and x[1:] in CONTROLS]
+    program = ["-m", "experiments.controls", *control] if control else ["genenv.py"]
     shared = lambda x: scratch / (f"base-{seed}" if x == "@base" else f"{x[1:]}.jsonl")
-    files = [str(shared(x)) if x.startswith("@") else x for x in options if x != "@imitation"]
-    given = ["--seed", str(seed), "--threads", "1", *settings, *files]
+    given = [str(shared(x)) if x.startswith("@") else x for x in options if x[1:] not in control]
+    given = ["--seed", str(seed), "--threads", "1", *settings, *given]
     if any((folder / "checkpoints").glob("*")):
         given = ["--resume"]
     log = open(f"{folder}.log", "a")
@@ -214,7 +216,8 @@ def collect(job, world, base: set, settings) -> dict:
             o["seed_tasks"] * o["variations"] * (1 + o["replay"]))
         easy = [rate for name, rate in m["validation_by"].items() if name in base]
         m["base_tools"] = np.mean(easy) if easy else None
-        m["kept_by_noise"] = kept_by_noise(world, here, m["alpha"], o) if o["reward_noise"] else 0.0
+        noisy = any(x.startswith("@noise") for x in job["options"])
+        m["kept_by_noise"] = kept_by_noise(world, here, m["alpha"], o) if noisy else 0.0
     kept = [key for key in (*KEPT, *episodes, "tuning", "validated") if key in metrics[0]]
     metrics = [{key: m[key] for key in kept} for m in metrics]
     return {"name": job["name"], "seed": job["seed"], "options": job["options"],

@@ -2,7 +2,7 @@
 
 What of the paper this is: RQ1-RQ4 (`paper`), its fixed alpha beside schedules (`alpha`), questions
 that it leaves open (`open`), what moves the success rate (`levers`), which part does the work
-(`which`): update rules, scopes of the filter, aims, and controls in which a reward is made blind;
+(`which`): weights, units of p_hat, aims, and controls in which a reward is made blind;
 and whether that holds for other base models of an embedded world (`bases`).
 
 How it is run: `python -m experiments SUITE`. A suite maps names of variants to options of
@@ -16,7 +16,8 @@ from pathlib import Path
 TEACHERS, PAPER_BASE = (957, 1777), 544  # the paper's teacher sets, and the base set they extend
 SOFT = ["--k-min", "0.45", "--lam", "6", "--beta", "8"]  # sharp weights in a wide band
 SHARP = [*SOFT, "--agent-lr", "1e-3"]
-# name -> options of genenv.py; @teacher-N stands for a file made by the world's write_teacher
+# name -> options of genenv.py; @teacher-N stands for a file made by the world's write_teacher, @NAME
+# for a control of experiments/controls.py
 PAPER = {
     "genenv": [],
     "random": ["--variant", "random"],
@@ -46,8 +47,8 @@ ALPHA = {
 OPEN = {
     "alpha 0.5": [],
     **{f"alpha {a}": ["--alpha", a] for a in ("0.3", "0.4", "0.6", "0.7")},
-    "reward noise 0.1": ["--reward-noise", "0.1"],
-    "reward noise 0.2": ["--reward-noise", "0.2"],
+    "reward noise 0.1": ["@noise-0.1"],
+    "reward noise 0.2": ["@noise-0.2"],
     "no replay": ["--replay", "0"],
 }
 LEVERS = {  # each against the default settings
@@ -70,18 +71,18 @@ LEVERS = {  # each against the default settings
 # controls. With the filter all weights of Eq. 3 are nearly equal: "sharp" is where they are not
 WHICH = {
     "genenv": [],
-    "update: linear": ["--env-update", "linear"],
-    "update: grpo": ["--env-update", "grpo"],
-    "update: none": ["--variant", "random"],  # the same as --env-update none, and shared
-    "update: linear, no filter": ["--env-update", "linear", "--k-min", "1"],
-    "update: grpo, no filter": ["--env-update", "grpo", "--k-min", "1"],
-    "filter: per seed": ["--filter-scope", "seed"],
-    "filter: per batch": ["--filter-scope", "batch"],
+    "update: linear": ["--env-weights", "linear"],
+    "update: advantage": ["--env-weights", "advantage"],
+    "update: none": ["--variant", "random"],
+    "update: linear, no filter": ["--env-weights", "linear", "--k-min", "1"],
+    "update: advantage, no filter": ["--env-weights", "advantage", "--k-min", "1"],
+    "filter: per seed": ["--p-hat-unit", "seed"],  # of R_env as well
+    "filter: per batch": ["--p-hat-unit", "batch"],
     "filter: none": ["--k-min", "1"],
     "filter: none, sharp": ["--k-min", "1", "--lam", "6", "--beta", "8"],
-    "control: coin for the agent": ["--control", "coin-agent"],
-    "control: coin for p_hat": ["--control", "coin-p-hat"],
-    "control: shuffled R_env": ["--control", "shuffled-r-env"],
+    "control: coin for the agent": ["@coin-agent"],
+    "control: coin for p_hat": ["@coin-p-hat"],
+    "control: shuffled R_env": ["@shuffled-r-env"],
     "control: untrained, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
     "alpha: learned": ["--alpha-schedule", "learned"],
     "alpha: 0.3": ["--alpha", "0.3"],

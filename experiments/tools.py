@@ -96,7 +96,7 @@ def answered(policy, adapter, goal, G, temperature) -> list:
                              max_rows=128)
     right = [0] * len(goal)
     for r in rollouts:
-        calls = None if r.truncated else call_text.parse_calls(policy.decode(r.response))
+        calls = None if r.limit else call_text.parse_calls(policy.decode(r.response))
         right[r.group] += bool(calls and not bfcl.check_ast(
             goal[r.group][0], [(c["name"], c["arguments"]) for c in calls]))
     return right

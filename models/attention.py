@@ -9,9 +9,9 @@ call `group_attention`, PEFT's layers `lora_linear`, a decoding step `GrowingLay
 Where it differs on purpose: the library's own attention, LoRA layer and cache give the same numbers
 with more memory or more passes; tests/test_policy.py holds each against the plain one.
 
-Shapes: B prompts (groups), G rollouts, P prompt, R response, D hidden, N = B*G rows of responses,
-L packed length, M response tokens of a pack, K cached keys, S slots (rollouts still running),
-d head dimension.
+Shapes: B prompts (groups), G rollouts, P prompt, R response, D hidden, N responses in all (rows of
+a result), L packed length, M predicted tokens of a pack, K cached keys, S slots (rollouts still
+running), d head dimension.
 """
 import math
 from contextlib import nullcontext
@@ -29,40 +29,45 @@ SHORT = 1024  # tokens up to which a training pass may keep its attention weight
 PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
 
 
-def pack(groups, pad_id: int, device=None, own=None) -> dict:
+def pack(groups, pad_id: int, device=None) -> dict:
     """Lay each group out as one row: prompt, then its responses one after another.
 
-    groups: list of (prompt ids, list of response ids). The last token of a response predicts
-    nothing, so it is a target but not an input. Returns ids and positions (B, L); for the M
-    response tokens the index `source` of the hidden state that predicts each (into B*L), its
-    `target` id and its place (rows, cols) in the result, whose `shape` is (N, R).
-    own: for each group a list of (R,) bool per response; only tokens marked True are predicted.
+    groups: B lists of Rollouts that share a prompt. The last token of a response predicts nothing,
+    so it is a target but not an input. Returns ids and positions (B, L); for the M tokens that the
+    policy drew the index `source` of the hidden state that predicts each (into B*L), its `target`
+    id and its place (rows, cols) in the result, whose `shape` is (N, R).
     """
-    B, L = len(groups), max(len(p) + sum(len(r) - 1 for r in rs) for p, rs in groups)
-    ids, positions, source, target, rows, cols, row = [], [], [], [], [], [], 0
-    for b, (prompt, responses) in enumerate(groups):
-        P, line, places = len(prompt), list(prompt), list(range(len(prompt)))
-        for response in responses:
-            R, start = len(response), b * L + len(line)
-            line += response[:-1]
+    B, L = len(groups), max(map(packed_length, groups))
+    ids, positions, source, target, rows, cols, drawn, row = [], [], [], [], [], [], [], 0
+    for b, group in enumerate(groups):
+        line = list(group[0].prompt)
+        P, places = len(line), list(range(len(line)))
+        for r in group:
+            R, start = len(r.response), b * L + len(line)
+            line += r.response[:-1]
             places += range(P, P + R - 1)  # every response starts at P again
             # the first response token is predicted by the prompt's last one, the others in turn
             source += [b * L + P - 1, *range(start, start + R - 1)]
-            target += response
+            target += r.response
             rows += [row] * R
             cols += range(R)
+            drawn += r.drawn or [True] * R
             row += 1
         ids += line + [pad_id] * (L - len(line))
         positions += places + [0] * (L - len(line))
     # lists until here, then one transfer for each shape
     inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
     outputs = [source, target, rows, cols]
-    if own is not None:  # observations are inputs of an episode, but nobody's choice
-        chosen = [mine for flags in own for row in flags for mine in row]
-        outputs = [list(compress(values, chosen)) for values in outputs]
+    if not all(drawn):  # observations are inputs of an episode, but nobody's choice
+        outputs = [list(compress(values, drawn)) for values in outputs]
     outputs = torch.tensor(outputs, device=device)  # (4, M)
     return dict(zip(("ids", "positions", "source", "target", "rows", "cols"), (*inputs, *outputs)),
                 shape=(row, max(cols) + 1))
+
+
+def packed_length(group) -> int:
+    """Tokens of a group's row in `pack`."""
+    return len(group[0].prompt) + sum(len(r.response) - 1 for r in group)
 
 
 def group_mask(query_owner, key_owner, causal: bool):
@@ -85,13 +90,13 @@ def attention_layout(groups, device=None) -> dict:
     (N*R,): where its inputs lie in B*L; mask (N, 1, R, P + R): what they see of [prompt, response];
     back (B, L): where each packed token lies among the B*P prompt and N*R response outputs.
     """
-    lengths = [[len(r) - 1 for r in rs] for _, rs in groups]
-    B, P = len(groups), max(len(p) for p, _ in groups)
-    L = max(len(p) + sum(own) for (p, _), own in zip(groups, lengths))
-    # of each response: its group, its prompt's length, its first column and its own length
-    table = [(b, len(p), len(p) + start, n) for b, ((p, _), own) in enumerate(zip(groups, lengths))
-             for start, n in zip(accumulate(own, initial=0), own)]
-    N, R = len(table), max(1, *(n for *_, n in table))
+    B, L, prompts = len(groups), max(map(packed_length, groups)), [len(g[0].prompt) for g in groups]
+    # of each response: its group, its prompt's length, its first column and how many inputs it has
+    table = []
+    for b, (group, p) in enumerate(zip(groups, prompts)):
+        lengths = [len(r.response) - 1 for r in group]
+        table += [(b, p, p + start, n) for start, n in zip(accumulate(lengths, initial=0), lengths)]
+    N, P, R = len(table), max(prompts), max(1, *(n for *_, n in table))
     # all that has more than N entries is made where it is needed: the mask may take 75 MB
     row, prompts, starts, lengths = torch.tensor(table, device=device).T     # (N,)
     place, column = torch.arange(R, device=device), torch.arange(L, device=device)
@@ -101,7 +106,8 @@ def attention_layout(groups, device=None) -> dict:
     prompt_owner = torch.where(torch.arange(P, device=device) < prompts[:, None], PROMPT, PADDING)
     # padding is read from as many places as it has: backward, additions to one row would queue
     back = torch.arange(B, device=device)[:, None] * P + column % P          # (B, L)
-    # what is outside goes into one cell more, which is cut off: picking what is inside would wait
+    # what is outside goes into one cell more, which is cut off: boolean indexing would force a
+    # synchronisation
     back = torch.cat([back.flatten(), back.new_zeros(1)])
     back[tokens.where(inside, B * L)] = B * P + torch.arange(N * R, device=device).view(N, R)
     mask = group_mask(owner, torch.cat([prompt_owner, owner], dim=1), causal=True)
@@ -124,21 +130,21 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
         return attend(module, query, key, value, attention_mask, **kwargs)
     P, R, row = layout["P"], layout["R"], layout["row"]
 
-    def own(x):  # (B, h, L, d) -> (N, h, R, d)
+    def gather_responses(x):  # (B, h, L, d) -> (N, h, R, d)
         flat = x.transpose(1, 2).flatten(0, 1).index_select(0, layout["tokens"])
         return flat.unflatten(0, (-1, R)).transpose(1, 2)
 
-    def prompt_and_own(x):  # (B, h, L, d) -> (N, h, P + R, d)
-        return torch.cat([x[:, :, :P].index_select(0, row), own(x)], dim=2)
+    def with_prompts(x):  # (B, h, L, d) -> (N, h, P + R, d)
+        return torch.cat([x[:, :, :P].index_select(0, row), gather_responses(x)], dim=2)
 
-    # the fused kernel for CPUs is slow backward in bf16: its products one by one, and in scoring as
-    # in training, or the ratio of a first step would not be 1
+    # the fused kernel for CPUs is slow backward in bf16: the unfused kernel takes its place, in
+    # scoring too, so that ratios start at 1
     slow = query.dtype == torch.bfloat16 and query.device.type == "cpu"
     with sdpa_kernel(SDPBackend.MATH) if slow and P + R <= SHORT else nullcontext():
         prompts, _ = library_attention(module, query[:, :, :P], key[:, :, :P],
                                        value[:, :, :P], None, **kwargs)        # (B, P, heads, d)
-        responses, _ = library_attention(module, own(query), prompt_and_own(key),
-                                         prompt_and_own(value), layout["mask"], **kwargs)
+        responses, _ = library_attention(module, gather_responses(query), with_prompts(key),
+                                         with_prompts(value), layout["mask"], **kwargs)
     both = torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])        # (B*P + N*R, ...)
     return both.index_select(0, layout["back"].flatten()).unflatten(0, layout["back"].shape), None
 

@@ -5,5 +5,4 @@
     presets.py     ready-made sets of options
     memory.py      how much memory a run will need, before a model is loaded
     checkpoint.py  run folders, exact resume, signals
-    controls.py    rewards made blind on purpose, for studies
 """

@@ -280,7 +280,7 @@ def _write(run, root, final):
     former = root / f"{scratch.name}-former"
     try:
         (scratch / "epoch.json").write_text(json.dumps({
-            "format": FORMAT, "epoch_state": _epoch_to_json(run.state), "success": run.success,
+            "format": FORMAT, "epoch_state": _epoch_to_json(run.state), "success": run.last_success,
             "sizes": {name: _size(run.folder / name) for name in FILES},
             "sha256": {**run.sources, **{name: sha256(run.folder / name) for name in FILES}}}))
         data = io.BytesIO()  # written by torch itself a full disk would be "unexpected pos"
@@ -325,7 +325,7 @@ def load(run):
                 raise UserError(f"{path} is not what this run read or wrote: restore it, or start "
                                 "a new run in another --out")
         run.state = _epoch_from_json(saved["epoch_state"], type(run.state))
-        run.success = saved["success"]
+        run.last_success = saved["success"]
         _restore(run, newest[0] / "state.pt", state)
     _rewind(run.folder, known)
     if not saved:
@@ -433,7 +433,7 @@ def _epoch_from_json(saved: dict, EpochState):
     state = EpochState(**{**saved, "invalid": Counter(saved["invalid"])})
     state.attempts = [(Task(**task), p, [Trace(**e) for e in es])
                       for task, p, es in state.attempts]
-    state.fresh = [EnvRecord(**r) for r in state.fresh]
+    state.records = [EnvRecord(**r) for r in state.records]
     state.replays = [tuple(r) for r in state.replays]
     return state
 

@@ -10,6 +10,7 @@ so that each step says what it reads; nothing is global.
 import json
 import sys
 from collections import Counter
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -36,11 +37,11 @@ class EpochState:
     step: int = 0                # agent updates made in it
     seconds: float = 0.0         # of training; validation not counted
     written: int = 0             # generations of the simulator, valid or not
-    invalid: Counter = field(default_factory=Counter)  # {reason: how many of them were no task}
+    invalid: Counter = field(default_factory=Counter)  # {reason: how many of them were invalid}
     attempts: list = field(default_factory=list)       # (Task, p_hat, [Trace])
     replays: list = field(default_factory=list)        # (p_hat before, epochs ago, p_hat now)
     agent: list = field(default_factory=list)          # statistics of each grpo_update
-    fresh: list = field(default_factory=list)          # EnvRecords of this epoch
+    records: list = field(default_factory=list)        # EnvRecords of this epoch
     kl_sample: list = field(default_factory=list)      # [prompt, response] of all generations
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
     rollout_tokens: int = 0
@@ -63,7 +64,7 @@ class Run:
     env_pool: EnvPool = None          # D_env
     state: EpochState = field(default_factory=EpochState)
     history: list = field(default_factory=list)  # metrics records of the epochs that are over
-    success: float = 0.5              # success rate on generated tasks, last epoch
+    last_success: float = 0.5         # success rate on generated tasks, last epoch
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
     peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
     progress: bool = False            # show progress bars
@@ -71,10 +72,26 @@ class Run:
     lock: object = None               # holds the folder against a second program
     sources: dict = field(default_factory=dict)  # {file given in an option: its hash}
 
+    @contextmanager
+    def phase(self, name, adapter=""):
+        """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak memory
+        and, if an adapter is trained in it, how far that one and no other moved."""
+        with measure.peak_memory(self.peaks, name, self.policy.device):
+            with measure.movement(self.policy, adapter) if adapter else nullcontext() as moved:
+                yield moved
+
+    def practice(self) -> dict:
+        """{function of the world's list: last p_hats of the generated tasks that call it}; {} in a
+        world without a list. Tasks without a valid trace are not counted."""
+        names = self.world.functions(self.o) if hasattr(self.world, "functions") else []
+        found = self.train_pool.practice(self.world.skills) if names else {}
+        return {name: found.get(name, []) for name in names}
+
 
 def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
     torch.set_num_threads(options.threads_of(o))
+    curriculum.try_weights(o)
     for name in () if o.resume else ("agent_adapter", "env_adapter"):
         checkpoint.check_adapter_folder(getattr(o, name), name, o.rank)
     world = load_world(o.world)
@@ -113,7 +130,7 @@ def context_of(run) -> curriculum.Context:
     """What an alpha schedule may look at."""
     o = run.o
     signal = tuple(tuple(row) for r in run.history[-4:] for row in r["replay_signal"])
-    return curriculum.Context(run.state.epoch, o.epochs, run.success, o.alpha, o.alpha_end,
+    return curriculum.Context(run.state.epoch, o.epochs, run.last_success, o.alpha, o.alpha_end,
                               run.history[-1]["alpha"], signal)
 
 
@@ -128,29 +145,30 @@ def progress_bar(run):
 
 
 def fixed_tasks(run) -> list:
-    """Without a simulator in the loop: as many tasks as it would write, drawn from the base tasks
-    and the ready-made ones."""
+    """No simulator: draw equally many ready-made tasks, base tasks among them."""
     tasks = list(run.train_pool.tasks.values())
     picks = torch.randperm(len(tasks), generator=run.rng)[:run.o.seed_tasks * run.o.variations]
     return [tasks[i] for i in picks.tolist()]
 
 
 def note_refused(run, seed_task, text, reason, per_reason=3):
-    """Keep a few refused texts of every reason for samples.jsonl."""
+    """Count an invalid generation; keep a few texts of every reason for samples.jsonl."""
+    run.state.invalid[reason] += 1
     if run.state.invalid[reason] <= per_reason:
         run.state.refused.append([seed_task.text, text[:2000], reason])
 
 
 def end_epoch(run, env_stats, alpha):
     """Measure, print one line, put everything on disk, start the next epoch's account."""
-    record = measure.epoch_record(run, env_stats, alpha)
+    practice = run.practice()
+    record = measure.epoch_record(run, env_stats, alpha, practice)
     if record["distinct_tasks"]:
-        run.success = record["success_rate"]
+        run.last_success = record["success_rate"]
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))
-    if table := measure.by_function(run):
-        (run.folder / "functions.json").write_text(json.dumps(table))
+    if practice:
+        (run.folder / "functions.json").write_text(json.dumps(measure.by_function(practice)))
     print(measure.line(record), flush=True)
     silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
     verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ""

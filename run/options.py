@@ -56,7 +56,7 @@ class Options:
     write_rounds: int = 1             # rounds of writing at most, until the batch is full of tasks
     G: int = 8                        # rollouts per task
     replay: float = 0.125             # tasks replayed from D_train, per task asked for (at least)
-    base_share: float = 0.75          # share of seed tasks (and of replayed ones) from the base set
+    base_share: float = 0.75          # share of seed tasks, and of replayed ones, from the base set
     seed_selection: str = "uniform"   # recent tasks as seed tasks; curated: p_hat near alpha
     function_selection: str = "uniform"  # functions to practise; near_alpha: p_hat near alpha
     pool_age: int = 2                 # epochs for which a measured success rate counts as recent
@@ -66,9 +66,9 @@ class Options:
     max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
     agreement: int = 0                # k > 0: keep only tasks that the simulator solves in k tries
     val_samples: int = 8              # attempts per validation task
-    val_every: int = 1                # epochs from one validation to the next; the last has one
+    val_every: int = 1                # validate every so many epochs, and always after the last
     gate: bool = True                 # stop after epoch 0 where nothing can be learned
-    tuning: bool = False              # also report the split by which settings may be chosen
+    tuning: bool = False              # also report the tuning split: choose settings on it
     # agent (GRPO)
     agent_lr: float = 2e-3            # AdamW on the agent's LoRA weights
     agent_reward: str = "plain"       # function agent_reward_NAME of curriculum.py; plain is Eq. 1
@@ -86,12 +86,9 @@ class Options:
     difficulty_reward: str = "bell"   # function reward_NAME of curriculum.py; bell is Eq. 3
     beta: float = 2.0                 # sharpness of R_env
     k_min: float = 0.26               # band |p_hat - alpha| <= k_min to learn from (paper 0.1)
-    lam: float = 1.0                  # weights ~ exp(lam * R_env)
-    p_hat_unit: str = "task"          # task; seed: all variations of a seed task; batch
-    filter_scope: str = ""            # whose p_hat the band judges; empty: as --p-hat-unit
-    env_update: str = "rwr"           # rwr; linear: weights linear in R_env; grpo; none
-    control: str = ""                 # coin-agent, coin-p-hat, shuffled-r-env: rewards made blind
-    reward_noise: float = 0.0         # probability that a reward r becomes 1 - r (a study)
+    lam: float = 1.0                  # sharpness of the weights exp(lam * R_env)
+    p_hat_unit: str = "task"          # of R_env and band: task; seed: all its variations; batch
+    env_weights: str = "rwr"          # function weights_NAME of curriculum.py; rwr: exp(lam R_env)
     success_at: float = 0.5           # reward from which an attempt counts as a success
     env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
     env_updates: int = 16             # optimiser steps per epoch
@@ -112,17 +109,17 @@ class Options:
 CHOICES = {"variant": ("genenv", "random", *curriculum.WITHOUT_SIMULATOR),
            "kl_estimator": ("k1", "k2", "k3"), "scale": ("std", "none"),
            "aggregation": ("token", "sequence"),
-           "p_hat_unit": ("task", "seed", "batch"), "filter_scope": ("", "task", "seed", "batch"),
-           "env_update": ("rwr", "linear", "grpo", "none"), "dtype": ("auto", "bf16", "fp32"),
-           "control": ("", "coin-agent", "coin-p-hat", "shuffled-r-env"), "quant": ("", "nf4")}
+           "p_hat_unit": ("task", "seed", "batch"), "dtype": ("auto", "bf16", "fp32"),
+           "quant": ("", "nf4")}
 NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
-         "seed_selection": "seeds_", "function_selection": "functions_"}  # prefixes in curriculum.py
+         "env_weights": "weights_", "seed_selection": "seeds_",
+         "function_selection": "functions_"}  # prefixes in curriculum.py
 AT_LEAST_ONE = ("seed_tasks", "variations", "write_rounds", "steps", "rank", "max_task_tokens",
                 "val_samples", "val_every", "max_response_tokens", "max_prompt_tokens",
                 "inner_epochs", "env_batch", "env_kl_sample", "token_budget", "max_rows")
 NOT_NEGATIVE = ("epochs", "threads", "agreement", "mini_batch", "env_updates", "env_passes",
                 "env_age", "pool_age", "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed")
-SHARES = ("base_share", "env_fresh", "success_at", "reward_noise")
+SHARES = ("base_share", "env_fresh", "success_at")
 POSITIVE = ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap")
 
 

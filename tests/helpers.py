@@ -4,10 +4,17 @@ A reference here is slow and obvious on purpose: one forward pass per token, pyt
 no cache. The code under test must agree with it.
 """
 from contextlib import contextmanager
+from functools import partial
 
+import pytest
 import torch
 
-from policy import Policy
+from experiments import controls
+import genenv
+import grpo
+from policy import Policy, Rollout
+from run.frame import Run
+from run.options import Options
 
 WORDS = ["<pad>", "<eos>", "<stop>", "<bos>", *(f"w{i}" for i in range(36))]  # V = 40
 PAD, EOS, STOP, BOS = range(4)
@@ -74,6 +81,41 @@ def random_groups(shapes, seed=0, vocab=len(WORDS)):
 MIXED = [(5, [4, 1, 7]), (2, [3, 3]), (9, [2, 6, 1, 5]), (1, [2])]  # prompts, G and lengths differ
 
 
+def flat(groups, sampled=None, drawn=None):
+    """Groups of (prompt ids, response ids) -> Rollouts, one group after the other; sampled and drawn
+    for each group a list of what its Rollouts hold."""
+    return [Rollout(i, prompt, response, sampled[i][j] if sampled else (), "",
+                    drawn[i][j] if drawn else None)
+            for i, (prompt, responses) in enumerate(groups) for j, response in enumerate(responses)]
+
+
+def train_agent(policy, adapter, optimizer, groups, rewards, sampled=None, drawn=None,
+                generator=None, grad_clip=1.0, **options):
+    """grpo.grpo_update on groups as above, with genenv's default options but for those given."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "GRAD_CLIP", grad_clip)
+        return grpo.grpo_update(policy, adapter, optimizer, flat(groups, sampled, drawn), rewards,
+                                Options(**options), generator)
+
+
+def scores(policy, groups, temperature=1.0, token_budget=10_000, drawn=None):
+    """grpo.score of groups as above: for each group a list of (R,) tensors."""
+    rows = iter(grpo.score(policy, flat(groups, drawn=drawn), Options(
+        temperature=temperature, token_budget=token_budget)))
+    return [[next(rows) for _ in responses] for _, responses in groups]
+
+
+def stub_run(**given):
+    """A Run of nothing but what is given."""
+    fields = ("o", "world", "policy", "folder", "agent_optimizer", "env_optimizer", "rng", "sampler")
+    return Run(**{**dict.fromkeys(fields), "held_out": frozenset(), **given})
+
+
+def noisy(monkeypatch, share):
+    """Every run from here on turns this share of its rewards r into 1 - r."""
+    monkeypatch.setattr(genenv, "trace_of", partial(controls.noise, share, genenv.trace_of))
+
+
 def naive_logps(policy, prompt, response, temperature=1.0):
     """log pi(response | prompt), one whole forward pass per token, as a list of scalars."""
     out = []
@@ -135,9 +177,9 @@ class Table:
         finally:
             self.active = former
 
-    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False, own=None):
+    def logprobs(self, rollouts, temperature=1.0, grad_checkpoint=False):
         table = (self.logits if self.active else self.initial) / temperature
-        ids = torch.tensor([response for _, responses in groups for response in responses])
+        ids = torch.tensor([r.response for r in rollouts])
         return table.log_softmax(-1)[ids], torch.ones(ids.shape, dtype=torch.bool)
 
     def probs(self):

@@ -14,10 +14,12 @@ import os
 import re
 import types
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
 from data_pool import Task
+from experiments import controls
 import genenv
 from policy import Rollout
 import run.frame
@@ -153,8 +155,8 @@ class Scripted:
         logits = self.base + self.params[adapter][0] if adapter else self.base
         return (logits / temperature).log_softmax(-1)
 
-    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False, own=None):
-        rows = [(prompt[-1] % V, response) for prompt, rs in groups for response in rs]
+    def logprobs(self, rollouts, temperature=1.0, grad_checkpoint=False):
+        rows = [(r.prompt[-1] % V, r.response) for r in rollouts]
         width = max(len(response) for _, response in rows)
         pad = lambda ids: [*ids, *[0] * (width - len(ids))]
         last = torch.tensor([pad([first, *response[:-1]]) for first, response in rows])
@@ -177,7 +179,7 @@ class Scripted:
                 response = ids[:max_new_tokens]
                 logps = [table[last % V][i] for last, i in zip([prompt[-1], *response], response)]
                 rollouts.append(Rollout(b, list(prompt), response, logps,
-                                        len(ids) > max_new_tokens))
+                                        "too many tokens" * (len(ids) > max_new_tokens)))
         self.tape.append(types.SimpleNamespace(
             call="sample", adapter=adapter, prompts=[self.decode(p) for p in prompts], G=G,
             T=max_new_tokens, temperature=temperature, max_rows=max_rows,
@@ -189,9 +191,10 @@ class Scripted:
 # a run with its tape
 
 
-def run_micro(monkeypatch, folder, **options):
+def run_micro(monkeypatch, folder, control="", **options):
     """genenv.train on the micro world -> (Options, the policy with its tape, the world).
 
+    control: a key of experiments.controls.CONTROLS, or "noise": every reward r becomes 1 - r.
     grpo_update and rwr_update are the real ones; the tape has what they were given and returned,
     and both adapters before and after. Report and checkpoints are left out: they have own tests.
     """
@@ -204,6 +207,11 @@ def run_micro(monkeypatch, folder, **options):
     monkeypatch.setattr(run.frame.report, "closing_words", lambda folder: "")
     for name in ("grpo_update", "rwr_update"):
         monkeypatch.setattr(genenv, name, _taped_update(name, getattr(genenv, name), world))
+    if control:
+        with monkeypatch.context() as patch:
+            patch.setitem(controls.CONTROLS, "noise", ("trace_of", partial(controls.noise, 1.0)))
+            changed = controls.replacement(control)
+        monkeypatch.setattr(genenv, *changed)
     for module, name in ((genenv, "draw_batches"), (genenv.curriculum, "select_seed_tasks")):
         monkeypatch.setattr(module, name, _taped(name, getattr(module, name), world))
     o = genenv.Options(out=str(folder), threads=1, world="micro", **options)
@@ -226,15 +234,14 @@ def _taped(name, function, world):
 
 def _taped_update(name, update, world):
     """An update that leaves arguments, statistics and both adapters, before and after."""
-    def taped(policy, adapter, optimizer, *args, **kwargs):
+    def taped(policy, adapter, optimizer, *args):
         weights = lambda: {k: p[0].detach().clone() for k, p in policy.params.items()}
-        given, before = copy.deepcopy(args), weights()
-        options = {k: v for k, v in kwargs.items() if k != "generator"}
+        given = [x for x in args if not isinstance(x, torch.Generator)]
         event = types.SimpleNamespace(
-            call=name, adapter=adapter, optimizer=optimizer, args=given, before=before,
-            options=copy.deepcopy(options), generator=kwargs.get("generator"))
+            call=name, adapter=adapter, optimizer=optimizer, args=copy.deepcopy(given),
+            before=weights(), generator=next((x for x in args if isinstance(x, torch.Generator)), None))
         policy.tape.append(event)
-        event.stats = update(policy, adapter, optimizer, *args, **kwargs)
+        event.stats = update(policy, adapter, optimizer, *args)
         event.after = weights()
         event.stats = dict(event.stats)
         return event.stats

@@ -103,7 +103,7 @@ def wrong_values():
             yield flag, None
     for flag, values in {
             "--alpha": ["0", "1", "2"], "--alpha-end": ["0", "1"], "--G": ["0", "1"],
-            "--reward-noise": ["1.1"], "--base-share": ["1.1"], "--env-fresh": ["1.1"],
+            "--base-share": ["1.1"], "--env-fresh": ["1.1"],
             "--success-at": ["1.1"], "--seed": ["99999999999999999999"],
             "--threads": ["99999999"], "--resume": ["yes"], "--temperature": ["0"],
             "--device": ["gpu", "cuda:99", "cuda:"], "--agent-lr": ["0"], "--rank": ["0"], "--steps": ["0"]}.items():
@@ -274,7 +274,7 @@ CONFIG = {
     "rank zero": changed(rank=0), "steps negative": changed(steps=-1),
     "temperature text": changed(temperature="warm"), "kl": changed(kl_estimator="k9"),
     "resume text": changed(resume="no"), "schedule": changed(alpha_schedule="moon"),
-    "noise": changed(reward_noise=3), "seed float": changed(seed=0.5),
+    "share": changed(base_share=3), "seed float": changed(seed=0.5),
 }
 
 
@@ -312,7 +312,7 @@ def last_checkpoint(folder):
 @pytest.mark.parametrize("flag, value", [
     ("--G", "4"), ("--alpha", "0.4"), ("--seed", "5"), ("--variant", "random"), ("--beta", "1"),
     ("--agent-lr", "0.1"), ("--rank", "8"), ("--steps", "3"), ("--world", "tool_calls"),
-    ("--k-min", "0.1"), ("--reward-noise", "0.1")])
+    ("--k-min", "0.1"), ("--env-weights", "linear")])
 def test_resumed_with_another_option(flag, value, folder, tmp_path, capsys):
     """A resumed run is the same run: what would change it is refused by name."""
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder, flag, value],

@@ -11,8 +11,9 @@ import torch
 from bench import __main__ as bench
 from bench import gpu
 from bench.__main__ import main
-from bench.models import QWEN_7B, grouped, qwen2_config, random_nf4, random_prompts, reward_of, \
-    small_config, word_tokenizer
+from bench.models import QWEN_7B, qwen2_config, random_nf4, random_prompts, reward_of, \
+    rewards_of, small_config, word_tokenizer
+from helpers import flat
 from policy import Policy
 
 
@@ -64,11 +65,10 @@ def test_every_response_has_full_length():
     config = small_config(64, 1, 16)
     policy = Policy(random_nf4(config, "cpu", torch.float32), word_tokenizer(16), rank=4)
     rollouts = policy.sample("agent", random_prompts(3, 5, 16), 4, 40)
-    assert all(len(r.response) == 40 and r.truncated for r in rollouts)
-    groups = grouped(rollouts, 4)
-    assert [len(responses) for _, responses in groups] == [4, 4, 4]
-    assert [p for p, _ in groups] == random_prompts(3, 5, 16)
-    assert reward_of([2, 4, 5, 7]) == 0.5
+    assert all(len(r.response) == 40 and r.limit for r in rollouts)
+    assert [r.prompt for r in rollouts[::4]] == random_prompts(3, 5, 16)
+    assert reward_of([2, 4, 5, 7]) == 0.5 and rewards_of(rollouts, 4).shape == (3, 4)
+    assert rewards_of(rollouts, 4)[1, 2] == reward_of(rollouts[6].response)
 
 
 def test_the_linear_layers_are_four_bit_and_nothing_else_is():
@@ -95,7 +95,7 @@ def test_a_rollout_changes_no_gradient_of_a_four_bit_model():
     groups = [([1, 2, 3], [[4, 5, 6], [7, 8]])]
     for _ in range(2):
         with policy.use("agent"):
-            logp, mask = policy.logprobs(groups)
+            logp, mask = policy.logprobs(flat(groups))
             (logp * mask).sum().backward()
         grads.append([p.grad.clone() for p in policy.params["agent"]])
         for p in policy.params["agent"]:

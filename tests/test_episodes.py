@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from grpo import grpo_update, score
-from helpers import (EOS, PAD, STOP, clear, close, gradients, naive_logps, random_groups, same,
-                     tiny_policy, weights)
+from helpers import (EOS, PAD, STOP, clear, close, flat, gradients, naive_logps, random_groups, same,
+                     tiny_policy, train_agent, weights)
 from models.attention import pack
+from policy import by_group
+from run.options import Options
 
 ENDINGS = [EOS, *range(4, 12)]
 OBSERVATIONS = [[30], [31, 32, EOS], [33, 34, 35, 36, 37]]  # one holds an EOS: it ends no turn
@@ -38,19 +40,12 @@ def play(policy, turns=4, prompts=([20, 21], [22], [23] * 9), G=6, T=80, tempera
     return out, log
 
 
-def episode_groups(rollouts, G):
-    """(groups, own) of rollouts in order."""
-    parts = [rollouts[k:k + G] for k in range(0, len(rollouts), G)]
-    return [(p[0].prompt, [r.response for r in p]) for p in parts], [[r.own for r in p]
-                                                                     for p in parts]
-
-
 def segments(rollout):
-    """[(own, ids)] of a response, runs of one speaker; an own turn ends with its EOS."""
+    """[(drawn, ids)] of a response, runs of one speaker; a drawn turn ends with its EOS."""
     out = []
-    for token, own in zip(rollout.response, rollout.own):
-        if not out or out[-1][0] != own:
-            out.append((own, []))
+    for token, drawn in zip(rollout.response, rollout.drawn):
+        if not out or out[-1][0] != drawn:
+            out.append((drawn, []))
         out[-1][1].append(token)
     return out
 
@@ -70,7 +65,7 @@ def test_an_episode_alternates_between_drawn_turns_and_the_worlds_very_tokens(en
         assert [ids for own, ids in parts if not own] == \
             [OBSERVATIONS[(i + k) % 3] for k in (1, 2, 3)]
         assert all(ids[-1] in ENDINGS and not set(ids[:-1]) & set(ENDINGS) for ids in log[i])
-        assert r.truncated == "" and len(r.own) == len(r.response) == len(r.logps)
+        assert r.limit == "" and len(r.drawn) == len(r.response) == len(r.logps)
 
 
 def test_sampled_logps_of_own_tokens_equal_one_forward_pass_per_token(ending):
@@ -79,7 +74,7 @@ def test_sampled_logps_of_own_tokens_equal_one_forward_pass_per_token(ending):
     with ending.use("agent"), torch.no_grad():
         for r in out:
             expected = torch.stack(naive_logps(ending, r.prompt, r.response, 0.9))
-            own = torch.tensor(r.own)
+            own = torch.tensor(r.drawn)
             torch.testing.assert_close(torch.tensor(r.logps)[own], expected[own], atol=3e-5,
                                        rtol=1e-5)
             assert not torch.tensor(r.logps)[~own].any()
@@ -91,14 +86,14 @@ def test_greedy_episodes_do_not_depend_on_their_neighbours(ending):
     def run(chosen):
         def respond(i, ids):
             return None if ids[0] % 3 == 0 and len(ids) > 4 else [30, 31]
-        return [(r.response, r.own) for r in ending.sample(
+        return [(r.response, r.drawn) for r in ending.sample(
             "agent", chosen, 1, 40, 0, respond=respond, max_turns=5, max_turn_tokens=9)]
     assert run(prompts) == [run([p])[0] for p in prompts]
 
 
 def test_same_generator_same_episodes_in_chunks_or_not(ending):
     """Resuming would play other episodes."""
-    runs = [[(r.response, r.logps, r.own) for r in play(ending)[0]] for _ in range(2)]
+    runs = [[(r.response, r.logps, r.drawn) for r in play(ending)[0]] for _ in range(2)]
     assert runs[0] == runs[1]
     respond, log = talk()
     out = ending.sample("agent", [[20], [21, 22], [23]], 4, 80, 1.0, ending.generator(1),
@@ -121,13 +116,13 @@ def test_prompts_are_encoded_once_and_nothing_is_encoded_again(ending, monkeypat
 def test_single_answers_are_as_before(ending):
     """Worlds without turns would sample otherwise, or see an episode's fields."""
     one = ending.sample("agent", [[20, 21]], 30, 6, generator=ending.generator(3))
-    assert all(r.own is None and type(r.truncated) is bool for r in one)
+    assert all(r.drawn is None for r in one)
     respond = lambda i, ids: None  # over after its first turn: the same draws
     two = ending.sample("agent", [[20, 21]], 30, 6, generator=ending.generator(3), respond=respond,
                         max_turns=1, max_turn_tokens=99)
-    assert [(r.response, r.logps, bool(r.truncated)) for r in two] == \
-        [(r.response, r.logps, r.truncated) for r in one]
-    assert {r.truncated for r in two} == {"", "too many tokens"}
+    assert [(r.response, r.logps, r.limit) for r in two] == \
+        [(r.response, r.logps, r.limit) for r in one]
+    assert {r.limit for r in two} == {"", "too many tokens"}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -140,21 +135,21 @@ def test_single_answers_are_as_before(ending):
 def test_each_limit_has_its_own_reason_and_ends_on_an_own_token(ending, limits, reason):
     """A cut episode would pass as whole, or end in half an observation that scores as an answer."""
     out, log = play(ending, **limits)
-    cut = [(i, r) for i, r in enumerate(out) if r.truncated]
-    assert cut and {r.truncated for _, r in cut} == {reason}
+    cut = [(i, r) for i, r in enumerate(out) if r.limit]
+    assert cut and {r.limit for _, r in cut} == {reason}
     for i, r in enumerate(out):
         turns = [ids for own, ids in segments(r) if own]
-        assert r.own[-1] and len(turns) <= limits.get("max_turns", 9)
+        assert r.drawn[-1] and len(turns) <= limits.get("max_turns", 9)
         assert len(r.response) <= limits.get("T", 80)
         assert max(map(len, turns)) <= limits.get("max_turn_tokens", 40)
-        assert bool(r.truncated) == (len(log.get(i, [])) < 4)
+        assert bool(r.limit) == (len(log.get(i, [])) < 4)
 
 
 def test_endless_talk_ends(ending):
     """A world that never says `over` would hang the sampler."""
     out = ending.sample("agent", [[20]], 3, 50, 1.0, ending.generator(0), max_turns=10 ** 9,
                         respond=lambda i, ids: [30], max_turn_tokens=10 ** 9)
-    assert all(r.truncated == "too many tokens" and len(r.response) <= 50 for r in out)
+    assert all(r.limit == "too many tokens" and len(r.response) <= 50 for r in out)
 
 
 def test_an_empty_or_endless_observation(ending):
@@ -162,8 +157,8 @@ def test_an_empty_or_endless_observation(ending):
     for observation, reason in (([], "too many turns"), ([30] * 1000, "too many tokens")):
         out = ending.sample("agent", [[20]], 8, 200, 1.0, ending.generator(0), max_turns=3,
                             max_turn_tokens=60, respond=lambda i, ids: observation)
-        assert {r.truncated for r in out} == {reason}
-        assert all(all(r.own) for r in out)
+        assert {r.limit for r in out} == {reason}
+        assert all(all(r.drawn) for r in out)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -173,14 +168,13 @@ def test_an_empty_or_endless_observation(ending):
 def test_own_tokens_score_as_on_the_dense_path_values_and_gradients(ending):
     """Ragged turns: the training pass would score other tokens than the sampler drew."""
     out, _ = play(ending)
-    groups, own = episode_groups(out, 6)
     R = max(len(r.response) for r in out)
     weigh = torch.randn(len(out), R, generator=torch.Generator().manual_seed(1))
     values, grads = [], []
     for path in (ending.logprobs, ending.logprobs_dense):
         clear(ending)
         with ending.use("agent"):
-            logp, mask = path(groups, 0.9, own=own)
+            logp, mask = path(out, 0.9)
             (logp * weigh * mask).sum().backward()
         values.append((logp.detach(), mask))
         grads.append(gradients(ending, "agent"))
@@ -190,21 +184,21 @@ def test_own_tokens_score_as_on_the_dense_path_values_and_gradients(ending):
     assert torch.equal(mask, dense_mask) and close(*grads)
     sampled = torch.nn.utils.rnn.pad_sequence([torch.tensor(r.logps) for r in out], True)
     torch.testing.assert_close(logp, sampled, atol=3e-5, rtol=1e-5)  # and what the sampler said
-    assert mask.sum(1).tolist() == [sum(r.own) for r in out] and not logp[~mask].any()
+    assert mask.sum(1).tolist() == [r.tokens for r in out] == [sum(r.drawn) for r in out] and not logp[~mask].any()
 
 
 def test_observations_are_inputs_but_no_targets():
     """The loss would teach the agent to write the world's answers; or they would not be seen."""
     policy = tiny_policy()
     [(prompt, (a, b))] = random_groups([(4, [8, 8])])
-    own = [[[True] * 3 + [False] * 2 + [True] * 3] * 2]
-    packed = pack([(prompt, [a, b])], PAD, own=own)
+    drawn = [[[True] * 3 + [False] * 2 + [True] * 3] * 2]
+    packed = pack(by_group(flat([(prompt, [a, b])], drawn=drawn)), PAD)
     assert packed["cols"].tolist() == [0, 1, 2, 5, 6, 7] * 2
-    assert packed["ids"].shape == pack([(prompt, [a, b])], PAD)["ids"].shape
+    assert packed["ids"].shape == pack(by_group(flat([(prompt, [a, b])])), PAD)["ids"].shape
     with policy.use("agent"), torch.no_grad():
-        before, mask = policy.logprobs([(prompt, [a, b])], own=own)
+        before, mask = policy.logprobs(flat([(prompt, [a, b])], drawn=drawn))
         changed = a[:3] + [(a[3] - 3) % 36 + 4] + a[4:]
-        after, _ = policy.logprobs([(prompt, [changed, b])], own=own)
+        after, _ = policy.logprobs(flat([(prompt, [changed, b])], drawn=drawn))
     assert torch.equal(before[:, :3], after[:, :3])  # earlier turns do not see it
     assert (before[0, 5:] - after[0, 5:]).abs().min() > 1e-6 and torch.allclose(before[1], after[1])
 
@@ -213,23 +207,23 @@ def test_grpo_counts_own_tokens_only():
     """Observations would dilute the loss, enter its KL, or count as trained tokens."""
     rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     groups = random_groups([(4, [9, 6]), (3, [5, 7])])
-    own = [[[t % 4 != 3 for t in range(len(r))] for r in rs] for _, rs in groups]
+    drawn = [[[t % 4 != 3 for t in range(len(r))] for r in rs] for _, rs in groups]
     stats, steps = [], []
     for budget in (10_000, 12):  # one micro-batch, or one per response
         policy = tiny_policy()
         optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)
         before = weights(policy, "agent")
-        stats.append(grpo_update(policy, "agent", optimizer, groups, rewards, own=own, kl_coef=0.1,
-                                 token_budget=budget, grad_clip=1e9))
+        stats.append(train_agent(policy, "agent", optimizer, groups, rewards, drawn=drawn,
+                                 agent_kl=0.1, token_budget=budget, grad_clip=1e9))
         steps.append([a - b for a, b in zip(weights(policy, "agent"), before)])
-    assert stats[0]["trained_tokens"] == sum(sum(row) for flags in own for row in flags) == 22
+    assert stats[0]["trained_tokens"] == sum(sum(row) for flags in drawn for row in flags) == 22
     assert close(*steps, tolerance=1e-4)
     # against the objective written out: sum over own tokens / their number
     policy = tiny_policy()
     with policy.use(None), torch.no_grad():
-        ref, _ = policy.logprobs_dense(groups, own=own)
+        ref, _ = policy.logprobs_dense(flat(groups, drawn=drawn))
     with policy.use("agent"):
-        logp, mask = policy.logprobs_dense(groups, own=own)
+        logp, mask = policy.logprobs_dense(flat(groups, drawn=drawn))
         a = torch.tensor([1.0, -1, -1, 1])[:, None] / (2 ** 0.5 + 2e-4)
         kl = (ref - logp).exp() - 1 - (ref - logp)
         loss = ((-(logp - logp.detach()).exp() * a + 0.1 * kl) * mask).sum() / 22
@@ -241,28 +235,25 @@ def test_grpo_with_old_logprobs_of_episodes_keeps_the_ratio_at_one():
     """score() would hand back rows without their holes: later turns would meet others' numbers."""
     policy = tiny_policy(eos=ENDINGS)
     out, _ = play(policy, G=4)
-    groups, own = episode_groups(out, 4)
+    o = Options(temperature=0.9, mini_batch=1, inner_epochs=2)
     with policy.use("agent"):
-        rows = score(policy, groups, 0.9, 10_000, own=own)
-        logp, mask = policy.logprobs(groups, 0.9, own=own)
-    flat = torch.nn.utils.rnn.pad_sequence([row for rs in rows for row in rs], True)
-    assert torch.equal(flat, logp.detach())
+        rows = score(policy, out, o)
+        logp, mask = policy.logprobs(out, 0.9)
+    assert torch.equal(torch.nn.utils.rnn.pad_sequence(rows, True), logp.detach())
     rewards = torch.tensor([[1.0, 0, 0, 0]] * 3)
     optimizer = torch.optim.SGD(policy.params["agent"], lr=1e-9)
-    stats = grpo_update(policy, "agent", optimizer, groups, rewards, own=own, mini_batch=1,
-                        temperature=0.9, inner_epochs=2,
-                        sampled=[[r.logps for r in out[k:k + 4]] for k in (0, 4, 8)])
+    stats = grpo_update(policy, "agent", optimizer, out, rewards, o)
     assert stats["clip_fraction"] == 0 and stats["mismatch_max"] < 1e-4
-    assert stats["trained_tokens"] == 2 * sum(sum(r.own) for r in out)
+    assert stats["trained_tokens"] == 2 * sum(r.tokens for r in out)
 
 
 def test_own_none_and_all_true_are_the_same_update():
     """Single answers would be trained otherwise once they pass as episodes of one turn."""
     groups, rewards = random_groups([(4, [5, 3])]), torch.tensor([[1.0, 0.0]])
     after = []
-    for own in (None, [[[True] * len(r) for r in rs] for _, rs in groups]):
+    for drawn in (None, [[[True] * len(r) for r in rs] for _, rs in groups]):
         policy = tiny_policy()
-        grpo_update(policy, "agent", policy.optimizer("agent", 1e-2), groups, rewards, own=own)
+        train_agent(policy, "agent", policy.optimizer("agent", 1e-2), groups, rewards, drawn=drawn)
         after.append(weights(policy, "agent"))
     assert same(*after)
 

@@ -317,14 +317,14 @@ class Speaker:
     def sample(self, adapter, prompts, G, tokens, temperature, generator, max_rows, respond,
                max_turns, max_turn_tokens):
         from policy import Rollout
-        self.limits, truncated = (tokens, max_turn_tokens), "turn too long"
+        self.limits, limit = (tokens, max_turn_tokens), "turn too long"
         for turn in self.turns[:max_turns]:
             heard = respond(0, [turn])
             if heard is None:
-                truncated = ""
+                limit = ""
                 break
             self.read += heard
-        return [Rollout(0, [], [], [], truncated, [])]
+        return [Rollout(0, [], [], [], limit)]
 
 
 def test_a_dialogue_is_played_turn_by_turn_until_the_game_is_won(monkeypatch):

@@ -420,7 +420,8 @@ class Scripted:
             raise KeyboardInterrupt
         self.asked += [self.decode(p) for p in prompts]
         texts = [self.answer(self.decode(p))[:max_new_tokens] for p in prompts]
-        return [Rollout(i, p, [ord(c) for c in t], [0.0] * len(t), len(t) == max_new_tokens)
+        return [Rollout(i, p, [ord(c) for c in t], [0.0] * len(t),
+                        "too many tokens" * (len(t) == max_new_tokens))
                 for i, (p, t) in enumerate(zip(prompts, texts))]
 
 

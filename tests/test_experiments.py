@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from common.files import UserError, append_jsonl, read_jsonl
-from experiments import __main__ as experiments, suites, tables, tools
+from experiments import __main__ as experiments, controls, suites, tables, tools
 import genenv
 from policy import Policy
 from test_tool_calls import chat_model
@@ -390,7 +390,7 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
     for suite in suites.SUITES.values():
         for options in suite.values():
             o = genenv.parse_options([str(tmp_path / "tasks") if x[0] == "@" else x
-                                      for x in options])
+                                      for x in options if x[1:] not in controls.CONTROLS])
             budgets.add((o.epochs * o.steps, o.seed_tasks, o.variations, o.G, o.inner_epochs))
     assert len(budgets) == 1
 

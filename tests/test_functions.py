@@ -134,13 +134,12 @@ def test_without_a_list_nothing_is_drawn_or_recorded(monkeypatch, tmp_path):
 
 
 def test_near_alpha_prefers_what_is_solved_near_alpha_and_what_is_new():
-    practice = {"always": [1.0, 1.0], "never": [0.0], "near": [0.25, 0.75]}
-    names = [*practice, "new"]
+    practice = {"always": [1.0, 1.0], "never": [0.0], "near": [0.25, 0.75], "new": []}
     generator = torch.Generator().manual_seed(0)
-    rows = curriculum.select_functions(names, practice, 4000, curriculum.functions_near_alpha, 0.5,
+    rows = curriculum.select_functions(practice, 4000, curriculum.functions_near_alpha, 0.5,
                                        generator, few=1)
     n = Counter(name for row in rows for name in row)
     assert n["near"] > 3 * n["always"] and n["near"] > 3 * n["never"] and n["new"] > 3 * n["never"]
-    uniform = curriculum.select_functions(names, practice, 4000, curriculum.functions_uniform, 0.5,
+    uniform = curriculum.select_functions(practice, 4000, curriculum.functions_uniform, 0.5,
                                           generator, few=1)
     assert all(900 < k < 1100 for k in Counter(sum(uniform, [])).values())

@@ -15,7 +15,9 @@ from bench.simulation import Simulation, preset_options, resident, simulate, sim
 from commands import imitate
 from models import attention, loading
 import policy as policy_module
+from policy import Rollout
 from run import memory
+from run.options import Options
 
 NF4 = SimpleNamespace(quant="nf4", dtype="auto", rank=16)
 
@@ -120,8 +122,9 @@ def test_greedy_validation_and_warm_start_stay_on_the_device(monkeypatch):
         policy = simulated_policy(NF4, narrow())
         assert len(policy.sample("agent", [[7] * 9, [7] * 5], 1, 8, 0.0, None, 8)) == 2
         monkeypatch.setattr(imitate, "ADAPTER", "agent")
-        pairs = [([7] * 9, [7] * 4, [True] * 4), ([7] * 9, [7] * 6, [False, *[True] * 5])] * 3
-        o = SimpleNamespace(token_budget=32, grad_checkpoint=True)
+        pairs = [Rollout(0, [7] * 9, [7] * 4),
+                 Rollout(0, [7] * 9, [7] * 6, drawn=[False, *[True] * 5])] * 3
+        o = Options(token_budget=32, grad_checkpoint=True)
         imitate.imitation_step(policy, resident(policy)["agent"], pairs, 1e-3, o)
 
 

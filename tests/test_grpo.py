@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import grpo
-from grpo import (aggregate, finite_step, group_advantages, grpo_loss, grpo_update, has_signal,
-                  score, surrogate, token_kl)
-from helpers import (MIXED, Table, clear, close, gradients, naive_logps, random_groups, same,
-                     tiny_policy, weights)
+from grpo import (aggregate, finite_step, group_advantages, grpo_loss, has_signal, surrogate,
+                  token_kl)
+from helpers import (MIXED, Table, clear, close, flat, gradients, naive_logps, random_groups, same,
+                     scores, tiny_policy, train_agent, weights)
 
 RAGGED = [(5, [4, 1, 7]), (2, [3, 3, 2]), (9, [2, 6, 5]), (1, [2, 8, 1])]  # equal G, all else not
 REWARDS = torch.tensor([[1., 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 1]])
@@ -32,7 +32,7 @@ class Frozen:
 def update_gradients(policy, groups, rewards, **options):
     """The gradient of the agent that one grpo_update makes, unclipped; nothing is moved."""
     clear(policy)
-    grpo_update(policy, "agent", Frozen(), groups, rewards, grad_clip=1e9, **options)
+    train_agent(policy, "agent", Frozen(), groups, rewards, grad_clip=1e9, **options)
     return gradients(policy, "agent")
 
 
@@ -183,8 +183,8 @@ def test_loss_equals_a_loop(aggregation, kind):
             row.append(float(-gain) + 0.3 * k[kind])
             kl, clipped = kl + k["k3"], clipped + (abs(ratio - 1) > 0.2)
         rows.append(row)
-    flat = [x for row in rows for x in row]
-    means = {"token": sum(flat) / len(flat), "sequence": sum(sum(r) / len(r) for r in rows) / 4}
+    every = [x for row in rows for x in row]
+    means = {"token": sum(every) / len(every), "sequence": sum(sum(r) / len(r) for r in rows) / 4}
     assert float(loss) == pytest.approx(means[aggregation])
     stats = {key: float(value) for key, value in stats.items()}
     assert stats == {"kl": pytest.approx(kl / 11), "clip_fraction": pytest.approx(clipped / 11)}
@@ -211,7 +211,7 @@ def test_losses_mutate_no_input():
 def test_first_gradient_is_that_of_eq_4(scale):
     """On-policy the update must be REINFORCE with a group baseline, computed here the plain way."""
     policy, groups = tiny_policy(), random_groups(RAGGED)
-    made = update_gradients(policy, groups, REWARDS, temperature=0.7, kl_coef=0, scale=scale)
+    made = update_gradients(policy, groups, REWARDS, temperature=0.7, agent_kl=0, scale=scale)
     clear(policy)
     r = REWARDS.numpy()
     advantages = r - r.mean(1, keepdims=True)
@@ -231,9 +231,9 @@ def test_micro_batches_do_not_change_the_gradient(aggregation):
     """A mean of means: memory settings would change the learning (-0.94 became 0.01 elsewhere)."""
     policy, groups, results = tiny_policy(), random_groups(RAGGED), []
     for budget in (10_000, 30, 12, 1):  # 1: every response alone, groups are split
-        pieces = len(list(grpo.split_groups(groups, budget)))
+        pieces = len(list(grpo.split_groups(flat(groups), budget)))
         results.append((pieces, update_gradients(
-            policy, groups, REWARDS, aggregation=aggregation, kl_coef=0.1, kl_estimator="k2",
+            policy, groups, REWARDS, aggregation=aggregation, agent_kl=0.1, kl_estimator="k2",
             token_budget=budget)))
     assert [n for n, _ in results][0] == 1 and results[-1][0] == 12
     assert all(close(grads, results[0][1]) for _, grads in results[1:])
@@ -275,12 +275,12 @@ def test_on_policy_ratio_is_exactly_one_at_temperature_07(monkeypatch):
     out = policy.sample("agent", [[4, 5], [6]], G=3, max_new_tokens=6, temperature=0.7,
                         generator=policy.generator(0))
     groups = [(out[3 * b].prompt, [r.response for r in out[3 * b:3 * b + 3]]) for b in range(2)]
-    grpo_update(policy, "agent", policy.optimizer("agent", 0), groups, REWARDS[:2],
+    train_agent(policy, "agent", policy.optimizer("agent", 0), groups, REWARDS[:2],
                 temperature=0.7, token_budget=16)
     assert len(seen) > 1 and max(seen) == 0.0
     # and the sampler agrees with the scores up to rounding
     with policy.use("agent"):
-        scored = score(policy, groups, 0.7, 10_000)
+        scored = scores(policy, groups, 0.7, 10_000)
     for r, row in zip(out, (row for rows in scored for row in rows)):
         torch.testing.assert_close(torch.tensor(r.logps), row, atol=3e-5, rtol=1e-5)
 
@@ -290,11 +290,11 @@ def test_on_policy_ratio_is_exactly_one_at_temperature_07(monkeypatch):
 def test_recomputed_old_logprobs_start_at_ratio_one(monkeypatch, options):
     """Old log-probs of another numeric path, row order or temperature: the clip acts at once."""
     policy, seen = tiny_policy(), spy_on_ratios(monkeypatch)
-    grpo_update(policy, "agent", policy.optimizer("agent", 0), random_groups(RAGGED), REWARDS,
+    train_agent(policy, "agent", policy.optimizer("agent", 0), random_groups(RAGGED), REWARDS,
                 temperature=0.7, generator=torch.Generator().manual_seed(0), **options)
     assert max(seen) < 2e-5  # lr 0: nothing may move the ratio
     seen.clear()
-    grpo_update(policy, "agent", policy.optimizer("agent", 1e-2), random_groups(RAGGED), REWARDS,
+    train_agent(policy, "agent", policy.optimizer("agent", 1e-2), random_groups(RAGGED), REWARDS,
                 temperature=0.7, generator=torch.Generator().manual_seed(0), **options)
     assert seen[0] < 2e-5 and seen[-1] > 1e-3  # old stays what it was while the policy moves
 
@@ -308,14 +308,14 @@ def test_ratio_starts_at_exactly_one_in_bf16(monkeypatch, options, checkpointing
     monkeypatch.setattr("models.attention.SHORT", short)
     policy, seen = tiny_policy(dtype=torch.bfloat16), spy_on_ratios(monkeypatch)
     groups = random_groups(RAGGED)
-    grpo_update(policy, "agent", policy.optimizer("agent", 0), groups, REWARDS,
+    train_agent(policy, "agent", policy.optimizer("agent", 0), groups, REWARDS,
                 generator=torch.Generator().manual_seed(0), grad_checkpoint=checkpointing,
                 **options)
     assert seen and max(seen) == 0.0
     # the case is only worth something if other micro-batches do give other numbers
     with policy.use("agent"):
-        together = score(policy, groups, 1.0, 16384)
-        alone = [score(policy, [group], 1.0, 16384)[0] for group in groups]
+        together = scores(policy, groups, 1.0, 16384)
+        alone = [scores(policy, [group], 1.0, 16384)[0] for group in groups]
     assert short or not all(same(a, b) for a, b in zip(together, alone))
 
 
@@ -326,7 +326,7 @@ def test_equal_steps_are_scored_once(monkeypatch):
                         lambda *a, **k: scored.append(policy.active) or real(*a, **k))
     for options, times in ((dict(), 0), (dict(inner_epochs=3), 1), (dict(mini_batch=2), 2)):
         scored.clear()
-        grpo_update(policy, "agent", Frozen(), random_groups(RAGGED), REWARDS, **options)
+        train_agent(policy, "agent", Frozen(), random_groups(RAGGED), REWARDS, **options)
         assert scored == [None] + ["agent"] * times  # the reference, then old
 
 
@@ -337,12 +337,12 @@ def test_mismatch_of_sampler_and_scorer_is_measured_before_any_step(options):
     policy, groups, rewards = tiny_policy(), random_groups(RAGGED), REWARDS.clone()
     rewards[3] = 1  # no signal: its log-probs are not looked at
     with policy.use("agent"):
-        scored = score(policy, groups, 0.7, 10_000)
+        scored = scores(policy, groups, 0.7, 10_000)
     shift = torch.Generator().manual_seed(1)
     gaps = [[torch.rand(len(row), generator=shift) for row in rows] for rows in scored]
     sampled = [[(row + gap).tolist() for row, gap in zip(*pair)] for pair in zip(scored, gaps)]
     sampled[3][0][0] = -99.0
-    stats = grpo_update(policy, "agent", policy.optimizer("agent", 0.1), groups, rewards, sampled,
+    stats = train_agent(policy, "agent", policy.optimizer("agent", 0.1), groups, rewards, sampled,
                         temperature=0.7, generator=torch.Generator().manual_seed(0), **options)
     per_group = [torch.cat(rows) for rows in gaps[:3]]
     assert stats["mismatch_max"] == pytest.approx(float(torch.cat(per_group).max()), abs=1e-4)
@@ -350,7 +350,7 @@ def test_mismatch_of_sampler_and_scorer_is_measured_before_any_step(options):
     if "mini_batch" not in options:
         assert stats["mismatch_mean"] == pytest.approx(float(torch.cat(per_group).mean()), abs=1e-4)
     assert 0 < stats["mismatch_mean"] < stats["mismatch_max"]
-    silent = grpo_update(policy, "agent", Frozen(), groups, rewards)
+    silent = train_agent(policy, "agent", Frozen(), groups, rewards)
     assert silent["mismatch_mean"] == silent["mismatch_max"] == 0
 
 
@@ -380,15 +380,15 @@ def test_a_step_that_is_not_finite_is_skipped_to_the_bit(monkeypatch, how):
     """One NaN would stay in the weights and in Adam's moments for good."""
     policy, groups = tiny_policy(), random_groups(RAGGED)
     optimizer = policy.optimizer("agent", 1e-2, weight_decay=0.1)
-    grpo_update(policy, "agent", optimizer, groups, REWARDS)
+    train_agent(policy, "agent", optimizer, groups, REWARDS)
     before, state = weights(policy, "agent"), frozen_state(optimizer)
     with monkeypatch.context() as patch:
         poisoned_steps(patch, {0}, how)
-        stats = grpo_update(policy, "agent", optimizer, groups, REWARDS)
+        stats = train_agent(policy, "agent", optimizer, groups, REWARDS)
     assert same(weights(policy, "agent"), before) and same(frozen_state(optimizer), state)
     assert stats["skipped_steps"] == 1 and stats["trained_tokens"] == 0
     assert all(math.isfinite(value) for value in stats.values())
-    assert grpo_update(policy, "agent", optimizer, groups, REWARDS)["skipped_steps"] == 0
+    assert train_agent(policy, "agent", optimizer, groups, REWARDS)["skipped_steps"] == 0
     assert not same(weights(policy, "agent"), before)  # and the next one trains
 
 
@@ -397,7 +397,7 @@ def test_a_skipped_step_spoils_neither_the_others_nor_the_statistics(monkeypatch
     policy, groups = tiny_policy(), random_groups([(3, [4, 4, 4])] * 4)
     poisoned_steps(monkeypatch, {1}, "nan")
     optimizer = policy.optimizer("agent", 1e-2)
-    stats = grpo_update(policy, "agent", optimizer, groups, REWARDS, mini_batch=1,
+    stats = train_agent(policy, "agent", optimizer, groups, REWARDS, mini_batch=1,
                         generator=torch.Generator().manual_seed(0))
     assert stats["skipped_steps"] == 1 and stats["trained_tokens"] == 3 * 12
     assert stats["kl"] > 0 and stats["grad_norm"] > 0
@@ -413,7 +413,7 @@ def test_finite_step_by_hand():
             ([math.nan, 4.], 1.0, False, math.nan, [0, 0]), ([0., 0.], 0.0, True, 0.0, [0, 0])):
         p = torch.zeros(2, requires_grad=True)
         p.grad = torch.tensor(gradient)
-        got = finite_step([p], torch.optim.SGD([p], lr=1.0), 1.0, loss)
+        got = finite_step([p], torch.optim.SGD([p], lr=1.0), loss)
         assert got == (pytest.approx(norm, nan_ok=True), ok)
         torch.testing.assert_close(p.detach(), torch.tensor(after, dtype=p.dtype))
 
@@ -430,7 +430,7 @@ def test_number_of_optimiser_steps():
     for options, steps in ((dict(), 1), (dict(inner_epochs=3), 3), (dict(mini_batch=2), 2),
                            (dict(mini_batch=3, inner_epochs=2), 4)):
         Counting.steps = 0
-        stats = grpo_update(policy, "agent", Counting(), groups, REWARDS, **options)
+        stats = train_agent(policy, "agent", Counting(), groups, REWARDS, **options)
         assert Counting.steps == steps
         assert stats["trained_tokens"] == 44 * options.get("inner_epochs", 1)
 
@@ -441,16 +441,16 @@ def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl(monkeypatch):
     rewards[1], rewards[3] = 0, 1
     scored, real = [], policy.logprobs
 
-    def spy(pairs, *args, **kwargs):
-        scored.extend(tuple(p) for p, _ in pairs)
-        return real(pairs, *args, **kwargs)
+    def spy(rollouts, *args, **kwargs):
+        scored.extend(tuple(r.prompt) for r in rollouts)
+        return real(rollouts, *args, **kwargs)
 
     monkeypatch.setattr(policy, "logprobs", spy)
-    made = update_gradients(policy, groups, rewards, kl_coef=0.5)
-    assert set(scored) == {tuple(groups[0][0]), tuple(groups[2][0])} and len(scored) == 4
-    alone = update_gradients(policy, [groups[0], groups[2]], rewards[[0, 2]], kl_coef=0.5)
+    made = update_gradients(policy, groups, rewards, agent_kl=0.5)
+    assert set(scored) == {tuple(groups[0][0]), tuple(groups[2][0])} and len(scored) == 12
+    alone = update_gradients(policy, [groups[0], groups[2]], rewards[[0, 2]], agent_kl=0.5)
     assert close(made, alone)
-    stats = grpo_update(policy, "agent", Frozen(), groups, rewards)
+    stats = train_agent(policy, "agent", Frozen(), groups, rewards)
     assert stats["zero_variance"] == 0.5
 
 
@@ -458,12 +458,12 @@ def test_batch_without_any_signal_is_a_no_op(monkeypatch):
     """An undefined loss, or an optimiser step on stale momentum."""
     policy, groups = tiny_policy(), random_groups(RAGGED)
     optimizer = policy.optimizer("agent", 1e-2)
-    grpo_update(policy, "agent", optimizer, groups, REWARDS)  # momentum is there now
+    train_agent(policy, "agent", optimizer, groups, REWARDS)  # momentum is there now
     before, state = weights(policy, "agent"), copy.deepcopy(optimizer.state_dict())
     monkeypatch.setattr(policy, "logprobs", lambda *a, **k: pytest.fail("a forward pass"))
     for batch, rewards in ((groups, torch.ones(4, 3)), ([], torch.zeros(0, 3)),
                            ([], torch.tensor([]))):
-        stats = grpo_update(policy, "agent", optimizer, batch, rewards)
+        stats = train_agent(policy, "agent", optimizer, batch, rewards)
         assert stats["zero_variance"] == 1 and stats["trained_tokens"] == 0
     assert same(weights(policy, "agent"), before)
     assert state["state"][0]["step"] == optimizer.state_dict()["state"][0]["step"]
@@ -475,16 +475,16 @@ def test_only_the_trained_adapter_moves_and_the_reference_stays():
     others = {name: weights(policy, name) for name in ("env", None)}
     agent = weights(policy, "agent")
     with policy.use(None):
-        reference = score(policy, groups, 1.0, 10_000)
+        reference = scores(policy, groups, 1.0, 10_000)
     optimizer = policy.optimizer("agent", 1e-2, weight_decay=0.1)
     for checkpointing in (False, True):
-        grpo_update(policy, "agent", optimizer, groups, REWARDS, inner_epochs=2, mini_batch=2,
-                    kl_coef=0.1, grad_checkpoint=checkpointing,
+        train_agent(policy, "agent", optimizer, groups, REWARDS, inner_epochs=2, mini_batch=2,
+                    agent_kl=0.1, grad_checkpoint=checkpointing,
                     generator=torch.Generator().manual_seed(0))
     assert all(not torch.equal(a, b) for a, b in zip(weights(policy, "agent"), agent))
     assert same(weights(policy, "env"), others["env"]) and same(weights(policy), others[None])
     with policy.use(None):
-        after = score(policy, groups, 1.0, 10_000)
+        after = scores(policy, groups, 1.0, 10_000)
     assert all(same(a, b) for a, b in zip(after, reference))
     assert policy.active is None and not policy.model.training
 
@@ -493,7 +493,7 @@ def test_update_leaves_its_inputs_alone():
     """Groups and rewards go into the pools after the update."""
     policy, groups, rewards = tiny_policy(), random_groups(RAGGED), REWARDS.clone()
     before = copy.deepcopy(groups)
-    grpo_update(policy, "agent", policy.optimizer("agent", 1e-2), groups, rewards, token_budget=9,
+    train_agent(policy, "agent", policy.optimizer("agent", 1e-2), groups, rewards, token_budget=9,
                 inner_epochs=2, mini_batch=2)
     assert groups == before and torch.equal(rewards, REWARDS)
 
@@ -506,12 +506,12 @@ def test_advantages_stay_with_their_response(budget):
     for b, g in ((0, 3), (1, 0), (3, 2)):  # group 2 has no signal
         rewards[b, g] = 1
     with policy.use("agent"):
-        before = score(policy, groups, 1.0, 10_000)
+        before = scores(policy, groups, 1.0, 10_000)
     optimizer = policy.optimizer("agent", 1e-2)
     for _ in range(8):
-        grpo_update(policy, "agent", optimizer, groups, rewards, kl_coef=0, token_budget=budget)
+        train_agent(policy, "agent", optimizer, groups, rewards, agent_kl=0, token_budget=budget)
     with policy.use("agent"):
-        after = score(policy, groups, 1.0, 10_000)
+        after = scores(policy, groups, 1.0, 10_000)
     for b in (0, 1, 3):
         gain = [float((y - x).sum()) for x, y in zip(before[b], after[b])]
         assert gain[int(rewards[b].argmax())] > 1 and np.argmax(gain) == int(rewards[b].argmax())
@@ -523,7 +523,7 @@ def test_gradient_clipping_bounds_the_step_and_reports_the_norm_before():
     free = update_gradients(policy, groups, REWARDS)
     norm = math.sqrt(sum(float((g ** 2).sum()) for g in free))
     before = weights(policy, "agent")
-    stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups,
+    stats = train_agent(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups,
                         REWARDS, grad_clip=norm / 10)
     moved = sum(float(((a - b) ** 2).sum()) for a, b in zip(before, weights(policy, "agent")))
     assert stats["grad_norm"] == pytest.approx(norm, rel=1e-3)
@@ -535,8 +535,8 @@ def test_kl_term_pulls_towards_the_reference():
     policy, groups = tiny_policy(), random_groups(RAGGED)
     optimizer, kls = policy.optimizer("agent", 3e-3), []
     for _ in range(12):
-        stats = grpo_update(policy, "agent", optimizer, groups, REWARDS * 1e-3, scale="none",
-                            kl_coef=10.0, kl_estimator="k2")
+        stats = train_agent(policy, "agent", optimizer, groups, REWARDS * 1e-3, scale="none",
+                            agent_kl=10.0, kl_estimator="k2")
         kls.append(stats["kl"])
     assert kls[-1] < 0.5 * kls[0]
 
@@ -546,7 +546,7 @@ def test_same_generator_same_bits():
     results = []
     for seed in (0, 0, 1):
         policy = tiny_policy()
-        grpo_update(policy, "agent", policy.optimizer("agent", 1e-2), random_groups(RAGGED),
+        train_agent(policy, "agent", policy.optimizer("agent", 1e-2), random_groups(RAGGED),
                     REWARDS, mini_batch=1, generator=torch.Generator().manual_seed(seed))
         results.append(weights(policy, "agent"))
     assert same(results[0], results[1]) and not same(results[0], results[2])
@@ -557,7 +557,7 @@ def test_active_adapter_is_restored_when_an_update_fails(monkeypatch):
     policy = tiny_policy()
     monkeypatch.setattr(grpo, "grpo_loss", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        grpo_update(policy, "agent", policy.optimizer("agent", 1), random_groups(RAGGED), REWARDS)
+        train_agent(policy, "agent", policy.optimizer("agent", 1), random_groups(RAGGED), REWARDS)
     assert policy.active is None
 
 
@@ -565,8 +565,8 @@ def test_groups_of_equal_prompts_stay_apart():
     """Grouping by text: two attempts at one task in a batch would share a baseline."""
     policy = tiny_policy()
     [(prompt, a), (_, b)] = random_groups([(4, [3, 2, 4]), (4, [2, 5, 1])])
-    joint = update_gradients(policy, [(prompt, a), (prompt, b)], REWARDS[:2], kl_coef=0)
-    parts = [update_gradients(policy, [(prompt, x)], REWARDS[i:i + 1], kl_coef=0)
+    joint = update_gradients(policy, [(prompt, a), (prompt, b)], REWARDS[:2], agent_kl=0)
+    parts = [update_gradients(policy, [(prompt, x)], REWARDS[i:i + 1], agent_kl=0)
              for i, x in enumerate((a, b))]
     expected = [9 / 17 * x + 8 / 17 * y for x, y in zip(*parts)]  # shares of the tokens
     assert close(joint, expected)
@@ -579,7 +579,7 @@ def test_grpo_on_a_table_finds_the_rewarded_answer():
     for _ in range(60):
         ids = torch.multinomial(table.probs(), 32, replacement=True, generator=generator).view(4, 8)
         groups = [([0], [[int(i)] for i in row]) for row in ids]
-        grpo_update(table, "agent", optimizer, groups, (ids == 3).double(), kl_coef=0)
+        train_agent(table, "agent", optimizer, groups, (ids == 3).double(), agent_kl=0)
     assert table.probs()[3] > 0.9
 
 
@@ -592,7 +592,7 @@ def test_the_policy_learns_two_tasks_with_distinct_answers():
         out = policy.sample("agent", prompts, G=32, max_new_tokens=1, generator=generator)
         rewards = torch.tensor([float(r.response[0] in answers[r.group]) for r in out]).view(2, 32)
         groups = [(p, [r.response for r in out[32 * b:32 * b + 32]]) for b, p in enumerate(prompts)]
-        grpo_update(policy, "agent", optimizer, groups, rewards)
+        train_agent(policy, "agent", optimizer, groups, rewards)
         history.append(rewards.mean(1))
     # a guess is right in 6 of 40 cases; rewards given to the other task would teach nothing
     assert (history[0] < 0.4).all() and (sum(history[-5:]) / 5 > 0.5).all()
@@ -603,7 +603,7 @@ def test_mixed_group_sizes_are_scored_in_their_own_order():
     policy, groups = tiny_policy(), random_groups(MIXED)
     for budget in (10_000, 14, 1):
         with policy.use("env"):
-            rows = score(policy, groups, 0.7, budget)
+            rows = scores(policy, groups, 0.7, budget)
             for (prompt, responses), mine in zip(groups, rows):
                 for response, row in zip(responses, mine):
                     with torch.no_grad():

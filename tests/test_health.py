@@ -18,6 +18,7 @@ import genenv
 from watch import health, report
 from conftest import write_report
 from common.files import read_jsonl
+from helpers import noisy
 from policy import Policy, Rollout
 from worlds import ladder
 
@@ -104,7 +105,8 @@ def scripted(monkeypatch, write=vary, p=learning, p_agree=None, cut=0.0, cut_tas
                 text, share = f"s1 {tool} {rng.randrange(10)}", cut
             truncated = rng.random() < share
             ids = self.encode(text) + [self.tokenizer.eos_token_id] * (not truncated)
-            rollouts.append(Rollout(i // G, prompts[i // G], ids, [-1.0] * len(ids), truncated))
+            rollouts.append(Rollout(i // G, prompts[i // G], ids, (),
+                                    "too many tokens" * truncated))
         return rollouts
 
     def score(task, response):
@@ -116,14 +118,10 @@ def scripted(monkeypatch, write=vary, p=learning, p_agree=None, cut=0.0, cut_tas
         now.epoch = run.state.epoch
         real(run)
 
-    def grpo_update(*args, sampled, real=genenv.grpo_update, **options):
-        return real(*args, **options)  # a script has no log-probs to hold against those of training
-
-    monkeypatch.setattr(genenv, "grpo_update", grpo_update)
     monkeypatch.setattr(Policy, "sample", sample)
     monkeypatch.setattr(ladder, "score", score)
     monkeypatch.setattr(genenv, "epoch", epoch)
-    monkeypatch.setattr(genenv, "finish", lambda run: None)  # figures are tested elsewhere
+    monkeypatch.setattr(genenv.frame, "finish", lambda run: None)  # figures are tested elsewhere
 
 
 def kinds(records):
@@ -142,8 +140,7 @@ MUCH_REPLAY = ["--replay", "2", "--base-share", "0.25", "--val-samples", "8"]
 HEALTHY = {
     "default": [], "random": ["--variant", "random"], "static": ["--variant", "static"],
     "one try of agreement": ["--agreement", "1"], "four tries": ["--agreement", "4"],
-    "no replay": ["--replay", "0"], "much replay": MUCH_REPLAY, "G = 4": ["--G", "4"], "a little noise": [
-        "--reward-noise", "0.1"],
+    "no replay": ["--replay", "0"], "much replay": MUCH_REPLAY, "G = 4": ["--G", "4"], "a little noise": [],
 }
 
 
@@ -151,6 +148,8 @@ HEALTHY = {
 def test_healthy_script_raises_no_warning(name, tmp_path, cache, monkeypatch):
     """Varied tasks, an agent that learns: silence, whatever the options."""
     scripted(monkeypatch)
+    if name == "a little noise":
+        noisy(monkeypatch, 0.1)
     records = run(tmp_path / "r", cache, *HEALTHY[name])
     assert kinds(records) == set(), [r["warnings"] for r in records]
 
@@ -166,8 +165,7 @@ SICK = {  # name: (script, options, the one warning that it deserves)
     "begins to babble": (dict(write=later(mostly(lambda s, r, t: "dbl", 0.7))), [], "invalid"),
     "is ambiguous": (dict(p_agree=flat(0.05)), ["--agreement", "4"], "ambiguous"),
     "is ambiguous, one try": (dict(p_agree=flat(0.1)), ["--agreement", "1"], "ambiguous"),
-    "lives on noisy rewards": (dict(p=flat(0.7)), ["--reward-noise", "0.5", *MUCH_REPLAY],
-                               "exploitation"),
+    "lives on noisy rewards": (dict(p=flat(0.7)), MUCH_REPLAY, "exploitation"),
     "lives on coin flips": (dict(p=flat(0.5)), MUCH_REPLAY, "exploitation"),
     "moves too fast": ({}, ["--env-kl-cap", "1e-9"], "KL cap"),
     "drifts": ({}, ["--env-lr", "0.5", "--env-kl", "0", "--env-kl-cap", "1e9",
@@ -186,6 +184,8 @@ def test_a_simulator_that(name, tmp_path, cache, monkeypatch):
     """... raises its own warning and no other."""
     script, options, keyword = SICK[name]
     scripted(monkeypatch, **script)
+    if name == "lives on noisy rewards":
+        noisy(monkeypatch, 0.5)
     records = run(tmp_path / "r", cache, *options)
     assert kinds(records) == {keyword}, [r["warnings"] for r in records]
     text = next(w for r in records for w in r["warnings"])
@@ -328,5 +328,5 @@ def test_recorded_default_run_is_healthy(name):
 
 @pytest.mark.parametrize("name, keyword", [("noise", "exploitation"), ("collapse", "collapse")])
 def test_recorded_sick_run_is_named(name, keyword):
-    """--reward-noise 0.5, and a simulator whose agent had learned next to nothing."""
+    """Half of the rewards turned, and a simulator whose agent had learned next to nothing."""
     assert kinds(again(*recorded(name))) == {keyword}

@@ -14,8 +14,8 @@ import pytest
 
 from common.files import UserError
 import genenv
-from helpers import tiny_lm
-from policy import Policy
+from helpers import noisy, tiny_lm
+from policy import Policy, Rollout
 from worlds import InvalidTask, NO_SEED, attempt_score, household as h, play, transcript
 from worlds.tiny_model import word_tokenizer
 
@@ -367,13 +367,16 @@ def test_every_word_is_in_the_vocabulary_and_fits_the_model():
 def small_options(tmp_path, **given):
     own = {name: default for name, (default, _, _) in h.OPTIONS.items()}
     small = dict(epochs=1, steps=2, seed_tasks=2, variations=2, G=4, val_samples=1, env_updates=2,
-                 env_batch=4, threads=1, gate=False, reward_noise=0.4, out=str(tmp_path / "run"), world_options=own)
+                 env_batch=4, threads=1, gate=False, out=str(tmp_path / "run"), world_options=own)
     return replace(genenv.Options(), world="household", **{**h.DEFAULTS, **small, **given})
 
 
 @pytest.fixture
 def fake_base(monkeypatch):
-    """An untrained model instead of the base model, which takes minutes to train."""
+    """An untrained model instead of the base model, which takes minutes to train; four of ten
+    rewards are turned, or it would earn none."""
+    noisy(monkeypatch, 0.4)
+
     def load_policy(o):
         return Policy(tiny_lm(0, vocab=len(h.WORDS), eos=list(range(1, 25))),  # turns end early
                       word_tokenizer(h.WORDS), rank=2, seed=o.seed)
@@ -401,7 +404,7 @@ class Script:
             for turn in reply:
                 observation = respond(i, turn)
             why = "" if observation is None else "too many turns"
-            out.append(SimpleNamespace(group=i // G, truncated=why, own=[True], response=[1]))
+            out.append(Rollout(i // G, [1], [1], [0.0], why))
         return out
 
 

@@ -14,11 +14,12 @@ from transformers import BloomConfig, Qwen2Config, Qwen2ForCausalLM
 from bench import models as bench
 from common.files import UserError
 import genenv
+from helpers import flat
 from models import attention
 from models.attention import attention_layout, pack
 from models.loading import model_config
 import policy as policy_module
-from policy import Policy
+from policy import Policy, by_group
 from run import memory
 from run.presets import PRESETS
 from test_tool_calls import chat_model
@@ -133,15 +134,16 @@ def small_policy(dtype, layers):
 
 
 def groups_of(B, G, P, R):
-    """B groups of ids that do not matter."""
-    return [([5] * P, [[6] * R] * G)] * B
+    """Rollouts of B groups of ids that do not matter."""
+    return flat([([5] * P, [[6] * R] * G)] * B)
 
 
-def counted(groups) -> dict:
+def counted(rollouts) -> dict:
     """The sizes of a micro-batch as it is really laid out, under the names of memory.py."""
+    groups = by_group(rollouts)
     x = pack(groups, 0)
     batch = {"tokens": x["ids"].numel(), "targets": len(x["target"])}
-    if all(len(responses) == 1 for _, responses in groups):
+    if len(groups) == len(rollouts):
         return batch
     mask = attention_layout(groups)["mask"]
     N, _, R, keys = mask.shape
@@ -167,20 +169,20 @@ def fused(monkeypatch):
 @pytest.mark.parametrize("shape", [shape for shape, (_, G, _, _) in SHAPES.items() if G > 1])
 def test_attention_weights_are_counted_where_they_are_kept(shape, monkeypatch):
     """bf16 on a CPU: a pass at the largest size would take more than was estimated."""
-    groups, kept = groups_of(*SHAPES[shape]), {}
+    rollouts, kept = groups_of(*SHAPES[shape]), {}
     for short in (0, 1024):
         monkeypatch.setattr(attention, "SHORT", short)
         policy, saved = small_policy(torch.bfloat16, 1), []
         keep = lambda t: saved.append(t) or t
         with policy.use("agent"), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            out = policy.logprobs(groups)
+            out = policy.logprobs(rollouts)
         del out
         kept[short] = stored_bytes(saved)
     config, o = policy.lm.config, options(grad_checkpoint=False)
-    parts = memory.attention_weights(config, o, 2, counted(groups), SHAPES[shape][2])
+    parts = memory.attention_weights(config, o, 2, counted(rollouts), SHAPES[shape][2])
     more = kept[1024] - kept[0]
     assert more < 1.1 * parts["attention weights"] and parts["attention weights"] < 2 * more
-    assert not memory.attention_weights(config, o, 4, counted(groups), 300)
+    assert not memory.attention_weights(config, o, 4, counted(rollouts), 300)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -188,15 +190,15 @@ def test_attention_weights_are_counted_where_they_are_kept(shape, monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_peak_of_a_training_pass_is_as_estimated(dtype, grad_checkpoint, shape, fused):
     """Forward and backward as the updates make them, gradients of the adapters already there."""
-    policy, groups = small_policy(dtype, 3), groups_of(*SHAPES[shape])
+    policy, rollouts = small_policy(dtype, 3), groups_of(*SHAPES[shape])
 
     def step():
         with policy.use("agent"):
-            logp, mask = policy.logprobs(groups, 1.0, grad_checkpoint)
+            logp, mask = policy.logprobs(rollouts, 1.0, grad_checkpoint)
             (logp * mask).sum().backward()
 
     instants = memory.training_instants(policy.lm.config, dtype.itemsize, 16, False, grad_checkpoint,
-                                      counted(groups))
+                                      counted(rollouts))
     assert max(map(memory.phase_peak, instants)) == pytest.approx(allocated(step), rel=0.10)
 
 
@@ -237,11 +239,10 @@ def test_no_micro_batch_exceeds_the_largest(budget):
     draw = lambda most: int(torch.randint(1, most + 1, (), generator=generator))
     for P, R, prompt in ((500, 60, 500), (500, 60, 240), (60, 120, 60)):
         for answer in (1, 3, R):
-            groups = [([5] * prompt, [[6] * min(R, answer + draw(3))] * 8) for _ in range(6)]
+            rollouts = flat([([5] * prompt, [[6] * min(R, answer + draw(3))] * 8) for _ in range(6)])
             batches = list(memory.micro_batches(6, 8, P, R, budget))
-            for batch in policy_module.split_groups(groups, budget):
-                picked = [(groups[i][0], [groups[i][1][j] for j in js]) for i, js in batch]
-                for part, size in counted(picked).items():
+            for rows in policy_module.split_groups(rollouts, budget):
+                for part, size in counted([rollouts[i] for i in rows]).items():
                     largest = max(sizes.get(part, 0) for sizes in batches)
                     assert size <= 1.02 * largest, (part, P, R, prompt, answer)
 

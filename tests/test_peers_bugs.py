@@ -12,9 +12,9 @@ import torch
 
 from curriculum import in_band
 import grpo
-from grpo import aggregate, grpo_update, score
-from helpers import (BOS, EOS, clear, close, gradients, naive_logps, random_groups, same,
-                     tiny_policy, weights)
+from grpo import aggregate
+from helpers import (BOS, EOS, clear, close, flat, gradients, naive_logps, random_groups, same,
+                     scores, tiny_policy, train_agent, weights)
 from policy import distance
 from worlds import ladder
 
@@ -46,7 +46,7 @@ def test_denominator_is_the_number_of_response_tokens(shared, monkeypatch):
         return out
 
     monkeypatch.setattr(grpo, "grpo_loss", spy)
-    grpo_update(shared, "agent", shared.optimizer("agent", 0), groups, REWARDS, token_budget=20)
+    train_agent(shared, "agent", shared.optimizer("agent", 0), groups, REWARDS, token_budget=20)
     total = sum(len(r) for _, rs in groups for r in rs)
     assert len(seen) > 1 and set(seen) == {(total, 9)} and sum(masks) == total
 
@@ -56,7 +56,7 @@ def test_padding_token_equal_to_eos_hides_no_eos(shared):
     prompt = [20, EOS, 21, EOS, 22]  # a chat prompt is full of end-of-turn tokens
     groups = [(prompt, [[30, EOS], [EOS], [31, 32, EOS]]), ([23], [[33, 34, 35, 36, EOS]])]
     with shared.use("agent"), torch.no_grad():
-        logp, mask = shared.logprobs(groups)
+        logp, mask = shared.logprobs(flat(groups))
         rows = [(p, r) for p, rs in groups for r in rs]
         for (p, r), row, m in zip(rows, logp, mask):
             assert int(m.sum()) == len(r)
@@ -79,12 +79,12 @@ def test_stopping_is_credited(shared):
     prompt, stop, runs_on = [20, 21], [30, EOS], [30, 31]
     clear(shared)
     with shared.use("agent"):
-        before = score(shared, [(prompt, [stop])], 1.0, 99)[0][0]
+        before = scores(shared, [(prompt, [stop])], 1.0, 99)[0][0]
         optimizer = torch.optim.SGD(shared.params["agent"], lr=0.05)
         saved = [p.detach().clone() for p in shared.params["agent"]]
-        grpo_update(shared, "agent", optimizer, [(prompt, [stop, runs_on])],
-                    torch.tensor([[1.0, 0.0]]), kl_coef=0)
-        after = score(shared, [(prompt, [stop])], 1.0, 99)[0][0]
+        train_agent(shared, "agent", optimizer, [(prompt, [stop, runs_on])],
+                    torch.tensor([[1.0, 0.0]]), agent_kl=0)
+        after = scores(shared, [(prompt, [stop])], 1.0, 99)[0][0]
     with torch.no_grad():
         for p, old in zip(shared.params["agent"], saved):
             p.copy_(old)
@@ -110,7 +110,7 @@ def test_temperature_is_the_same_in_sampling_and_scoring(shared):
     groups = [(out[6 * b].prompt, [r.response for r in out[6 * b:6 * b + 6]]) for b in range(2)]
     sampled = torch.cat([torch.tensor(r.logps) for r in out])
     with shared.use("agent"):
-        right, wrong = (torch.cat([row for rows in score(shared, groups, T, 10_000)
+        right, wrong = (torch.cat([row for rows in scores(shared, groups, T, 10_000)
                                    for row in rows]) for T in (0.9, 1.0))
     assert ((right - sampled).exp() - 1).abs().max() < 1e-3
     assert ((wrong - sampled).exp() - 1).abs().max() > 0.02
@@ -121,7 +121,7 @@ def test_learning_rate_does_not_scale_with_micro_batches(shared):
     groups, results = random_groups(GROUPS), []
     for budget in (10_000, 10):
         clear(shared)
-        grpo_update(shared, "agent", torch.optim.SGD(shared.params["agent"], lr=0.0), groups,
+        train_agent(shared, "agent", torch.optim.SGD(shared.params["agent"], lr=0.0), groups,
                     REWARDS, grad_clip=1e9, token_budget=budget)
         results.append(gradients(shared, "agent"))
     assert close(*results)
@@ -130,7 +130,7 @@ def test_learning_rate_does_not_scale_with_micro_batches(shared):
 def test_batch_of_unfinished_or_equal_episodes_is_a_no_op(shared):
     """With all episodes filtered the token count was 0 and the loss undefined: a crash."""
     before = [p.detach().clone() for p in shared.params["agent"]]
-    stats = grpo_update(shared, "agent", shared.optimizer("agent", 1.0), random_groups(GROUPS),
+    stats = train_agent(shared, "agent", shared.optimizer("agent", 1.0), random_groups(GROUPS),
                         torch.zeros(3, 3))
     assert same([p.detach() for p in shared.params["agent"]], before)
     assert all(math.isfinite(v) for v in stats.values())
@@ -179,7 +179,7 @@ def test_sampled_ids_are_never_tokenised_again(shared, monkeypatch):
     monkeypatch.setattr(shared.tokenizer, "encode", lambda *a, **k: pytest.fail("re-tokenised"))
     out = shared.sample("agent", [[20, 21]], G=3, max_new_tokens=5, generator=shared.generator(0))
     groups = [(out[0].prompt, [r.response for r in out])]
-    grpo_update(shared, "agent", shared.optimizer("agent", 0), groups, torch.tensor([[1., 0, 0]]))
+    train_agent(shared, "agent", shared.optimizer("agent", 0), groups, torch.tensor([[1., 0, 0]]))
     assert all(isinstance(t, int) for r in out for t in r.response)
 
 
@@ -243,20 +243,20 @@ def test_reference_is_not_the_policy(shared):
     """disable_adapter() was called without `with`, which does nothing: no KL term ever pulled."""
     groups = random_groups(GROUPS)
     with shared.use("agent"):
-        mine = score(shared, groups, 1.0, 10_000)
+        mine = scores(shared, groups, 1.0, 10_000)
         shared.model.disable_adapter()  # the fault itself: the policy answers on
-        wrong = score(shared, groups, 1.0, 10_000)
+        wrong = scores(shared, groups, 1.0, 10_000)
         with shared.use(None):
-            ref = score(shared, groups, 1.0, 10_000)
-        again = score(shared, groups, 1.0, 10_000)
-    flat = lambda scores: torch.cat([row for rows in scores for row in rows])
-    assert torch.equal(flat(wrong), flat(mine)) and torch.equal(flat(again), flat(mine))
-    assert (flat(ref) - flat(mine)).abs().max() > 0.01
+            ref = scores(shared, groups, 1.0, 10_000)
+        again = scores(shared, groups, 1.0, 10_000)
+    join = lambda rows: torch.cat(sum(rows, []))
+    assert torch.equal(join(wrong), join(mine)) and torch.equal(join(again), join(mine))
+    assert (join(ref) - join(mine)).abs().max() > 0.01
     with shared.use("env"):
-        assert (flat(ref) - flat(score(shared, groups, 1.0, 10_000))).abs().max() > 0.01
+        assert (join(ref) - join(scores(shared, groups, 1.0, 10_000))).abs().max() > 0.01
     # and the update reports that distance, it does not compare the policy with itself
-    stats = grpo_update(shared, "agent", shared.optimizer("agent", 0), groups, REWARDS)
-    kl = float(grpo.token_kl(flat(mine), flat(ref)).mean())
+    stats = train_agent(shared, "agent", shared.optimizer("agent", 0), groups, REWARDS)
+    kl = float(grpo.token_kl(join(mine), join(ref)).mean())
     assert kl > 1e-4 and stats["kl"] == pytest.approx(kl, rel=1e-4)
 
 
@@ -266,15 +266,15 @@ def test_gradient_arrives_after_a_switch_of_adapters(other):
     policy, groups = tiny_policy(), random_groups(GROUPS)
     peer = tiny_policy()
     with policy.use("agent"):
-        loss = policy.logprobs(groups)[0].sum()
+        loss = policy.logprobs(flat(groups))[0].sum()
         with policy.use(other), torch.no_grad():
-            policy.logprobs(groups)
+            policy.logprobs(flat(groups))
         loss.backward()
     assert all(g is not None and g.abs().max() > 0 for g in gradients(policy, "agent"))
     assert all(g is None for g in gradients(policy, "env"))
     # the library's own switch, as the peer used it, loses them: the case is a real one
     with peer.use("agent"):
-        loss = peer.logprobs(groups)[0].sum()
+        loss = peer.logprobs(flat(groups))[0].sum()
         peer.model.set_adapter("env")
         loss.backward()
     assert all(g is None for g in gradients(peer, "agent"))
@@ -285,7 +285,7 @@ def test_each_update_moves_its_own_adapter_alone(shared):
     policy, groups = tiny_policy(), random_groups(GROUPS)
     for name, other in (("agent", "env"), ("env", "agent")):
         before, sums = weights(policy, name), [policy.checksum(n) for n in (name, other)]
-        grpo_update(policy, name, policy.optimizer(name, 1e-3), groups, REWARDS)
+        train_agent(policy, name, policy.optimizer(name, 1e-3), groups, REWARDS)
         assert policy.checksum(other) == sums[1] and policy.checksum(name) != sums[0]
         assert distance(before, policy.params[name]) > 1e-3
 
@@ -298,10 +298,10 @@ def test_statistics_carry_the_name_of_what_they_hold(shared):
     """A metric called accuracy held a penalty: KL, clip and norm are checked against their own."""
     groups = random_groups(GROUPS)
     with shared.use("agent"):
-        mine = score(shared, groups, 1.0, 10_000)
+        mine = scores(shared, groups, 1.0, 10_000)
     with shared.use(None):
-        ref = score(shared, groups, 1.0, 10_000)
-    stats = grpo_update(shared, "agent", shared.optimizer("agent", 0), groups, REWARDS)
+        ref = scores(shared, groups, 1.0, 10_000)
+    stats = train_agent(shared, "agent", shared.optimizer("agent", 0), groups, REWARDS)
     d = torch.cat([a - b for x, y in zip(mine, ref) for a, b in zip(x, y)])
     assert stats["kl"] == pytest.approx(float(((-d).exp() - 1 + d).mean()), rel=1e-4)
     assert stats["clip_fraction"] == 0 and stats["zero_variance"] == 0

@@ -15,13 +15,13 @@ from transformers import AttentionMaskInterface, Qwen2ForCausalLM
 
 from bench import models as bench
 from common.files import UserError
-from helpers import (BOS, EOS, MIXED, PAD, STOP, clear, close, gradients, naive_logps,
+from helpers import (BOS, EOS, MIXED, PAD, STOP, clear, close, flat, gradients, naive_logps,
                      random_groups, randomise, same, tiny_lm, tiny_policy, toy_tokenizer, weights)
 from models import attention
 from models.attention import attention_layout, group_mask, pack
 from models.loading import model_config
 import policy as policy_module
-from policy import Policy, distance, draw, split_groups
+from policy import Policy, by_group, distance, draw, split_groups
 from run import memory
 
 ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
@@ -49,7 +49,7 @@ def test_shared_prompt_logprobs_equal_a_token_by_token_loop(shared, temperature)
     groups = random_groups(MIXED)
     for adapter in ("agent", "env", None):
         with shared.use(adapter), torch.no_grad():
-            logp, mask = shared.logprobs(groups, temperature)
+            logp, mask = shared.logprobs(flat(groups), temperature)
             rows = [(p, r) for p, rs in groups for r in rs]
             for (prompt, response), row, m in zip(rows, logp, mask):
                 expected = torch.stack(naive_logps(shared, prompt, response, temperature))
@@ -63,7 +63,7 @@ def test_shared_prompt_logprobs_equal_the_dense_path(shared):
     for path in (shared.logprobs, shared.logprobs_dense):
         clear(shared)
         with shared.use("agent"):
-            logp, mask = path(groups, 0.7)
+            logp, mask = path(flat(groups), 0.7)
             (logp * weigh * mask).sum().backward()
         values.append((logp.detach(), mask))
         grads.append(gradients(shared, "agent"))
@@ -80,14 +80,14 @@ def test_dense_path_comparison_can_fail(shared, monkeypatch):
     monkeypatch.setattr(attention, "group_mask", lambda q, k, causal: torch.ones(
         q.shape[0], q.shape[1], k.shape[1], dtype=torch.bool).tril()[:, None])
     with shared.use("agent"), torch.no_grad():
-        leaky, dense = shared.logprobs(groups)[0], shared.logprobs_dense(groups)[0]
+        leaky, dense = shared.logprobs(flat(groups))[0], shared.logprobs_dense(flat(groups))[0]
     assert (leaky - dense).abs().max() > 0.1
 
 
 def test_mask_has_the_length_of_each_response_and_padding_scores_zero(shared):
     """The token denominator would count padding."""
     groups = random_groups(MIXED)
-    logp, mask = shared.logprobs(groups)
+    logp, mask = shared.logprobs(flat(groups))
     lengths = [len(r) for _, rs in groups for r in rs]
     assert mask.sum(1).tolist() == lengths and mask.dtype == torch.bool
     assert all(m[:n].all() for m, n in zip(mask, lengths))  # no holes
@@ -98,8 +98,8 @@ def test_padding_changes_nothing(shared):
     """A group would score differently beside a longer one."""
     groups = random_groups(MIXED)
     with shared.use("env"), torch.no_grad():
-        together, mask = shared.logprobs(groups)
-        alone = [shared.logprobs([g]) for g in groups]
+        together, mask = shared.logprobs(flat(groups))
+        alone = [shared.logprobs(flat([g])) for g in groups]
     rows = [row[m] for logp, m2 in alone for row, m in zip(logp, m2)]
     for row, m, expected in zip(together, mask, rows):
         torch.testing.assert_close(row[m], expected, atol=1e-5, rtol=1e-5)
@@ -109,9 +109,9 @@ def test_siblings_and_later_tokens_do_not_reach_a_rollout(shared):
     """A response would see its siblings, or its own future."""
     [(prompt, (a, b, c))] = random_groups([(6, [5, 5, 5])])
     with torch.no_grad():
-        before = shared.logprobs([(prompt, [a, b, c])])[0]
+        before = shared.logprobs(flat([(prompt, [a, b, c])]))[0]
         changed = b[:3] + [4 if b[3] != 4 else 5] + b[4:]
-        after = shared.logprobs([(prompt, [a, changed, c])])[0]
+        after = shared.logprobs(flat([(prompt, [a, changed, c])]))[0]
     torch.testing.assert_close(before[0], after[0])
     torch.testing.assert_close(before[2], after[2])
     torch.testing.assert_close(before[1, :3], after[1, :3])
@@ -125,10 +125,10 @@ def test_chunked_log_softmax_equals_the_whole(shared, monkeypatch):
         monkeypatch.setattr(policy_module, "LOGIT_CHUNK", chunk)
         clear(shared)
         with shared.use("agent"):
-            logp, mask = shared.logprobs(groups, 0.7)
+            logp, mask = shared.logprobs(flat(groups), 0.7)
             (logp.exp() * mask).sum().backward()
             with torch.no_grad():
-                quiet = shared.logprobs(groups, 0.7)[0]
+                quiet = shared.logprobs(flat(groups), 0.7)[0]
         torch.testing.assert_close(quiet, logp.detach(), atol=1e-5, rtol=1e-5)
         results.append((logp.detach(), gradients(shared, "agent")))
     clear(shared)
@@ -147,7 +147,7 @@ def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, m
         for grad in (False, True):
             seen.clear()
             with shared.use("agent"), torch.set_grad_enabled(grad):
-                shared.logprobs(groups)
+                shared.logprobs(flat(groups))
             assert sum(seen) == sum(len(r) for _, rs in groups for r in rs) and max(seen) <= 4
     finally:
         hook.remove()
@@ -160,7 +160,7 @@ def test_each_prompt_is_encoded_once_for_its_group(shared):
         lambda m, args, out: seen.append(args[0].numel()))
     try:
         with torch.no_grad():
-            shared.logprobs(groups)
+            shared.logprobs(flat(groups))
             shared.sample(None, [p for p, _ in groups], G=4, max_new_tokens=1)
     finally:
         hook.remove()
@@ -181,16 +181,16 @@ def test_scoring_leaves_its_input_alone(shared):
     """Ids edited in place would corrupt the pools."""
     groups = random_groups(MIXED)
     before = copy.deepcopy(groups)
-    shared.logprobs(groups)
-    shared.logprobs_dense(groups)
+    shared.logprobs(flat(groups))
+    shared.logprobs_dense(flat(groups))
     shared.sample("agent", [p for p, _ in groups], G=2, max_new_tokens=4)
-    list(split_groups(groups, 8))
+    list(split_groups(flat(groups), 8))
     assert groups == before
 
 
 def test_pack_of_a_group_by_hand():
     """The layout that everything rests on: shared prompt, restarted positions, shifted targets."""
-    x = pack([([7, 8], [[1, 2, 3], [4]]), ([9], [[5, 6]])], pad_id=0)
+    x = pack(by_group(flat([([7, 8], [[1, 2, 3], [4]]), ([9], [[5, 6]])])), pad_id=0)
     assert x["ids"].tolist() == [[7, 8, 1, 2], [9, 5, 0, 0]]
     assert x["positions"].tolist() == [[0, 1, 2, 3], [0, 1, 0, 0]]
     assert x["source"].tolist() == [1, 2, 3, 1, 4, 5]
@@ -225,14 +225,12 @@ def test_few_queries_attend_as_with_a_copy_of_the_keys_for_each_head(heads, key_
 @pytest.mark.parametrize("budget", [1, 9, 16, 40, 10_000])
 def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
     """A response would be trained twice, or never, or memory would exceed the budget."""
-    groups = random_groups(MIXED)
-    batches = list(split_groups(groups, budget))
-    met = [(i, j) for batch in batches for i, members in batch for j in members]
-    assert sorted(met) == [(i, j) for i, (_, rs) in enumerate(groups) for j in range(len(rs))]
-    for batch in batches:
-        responses = sum(len(members) for _, members in batch)
-        picked = [(groups[i][0], [groups[i][1][j] for j in members]) for i, members in batch]
-        assert responses == 1 or pack(picked, 0)["ids"].numel() <= budget
+    rollouts = flat(random_groups(MIXED))
+    batches = list(split_groups(rollouts, budget))
+    assert sorted(i for rows in batches for i in rows) == list(range(len(rollouts)))
+    for rows in batches:
+        groups = by_group([rollouts[i] for i in rows])
+        assert len(rows) == 1 or pack(groups, 0)["ids"].numel() <= budget
     assert len(batches) == 1 if budget == 10_000 else len(batches) > 1
 
 
@@ -259,7 +257,7 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
     assert len({len(r.response) for r in out}) > 5
     groups = [(p, [r.response for r in out[3 * b:3 * b + 3]]) for b, p in enumerate(prompts)]
     with ending.use(adapter), torch.no_grad():
-        logp, mask = ending.logprobs(groups, temperature)
+        logp, mask = ending.logprobs(flat(groups), temperature)
     for rollout, row, m in zip(out, logp, mask):
         torch.testing.assert_close(torch.tensor(rollout.logps), row[m], atol=3e-5, rtol=1e-5)
 
@@ -301,7 +299,7 @@ def test_prefill_in_chunks_equals_prefill_at_once(ending, monkeypatch, columns):
     # what was sampled after it, against one row per response and no cache
     groups = [(p, [r.response for r in out[3 * b:3 * b + 3]]) for b, p in enumerate(LONG)]
     with ending.use("agent"), torch.no_grad():
-        logp, mask = ending.logprobs_dense(groups, 0.7)
+        logp, mask = ending.logprobs_dense(flat(groups), 0.7)
     for rollout, row, m in zip(out, logp, mask):
         torch.testing.assert_close(torch.tensor(rollout.logps), row[m], atol=3e-5, rtol=1e-5)
 
@@ -393,11 +391,11 @@ def test_terminal_eos_is_counted_once_trained_and_nothing_follows_it(ending):
                         generator=ending.generator(1))
     for r in out:
         assert [t in ENDINGS for t in r.response[:-1]] == [False] * (len(r.response) - 1)
-        assert r.truncated == (r.response[-1] not in ENDINGS)
+        assert bool(r.limit) == (r.response[-1] not in ENDINGS)
         assert len(r.response) == len(r.logps) <= 12
-    finished = next(r for r in out if not r.truncated and len(r.response) > 2)
+    finished = next(r for r in out if not r.limit and len(r.response) > 2)
     with ending.use("agent"), torch.no_grad():
-        logp, mask = ending.logprobs([(finished.prompt, [finished.response])])
+        logp, mask = ending.logprobs(flat([(finished.prompt, [finished.response])]))
     assert int(mask.sum()) == len(finished.response)
     assert float(logp[0, mask[0]][-1]) == pytest.approx(finished.logps[-1], abs=3e-5)
 
@@ -407,7 +405,7 @@ def test_every_eos_id_of_the_model_ends_a_response(ending):
     assert ending.eos_ids == ENDINGS
     out = ending.sample("agent", [[20, 21]], G=300, max_new_tokens=6,
                         generator=ending.generator(2))
-    ends = {r.response[-1] for r in out if not r.truncated}
+    ends = {r.response[-1] for r in out if not r.limit}
     assert len(ends) > 5 and ends <= set(ENDINGS)
 
 
@@ -419,18 +417,18 @@ def test_the_tokenizers_eos_is_one_of_them_even_if_the_model_names_another():
 
 def test_truncated_flag_and_length_limit(shared, monkeypatch):
     """A response cut off by the limit would pass as finished."""
-    for token, length, truncated in ((20, 5, True), (EOS, 1, False)):
+    for token, length, limit in ((20, 5, "too many tokens"), (EOS, 1, "")):
         monkeypatch.setattr(policy_module, "draw", lambda logits, *a: (
             torch.full(logits.shape[:-1], token), torch.zeros(logits.shape[:-1])))
         out = shared.sample(None, [[4], [5, 6]], G=2, max_new_tokens=5)
-        assert all((len(r.response), r.truncated) == (length, truncated) for r in out)
+        assert all((len(r.response), r.limit) == (length, limit) for r in out)
 
 
 def test_an_end_at_the_very_limit_is_no_truncation(ending):
     """A response whose last allowed token is EOS would lose its reward."""
     out = ending.sample("agent", [[20, 21]], G=200, max_new_tokens=2, generator=ending.generator(0))
-    assert {r.truncated for r in out if len(r.response) == 2} == {True, False}
-    assert all(r.truncated == (r.response[-1] not in ENDINGS) for r in out)
+    assert {r.limit for r in out if len(r.response) == 2} == {"too many tokens", ""}
+    assert all(bool(r.limit) == (r.response[-1] not in ENDINGS) for r in out)
 
 
 def test_rollouts_come_in_prompt_order_with_their_prompt(shared):
@@ -509,7 +507,7 @@ def test_fresh_adapters_are_the_reference_bit_for_bit():
     scores = []
     for adapter in ("agent", "env", None):
         with policy.use(adapter), torch.no_grad():
-            scores.append(policy.logprobs(groups)[0])
+            scores.append(policy.logprobs(flat(groups))[0])
     assert torch.equal(scores[0], scores[2]) and torch.equal(scores[1], scores[2])
 
 
@@ -517,13 +515,13 @@ def test_reference_is_the_bare_base_model(shared):
     """Adapters 'off' would leave a part of them on."""
     groups, bare = random_groups(MIXED), tiny_policy(adapters=())
     with shared.use(None), torch.no_grad():
-        off = shared.logprobs(groups)[0]
+        off = shared.logprobs(flat(groups))[0]
     with bare.use(None), torch.no_grad():
-        assert torch.equal(off, bare.logprobs(groups)[0])
+        assert torch.equal(off, bare.logprobs(flat(groups))[0])
     with shared.use("agent"), torch.no_grad():
-        agent = shared.logprobs(groups)[0]
+        agent = shared.logprobs(flat(groups))[0]
     with shared.use("env"), torch.no_grad():
-        env = shared.logprobs(groups)[0]
+        env = shared.logprobs(flat(groups))[0]
     assert not torch.allclose(agent, off) and not torch.allclose(agent, env)
 
 
@@ -542,20 +540,20 @@ def test_active_adapter_is_restored_after_an_exception(shared):
     assert shared.active is None
     groups = random_groups(MIXED)
     with torch.no_grad():
-        after = shared.logprobs(groups)[0]
+        after = shared.logprobs(flat(groups))[0]
         with shared.use(None):
-            assert torch.equal(shared.logprobs(groups)[0], after)
+            assert torch.equal(shared.logprobs(flat(groups))[0], after)
 
 
 def test_active_name_and_the_weights_in_force_agree_after_an_exception(shared):
     """`active` would say agent while env answers."""
     groups = random_groups(MIXED)
     with shared.use("agent"), torch.no_grad():
-        before = shared.logprobs(groups)[0]
+        before = shared.logprobs(flat(groups))[0]
         with pytest.raises(KeyError):
             with shared.use("env"):
                 raise KeyError
-        assert torch.equal(shared.logprobs(groups)[0], before)
+        assert torch.equal(shared.logprobs(flat(groups))[0], before)
 
 
 def test_unknown_adapter_is_refused_by_name(shared):
@@ -569,14 +567,14 @@ def test_gradients_survive_a_switch_of_adapters_before_the_backward_pass():
     """PEFT freezes the inactive adapter and autograd then drops its pending gradient."""
     policy, groups = tiny_policy(), random_groups(MIXED)
     with policy.use("agent"):
-        policy.logprobs(groups)[0].sum().backward()
+        policy.logprobs(flat(groups))[0].sum().backward()
         expected = gradients(policy, "agent")
         clear(policy)
-        loss = policy.logprobs(groups)[0].sum()
+        loss = policy.logprobs(flat(groups))[0].sum()
         with policy.use("env"), torch.no_grad():
-            policy.logprobs(groups)
+            policy.logprobs(flat(groups))
         with policy.use(None), torch.no_grad():
-            policy.logprobs(groups)
+            policy.logprobs(flat(groups))
         loss.backward()
     assert all(p.requires_grad for params in policy.params.values() for p in params)
     assert close(gradients(policy, "agent"), expected)
@@ -648,7 +646,7 @@ def test_cast_weights_are_gone_after_sampling(monkeypatch):
             sample()
     assert len(policy.lora_layers) == 14 and all(m.cast is None for m in policy.lora_layers)
     with policy.use("agent"):
-        policy.logprobs(groups)[0].sum().backward()
+        policy.logprobs(flat(groups))[0].sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in policy.params["agent"])
     randomise(policy, seed=5)  # as an optimiser's step does: in place
     assert sample() != first
@@ -658,7 +656,7 @@ def test_cast_weights_are_gone_after_sampling(monkeypatch):
                                    attention_layout])
 def test_layouts_are_built_on_the_device(build):
     """Masks made on the host and copied: 75 MB for each micro-batch of the 7B preset."""
-    groups = random_groups(MIXED)
+    groups = by_group(flat(random_groups(MIXED)))
     with Operations() as operations:
         layout = build(groups, "meta")  # a device without numbers: only the place is looked at
     tensors = [x for x in layout.values() if isinstance(x, torch.Tensor)]
@@ -699,7 +697,7 @@ def test_lora_layers_compute_what_peft_computes(quant):
     for _ in range(2):
         clear(policy)
         with policy.use("agent"):
-            logp, mask = policy.logprobs(groups)
+            logp, mask = policy.logprobs(flat(groups))
             (logp * mask).sum().backward()
         results.append((logp.detach(), gradients(policy, "agent")))
         for layer in layers:
@@ -748,7 +746,7 @@ def test_gradient_checkpointing_gives_the_same_nonzero_gradients():
     for grad_checkpoint in (False, True):
         clear(policy)
         with policy.use("agent"):
-            logp, mask = policy.logprobs(groups, 0.7, grad_checkpoint)
+            logp, mask = policy.logprobs(flat(groups), 0.7, grad_checkpoint)
             (logp * mask).sum().backward()
         results.append((logp.detach(), gradients(policy, "agent")))
     torch.testing.assert_close(results[1][0], results[0][0])
@@ -764,7 +762,7 @@ def test_gradient_checkpointing_really_recomputes_the_blocks():
     for grad_checkpoint, expected in ((False, 1), (True, 2)):
         calls.clear()
         with policy.use("agent"):
-            policy.logprobs(groups, 1.0, grad_checkpoint)[0].sum().backward()
+            policy.logprobs(flat(groups), 1.0, grad_checkpoint)[0].sum().backward()
         assert len(calls) == expected
     hook.remove()
 
@@ -774,7 +772,7 @@ def test_rollouts_keep_their_cache_after_gradient_checkpointing():
     policy, groups, widths = tiny_policy(), random_groups(MIXED), []
     plain = policy.sample("agent", [[4, 5, 6]], G=2, max_new_tokens=6, temperature=0)
     with policy.use("agent"):
-        policy.logprobs(groups, 1.0, True)[0].sum().backward()
+        policy.logprobs(flat(groups), 1.0, True)[0].sum().backward()
     hook = policy.lm.get_input_embeddings().register_forward_hook(
         lambda m, args, out: widths.append(args[0].shape[1]))
     after = policy.sample("agent", [[4, 5, 6]], G=2, max_new_tokens=6, temperature=0)
@@ -788,19 +786,19 @@ def test_saved_adapter_is_read_by_peft_and_by_load(tmp_path):
     from peft import PeftModel
     policy, groups = tiny_policy(), random_groups(MIXED)
     with policy.use("env"), torch.no_grad():
-        expected = policy.logprobs(groups)[0]
+        expected = policy.logprobs(flat(groups))[0]
     policy.save_adapter("env", tmp_path / "env")
     lm = PeftModel.from_pretrained(tiny_lm(), str(tmp_path / "env"))
     lone = Policy(lm.merge_and_unload(), toy_tokenizer(), adapters=())
     with torch.no_grad():
-        torch.testing.assert_close(lone.logprobs(groups)[0], expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(lone.logprobs(flat(groups))[0], expected, atol=1e-4, rtol=1e-4)
     tiny_lm().save_pretrained(tmp_path / "base")
     toy_tokenizer().save_pretrained(tmp_path / "base")
     for adapters in (("agent", "env"), ("env", "agent"), ("env",)):
         loaded = Policy.load(str(tmp_path / "base"), adapters, device="cpu",
                              adapter_paths={"env": str(tmp_path / "env")})
         with loaded.use("env"), torch.no_grad():
-            assert torch.equal(loaded.logprobs(groups)[0], expected)
+            assert torch.equal(loaded.logprobs(flat(groups))[0], expected)
         assert all(p.requires_grad for ps in loaded.params.values() for p in ps)
         assert loaded.encode("w1 w2") == [5, 6] and loaded.eos_ids == [EOS]
 

@@ -14,6 +14,7 @@ import torch
 
 from common.files import UserError
 from models import gguf, loading
+from helpers import flat
 from policy import Policy
 from run import memory
 
@@ -61,7 +62,7 @@ def test_adapters_are_fp32_on_either_base(policy):
     assert {p.dtype for params in policy.params.values() for p in params} == {torch.float32}
     groups = [(policy.encode(QUESTION), [policy.encode("Paris."), policy.encode("Lyon, I think")])]
     with policy.use("agent"):
-        logp, mask = policy.logprobs(groups)
+        logp, mask = policy.logprobs(flat(groups))
         logp.sum().backward()
     assert logp.dtype == torch.float32
     assert {p.grad.dtype for p in policy.params["agent"]} == {torch.float32}
@@ -76,8 +77,8 @@ def test_sampler_and_scorer_agree_as_stated(policy):
     rollouts = policy.sample("agent", prompts, 4, 24, generator=policy.generator(1))
     groups = [(p, [r.response for r in rollouts if r.group == b]) for b, p in enumerate(prompts)]
     with policy.use("agent"), torch.no_grad():
-        logp, mask = policy.logprobs(groups)
-        dense, _ = policy.logprobs_dense(groups)
+        logp, mask = policy.logprobs(flat(groups))
+        dense, _ = policy.logprobs_dense(flat(groups))
     sampled = torch.tensor([x for r in rollouts for x in r.logps])
     mean, worst = loading.TOLERANCE[policy.lm.dtype]
     for a, b in ((sampled, logp[mask]), (sampled, dense[mask])):

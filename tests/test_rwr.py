@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from grpo import score
-from helpers import (Table, clear, close, gradients, naive_logps, random_groups, same,
+from curriculum import record_weights, weights_advantage, weights_linear, weights_rwr
+import grpo
+from helpers import (Table, clear, close, flat, gradients, naive_logps, random_groups, same, scores,
                      tiny_policy, weights)
+from policy import Rollout
+from run.options import Options
 import rwr
-from rwr import (draw_batches, effective_sample_size, grpo_weights, linear_weights, mean_kl,
-                 rwr_loss, rwr_update, rwr_weights, weight_ratio, weighted_nll)
+from rwr import (draw_batches, effective_sample_size, mean_kl, rwr_loss, rwr_update, weight_ratio,
+                 weighted_nll)
 
 SHAPES = [(5, [4]), (2, [7]), (9, [1]), (3, [3]), (3, [2]), (6, [5])]
 
@@ -31,10 +34,15 @@ def six_records():
     return records_of(groups, [1.0, 0.2, 0.9, 0.6, 0.1, 0.8]), groups
 
 
-def update(policy, adapter, optimizer, records, batches, kl_sample, lam=1.0, **options):
+def update(policy, adapter, optimizer, records, batches, kl_sample, lam=1.0, grad_clip=1.0,
+           **options):
     """rwr_update with the weights that genenv.py gives the records."""
-    w = rwr_weights(torch.tensor([r.r_env for r in records]), lam) if records else torch.ones(0)
-    return rwr_update(policy, adapter, optimizer, records, w, batches, kl_sample, **options)
+    w = weights_rwr(torch.tensor([r.r_env for r in records]), None, lam) if records else torch.ones(0)
+    texts = [Rollout(0, r.prompt, r.response) for r in records]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "GRAD_CLIP", grad_clip)
+        return rwr_update(policy, adapter, optimizer, texts, w, batches, flat(kl_sample),
+                          Options(**options))
 
 
 class Frozen:
@@ -60,7 +68,7 @@ def test_weights_equal_numpy():
     r = torch.rand(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for lam in (0.0, 1.0, 4.0):
         expected = np.exp(lam * r.numpy())
-        w = rwr_weights(r, lam)
+        w = weights_rwr(r, None, lam)
         np.testing.assert_allclose(w, expected / expected.mean())
         assert float(w.mean()) == pytest.approx(1)
 
@@ -68,7 +76,7 @@ def test_weights_equal_numpy():
 def test_largest_ratio_of_the_papers_weights():
     """The documented 1.48: R_env between exp(-0.5) at p_hat = 0 or 1 and 1 at alpha."""
     from curriculum import reward_bell
-    w = rwr_weights(torch.tensor([reward_bell(0.5, 0.5, 2.0), reward_bell(0.0, 0.5, 2.0)]), 1.0)
+    w = weights_rwr(torch.tensor([reward_bell(0.5, 0.5, 2.0), reward_bell(0.0, 0.5, 2.0)]), None, 1.0)
     assert float(w[0] / w[1]) == pytest.approx(math.exp(1 - math.exp(-0.5)), rel=1e-5)
     assert float(w[0] / w[1]) == pytest.approx(1.48, abs=0.005)
 
@@ -76,7 +84,7 @@ def test_largest_ratio_of_the_papers_weights():
 @pytest.mark.parametrize("lam", [1e4, -1e4])
 def test_weights_do_not_overflow(lam):
     """A sharp lam would give NaN instead of the best generation alone."""
-    w = rwr_weights(torch.tensor([0.1, 1.0, 0.99]), lam)
+    w = weights_rwr(torch.tensor([0.1, 1.0, 0.99]), None, lam)
     assert torch.isfinite(w).all() and float(w.mean()) == pytest.approx(1)
     assert w.tolist() == pytest.approx([0, 3, 0] if lam > 0 else [3, 0, 0])
 
@@ -107,11 +115,11 @@ def test_mean_kl_estimates_the_kl_of_the_policy_that_wrote_the_text():
     g = torch.Generator().manual_seed(0)
     p, q = (torch.randn(8, generator=g).log_softmax(-1) for _ in range(2))
     ids = torch.multinomial(p.exp(), 200_000, replacement=True, generator=g)
-    estimate = mean_kl([[p[ids]]], [[q[ids]]])
+    estimate = mean_kl([p[ids]], [q[ids]])
     forward, reverse = float((p.exp() * (p - q)).sum()), float((q.exp() * (q - p)).sum())
     assert estimate == pytest.approx(forward, rel=0.05)
     assert abs(reverse - forward) > 0.1 * forward  # the other direction would be noticed
-    assert mean_kl([[p]], [[p.clone()]]) == 0
+    assert mean_kl([p], [p.clone()]) == 0
 
 
 def test_loss_is_imitation_of_records_and_kl_on_own_text():
@@ -125,18 +133,21 @@ def test_loss_is_imitation_of_records_and_kl_on_own_text():
     kl = ((d.exp() - 1 - d) * mask)[2:].sum() / 5
     loss = rwr_loss(logp, ref, mask, w, own, 4, 5, kl_coef=0.3)
     assert float(loss) == pytest.approx(float(nll + 0.3 * kl), rel=1e-5)
-    # GRPO: at a ratio of 1 the same gradient, beyond the clip none
-    far = rwr_loss(logp, ref, mask, w, own, 4, 5, kl_coef=0.0, old_logp=logp - 1, clip=0.2)
-    assert float(far) == pytest.approx(-1.2 * (3 * 2.0 + 0.5) / 4, rel=1e-5)
 
 
 def test_linear_weights_and_advantages_of_the_rivals():
     """The comparison would be with something else than what its name says."""
     r = torch.tensor([0.2, 0.6, 1.0, 0.6])
-    assert linear_weights(r).tolist() == pytest.approx([0, 1, 2, 1])
-    assert linear_weights(torch.tensor([0.5, 0.5])).tolist() == [1, 1]
-    a = grpo_weights(torch.tensor([1.0, 0.0, 0.7, 0.4, 0.4]), torch.tensor([3, 3, 5, 9, 9]))
-    assert a.tolist() == pytest.approx([0.707, -0.707, 0, 0, 0], abs=1e-3)
+    assert weights_linear(r, None, 1.0).tolist() == pytest.approx([0, 1, 2, 1])
+    assert weights_linear(torch.tensor([0.5, 0.5]), None, 1.0).tolist() == [1, 1]
+    r, group = torch.tensor([1.0, 0.0, 0.7, 0.4, 0.4]), torch.tensor([3, 3, 5, 9, 9])
+    expected = pytest.approx([0.707, -0.707, 0, 0, 0], abs=1e-3)
+    assert weights_advantage(r, group, 1.0).tolist() == expected
+    # groups are numbered anew in every epoch: a record of an earlier one is no sibling
+    of_epoch = [SimpleNamespace(r_env=x, group=3, epoch=t) for x, t in ((1., 2), (0., 2), (.7, 1))]
+    assert record_weights("advantage", of_epoch, 1.0).tolist() == pytest.approx(
+        [0.707, -0.707, 0], abs=1e-3)
+    assert len(record_weights("rwr", [], 1.0)) == 0
 
 
 @pytest.mark.parametrize("p_hats, lam, beta, ratio", [
@@ -145,7 +156,7 @@ def test_linear_weights_and_advantages_of_the_rivals():
 def test_ratios_of_weights_that_the_pages_state(p_hats, lam, beta, ratio):
     """1.48 stood where no record in the band reaches it."""
     r_env = torch.tensor([math.exp(-beta * (p - 0.5) ** 2) for p in p_hats])
-    assert weight_ratio(rwr_weights(r_env, lam)) == pytest.approx(ratio, rel=2e-3)
+    assert weight_ratio(weights_rwr(r_env, None, lam)) == pytest.approx(ratio, rel=2e-3)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -219,7 +230,7 @@ def test_gradient_is_that_of_the_weighted_imitation_loss():
     policy, (records, kl_sample), kl_coef, lam = tiny_policy(), six_records(), 0.3, 3.0
     clear(policy)
     update(policy, "env", Frozen(), records, [[4, 0, 2, 1]], kl_sample, lam=lam, temperature=0.7,
-               kl_coef=kl_coef, kl_cap=1e9, grad_clip=1e9)
+               env_kl=kl_coef, env_kl_cap=1e9, grad_clip=1e9)
     made = gradients(policy, "env")
     clear(policy)
     w = np.exp(lam * np.array([r.r_env for r in records]))
@@ -251,8 +262,8 @@ def test_penalty_holds_the_simulator_where_only_selected_text_is_imitated():
             good = [i for i, r in enumerate(records) if r.response[0] in (0, 1)]
             ids = torch.multinomial(table.probs(), 400, replacement=True).tolist()
             update(table, "env", optimizer, records, [good],
-                       [(kl_sample[0][0], [[i]]) for i in ids], kl_coef=kl_coef, kl_estimator="k2",
-                       kl_cap=1e9)
+                       [(kl_sample[0][0], [[i]]) for i in ids], env_kl=kl_coef, kl_estimator="k2",
+                       env_kl_cap=1e9)
         return float(1 - table.probs()[:2].sum())
     torch.manual_seed(0)
     free, held = outside(0.0), outside(1.0)
@@ -274,8 +285,8 @@ def test_micro_batches_do_not_change_the_gradient():
     policy, (records, kl_sample), results = tiny_policy(), six_records(), []
     for budget in (10_000, 14, 1):
         clear(policy)
-        update(policy, "env", Frozen(), records, [list(range(6))], kl_sample, kl_coef=0.2,
-                   kl_cap=1e9, grad_clip=1e9, token_budget=budget, grad_checkpoint=budget == 14)
+        update(policy, "env", Frozen(), records, [list(range(6))], kl_sample, env_kl=0.2,
+                   env_kl_cap=1e9, grad_clip=1e9, token_budget=budget, grad_checkpoint=budget == 14)
         results.append(gradients(policy, "env"))
     assert close(results[1], results[0]) and close(results[2], results[0])
 
@@ -303,7 +314,7 @@ def test_cap_undoes_the_step_that_crosses_it_bit_for_bit():
     def run(cap, n):
         policy = tiny_policy()
         optimizer = policy.optimizer("env", 3e-3, weight_decay=0.01)
-        stats = update(policy, "env", optimizer, records, batches[:n], kl_sample, kl_cap=cap)
+        stats = update(policy, "env", optimizer, records, batches[:n], kl_sample, env_kl_cap=cap)
         return stats, weights(policy, "env"), optimizer.state_dict()
 
     free, *_ = run(1e9, len(batches))
@@ -327,7 +338,7 @@ def test_cap_crossed_by_the_very_first_step_leaves_everything_as_it_was():
     """The first step is the largest of Adam: it would slip through, or leave half a state."""
     policy, (records, kl_sample) = tiny_policy(), six_records()
     optimizer, before = policy.optimizer("env", 1.0), weights(policy, "env")
-    stats = update(policy, "env", optimizer, records, [[0, 1], [2, 3]], kl_sample, kl_cap=0.01)
+    stats = update(policy, "env", optimizer, records, [[0, 1], [2, 3]], kl_sample, env_kl_cap=0.01)
     assert stats["env_capped"] == 1 and stats["env_steps"] == 0 and stats["env_kl_step"] == 0
     assert same(weights(policy, "env"), before) and optimizer.state_dict()["state"] == {}
 
@@ -338,10 +349,10 @@ def test_training_goes_on_after_a_capped_update():
     optimizer, before = policy.optimizer("env", 3e-3), weights(policy, "env")
     for group in optimizer.param_groups:
         group["lr"] = 1.0
-    update(policy, "env", optimizer, records, [[0, 1]], kl_sample, kl_cap=1e-6)
+    update(policy, "env", optimizer, records, [[0, 1]], kl_sample, env_kl_cap=1e-6)
     for group in optimizer.param_groups:
         group["lr"] = 3e-3
-    stats = update(policy, "env", optimizer, records, [[0, 1, 2]], kl_sample, kl_cap=1e9)
+    stats = update(policy, "env", optimizer, records, [[0, 1, 2]], kl_sample, env_kl_cap=1e9)
     assert stats["env_steps"] == 1 and not same(weights(policy, "env"), before)
 
 
@@ -349,7 +360,7 @@ def test_a_step_without_rate_never_meets_the_cap():
     """Numeric noise between two scorings would count as KL."""
     policy, (records, kl_sample) = tiny_policy(), six_records()
     stats = update(policy, "env", policy.optimizer("env", 0.0), records, [[0, 1]] * 3, kl_sample,
-                       kl_cap=1e-9)
+                       env_kl_cap=1e-9)
     assert stats["env_steps"] == 3 and stats["env_kl_step"] < 1e-9
 
 
@@ -357,15 +368,15 @@ def test_kl_to_the_initial_simulator_is_measured_with_adapters_off():
     """The reference would move with the simulator (as it does in the released code)."""
     policy, (records, kl_sample) = tiny_policy(live=False), six_records()
     optimizer = policy.optimizer("env", 3e-3)
-    options = dict(kl_cap=1e9, kl_coef=0.0)
+    options = dict(env_kl_cap=1e9, env_kl=0.0)
     first = update(policy, "env", optimizer, records, [[0, 1, 2]] * 6, kl_sample, **options)
     assert first["env_kl"] == 0  # fresh adapters are the reference
     second = update(policy, "env", optimizer, records, [], kl_sample, **options)
     with policy.use("env"), torch.no_grad():
-        now = score(policy, kl_sample, 1.0, 10_000)
+        now = scores(policy, kl_sample, 1.0, 10_000)
     with policy.use(None), torch.no_grad():
-        initial = score(policy, kl_sample, 1.0, 10_000)
-    assert second["env_kl"] == pytest.approx(mean_kl(now, initial), rel=1e-5) != 0
+        initial = scores(policy, kl_sample, 1.0, 10_000)
+    assert second["env_kl"] == pytest.approx(mean_kl(sum(now, []), sum(initial, [])), rel=1e-5) != 0
     assert second["env_steps"] == 0
 
 
@@ -376,7 +387,7 @@ def test_penalty_keeps_the_simulator_near_the_initial_one():
         policy = tiny_policy(live=False)
         optimizer = policy.optimizer("env", 3e-3)
         update(policy, "env", optimizer, records, [list(range(6))] * 12, kl_sample,
-                   kl_coef=kl_coef, kl_cap=1e9)
+                   env_kl=kl_coef, env_kl_cap=1e9)
         moved.append(update(policy, "env", optimizer, records, [], kl_sample)["env_kl"])
     assert moved[1] < 0.5 * moved[0]
 
@@ -386,14 +397,14 @@ def test_only_the_simulator_moves():
     policy, (records, kl_sample) = tiny_policy(), six_records()
     agent, base, env = weights(policy, "agent"), weights(policy), weights(policy, "env")
     with policy.use(None):
-        reference = score(policy, kl_sample, 1.0, 10_000)
+        reference = scores(policy, kl_sample, 1.0, 10_000)
     update(policy, "env", policy.optimizer("env", 1e-2, weight_decay=0.1), records,
-               [[0, 1], [2, 3, 4, 5]], kl_sample, kl_cap=1e9)
-    update(policy, "env", policy.optimizer("env", 1.0), records, [[0, 1]], kl_sample, kl_cap=1e-6)
+               [[0, 1], [2, 3, 4, 5]], kl_sample, env_kl_cap=1e9)
+    update(policy, "env", policy.optimizer("env", 1.0), records, [[0, 1]], kl_sample, env_kl_cap=1e-6)
     assert same(weights(policy, "agent"), agent) and same(weights(policy), base)
     assert all(not torch.equal(a, b) for a, b in zip(weights(policy, "env"), env))
     with policy.use(None):
-        assert all(same(a, b) for a, b in zip(score(policy, kl_sample, 1.0, 10_000), reference))
+        assert all(same(a, b) for a, b in zip(scores(policy, kl_sample, 1.0, 10_000), reference))
     assert policy.active is None and not policy.model.training
 
 
@@ -410,7 +421,7 @@ def test_nothing_to_learn_from_is_a_no_op():
     """An empty band would crash the epoch or move the simulator on stale momentum."""
     policy, (records, kl_sample) = tiny_policy(), six_records()
     optimizer = policy.optimizer("env", 1e-2)
-    update(policy, "env", optimizer, records, [[0, 1]], kl_sample, kl_cap=1e9)
+    update(policy, "env", optimizer, records, [[0, 1]], kl_sample, env_kl_cap=1e9)
     before = weights(policy, "env")
     for batches, measured in (([], kl_sample), ([], [])):
         stats = update(policy, "env", optimizer, [], batches, measured)
@@ -432,7 +443,7 @@ def test_undo_can_fail(monkeypatch):
     policy, (records, kl_sample) = tiny_policy(), six_records()
     before = weights(policy, "env")
     monkeypatch.setattr(rwr, "_restore", lambda *a: None)
-    update(policy, "env", policy.optimizer("env", 1.0), records, [[0, 1]], kl_sample, kl_cap=0.01)
+    update(policy, "env", policy.optimizer("env", 1.0), records, [[0, 1]], kl_sample, env_kl_cap=0.01)
     assert not same(weights(policy, "env"), before)
 
 
@@ -461,7 +472,7 @@ def test_rwr_on_a_categorical_simulator_finds_the_reweighted_distribution(lam):
     initial = table.probs()
     optimizer = torch.optim.SGD(table.params["env"], lr=4.0)
     stats = update(table, "env", optimizer, records, [list(range(107))] * 60, kl_sample, lam=lam,
-                       kl_coef=0.0, kl_cap=1e9)
+                       env_kl=0.0, env_kl_cap=1e9)
     target = initial * torch.exp(lam * torch.tensor(R_ENV, dtype=torch.float64))
     target = target / target.sum()
     torch.testing.assert_close(table.probs(), target, atol=1e-3, rtol=0)
@@ -479,7 +490,7 @@ def test_repeated_rwr_on_samples_climbs_to_the_best_answer():
         records, kl_sample = written(ids)
         batches = draw_batches(150, [], 10, 150, 1.0, generator)
         update(table, "env", torch.optim.SGD(table.params["env"], lr=4.0), records, batches,
-                   kl_sample, lam=6.0, kl_coef=0.0, kl_cap=1e9)
+                   kl_sample, lam=6.0, env_kl=0.0, env_kl_cap=1e9)
     assert means[-1] > means[3] > means[0] and means[-1] > 0.97
 
 
@@ -488,7 +499,7 @@ def test_cap_bounds_the_step_of_the_categorical_simulator_exactly():
     table, (records, kl_sample), cap = Table(INITIAL), ALL, 0.02
     before = table.probs()
     stats = update(table, "env", torch.optim.SGD(table.params["env"], lr=0.3), records,
-                       [list(range(107))] * 200, kl_sample, lam=6.0, kl_coef=0.0, kl_cap=cap)
+                       [list(range(107))] * 200, kl_sample, lam=6.0, env_kl=0.0, env_kl_cap=cap)
     exact = float((before * (before / table.probs()).log()).sum())
     assert stats["env_capped"] == 1 and 0.5 * cap < exact < cap
     assert stats["env_kl_step"] == pytest.approx(exact, rel=1e-3)

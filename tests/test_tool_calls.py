@@ -20,6 +20,7 @@ if __name__ == "__main__":
 from common.files import UserError
 from data_pool import Task, Trace, TrainPool
 import genenv
+from helpers import stub_run
 from policy import Policy, Rollout
 from run.frame import EpochState
 from run.presets import PRESETS
@@ -593,7 +594,7 @@ class Script:
     def sample(self, adapter, prompts, G=1, max_new_tokens=64, temperature=1.0, generator=None,
                **_):
         assert adapter == "env" and len(prompts) * G == len(self.texts)
-        return [Rollout(n // G, [1], [n], [0.0], self.texts[n].endswith("cut"))
+        return [Rollout(n // G, [1], [n], [0.0], "cut" * self.texts[n].endswith("cut"))
                 for n in range(len(self.texts))]
 
 
@@ -608,10 +609,9 @@ def test_a_scripted_simulator_is_counted_right(tmp_path):
              json.dumps(GIVEN_AWAY["all arguments are defaults"][0]),
              json.dumps({"task": held.text, **held.spec})]
     o = dataclasses.replace(genenv.Options(), world="tool_calls")
-    run = SimpleNamespace(o=o, world=world, policy=Script(texts), sampler=None, success=0.5,
-                          state=EpochState(epoch=1), peaks={},
-                          held_out=held_out_keys(world, options()),
-                          train_pool=TrainPool(tmp_path / "train.jsonl", [SEED]))
+    run = stub_run(o=o, world=world, policy=Script(texts), state=EpochState(epoch=1),
+                   held_out=held_out_keys(world, options()),
+                   train_pool=TrainPool(tmp_path / "train.jsonl", [SEED]))
     written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
     assert [g.text for g in written] == [texts[0], texts[2]]
     assert run.state.written == len(texts)
@@ -642,7 +642,6 @@ def test_nf4_samples_scores_and_trains_only_the_named_adapter(nf4):
     assert type(linear).__name__ == "Linear4bit" and linear.weight.dtype == torch.uint8
     prompt = nf4.encode(world.agent_prompt(ASK))
     rollouts = nf4.sample("agent", [prompt], G=4, max_new_tokens=12, generator=nf4.generator(1))
-    group = [(prompt, [r.response for r in rollouts])]
     before = {name: [p.detach().clone() for p in ps] for name, ps in nf4.params.items()}
     base = [p.detach().clone() for n, p in nf4.model.named_parameters() if "lora" not in n]
     grads = []
@@ -650,7 +649,7 @@ def test_nf4_samples_scores_and_trains_only_the_named_adapter(nf4):
         optimizer = nf4.optimizer("agent", lr=1e-2)
         optimizer.zero_grad(set_to_none=True)
         with nf4.use("agent"):
-            logp, mask = nf4.logprobs(group, grad_checkpoint=checkpointing)
+            logp, mask = nf4.logprobs(rollouts, grad_checkpoint=checkpointing)
             torch.testing.assert_close(  # scored as it was sampled
                 logp[mask].detach(), torch.tensor([x for r in rollouts for x in r.logps]),
                 atol=1e-4, rtol=1e-4)

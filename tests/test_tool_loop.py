@@ -20,8 +20,9 @@ import torch
 from commands import export
 from common.files import append_jsonl, read_jsonl
 import genenv
+from helpers import noisy
 from models.loading import model_config
-from policy import Policy, Rollout
+from policy import Policy, Rollout, by_group
 from run import memory
 from test_loop import one_line, same_run
 from test_tool_calls import said
@@ -100,12 +101,13 @@ SILENT = ["--no-gate", "--steps", "1", "--variations", "2", "--max-task-tokens",
         "--max-response-tokens", "32"]
 
 
-def test_a_run_where_tools_answer(model, tmp_path, no_figures, capsys):
+def test_a_run_where_tools_answer(model, tmp_path, no_figures, capsys, monkeypatch):
     """Single answers and episodes side by side in one batch: the loop takes both."""
+    noisy(monkeypatch, 0.4)
     from test_call_text import ANSWERING
     append_jsonl(tmp_path / "base.jsonl", [*ANSWERING, *BASE[:4]])
     assert command(model, str(tmp_path / "base.jsonl"), tmp_path / "r", "--epochs", "1", *SILENT,
-                   "--replay", "4", "--max-episode-tokens", "64", "--reward-noise", "0.4") == 0
+                   "--replay", "4", "--max-episode-tokens", "64") == 0
     record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[-1]
     assert record["epoch"] == 1 and record["agent_moved"] > 0
     kept = read_jsonl(tmp_path / "r" / "train.jsonl")
@@ -227,7 +229,7 @@ class Script:
         ids = policy.tokenizer.encode(text.removesuffix(" CUT"), add_special_tokens=False)
         cut = text.endswith(" CUT")
         ids = ids if cut else ids + policy.eos_ids[:1]
-        return Rollout(group, list(prompt), ids, [0.0] * len(ids), cut)
+        return Rollout(group, list(prompt), ids, [0.0] * len(ids), "cut" * cut)
 
     @staticmethod
     def seed_of(prompt):
@@ -295,7 +297,7 @@ class Watch:
             after = [k for k, ps in policy.params.items()
                      if not all(map(torch.equal, before[k], ps))]
             self.moved.append((adapter, after, bool(first)))
-            {"agent": self.agent_groups, "env": self.env_records}[adapter].extend(first)
+            {"agent": self.agent_groups, "env": self.env_records}[adapter].extend(by_group(first))
             return stats
         return watched
 
@@ -375,15 +377,17 @@ def test_only_valid_tasks_reach_either_update(done):
     """The agent sees base tasks and valid ones; the simulator imitates those in the band."""
     valid = {json.loads(t)["task"] for call in done.script.valid for t in call}
     decode = done.watch.policy.decode
-    seen = [Script.task_of(decode(prompt)) for prompt, _ in done.watch.agent_groups]
+    seen = [Script.task_of(decode(r.prompt)) for r, *_ in done.watch.agent_groups]
     assert len(seen) == 4 * 20  # 18 written and a replay of an eighth, in each of four steps
     assert set(seen) <= valid | {r["task"] for r in BASE} and set(seen) & valid
     held = {t.text for split in ("validation", "tuning") for t in SPLITS[split]}
     assert held and not set(seen) & held
+    filed = {r["text"]: r for r in read_jsonl(done.out / "env.jsonl")}
     assert done.watch.env_records
-    for r in done.watch.env_records:
-        task = json.loads(r.text)["task"]
-        assert task in valid and r.p_hat == 0.5 and r.r_env == 1.0
+    for r, in done.watch.env_records:
+        text = decode(r.response)
+        assert json.loads(text)["task"] in valid
+        assert (filed[text]["p_hat"], filed[text]["r_env"]) == (0.5, 1.0)
 
 
 def test_only_the_named_adapter_moves_and_the_base_never(done):
@@ -431,7 +435,8 @@ def test_agreement_keeps_only_what_the_simulator_can_solve(model, tasks, tmp_pat
         assert {k: n for k, n in r["invalid"].items() if n} == dict(expected)
         assert r["distinct_tasks"] == sum(map(len, texts))
     assert 0 < dropped < 9
-    numbers = [int(re.search(r"\d+", json.loads(r.text)["task"])[0]) for r in watch.env_records]
+    numbers = [int(re.search(r"\d+", json.loads(watch.policy.decode(r.response))["task"])[0])
+               for r, in watch.env_records]
     assert all(n % 2 == 0 for n in numbers)
     assert "agreement check" in json.loads((tmp_path / "r" / "memory.json").read_text())
 

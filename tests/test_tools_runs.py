@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from common.files import append_jsonl, read_jsonl
-from experiments import imitation, tools
+from experiments import controls, tools
 import genenv
-from helpers import tiny_policy
+from helpers import flat, stub_run, tiny_policy
 import micro_world
 from policy import Rollout
 from worlds import call_text, tool_calls
@@ -58,7 +58,7 @@ class Answers:
         self.encode, self.decode = lambda prompt: [1], lambda ids: self.texts[ids[0]]
 
     def sample(self, adapter, prompts, G, *_, max_rows):
-        return [Rollout(i, [1], [i], [0.0], False) for i in range(len(prompts)) for _ in range(G)]
+        return [Rollout(i, [1], [i], [0.0]) for i in range(len(prompts)) for _ in range(G)]
 
 
 def test_expected_calls_are_right_by_the_official_rule_and_others_are_not(goal):
@@ -117,15 +117,15 @@ def test_imitation_makes_expected_answers_likelier_and_moves_the_agent_alone():
     """A rival that stands still, or trains the simulator, would be easy to beat."""
     policy = tiny_policy()
     policy.encode = lambda text: [int(word[1:]) + 4 for word in text.split()]
-    run = SimpleNamespace(policy=policy, agent_optimizer=policy.optimizer("agent", 1e-2),
-                          world=SimpleNamespace(gold=lambda task: task),
-                          o=SimpleNamespace(token_budget=64, temperature=1.0, grad_checkpoint=False))
-    trials = [SimpleNamespace(prompt=[5, 6, 7], task="w1 w2 w3"),
-              SimpleNamespace(prompt=[8], task="w9")]
+    run = stub_run(o=genenv.Options(token_budget=64), policy=policy,
+                   world=SimpleNamespace(gold=lambda task: task),
+                   agent_optimizer=policy.optimizer("agent", 1e-2))
+    trials = [SimpleNamespace(rollouts=flat([([5, 6, 7], [[4]])]), task="w1 w2 w3"),
+              SimpleNamespace(rollouts=flat([([8], [[4]])]), task="w9")]
     with policy.use("agent"):
-        score = lambda: float(policy.logprobs([([5, 6, 7], [[5, 6, 7, *policy.eos_ids[:1]]])])[0].sum())
+        score = lambda: float(policy.logprobs(flat([([5, 6, 7], [[5, 6, 7, *policy.eos_ids[:1]]])]))[0].sum())
         before = score()
-        stats = [imitation.imitate(run, trials) for _ in range(10)]
+        stats = [controls.imitate(None, run, trials) for _ in range(10)]
         assert score() > before + 0.5
     assert all(s["moved"] > 0 and not s["other_moved"] and not s["skipped_steps"] for s in stats)
 
@@ -140,8 +140,7 @@ def test_a_run_of_the_loop_goes_through_imitation(monkeypatch, tmp_path):
         return world
     monkeypatch.setattr(micro_world, "micro_world", with_gold)
     monkeypatch.setattr(micro_world.Scripted, "eos_ids", [micro_world.EOS], raising=False)
-    monkeypatch.setattr(genenv, "update_agent", imitation.imitate)
-    micro_world.run_micro(monkeypatch, tmp_path / "run", epochs=1, steps=2, seed_tasks=4,
+    micro_world.run_micro(monkeypatch, tmp_path / "run", "imitation", epochs=1, steps=2, seed_tasks=4,
                           variations=2, G=4, gate=False, max_prompt_tokens=40)
     last = read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]
     assert last["agent_moved"] > 0 and last["trained_tokens"] > 0

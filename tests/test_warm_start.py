@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from commands import imitate, warm_start
 from common.files import UserError, append_jsonl
 import genenv
+from helpers import flat
 from models.loading import policy_options
 from policy import Policy, Rollout
 from test_tool_calls import NO_SYSTEM, chat_model
@@ -106,8 +107,8 @@ def test_loss_is_the_mean_per_token(model, tasks, tmp_path):
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     groups = imitate.pairs_of_pass(world, policy, o, 0)["env"][:3]
     with policy.use("warm"), torch.no_grad():
-        rows = [policy.logprobs_dense([(p, [r])])[0].sum() for p, r, _ in groups]
-    expected = -sum(map(float, rows)) / sum(len(r) for _, r, _ in groups)
+        rows = [policy.logprobs_dense([r])[0].sum() for r in groups]
+    expected = -sum(map(float, rows)) / sum(len(r.response) for r in groups)
     for budget in (10 ** 6, 300):
         import dataclasses
         o = dataclasses.replace(o, token_budget=budget)
@@ -141,20 +142,19 @@ def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house
     pairs = small_house.warm_start_pairs(o, 0)
     groups = imitate.pairs_of_pass(small_house, policy, o, 0)
     assert len(groups["agent"]) == len(groups["env"]) == 6 and groups["alone"] == 0
-    for (_, said), (_, ids, own) in zip(pairs["agent"], groups["agent"]):
+    for (_, said), r in zip(pairs["agent"], groups["agent"]):
         # what policy.sample would hold of this episode: turns with their ends are its own
         expected = [(token, i % 2 == 0) for i, text in enumerate(said) for token in
                     (policy.encode_observation(text) if i % 2 else
                      policy.encode(text) + policy.eos_ids[:1])]
-        assert list(zip(ids, own)) == expected and own[-1] and not all(own)
+        assert list(zip(r.response, r.drawn)) == expected and r.drawn[-1] and not all(r.drawn)
     tasks = small_house.base_tasks()[:6]
     for task, (_, said) in zip(tasks, pairs["agent"]):
         assert small_house.score(task, said[::2]) == (1.0, True)
     # the same loss as one row at a time, own tokens alone
     with policy.use("warm"), torch.no_grad():
-        rows = [policy.logprobs_dense([(p, [r])], own=[[own]])[0].sum()
-                for p, r, own in groups["agent"]]
-    expected = -sum(map(float, rows)) / sum(sum(own) for _, _, own in groups["agent"])
+        rows = [policy.logprobs_dense([r])[0].sum() for r in groups["agent"]]
+    expected = -sum(map(float, rows)) / sum(r.tokens for r in groups["agent"])
     loss = imitate.imitation_step(policy, policy.optimizer("warm", 1e-9), groups["agent"], 1e-9, o)
     assert loss == pytest.approx(expected, rel=1e-4)
 
@@ -210,13 +210,13 @@ def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
             p.add_(0.1 * torch.randn(p.shape, generator=generator))
     groups = [([5, 6, 7, 8], [[9, 10, 11], [12, 13]])]
     with policy.use("warm"), torch.no_grad():
-        with_adapter = policy.logprobs(groups)[0]
+        with_adapter = policy.logprobs(flat(groups))[0]
     with policy.use(None), torch.no_grad():
-        without = policy.logprobs(groups)[0]
+        without = policy.logprobs(flat(groups))[0]
     imitate.merge(policy, o, out)
     merged = Policy.load(str(out), device="cpu")
     with torch.no_grad():
-        assert torch.allclose(merged.logprobs(groups)[0], with_adapter, atol=1e-4)
+        assert torch.allclose(merged.logprobs(flat(groups))[0], with_adapter, atol=1e-4)
     assert (without - with_adapter).abs().max() > 0.05  # or this would show nothing
 
 
@@ -314,7 +314,7 @@ class Simulator:
         for prompt in prompts:
             name, self.n = prompt.split("Write for:\n")[1].split("(")[0], self.n + 1
             text = f"Call: {name}(n={50 + self.n})\nRequest: Please {name} lamp number {50 + self.n} now."
-            rollouts.append(Rollout(len(rollouts), prompt, text if self.n % 3 else "no", [], False, None))
+            rollouts.append(Rollout(len(rollouts), prompt, text if self.n % 3 else "no"))
         return rollouts
 
 

@@ -17,12 +17,14 @@ import os
 import re
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from common.files import UserError, read_jsonl
+from experiments import controls
 import genenv
 import micro_world as micro
 from policy import Policy
@@ -36,25 +38,22 @@ BASE = dict(  # no default anywhere: a constant in the place of an option is see
     agent_lr=0.013, agent_reward="length", clip=0.13, agent_kl=0.31, kl_estimator="k2",
     scale="none", aggregation="sequence", inner_epochs=2, alpha=0.35, alpha_end=0.65,
     alpha_schedule="linear", difficulty_reward="bell", beta=5.0, k_min=0.3, lam=4.0,
-    filter_scope="seed", env_lr=0.017, env_updates=4, env_batch=7, env_fresh=0.6, env_age=2,
+    p_hat_unit="seed", env_lr=0.017, env_updates=4, env_batch=7, env_fresh=0.6, env_age=2,
     env_kl=0.23, env_kl_cap=3.0, env_kl_sample=9, success_at=0.75, token_budget=157, max_rows=41)
 
 RUNS = {  # what differs from BASE
     "base": {},
     "defaults": dict(scale="std", aggregation="token", kl_estimator="k3", agent_reward="plain",
-                     filter_scope="", success_at=0.5, inner_epochs=1, tuning=False, k_min=0.26,
+                     p_hat_unit="task", success_at=0.5, inner_epochs=1, tuning=False, k_min=0.26,
                      seed_selection="uniform", alpha_schedule="constant", seed=6),
-    "seed unit": dict(p_hat_unit="seed", filter_scope=""),
-    "batch unit": dict(p_hat_unit="batch", filter_scope="task"),
-    "batch filter": dict(p_hat_unit="task", filter_scope="batch", k_min=0.2),
-    "task unit": dict(p_hat_unit="task", filter_scope="", k_min=0.2, alpha_schedule="step"),
-    "linear": dict(env_update="linear"),
-    "grpo": dict(env_update="grpo", k_min=0.5, p_hat_unit="task"),
-    "none": dict(env_update="none"),
+    "batch unit": dict(p_hat_unit="batch"),
+    "task unit": dict(p_hat_unit="task", k_min=0.2, alpha_schedule="step"),
+    "linear": dict(env_weights="linear"),
+    "advantage": dict(env_weights="advantage", k_min=0.5, p_hat_unit="task"),
     "random": dict(variant="random"),
     "static": dict(variant="static", max_task_tokens=12),
     "agreement": dict(agreement=2),
-    "noise": dict(reward_noise=1.0, agent_reward="plain"),
+    "noise": dict(control="noise", agent_reward="plain"),
     "mini": dict(mini_batch=2, grad_checkpoint=True),
     "capped": dict(env_kl_cap=1e-7),
     "validated rarely": dict(val_every=3),
@@ -93,7 +92,8 @@ class Try:
 class Plain:
     """Algorithm 1 from its description and a tape. `check` walks along the whole run."""
 
-    def __init__(self, o, policy, folder):
+    def __init__(self, o, policy, folder, control=""):
+        self.control = control
         self.o, self.policy, self.tape = Noted(o), policy, list(policy.tape)
         self.metrics = read_jsonl(folder / "metrics.jsonl")
         self.env_file = read_jsonl(folder / "env.jsonl")
@@ -248,7 +248,7 @@ class Plain:
         valid = "junk" not in words and not truncated
         reward = 1.0 if words[0] == "right" else {1: .4, 2: .7}.get(words.count("half"), 0.0)
         reward = reward if valid else 0.0
-        if self.o.reward_noise == 1:
+        if self.control == "noise":
             reward = 1 - reward
         return reward, valid, truncated, len(r.response)
 
@@ -292,23 +292,17 @@ class Plain:
     def update_agent(self, tries):
         """What GRPO was given, and where it took the agent."""
         o, e = self.o, self.take("grpo_update", "agent")
-        groups, rewards = e.args
+        rollouts, rewards, given = e.args
         members = [self.rollouts[b * o.G:(b + 1) * o.G] for b in range(len(tries))]
-        assert groups == [(m[0].prompt, [r.response for r in m]) for m in members]
-        given = dict(e.options)  # the tape stays as it is
-        assert given.pop("sampled") == [[r.logps for r in m] for m in members]
-        assert given.pop("own") is None  # episodes of several turns have tests of their own
+        assert rollouts == sum(members, []) and given == o.o
+        groups = [(m[0].prompt, [r.response for r in m]) for m in members]
         mine = torch.tensor([[self.agent_reward(*s) for s in
                               zip(x.rewards, x.truncated, x.tokens)] for x in tries])
-        if o.control == "coin-agent":
+        if self.control == "coin-agent":
             assert set(rewards.flatten().tolist()) == {0.0, 1.0}
             assert 0.3 < rewards.mean() < 0.7 and not torch.equal(rewards, mine.round())
         else:
             torch.testing.assert_close(rewards, mine)
-        assert given == dict(
-            temperature=o.temperature, clip=o.clip, kl_coef=o.agent_kl, kl_estimator=o.kl_estimator,
-            scale=o.scale, aggregation=o.aggregation, inner_epochs=o.inner_epochs,
-            mini_batch=o.mini_batch, token_budget=o.token_budget, grad_checkpoint=o.grad_checkpoint)
         assert e.generator.initial_seed() == 3 * o.seed
         assert torch.equal(e.before["env"], e.after["env"])
         if not o.mini_batch:
@@ -381,11 +375,11 @@ class Plain:
         newest = {x.task.id: x.p_hat for x in tries}
         p_hats, n = [newest[x.task.id] for x in own], len(self.d_env) + len(self.fresh)
         filed = [r["p_hat"] for r in self.env_file[n:n + len(own)]]
-        if o.control == "coin-p-hat":
+        if self.control == "coin-p-hat":
             assert all(abs(p * o.G - round(p * o.G)) < 1e-6 for p in filed)
             self.seen["blind"] += filed != p_hats
             p_hats = filed
-        elif o.control == "shuffled-r-env":
+        elif self.control == "shuffled-r-env":
             assert sorted(filed) == sorted(p_hats)
             self.seen["blind"] += filed != p_hats
             p_hats = filed
@@ -394,21 +388,20 @@ class Plain:
             siblings = [q for q, g in zip(p_hats, groups) if g == group]
             self.fresh.append(dict(
                 prompt=r.prompt, response=r.response, text=self.policy.decode(r.response),
-                task=task.id, keys=[f"n{task.spec['n']}"], seed_task=task.seed_task, group=group,
+                task_id=task.id, keys=[f"n{task.spec['n']}"], seed_id=task.seed_task, group=group,
                 p_hat=p, p_hat_seed=sum(siblings) / len(siblings),
                 p_hat_batch=sum(p_hats) / len(p_hats), epoch=self.t, r_env=0.0))
 
     def environment(self):
         """R_env, filter, weights, mini-batches and the simulator's update of an epoch."""
-        o, trains = self.o, self.o.variant == "genenv" and self.o.env_update != "none"
+        o, trains = self.o, self.o.variant == "genenv"
         fresh = once(self.fresh)
         aged = [r for r in once([r for r in self.d_env if self.t - r["epoch"] <= o.env_age])
                 if r["keys"] not in [f["keys"] for f in self.fresh]]
-        aged = aged if trains and o.env_update != "grpo" else []
+        aged = aged if trains else []
         for r in fresh + aged:
             r["r_env"] = self.r_env(r[UNIT[o.p_hat_unit]])
-        scope = UNIT[o.filter_scope or o.p_hat_unit]
-        in_band = lambda r: abs(r[scope] - self.alpha) <= o.k_min + 1e-9
+        in_band = lambda r: abs(r[UNIT[o.p_hat_unit]] - self.alpha) <= o.k_min + 1e-9
         fresh, aged = [r for r in fresh if in_band(r)], [r for r in aged if in_band(r)]
         self.env = {"env_kept": len(fresh)}
         if trains:
@@ -427,38 +420,34 @@ class Plain:
 
     def env_weights(self, records):
         o, r = self.o, torch.tensor([r["r_env"] for r in records], dtype=torch.float64)
-        if o.env_update == "grpo":
+        if o.env_weights == "advantage":
             out = []
             for record in records:
-                own = torch.tensor([x["r_env"] for x in records if x["group"] == record["group"]],
+                group = record["epoch"], record["group"]
+                own = torch.tensor([x["r_env"] for x in records if (x["epoch"], x["group"]) == group],
                                    dtype=torch.float64)
                 out.append(float((record["r_env"] - own.mean()) / (own.std() + 1e-4))
                            if len(own) > 1 and own.max() - own.min() > 1e-6 else 0.0)
             return torch.tensor(out, dtype=torch.float64)
-        w = (o.lam * r).exp() if o.env_update == "rwr" else r - r.min() if len(r) else r
+        w = (o.lam * r).exp() if o.env_weights == "rwr" else r - r.min() if len(r) else r
         return w / w.mean() if len(r) and w.max() > 0 else torch.ones_like(r)
 
     def update_environment(self, fresh, aged):
         """What the simulator's update was given, and where it took the simulator."""
         o, weights = self.o, self.env_weights(fresh + aged)
-        if o.env_update == "grpo":
-            fresh, weights = [r for r, w in zip(fresh, weights) if w], weights[weights != 0]
         drawn, e = self.take("draw_batches"), self.take("rwr_update", "env")
-        records, given, batches, kl_sample = e.args
-        assert [dataclasses.asdict(r) for r in records] == fresh + aged
+        records, given, batches, kl_sample, options = e.args
+        assert [(r.prompt, r.response) for r in records] == [
+            (r["prompt"], r["response"]) for r in fresh + aged] and options == o.o
         torch.testing.assert_close(given.double(), weights, atol=1e-4, rtol=1e-4)
         assert drawn.args[:-1] == (len(fresh), [0.5 ** ((self.t - r["epoch"]) / 2) for r in aged],
                                    o.env_updates, o.env_batch, o.env_fresh)
         assert drawn.args[-1].initial_seed() == 3 * o.seed and batches == drawn.result
         self.batches(len(fresh), len(aged), batches)
-        listed = [(p, r) for p, (r,) in kl_sample]
+        listed = [(r.prompt, r.response) for r in kl_sample]
         assert len(listed) == min(o.env_kl_sample, len(self.kl))
         assert not Counter(map(repr, listed)) - Counter(map(repr, self.kl))
         self.seen["not the first"] += listed != self.kl[:len(listed)]
-        assert e.options == dict(
-            grpo=o.env_update == "grpo", temperature=o.temperature, clip=o.clip, kl_coef=o.env_kl,
-            kl_estimator=o.kl_estimator, kl_cap=o.env_kl_cap, token_budget=o.token_budget,
-            grad_checkpoint=o.grad_checkpoint)
         assert torch.equal(e.before["agent"], e.after["agent"])
         if o.env_kl_cap > 1:  # no step was undone
             assert e.stats["env_steps"] == len(batches) and not e.stats["env_capped"]
@@ -496,12 +485,12 @@ class Plain:
             tokens += [(*pair, float(weights[i]))
                        for pair in bigrams(records[i].prompt, records[i].response)]
         for i in range(min(len(batch), len(kl_sample))):
-            prompt, (response,) = kl_sample[(n * len(batch) + i) % len(kl_sample)]
-            own_tokens += bigrams(prompt, response)
+            text = kl_sample[(n * len(batch) + i) % len(kl_sample)]
+            own_tokens += bigrams(text.prompt, text.response)
 
         def loss(now, before):
-            logp, old, _, w = self.logps(tokens, now, before)
-            imitation = self.clipped(logp, old, w) if o.env_update == "grpo" else -w * logp
+            logp, _, _, w = self.logps(tokens, now, before)
+            imitation = -w * logp
             logp, _, ref = self.logps(own_tokens, now, before)
             return imitation.mean() + o.env_kl * self.kl_term(logp, ref).mean()
         return loss
@@ -514,9 +503,9 @@ class Plain:
         assert e.prompts == [f"{micro.make_task(n).text} =" for n in tasks]
         assert (e.G, e.T, e.temperature) == (G, o.max_response_tokens, temperature)
         assert (e.max_rows, e.generator) == (self.rows(G, e.prompts), 3 * o.seed + 2)
-        noise, o.o = o.o, dataclasses.replace(o.o, reward_noise=0.0)  # a study of training
+        noise, self.control = self.control, ""  # a control of training
         rewards = [self.score(r)[0] for r in e.rollouts]
-        o.o = noise
+        self.control = noise
         self.seen["truncated validation"] += any(0 not in r.response for r in e.rollouts)
         return [self.rate(rewards[b * G:(b + 1) * G]) for b in range(len(tasks))]
 
@@ -613,7 +602,8 @@ def mean(values):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """runs(options that differ from BASE) -> (Options, policy, world, folder), made once each."""
+    """runs(options that differ from BASE) -> (Options, policy, world, folder, control), made once
+    each."""
     made = {}
 
     def run(**changes):
@@ -621,14 +611,15 @@ def runs(tmp_path_factory):
         if key not in made:
             folder = tmp_path_factory.mktemp("micro") / "run"
             with pytest.MonkeyPatch.context() as patch:
-                made[key] = (*micro.run_micro(patch, folder, **{**BASE, **changes}), folder)
+                made[key] = (*micro.run_micro(patch, folder, **{**BASE, **changes}), folder,
+                             changes.get("control", ""))
         return made[key]
     return run
 
 
 def plain(run):
-    o, policy, _, folder = run
-    return Plain(o, policy, folder).check()
+    o, policy, _, folder, control = run
+    return Plain(o, policy, folder, control).check()
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -660,20 +651,21 @@ OTHER = dict(
     tuning=False, agent_lr=0.02, agent_reward="plain", clip=0.01, agent_kl=0.0, kl_estimator="k3", scale="std",
     aggregation="token", inner_epochs=1, mini_batch=2, alpha=0.5, alpha_end=0.4,
     alpha_schedule="constant", difficulty_reward="tent", beta=1.0, k_min=0.1, lam=1.0,
-    p_hat_unit="seed", filter_scope="task", env_update="linear", control="coin-p-hat",
-    reward_noise=0.3, success_at=0.65, env_lr=0.02, env_updates=2, env_batch=3, env_fresh=1.0,
+    p_hat_unit="task", env_weights="linear", success_at=0.65, env_lr=0.02, env_updates=2, env_batch=3, env_fresh=1.0,
     env_age=1, env_kl=0.0, env_kl_cap=1e-6, env_kl_sample=3, grad_checkpoint=True,
     token_budget=57, max_rows=11)
 
 
 def account(run):
     """Everything that a run did, without its clock and its folder."""
-    _, policy, _, folder = run
+    policy, folder = run[1], run[3]
     calls = []
     for e in policy.tape:
         fields = {k: v for k, v in vars(e).items() if k not in ("optimizer", "generator")}
         if e.call in ("draw_batches", "select_seed_tasks"):
             fields = {"call": e.call, "result": e.result}
+        elif "args" in fields:  # with the Options themselves every account would differ
+            fields["args"] = [x for x in e.args if not isinstance(x, genenv.Options)]
         calls.append(repr(fields))
     metrics = [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_s")}
                for r in read_jsonl(folder / "metrics.jsonl")]
@@ -693,9 +685,10 @@ def test_every_option_is_heard(runs, name):
     assert account(runs(**{name: OTHER[name]})) != account(runs())
 
 
-def test_reward_noise_turns_its_share_of_the_rewards(runs):
-    """--reward-noise .3 turns about three of ten, of the agent's attempts alone."""
-    o, policy, _, folder = runs(reward_noise=0.3, agent_reward="plain", steps=4, temperature=1.0)
+def test_reward_noise_turns_its_share_of_the_rewards(runs, monkeypatch):
+    """Noise of .3 turns about three of ten, of the agent's attempts alone."""
+    monkeypatch.setitem(controls.CONTROLS, "some", ("trace_of", partial(controls.noise, 0.3)))
+    o, policy, _, folder, _ = runs(control="some", agent_reward="plain", steps=4, temperature=1.0)
     clean, turned = Plain(o, policy, folder), []
     for sampled, update in zip(policy.tape, policy.tape[1:]):
         if update.call == "grpo_update":

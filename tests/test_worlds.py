@@ -18,7 +18,8 @@ import pytest
 from common.files import UserError, read_jsonl
 from data_pool import Task
 import genenv
-from helpers import toy_tokenizer
+from helpers import stub_run, toy_tokenizer
+from policy import Rollout
 from run.frame import EpochState
 import worlds
 from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, load_world, task_keys, template
@@ -280,16 +281,14 @@ def test_a_simulator_that_writes_control_tokens_is_counted(tmp_path):
     policy = SimpleNamespace(
         tokenizer=toy_tokenizer(), device="cpu", encode=lambda prompt: [1],
         decode=lambda ids: texts[ids[0]],
-        sample=lambda *a, **k: [SimpleNamespace(prompt=[1], response=[i], truncated=False)
+        sample=lambda *a, **k: [Rollout(0, [1], [i])
                                 for i in range(len(texts))])
     world = SimpleNamespace(**{k: v for k, v in vars(template).items() if k[0] != "_"})
     world.parse_task = lambda *a: replace(template.parse_task(*a), text="inc <eos>") \
         if a[0] == "neg 1 2 3" else template.parse_task(*a)
     state = EpochState()
-    run = SimpleNamespace(
-        o=genenv.Options(), world=world, policy=policy, sampler=None, peaks={}, state=state,
-        held_out=frozenset(), success=0.5,
-        train_pool=SimpleNamespace(p_hat={}))
+    run = stub_run(o=genenv.Options(), world=world, policy=policy, state=state,
+                   train_pool=SimpleNamespace(p_hat={}))
     written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
     assert [g.text for g in written] == texts[:1]
     assert state.invalid == {"copy of the seed": 1, "special tokens": 1, "malformed": 1,
@@ -300,7 +299,7 @@ def test_the_simulator_is_told_the_success_of_its_seed_or_that_it_is_unknown():
     """A seed without a recent p_hat got the global success, worded as its own."""
     state = SimpleNamespace(t=5, epoch=5)
     run = SimpleNamespace(
-        o=replace(genenv.Options(), pool_age=2), success=0.9, state=state,
+        o=replace(genenv.Options(), pool_age=2), state=state,
         train_pool=SimpleNamespace(p_hat={SEED.id: (0.0, 4), OTHER.id: (0.25, 2)}))
     assert genenv.recent_success(run, SEED) == 0.0
     assert genenv.recent_success(run, OTHER) is None  # three epochs ago

@@ -12,18 +12,17 @@ sys.path[:0] = [".", ".."]  # the project's root, started there or in this folde
 
 import tempfile
 
-import torch
-
 import curriculum
 from data_pool import distinct, priority
 import genenv
-from rwr import draw_batches, rwr_update, rwr_weights, weight_ratio
+from policy import Rollout
+from rwr import draw_batches, rwr_update, weight_ratio
 from walkthroughs import canvas, fingerprint, keep_picture, quote
 from watch import measure
 
 STEPS = 6  # agent updates in an epoch, as in a run
 o = genenv.parse_options(["--out", f"{tempfile.mkdtemp()}/run", "--threads", "1"])
-run = genenv.prepare_run(o)
+run = genenv.frame.prepare_run(o)
 policy, world, state = run.policy, run.world, run.state
 state.epoch = 1  # t of Algorithm 1
 held_out = world.validation_tasks(o, "validation")
@@ -62,26 +61,27 @@ print(f"\nGRPO: {stats['zero_variance']:.2f} of the groups without signal, gradi
 # %% 3a. D_train <- D_train + Valid(E_t). For D_env: what the simulator wrote, and its p_hat.
 for trial in trials:
     run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)
-state.fresh += genenv.env_records(run, generations, trials)
-print(f"D_train {len(run.train_pool.tasks)} tasks; records of this epoch {len(state.fresh)}")
+state.records += genenv.env_records(run, generations, trials)
+print(f"D_train {len(run.train_pool.tasks)} tasks; records of this epoch {len(state.records)}")
 
 # %% Five more steps like this one complete the epoch. New tasks become seed tasks at once.
-for state.step in range(1, STEPS):
+for step in range(1, STEPS):
+    state.step = step
     generations = genenv.generate(run, alpha)
     tasks = [g.task for g in generations]
     trials = genenv.interact(run, tasks + genenv.replayed(run, len(tasks)))
     stats = genenv.update_agent(run, trials)
     for trial in trials:
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)
-    state.fresh += genenv.env_records(run, generations, trials)
-print(f"\nafter {STEPS} steps: D_train {len(run.train_pool.tasks)} tasks, records {len(state.fresh)}")
+    state.records += genenv.env_records(run, generations, trials)
+print(f"\nafter {STEPS} steps: D_train {len(run.train_pool.tasks)} tasks, records {len(state.records)}")
 
 # %% 2b. Environment update. Count each task once, compute R_env, keep the band, weigh them.
-fresh = distinct(state.fresh)
+fresh = distinct(state.records)
 for record in fresh:
     record.r_env = curriculum.reward_bell(record.p_hat, alpha, o.beta)  # Eq. 3
 kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
-weights = rwr_weights(torch.tensor([r.r_env for r in kept]), o.lam)  # RWR: w ~ exp(lam * R_env)
+weights = curriculum.record_weights("rwr", kept, o.lam)  # RWR: w ~ exp(lam * R_env)
 print("\np_hat    records    R_env   in the band   weight")
 for k in range(9):
     same = [r for r in fresh if r.p_hat == k / 8]
@@ -94,22 +94,22 @@ print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights
 # %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text
 # that the simulator wrote.
 batches = draw_batches(len(kept), [], o.env_updates, o.env_batch, o.env_fresh, run.rng)
-kl_sample = [(prompt, [response]) for prompt, response in state.kl_sample[:o.env_kl_sample]]
+records = [Rollout(i, r.prompt, r.response) for i, r in enumerate(kept)]
+kl_sample = [Rollout(i, *text) for i, text in enumerate(state.kl_sample[:o.env_kl_sample])]
 with measure.movement(policy, "env") as moved:
-    stats = rwr_update(policy, "env", run.env_optimizer, kept, weights, batches, kl_sample,
-                       kl_coef=o.env_kl, kl_cap=o.env_kl_cap)
+    stats = rwr_update(policy, "env", run.env_optimizer, records, weights, batches, kl_sample, o)
 print(f"\nRWR: {stats['env_steps']} steps of {len(batches[0])} records, KL of the update "
       f"{stats['env_kl_step']:.3f} of at most {o.env_kl_cap}; the agent's adapter moved: "
       f"{'yes' if moved['other_moved'] else 'no'}")
 
 # %% 3b. D_env <- D_env + generations. Some of them return in later epochs, older ones more rarely.
-run.env_pool.add(state.fresh)
+run.env_pool.add(state.records)
 print(f"D_env {len(run.env_pool.records)} records, priority after one epoch "
-      f"{priority(state.fresh[0], 2):.2f}")
+      f"{priority(state.records[0], 2):.2f}")
 
 # %% What the epoch did, for the agent and for the simulator.
 length = lambda records: measure.mean(len(r.text.split()) // 2 for r in records)
-state.epoch, state.fresh, state.step = 2, [], 0
+state.epoch, state.records, state.step = 2, [], 0
 after = genenv.generate(run, alpha)
 print(f"\nheld-out success {start:.3f} -> {measure.mean(measure.rates_on(run, held_out, 4, 1.0)):.3f}")
 tools = lambda gs: measure.entropy(s for g in gs for s in world.skills(g.task))
@@ -134,8 +134,9 @@ keep_picture(figure, "1_one_epoch_by_hand")
 
 # %% Solution: without the filter the ratio is exp(1 - exp(-2 / 4)) = 1.48: still a mild preference.
 # reward_signal gives 0 to what was solved never or always: these weigh exp(0) = 1, the best ones e.
-bell = rwr_weights(torch.tensor([r.r_env for r in fresh]), o.lam)
-signal = rwr_weights(torch.tensor(
-    [curriculum.reward_signal(r.p_hat, alpha, o.beta) for r in fresh]), o.lam)
+bell = curriculum.record_weights("rwr", fresh, o.lam)
+for record in fresh:
+    record.r_env = curriculum.reward_signal(record.p_hat, alpha, o.beta)
+signal = curriculum.record_weights("rwr", fresh, o.lam)
 print(f"\nsolution: ratio without the filter {weight_ratio(bell):.2f}, with reward_signal "
       f"{weight_ratio(signal):.2f}")

@@ -13,6 +13,8 @@ import torch
 
 from curriculum import success_rate
 from grpo import aggregate, group_advantages, grpo_loss, grpo_update, has_signal, surrogate, token_kl
+from policy import Rollout
+from run.options import Options
 from walkthroughs import canvas, keep_picture
 from walkthroughs.toy import TablePolicy
 
@@ -48,9 +50,9 @@ for response, r, a, b in zip(responses, rewards[0], advantages[0], plain[0]):
     print(f"{' '.join(WORDS[i] for i in response):9s} {r:4.0f} {b:+7.3f} {a:+11.3f}")
 
 # %% 3. Surrogate and KL. Before the step pi is pi_old is pi_ref: every ratio is 1, every KL is 0.
-groups = [(PROMPT, responses)]
+rollouts = [Rollout(0, PROMPT, response) for response in responses]  # one group: one prompt
 with policy.use("agent"):
-    logp, mask = policy.logprobs(groups)  # (N, R) with N = B * G, R = 2; a short response is padded
+    logp, mask = policy.logprobs(rollouts)  # (N, R) with N = G, R = 2; a short response is padded
 old_logp = ref_logp = logp.detach()
 tokens, rows = int(mask.sum()), len(responses)
 per_token = surrogate(logp, old_logp, advantages[0], clip=0.2)
@@ -75,7 +77,8 @@ print(f"after one step: P(right answer) = {p_right():.4f}")
 # %% 5. The same step as the project makes it: grpo_update scores, drops, steps.
 by_hand = policy.logits.detach().clone()
 policy.logits.data.copy_(policy.initial)
-stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups, rewards)
+stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), rollouts,
+                    rewards, Options())
 assert torch.allclose(policy.logits, by_hand, atol=1e-9)
 print(f"\ngrpo_update: the same step, gradient norm {stats['grad_norm']:.3f}, "
       f"trained tokens {stats['trained_tokens']}")
@@ -85,10 +88,10 @@ print(f"\ngrpo_update: the same step, gradient norm {stats['grad_norm']:.3f}, "
 print("\npasses   P(right answer)   KL to the start   clipped tokens")
 for passes in (1, 4, 16, 64):
     policy.logits.data.copy_(policy.initial)
-    grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups, rewards,
-                inner_epochs=passes, generator=torch.Generator().manual_seed(0))
+    grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), rollouts, rewards,
+                Options(inner_epochs=passes), torch.Generator().manual_seed(0))
     with policy.use("agent"):
-        new, _ = policy.logprobs(groups)
+        new, _ = policy.logprobs(rollouts)
     _, stats = grpo_loss(new, old_logp, ref_logp, advantages[0], mask, tokens, rows, clip=0.2, kl_coef=0)
     kl = (policy.probs() * (policy.probs() / policy.initial.softmax(-1)).log()).sum() / 2
     print(f"{passes:6d} {p_right():15.4f} {float(kl):17.4f} {stats['clip_fraction']:16.2f}")
@@ -101,7 +104,8 @@ for k in (0, 1, 4, 7, 8):
 
 # %% The picture: the first token before and after one step on these eight responses.
 policy.logits.data.copy_(policy.initial)
-grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups, rewards)
+grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), rollouts, rewards,
+            Options())
 figure, axis = canvas()
 for shift, probs, when in ((-0.2, policy.initial.softmax(-1), "before"),
                            (0.2, policy.probs(), "after")):
@@ -119,7 +123,8 @@ keep_picture(figure, "2_grpo")
 # grpo_update trains no token. With k = 1 the plain advantages are +7/8 and -1/8; dividing by the
 # standard deviation makes them 2.8 times as large.
 equal = torch.ones(1, G)
-stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), groups, equal)
+stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), rollouts, equal,
+                    Options())
 print(f"\nsolution: advantages {group_advantages(equal)[0, 0]:.0f}, "
       f"trained tokens {stats['trained_tokens']}")
 one = torch.tensor([[1.0] + 7 * [0.0]])

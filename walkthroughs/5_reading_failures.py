@@ -86,9 +86,9 @@ keep_picture(figure, "5_reading_failures")
 # Exercise: tests/golden/health/noise.jsonl is a fourth run. Add it to RUNS, look at its columns first
 # and say what is wrong, then look at its warning. Which column gave it away?
 
-# %% Solution: success is at 0.50 in every epoch, so this run looks best of all, yet validation
-# falls. "in band" gives it away: nearly every distinct task lies there, and no group is without
-# signal, from the first epoch on. The agent is paid by coins (--reward-noise 0.5).
+# %% Solution: success sits at 0.50 in every epoch, so this run looks best of all, yet validation falls.
+# "in band" gives it away: nearly every distinct task lies there, and no group is without signal, from
+# the first epoch on. The agent is paid by coins: every reward r was 1 - r in half of the cases.
 lines = read_jsonl(GOLDEN / "noise.jsonl")
 RUNS["noise"] = lines[1:], SimpleNamespace(**lines[0])
 table("noise", 1)

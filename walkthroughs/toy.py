@@ -25,13 +25,10 @@ class TablePolicy:
         finally:
             self.active = former
 
-    def logprobs(self, groups, temperature=1.0, grad_checkpoint=False, own=None):
-        """Groups of (prompt, responses) -> log-probs (N, R) and mask (N, R), zero-padded.
-
-        own: which tokens are the policy's own; here all of them are, so it is not looked at.
-        """
+    def logprobs(self, rollouts, temperature=1.0, grad_checkpoint=False):
+        """N rollouts -> log-probs (N, R) and mask (N, R), zero-padded."""
         table = ((self.logits if self.active else self.initial) / temperature).log_softmax(-1)
-        rows = [table[range(len(r)), list(r)] for _, responses in groups for r in responses]
+        rows = [table[range(len(r.response)), r.response] for r in rollouts]
         mask = [torch.ones(len(row), dtype=torch.bool) for row in rows]
         pad = torch.nn.utils.rnn.pad_sequence
         return pad(rows, batch_first=True), pad(mask, batch_first=True)

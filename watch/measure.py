@@ -31,7 +31,7 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     prompts = [run.policy.encode(world.agent_prompt(task)) for task in tasks]
     generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
     rows = rollout_rows(o, G, max(map(len, prompts)))
-    with peak_memory(run.peaks, "validation", run.policy.device):
+    with run.phase("validation"):
         rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator, rows)
     rewards = [attempt_score(world, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
     return [curriculum.success_rate(rewards[b * G:(b + 1) * G], o.success_at)
@@ -68,9 +68,9 @@ def validate(run) -> dict:
     return record
 
 
-def epoch_record(run, env_stats: dict, alpha: float) -> dict:
+def epoch_record(run, env_stats: dict, alpha: float, practice=()) -> dict:
     """The metrics of the epoch in run.state, JSON-ready. Rates in [0, 1], lengths in the world's
-    units or tokens, KL in nats per token, entropy in bits."""
+    units or tokens, KL in nats per token, entropy in bits. practice: as Run.practice gives it."""
     state, world = run.state, run.world
     new = [(task, p_hat) for task, p_hat, _ in first_attempts(state)]
     traces = [e for _, _, es in state.attempts for e in es]
@@ -101,7 +101,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
            ("env_kept", "env_batch_fresh", "env_batch_aged", "env_weight_ratio", "env_kl",
             "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped_steps",
             "env_moved")},
-        **coverage(run),
+        **coverage(practice),
         "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
         "tokens_per_s": state.rollout_tokens / max(1e-9, state.rollout_seconds),
         "seconds": state.seconds,
@@ -111,20 +111,18 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     return record
 
 
-def by_function(run) -> dict:
-    """{name: [generated tasks that call it, mean of their last p_hats or None]} for every function
-    of the world's list; {} in a world without one. Tasks without a valid trace are not counted."""
-    names = run.world.functions(run.o) if hasattr(run.world, "functions") else []
-    practice = run.train_pool.practice(run.world.skills) if names else {}
-    return {name: [len(practice.get(name, ())), round(mean(practice[name]), 4)
-                   if name in practice else None] for name in names}
+def by_function(practice) -> dict:
+    """{name: [generated tasks that call it, mean of their last p_hats or None]} of every function of
+    the world's list. practice: as Run.practice gives it."""
+    return {name: [len(p_hats), round(mean(p_hats), 4) if p_hats else None]
+            for name, p_hats in practice.items()}
 
 
-def coverage(run) -> dict:
+def coverage(practice) -> dict:
     """How much of the world's list of functions has been practised so far, and ever solved."""
-    table = by_function(run)
-    return {"functions": len(table), "functions_practised": sum(n > 0 for n, _ in table.values()),
-            "functions_solved": sum(bool(p) for _, p in table.values())} if table else {}
+    p_hats = practice.values() if practice else ()
+    return {"functions": len(p_hats), "functions_practised": sum(map(bool, p_hats)),
+            "functions_solved": sum(map(any, p_hats))} if p_hats else {}
 
 
 def once(attempts) -> list:
@@ -255,7 +253,7 @@ def samples(run, alpha: float, n=8) -> list:
         parent = run.train_pool.tasks.get(task.seed_task)
         by_reward = sorted(traces, key=lambda e: -e.reward)
         told = {e.text: e for e in (by_reward[0], by_reward[-1])}  # once if they are the same
-        shown.append({"epoch": state.epoch, "written": task.epoch, "task": task.text,
+        shown.append({"epoch": state.epoch, "written_in": task.epoch, "task": task.text,
                       "origin": task.origin, "p_hat": p_hat,
                       "in_band": inside(task, p_hat),
                       "seed_task": parent.text if parent else "",

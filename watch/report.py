@@ -355,8 +355,8 @@ def _card(r) -> str:
 def _tag(r) -> str:
     """Where a task is from, when it was written, how often it was solved."""
     origin = {"env": "written by the simulator"}.get(r["origin"], r["origin"])
-    earlier = r["origin"] == "env" and r.get("written", r["epoch"]) != r["epoch"]
-    return (f"{origin}{' in epoch ' + str(r['written']) + ', tried again' if earlier else ''}, "
+    earlier = r["origin"] == "env" and r.get("written_in", r["epoch"]) != r["epoch"]
+    return (f"{origin}{' in epoch ' + str(r['written_in']) + ', tried again' if earlier else ''}, "
             f"p_hat = {r['p_hat']:.2f}{', in the band' if r.get('in_band') else ''}")
 
 

@@ -180,8 +180,8 @@ def rollout_rows(o, G: int, longest: int) -> int:
 def attempt_score(world, task, rollout, text) -> tuple[float, bool]:
     """Eq. 1 and well-formedness of one attempt of `play`. What ran into a limit earns nothing."""
     reward, valid = world.score(task, text if isinstance(text, str) else text[::2])
-    if rollout.truncated:  # an episode out of turns was well-formed, if its turns were
-        return 0.0, valid and rollout.truncated == "too many turns"
+    if rollout.limit:  # an episode out of turns was well-formed, if its turns were
+        return 0.0, valid and rollout.limit == "too many turns"
     return reward, valid
 
 
@@ -190,7 +190,7 @@ def transcript(rollout, text) -> str:
     if isinstance(text, str):
         return text
     lines = [line if i % 2 else f"> {line}" for i, line in enumerate(text)]
-    return "\n".join(lines + ([f"({rollout.truncated})"] if rollout.truncated else []))
+    return "\n".join(lines + ([f"({rollout.limit})"] if rollout.limit else []))
 
 
 def world_option(world, o, name: str):
@@ -263,13 +263,39 @@ def check_task(world, task: Task, seed_task: Task, held_out, tokenizer=None):
         raise InvalidTask(leak)
 
 
-def written_task(world, rollout, text, seed_task, epoch, held_out, tokenizer) -> Task:
-    """The task that a generation of the simulator is. Raises InvalidTask with the reason to count;
-    held_out, tokenizer: see check_task."""
-    if rollout.truncated:
+def written_tasks(world, o, policy, rollouts, seed_tasks, alpha, epoch, held_out, kept=()):
+    """Read what the simulator wrote: yields (rollout, text, Task, ""), or (rollout, text, None, the
+    reason why it is no valid task).
+
+    rollouts: their group is the index of their seed task; kept: tasks that the batch holds already.
+    """
+    seen = {key for task in kept for key in task_keys(world, task)}
+    for r in rollouts:
+        text = policy.decode(r.response)
+        try:
+            seed_task = seed_tasks[r.group]
+            task = written_task(world, o, policy, r, text, seed_task, alpha, epoch, held_out)
+            # not in the paper: a task counts once in a batch, however often it was written, or RWR
+            # would reinforce the simulator's own most frequent outputs
+            if seen & task_keys(world, task):
+                raise InvalidTask("duplicate in the batch")
+        except InvalidTask as reason:
+            yield r, text, None, str(reason)
+            continue
+        seen |= task_keys(world, task)
+        yield r, text, task, ""
+
+
+def written_task(world, o, policy, rollout, text, seed_task, alpha, epoch, held_out) -> Task:
+    """The task that a generation describes. Raises InvalidTask with the reason to count."""
+    if rollout.limit:
         raise InvalidTask("truncated")
     task = world.parse_task(text, seed_task, epoch)
-    check_task(world, task, seed_task, held_out, tokenizer)
+    check_task(world, task, seed_task, held_out, policy.tokenizer)
+    # must fit both prompts, the agent's and, as a seed task, the simulator's; 0.5 for any p_hat
+    prompts = world.agent_prompt(task), world.env_prompt(task, 0.5, alpha)
+    if max(len(policy.encode(prompt)) for prompt in prompts) > o.max_prompt_tokens:
+        raise InvalidTask("prompt too long")
     return task
 
 
