@@ -4,27 +4,51 @@
     imitate.py     ... how it learns it
     ask.py         a trained agent answers a request
     export.py      D_train for veRL
+    compare.py     the curves of several runs on one page
 
 None of them loads torch before what was given on the command line has turned out to be right.
 """
+import difflib
 import importlib
 
 from common.cli import exit_code
-from run.options import parse_options
+from common.files import UserError
+from run import checkpoint
+from run.options import parse_options, threads_of
+from watch import screen
+from worlds import load_world
 
 COMMANDS = {  # name: (module, what it is for)
     "warm-start": ("warm_start", "a small model imitates tasks in both roles, before its first run"),
-    "ask": ("ask", "the trained agent answers a request of your own"),
-    "export": ("export", "write the tasks of a run for veRL"),
+    "ask": ("ask", "the trained agent of a run answers a request of yours"),
+    "export": ("export", "the tasks of a run for veRL"),
+    "compare": ("compare", "curves of several runs on one page, or as CSV"),
 }
+HELP = "commands (each has --help):\n" + "\n".join(
+    f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items())
 
 
 def dispatch(argv, train) -> int:
     """Do what the command line says; returns the exit code: 0, 2 for a user's mistake, 128 + n after
     a signal n. train: what a run calls with its Options."""
-    def work():
-        if argv and argv[0] in COMMANDS:
-            module = importlib.import_module(f"commands.{COMMANDS[argv[0]][0]}")
-            return module.main(argv[1:])
-        return train(parse_options(argv))
-    return exit_code(work)
+    return exit_code(lambda: command(argv) if argv and argv[0][:1] != "-" else run(argv, train))
+
+
+def command(argv):
+    """One of COMMANDS. Raises UserError for a name that is none."""
+    if argv[0] not in COMMANDS:
+        near = difflib.get_close_matches(argv[0], COMMANDS, 1)
+        raise UserError(f"unknown command {argv[0]!r}: {f'did you mean {near[0]}? ' if near else ''}"
+                        f"commands are {', '.join(COMMANDS)}; options begin with --")
+    return importlib.import_module(f"commands.{COMMANDS[argv[0]][0]}").main(argv[1:])
+
+
+def run(argv, train):
+    """A run: parsed, checked as far as can be without torch, announced, then trained."""
+    o = parse_options(argv, HELP)
+    if o.resume and checkpoint.is_complete(o):
+        return
+    load_world(o.world).prepare(o)
+    print(screen.banner(o, checkpoint.choose_folder(o), threads_of(o)))
+    print("loading torch and the model ...", flush=True)
+    train(o)

@@ -4,6 +4,7 @@ What of the paper this is: nothing. How it is run: the main function of every pr
 `exit_code`; each parses its options with `Parser`.
 """
 import argparse
+import difflib
 import sys
 
 from common.files import UserError
@@ -52,4 +53,8 @@ class Parser(argparse.ArgumentParser):
     """argparse whose mistakes are UserErrors: one line each, like all others."""
 
     def error(self, message):
-        raise UserError(f"{message}; see python {self.prog} --help")
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        near = difflib.get_close_matches(unknown[0].partition("=")[0] if unknown else "",
+                                         self._option_string_actions, 1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise UserError(f"{message}{hint}; see python {self.prog} --help")

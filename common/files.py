@@ -6,6 +6,7 @@ writes with it.
 Where it differs on purpose from a plain loop over json.loads: every fault names the file and the
 line, and a write that fails leaves the file as it was.
 """
+import difflib
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,13 @@ from pathlib import Path
 
 class UserError(Exception):
     """A mistake of the user's: printed as one line saying what to do, exit code 2."""
+
+
+def choose(word, names) -> str:
+    """What to do instead of a word that is none of the names: the nearest, then all of them."""
+    names = [str(name) for name in names if name != ""]
+    near = difflib.get_close_matches(str(word), names, 1)
+    return f"{f'did you mean {near[0]}? ' if near else ''}choose from {', '.join(names)}"
 
 
 def first_line(error) -> str:

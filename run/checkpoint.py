@@ -46,7 +46,7 @@ FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 KEEP = 2  # checkpoints kept: the last, and the one before in case the last gets damaged
 TEMPORARY, LOCK = "config.json.tmp", "lock"
 # options that a resumed run may change: these move memory and rounding, nothing else
-FREE = {"gate", "out", "resume", "threads", "token_budget", "grad_checkpoint"}
+FREE = {"gate", "out", "resume", "threads", "token_budget", "grad_checkpoint", "verbose"}
 OTHER_BITS = {"max_rows", "device"}  # and these also the random numbers that a rollout gets
 FORMAT = 1  # of checkpoints and records: raise it when a run of before could no longer go on
 
@@ -181,12 +181,12 @@ def _unfit(config: Path, rank: int) -> str:
         return f"{config.name} is damaged"
 
 
-def world_of(out: str) -> str:
-    """The world of the run in a folder, "" if its config.json does not say."""
+def world_of(config: Path) -> str:
+    """The world of a run by its config.json, "" if that does not say."""
     try:
-        return str(json.loads((Path(out) / "config.json").read_text()).get("world", ""))
+        return str(json.loads(config.read_text()).get("world", ""))
     except (OSError, ValueError, AttributeError, RecursionError):
-        return ""  # resumed_options says what is wrong
+        return ""  # saved_options says what is wrong
 
 
 def resumed_options(asked: dict, own: dict, defaults: dict) -> dict:
@@ -201,20 +201,8 @@ def resumed_options(asked: dict, own: dict, defaults: dict) -> dict:
     if not path.is_file():
         raise UserError(f"nothing to resume: {path} does not exist")
     defaults = defaults | own
-    try:
-        saved = json.loads(path.read_text())
-        saved.update(saved.pop("world_options", {}))
-        unknown = saved.keys() - defaults.keys()
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        raise UserError(f"{path} is damaged: it is not a JSON object") from None
-    if unknown:
-        raise UserError(f"{path} has an option this version does not know ({sorted(unknown)[0]}): "
-                        "go on with the version that made it, or start a new run in another --out")
-    for name, value in saved.items():
-        kind = type(defaults[name])
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise UserError(f"{path}: option {name} has the value {value!r}, which is no "
-                            f"{kind.__name__}")
+    saved = saved_options(path, defaults, "go on with the version that made it, or start a new run "
+                          "in another --out")
     former = {**defaults, **saved}  # older runs have fewer
     free = FREE | OTHER_BITS | (set() if uses_length(former["alpha_schedule"]) else {"epochs"})
     changes = {name: value for name, value in asked.items() if value != former.get(name)}
@@ -226,6 +214,29 @@ def resumed_options(asked: dict, own: dict, defaults: dict) -> dict:
     for name in sorted(changes.keys() & OTHER_BITS):
         print(f"{says[name]} is {changes[name]!r} now: it goes on, but no longer to the bit")
     return former
+
+
+def saved_options(path, defaults: dict, advice: str) -> dict:
+    """The options in a config.json, those of the world beside the others. Raises UserError for a
+    damaged file, a value of another kind, and, with the advice, an option that is not in `defaults`.
+    """
+    try:
+        saved = json.loads(Path(path).read_text())
+        saved.update(saved.pop("world_options", {}))
+        unknown = sorted(saved.keys() - defaults.keys())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise UserError(f"{path} is damaged: it is not a JSON object") from None
+    if unknown:
+        raise UserError(f"{path} has an option this version does not know ({', '.join(unknown)}): "
+                        f"{advice}")
+    for name, value in saved.items():
+        kind = type(defaults[name])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise UserError(f"{path}: option {name} has the value {value!r}, which is no "
+                            f"{kind.__name__}")
+    return saved
 
 
 # ---------------------------------------------------------------------------------------------

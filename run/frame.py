@@ -9,6 +9,7 @@ so that each step says what it reads; nothing is global.
 """
 import json
 import sys
+import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from data_pool import EnvPool, TrainPool
 from models.loading import model_config
 from policy import Policy
 from run import checkpoint, memory, options
-from watch import health, measure, report
+from watch import health, measure, report, screen
 from worlds import held_out_keys, load_world, read_teacher, refuse_special_tokens
 
 SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
@@ -67,7 +68,8 @@ class Run:
     last_success: float = 0.5         # success rate on generated tasks, last epoch
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
     peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
-    progress: bool = False            # show progress bars
+    progress: bool = False            # a terminal, with room for bars
+    clock: tuple | None = None        # (seconds, epoch) from which the time left is foreseen
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
     sources: dict = field(default_factory=dict)  # {file given in an option: its hash}
@@ -123,7 +125,16 @@ def prepare_run(o) -> Run:
     run.env_pool = EnvPool(folder / "env.jsonl")
     if o.resume:
         checkpoint.write_config(folder, o)  # --epochs or memory options may have changed
+        run.clock = time.perf_counter(), run.state.epoch - 1
+    print(screen.LEGEND, flush=True)
+    say(run, f"epoch {run.state.epoch}: the agent tries tasks ...")
     return run
+
+
+def say(run, what: str):
+    """On a terminal: what is done now, in a line that the next one writes over."""
+    if run.progress:
+        print(f"\r{what:<70}\r", end="", file=sys.stderr, flush=True)
 
 
 def context_of(run) -> curriculum.Context:
@@ -142,6 +153,7 @@ def progress_bar(run):
     for step in bar:
         yield step
         bar.set_postfix(measure.postfix(state))
+    say(run, f"epoch {state.epoch}: the simulator learns ...")
 
 
 def fixed_tasks(run) -> list:
@@ -160,6 +172,7 @@ def note_refused(run, seed_task, text, reason, per_reason=3):
 
 def end_epoch(run, env_stats, alpha):
     """Measure, print one line, put everything on disk, start the next epoch's account."""
+    say(run, f"epoch {run.state.epoch}: the agent tries held-out tasks ...")
     practice = run.practice()
     record = measure.epoch_record(run, env_stats, alpha, practice)
     if record["distinct_tasks"]:
@@ -169,17 +182,27 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))
     if practice:
         (run.folder / "functions.json").write_text(json.dumps(measure.by_function(practice)))
-    print(measure.line(record), flush=True)
+    say(run, "")
+    print(screen.line(record, time_left(run), run.o.verbose), flush=True)
     silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
     verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ""
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
+    say(run, f"epoch {run.state.epoch}: the simulator writes tasks ...")
     if verdict and run.o.gate:
         raise UserError(f"{verdict} Or: --no-gate --resume --out {run.folder}")
     if len(silent) == SILENT_EPOCHS and record["epoch"] < run.o.epochs:  # after the last: no use
         finish(run)
         raise UserError(f"the simulator wrote no valid task in {SILENT_EPOCHS} epochs running "
                         f"({record['invalid']}): stopped; everything so far is in {run.folder}")
+
+
+def time_left(run) -> float | None:
+    """Seconds to the end of the run, by the epochs that this program has done; None before one is."""
+    epoch, now = run.state.epoch, time.perf_counter()
+    run.clock = run.clock or (now, epoch)
+    started, first = run.clock
+    return (now - started) / (epoch - first) * (run.o.epochs - epoch) if epoch > first else None
 
 
 def look_before(run, record) -> str:
@@ -195,10 +218,12 @@ def look_before(run, record) -> str:
 
 def finish(run):
     """Adapters, figures, report and the closing words."""
+    say(run, "")
     for name in run.policy.params:
         run.policy.save_adapter(name, run.folder / "adapters" / name)
     if run.o.model:  # the embedded world's few MB are of no interest
         print(measure.peaks_line(run.peaks, run.policy.device))
         (run.folder / "memory.json").write_text(json.dumps(run.peaks, indent=1))
+    print("drawing figures ...", flush=True)
     report.write(run.folder)
-    print(report.closing_words(run.folder))
+    print(screen.closing_words(run.folder))

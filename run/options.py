@@ -14,15 +14,16 @@ import json
 import math
 import os
 import re
-from argparse import SUPPRESS, BooleanOptionalAction
+from argparse import SUPPRESS, BooleanOptionalAction, RawDescriptionHelpFormatter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from common.cli import Parser
-from common.files import UserError
+from common.files import UserError, choose
 import curriculum
 from run import checkpoint
 from run.presets import PRESETS
-from worlds import load_world
+from worlds import load_world, world_names
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Options:
     world: str = "ladder"             # domain, a module of worlds/
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0 = OMP_NUM_THREADS if set, else all cores
+    verbose: bool = False             # also print the proof of training in every epoch
     # models
     model: str = ""                   # local folder, hub name or .gguf file of a chat model
     base_model: str = ""              # embedded worlds: folder of another tiny model than their own
@@ -123,61 +125,85 @@ SHARES = ("base_share", "env_fresh", "success_at")
 POSITIVE = ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap")
 
 
-def parser(world=None) -> Parser:
+def parser(world=None, commands="") -> Parser:
     """An argument parser made from Options: name, type, default and the comment as help.
 
-    world: a module whose own options are added, if it has any.
+    world: a module whose own options are added, if it has any. commands: what else --help names.
     """
-    p = Parser(prog="genenv.py", description="GenEnv: an agent and a task simulator co-evolve.",
-               argument_default=SUPPRESS, allow_abbrev=False)
-    p.add_argument("--preset", help=f"a set of options: {', '.join(PRESETS)}; others override it")
+    p = Parser(prog="genenv.py", argument_default=SUPPRESS, allow_abbrev=False, add_help=False,
+               usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
+               description="GenEnv: an agent and a task simulator co-evolve.", epilog=commands,
+               formatter_class=RawDescriptionHelpFormatter)
     add_fields(p, Options)
-    for name, (default, text, _) in getattr(world, "OPTIONS", {}).items():
-        _add(p, name, type(default), default, f"of this world: {text}")
+    own = p.add_argument_group("of this world")
+    for name, (default, text, values) in getattr(world, "OPTIONS", {}).items():
+        _add(own, name, type(default), default, text, values)
     return p
 
 
-def defaults() -> dict:
-    """{option: its default}, without those of a world."""
-    return {f.name: f.default for f in dataclasses.fields(Options) if f.name != "world_options"}
-
-
 def add_fields(p, kind):
-    """An option for every field of a dataclass; the comment beside each is its help text."""
-    comments = dict(re.findall(r"^    (\w+): .*?# (.*)$", inspect.getsource(kind), re.MULTILINE))
-    for f in dataclasses.fields(kind):
-        if f.name != "world_options":
-            _add(p, f.name, f.type, f.default, comments[f.name])
+    """An option for every field of a dataclass; the comment beside each is its help text, and a
+    comment on a line of its own is the headline of those below it."""
+    group, kinds = p, {f.name: f for f in dataclasses.fields(kind) if f.name != "world_options"}
+    for line in inspect.getsource(kind).splitlines():
+        if headline := re.fullmatch(r"    # (.*)", line):
+            group = p.add_argument_group(headline[1])
+            if headline[1] == "the run":
+                _add_common(group)
+        elif (found := re.match(r"    (\w+): .*?# (.*)$", line)) and found[1] in kinds:
+            f = kinds[found[1]]
+            _add(group, f.name, f.type, f.default, found[2], choices(f.name))
 
 
-def _add(p, name, kind, default, text):
-    flag, text = "--" + name.replace("_", "-"), f"{text} (default: {default!r})".replace("%", "%%")
+def _add_common(group):
+    """What is no option of a run, but says where they come from."""
+    group.add_argument("-h", "--help", action="help", help="show this and stop")
+    group.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
+    group.add_argument("--config", metavar="FILE", help="options of another run, its config.json")
+
+
+def _add(p, name, kind, default, text, values=()):
+    flag, shown = "--" + name.replace("_", "-"), "" if default in ("", False) else f" ({default})"
+    listed = f" [{', '.join(str(v) for v in values if v != '')}]" if values else ""
+    text = f"{text}{listed}{shown}".replace("%", "%%")
     if kind is bool:
         p.add_argument(flag, action=BooleanOptionalAction, help=text)
     else:
-        p.add_argument(flag, type=kind, help=text)
+        metavar = {int: "N", float: "X"}.get(kind, "NAME" if values else "TEXT")
+        p.add_argument(flag, type=kind, metavar=metavar, help=text)
 
 
-def parse_options(argv) -> Options:
-    """Command line -> Options: defaults, then the world's, then the resumed run's, then the
-    preset's, then what is given.
+def choices(name: str) -> tuple:
+    """The values that an option may take, () if they are not listed: functions of curriculum.py and
+    worlds, a user's own included, are found where they stand."""
+    if name == "world":
+        return tuple(world_names())
+    return tuple(curriculum.named(NAMED[name])) if name in NAMED else CHOICES.get(name, ())
+
+
+def parse_options(argv, commands="") -> Options:
+    """Command line -> Options: defaults, then the world's, then the resumed run's or those of
+    --config, then the preset's, then what is given. commands: what --help says of them.
 
     Raises UserError for unknown options, values of the wrong kind, and options that a resumed run
     must not change.
     """
     name = _world_of(argv)
     world = load_world(name)
-    given = vars(parser(world).parse_args(argv))
-    preset = given.pop("preset", None)
+    given = vars(parser(world, commands).parse_args(argv))
+    preset, config = given.pop("preset", None), given.pop("config", None)
     if preset is not None and preset not in PRESETS:
-        raise UserError(f"unknown preset {preset!r}: choose from {', '.join(PRESETS)}")
+        raise UserError(f"unknown preset {preset!r}: {choose(preset, PRESETS)}")
     asked = {**PRESETS.get(preset, {}), **given}
     if PRESETS.get(preset, {}).get("world", name) != name:
         raise UserError(f"--preset {preset} is for --world {PRESETS[preset]['world']} and cannot "
                         f"be used in the world {name}: leave one of them out")
+    if config and given.get("resume"):
+        raise UserError("--config is for a new run, --resume goes on with a run's own options: leave "
+                        "one of them out")
     own = {key: default for key, (default, _, _) in getattr(world, "OPTIONS", {}).items()}
     former = checkpoint.resumed_options(asked, own, defaults()) if given.get("resume") else \
-        getattr(world, "DEFAULTS", {})
+        {**getattr(world, "DEFAULTS", {}), **(_of_file(config, own) if config else {})}
     values = {**own, **former, **asked}
     # what belongs to the world goes into one field of its own
     theirs = {key: values.pop(key) for key in own}
@@ -189,18 +215,32 @@ def parse_options(argv) -> Options:
     return o
 
 
+def defaults() -> dict:
+    """{option: its default}, without those of a world."""
+    return {f.name: f.default for f in dataclasses.fields(Options) if f.name != "world_options"}
+
+
+def _of_file(path, own: dict) -> dict:
+    """The options in another run's config.json, but for its folder. Raises UserError."""
+    saved = checkpoint.saved_options(path, defaults() | own, "remove it from the file")
+    return {name: value for name, value in saved.items() if name not in ("out", "resume")}
+
+
 def _world_of(argv) -> str:
-    """Which world the command line names, itself, by its preset or by the run that goes on."""
+    """Which world the command line names: itself, by the run that goes on, its preset or --config."""
     p = Parser(add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
-    for name in ("world", "preset", "out"):
+    for name in ("world", "preset", "out", "config"):
         p.add_argument(f"--{name}")
     p.add_argument("--resume", action="store_true")
     known, _ = p.parse_known_args(argv)
+    preset = PRESETS.get(getattr(known, "preset", ""), {})
     if "world" in known:
         return known.world
     if getattr(known, "resume", False) and getattr(known, "out", ""):
-        return checkpoint.world_of(known.out) or Options.world
-    return PRESETS.get(getattr(known, "preset", ""), {}).get("world", Options.world)
+        return checkpoint.world_of(Path(known.out) / "config.json") or Options.world
+    if "config" in known and "world" not in preset:
+        return checkpoint.world_of(Path(known.config)) or Options.world
+    return preset.get("world", Options.world)
 
 
 def check_options(o):
@@ -226,9 +266,8 @@ def check_options(o):
     own_base = hasattr(load_world(o.world), "train_base") and not o.model
     need(own_base or not o.base_model, "base_model",
          "only a world that trains its own base model takes one, and none with --model")
-    choices = {**CHOICES, **{name: tuple(curriculum.named(p)) for name, p in NAMED.items()}}
-    for name, values in choices.items():
-        need(getattr(o, name) in values, name, f"choose from {', '.join(filter(None, values))}")
+    for name in (*CHOICES, *NAMED):
+        need(getattr(o, name) in choices(name), name, choose(getattr(o, name), choices(name)))
     fault = device_fault(o.device)
     need(not fault, "device", fault)
     need(template_options(o) is not None, "chat_template_kwargs",
@@ -236,8 +275,7 @@ def check_options(o):
     for name, (default, _, values) in getattr(load_world(o.world), "OPTIONS", {}).items():
         value = o.world_options[name]
         if values and value not in values:
-            raise UserError(f"--{name.replace('_', '-')} is {value!r}: choose from "
-                            f"{', '.join(map(str, values))}")
+            raise UserError(f"--{name.replace('_', '-')} is {value!r}: {choose(value, values)}")
     curriculum.try_functions(o)
     return o
 

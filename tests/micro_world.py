@@ -204,7 +204,7 @@ def run_micro(monkeypatch, folder, control="", **options):
     monkeypatch.setattr(genenv.checkpoint, "save",
                         lambda run: (run.train_pool.save(), run.env_pool.save()))
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr(run.frame.report, "closing_words", lambda folder: "")
+    monkeypatch.setattr(run.frame.screen, "closing_words", lambda folder: "")
     for name in ("grpo_update", "rwr_update"):
         monkeypatch.setattr(genenv, name, _taped_update(name, getattr(genenv, name), world))
     if control:

@@ -9,8 +9,8 @@ from watch.health import judge
 
 def test_a_batch_with_signal_passes():
     line, stop = judge(written=16, valid=12, p_hats=[0, 0.5, 1, 0.25], G=8)
-    assert stop == "" and line == ("before training: 12 of 16 written tasks valid, success 0.44 on "
-                                   "4 tasks, groups with mixed rewards 2 of 4")
+    assert stop == "" and line == ("before training: 12 of 16 written tasks valid, success on "
+                                   "4 tasks 0.44, mixed rewards in 2 groups")
 
 
 def test_one_mixed_group_is_enough():

@@ -68,8 +68,7 @@ def test_every_file_is_written(four):
     for name in ("config.json", "metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl",
                  "report.html", "adapters/agent/adapter_model.safetensors",
                  "adapters/env/adapter_config.json", "figures/validation.png",
-                 "figures/success_rate.png", "figures/task_length.png",
-                 "figures/response_length.png", "figures/solved.png", "figures/kl.png"):
+                 "figures/success_rate.png", "figures/diversity.png", "figures/kl.png"):
         assert (four / name).stat().st_size > 0, name
     records = read_jsonl(four / "metrics.jsonl")
     assert [r["epoch"] for r in records] == [0, 1, 2, 3, 4]
@@ -128,8 +127,8 @@ def test_bar_and_line_count_the_same_tasks():
     state = SimpleNamespace(attempts=attempts, epoch=3, rollout_tokens=1, rollout_seconds=1.0)
     new = measure.first_attempts(state)
     bar = measure.postfix(state)
-    assert bar["distinct"] == len(new) == 100 and bar["success"] == "0.50"
-    assert measure.postfix(SimpleNamespace(**{**vars(state), "attempts": []}))["success"] == "-"
+    assert bar["new tasks"] == len(new) == 100 and bar["success on generated"] == "0.50"
+    assert measure.postfix(SimpleNamespace(**{**vars(state), "attempts": []}))["success on generated"] == "-"
 
 
 def test_two_plus_two_epochs_equal_four(four, tmp_path, cache):

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from test_health import recorded
-from watch import report
+from watch import report, screen
 
 HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=alert(1)>",
            "</pre></div></body></html>", "\"'><svg/onload=alert(1)>", "&lt;b&gt; & <b>",
@@ -65,7 +65,9 @@ def test_page_is_one_file_with_everything(folder):
     assert [page.index(f"<h3>epoch {t}</h3>") for t in (0, 12, 24)]
     assert "<details><summary>Options" in page and "env_kl_cap" in page
     assert page.count("s1 inc 3") == 3 and "r = 0<" in page
-    assert page.index("Warnings") < page.index("Curves") < page.index("Tasks and traces")
+    order = ("Warnings", "Held-out success by category", "Curves", "Tasks and traces")
+    assert sorted(order, key=lambda title: page.index(f"<h2>{title}")) == list(order)
+    assert page.count("<figcaption>") == tags.names.count("img")  # a sentence under each curve
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: ascii(t[:20]))
@@ -105,16 +107,16 @@ def test_a_run_of_one_epoch_and_without_samples(folder):
     save(folder, records[:1], vars(options), [])
     (folder / "samples.jsonl").unlink()
     assert re.search("<h3>epoch 0</h3>", report.write(folder).read_text())
-    assert "validation" in report.closing_words(folder)
+    assert "held-out success" in screen.closing_words(folder)
 
 
 def test_a_run_without_generated_tasks_says_nothing_of_them(folder):
     """--variant base ended with "success rate 0.00 -> 0.00 on generated tasks"."""
     records, options = recorded("genenv")
     save(folder, records, vars(options), [SAMPLE])
-    assert "on generated tasks" in report.closing_words(folder)
+    assert "success on generated tasks  " in screen.closing_words(folder)
     assert "<span>success on generated tasks" in report.write(folder).read_text()
     save(folder, [{**r, "distinct_tasks": 0, "written": 0} for r in records], vars(options), [])
-    words = report.closing_words(folder)
-    assert "held-out tasks" in words and "report.html" in words and "success rate" not in words
+    words = screen.closing_words(folder)
+    assert "held-out success" in words and "report.html" in words and "generated tasks" not in words
     assert "<span>success on generated tasks" not in report.write(folder).read_text()

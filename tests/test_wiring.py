@@ -763,7 +763,7 @@ def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
         micro.run_micro(patch, tmp_path / "r", **{**BASE, "epochs": 1})
     record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]
     assert record["other_adapter_moved"]
-    assert "ANOTHER ADAPTER MOVED TOO" in genenv.measure.line(record)
+    assert "ANOTHER ADAPTER MOVED TOO" in run.frame.screen.line(record, verbose=True)
 
 
 def test_another_order_of_the_sampled_log_probs_is_seen(tmp_path, monkeypatch):
@@ -843,8 +843,8 @@ def test_world_and_its_options_reach_the_world(tmp_path, monkeypatch):
     world, names = micro.micro_world(), []
     for module in (run.frame, run.options):
         monkeypatch.setattr(module, "load_world", lambda name: names.append(name) or world)
-    for name in ("write", "closing_words"):
-        monkeypatch.setattr(run.frame.report, name, lambda folder: "")
+    monkeypatch.setattr(run.frame.report, "write", lambda folder: "")
+    monkeypatch.setattr(run.frame.screen, "closing_words", lambda folder: "")
     assert genenv.main(["--world", "micro", "--flavour", "3", "--out", str(tmp_path / "r"),
                         "--threads", "1", "--epochs", "0", "--no-gate"]) == 0
     assert set(names) == {"micro"} and world.prepared[0].world_options == {"flavour": 3}
@@ -879,6 +879,7 @@ ELSEWHERE = {
                     "test_wiring.py::test_options_of_the_policy_reach_it"),
     "write_rounds": "test_functions.py::test_the_simulator_writes_until_the_batch_is_full",
     "env_passes": "test_functions.py::test_few_records_wait_in_d_env_until_there_are_enough",
+    "verbose": "test_screen.py::test_proof_of_training_is_for_those_who_ask",
     "function_selection":
         "test_functions.py::test_every_seed_task_gets_functions_and_the_record_says_which_were_met"}
 

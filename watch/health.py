@@ -245,8 +245,8 @@ def judge(written: int, valid: int, p_hats, G: int, rewards=None,
         sum(0 < p < 1 for p in p_hats)
     success = sum(p_hats) / n if n else 0.0
     tasks = f"{valid} of {written} written tasks valid, " if written else ""
-    line = (f"before training: {tasks}success {success:.2f} on {n} tasks, groups with mixed "
-            f"rewards {mixed} of {n}")
+    line = (f"before training: {tasks}success on {n} tasks {success:.2f}, mixed rewards in {mixed} "
+            "groups")
     if written and not valid:
         return line, _stop("the simulator wrote no valid task", OWN if own_model else (
             START, "make tasks easier to write (--call-format python --tools base in the "

@@ -204,37 +204,11 @@ def entropy(labels) -> float:
     return sum(n / total * math.log2(total / n) for n in counts.values())
 
 
-def line(r: dict) -> str:
-    """The lines per epoch: how the co-evolution goes, and, where there was training, its proof.
-    A dash is in the place of what this epoch did not measure."""
-    held_out = f"{r['validation']:.3f}" if r["validated"] == r["epoch"] else "-    "
-    success = f"{r['success_rate']:.2f}" if r["distinct_tasks"] else "-   "
-    text = [f"epoch {r['epoch']:3d} | validation {held_out} | success "
-            f"{success} (alpha {r['alpha']:.2f}) | task length {r['task_length']:.2f}"
-            f" | distinct {r['distinct_tasks']:4d} | in band {r['env_kept']:4d} | env KL "
-            f"{r['env_kl']:.3f} | {r['tokens_per_s']:6.0f} tok/s | {r['seconds']:5.1f} s"]
-    if r["agent_moved"] or r["env_moved"]:
-        text.append(proof_line(r))
-    return "\n".join([*text, *(f"  ! {w}" for w in r["warnings"])])
-
-
-def proof_line(r: dict) -> str:
-    """That training takes place: how far each adapter moved, that it moved alone, and that policy
-    and reference differ (nats per token; the agent's KL is the mean over the epoch's updates)."""
-    alone = "ANOTHER ADAPTER MOVED TOO" if r["other_adapter_moved"] else "each alone"
-    ratio = f"{r['env_weight_ratio']:.2f}" if r["env_weight_ratio"] else \
-        "infinite" if r["env_steps"] else "none"
-    return (f"          moved: agent {r['agent_moved']:.2f}, simulator {r['env_moved']:.2f}, {alone}"
-            f" | KL to the start: agent {r['kl']:.3f}, simulator {r['env_kl']:.3f} | largest weight "
-            f"/ smallest {ratio} | batch {r['env_batch_fresh']} fresh + "
-            f"{r['env_batch_aged']} aged")
-
-
 def postfix(state) -> dict:
-    """What the progress bar shows of the steps so far, of the tasks that `line` counts."""
+    """What the progress bar shows of the steps so far, of the tasks that an epoch's line counts."""
     new = first_attempts(state)
-    return {"success": f"{mean(p for _, p, _ in new):.2f}" if new else "-", "distinct": len(new),
-            "tok/s": f"{state.rollout_tokens / max(1e-9, state.rollout_seconds):.0f}"}
+    return {"success on generated": f"{mean(p for _, p, _ in new):.2f}" if new else "-",
+            "new tasks": len(new)}
 
 
 def samples(run, alpha: float, n=8) -> list:

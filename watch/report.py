@@ -5,10 +5,12 @@ generated tasks with the alpha band, validation, task and response length, solve
 tasks; and beside them KL, effective sample size and diversity.
 
 How it is run: genenv.py writes figures/ and report.html at the end of a run; for a run that still
-goes on or was stopped, `python -m watch.report runs/000-genenv`.
+goes on or was stopped, `python -m watch.report runs/000-genenv`. commands/compare.py draws several
+runs with the same functions.
 
 Where it differs on purpose: pictures are embedded in the page, so that one file can be sent along.
-Text of models is escaped, and the page forbids scripts and outside sources to whoever opens it.
+Text of models is escaped, and the page forbids scripts and outside sources to whoever opens it. What
+an epoch did not measure is not drawn.
 """
 import base64
 import html
@@ -17,64 +19,150 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 from common.files import UserError, read_jsonl
 from curriculum import target_of
 
-BLUE, ORANGE, GREEN, GREY = "#0b62a4", "#d1670b", "#3a8a3a", "#888888"
-COLOURS = (BLUE, ORANGE, GREY, GREEN, "#8e44ad", "#b03a2e")
-
+# one colour, one meaning, in every figure; what has the same colour differs in its dashes
+AGENT, SIMULATOR, TARGET, STYLES = "#0b62a4", "#d1670b", "#3a8a3a", ("-", "--", ":")
+OTHERS = ("#8e44ad", "#b03a2e", "#16857a", "#a67c00", "#444444", "#d1478f")  # reasons, runs
 
 # what the figures read of a record; for a run that was written by another version it is missing
 KEYS = ("epoch", "alpha", "validation", "validation_greedy", "validation_by", "success_rate",
         "task_length", "response_length", "solved", "unsolved", "env_kl", "env_kl_step", "kl",
         "env_kept", "env_ess", "skill_entropy", "distinct_tasks", "written", "invalid",
         "zero_variance", "truncated", "replay_gain", "warnings")
-RATE = (-0.03, 1.03)
+OF_GENERATED = {"success_rate", "task_length", "response_length", "solved", "unsolved",
+                "skill_entropy"}
+
+
+def value(m: dict, key: str):
+    """A figure of an epoch's record, None where that epoch did not measure it."""
+    measured = {
+        "validation": m.get("validated", m["epoch"]) == m["epoch"] and m["validation_by"],
+        "env": m.get("env_steps", m["env_ess"]) > 0, "replay_gain": m.get("replays", 1),
+        "env_kept": m["epoch"] > 0 and m["written"], "kl": m["epoch"] > 0,
+        "zero_variance": m["epoch"] > 0}
+    kind = key if key in measured else key.partition("_")[0]
+    known = m["distinct_tasks"] if key in OF_GENERATED else measured.get(kind, True)
+    return m.get(key) if known else None
+
+
+class Panel(NamedTuple):
+    """One figure: lines are (label, colour, [(epoch, value)]); the sentence stands below it."""
+    title: str
+    ylabel: str
+    lines: list
+    sentence: str
+
+
+def panels(metrics: list[dict], options: dict) -> dict:
+    """{file name: Panel} of a run; lines and figures without a single value are left out."""
+    lost = lambda *reasons: lambda m: sum(n for reason, n in m["invalid"].items() if not reasons
+                                          or reason in reasons) / m["written"] if m["written"] else None
+    start = metrics[0]
+    growth = lambda key: lambda m: value(m, key) / start[key] \
+        if value(m, key) is not None and start[key] else None
+    found = {
+        "validation.png": ("Held-out success", "share", [
+            ("sampled attempts", AGENT, "validation"),
+            ("one greedy attempt", AGENT, "validation_greedy")],
+            "Success on tasks that neither policy is trained on. It should rise and then stay up."),
+        "success_rate.png": ("Success on generated tasks", "share", [
+            ("success, p_hat", AGENT, "success_rate"), ("always solved", AGENT, "solved"),
+            ("never solved", AGENT, "unsolved")],
+            "The agent's success on the simulator's new tasks, before it trains on them. It should stay "
+            "away from 0 and 1; the green band is alpha \u00b1 k_min, what the simulator aims at."),
+        "diversity.png": ("How generated tasks grow", "relative to epoch 0", [
+            ("task length", SIMULATOR, growth("task_length")),
+            ("tokens of a response", AGENT, growth("response_length")),
+            ("entropy over skills", SIMULATOR, growth("skill_entropy"))],
+            "Length of tasks and responses, and how evenly the skills are used, as multiples of "
+            "epoch 0. Entropy that falls far below 1 says that the simulator repeats itself."),
+        "band.png": ("What the simulator learns from", "tasks", [
+            ("new tasks inside the band", SIMULATOR, "env_kept"),
+            ("effective sample size, earlier ones included", SIMULATOR, "env_ess")],
+            "Tasks of this epoch that the agent solves about as often as alpha says. A handful is "
+            "too few to learn from; as many as a mini-batch (--env-batch) is healthy."),
+        "kl.png": ("KL of the policies", "nats per token", [
+            ("simulator to its start, before the update", SIMULATOR, "env_kl"),
+            ("simulator, moved by this update: after to before", SIMULATOR, "env_kl_step"),
+            ("agent to its start", AGENT, "kl")],
+            "How far the policies are from the base model. A slow rise that levels off is healthy; "
+            "above 2 the simulator's texts are no longer to be trusted."),
+        "invalid.png": ("Written texts that are no new task", "share", [
+            ("all reasons", SIMULATOR, lost()),
+            *((reason, colour, lost(reason))
+              for reason, colour in zip(top_reasons(metrics), OTHERS))],
+            "Why texts of the simulator were refused. A share that falls or stays is healthy; one "
+            "that climbs says that the simulator loses the form, or repeats itself."),
+        "signal.png": ("What teaches the agent nothing", "share", [
+            ("groups with equal rewards", AGENT, "zero_variance"),
+            ("attempts cut off by a limit", AGENT, "truncated")],
+            "Groups of attempts with equal rewards have no gradient. Below 0.9 there is something to "
+            "learn; attempts that are cut off should be few."),
+        "replay.png": ("Tasks tried again", "change of p_hat", [
+            ("now minus two or more epochs ago", AGENT, "replay_gain")],
+            "Whether tasks of earlier epochs have become easier. Above 0 the agent has learned from "
+            "them."),
+    }
+    out = {}
+    for name, (title, ylabel, lines, sentence) in found.items():
+        drawn = [(label, colour, points(metrics, key)) for label, colour, key in lines]
+        if any(line[2] for line in drawn):
+            out[name] = Panel(title, ylabel, [line for line in drawn if line[2]], sentence)
+    return out
+
+
+def points(metrics, key) -> list:
+    """[(epoch, value)] of a key of the records, or a function of them, where it was measured."""
+    get = key if callable(key) else lambda m: value(m, key)
+    return [(m["epoch"], get(m)) for m in metrics if get(m) is not None]
 
 
 def figures(metrics: list[dict], options: dict) -> dict:
     """{file name: matplotlib figure}; metrics: the records of metrics.jsonl."""
+    band = [(m["epoch"], m["alpha"] - options["k_min"], m["alpha"], m["alpha"] + options["k_min"])
+            for m in metrics]
+    return {name: draw(panel, band if name == "success_rate.png" else ())
+            for name, panel in panels(metrics, options).items()}
+
+
+def draw(panel: Panel, band=()):
+    """A panel as a matplotlib figure. band: (epoch, lower edge, alpha, upper edge) of each epoch."""
     import matplotlib
     matplotlib.use("Agg")  # files only: no display is needed
-    lost = lambda *reasons: lambda m: sum(
-        n for reason, n in m["invalid"].items() if not reasons or reason in reasons
-    ) / max(1, m["written"])
-    # before training there is nothing to draw; with --epochs 0 there is nothing else
-    trained = metrics[1:] or metrics
-    agreement = [("no agreement", lost("no agreement"))] if options.get("agreement") else []
-    return {
-        "validation.png": _draw(validated(metrics), "Held-out tasks", "success rate", [
-            ("sampled", "validation"), ("greedy", "validation_greedy")], RATE),
-        "success_rate.png": _draw(metrics, "Generated tasks: success of the agent", "success rate",
-                                  [("p_hat", "success_rate")], RATE, options["k_min"]),
-        "task_length.png": _draw(metrics, "Generated tasks: length", "task length",
-                                 [("task length", "task_length")]),
-        "response_length.png": _draw(metrics, "Responses to generated tasks", "tokens",
-                                     [("response length", "response_length")]),
-        "solved.png": _draw(metrics, "Generated tasks: always or never solved", "share", [
-            ("fully solved", "solved"), ("never solved", "unsolved")], RATE),
-        "kl.png": _draw(trained, "KL of the policies", "nats per token", [
-            ("simulator to its start", "env_kl"), ("agent to its start", "kl"),
-            ("simulator, by this update", "env_kl_step")]),
-        "band.png": _draw(trained, "What the simulator learns from", "records", [
-            ("new, inside the band", "env_kept"),
-            ("effective sample size, earlier ones included", "env_ess")]),
-        "diversity.png": _draw(metrics, "Diversity of generated tasks", "bits", [
-            ("entropy over skills", "skill_entropy")]),
-        "invalid.png": _draw(metrics, "Generations that are no new task", "share", [
-            ("all reasons", lost()), ("copies and duplicates", lost(
-                "copy of the seed", "duplicate in the batch")),
-            *agreement], RATE),
-        "refused.png": _draw(metrics, "Refused, by reason", "share of generations",
-                             [(reason, lost(reason)) for reason in top_reasons(metrics)]),
-        "signal.png": _draw(trained, "What teaches the agent nothing", "share", [
-            ("groups with equal rewards", "zero_variance"),
-            ("truncated responses", "truncated")], RATE),
-        "replay.png": _draw([m for m in metrics if m.get("replays")] or trained,
-                            "Tasks tried again: change of p_hat", "difference", [
-                                ("now minus two or more epochs ago", "replay_gain")]),
-    }
+    import matplotlib.pyplot
+    figure, axis = matplotlib.pyplot.subplots(figsize=(6.4, 3.9), layout="constrained")
+    if band:
+        epochs, low, alphas, high = zip(*band)
+        axis.fill_between(epochs, low, high, color=TARGET, alpha=0.15, lw=0, label="band")
+        axis.plot(epochs, alphas, color=TARGET, lw=1, ls="--", label="alpha")
+    for i, (label, colour, values) in enumerate(panel.lines):
+        style = STYLES[[line[1] for line in panel.lines[:i]].count(colour)]
+        axis.plot(*zip(*values), color=colour, ls=style, marker="o", ms=3.5, lw=1.8, label=label)
+    axis.set(xlabel="epoch", ylabel=panel.ylabel)
+    axis.set_title(panel.title, fontsize=13)
+    if panel.ylabel == "share":
+        axis.set_ylim(0, 1.02)
+    elif min(v for _, _, values in panel.lines for _, v in values) >= 0:
+        axis.set_ylim(bottom=0)
+    else:
+        axis.axhline(0, color="black", lw=0.8)
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axis.grid(alpha=0.25)
+    axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def png(figure) -> bytes:
+    """A figure as a picture; the figure is closed."""
+    import matplotlib.pyplot
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=110, metadata={"Software": None})
+    matplotlib.pyplot.close(figure)
+    return buffer.getvalue()
 
 
 def validated(metrics) -> list[dict]:
@@ -82,33 +170,12 @@ def validated(metrics) -> list[dict]:
     return [m for m in metrics if m.get("validated", m["epoch"]) == m["epoch"]]
 
 
-def top_reasons(metrics, n=6) -> list[str]:
+def top_reasons(metrics, n=4) -> list[str]:
     """The reasons for which most generations of a run were refused, the most frequent first."""
     total = Counter()
     for m in metrics:
         total.update(m["invalid"])
     return [reason for reason, _ in total.most_common(n)]
-
-
-def _draw(metrics, title, ylabel, lines, ylim=None, k_min=None):
-    """One figure. lines: (label, key of a record or function of it); k_min: show the alpha band."""
-    import matplotlib.pyplot
-    figure, axis = matplotlib.pyplot.subplots(figsize=(5.2, 3.2), layout="constrained")
-    epochs = [m["epoch"] for m in metrics]
-    if k_min is not None:
-        alphas = [m["alpha"] for m in metrics]
-        axis.fill_between(epochs, [a - k_min for a in alphas], [a + k_min for a in alphas],
-                          color=GREEN, alpha=0.15, lw=0, label="band")
-        axis.plot(epochs, alphas, color=GREEN, lw=1, ls="--", label="alpha")
-    for (label, key), colour in zip(lines, COLOURS):
-        values = [key(m) if callable(key) else m[key] for m in metrics]
-        axis.plot(epochs, values, color=colour, marker="o", ms=3, lw=1.5, label=label)
-    axis.set(title=title, xlabel="epoch", ylabel=ylabel, ylim=ylim)
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.grid(alpha=0.25)
-    if lines:
-        axis.legend(frameon=False, fontsize=8)
-    return figure
 
 
 def write(folder) -> Path:
@@ -118,15 +185,10 @@ def write(folder) -> Path:
     is written.
     """
     folder = Path(folder)
-    metrics, options = _read(folder)
-    pictures = {}
+    metrics, options = read_run(folder)
     try:
         samples = _samples(folder, metrics)
-        for name, figure in figures(metrics, options).items():
-            buffer = io.BytesIO()
-            figure.savefig(buffer, dpi=110, metadata={"Software": None})
-            _close(figure)
-            pictures[name] = buffer.getvalue()
+        pictures = {name: png(figure) for name, figure in figures(metrics, options).items()}
         page = _page(folder, metrics, options, pictures, samples)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder}: a record has a wrong value ({error}); metrics.jsonl, "
@@ -139,48 +201,9 @@ def write(folder) -> Path:
     return (folder / "report.tmp").rename(folder / "report.html")
 
 
-def closing_words(folder) -> str:
-    """The last lines of a run: what to see in it."""
-    folder = Path(folder)
-    metrics, options = _read(folder)
-    first, last = metrics[0], metrics[-1]
-    rungs = list(last["validation_by"])
-    solved = [name for name in rungs if last["validation_by"][name] >= 0.5]
-    before = [name for name in rungs if first["validation_by"].get(name, 0) >= 0.5]
-    lines = [
-        "",
-        f"validation       {first['validation']:.3f} -> {last['validation']:.3f}   held-out tasks,"
-        f" {options['val_samples']} attempts each; solved mostly: {len(before)} -> {len(solved)} of"
-        f" {len(rungs)} categories",
-        *of_generated(metrics, options)]
-    warned = sum(bool(m["warnings"]) for m in metrics)
-    if warned:
-        lines.append(f"warnings         in {warned} epochs, see TROUBLESHOOTING.md")
-    return "\n".join([*lines, f"{folder}/report.html shows the curves, tasks and traces"])
-
-
 def generates(metrics) -> bool:
     """Whether any epoch tried a generated task; with --variant base none does."""
     return any(m["distinct_tasks"] for m in metrics)
-
-
-def of_generated(metrics, options) -> list[str]:
-    """The lines about generated tasks, none for a run without them."""
-    first, last = metrics[0], metrics[-1]
-    if not generates(metrics):
-        return []
-    return [
-        f"task length      {first['task_length']:.2f} -> {last['task_length']:.2f}   of what the "
-        f"simulator writes; response {first['response_length']:.1f} -> "
-        f"{last['response_length']:.1f} tokens",
-        f"skills in use    {first['skill_entropy']:.2f} -> {last['skill_entropy']:.2f} bits of "
-        "entropy over the skills in generated tasks",
-        f"success rate     {first['success_rate']:.2f} -> {last['success_rate']:.2f}   on generated "
-        f"tasks; {epochs_in_band(metrics, options)} of {len(metrics) - 1} epochs inside alpha +- "
-        f"{options['k_min']}",
-        *([f"functions        {last['functions_practised']} of {last['functions']} practised, "
-           f"{last['functions_solved']} solved when last tried"] if "functions" in last else []),
-    ]
 
 
 def epochs_in_band(metrics, options) -> int:
@@ -190,7 +213,9 @@ def epochs_in_band(metrics, options) -> int:
                for m in metrics[1:])
 
 
-def _read(folder):
+def read_run(folder):
+    """(records of metrics.jsonl, options) of a run folder. Raises UserError naming what is wrong."""
+    folder = Path(folder)
     metrics = read_jsonl(folder / "metrics.jsonl")
     if not metrics:
         raise UserError(f"{folder / 'metrics.jsonl'} is empty: no epoch has ended yet")
@@ -208,75 +233,97 @@ def _read(folder):
     return metrics, options
 
 
-def _close(figure):
-    import matplotlib.pyplot
-    matplotlib.pyplot.close(figure)
-
-
 # ---------------------------------------------------------------------------------------------
 # the page
 
 
 # no script runs and nothing is fetched, whatever a model wrote
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-STYLE = """:root{color-scheme:light}*{box-sizing:border-box}
-body{font:16px/1.5 system-ui,sans-serif;color:#1c1c1c;background:#fff;max-width:76rem;
-margin:0 auto;padding:1rem}
+STYLE = """:root{color-scheme:light dark;--text:#1c1c1c;--back:#fff;--soft:#595959;--line:#ddd;
+--warn:#fdf1f0;--fine:#f0f7f0}
+@media(prefers-color-scheme:dark){:root{--text:#e4e4e4;--back:#17191c;--soft:#a5a5a5;--line:#3c4046;
+--warn:#3a2322;--fine:#1f2f22}}
+*{box-sizing:border-box}body{font:16px/1.5 system-ui,sans-serif;color:var(--text);
+background:var(--back);max-width:76rem;margin:0 auto;padding:1rem}
 h1{font-size:1.6rem;margin:.2rem 0}h2{font-size:1.2rem;margin:1.8rem 0 .5rem}
 h3{font-size:1rem;margin:1rem 0 .4rem}p{margin:.3rem 0;overflow-wrap:anywhere}
 .facts{display:flex;flex-wrap:wrap;gap:.5rem 1.6rem;margin:.6rem 0}.facts b{font-size:1.1rem}
-.facts div span{display:block;font-size:.8rem;color:#555}
-.warn{border-left:4px solid #b3261e;background:#fdf1f0;padding:.4rem .8rem;margin:.4rem 0;
-overflow-wrap:anywhere}.fine{border-left:4px solid #276b27;background:#f0f7f0;padding:.4rem .8rem}
-.grid{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,22rem),1fr))}
-.cards{grid-template-columns:repeat(auto-fill,minmax(min(100%,30rem),1fr))}
-.grid img{width:100%;height:auto;display:block}
-.card{border:1px solid #ddd;border-radius:6px;padding:.5rem .7rem;min-width:0}
-.tag{font-size:.8rem;color:#555}pre{font:13px/1.4 ui-monospace,monospace;margin:.3rem 0;
-white-space:pre-wrap;overflow-wrap:anywhere}pre.right{border-left:3px solid #276b27;
-padding-left:.5rem}pre.wrong{border-left:3px solid #b3261e;padding-left:.5rem}
-pre.picture{white-space:pre;overflow-x:auto;font-size:12px}pre.seed{color:#666}
+.facts div span{display:block;font-size:.8rem;color:var(--soft)}
+.warn,.fine{border-left:4px solid #c9352b;background:var(--warn);padding:.4rem .8rem;margin:.4rem 0;
+overflow-wrap:anywhere}.fine{border-color:#2f8a2f;background:var(--fine)}
+.grid{display:grid;gap:1rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,30rem),1fr))}
+figure{margin:0}figcaption{font-size:.9rem;color:var(--soft);margin:.3rem 0}
+.grid img{width:100%;height:auto;display:block;background:#fff;border-radius:6px}
+.card{border:1px solid var(--line);border-radius:6px;padding:.5rem .7rem;min-width:0}
+.tag{font-size:.85rem;color:var(--soft)}pre{font:13px/1.4 ui-monospace,monospace;margin:.3rem 0;
+white-space:pre-wrap;overflow-wrap:anywhere}pre.right,pre.wrong{border-left:3px solid #2f8a2f;
+padding-left:.5rem}pre.wrong{border-color:#c9352b}
+pre.picture{white-space:pre;overflow-x:auto;font-size:12px}pre.seed{color:var(--soft)}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
-td{padding:.15rem 1rem .15rem 0;text-align:left;vertical-align:top;border-bottom:1px solid #eee;
-overflow-wrap:anywhere}summary{cursor:pointer;font-weight:600;margin:1rem 0 .4rem}"""
+td{padding:.15rem 1rem .15rem 0;text-align:left;vertical-align:top;overflow-wrap:anywhere;
+border-bottom:1px solid var(--line)}summary{cursor:pointer;font-weight:600;margin:1rem 0 .4rem}"""
 
 
 def _page(folder, metrics, options, pictures, samples) -> str:
-    first, last = metrics[0], metrics[-1]
-    facts = [("held-out success", f"{first['validation']:.3f} \u2192 {last['validation']:.3f}")]
-    if generates(metrics):
-        facts += [
-            ("success on generated tasks", f"{last['success_rate']:.2f} (alpha "
-             f"{last['alpha']:.2f})"),
-            ("task length", f"{first['task_length']:.2f} \u2192 {last['task_length']:.2f}"),
-            ("epochs within alpha \u00b1 k_min",
-             f"{epochs_in_band(metrics, options)} of {len(metrics) - 1}"),
-            ("new tasks, last epoch", f"{last['distinct_tasks']} of {last['written']} written")]
-    three = _three(metrics)
-    by_category = [["", *[f"epoch {m['epoch']}" for m in three]]] + [
-        [name, *[f"{m['validation_by'].get(name, 0):.2f}" for m in three]]
-        for name in last["validation_by"]]
+    drawn = panels(metrics, options)
+    curves = [(drawn[name].sentence, data) for name, data in pictures.items()]
+    last = metrics[-1]
+    return page(folder.name, [
+        f"<p>{_text(options['variant'])} on {_text(options['world'])}, seed "
+        f"{_text(options['seed'])}, {len(metrics) - 1} epochs</p>",
+        "<div class=facts>" + "".join(f"<div><span>{_text(k)}</span><b>{_text(v)}</b></div>"
+                                      for k, v in _facts(metrics, options)) + "</div>",
+        "<h2>Warnings</h2>" + _warnings(metrics),
+        _by_category(metrics),
+        "<h2>Curves</h2>" + gallery(curves),
+        _functions(folder),
+        "<h2>Tasks and traces</h2>" + samples,
+        _details("Options", table([[k, json.dumps(v)] for k, v in options.items()])),
+        _details(f"All metrics of epoch {_text(last['epoch'])}", table(
+            [[k, json.dumps(v)] for k, v in last.items() if k != "warnings"]))])
+
+
+def page(title, parts) -> str:
+    """A whole page from its parts, each of them HTML; the title is text."""
     return "\n".join([
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name=viewport content="width=device-width,initial-scale=1">',
-        f"<title>{_text(folder.name)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{_text(folder.name)}</h1>",
-        f"<p>{_text(options['variant'])} on {_text(options['world'])}, seed "
-        f"{_text(options['seed'])}, {len(metrics) - 1} epochs</p>",
-        "<div class=facts>" + "".join(f"<div><span>{_text(k)}</span><b>{_text(v)}</b></div>"
-                                      for k, v in facts) + "</div>",
-        "<h2>Warnings</h2>" + _warnings(metrics),
-        "<h2>Curves</h2><div class=grid>" + "".join(
-            f'<img alt="{_text(name)}" src="data:image/png;base64,'
-            f'{base64.b64encode(data).decode()}">' for name, data in pictures.items()) + "</div>",
-        "<h2>Tasks and traces</h2>" + samples,
-        "<h2>Held-out success by category</h2>" + _table(by_category),
-        _functions(folder),
-        _details("Options", _table([[k, json.dumps(v)] for k, v in options.items()])),
-        _details(f"All metrics of epoch {_text(last['epoch'])}", _table(
-            [[k, json.dumps(v)] for k, v in last.items() if k != "warnings"])),
-    ]) + "\n</body></html>\n"
+        f"<title>{_text(title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{_text(title)}</h1>", *parts]) + "\n</body></html>\n"
+
+
+def gallery(curves) -> str:
+    """Pictures side by side, with a sentence below each: (sentence, bytes of a PNG)."""
+    return "<div class=grid>" + "".join(
+        f'<figure><img alt="{_text(sentence)}" src="data:image/png;base64,'
+        f'{base64.b64encode(data).decode()}"><figcaption>{_text(sentence)}</figcaption></figure>'
+        for sentence, data in curves) + "</div>"
+
+
+def _facts(metrics, options) -> list:
+    """(name, value) of what matters most, at the head of the page."""
+    first, last = metrics[0], metrics[-1]
+    arrow = lambda key, form: f"{first[key]:{form}} \u2192 {last[key]:{form}}"
+    facts = [("held-out success", arrow("validation", ".3f"))] if last["validation_by"] else []
+    if generates(metrics):
+        facts += [
+            ("success on generated tasks", f"{last['success_rate']:.2f} (alpha "
+             f"{last['alpha']:.2f})"),
+            ("length of generated tasks", arrow("task_length", ".2f")),
+            ("epochs within alpha \u00b1 k_min",
+             f"{epochs_in_band(metrics, options)} of {len(metrics) - 1}"),
+            ("new tasks, last epoch", f"{last['distinct_tasks']} of {last['written']} written")]
+    return facts
+
+
+def _by_category(metrics) -> str:
+    """Held-out success of every category in the first, the middle and the last epoch."""
+    three = _three(validated(metrics))
+    rows = [[name, *[f"{m['validation_by'].get(name, 0):.2f}" for m in three]]
+            for name in metrics[-1]["validation_by"]]
+    head = ["", *[f"epoch {m['epoch']}" for m in three]]
+    return "<h2>Held-out success by category</h2>" + table([head, *rows]) if rows else ""
 
 
 def _functions(folder) -> str:
@@ -286,7 +333,7 @@ def _functions(folder) -> str:
     rows = sorted(table.items(), key=lambda item: (not item[1][0], item[1][1] or 0, item[0]))
     rows = [[name, n, "never tried" if p is None else f"{p:.2f}"] for name, (n, p) in rows]
     head = ["function", "generated tasks that call it", "success when last tried"]
-    return _details("Functions, the least solved first", _table([head, *rows])) if rows else ""
+    return _details("Functions, the least solved first", table([head, *rows])) if rows else ""
 
 
 def _warnings(metrics) -> str:
@@ -318,7 +365,8 @@ def _samples(folder, metrics) -> str:
     path = folder / "samples.jsonl"
     records = read_jsonl(path) if path.is_file() else []
     key = next((r["key"] for r in records if r.get("key")), "")
-    parts = [f"<p class=tag>{LEGEND} {_text(key)}</p>"]
+    parts = [f"<p class=tag>{LEGEND}</p>"]
+    parts += [f"<p><b>How to read a task.</b> {_text(key)}</p>"] if key else []
     for m in _three(metrics):
         here = [r for r in records if r["epoch"] == m["epoch"]]
         refused = [r for r in here if "refused" in r]
@@ -331,7 +379,7 @@ def _samples(folder, metrics) -> str:
 
 
 def _cards(records) -> str:
-    return f"<div class='grid cards'>{''.join(map(_card, records))}</div>"
+    return f"<div class=grid>{''.join(map(_card, records))}</div>"
 
 
 def _card(r) -> str:
@@ -370,7 +418,8 @@ def _text(value) -> str:
     return html.escape(str(value)).encode("utf-8", "replace").decode()
 
 
-def _table(rows) -> str:
+def table(rows) -> str:
+    """Rows of cells, each of them text."""
     return "<div class=wide><table>" + "".join(
         "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
         for row in rows) + "</table></div>"

@@ -70,7 +70,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.files import UserError, read_jsonl
+from common.files import UserError, choose, read_jsonl
 from data_pool import Task
 
 FUNCTIONS = ("prepare", "load_policy", "base_tasks", "validation_tasks", "env_prompt", "parse_task",
@@ -102,7 +102,7 @@ def _defines_world(name: str) -> bool:
 def load_world(name: str):
     """The module of a world. Raises UserError for a name that is none, or if it is incomplete."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
-        raise UserError(f"unknown world {name!r}: choose from {', '.join(world_names())}")
+        raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
     world = importlib.import_module(f"worlds.{name}")
     missing = [f for f in FUNCTIONS if not callable(getattr(world, f, None))]
     missing += [] if hasattr(world, "REASONS") else ["REASONS"]

@@ -48,6 +48,9 @@ BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
 UNKNOWN = "b?"                         # the seed has not been tried recently
 WORDS = [*SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES,
          *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS, UNKNOWN]
+KEY = ("`3 s1 inc s2 dbl`: start at 3, then step 1 and step 2, a tool each. The answer repeats them with "
+       "the digit after each, `s1 inc 4 s2 dbl 8`; all count modulo 10. inc +1, dec -1, dbl 2d, neg -d, "
+       "hop +3, tpl 3d, mir 9-d, sqr d*d, half d//2, drop -4, cube d*d*d, tri 1+...+d.")
 REASONS = ("malformed", "too long")
 WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
 RECIPE = dict(steps=800, batch=64, lr=4e-3)  # of the base model
