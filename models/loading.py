@@ -15,7 +15,6 @@ worst of 288 tokens; TOLERANCE is what tests/test_real_model.py holds every rele
 """
 import json
 import logging
-import re
 import time
 from functools import lru_cache
 from pathlib import Path
