@@ -3,7 +3,7 @@
 What of the paper this is: nothing; its 7B instruct model does the format by itself. A small one
 writes no valid task and solves none, so every group is without signal and both updates stand still.
 
-    python genenv.py warm-start --model M --base-tasks F --out DIR [--passes 3] [options of a run]
+    python genenv.py warm-start --model M --base-tasks F --out DIR [--passes 8] [options of a run]
     python genenv.py --world tool_calls --model DIR --base-tasks F ...
 
 How it is run: by that command. As the agent it imitates the expected answers, as the simulator tasks
@@ -21,7 +21,7 @@ used 4, so that "adapters off" is the initial policy of both players, and the re
 import argparse
 import json
 import shutil
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from common.cli import Parser
@@ -30,13 +30,14 @@ from run import options as run_options
 from worlds import load_world, one_line_for_templates
 
 FEWEST = 6          # pairs to imitate, in each role
+STEPS, PASSES = 40, (3, 10)  # steps that teach the form; fewest and most passes made for them
 
 
 @dataclass(frozen=True)
 class Settings:
     """Options of a warm start beside those of a run; the comment beside each is its help text."""
     out: str = ""          # folder that becomes the model
-    passes: int = 3        # over what the world gives to imitate: base tasks, or a draw of them
+    passes: int = 0        # over what there is to imitate; 0: enough for 40 steps, 3 to 10
     rounds: int = 4        # of writing for listed functions and imitating what is valid, at most
     texts: int = 128       # that are written in a round
     batch: int = 16        # responses per optimiser step
@@ -65,7 +66,9 @@ def main(argv) -> int:
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": s.rank,
                                                  "adapter_paths": None})
     with one_line_for_templates(o.model):
-        print(census(world, o, pairs_of_pass(world, policy, o, 0)), flush=True)
+        pairs = pairs_of_pass(world, policy, o, 0)
+    print(census(world, o, pairs), flush=True)
+    s = replace(s, passes=s.passes or passes_for(len(pairs["agent"]) + len(pairs["env"]), s.batch))
     state = learn(world, policy, s, o, out / "warm_start" / "state.pt")
     merge(policy, o, out)
     rounds = [{k: v for k, v in report.items() if k != "pairs"} for report in state["rounds"]]
@@ -86,7 +89,7 @@ def parse(argv):
     s = Settings(**vars(known))
     for f in fields(Settings):
         value = getattr(s, f.name)
-        if f.type is not str and not (value > 0 or f.name == "rounds" and value == 0) \
+        if f.type is not str and not (value > 0 or f.name in ("rounds", "passes") and value == 0) \
                 or value == float("inf"):
             raise UserError(f"--{f.name.replace('_', '-')} is {value}: must be positive")
     if not s.out:
@@ -97,6 +100,13 @@ def parse(argv):
     if not o.model:
         raise UserError("warm-start needs --model: what to start from")
     return s, o
+
+
+def passes_for(pairs: int, batch: int) -> int:
+    """Passes over so many pairs, of which few examples need more: with 12 steps in all SmolLM2-135M
+    wrote a tenth of valid tasks. More than the most would only be learned by heart."""
+    fewest, most = PASSES
+    return min(max(fewest, -(-STEPS // -(-pairs // batch))), most)
 
 
 def settings_of(s, o) -> dict:

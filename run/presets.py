@@ -94,7 +94,7 @@ PRESETS = {
         "env_batch": 16,
         "env_kl_sample": 8,
         "agent_lr": 5e-4,
-        "env_lr": 1e-3,
+        "env_lr": 5e-4,               # with full batches the simulator kept the form at this rate
         "token_budget": 1024,
         "max_rows": 256,
     },

@@ -398,3 +398,9 @@ def test_wrong_options(model, tasks, tmp_path, more, said):
         keep = ["--model", model, "--out", str(tmp_path / "m")]
     assert said in refusal(keep + more)
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("pairs, passes", [(18, 10), (66, 8), (164, 4), (1100, 3)])
+def test_few_examples_are_passed_over_more_often(pairs, passes):
+    """Twenty examples in three passes are twelve steps, after which hardly a task was valid."""
+    assert warm_start.passes_for(pairs, 16) == passes
