@@ -405,11 +405,10 @@ def try_functions(o):
 def try_weights(o):
     """try_functions for the weights of records, apart because it loads torch."""
     import torch
-    for alpha in sample_alphas(o, o.alpha_end):
-        rewards = torch.tensor([r_env(o.difficulty_reward, k / o.G, alpha, o.beta)
-                                for k in range(o.G + 1)])
-        for n in (1, 2, o.G + 1):  # n records, two of a group if there are so many
-            _checked_weights(o.env_weights, rewards[:n], torch.arange(n) // 2, o.lam)
+    rewards = torch.tensor([r_env(o.difficulty_reward, k / o.G, o.alpha, o.beta)
+                            for k in range(o.G + 1)])
+    for n in (1, 2, o.G + 1):  # n records, two of a group if there are so many
+        _checked_weights(o.env_weights, rewards[:n], torch.arange(n) // 2, o.lam)
 
 
 def sample_alphas(o, alpha_end: float) -> list[float]:

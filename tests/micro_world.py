@@ -21,7 +21,7 @@ import torch
 from data_pool import Task
 from experiments import controls
 import genenv
-from policy import Rollout
+from policy import Rollout, by_group
 import run.frame
 from worlds import InvalidTask
 
@@ -119,6 +119,7 @@ class Scripted:
         self.base, self.active, self.tape, self.saved = draw(1.0), None, [], []
         self.params = {name: [torch.nn.Parameter(draw(0.05))] for name in ("agent", "env")}
         self.rates = {}  # {adapter: learning rate of its optimiser}
+        self.checkpointed, self.widest = set(), 0  # of micro-batches: the flag, padded tokens
 
     def encode(self, text) -> list[int]:
         for word in text.split():
@@ -156,6 +157,10 @@ class Scripted:
         return (logits / temperature).log_softmax(-1)
 
     def logprobs(self, rollouts, temperature=1.0, grad_checkpoint=False):
+        groups = by_group(rollouts)
+        self.checkpointed.add(grad_checkpoint)
+        self.widest = max(self.widest, len(groups) * max(
+            len(g[0].prompt) + sum(len(r.response) for r in g) for g in groups))
         rows = [(r.prompt[-1] % V, r.response) for r in rollouts]
         width = max(len(response) for _, response in rows)
         pad = lambda ids: [*ids, *[0] * (width - len(ids))]

@@ -119,6 +119,8 @@ class Plain:
             self.measure()
         assert not self.tape and len(self.metrics) == o.epochs + 1
         assert self.policy.rates == {"agent": o.agent_lr, "env": o.env_lr}
+        assert self.policy.checkpointed == {False, o.grad_checkpoint}  # False: where nothing trains
+        assert self.policy.widest <= o.token_budget
         return self
 
     def take(self, call, adapter=None):
@@ -669,7 +671,8 @@ def account(run):
         calls.append(repr(fields))
     metrics = [{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_s")}
                for r in read_jsonl(folder / "metrics.jsonl")]
-    return calls, metrics, policy.params["agent"][0].tolist(), policy.params["env"][0].tolist()
+    return (calls, metrics, policy.checkpointed, policy.params["agent"][0].tolist(),
+            policy.params["env"][0].tolist())
 
 
 def test_same_options_give_the_same_account(runs, tmp_path, monkeypatch):
@@ -770,8 +773,9 @@ def test_another_order_of_the_sampled_log_probs_is_seen(tmp_path, monkeypatch):
     """The mismatch is measured on the log-probs of the very responses: reversed ones show."""
     real = genenv.grpo_update
 
-    def muddled(*args, sampled, **kwargs):
-        return real(*args, sampled=[[row[::-1] for row in rows] for rows in sampled], **kwargs)
+    def muddled(policy, adapter, optimizer, rollouts, *args):
+        return real(policy, adapter, optimizer,
+                    [dataclasses.replace(r, logps=r.logps[::-1]) for r in rollouts], *args)
 
     monkeypatch.setattr(genenv, "grpo_update", muddled)
     with pytest.MonkeyPatch.context() as patch:
