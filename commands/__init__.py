@@ -8,11 +8,10 @@
 
 None of them loads torch before what was given on the command line has turned out to be right.
 """
-import difflib
 import importlib
 
 from common.cli import exit_code
-from common.files import UserError
+from common.files import UserError, choose
 from run import checkpoint
 from run.options import parse_options, threads_of
 from watch import screen
@@ -37,9 +36,8 @@ def dispatch(argv, train) -> int:
 def command(argv):
     """One of COMMANDS. Raises UserError for a name that is none."""
     if argv[0] not in COMMANDS:
-        near = difflib.get_close_matches(argv[0], COMMANDS, 1)
-        raise UserError(f"unknown command {argv[0]!r}: {f'did you mean {near[0]}? ' if near else ''}"
-                        f"commands are {', '.join(COMMANDS)}; options begin with --")
+        raise UserError(f"unknown command {argv[0]!r}: {choose(argv[0], COMMANDS)}; options begin "
+                        "with --")
     return importlib.import_module(f"commands.{COMMANDS[argv[0]][0]}").main(argv[1:])
 
 

@@ -156,7 +156,7 @@ def options_of(folder: Path):
         raise UserError(f"{folder} is no run folder: it has no config.json")
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
-        saved = {**saved["settings"]["options"], "model": str(folder)} if path == warm else saved
+        saved = {**saved["settings"], "model": str(folder)} if path == warm else saved
         o = Options(**{f.name: saved[f.name] for f in fields(Options) if f.name in saved})
     except (ValueError, TypeError, LookupError, RecursionError):
         raise UserError(f"{path}: not the options of a run") from None

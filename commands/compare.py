@@ -44,8 +44,10 @@ def main(argv) -> int:
     p.add_argument("--out", default="compare.html", metavar="FILE", help="page to write (%(default)s)")
     p.add_argument("--csv", action="store_true", help="print every curve as CSV; no page")
     args = p.parse_args(argv)
-    folders = [folder.rstrip("/") for folder in args.runs]
-    runs = {folder: report.read_run(folder) for folder in folders}
+    if len(args.runs) > MOST and not args.csv:
+        raise UserError(f"{len(args.runs)} runs are too many for one page: name at most {MOST}, or "
+                        "take --csv")
+    runs = {folder: report.read_run(folder) for folder in args.runs}
     try:
         return print_csv(runs) if args.csv else write_page(runs, Path(args.out))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -66,9 +68,6 @@ def print_csv(runs: dict) -> int:
 
 def write_page(runs: dict, out: Path) -> int:
     """The page with the curves over each other and a table of the last values."""
-    if len(runs) > MOST:
-        raise UserError(f"{len(runs)} runs are too many for one page: name at most {MOST}, or take "
-                        "--csv")
     if not out.parent.is_dir() or out.is_dir():
         raise UserError(f"--out {out}: name a file in a folder that exists")
     curves = []

@@ -16,10 +16,11 @@ class UserError(Exception):
     """A mistake of the user's: printed as one line saying what to do, exit code 2."""
 
 
-def choose(word, names) -> str:
+def choose(word: str, names) -> str:
     """What to do instead of a word that is none of the names: the nearest, then all of them."""
     names = [str(name) for name in names if name != ""]
-    near = difflib.get_close_matches(str(word), names, 1)
+    near = difflib.get_close_matches(word, names, 1) or \
+        [name for name in names if word and (name in word or word in name)]
     return f"{f'did you mean {near[0]}? ' if near else ''}choose from {', '.join(names)}"
 
 

@@ -153,7 +153,7 @@ def progress_bar(run):
     for step in bar:
         yield step
         bar.set_postfix(measure.postfix(state))
-    say(run, f"epoch {state.epoch}: the simulator learns ...")
+    say(run, f"epoch {state.epoch}: learning from its tasks ...")
 
 
 def fixed_tasks(run) -> list:
@@ -188,7 +188,7 @@ def end_epoch(run, env_stats, alpha):
     verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ""
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
-    say(run, f"epoch {run.state.epoch}: the simulator writes tasks ...")
+    say(run, f"epoch {run.state.epoch} begins ..." * (run.state.epoch <= run.o.epochs))
     if verdict and run.o.gate:
         raise UserError(f"{verdict} Or: --no-gate --resume --out {run.folder}")
     if len(silent) == SILENT_EPOCHS and record["epoch"] < run.o.epochs:  # after the last: no use

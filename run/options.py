@@ -275,7 +275,7 @@ def check_options(o):
     for name, (default, _, values) in getattr(load_world(o.world), "OPTIONS", {}).items():
         value = o.world_options[name]
         if values and value not in values:
-            raise UserError(f"--{name.replace('_', '-')} is {value!r}: {choose(value, values)}")
+            raise UserError(f"--{name.replace('_', '-')} is {value!r}: {choose(str(value), values)}")
     curriculum.try_functions(o)
     return o
 

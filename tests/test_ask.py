@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from commands import ask
+from commands import ask, warm_start
 import genenv
 from helpers import randomise
 from policy import Policy
@@ -166,7 +166,8 @@ def test_a_warm_start_folder_is_asked_without_an_adapter(run, model, tmp_path, c
     config = json.loads((run / "config.json").read_text())
     seen = []
     monkeypatch.setattr(Policy, "load", lambda path, names, **o: seen.append((path, names)) or Says(CALL))
-    (tmp_path / "warm_start.json").write_text(json.dumps({"settings": {"options": config}}))
+    settings = warm_start.settings_of(warm_start.Settings(), genenv.Options(**config))
+    (tmp_path / "warm_start.json").write_text(json.dumps({"settings": settings}))
     assert genenv.main(["ask", str(tmp_path), DENTIST]) == 0
     assert seen == [(str(tmp_path), ())]
 

@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import commands
 from common.files import UserError, read_jsonl
 from experiments import controls
 import genenv
@@ -845,7 +846,7 @@ def test_options_of_the_policy_reach_it(monkeypatch, name, model):
 def test_world_and_its_options_reach_the_world(tmp_path, monkeypatch):
     """--world names the module, and an option of its own reaches it through the command line."""
     world, names = micro.micro_world(), []
-    for module in (run.frame, run.options):
+    for module in (run.frame, run.options, commands):
         monkeypatch.setattr(module, "load_world", lambda name: names.append(name) or world)
     monkeypatch.setattr(run.frame.report, "write", lambda folder: "")
     monkeypatch.setattr(run.frame.screen, "closing_words", lambda folder: "")

@@ -21,6 +21,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
+from common.cli import exit_code
 from common.files import UserError, read_jsonl
 from curriculum import target_of
 
@@ -134,7 +135,7 @@ def draw(panel: Panel, band=()):
     import matplotlib
     matplotlib.use("Agg")  # files only: no display is needed
     import matplotlib.pyplot
-    figure, axis = matplotlib.pyplot.subplots(figsize=(6.4, 3.9), layout="constrained")
+    figure, axis = matplotlib.pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
     if band:
         epochs, low, alphas, high = zip(*band)
         axis.fill_between(epochs, low, high, color=TARGET, alpha=0.15, lw=0, label="band")
@@ -152,7 +153,7 @@ def draw(panel: Panel, band=()):
         axis.axhline(0, color="black", lw=0.8)
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
-    axis.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 
 
@@ -267,7 +268,6 @@ border-bottom:1px solid var(--line)}summary{cursor:pointer;font-weight:600;margi
 def _page(folder, metrics, options, pictures, samples) -> str:
     drawn = panels(metrics, options)
     curves = [(drawn[name].sentence, data) for name, data in pictures.items()]
-    last = metrics[-1]
     return page(folder.name, [
         f"<p>{_text(options['variant'])} on {_text(options['world'])}, seed "
         f"{_text(options['seed'])}, {len(metrics) - 1} epochs</p>",
@@ -278,9 +278,7 @@ def _page(folder, metrics, options, pictures, samples) -> str:
         "<h2>Curves</h2>" + gallery(curves),
         _functions(folder),
         "<h2>Tasks and traces</h2>" + samples,
-        _details("Options", table([[k, json.dumps(v)] for k, v in options.items()])),
-        _details(f"All metrics of epoch {_text(last['epoch'])}", table(
-            [[k, json.dumps(v)] for k, v in last.items() if k != "warnings"]))])
+        _details("Options", table([[k, json.dumps(v)] for k, v in options.items()]))])
 
 
 def page(title, parts) -> str:
@@ -432,14 +430,12 @@ def _details(title, inner) -> str:
 def main(argv=None) -> int:
     """`python -m watch.report RUN_FOLDER`."""
     argv = sys.argv[1:] if argv is None else argv
-    try:
+
+    def work():
         if len(argv) != 1:
             raise UserError("usage: python -m watch.report RUN_FOLDER")
         print(write(argv[0]))
-        return 0
-    except UserError as error:
-        print(f"report: {error}", file=sys.stderr)
-        return 2
+    return exit_code(work)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def banner(o, folder, threads: int) -> str:
         f"world    {o.world}, variant {o.variant}, seed {o.seed}",
         f"model    {model}{quant}, two LoRA adapters of rank {o.rank}",
         f"device   {o.device}, {threads} thread{'s' * (threads > 1)}",
-        f"folder   {folder}, {o.epochs} epochs; from the first one on the time left is shown"])
+        f"folder   {folder}, epochs 0 to {o.epochs}; from epoch 1 on the time left is shown"])
 
 
 def duration(seconds: float) -> str:
