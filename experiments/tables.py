@@ -312,7 +312,8 @@ def data_efficiency(runs, rival) -> str:
 CURVES = [("validation", "success on held-out tasks"),  # key of a record, label
           ("success_rate", "success on generated tasks")]
 MOST = 6  # lines in one panel
-STYLES = "-", "--", ":", "-."  # for variants that share a colour, in different panels
+# for variants that share a colour, in different panels; the last is dash, dot, dot
+STYLES = "-", "--", ":", "-.", (0, (6, 1.5, 1, 1.5, 1, 1.5))
 # {title of a panel: its variants}, where a suite has more than that and no families
 PANELS = {
     "paper": {

@@ -24,7 +24,7 @@ PAGES = ["README.md", "TROUBLESHOOTING.md", "run/README.md", "worlds/README.md",
 STUDY = ["EXPERIMENTS.md", *(f"experiments/results/{name}.md" for name in
                              ("ladder", "parts", "schedules", "household", "real-model"))]
 GONE = {"--seeds", "--env-probe", "--keep-tools", "--offer", "--exemplars", "--cache-dir", "--measured",
-        "--random-weights"}
+        "--random-weights", "--env-update", "--filter-scope", "--control", "--reward-noise"}
 OF_A_RUN = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json",
             "memory.json", "report.html", "gpu-7b.json", "tasks.jsonl", "base.jsonl", "mine.py",
             "SUITE.jsonl", "SUITE.md"}  # any suite of experiments
@@ -65,7 +65,7 @@ def test_commands_of_the_pages_are_understood(page, monkeypatch):
             assert importlib.util.find_spec(words[2]), words
         elif words[1] != "genenv.py":
             assert (ROOT / words[1]).is_file(), words
-        elif not {"--help", "export", "ask"} & set(words):
+        elif not {"--help", "export", "ask", "compare"} & set(words):
             check_run(words[2:])
 
 
@@ -79,12 +79,13 @@ def test_a_command_with_a_wrong_option_is_noticed():
 
 def known_options() -> set:
     """Every --option of the programs: of a run, its worlds, and of the commands beside it."""
-    names = {"preset", "help", *vars(genenv.Options()), *vars(warm_start.Settings())}
+    names = {"preset", "config", "help", *vars(genenv.Options()), *vars(warm_start.Settings())}
     for world in world_names():
         names |= set(getattr(load_world(world), "OPTIONS", {}))
     sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("*/__main__.py")]
     sources += [(ROOT / name).read_text(encoding="utf-8") for name in
-                ("eval/make_base.py", "commands/export.py", "commands/ask.py", "experiments/tools.py")]
+                ("eval/make_base.py", "commands/export.py", "commands/ask.py", "commands/compare.py",
+                 "experiments/tools.py")]
     own = {flag for source in sources for flag in re.findall(r"\"(--[a-z][a-z-]*)\"", source)}
     # names come from Options: they are written as in Python, and a bool has its negation
     flags = {"--" + name.replace("_", "-") for name in names}
