@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from common.files import UserError, read_jsonl
-from worlds import NO_SEED, InvalidTask, call_text, check_task, held_out_keys, tool_calls
+from worlds import InvalidTask, call_text, check_task, held_out_keys, tool_calls
 from worlds.tool_calls import EXAMPLE_TASKS, canonical, check_calls, check_tools
 
 BFCL = Path(__file__).resolve().parents[2] / "shared" / "benchmarks" / "bfcl"
@@ -48,6 +48,7 @@ def test_example_tasks_round_trip():
     assert round_trip(read_jsonl(EXAMPLE_TASKS)) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BFCL.is_dir(), reason="the benchmark data is not in ../shared/benchmarks")
 def test_all_bfcl_base_tasks_round_trip():
     from eval.make_base import base_tasks
@@ -112,17 +113,6 @@ def test_signature_says_what_the_schema_says():
 # everything else is no call
 
 
-def test_good_calls():
-    parse = call_text.parse_calls
-    assert parse(' f(a="x", b=[1, (2,)], c={"k": None}, d=-2.5) ') == [
-        {"name": "f", "arguments": {"a": "x", "b": [1, [2]], "c": {"k": None}, "d": -2.5}}]
-    assert parse("f()\n\n g(a=True)\n") == [{"name": "f", "arguments": {}},
-                                            {"name": "g", "arguments": {"a": True}}]
-    assert parse("```python\nmath.gcd(a=4, b=6)\n```") == [
-        {"name": "math.gcd", "arguments": {"a": 4, "b": 6}}]
-    assert parse("f(s='brackets ([{ in \\' quotes', t=\"--\")") is not None
-
-
 BAD = [
     "", " ", "f", "f(", "f)", "f(1)", "f('x')", "f(*[1])", "f(**{'a': 1})", "f(a=1, 2)",
     "f(a=g(b=1))", "f(a=g)", "f(a=b.c)", "f(a=[x for x in y])", "f(a={x: 1 for x in y})",
@@ -144,11 +134,6 @@ def test_bad_calls_are_none(text):
     assert call_text.parse_calls(text) is None
 
 
-def test_digits_at_the_bound():
-    assert call_text.parse_calls("f(a=-" + "9" * 18 + ")") is not None
-    assert call_text.parse_calls("f(a=" + "9" * 18 + "0)") is None
-
-
 HUGE = {"name": "f" * 10 ** 6, "string": f"f(a='{'x' * 10 ** 6}')", "open": "f(" * 16000,
         "brackets": f"f(a={'[' * 16000}{']' * 16000})", "signs": f"f(a={'-' * 32000}1)",
         "spaced signs": f"f(a={'- ' * 16000}1)", "not": f"f(a={'not ' * 8000}1)",
@@ -163,12 +148,6 @@ def test_huge_texts_are_none_and_quick(kind):
     started = time.time()
     assert call_text.parse_calls(HUGE[kind]) is None
     assert time.time() - started < 2
-
-
-def test_depth_at_the_bound():
-    deep = lambda n: f"f(a={'[' * n}{']' * n})"
-    assert call_text.parse_calls(deep(call_text.MAX_DEPTH)) is not None
-    assert call_text.parse_calls(deep(call_text.MAX_DEPTH + 1)) is None
 
 
 def test_nothing_is_executed(monkeypatch):
@@ -300,19 +279,6 @@ def test_without_assigned_functions_a_variation_is_of_the_seeds_own(prepared):
         assert str(error.value) == reason and reason in tool_calls.REASONS, text
 
 
-def test_what_is_written_is_read_back_in_every_form(prepared):
-    for call_format in ("json", "python"):
-        for tools in ("", "base"):
-            o = prepared(call_format=call_format, tools=tools)
-            for kind in ("Please dim", "What is"):
-                task = base_of(o, kind)
-                other = base_of(prepared(RECORDS[::-1], call_format=call_format, tools=tools), kind)
-                back = tool_calls.parse_task(tool_calls.task_as_written(task), other, 0)
-                assert back.text == task.text
-                assert back.spec.get("calls") == task.spec.get("calls")
-                assert back.spec.get("reference", ["x"])[0] == task.spec.get("reference", ["x"])[0]
-
-
 def test_prompt_says_unknown_success_as_unknown(prepared):
     o = prepared(call_format="python", tools="base")
     task = base_of(o)
@@ -395,28 +361,6 @@ def test_a_written_task_keeps_its_functions_and_grows(listed):
     assert max(sizes) == (3, 4) and sizes == sorted(sizes)
 
 
-def test_functions_alone_need_no_base_tasks(listed):
-    """The first tasks are written without an example, and are the next ones' examples."""
-    listed.base_tasks = ""
-    tool_calls.prepare(listed)
-    assert tool_calls.base_tasks(listed) == tool_calls.validation_tasks(listed) == []
-    seed_task = tool_calls.assign(NO_SEED, ["ship"], torch.Generator().manual_seed(0))
-    assert seed_task.id not in ("", NO_SEED.id)
-    system, user = (m["content"] for m in tool_calls.env_prompt(seed_task, None, 0.5))
-    assert user == "Write for:\nship(lamp: int)"
-    assert system.endswith('Call: function(argument="value")\nRequest: what the user says')
-    task = tool_calls.parse_task("Call: ship(lamp=3)\nRequest: Please ship lamp 3.", seed_task, 0)
-    check_task(tool_calls, task, seed_task, frozenset())
-    assert names_of(task.spec["tools"]) == ["ship"]
-
-
-def test_categories_tell_functions_without_an_example(listed):
-    new = tool_calls.make_task({**lamp(7, "ship")}, "base")
-    assert tool_calls.category(new) == "1 call, new function"
-    assert tool_calls.category(base_of(listed)) == "1 call"
-    assert tool_calls.category(base_of(listed, "What is")) == "free-form"
-
-
 def test_warm_start_imitates_tasks_for_given_functions(listed, monkeypatch):
     base, held_out = tool_calls.base_tasks(listed), held_out_keys(tool_calls, listed)
     pairs = tool_calls.warm_start_pairs(listed)
@@ -437,16 +381,6 @@ def test_warm_start_imitates_tasks_for_given_functions(listed, monkeypatch):
             assert {*names_of(to_call)} == {*tool_calls.skills(task)}
             shapes[len(to_call), len(beside)] += 1
     assert all(shapes[1, k] for k in (0, 1, 2)) and any(n == 2 for n, _ in shapes), shapes
-
-
-@pytest.mark.parametrize("text, said", [("", "no function in it"), (None, "no such file")])
-def test_a_list_without_a_function_is_one_line(prepared, tmp_path, text, said):
-    path = tmp_path / "tools.jsonl"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(UserError, match=said) as error:
-        prepared(MORE, tools=str(path))
-    assert "\n" not in str(error.value)
 
 
 def test_functions_that_python_cannot_write_are_left_out(prepared, tmp_path, capsys):
@@ -478,24 +412,6 @@ def test_arguments_that_python_cannot_write_are_one_line(prepared):
     o = prepared(call_format="python")
     with pytest.raises(InvalidTask, match="tool schema"):
         tool_calls.parse_task(json.dumps(odd), base_of(o), 0)
-
-
-def test_token_limits_follow_the_form(prepared):
-    o = prepared(call_format="python", tools="base")
-    o.max_task_tokens = o.max_response_tokens = 16
-    tool_calls.prepare(o)
-    o.world_options = {"call_format": "json"}
-    with pytest.raises(UserError, match="too short for JSON"):
-        tool_calls.prepare(o)
-
-
-@pytest.mark.skipif(not BFCL.is_dir(), reason="the benchmark data is not in ../shared/benchmarks")
-def test_small_base_tasks_of_bfcl():
-    from eval.make_base import base_tasks
-    tasks, left_out = base_tasks("bfcl", str(BFCL), None, {"calls": 1, "tools": 3, "chars": 385})
-    left = sum(left_out[f"over --{name}"] for name in ("calls", "tools", "chars"))
-    assert (len(tasks), left) == (755, 1053)
-    assert all(len(t["calls"]) == 1 and len(t["tools"]) <= 3 for t in tasks)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import pytest
 
 from common.files import UserError
 from eval import travelplanner as tp
-from eval.common import read_rows
-from test_eval_harness import SHARED, needs_data, never_passes
+from test_eval_harness import never_passes
 
 DB = {"restaurants": {
           "Reno": [{"name": n, "cost": c, "cuisines": k} for n, c, k in (
@@ -85,7 +84,6 @@ NIGHTS = "is_valid_accommodation"
 
 @pytest.mark.parametrize("names, fields", [
     ({ROUTE, CITY, ABSENT}, {"current_city_1": "from Far to Reno"}),
-    ({ROUTE, CITY, ABSENT}, {"current_city_3": "from Reno to Far"}),
     ({ROUTE, ABSENT}, {"current_city_2": "Elko"}),  # Reno, Elko, Reno: comes back to Reno
     # a tour that never leaves: home is not compared on a day without "from", but meals are due
     ({ABSENT}, {"current_city_1": "Reno", "current_city_3": "Reno"}),
@@ -97,8 +95,6 @@ NIGHTS = "is_valid_accommodation"
     (set(), {"accommodation_1": "o, Reno", "accommodation_2": "o, Reno"}),  # two hits: unchecked
     ({"is_valid_transportation", ABSENT}, {"transportation_1": "-"}),
     ({"is_valid_transportation"}, {"transportation_3": "Self-driving, from Reno to Home"}),
-    (set(), {"transportation_3": "Taxi, from Reno to Home"}),
-    ({SANDBOX}, {"breakfast_3": "Blue Whale, Home"}),
     ({CITY, SANDBOX}, {"breakfast_3": "Blue Whale, Oslo"}),
     ({CITY, SANDBOX, NIGHTS}, {"accommodation_1": "Loft, Home"}),  # leaves one night for the loft
     ({SANDBOX}, {"lunch_2": "inn, Reno"}),  # case-sensitive
@@ -106,33 +102,9 @@ NIGHTS = "is_valid_accommodation"
     ({SANDBOX}, {"transportation_1": "Flight Number: F2, from Home to Reno"}),
     (set(), {"transportation_2": "Bus within Reno"}),  # other means are not looked up
     ({SANDBOX}, {"transportation_2": "Taxi within Reno"}),  # a taxi needs from and to
-    ({ABSENT}, {"lunch_2": "-"}), ({ABSENT}, {"attraction_2": ""}),
-    ({ABSENT, NIGHTS}, {"accommodation_2": "-"}),
     ({SANDBOX}, {"accommodation_3": "Loft, Home"})])
 def test_commonsense_rules(names, fields):
     assert failed(judge(changed(**fields))) == names
-
-
-def test_missing_and_surplus_days():
-    assert failed(judge(PLAN[:2])) == {ROUTE, ABSENT}
-    assert judge(PLAN + [{}, "beyond the trip"])["final_pass"]
-    unused = {**PLAN[1], "current_city": tp.UNUSED_DAY}
-    assert "2 days are planned" in judge([PLAN[0], unused, PLAN[2]])["commonsense"][ABSENT][1]
-
-
-def test_city_sequences():
-    for route, good in ((["A", "B"], False), (["A", "B", "B", "A"], True), (["A", "B", "A"], False),
-                        (["A", "B", "B", "C", "C", "A"], True), (["A", "A", "B", "B", "A"], True),
-                        (["A", "B", "B", "C", "C", "B", "B", "A"], False), (["A"] * 4, True)):
-        assert tp._is_sequence(route) is good, route
-
-
-def test_longer_trips_stay_in_the_state():
-    plan = changed()
-    plan[1:2] = [plan[1], {**PLAN[1], "breakfast": "-"}]
-    assert "does not lie in Utah" in judge(plan, days=4, dest="Utah")["commonsense"][ROUTE][1]
-    assert judge(plan, days=4, dest="Nevada")["commonsense"][ROUTE][0]
-    assert not judge(changed(current_city_1="from Home to Oz"))["commonsense"][ROUTE][0]
 
 
 def test_both_versions_of_the_within_city_rule():
@@ -161,12 +133,8 @@ def test_completeness_counts_all_keys_but_divides_by_six():
 
 @pytest.mark.parametrize("plan, crash", [
     ("text", "TypeError"), ({"a": 1}, "KeyError"), (True, "TypeError"), ([[]], "TypeError"),
-    ([None], "TypeError"), ([{}], "KeyError"), (5, "TypeError"),
     (changed(dinner_2=7), "TypeError"), (changed(dinner_2={"a": 1}), "TypeError"),
-    (changed(attraction_2=["Museum, Reno"]), "AttributeError"),
     (changed(current_city_1="from Home"), "TypeError"), (changed(current_city_1=None), "TypeError"),
-    (changed(accommodation_3=None), "TypeError"),
-    (changed(transportation_2=["x"]), "AttributeError"),
     (changed(transportation_1="flight number: F1, from Home to Reno"), "IndexError"),
     (changed(transportation_2="Flight Number: Reno"), "ValueError")])
 def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
@@ -185,9 +153,7 @@ def test_empty_plans_are_not_delivered(plan):
 @pytest.mark.parametrize("plan, limits, name", [
     (PLAN, {"budget": 855}, "valid_cost"),
     (PLAN, wishes(**{"house rule": "pets"}), "valid_room_rule"),
-    (PLAN, wishes(**{"house rule": "parties"}), "valid_room_rule"),
     (PLAN, wishes(**{"room type": "entire room"}), "valid_room_type"),
-    (PLAN, wishes(**{"room type": "shared room"}), "valid_room_type"),
     (PLAN, wishes(cuisine=["Indian", "Mexican"]), "valid_cuisine"),
     (PLAN, wishes(transportation="no flight"), "valid_transportation")])
 def test_hard_rules_fail(plan, limits, name):
@@ -207,12 +173,6 @@ def test_hard_constraints_need_a_complete_plan_without_inventions():
     assert judge(changed(lunch_2="-"))["hard"] is None
     assert judge(changed(lunch_2="Nowhere, Reno"))["hard"] is None
     assert judge(changed(dinner_2="Red Door, Reno"))["hard_evaluated"]  # another rule broken
-
-
-def test_a_meal_at_home_ends_the_day_for_cuisines():
-    query = {**QUERY, **wishes(cuisine=["Tea"])}
-    assert tp.cuisine(query, changed(breakfast_2="Mum, Home"), DB) == (False, "no Tea restaurant")
-    assert tp.cuisine(query, changed(dinner_2="Mum, Home"), DB)[0] is True
 
 
 def test_road_costs_round_down_and_count_cars():
@@ -400,48 +360,4 @@ def test_hostile_text_is_scored_quickly_and_never_passes(folder, tmp_path):
     never_passes(lambda text: tp.score(record, text), tmp_path, more)
 
 
-def test_aggregates_over_absent_plans_are_undecided_or_refuted(folder):
-    row = {"kind": "aggregate", "id": "a", "split": "validation", "rows": ["gone"],
-           "official_verdict": dict.fromkeys(tp.rates([], []), 0.5),
-           "official_verdict_fixed": "same"}
-    assert [agrees for _, agrees, _ in tp.verify(folder, [row])] == [None, None]
-    row["rows"] = [None]
-    assert [agrees for _, agrees, _ in tp.verify(folder, [row])] == [False, False]
-
-
 # ------------------------------------------------------------------------- official verdicts
-
-
-@needs_data
-def test_recorded_plans_read_from_text_get_the_recorded_outcome_and_days():
-    queries, compared = {p: tp.load(SHARED, s) for s, p in tp.PARTS.items()}, 0
-    for row in read_rows(SHARED / "golden" / "travelplanner.jsonl")[::3]:
-        if row["kind"] not in ("gold", "constructed-pass", "perturbed"):
-            continue
-        verdict = tp.score(queries[row["split"]][row["row"]], json.dumps(row["response"]))
-        assert verdict.ok == row["official_verdict"]["final_pass"], row["id"]
-        for name, (_, message) in (row["official_verdict"]["commonsense"] or {}).items():
-            day = re.search(r"in day (\d)", message or "")
-            if day:
-                reason = verdict.extra["old"]["commonsense"][name][1]
-                assert f"day {day.group(1)}" in reason, row["id"]
-                compared += 1
-    assert compared > 30
-
-
-@needs_data
-def test_denominators_are_the_official_constants():
-    for split, n, checks in (("test", 180, 420), ("train", 45, 105)):
-        records = tp.load(SHARED, split)
-        assert (len(records), sum(map(tp._hard_checks, records))) == (n, checks)
-
-
-@needs_data
-def test_the_official_csv_gives_the_same_records(tmp_path):
-    for split, part in tp.PARTS.items():
-        (tmp_path / f"{part}.csv.gz").write_bytes(
-            (SHARED / f"travelplanner/{part}.csv.gz").read_bytes())
-        for ours, theirs in zip(tp.load(tmp_path, split), tp.load(SHARED, split), strict=True):
-            for key in (*tp.QUERY_FIELDS, "date"):
-                assert ours[key] == theirs[key], (theirs["id"], key)
-            assert tp.gold(ours) == tp.gold(theirs)

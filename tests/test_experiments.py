@@ -15,7 +15,6 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from common.files import UserError, append_jsonl, read_jsonl
@@ -101,35 +100,12 @@ def test_interval_by_hand():
     assert math.isnan(tables.interval([1])[1])
 
 
-def test_the_interval_covers_the_mean_95_times_in_100():
-    """Five seeds: 95 of 100 intervals of normal samples hold the true mean."""
-    rng = np.random.default_rng(0)
-    hits = 0
-    for sample in rng.normal(3, 2, (4000, 5)):
-        mean, half = tables.interval(sample)
-        hits += abs(mean - 3) <= half
-    assert hits / 4000 == pytest.approx(0.95, abs=0.012)
-
-
-def test_band_counts_from_the_second_epoch_on():
-    """The paper's curve enters the band in its second epoch."""
-    metrics = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .7, .4, .6, .61))]
-    assert tables.band_share(metrics) == 0.5
-    assert tables.band_range([metrics]) == "0.40 - 0.70, 2 of 4"
-
-
 def test_band_of_the_mean_curve_is_taken_over_seeds_first():
     """Two seeds that swing in turns are in the band together, never alone."""
     up = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .8, .2))]
     down = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .2, .8))]
     assert tables.band_range([up, down]) == "0.50 - 0.50, 2 of 2"
     assert tables.band_share(up) == tables.band_share(down) == 0
-
-
-def test_forgetting_is_measured_from_the_best_epoch():
-    """A run that ends where it peaked has lost nothing."""
-    runs = [record(t, base_tools=b) for t, b in enumerate((.5, .9, .7))]
-    assert tables.lost(runs) == pytest.approx(0.2) and tables.lost(runs[:2]) == 0
 
 
 def test_data_efficiency_by_hand():
@@ -170,16 +146,6 @@ def test_generations_kept_by_noise_alone():
                generation(["inc"], [right, right], 0.5, written=0)]  # replayed, not written now
     assert experiments.kept_by_noise(ladder, records, 0.5, o) == 0.5
     assert experiments.kept_by_noise(ladder, [], 0.5, o) == 0
-
-
-def test_noise_is_found_by_the_score_of_the_world():
-    """A free-form answer counts as right from --success-at on, whatever the world is."""
-    world = SimpleNamespace(score=lambda task, text: (float(text), True))
-    records = [generation([], texts, 0.5) for texts in (["0.6", "0.7"], ["0.6", "0.4"])]
-    o = {"k_min": 0.26, "G": 2, "success_at": 0.5}
-    assert experiments.kept_by_noise(world, records, 0.5, o) == 0.5
-    assert experiments.kept_by_noise(world, records, 0.5, {**o, "success_at": 0.65}) == 0.5
-    assert experiments.kept_by_noise(world, records, 0.5, {**o, "success_at": 0.3}) == 1
 
 
 def ended(folder, metrics, train, **options):
@@ -282,14 +248,6 @@ def test_table_pairs_seeds_and_follows_the_order_of_the_suite(tmp_path):
     assert "0.700 ± 0.497" in text and "tuning" not in text and "noise" not in text
 
 
-def test_on_the_tuning_split_no_validation_figure_is_shown(tmp_path):
-    """Settings are chosen from that table."""
-    path = write(tmp_path / "levers.jsonl", {"as is": {0: [
-        record(t, tuning=.2, validation=.77) for t in range(3)]}})
-    text = tables.table(path)
-    assert "tuning" in text and "validation" not in text and "0.770" not in text
-
-
 def curriculum_run(*validations):
     """A made-up run with all that the suite `which` shows."""
     return [record(t, validation=v, map={"inc": [4, .5], "tri": [t, .25]}, generated=10 * t,
@@ -343,20 +301,6 @@ def test_the_map_of_a_variant_is_over_all_its_seeds(tmp_path):
         {"which-map", "which-validation", "which-success"}
 
 
-def test_minutes_and_tasks_that_nobody_solved_are_in_the_table(tmp_path):
-    """The cost of a run is not in rollouts alone; tasks without one well-formed attempt, which
-    D_train does not keep, count as never solved."""
-    path = tmp_path / "paper.jsonl"
-    append_jsonl(path, [{"name": "genenv", "seed": seed, "options": [], "settings": [],
-                         "minutes": minutes,
-                         "metrics": [record(t, unsolved=t / 10) for t in range(5)]}
-                        for seed, minutes in ((0, 2.0), (1, 4.0))])
-    head, _, row = tables.table(path).split("\n")[:3]
-    cells = dict(zip(head.split(" | "), row.split(" | ")))
-    assert cells["minutes"] == "3.000 ± 12.706"
-    assert cells["generated, never solved"] == "0.350 ± 0.000"  # epochs 3 and 4
-
-
 @pytest.mark.parametrize("suite", suites.SUITES)
 def test_every_variant_is_drawn_in_few_lines_and_one_colour(suite):
     """Six lines a panel with six colours, the first variant in each; the same options look the
@@ -369,14 +313,6 @@ def test_every_variant_is_drawn_in_few_lines_and_one_colour(suite):
         assert len({look[name][0] for name in members}) == len(members) <= tables.MOST
     for other in suites.SUITES.values():
         assert all(look[a] == look[b] for a in options for b in other if options[a] == other[b])
-
-
-def test_panels_of_families_and_of_many_variants():
-    """Each family beside the first row; what has neither families nor a plan is split."""
-    shown = tables.panels("which", suites.WHICH)
-    assert list(shown) == ["update", "filter", "control", "alpha"]
-    assert tables.panels("mine", "abcdef") == {"": list("abcdef")}
-    assert tables.panels("mine", "abcdefgh") == {"0": list("abcdef"), "5": list("agh")}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -393,14 +329,6 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
                                       for x in options if x[1:] not in controls.CONTROLS])
             budgets.add((o.epochs * o.steps, o.seed_tasks, o.variations, o.G, o.inner_epochs))
     assert len(budgets) == 1
-
-
-def test_teacher_files_have_the_papers_sizes(tmp_path, cache):
-    """957 and 1,777 distinct tasks, made once."""
-    experiments.make_shared(ladder, genenv.parse_options(["--base-model", cache]), tmp_path)
-    for n in (957, 1777):
-        texts = {r["text"] for r in read_jsonl(tmp_path / f"teacher-{n}.jsonl")}
-        assert len(texts) == n
 
 
 def test_bases_start_from_the_base_model_of_their_seed(tmp_path, cache, in_process, monkeypatch,

@@ -5,7 +5,6 @@ Run: python -m pytest tests/test_ladder.py -q
 import random
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,15 +65,6 @@ def test_checker_executes_the_chain_step_by_step():
         assert ladder.score(t, answer(t)) == (1.0, True)
 
 
-@pytest.mark.parametrize("response", [
-    "", "8", "s2 dbl 8", "s1 inc 4", "s1 inc 5 s2 dbl 8", "s1 inc 4 s2 dbl 0", "s2 inc 4 s1 dbl 8",
-    "s1 inc 4 s2 dbl 8 s3 inc 9", "s1 dbl 4 s2 inc 8", "s1 inc 4 s2 dbl 8 =", "3 s1 inc 4 s2 dbl 8",
-    "s1 inc 4 s2 dbl 8 s1 inc 4 s2 dbl 8", "s1 inc 4 s2 dbl 08", "S1 INC 4 S2 DBL 8"])
-def test_only_the_whole_trajectory_earns_the_reward(response):
-    """Eq. 1 is exact match: a right last digit, a part or a superset would be rewarded."""
-    assert ladder.score(task(3, "inc", "dbl"), response)[0] == 0
-
-
 def test_reward_is_binary_for_every_single_wrong_digit():
     """One wrong digit in the middle would pass."""
     t = task(7, "hop", "sqr", "neg")
@@ -85,23 +75,9 @@ def test_reward_is_binary_for_every_single_wrong_digit():
             assert ladder.score(t, " ".join(changed))[0] == float(changed == words)
 
 
-@pytest.mark.parametrize("response", ["", "garbage", "s1 inc", "s1 inc x", "inc 4", "s1 vary 4",
-                                      "s1 inc 4 s2", "=", "s1 foo 4", "s1 inc 44"])
-def test_malformed_responses_are_invalid(response):
-    """Valid(E_t) would keep traces whose tool calls do not parse or name no tool."""
-    assert ladder.score(task(3, "inc"), response) == (0.0, False)
-
-
 def test_wrong_but_well_formed_responses_are_valid():
     """Valid(E_t) would keep successes only."""
     assert ladder.score(task(3, "inc"), "s1 inc 7") == (0.0, True)
-
-
-@pytest.mark.parametrize("response", ["s1 inc 4 " * 200_000, "s1 " * 300_000, "\ud800", "\x00",
-                                      "s1 inc 4" + " " * 10 ** 6, "٣" * 1000])
-def test_checker_survives_any_text_quickly(response):
-    """One long or odd response would hang or crash the run."""
-    assert ladder.score(task(3, "inc", "inc"), response)[0] == 0
 
 
 # ---------------------------------------------------------------------------------------------
@@ -132,13 +108,6 @@ def test_held_out_tasks_cover_all_rungs_equally(split):
     tasks = ladder.validation_tasks(None, split)
     assert Counter(ladder.category(t) for t in tasks) == {name: 10 for name in ladder.NAMES}
     assert {len(t.spec["tools"]) for t in tasks} == {2, 3}
-
-
-def test_accessors():
-    """Figures would count something else."""
-    t = task(3, "dbl", "tri", "inc")
-    assert ladder.category(t) == "tri" and ladder.task_length(t) == 3
-    assert list(ladder.skills(t)) == ["dbl", "tri", "inc"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -180,13 +149,6 @@ def test_each_other_reason_of_rejection():
         with pytest.raises(InvalidTask, match=f"^{reason}$"):
             accepted(text)
     assert accepted("3 " + ladder._chain(["inc"] * 5))
-
-
-def test_no_held_out_task_can_enter_by_any_seed():
-    """Validation tasks would be trained on."""
-    for t in ladder.validation_tasks() + ladder.validation_tasks(None, "tuning"):
-        with pytest.raises(InvalidTask, match="held-out task"):
-            accepted(t.text)
 
 
 def imagined(rng):
@@ -302,16 +264,6 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch, capsys):
     assert "usage: python -m worlds.ladder [FOLDER | train SEED FOLDER" in capsys.readouterr().err
 
 
-def test_an_interrupted_training_leaves_nothing(tmp_path, monkeypatch):
-    """Half a model, or a folder of scraps, would be found by the next run."""
-    def interrupted(seed):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(ladder, "train_base", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        ladder.main(["train", "0", str(tmp_path / "new")])
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_quarter_of_the_variations_is_shown_for_an_unknown_success():
     """The simulator would meet `b?` for the first time in the run, and take it for noise."""
     rng = random.Random(0)
@@ -319,15 +271,6 @@ def test_a_quarter_of_the_variations_is_shown_for_an_unknown_success():
     assert seen["b?"] / 8000 == pytest.approx(1 / 4, abs=0.02)
     for i in range(9):  # the ends of the scale are half as wide
         assert seen[f"b{i}"] / 8000 == pytest.approx(3 / 32 / (1 + (i in (0, 8))), abs=0.015)
-
-
-def test_ladder_refuses_a_model_of_ones_own():
-    """--model would be ignored without a word."""
-    fine = dict(model="", base_tasks="", validation_tasks="", quant="")
-    ladder.prepare(SimpleNamespace(**fine))
-    for name in fine:
-        with pytest.raises(UserError, match=name.split("_")[0]):
-            ladder.prepare(SimpleNamespace(**{**fine, name: "x"}))
 
 
 def test_tasks_are_plain_json():

@@ -17,7 +17,6 @@ import genenv
 from helpers import flat
 from models import attention
 from models.attention import attention_layout, pack
-from models.loading import model_config
 import policy as policy_module
 from policy import Policy, by_group
 from run import memory
@@ -223,15 +222,6 @@ def test_peak_of_a_rollout_is_as_estimated(monkeypatch, dtype, B, G, P, R, at_on
     assert max(map(memory.phase_peak, instants)) == pytest.approx(allocated(call), rel=0.10)
 
 
-def test_prefill_is_bounded_by_tokens_not_by_rows():
-    """Four times the rows: four times the cache, the same activations."""
-    config = Qwen2Config(**QWEN_7B)
-    few, many = (memory.rollout_instants(config, 2, 64, 8, 4096, 512, rows) for rows in (64, 256))
-    assert few[0]["prefill"] == many[0]["prefill"] == 16384 * (
-        3 * 18944 + 5 * 3584 + 4 * 128) * 2
-    assert many[0]["keys and values"] == 4 * few[0]["keys and values"]
-
-
 @pytest.mark.parametrize("budget", [1, 700, 1500, 4000, 100_000])
 def test_no_micro_batch_exceeds_the_largest(budget):
     """Whatever the lengths; most keys are met where long prompts have short answers."""
@@ -391,21 +381,6 @@ def test_check_prints_every_phase_and_knows_this_machine():
     assert f"{memory.MARGIN * memory.total_peak(phases) / 1e9:.2f}" in table
     free = memory.free_memory("cpu")
     assert free is None or 1e6 < free < 1e15
-
-
-def test_model_config_of_a_folder_that_is_none(tmp_path):
-    """One line, not a traceback."""
-    t5 = tmp_path / "t5"
-    t5.mkdir()
-    for content, message in ((None, "no config.json"), ("{", "cannot read the configuration"),
-                             ('{"model_type": "t5"}', "no causal language model")):
-        if content:
-            (t5 / "config.json").write_text(content)
-            (t5 / "tokenizer.json").write_text("{}")
-        with pytest.raises(UserError, match=message) as error:
-            memory.count_parameters(model_config(str(t5)))
-        assert "\n" not in str(error.value)
-    assert model_config(chat_model(tmp_path / "m")).num_hidden_layers == 2
 
 
 def test_peak_memory_sees_an_allocation_and_survives_an_error():

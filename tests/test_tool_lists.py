@@ -8,7 +8,7 @@ import time
 import pytest
 
 from common.files import UserError
-from worlds import InvalidTask, call_text, tool_calls, tool_lists
+from worlds import InvalidTask, call_text, tool_calls
 from worlds.schemas import argument_fault, check_schema, conforms, quick_pattern
 from worlds.tool_lists import own_record, own_schema, own_tool, read_tools
 
@@ -170,13 +170,6 @@ def test_what_can_be_checked_is_checked(given, spoken, good, bad):
     assert call_text.signature({"name": "f", "parameters": own}) == f"f(a: {spoken})"
     assert all(not argument_fault({"a": value}, own) for value in good)
     assert all(argument_fault({"a": value}, own) for value in bad)
-
-
-def test_alternatives_of_the_arguments_themselves_are_checked():
-    own = own_schema({"properties": {"a": TEXT, "b": TEXT},
-                      "anyOf": [{"required": ["a"]}, {"required": ["b"]}]})
-    assert not argument_fault({"b": "x"}, own)
-    assert "none of the alternatives" in argument_fault({}, own)
 
 
 def test_a_default_that_does_not_fit_leaves_the_argument_optional():

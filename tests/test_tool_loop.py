@@ -24,7 +24,7 @@ from helpers import noisy
 from models.loading import model_config
 from policy import Policy, Rollout, by_group
 from run import memory
-from test_loop import one_line, same_run
+from helpers import one_line, same_run
 from test_tool_calls import said
 from watch import report
 from worlds import tool_calls as world
@@ -137,13 +137,6 @@ def test_a_model_that_writes_no_task_runs_to_the_end(model, tasks, tmp_path, cap
     o = SimpleNamespace(**json.loads((tmp_path / "r" / "config.json").read_text()))
     assert (o.world, o.quant, o.alpha, o.k_min, o.lam) == ("tool_calls", "nf4", 0.5, 0.1, 1.0)
     assert set(memory.estimate(model_config(model), o)) == {*peaks, "always"}
-
-
-def test_three_such_epochs_end_the_run_in_one_line(model, tasks, tmp_path, no_figures, capsys):
-    """It would go on for days otherwise; what there is stays."""
-    one_line(capsys, command(model, tasks, tmp_path / "r", "--epochs", "9", *SILENT), "no valid task")
-    assert len(read_jsonl(tmp_path / "r" / "metrics.jsonl")) == 3
-    assert all((tmp_path / "r" / name).is_file() for name in FILES if name.startswith("adapters"))
 
 
 def test_the_gate_stops_where_nothing_can_be_learned(model, tasks, tmp_path, no_figures, capsys):
@@ -441,17 +434,6 @@ def test_agreement_keeps_only_what_the_simulator_can_solve(model, tasks, tmp_pat
     assert "agreement check" in json.loads((tmp_path / "r" / "memory.json").read_text())
 
 
-def test_agreement_holds_for_tasks_written_once(model, tasks, tmp_path, no_figures, monkeypatch):
-    """--variant static writes outside `generate`, where the check stood alone."""
-    code, script, _ = scripted(monkeypatch, model, tasks, tmp_path / "r", "--epochs", "1",
-                               "--variant", "static", agreement=2)
-    assert code == 0 and script.invalid[0]["no agreement"] > 0
-    first = read_jsonl(tmp_path / "r" / "metrics.jsonl")[0]
-    assert first["invalid"]["no agreement"] == script.invalid[0]["no agreement"]
-    assert {r["task"]["text"] for r in read_jsonl(tmp_path / "r" / "train.jsonl")
-            if r["task"]["origin"] == "static"} <= {json.loads(t)["task"] for t in script.valid[0]}
-
-
 # ---------------------------------------------------------------------------------------------
 # what a user takes away
 
@@ -472,28 +454,6 @@ def test_the_run_exports_to_verl_and_back(done, tmp_path):
         assert score == [1.0, 0.0]
         last = tried.get(r["extra_info"]["id"], {"p_hat": -1.0})
         assert r["extra_info"]["p_hat"] == last["p_hat"]
-
-
-@pytest.mark.parametrize("name", ["agent", "env"])
-def test_an_adapter_of_the_run_loads_with_peft_in_two_lines(done, model, name):
-    """The logits are those of the policy that was trained."""
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-    config = done.watch.policy.lm.config.quantization_config
-
-    base = AutoModelForCausalLM.from_pretrained(model, quantization_config=config,
-                                                dtype=torch.float32)
-    theirs = PeftModel.from_pretrained(base, done.out / "adapters" / name)
-
-    policy = done.watch.policy
-    ids = torch.tensor([policy.encode("any text will do")])
-    theirs.train(), policy.model.train()  # no dropout: eval mode may round more on some CPUs
-    with torch.no_grad(), policy.use(name):
-        ours = policy.lm(input_ids=ids).logits
-        assert torch.equal(ours, theirs(input_ids=ids).logits)
-        with policy.use(None):
-            assert not torch.equal(ours, policy.lm(input_ids=ids).logits)
-    policy.model.eval()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -546,12 +506,3 @@ def test_too_little_memory_is_refused_with_the_options_to_lower(model, tasks, tm
     err = capsys.readouterr().err
     assert code == 2 and err.count("\n") == 1 and not (tmp_path / "r").exists()
     assert "0.0 GB are free" in err and "a lower --max-rows (now 144)" in err
-
-
-def test_a_full_gpu_names_the_phase_and_the_option(model, tasks, tmp_path, capsys, monkeypatch):
-    """The estimate cannot know of other users of the card; the run goes on from its checkpoint."""
-    def full(*a, **k):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-    monkeypatch.setattr(Policy, "sample", full)
-    one_line(capsys, command(model, tasks, tmp_path / "r", "--epochs", "1"),
-             "out of GPU memory during simulator rollouts")
