@@ -71,16 +71,13 @@ def contents(folder):
 
 def test_two_checkpoints_are_kept_and_hold_what_they_should(quiet):
     """The last and the one before; adapters, optimisers, generators, the account of the epoch."""
-    assert names(quiet) == ["e0003-s000", "e0004-s000"]
-    for name in names(quiet):
-        folder = quiet / "checkpoints" / name
-        assert sorted(p.name for p in folder.iterdir()) == ["epoch.json", "state.pt"]
-        state = torch.load(folder / "state.pt", weights_only=True)
+    assert names(quiet) == ["e0003-s000.pt", "e0004-s000.pt"]
+    for path in checkpoint._checkpoints(quiet):
+        state = checkpoint._read(path)
         assert set(state["adapters"]) == {"agent", "env"} and len(state["generators"]) == 2
-        assert all(o["state"] for o in state["optimizers"])
-        saved = json.loads((folder / "epoch.json").read_text())
-        assert set(saved["sizes"]) == set(POOLS)
-    assert all(saved["sizes"][name] == (quiet / name).stat().st_size for name in POOLS)
+        assert all(o["state"] for o in state["optimizers"]) and state["device"] == "cpu"
+        assert set(state["sizes"]) == set(POOLS)
+    assert all(state["sizes"][name] == (quiet / name).stat().st_size for name in POOLS)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -111,27 +108,29 @@ def test_killed_before_the_first_checkpoint(quiet, tmp_path, cache, capsys):
     same_run(quiet, out)
 
 
-@pytest.mark.parametrize("file", ["state.pt", "epoch.json"])
-def test_the_checkpoint_before_takes_over(file, quiet, copy, capsys):
-    """The newest is damaged: the message names a folder, and without it the run goes on from the
-    one before, to the same end."""
-    newest = copy / "checkpoints" / "e0004-s000"
-    (newest / file).write_bytes((newest / file).read_bytes()[:100])
+@pytest.mark.parametrize("damage", [lambda data: data[:-100], lambda data: b"", lambda data: (
+    data[:5000] + bytes([data[5000] ^ 16]) + data[5001:])], ids=["cut", "empty", "one bit"])
+def test_the_checkpoint_before_takes_over(damage, quiet, copy, capsys):
+    """The newest is damaged: the message names it, and without it the run goes on from the one
+    before, to the same end."""
+    newest = copy / "checkpoints" / "e0004-s000.pt"
+    newest.write_bytes(damage(newest.read_bytes()))
     before = contents(copy)
     one_line(capsys, genenv.main(["--resume", "--out", str(copy)]),
-             f"remove the folder {newest}", "checkpoint before it")
+             f"checkpoint {newest} is damaged", "remove it to go on from the checkpoint before it")
     assert contents(copy) == before
-    shutil.rmtree(newest)
+    newest.unlink()
     assert genenv.main(["--resume", "--out", str(copy)]) == 0
-    assert "at epoch 3, step 0" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "at epoch 3, step 0" in said and "to the bit" not in said
     assert len(read_jsonl(copy / "metrics.jsonl.torn")) == 1
     same_run(quiet, copy)
 
 
 def test_the_only_checkpoint_is_damaged(copy, capsys):
     """Then the message does not promise another."""
-    shutil.rmtree(copy / "checkpoints" / "e0003-s000")
-    (copy / "checkpoints" / "e0004-s000" / "epoch.json").unlink()
+    (copy / "checkpoints" / "e0003-s000.pt").unlink()
+    (copy / "checkpoints" / "e0004-s000.pt").write_bytes(b"junk")
     one_line(capsys, genenv.main(["--resume", "--out", str(copy)]), "no checkpoint before it")
 
 
@@ -226,13 +225,13 @@ def fail_at(monkeypatch, owner, name, nth, number=errno.ENOSPC):
     return calls
 
 
-# epoch 0 and every other: metrics, samples, train and env, then three syncs of the checkpoint
+# two syncs of config.json; then in every epoch metrics, samples, train and env, and two of the
+# checkpoint
 FAULTS = {
-    "saving the state": (torch, "save", 3, errno.ENOSPC),
-    "the first state": (torch, "save", 1, errno.ENOSPC),
-    "device": (os, "fsync", 17, errno.EIO),
-    **{f"sync {n}": (os, "fsync", n, errno.ENOSPC) for n in (1, 12)},
-    "moving it into place": (Path, "rename", 4, errno.ENOSPC),
+    "serialising": (torch, "save", 3, errno.ENOSPC),
+    "the first checkpoint": (os, "fsync", 7, errno.ENOSPC),
+    "a pool": (os, "fsync", 12, errno.EIO), "a checkpoint": (os, "fsync", 13, errno.ENOSPC),
+    "moving it into place": (os, "replace", 4, errno.EROFS),
 }
 
 
@@ -303,9 +302,9 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("owner, call, nth, before", [
-    (Path, "rename", 3, True), (Path, "rename", 3, False), (shutil, "rmtree", 3, False),
+    (os, "replace", 3, True), (os, "replace", 3, False), (Path, "unlink", 1, True),
     (os, "fsync", 12, True)],
-    ids=["before renaming", "after renaming", "while cleaning", "between the pools"])
+    ids=["before renaming", "after renaming", "before cleaning", "between the pools"])
 def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
     """SIGKILL at one exact call: the run resumes and ends the same."""
     out, real, calls = tmp_path / "r", getattr(owner, call), []
@@ -331,10 +330,11 @@ def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
 
 def test_the_newest_checkpoint_is_known_by_its_numbers(tmp_path):
     """As text s1000 comes before s999."""
-    for name in ("e0002-s999", "e0002-s1000", "e0001-s003"):
-        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("e0002-s999.pt", "e0002-s1000.pt", "e0001-s003.pt"):
+        (tmp_path / "checkpoints" / name).touch()
     assert [p.name for p in checkpoint._checkpoints(tmp_path)] == [
-        "e0001-s003", "e0002-s999", "e0002-s1000"]
+        "e0001-s003.pt", "e0002-s999.pt", "e0002-s1000.pt"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def test_started_at_once_one_of_two_gets_the_folder(resume, quiet, tmp_path, cac
     out, here = tmp_path / "r", os.getpid()
     if resume:
         shutil.copytree(quiet, out)
-        shutil.rmtree(out / "checkpoints" / "e0004-s000")
+        (out / "checkpoints" / "e0004-s000.pt").unlink()
 
     def met(real):
         def call(*args):
@@ -450,16 +450,16 @@ def test_a_folder_with_a_lock_alone_is_empty(tmp_path, cache):
 
 def on_a_gpu(folder):
     """Make the newest checkpoint one that was written on a GPU, whose generators have 16 bytes."""
-    path = checkpoint._checkpoints(folder)[-1] / "state.pt"
-    state = torch.load(path, weights_only=True)
+    path = checkpoint._checkpoints(folder)[-1]
+    state = checkpoint._read(path)
     state["generators"][1] = torch.arange(16, dtype=torch.uint8)
-    torch.save({**state, "device": "cuda"}, path)
+    path.write_bytes(checkpoint._packed({**state, "device": "cuda"}))
 
 
 def test_checkpoint_of_another_device_goes_on(copy, tmp_path, capsys):
     """It was called damaged, and the advice was to remove it. Two such resumes agree in every bit,
     and differ from the undisturbed run in the tokens that they draw."""
-    shutil.rmtree(copy / "checkpoints" / "e0004-s000")
+    (copy / "checkpoints" / "e0004-s000.pt").unlink()
     on_a_gpu(copy)
     twin = Path(shutil.copytree(copy, tmp_path / "twin"))
     for folder in (copy, twin):
@@ -482,7 +482,7 @@ def test_a_moved_run_draws_from_a_stream_of_its_own():
 
 def test_the_width_may_change_on_resume(copy, capsys):
     """What an out-of-memory message advises must be possible; one line says what it costs."""
-    shutil.rmtree(copy / "checkpoints" / "e0004-s000")
+    (copy / "checkpoints" / "e0004-s000.pt").unlink()
     assert genenv.main(["--resume", "--out", str(copy), "--max-rows", "16"]) == 0
     said = [s for s in capsys.readouterr().out.splitlines() if "no longer to the bit" in s]
     assert len(said) == 1 and "--max-rows" in said[0]
@@ -508,10 +508,12 @@ def test_advice_when_memory_runs_out_can_be_followed(phase, flag, copy):
 
 def test_run_of_another_version(copy, capsys):
     """A checkpoint or an option of another version: one line says so."""
-    path = checkpoint._checkpoints(copy)[-1] / "epoch.json"
-    saved = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in saved.items() if k != "format"}))
+    path = checkpoint._checkpoints(copy)[-1]
+    path.write_bytes(path.read_bytes().replace(checkpoint.FORMAT, b"genenv-9", 1))
     one_line(capsys, genenv.main(["--resume", "--out", str(copy)]), "of another version", path)
+    (copy / "checkpoints" / "e0004-s000").mkdir()
+    (copy / "checkpoints" / "e0004-s000" / "epoch.json").touch()
+    one_line(capsys, genenv.main(["--resume", "--out", str(copy)]), "of an earlier version")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "seeds": 4}))
     one_line(capsys, genenv.main(["--resume", "--out", str(copy)]),
