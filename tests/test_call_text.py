@@ -85,13 +85,6 @@ def test_random_calls_round_trip():
         assert repr(back[0]["arguments"]) == repr(call["arguments"])
 
 
-def test_names_that_are_no_keyword_arguments_are_named():
-    schema = lambda name: {"type": "object", "properties": {name: {"type": "string"}}}
-    assert [call_text.unwritable(schema(n)) for n in ("user id", "2nd", "ﬁ", "from_", "a-b")] == \
-        ["user id", "2nd", "ﬁ", "from_", "a-b"]
-    assert [call_text.unwritable(schema(n)) for n in ("from", "note", "_x")] == ["", "", ""]
-
-
 def test_signature_says_what_the_schema_says():
     tool = {"name": "book", "description": "Not shown.", "parameters": {
         "type": "object", "required": ["to", "from"], "properties": {
@@ -166,15 +159,6 @@ def test_nothing_is_executed(monkeypatch):
         call_text.parse_calls(text)
 
 
-def test_random_text_never_raises():
-    rng = random.Random(1)
-    parts = ["f", "(", ")", "a=", "'", '"', "[", "]", "{", "}", ",", ":", "1", "\\", "-", "\n",
-             " ", "lambda", "*", "ß", "\ud800", "\0", "`", "#", "f'", ".", "not "]
-    for _ in range(5000):
-        calls = call_text.parse_calls("".join(rng.choices(parts, k=rng.randrange(30))))
-        assert calls is None or json.dumps(calls, ensure_ascii=False).encode()
-
-
 # ---------------------------------------------------------------------------------------------
 # the world with --call-format python and --tools
 
@@ -219,22 +203,6 @@ def base_of(o, kind="Please dim"):
     return next(task for task in tool_calls.base_tasks(o) if task.text.startswith(kind))
 
 
-def test_a_limit_of_base_tasks_leaves_the_held_out_ones_alone(prepared):
-    o = prepared(MORE)
-    everything, held_out = tool_calls.base_tasks(o), tool_calls.validation_tasks(o)
-    o = prepared(MORE, base_limit=5)
-    few = tool_calls.base_tasks(o)
-    assert len(few) == 5 and all(task in everything for task in few)
-    prepared(MORE[::-1])  # the order of the file does not matter
-    again = tool_calls.base_tasks(prepared(MORE[::-1], base_limit=5))
-    assert {task.id for task in again} == {task.id for task in few}
-    o = prepared(MORE, base_limit=5)
-    assert tool_calls.validation_tasks(o) == held_out and tool_calls._form.known == {c["name"] for t in few for c in t.spec.get("calls", ())}
-    assert tool_calls.base_tasks(prepared(MORE, base_limit=10**6)) == everything
-    with pytest.raises(UserError, match="--base-limit is -1"):
-        prepared(MORE, base_limit=-1)
-
-
 def test_python_form_says_and_scores_the_same_as_json(prepared):
     for call_format in ("json", "python"):
         o = prepared(call_format=call_format)
@@ -251,41 +219,6 @@ def test_python_form_says_and_scores_the_same_as_json(prepared):
                  f"dim(lamp=int('{n}'))", "dim(lamp=True)", "x" * 10 ** 6,
                  f'<tool_call>{{"name": "dim", "arguments": {{"lamp": {n}}}}}</tool_call>'):
         assert score(text) == (0.0, False), text
-
-
-def test_without_assigned_functions_a_variation_is_of_the_seeds_own(prepared):
-    o = prepared(call_format="python", tools="base")
-    seed_task = base_of(o)
-    parse = lambda text: tool_calls.parse_task(text, seed_task, 3)
-    task = parse("Call: dim(lamp=77)\n\nCall: dim(lamp=78)\n"
-                 "Request: Dim lamps 77\nand 78, please.\n")
-    assert task.spec["tools"] == seed_task.spec["tools"] and task.seed_task == seed_task.id
-    assert [call["arguments"]["lamp"] for call in task.spec["calls"]] == [77, 78]
-    assert (task.origin, task.epoch, task.text) == ("env", 3, "Dim lamps 77\nand 78, please.")
-    for text, reason in (
-            ("", "no request and call"), ("Request: Dim lamp 7 now please.", "no request and call"),
-            ("Call: dim(lamp=7)", "no request and call"),
-            ("Call: dim(7)\nRequest: Dim lamp 7 please.", "no request and call"),
-            ("Call: dim(lamp=7)\nRequest: Dim lamp 7 please.\nCall: off(lamp=7)", "no request and call"),
-            ("Call: dim(lamp=7)\nRequest: Dim lamp 7 please.\nSolved: 0 %", "no request and call"),
-            ("Answer: 7\nRequest: Dim lamp 7 please.", "no request and call"),
-            ("x" * 10 ** 6, "no request and call"),
-            (json.dumps(lamp(7)), "no request and call"),
-            ("Call: off(lamp=7)\nRequest: Dim lamp 7 please.", "unknown tool"),
-            ("Call: dim(lamp='7')\nRequest: Dim lamp 7 please.", "wrong arguments"),
-            ("Call: dim(lamp=7)\nRequest: 7", "trivial text")):
-        with pytest.raises(InvalidTask) as error:
-            parse(text)
-        assert str(error.value) == reason and reason in tool_calls.REASONS, text
-
-
-def test_prompt_says_unknown_success_as_unknown(prepared):
-    o = prepared(call_format="python", tools="base")
-    task = base_of(o)
-    user = lambda success: tool_calls.env_prompt(task, success, 0.5)[1]["content"]
-    assert "\nSolved: unknown\nWrite for:\ndim(lamp: int)" in user(None)
-    assert "\nSolved: 25 % of the time\n" in user(0.25) and "\nSolved: 0 % of the time\n" in user(0.0)
-    assert user(None).startswith("Call: dim(lamp=") and "Not called:" not in user(None)
 
 
 LISTED = [tool(name, lamp="integer") for name in ("mend", "paint", "ship", "wash")]

@@ -70,28 +70,6 @@ def test_undecodable(text):
         bfcl.decode(text, "prompt")
 
 
-def block(call):
-    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-
-
-def test_decode_qwen():
-    call = {"name": "f", "arguments": {"a": 1}}
-    expected = [("f", {"a": 1})]
-    assert bfcl.decode(block(call)) == expected                   # recognised by the tag
-    assert bfcl.decode("<think> f? </think>\n" + block(call) + "\nDone.", "qwen_fc") == expected
-    assert bfcl.decode(block(call) + block(call), "qwen_fc") == expected * 2
-    # newlines are needed; blocks that are no JSON are skipped
-    assert bfcl.decode(f"<tool_call>{json.dumps(call)}</tool_call>", "qwen_fc") == []
-    assert bfcl.decode("<tool_call>\n{oops\n</tool_call>\n" + block(call), "qwen_fc") == expected
-    assert bfcl.decode("[f(a=1)]", "qwen_fc") == []
-    for bad in ([call], 42, "f", {"name": "f"}, {"arguments": {}}, {"name": "f", "arguments": "{}"},
-                {"name": ["f"], "arguments": {}}):
-        with pytest.raises(bfcl.Undecodable):
-            bfcl.decode(block(bad), "qwen_fc")
-    with pytest.raises(UserError, match="unknown response format"):
-        bfcl.decode("x", "xml")
-
-
 # ---- rules 1-7
 
 
@@ -173,6 +151,10 @@ def test_rule_7_relevance():
 # ---- hostile text
 
 
+def block(call):
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+
 HOSTILE = ["[f(a=0x" + "f" * 40_000 + ")]", "[f(a=" + "'a'+" * 10_000 + "'a')]",
            "[f" + ".a" * 20_000 + "()]", "[f(a=" + "lambda:" * 7000 + "1)]",
            "[f(a=" + "(" * 90 + "1" + ")" * 90 + "+x)]",
@@ -233,21 +215,6 @@ def test_hostile_text_is_fast_and_false(rec, tmp_path):
     ("All done.", False), ("[]", False), ("[" + "pwd()," * 201 + "]", False)])
 def test_turn_rule(text, ok):
     assert bfcl.score(turn(), text).ok == ok, bfcl.score(turn(), text).reason
-
-
-def test_turn_rule_results_of_earlier_turns():
-    # what was returned before need not be asked again; once per earlier result
-    rec = turn(gt_calls_kw=["cat(file_name='a.txt')"], gt_results=["seen"])
-    assert bfcl.score(rec, "[pwd()]").ok and not bfcl.score(rec, "[]").ok
-    rec = turn(gt_calls_kw=["cat(file_name='a.txt')"] * 2, gt_results=["seen", "seen"])
-    assert not bfcl.score(rec, "[pwd()]").ok
-    assert bfcl.score(rec, "[cat(file_name='a.txt')]").ok
-    # a ground-truth call that failed changed nothing
-    rec = turn(gt_calls_kw=["rm(file_name='a.txt')", "pwd()"],
-               gt_results=['{"error": "no"}', "here"])
-    assert bfcl.score(rec, "[pwd(), rm(file_name='a.txt')]").ok
-    assert not bfcl.score(rec, "[pwd()]").ok
-    assert bfcl.score(turn(gt_calls_kw=[], gt_results=[]), "Nothing to do.").ok
 
 
 def test_safe_call_lets_plain_data_through_only():

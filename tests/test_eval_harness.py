@@ -8,9 +8,6 @@ nothing here needs the real data, except for the tests marked `needs_data`.
 import gzip
 import itertools
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -322,13 +319,6 @@ def test_damaged_data_ends_in_one_line(bench, data, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_real_process_exits_with_2_and_one_line(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "eval.make_base", "bfcl", "--data",
-                           tmp_path / "none", "--out", tmp_path / "b"], cwd=ROOT,
-                          capture_output=True, text=True, timeout=60)
-    one_line_error(done.returncode, done.stdout, done.stderr)
-
-
 # ---------------------------------------------------------------------------------------------
 # a scripted model: batches, limits, interruption
 
@@ -408,15 +398,6 @@ def test_long_prompts_and_cut_responses_are_counted_not_fatal(data, tmp_path, ca
     assert sum("prompt too long" in r["verdict"]["reason"] for r in rows) == too_long
 
 
-@pytest.mark.parametrize("bench", harness.BENCHES)
-def test_a_prompt_too_long_fails_in_every_benchmark(bench, data, tmp_path, capsys, monkeypatch):
-    with_model(monkeypatch, Scripted(None))
-    code, _, _ = command(bench, "--data", data, "--model", "m", "--max-prompt", 1,
-                         "--out", tmp_path, capsys=capsys)
-    summary = summary_of(tmp_path)
-    assert code == 0 and summary["score"] == 0.0 and summary["prompts_too_long"] == summary["n"]
-
-
 def test_interrupted_run_continues_where_it_stopped(data, tmp_path, capsys, monkeypatch):
     answer = answers_from(data, "alfworld")
     argv = ("alfworld", "--data", data, "--model", "m", "--batch-size", 4, "--out", tmp_path)
@@ -448,13 +429,6 @@ def test_damaged_results_are_reported_and_kept(data, tmp_path, capsys, monkeypat
     assert path.name in err and path.read_text() == before
 
 
-def test_retrained_model_at_the_same_place_is_another_run(tmp_path):
-    (tmp_path / "model.safetensors").write_text("old")
-    before = harness.stamp(tmp_path)
-    os.utime(tmp_path / "model.safetensors", ns=(1, 1))
-    assert harness.stamp(tmp_path) != before and harness.stamp("hub/name") is None
-
-
 def test_system_role_is_folded_where_the_template_refuses_it():
     import jinja2
 
@@ -465,12 +439,6 @@ def test_system_role_is_folded_where_the_template_refuses_it():
             return super().encode(messages)
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
     assert Refusing(None).decode(harness.encode(Refusing(None), {"id": "x"}, messages)) == "S\n\nU"
-
-
-def test_long_prompts_go_in_smaller_batches():
-    todo = [(None, [0] * n) for n in (40_000, 30_000, 30_000, 10, 10, 10)]
-    assert [len(b) for b in harness.batches(todo, 2)] == [1, 2, 2, 1]
-    assert [len(b) for b in harness.batches([(None, [0] * 100_000)] * 2, 8)] == [1, 1]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -161,52 +161,6 @@ def ended(folder, metrics, train, **options):
             "started": 0.0}
 
 
-def test_base_tools_are_the_categories_of_the_worlds_base_tasks(tmp_path):
-    """The ladder's four easiest tools; nothing where no held-out task is of such a kind."""
-    by = [{"inc": .9, "dec": .5, "tri": .1}, {"inc": .7, "dec": .3, "tri": .8}]
-    metrics = [{"epoch": t, "validation_by": b} for t, b in enumerate(by)]
-    run = experiments.collect(ended(tmp_path / "r", metrics, []), ladder, {"inc", "dec"}, [])
-    assert tables.lost(run["metrics"]) == pytest.approx(0.2) and not (tmp_path / "r").exists()
-    run = experiments.collect(ended(tmp_path / "s", metrics, []), ladder, {"moon"}, [])
-    path = tmp_path / "paper-moon.jsonl"
-    append_jsonl(path, [{**run, "name": "genenv"}])
-    text = tables.table(path)
-    assert "| genenv | 1 |" in text and "lost on base tools" not in text
-
-
-def test_worlds_with_episodes_show_turns_plans_and_what_is_refused(tmp_path):
-    """Turns of the generated tasks' episodes, refusals as a share of all that was written; a
-    variant that writes nothing shows a dash."""
-    def traced(origin, *texts):
-        return {"task": {"text": "", "spec": {}, "origin": origin, "epoch": 0, "id": "t"},
-                "p_hat": 0.5, "epoch": 1, "traces": [{"text": t} for t in texts]}
-    train = [traced("env", "> look\nyou see mug .\n> go to sink", "> look"), traced("base", "> look")]
-    assert experiments.turns_of(train) == 1.5 and experiments.turns_of(train[1:]) == 0
-    wrote = {"written": 8, "invalid": {"inconsistent": 2, "unsolvable": 1, "malformed": 1}}
-    metrics = [{"epoch": t, "task_length": 4 + t, **wrote} for t in (0, 1)]
-    world = SimpleNamespace(respond=None, category=lambda task: "place")
-    runs = []
-    for name, m in (("genenv", metrics), ("static", [{**m, "written": 0, "invalid": {}} for m in metrics])):
-        job = ended(tmp_path / name, m, train, replay=0.0)
-        runs.append({**experiments.collect(job, world, set(), []), "name": name})
-    assert [m["turns"] for m in runs[0]["metrics"]] == [0, 1.5]
-    append_jsonl(tmp_path / "paper-moon.jsonl", runs)
-    head, _, genenv_row, static_row = tables.table(tmp_path / "paper-moon.jsonl").split("\n")[:4]
-    cells = dict(zip(head.split(" | "), genenv_row.split(" | ")))
-    assert cells["plan, first"] == "4.000" and cells["plan, last"] == "5.000" and cells["turns, last"] == "1.500"
-    assert cells["no task"] == "0.500" and cells["inconsistent or unsolvable"] == "0.375"
-    assert dict(zip(head.split(" | "), static_row.split(" | ")))["no task"] == "-"
-
-
-def test_epochs_without_validation_count_in_no_mean(tmp_path):
-    """A value repeated between two validations is none of its own."""
-    metrics = [record(t, validated=t - t % 2, validation=v)
-               for t, v in enumerate([.1, .1, .5, .5, .7])]
-    path = write(tmp_path / "paper-moon.jsonl", {"genenv": {0: metrics}})
-    head, _, row = tables.table(path).split("\n")[:3]
-    assert dict(zip(head.split(" | "), row.split(" | ")))["mean of epochs"] == "0.600"
-
-
 def tried(tools, p_hat, epoch, written=None, origin="env"):
     """A record of D_train with no traces."""
     return {"task": {"text": "", "spec": {"start": 3, "tools": tools}, "origin": origin,
@@ -254,22 +208,6 @@ def curriculum_run(*validations):
                    rollouts=3000 * t) for t, v in enumerate(validations)]
 
 
-def test_cost_to_a_target_counts_the_runs_that_miss_it(tmp_path):
-    """A mean over the runs that arrive says so: the others would have cost more."""
-    assert tables.cost(curriculum_run(.3, .6, .7, .65)) == 6000
-    assert math.isnan(tables.cost(curriculum_run(.3, .6)))
-    path = write(tmp_path / "which.jsonl", {
-        "genenv": {0: curriculum_run(.3, .7, .8), 1: curriculum_run(.3, .6, .8)},
-        "update: linear": {0: curriculum_run(.3, .7, .8), 1: curriculum_run(.3, .4, .5)},
-        "update: grpo": {0: curriculum_run(.3, .4, .5)}})
-    rows = {line.split(" | ")[0].strip("| "): line
-            for line in reversed(tables.table(path).splitlines())}
-    assert "| 4.500 ± 19.059 |" in rows["genenv"]
-    assert "| 3.000 (not reached in 1 of 2) |" in rows["update: linear"]
-    at = rows["variant"].split(" | ").index("thousand rollouts to 0.7")
-    assert rows["update: grpo"].split(" | ")[at] == "-"
-
-
 def test_a_claim_stands_only_if_it_beats_every_control(tmp_path):
     """Paired by seed; the controls are judged against, never judged."""
     run = lambda last: curriculum_run(.3, .5, last)
@@ -287,18 +225,6 @@ def test_a_claim_stands_only_if_it_beats_every_control(tmp_path):
     assert text.count("beats all") == 2 and "minus each control" in text
     better = {**tables.by_name(path), "control: shuffled R_env": {0: run(.8), 1: run(.6)}}
     assert tables.against_controls(better, column)[5].endswith(" | yes |")
-
-
-def test_the_map_of_a_variant_is_over_all_its_seeds(tmp_path):
-    """Counts add up; a success rate is weighted by the tasks it is of. One figure for all."""
-    seeds = {0: [{"epoch": 1, "map": {"inc": [3, .5], "tri": [0, 0]}}],
-             1: [{"epoch": 1, "map": {"inc": [1, .1], "tri": [0, 0]}}]}
-    (key, (n, p)), = tables.map_of(seeds).items()
-    assert (key, n, p) == ((1, "inc"), 4, pytest.approx(.4))
-    suite = {name: {0: curriculum_run(.3, .4, .5)} for name in suites.WHICH}
-    tables.draw(write(tmp_path / "which.jsonl", suite))
-    assert {path.stem for path in tmp_path.glob("*.png")} == \
-        {"which-map", "which-validation", "which-success"}
 
 
 @pytest.mark.parametrize("suite", suites.SUITES)

@@ -156,15 +156,6 @@ def test_plans_are_as_short_as_brute_force_finds():
 # what the simulator writes
 
 
-def test_text_and_spec_are_the_same_household():
-    """A task would change when it is written and read again."""
-    for task in h.base_tasks() + h.validation_tasks():
-        assert h.read_household(task.text) == task.spec and h.solved(task.text).id == task.id
-    spoken = ("Put a clean mug in the drawer . Counter . a mug on the counter . plate in counter . "
-              "Drawer closed . apple in drawer . sink")
-    assert h.parse_task(spoken, NO_SEED, 0).id == TASK.id
-
-
 @pytest.mark.parametrize("text, expected", [
     ("", "malformed"), ("put mug in drawer", "malformed"), ("{}", "malformed"),
     (HOUSE.replace("mug", "unicorn"), "malformed"), (HOUSE.replace("sink", "moon"), "malformed"),
@@ -229,20 +220,6 @@ def test_task_sets():
         assert Counter(map(h.category, tasks)) == dict.fromkeys(h.RUNGS, h.PER_RUNG)
         assert all(0 < h.task_length(t) <= h.MAX_PLAN for t in tasks)
         assert all(h.solved(t.text).id == t.id for t in tasks)  # none takes luck
-
-
-def test_the_report_shows_the_picture_and_the_episode():
-    """Somebody who has never seen the world would read a line of names."""
-    from watch.report import _card
-    record = {"epoch": 4, "written": 2, "origin": "env", "p_hat": 0.5, "task": TASK.text, "picture": h.picture(TASK),
-              "traces": [{"text": "> look\nnothing happens", "reward": 0.0}]}
-    page = _card(record)
-    assert "*drawer" in page and "&gt; look" in page
-    assert "in epoch 2, tried again" in page and "a shortest solution" not in page
-    page = _card({**record, "written": 4, "in_band": True, "expected": "go to sink"})
-    assert "tried again" not in page and "in the band" in page
-    assert "a shortest solution: go to sink" in page
-    assert "*drawer" not in _card({**record, "picture": ""})
 
 
 # ---------------------------------------------------------------------------------------------
@@ -378,15 +355,6 @@ def test_resume_inside_an_epoch_is_exact(fake_base, tmp_path, monkeypatch):
         adapter = (folder / "adapters" / "agent" / "adapter_model.safetensors").read_bytes()
         texts.append(((folder / "samples.jsonl").read_text(), adapter))
     assert texts[0] == texts[1]
-
-
-def test_options_and_defaults_of_the_world():
-    """`--world household` would run with the ladder's settings."""
-    o = genenv.parse_options(["--world", "household"])
-    assert all(getattr(o, name) == value for name, value in h.DEFAULTS.items())
-    assert o.world_options == {name: default for name, (default, _, _) in h.OPTIONS.items()}
-    o = genenv.parse_options(["--world", "household", "--max-turns", "5", "--steps", "1"])
-    assert o.world_options["max_turns"] == 5 and o.steps == 1
 
 
 def test_chat_prompts_and_observations():

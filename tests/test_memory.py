@@ -82,15 +82,6 @@ def test_base_and_adapters_are_within_ten_percent_of_counted_bytes(tmp_path, qua
     assert parts["adapters and optimisers"] == counted
 
 
-def test_tied_embeddings_are_counted_once():
-    """Small models share embedding and head; twice would be a third too much."""
-    shape = {**QWEN_7B, "num_hidden_layers": 1}
-    counts = [memory.count_parameters(Qwen2Config(**{**shape, "tie_word_embeddings": tied}))
-              for tied in (False, True)]
-    sizes = [sum(c["linear"]) + c["other"] for c in counts]
-    assert sizes[0] - sizes[1] == 152064 * 3584
-
-
 def test_the_known_figures_of_qwen_7b():
     """Parameters on the meta device; figures worked out by hand from the published shape."""
     config = Qwen2Config(**QWEN_7B)
@@ -235,30 +226,6 @@ def test_no_micro_batch_exceeds_the_largest(budget):
                 for part, size in counted([rollouts[i] for i in rows]).items():
                     largest = max(sizes.get(part, 0) for sizes in batches)
                     assert size <= 1.02 * largest, (part, P, R, prompt, answer)
-
-
-def test_scoring_the_kl_sample_and_undoing_a_step_have_their_instants():
-    """A sample far larger than the batch, or adapters larger than activations, would not fit."""
-    config = Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 2})
-    rwr = lambda **o: memory.estimate(config, options(**o), 2)["simulator update (RWR)"]
-    short = dict(max_prompt_tokens=64, max_task_tokens=16, env_batch=1, rank=1)
-    assert "scoring the KL sample" in rwr(**short, env_kl_sample=100)
-    assert "scoring the KL sample" not in rwr(**short, env_kl_sample=1)
-    # the KL penalty itself is taken on as many texts as the batch has, one micro-batch at a time
-    assert rwr(env_kl_sample=8) == rwr(env_kl_sample=80)
-    state = 4 * memory.count_parameters(config, 512)["lora"]
-    assert rwr(rank=512, token_budget=64, max_prompt_tokens=8, max_task_tokens=8) == {
-        "copies of the simulator's state": 6 * state, "copies of the adapters": 2 * state}
-
-
-def test_the_fixed_task_set_is_written_in_wider_batches():
-    """--variant static has all base tasks varied at once, not --seed-tasks of them."""
-    config = Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 1})
-    usual, static = (max(parts["keys and values"] for parts in memory.instants(
-        config, options(max_rows=640, variant=variant), 2)["simulator rollouts"])
-        for variant in ("genenv", "static"))
-    assert usual == 8 * memory.cache_keys(1024, 1, 512) * 2048
-    assert static == 128 * memory.cache_keys(1024, 5, 512) * 2048
 
 
 def test_each_option_moves_the_part_it_is_named_under():
