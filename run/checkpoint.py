@@ -268,6 +268,8 @@ def save(run):
     run.env_pool.save()
     folder = run.folder / "checkpoints"
     folder.mkdir(exist_ok=True)
+    for torn in folder.glob("tmp-*"):  # of a run that was killed while saving
+        torn.unlink()
     write_whole(folder / f"e{run.state.epoch:04d}-s{run.state.step:03d}.pt", _packed({
         "adapters": {name: [p.detach().cpu() for p in params]
                      for name, params in run.policy.params.items()},
