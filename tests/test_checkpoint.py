@@ -235,6 +235,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monkeypatch):
     """One line and exit code 2; the checkpoint before is whole; the resumed run ends the same."""
@@ -270,6 +271,7 @@ def test_half_written_append_is_taken_back(tmp_path, monkeypatch):
     assert path.read_bytes() == b'{"a": 1}\n'
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kilobytes", [1, 100])
 def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
@@ -300,6 +302,7 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
 # death while saving
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("owner, call, nth, before", [
     (os, "replace", 3, True), (os, "replace", 3, False), (Path, "unlink", 1, True),
