@@ -229,8 +229,7 @@ def test_recomputed_old_logprobs_start_at_ratio_one(monkeypatch, options):
 
 @pytest.mark.parametrize("short", [0, 1024])  # attention in one kernel, as on a GPU; or as here
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("options", [dict(), dict(inner_epochs=2), dict(mini_batch=1),
-                                     dict(mini_batch=2), dict(inner_epochs=2, mini_batch=3)])
+@pytest.mark.parametrize("options", [dict(), dict(inner_epochs=2, mini_batch=3)])
 def test_ratio_starts_at_exactly_one_in_bf16(monkeypatch, options, checkpointing, short):
     """Old log-probs of other micro-batches: up to .1 away in bf16, a clip before any step."""
     monkeypatch.setattr("models.attention.SHORT", short)
@@ -467,21 +466,6 @@ def test_grpo_on_a_table_finds_the_rewarded_answer():
         groups = [([0], [[int(i)] for i in row]) for row in ids]
         train_agent(table, "agent", optimizer, groups, (ids == 3).double(), agent_kl=0)
     assert table.probs()[3] > 0.9
-
-
-def test_the_policy_learns_two_tasks_with_distinct_answers():
-    """End to end on a real model: each prompt must learn its own answer, not the other one's."""
-    policy = tiny_policy(live=False, spread=0.15)
-    prompts, answers = [[10, 11], [12, 13]], [[4, 5, 6, 7, 8, 9], [20, 21, 22, 23, 24, 25]]
-    optimizer, generator, history = policy.optimizer("agent", 1e-2), policy.generator(0), []
-    for _ in range(25):
-        out = policy.sample("agent", prompts, G=32, max_new_tokens=1, generator=generator)
-        rewards = torch.tensor([float(r.response[0] in answers[r.group]) for r in out]).view(2, 32)
-        groups = [(p, [r.response for r in out[32 * b:32 * b + 32]]) for b, p in enumerate(prompts)]
-        train_agent(policy, "agent", optimizer, groups, rewards)
-        history.append(rewards.mean(1))
-    # a guess is right in 6 of 40 cases; rewards given to the other task would teach nothing
-    assert (history[0] < 0.4).all() and (sum(history[-5:]) / 5 > 0.5).all()
 
 
 def test_mixed_group_sizes_are_scored_in_their_own_order():

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2ForCausalLM
 
 from bench import models as bench
@@ -17,7 +16,7 @@ from common.files import UserError
 from helpers import (BOS, EOS, MIXED, clear, close, flat, gradients, naive_logps, random_groups,
                      randomise, tiny_lm, tiny_policy, toy_tokenizer, weights)
 from models import attention
-from models.attention import attention_layout, group_mask, pack
+from models.attention import group_mask, pack
 from models.loading import model_config
 import policy as policy_module
 from policy import Policy, by_group, distance, draw, split_groups
@@ -497,39 +496,6 @@ def test_only_adapters_are_trainable_and_each_optimiser_has_its_own():
         assert {id(p) for g in optimizer.param_groups for p in g["params"]} == owned["env"]
 
 
-class Operations(TorchDispatchMode):
-    """Collects (name, input tensors, output tensors) of every operation."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        tensors = lambda x: [t for t in (x if isinstance(x, (tuple, list)) else [x])
-                             if isinstance(t, torch.Tensor)]
-        self.seen.append((func.overloadpacket.__name__, tensors(args), tensors(out)))
-        return out
-
-
-def test_sampling_casts_each_lora_weight_once():
-    """In bf16 every layer cast its weights at every token: hundreds of launches per token at 7B."""
-    policy = tiny_policy(dtype=torch.bfloat16)
-    mine = {p.data_ptr() for p in policy.params["agent"]}
-    draws = lambda: policy.sample("agent", [[4, 5, 6], [7]], G=3, max_new_tokens=9,
-                                  generator=policy.generator(0))
-    with Operations() as operations:
-        out = draws()
-    casts = [x[0].data_ptr() for name, x, _ in operations.seen
-             if name == "_to_copy" and x[0].data_ptr() in mine]
-    assert max(len(r.response) for r in out) > 4 and sorted(casts) == sorted(mine)
-    with policy.use("agent"):  # the casts at each call, as in training, give the same numbers
-        with torch.no_grad():
-            hidden = policy._prefill([[4, 5, 6]])[2]
-            with policy._cast_once("agent"):
-                assert torch.equal(policy._prefill([[4, 5, 6]])[2], hidden)
-
-
 def test_cast_weights_are_gone_after_sampling(monkeypatch):
     """Training would read stale weights, and pass them no gradient."""
     policy, groups = tiny_policy(dtype=torch.bfloat16), random_groups(MIXED)
@@ -545,21 +511,6 @@ def test_cast_weights_are_gone_after_sampling(monkeypatch):
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in policy.params["agent"])
     randomise(policy, seed=5)  # as an optimiser's step does: in place
     assert sample() != first
-
-
-@pytest.mark.parametrize("build", [lambda groups, device: pack(groups, 0, device),
-                                   attention_layout])
-def test_layouts_are_built_on_the_device(build):
-    """Masks made on the host and copied: 75 MB for each micro-batch of the 7B preset."""
-    groups = by_group(flat(random_groups(MIXED)))
-    with Operations() as operations:
-        layout = build(groups, "meta")  # a device without numbers: only the place is looked at
-    tensors = [x for x in layout.values() if isinstance(x, torch.Tensor)]
-    assert tensors and all(x.device.type == "meta" for x in tensors)
-    computed = [x for name, inputs, out in operations.seen for x in out if inputs]
-    copied = [x for name, inputs, out in operations.seen for x in inputs
-              if x.device.type == "cpu" and name == "_to_copy"]
-    assert all(x.device.type == "meta" for x in computed) and len(copied) <= 2
 
 
 def test_checksum_and_distance_tell_which_adapter_moved():
