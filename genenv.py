@@ -31,12 +31,14 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-if __name__ == "__main__":  # before torch is loaded: --help and mistakes are answered at once
-    from commands import dispatch
-    sys.exit(dispatch(sys.argv[1:], lambda o: importlib.import_module("genenv").train(o)))
-
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
+
+if __name__ == "__main__":  # before torch is loaded: --help and mistakes are answered at once
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries would fill a log
+    from commands import dispatch
+    sys.exit(dispatch(sys.argv[1:], lambda o: importlib.import_module("genenv").train(o)))
 
 import torch
 
@@ -47,7 +49,7 @@ from grpo import grpo_update
 from policy import Rollout
 from run import checkpoint, frame
 from run.frame import Run
-from run.options import Options, parse_options
+from run.options import Options
 from rwr import draw_batches, effective_sample_size, rwr_update, weight_ratio, whole_passes
 from watch import measure
 from worlds import NO_SEED, attempt_score, play, rollout_rows, task_keys, transcript, written_tasks

@@ -303,7 +303,7 @@ def simulate(o, config, capability=8):
 
 def preset_options(name, dtype="auto"):
     """The options of a run with a preset on a GPU, and the shape of its model."""
-    from genenv import parse_options
+    from run.options import parse_options
     o = parse_options(["--preset", name, "--dtype", dtype])
     o = dataclasses.replace(o, device="cuda")  # on the command line it would have to be there
     return o, qwen2_config(**(QWEN_7B if name.startswith("7b") else QWEN_1_5B))

@@ -22,9 +22,7 @@ The adapters need no export: they are PEFT folders already.
     model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B-Instruct")
     model = PeftModel.from_pretrained(model, "RUN/adapters/agent")
 """
-import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,22 +30,18 @@ from types import SimpleNamespace
 # veRL loads this file by its path: the modules of the project lie one folder up
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from common.files import UserError
+from common.cli import Parser
+from common.files import UserError, write_whole
 from data_pool import Task, TrainPool
 from worlds import load_world
 
 FORMATS = ("jsonl", "parquet")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        raise UserError(f"{message}; see python genenv.py export --help")
-
-
 def main(argv) -> int:
     """The command `genenv.py export`; argv: what follows it. Raises UserError, returns 0."""
-    p = _Parser(prog="genenv.py export", allow_abbrev=False,
-                description="Write the tasks of a run for another trainer.")
+    p = Parser(prog="genenv.py export", allow_abbrev=False,
+               description="Write the tasks of a run for another trainer.")
     p.add_argument("run", help="run folder, such as runs/001-genenv")
     p.add_argument("--format", default="verl", choices=["verl"], help="whose records to write")
     p.add_argument("--out", default="", help="file to write, .jsonl or .parquet (needs pyarrow); "
@@ -71,9 +65,7 @@ def export_verl(run_folder, out, fmt: str = "") -> int:
     records = verl_records(run_folder)
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such folder to write {out.name} to; create it first")
-    scratch = out.with_name(out.name + ".part")
-    (_write_parquet if fmt == "parquet" else _write_jsonl)(scratch, records)
-    os.replace(scratch, out)
+    write_whole(out, (_as_parquet if fmt == "parquet" else _as_jsonl)(records))
     return len(records)
 
 
@@ -137,16 +129,17 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
     return world.score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1
 
 
-def _write_jsonl(path, records):
-    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records),
-                    encoding="utf-8")
+def _as_jsonl(records) -> str:
+    return "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
 
 
-def _write_parquet(path, records):
+def _as_parquet(records) -> bytes:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
         raise UserError("parquet needs pyarrow: `pip install pyarrow`, or write JSONL, "
                         "which veRL reads as well") from None
-    parquet.write_table(pyarrow.Table.from_pylist(records), str(path))
+    data = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_pylist(records), data)
+    return data.getvalue().to_pybytes()

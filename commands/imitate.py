@@ -5,6 +5,7 @@ has parsed and checked what was given before this module loads torch.
 
 Where it differs on purpose: held-out tasks are never imitated; what a run would cut off is not either.
 """
+import io
 import os
 import pickle
 import sys
@@ -164,7 +165,9 @@ def save_state(path: Path, policy, optimizer, state: dict):
     """Adapter, optimiser and what has been done, whole or not at all."""
     state = {"adapter": [p.detach().cpu() for p in policy.params[ADAPTER]],
              "optimizer": optimizer.state_dict(), "state": state}
-    write_whole(path, lambda scratch: torch.save(state, scratch))
+    data = io.BytesIO()
+    torch.save(state, data)
+    write_whole(path, data.getvalue())
 
 
 def load_state(path: Path, policy, optimizer) -> dict:

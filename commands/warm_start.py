@@ -72,8 +72,8 @@ def main(argv) -> int:
     state = learn(world, policy, s, o, out / "warm_start" / "state.pt")
     merge(policy, o, out)
     rounds = [{k: v for k, v in report.items() if k != "pairs"} for report in state["rounds"]]
-    write_whole(out / "warm_start.json", lambda path: path.write_text(json.dumps(
-        {"settings": settings_of(s, o), "nats_per_token": state["nats"], "rounds": rounds}, indent=1)))
+    write_whole(out / "warm_start.json", json.dumps(
+        {"settings": settings_of(s, o), "nats_per_token": state["nats"], "rounds": rounds}, indent=1))
     shutil.rmtree(out / "warm_start")
     print(f"the model is in {out}: go on with --model {out} and the same options of the world")
     return 0
@@ -127,7 +127,7 @@ def claim(s, o) -> Path:
         raise UserError(f"--out {out} is not empty: choose another folder")
     else:
         path.parent.mkdir(parents=True)
-        write_whole(path, lambda p: p.write_text(json.dumps(wanted, indent=1)))
+        write_whole(path, json.dumps(wanted, indent=1))
     return out
 
 

@@ -18,29 +18,33 @@ class Stopped(Exception):
         self.signal = signal_number
 
 
-def exit_code(command) -> int:
+def exit_code(command, program="genenv", go_on="--resume goes on from the last checkpoint") -> int:
     """Call `command()`; every mistake of the user's is one line. Returns the exit code of a program:
-    0, 2 for a mistake, 128 + n after a signal n."""
+    what the command returns if that is a number, else 0; 2 for a mistake, 128 + n after a signal n.
+
+    program: named in front of that line; go_on: how to, said where the work was cut off.
+    """
     try:
-        command()
-        return 0
+        result = command()
+        return result if isinstance(result, int) else 0
     except UserError as error:
-        print(f"genenv: {error}", file=sys.stderr)
+        print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except Stopped as stopped:
         print(stopped)
         return 128 + stopped.signal
     except ModuleNotFoundError as missing:
-        print(f"genenv: the package {missing.name} is not installed: pip install -r requirements.txt",
-              file=sys.stderr)
+        print(f"{program}: the package {missing.name} is not installed: pip install -r "
+              "requirements.txt", file=sys.stderr)
         return 2
     except (OSError, _safetensor_error()) as error:  # a full disk, a file that may not be written
         name, why = (getattr(error, key, None) for key in ("filename", "strerror"))
-        print(f"genenv: {f'{name}: ' if name else ''}{' '.join(str(why or error).split())}; "
-              "a run that had begun goes on from its last checkpoint with --resume", file=sys.stderr)
+        print(f"{program}: {f'{name}: ' if name else ''}{' '.join(str(why or error).split())}; "
+              f"{go_on}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt as stopped:  # before the run had begun, or a second signal: it says
-        print("; ".join(["stopped at once", *map(str, stopped.args)]), file=sys.stderr)
+    except KeyboardInterrupt as stopped:  # a run says by itself whether there is a checkpoint
+        more = map(str, stopped.args) if program == "genenv" else [go_on]
+        print("; ".join(["stopped at once", *more]), file=sys.stderr)
         return 130
 
 
@@ -57,4 +61,4 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(unknown[0].partition("=")[0] if unknown else "",
                                          self._option_string_actions, 1)
         hint = f": did you mean {near[0]}?" if near else ""
-        raise UserError(f"{message}{hint}; see python {self.prog} --help")
+        raise UserError(f"{message}{hint}; see python {self.prog.removeprefix('python ')} --help")

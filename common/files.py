@@ -1,4 +1,4 @@
-"""JSON lines that nothing tears, and the one kind of error that a user sees.
+"""Files that nothing tears, and the one kind of error that a user sees.
 
 What of the paper this is: nothing. How it is run: every other file reads and
 writes with it.
@@ -9,6 +9,7 @@ line, and a write that fails leaves the file as it was.
 import difflib
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -70,20 +71,39 @@ def append_jsonl(path, records) -> int:
     except OSError as error:
         if os.path.isfile(path):
             os.truncate(path, size)
-        raise UserError(f"cannot write to {path} ({error.strerror}): free some space; a run goes "
-                        "on from its last checkpoint with --resume") from None
+        raise _cannot_write(path, error) from None
 
 
-def write_whole(path: Path, write):
-    """Call write(scratch path), then put the file in its place: there it is whole or absent."""
-    scratch = path.with_name(f"tmp-{path.name}")
+def write_whole(path, data):
+    """Put text or bytes in the place of a file: after a crash it is the old one or the new one.
+
+    Raises UserError if the disk is full or read-only; the file of before stays as it was.
+    """
+    scratch = Path(path).with_name(f"tmp-{Path(path).name}")
     try:
-        write(scratch)
+        with open(scratch, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())  # before the name: else a crash could leave an empty file
         os.replace(scratch, path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        scratch.unlink(missing_ok=True)
-        raise UserError(f"cannot write {path} ({first_line(error):.100}): free some space, then "
-                        "give the same command again") from None
+        _sync_folder(scratch.parent)
+    except OSError as error:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from None
+
+
+def _sync_folder(path):
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _cannot_write(path, error) -> UserError:
+    return UserError(f"cannot write {path} ({error.strerror}): free some space or choose another "
+                     "--out, then give the same command again; a run goes on with --resume")
 
 
 def set_torn_line_aside(path) -> str:

@@ -27,9 +27,10 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.files import UserError
+from common.cli import Parser
+from common.files import UserError, write_whole
 from eval import alfworld, api_bank, bamboogle, bfcl, common, travelplanner
-from eval.common import Parser, Verdict, exit_code, one_line
+from eval.common import Verdict, exit_code, one_line
 from worlds import one_line_for_templates
 
 MODULES = {m.NAME: m for m in (api_bank, alfworld, bfcl, bamboogle, travelplanner)}
@@ -224,8 +225,7 @@ def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> 
     write_rows(path, [rows[r["id"]] for r in records], verdicts)
     summary = summarise(bench, records, verdicts, rows, settings, args,
                         time.perf_counter() - began)
-    common.write_whole(folder / f"{name}.json",
-                       json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    write_whole(folder / f"{name}.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     return {**summary, "file": str(folder / f"{name}.json")}
 
 
@@ -291,7 +291,7 @@ def earlier_rows(path: Path, prompts: dict, records: list) -> dict:
         if row["id"] in known and row["prompt"] == prompts.get(row["id"], row["prompt"]):
             rows[row["id"]] = row
     if lines[-1]:
-        path.write_text("".join(line + "\n" for line in lines[:-1]), encoding="utf-8")
+        write_whole(path, "".join(line + "\n" for line in lines[:-1]))
     return rows
 
 
@@ -414,7 +414,7 @@ def verdict_of(bench_module, record, row: dict, args) -> Verdict:
 
 def write_rows(path: Path, rows: list, verdicts: list):
     """The results file with verdicts, in the order of the records, replaced in one step."""
-    common.write_whole(path, "".join(
+    write_whole(path, "".join(
         json.dumps({**row, "verdict": vars(v)}, ensure_ascii=True) + "\n"
         for row, v in zip(rows, verdicts)))
 

@@ -18,18 +18,16 @@ and the constants NAME, PAPER (the paper's figures in percent, by system), MAX_N
 ({name: (arguments of load, arguments of score)}, other protocols or parts of the benchmark) and
 REQUIRED (agreement with recorded verdicts that `verify` asks for, by kind).
 """
-import argparse
 import gzip
 import hashlib
 import json
-import os
 import re
-import sys
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from common import cli
 from common.files import UserError
 
 
@@ -55,24 +53,10 @@ def verdict(reason: str, right: str) -> Verdict:
 # commands and their errors
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse with errors of one line."""
-
-    def error(self, message):
-        raise UserError(f"{message} (python -m eval --help)")
-
-
 def exit_code(command, *arguments) -> int:
-    """Call command(*arguments), which returns its exit code; a UserError is one line and code 2."""
-    try:
-        return command(*arguments)
-    except UserError as error:
-        print(f"eval: {one_line(error, 1000)}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\neval: interrupted; the same command continues from the responses so far",
-              file=sys.stderr)
-        return 130
+    """Call command(*arguments), which returns its exit code; see common/cli.py."""
+    return cli.exit_code(lambda: command(*arguments), "eval",
+                         "the same command continues from the responses so far")
 
 
 @contextmanager
@@ -188,13 +172,6 @@ def folder_hash(folder) -> str:
         digest.update(path.relative_to(folder).as_posix().encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
-
-
-def write_whole(path: Path, text: str):
-    """Write `path` in one step: a run that is killed leaves the old file or the new, never half."""
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
 
 
 def file_name(text: str) -> str:

@@ -26,9 +26,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from common.cli import Parser
 from common.files import UserError
 from eval.__main__ import BENCHES, MODULES, load_records
-from eval.common import Parser, exit_code, one_line, spread
+from eval.common import exit_code, one_line, spread
 
 
 def main(argv=None) -> int:

@@ -37,7 +37,7 @@ from types import SimpleNamespace
 import numpy as np
 from tqdm import tqdm
 
-from common.cli import Parser
+from common.cli import Parser, exit_code
 from common.files import UserError, append_jsonl, read_jsonl
 from curriculum import in_band
 from data_pool import Task
@@ -45,7 +45,7 @@ from experiments.controls import CONTROLS
 from experiments.suites import PAPER_BASE, QUICK, SEEDS, SUITES, TEACHERS, results_file, \
     variants
 from experiments.tables import EPISODES, KEPT, draw, read_runs, table
-from genenv import parse_options
+from run.options import parse_options
 from worlds import load_world
 from worlds.tiny_model import BASES
 
@@ -264,7 +264,7 @@ def kept_by_noise(world, records, alpha, o) -> float:
 def main(argv=None) -> int:
     """Entry point; 0, or 2 with one line on a user's mistake."""
     p = Parser(prog="python -m experiments", description=__doc__.splitlines()[0],
-                      allow_abbrev=False)
+               allow_abbrev=False)
     p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=int, help="runs of each variant (default 3; which: 5)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
@@ -273,7 +273,7 @@ def main(argv=None) -> int:
     p.add_argument("--out", default="experiments/results", help="folder of the results")
     p.add_argument("--time", action="store_true", help="say how many runs are left, and how long")
     p.add_argument("--only-draw", action="store_true", help="table and figures of what is there")
-    try:
+    def command():
         args, extra = p.parse_known_args(argv)
         o = parse_options(extra)  # what is not ours is genenv.py's: refused now, not in each run
         for flag in ("--seed", "--out", "--threads", "--resume", "--variant"):
@@ -295,9 +295,7 @@ def main(argv=None) -> int:
         draw(results)
         print(text)
         return 0
-    except (UserError, OSError) as error:  # OSError: the results folder cannot be written
-        print(f"experiments: {error}", file=sys.stderr)
-        return 2
+    return exit_code(command, "experiments", "the same command goes on where it stopped")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-from common.cli import Parser
+from common.cli import Parser, exit_code
 from common.files import UserError, read_jsonl
 from data_pool import Task
 from worlds import call_text
@@ -104,7 +104,7 @@ def main(argv=None) -> int:
                allow_abbrev=False)
     p.add_argument("--base", nargs="+", default=[], help="files of base tasks, for information")
     p.add_argument("--results", default=str(RESULTS), help="folder of the results")
-    try:
+    def command():
         args = p.parse_args(argv)
         found = sorted(Path(args.results).rglob("real-tasks.jsonl"))
         if not found:
@@ -113,10 +113,7 @@ def main(argv=None) -> int:
         text = table(records) + "".join("\n" + base_line(path) for path in args.base)
         (Path(args.results) / "grounding.md").write_text(text, encoding="utf-8")
         print(text)
-        return 0
-    except (UserError, OSError) as error:
-        print(f"experiments: {error}", file=sys.stderr)
-        return 2
+    return exit_code(command, "experiments", "nothing was changed")
 
 
 if __name__ == "__main__":

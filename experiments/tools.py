@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.cli import Parser
+from common.cli import Parser, exit_code
 from common.files import UserError, append_jsonl, read_jsonl
 from data_pool import Task
 from eval import bfcl
@@ -34,9 +34,9 @@ from eval.__main__ import load_records
 from eval.make_base import unreadable
 from experiments import __main__ as suite
 from experiments.tables import CURVES, _with_bounds, figure, means, paired, refused
-from genenv import parse_options
 from models.loading import policy_options
 from policy import Policy
+from run.options import parse_options
 from worlds import call_text, load_world
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -284,7 +284,7 @@ def main(argv=None) -> int:
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     p.add_argument("--work", default="runs/tools", help="folder of the run folders")
     p.add_argument("--results", default=str(RESULTS), help="folder of the results")
-    try:
+    def command():
         args, extra = p.parse_known_args(argv)
         results = Path(args.results) / "tools.jsonl"
         if args.what == "run":
@@ -305,9 +305,7 @@ def main(argv=None) -> int:
         draw(results)
         print(text)
         return 0
-    except (UserError, OSError) as error:
-        print(f"experiments.tools: {error}", file=sys.stderr)
-        return 2
+    return exit_code(command, "experiments.tools", "the same command goes on where it stopped")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Stop at any moment, go on to the bit: run folders and their locks, checkpoints, signals.
 
-What of the paper this is: nothing; it is what makes its runs trustworthy. A checkpoint is written
-at the end of every epoch, and at the next step after SIGINT or SIGTERM. It holds both adapters,
-both optimisers, every generator's state, what of the current epoch is done, and how long the
-append-only files were. It is written beside its place, synced, then renamed: it is whole or absent.
+What of the paper this is: nothing; it is what makes its runs trustworthy. A checkpoint is one file,
+written at the end of every epoch, and at the next step after SIGINT or SIGTERM. It holds both
+adapters, both optimisers, every generator's state, what of the current epoch is done, and how long
+the append-only files were. It is whole or absent, and its own checksum says if it was changed since.
 
 How it is run: `python genenv.py --resume --out runs/000-genenv`. On resuming the files are cut back
 to the lengths in the checkpoint (the rest moves to FILE.torn), the pools are read from them, and
@@ -22,11 +22,8 @@ import os
 import pickle
 import random
 import re
-import shutil
 import signal
-import tempfile
 import time
-import zipfile
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -38,17 +35,17 @@ except ImportError:  # not a POSIX system
     fcntl = None
 
 from common.cli import Stopped
-from common.files import UserError, read_jsonl, set_torn_line_aside
+from common.files import UserError, read_jsonl, set_torn_line_aside, write_whole
 from curriculum import uses_length
 from data_pool import EnvRecord, Task, Trace
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 KEEP = 2  # checkpoints kept: the last, and the one before in case the last gets damaged
-TEMPORARY, LOCK = "config.json.tmp", "lock"
+LOCK = "lock"
 # options that a resumed run may change: these move memory and rounding, nothing else
 FREE = {"gate", "out", "resume", "threads", "token_budget", "grad_checkpoint", "verbose"}
 OTHER_BITS = {"max_rows", "device"}  # and these also the random numbers that a rollout gets
-FORMAT = 1  # of checkpoints and records: raise it when a run of before could no longer go on
+FORMAT = b"genenv-2"  # first word of a checkpoint: change it when a run of before could not go on
 
 
 # ---------------------------------------------------------------------------------------------
@@ -72,7 +69,7 @@ def choose_folder(o) -> Path:
 
 def _refuse_used(folder: Path):
     """UserError if a folder holds anything but what a run leaves that never began."""
-    if folder.is_dir() and any(f.name not in (TEMPORARY, LOCK) for f in folder.iterdir()):
+    if folder.is_dir() and any(f.name not in ("tmp-config.json", LOCK) for f in folder.iterdir()):
         what = "holds a run already: add --resume to go on with it" \
             if (folder / "config.json").is_file() else "is not empty"
         raise UserError(f"run folder {folder} {what}, or choose another --out")
@@ -106,17 +103,15 @@ def create_folder(folder: Path, o):
 
 
 def write_config(folder: Path, o):
-    """config.json of a run, whole or not at all. Raises UserError where that cannot be."""
+    """config.json of a run. Raises UserError where that cannot be."""
     try:
-        (folder / TEMPORARY).write_text(json.dumps({**asdict(o), "resume": False}, indent=1))
-        (folder / TEMPORARY).rename(folder / "config.json")
-    except OSError as error:
-        with suppress(OSError):  # leave nothing behind that would look like a run
-            (folder / TEMPORARY).unlink(missing_ok=True)
-            if not (folder / "config.json").exists():
+        write_whole(folder / "config.json", json.dumps({**asdict(o), "resume": False}, indent=1))
+    except UserError:
+        if not (folder / "config.json").exists():  # leave nothing that would look like a run
+            with suppress(OSError):
                 (folder / LOCK).unlink(missing_ok=True)
                 folder.rmdir()
-        raise _unwritable(folder, error) from None
+        raise
 
 
 def lock_folder(folder: Path):
@@ -250,14 +245,14 @@ def is_complete(o) -> bool:
     newest = _checkpoints(folder)[-1:]
     if not newest:
         return False
-    epoch, step = map(int, re.findall(r"[0-9]+", newest[0].name))
+    epoch, step = _numbers(newest[0])
     done = epoch - (step == 0)  # e0004-s000 is the end of epoch 3; e0004-s002 lies in epoch 4
     if done > o.epochs:
         raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {done}; nothing was "
                         "changed")
     report = folder / "report.html"  # the last that a run writes
     complete = done == o.epochs and step == 0 and report.is_file() \
-        and report.stat().st_mtime >= (newest[0] / "epoch.json").stat().st_mtime
+        and report.stat().st_mtime >= newest[0].stat().st_mtime
     if complete:
         print(f"{folder} is complete: {done} epochs are done, nothing was changed; more --epochs "
               "may go on with it")
@@ -265,53 +260,51 @@ def is_complete(o) -> bool:
 
 
 def save(run):
-    """Write checkpoints/eEEEE-sSSS; whole or not at all. The two newest are kept.
+    """Write checkpoints/eEEEE-sSSS.pt; whole or not at all. The two newest are kept.
 
     Raises UserError if the disk is full or read-only; the checkpoint before stays as it was.
     """
-    root = run.folder / "checkpoints"
-    try:
-        run.train_pool.save()
-        run.env_pool.save()
-        root.mkdir(exist_ok=True)
-        for torn in root.glob("tmp-*"):  # of runs that were killed while saving
-            shutil.rmtree(torn)
-        _write(run, root, root / f"e{run.state.epoch:04d}-s{run.state.step:03d}")
-        for old in _checkpoints(run.folder)[:-KEEP]:
-            shutil.rmtree(old)
-    except OSError as error:
-        raise UserError(f"cannot save a checkpoint in {root} ({_reason(error)}): free some space, "
-                        f"then go on with --resume --out {run.folder}") from None
+    run.train_pool.save()
+    run.env_pool.save()
+    folder = run.folder / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    for torn in folder.glob("tmp-*"):  # of a run that was killed while saving
+        torn.unlink()
+    write_whole(folder / f"e{run.state.epoch:04d}-s{run.state.step:03d}.pt", _packed({
+        "adapters": {name: [p.detach().cpu() for p in params]
+                     for name, params in run.policy.params.items()},
+        "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
+        "generators": [run.rng.get_state(), run.sampler.get_state()],
+        "device": run.sampler.device.type, "success": run.last_success,
+        "epoch": json.dumps({**asdict(run.state), "invalid": dict(run.state.invalid)}),
+        "sizes": {name: _size(run.folder / name) for name in FILES},
+        "sha256": {**run.sources, **{name: sha256(run.folder / name) for name in FILES}}}))
+    for old in _checkpoints(run.folder)[:-KEEP]:
+        old.unlink()
 
 
-def _write(run, root, final):
-    """One checkpoint, written beside its place, synced, renamed; a failed one leaves nothing."""
-    import torch  # here and not above: options and --help are read without it
-    scratch = Path(tempfile.mkdtemp(dir=root, prefix="tmp-"))
-    former = root / f"{scratch.name}-former"
+def _packed(state: dict) -> bytes:
+    """A checkpoint as a file: the format and a checksum in the first line, then what torch saves."""
+    import torch
+    data = io.BytesIO()
+    torch.save(state, data)
+    return b"%s %s\n" % (FORMAT, hashlib.sha256(data.getvalue()).hexdigest().encode()) \
+        + data.getvalue()
+
+
+def _read(path: Path) -> dict:
+    """A checkpoint as it was written, to the bit, or UserError."""
+    import torch
     try:
-        (scratch / "epoch.json").write_text(json.dumps({
-            "format": FORMAT, "epoch_state": _epoch_to_json(run.state), "success": run.last_success,
-            "sizes": {name: _size(run.folder / name) for name in FILES},
-            "sha256": {**run.sources, **{name: sha256(run.folder / name) for name in FILES}}}))
-        data = io.BytesIO()  # written by torch itself a full disk would be "unexpected pos"
-        torch.save({
-            "adapters": {name: [p.detach().cpu() for p in params]
-                         for name, params in run.policy.params.items()},
-            "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
-            "generators": [run.rng.get_state(), run.sampler.get_state()],
-            "device": run.sampler.device.type,
-            "epoch": sha256(scratch / "epoch.json")}, data)
-        (scratch / "state.pt").write_bytes(data.getbuffer())
-        for path in [*scratch.iterdir(), scratch]:
-            _sync(path)
-        if final.is_dir():  # moved away in one step: half deleted it would look like a checkpoint
-            final.rename(former)
-        scratch.rename(final)
-        _sync(root)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-        shutil.rmtree(former, ignore_errors=True)
+        first, _, data = path.read_bytes().partition(b"\n")
+        if first.startswith(b"genenv-") and not first.startswith(FORMAT + b" "):
+            raise UserError(f"{path} is of another version: go on with that version, or start a new "
+                            "run in another --out")
+        if first != b"%s %s" % (FORMAT, hashlib.sha256(data).hexdigest().encode()):
+            raise ValueError("its checksum is wrong")
+        return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except (OSError, ValueError, pickle.UnpicklingError) as error:
+        raise _damaged(path, error) from None
 
 
 def load(run):
@@ -321,29 +314,35 @@ def load(run):
     A run that was killed before its first checkpoint starts from the beginning. Raises UserError
     naming the file that is missing, damaged, shorter than it was, or of another shape.
     """
+    if any((run.folder / "checkpoints").glob("e*/epoch.json")):
+        raise UserError(f"{run.folder} is a run of an earlier version: go on with that version, or "
+                        "start a new run in another --out")
     newest = _checkpoints(run.folder)[-1:]
-    saved, state = _read(newest[0]) if newest else (None, None)
-    known = saved["sizes"] if saved else dict.fromkeys(FILES, 0)
-    for name, size in known.items():
-        if _size(run.folder / name) < size:
-            raise UserError(f"{run.folder / name} is shorter than its checkpoint says: it was cut "
-                            "or edited; restore it, or start a new run in another --out")
-    if saved:
-        here = {**run.sources, **{name: sha256(run.folder / name, known[name]) for name in FILES}}
-        for name, digest in saved["sha256"].items():
-            if here.get(name) != digest:
-                path = run.folder / name if name in FILES else name
-                raise UserError(f"{path} is not what this run read or wrote: restore it, or start "
-                                "a new run in another --out")
-        run.state = _epoch_from_json(saved["epoch_state"], type(run.state))
-        run.last_success = saved["success"]
-        _restore(run, newest[0] / "state.pt", state)
-    _rewind(run.folder, known)
-    if not saved:
+    state = _read(newest[0]) if newest else {"sizes": dict.fromkeys(FILES, 0)}
+    _check_files(run, state)
+    if newest:
+        _restore(run, newest[0], state)
+    _rewind(run.folder, state["sizes"])
+    if not newest:
         print(f"{run.folder} has no checkpoint yet: starting from the beginning")
         return
     run.history = read_jsonl(run.folder / "metrics.jsonl")
     print(f"resumed {run.folder} at epoch {run.state.epoch}, step {run.state.step}")
+
+
+def _check_files(run, state):
+    """UserError unless the run's files begin as they were, and files named in options still are."""
+    for name, size in state["sizes"].items():
+        if _size(run.folder / name) < size:
+            raise UserError(f"{run.folder / name} is shorter than its checkpoint says: it was cut "
+                            "or edited; restore it, or start a new run in another --out")
+    here = {**run.sources, **{name: sha256(run.folder / name, size)
+                              for name, size in state["sizes"].items()}}
+    for name, digest in state.get("sha256", {}).items():
+        if here.get(name) != digest:
+            path = run.folder / name if name in FILES else name
+            raise UserError(f"{path} is not what this run read or wrote: restore it, or start a new "
+                            "run in another --out")
 
 
 def _rewind(folder: Path, known: dict):
@@ -356,6 +355,7 @@ def _rewind(folder: Path, known: dict):
             data = path.read_bytes()[size:]
             with open(path.with_name(name + ".torn"), "ab") as file:
                 file.write(data)
+                file.flush()
                 os.fsync(file.fileno())  # set aside for certain before it goes
             os.truncate(path, size)
             lines = data.count(b"\n")
@@ -363,30 +363,8 @@ def _rewind(folder: Path, known: dict):
                   f"{name}.torn; that work is done again")
 
 
-def _read(folder: Path):
-    """(epoch.json, state.pt) of a checkpoint: both as they were written, to the bit, or UserError."""
-    import torch
-    path = folder / "epoch.json"
-    try:
-        saved = json.loads(path.read_text())
-        if saved.get("format") != FORMAT:
-            raise UserError(f"{path} is damaged or of another version: go on with that version, or "
-                            "start a new run in another --out")
-        path = folder / "state.pt"
-        with zipfile.ZipFile(path) as file:  # what torch.save writes; its checksums find bad bits
-            if broken := file.testzip():
-                raise ValueError(f"the checksum of {broken} is wrong")
-        state = torch.load(path, weights_only=True, map_location="cpu")
-        if state["epoch"] != sha256(folder / "epoch.json"):
-            raise ValueError("epoch.json is not the one that was written with it")
-        return saved, state
-    except (OSError, RuntimeError, LookupError, ValueError, EOFError, TypeError, AttributeError,
-            pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        raise _damaged(path, error) from None
-
-
 def _restore(run, path, state):
-    """Adapters, optimisers and generators of a checkpoint into `run`."""
+    """Everything that a checkpoint holds into `run`."""
     for name, params in run.policy.params.items():  # the model may have been replaced
         if [p.shape for p in params] != [t.shape for t in state["adapters"][name]]:
             raise _damaged(path, ValueError("its adapters do not fit this model"))
@@ -395,6 +373,7 @@ def _restore(run, path, state):
             p.data.copy_(value)
     for optimizer, value in zip((run.agent_optimizer, run.env_optimizer), state["optimizers"]):
         optimizer.load_state_dict(value)
+    run.state, run.last_success = _epoch_state(state["epoch"], type(run.state)), state["success"]
     run.rng.set_state(state["generators"][0])
     if moved := _restore_sampler(run, state):
         print(moved)
@@ -416,37 +395,30 @@ def _restore_sampler(run, state) -> str:
             "the bit")
 
 
-def _checkpoints(folder):
-    """Folders of all checkpoints, the newest last: e0012-s003 by its numbers."""
-    found = [p for p in (folder / "checkpoints").glob("e*-s*") if p.is_dir()]
-    return sorted(found, key=lambda p: [int(n) for n in re.findall(r"[0-9]+", p.name)])
-
-
-def _damaged(path, error) -> UserError:
-    others = len(list(path.parent.parent.glob("e*-s*"))) > 1
-    then = "go on from the checkpoint before it" if others else \
-        "start from the beginning (there is no checkpoint before it)"
-    return UserError(f"checkpoint file {path} is damaged or missing ({_reason(error)}); remove the "
-                     f"folder {path.parent} to {then}")
-
-
-def _reason(error) -> str:
-    """An exception in at most 120 characters on one line."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return (text.splitlines() or [type(error).__name__])[0][:120]
-
-
-def _epoch_to_json(state) -> dict:
-    return {**asdict(state), "invalid": dict(state.invalid)}
-
-
-def _epoch_from_json(saved: dict, EpochState):
+def _epoch_state(text: str, EpochState):
+    saved = json.loads(text)
     state = EpochState(**{**saved, "invalid": Counter(saved["invalid"])})
     state.attempts = [(Task(**task), p, [Trace(**e) for e in es])
                       for task, p, es in state.attempts]
     state.records = [EnvRecord(**r) for r in state.records]
     state.replays = [tuple(r) for r in state.replays]
     return state
+
+
+def _checkpoints(folder) -> list[Path]:
+    """All checkpoints, the newest last: e0012-s003.pt by its numbers."""
+    return sorted((folder / "checkpoints").glob("e*-s*.pt"), key=_numbers)
+
+
+def _numbers(path) -> list[int]:
+    return [int(n) for n in re.findall(r"[0-9]+", path.name)]
+
+
+def _damaged(path, error) -> UserError:
+    then = "go on from the checkpoint before it" if len(_checkpoints(path.parents[1])) > 1 else \
+        "start from the beginning (there is no checkpoint before it)"
+    reason = getattr(error, "strerror", None) or (str(error).splitlines() or ["?"])[0][:120]
+    return UserError(f"checkpoint {path} is damaged ({reason}); remove it to {then}")
 
 
 def _size(path) -> int:
@@ -457,14 +429,6 @@ def sha256(path, size=None) -> str:
     """Hash of a file, or of its first `size` bytes; of one that is not there, of nothing."""
     data = Path(path).read_bytes()[:size] if Path(path).is_file() else b""
     return hashlib.sha256(data).hexdigest()
-
-
-def _sync(path):
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # ---------------------------------------------------------------------------------------------

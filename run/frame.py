@@ -19,7 +19,7 @@ from types import ModuleType
 import torch
 from tqdm import tqdm
 
-from common.files import UserError, append_jsonl
+from common.files import UserError, append_jsonl, write_whole
 import curriculum
 from data_pool import EnvPool, TrainPool
 from models.loading import model_config
@@ -181,7 +181,7 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))
     if practice:
-        (run.folder / "functions.json").write_text(json.dumps(measure.by_function(practice)))
+        write_whole(run.folder / "functions.json", json.dumps(measure.by_function(practice)))
     say(run, "")
     print(screen.line(record, time_left(run), run.o.verbose), flush=True)
     silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
@@ -223,7 +223,7 @@ def finish(run):
         run.policy.save_adapter(name, run.folder / "adapters" / name)
     if run.o.model:  # the embedded world's few MB are of no interest
         print(measure.peaks_line(run.peaks, run.policy.device))
-        (run.folder / "memory.json").write_text(json.dumps(run.peaks, indent=1))
+        write_whole(run.folder / "memory.json", json.dumps(run.peaks, indent=1))
     print("drawing figures ...", flush=True)
     report.write(run.folder)
     print(screen.closing_words(run.folder))

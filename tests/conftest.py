@@ -3,11 +3,13 @@
 Tests run on one thread: two beside another busy process are far slower than one.
 """
 import copy
+from contextlib import contextmanager
 import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
+import genenv
 import policy
 from watch import report
 from worlds import ladder, tiny_model
@@ -16,6 +18,9 @@ from worlds import ladder, tiny_model
 SMALL_MODEL = {**ladder.MODEL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
 SMALL_RECIPE = dict(steps=150, batch=32, lr=6e-3)
 write_report = report.write  # as it is where nothing is patched
+# a run of the small world in a second an epoch; all p_hat are in the band
+MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
+         "--env-updates", "2", "--rank", "4", "--k-min", "0.5"]
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +38,14 @@ def _small_base(tmp_path_factory):
     return folder, {}
 
 
-@pytest.fixture(scope="module")
-def small_ladder(_small_base):
-    """The embedded world, small, for all tests of a module; yields its --base-model.
+@contextmanager
+def small_world(base):
+    """Within: the embedded world, small. base: what _small_base made; yields its --base-model.
 
     One layer, trained for seconds, once per session; read from disk once per session; two held-out
     tasks per rung; rewards by `parity`; no figures.
     """
-    (folder, loaded), patch = _small_base, pytest.MonkeyPatch()
+    (folder, loaded), patch = base, pytest.MonkeyPatch()
     load, tasks = policy.load_model, ladder.validation_tasks
 
     def load_once(model, *settings):
@@ -54,8 +59,27 @@ def small_ladder(_small_base):
     patch.setattr(ladder, "score", parity)
     patch.setattr(policy, "load_model", load_once)
     patch.setattr(report, "write", lambda run_folder: None)
-    yield str(folder)
-    patch.undo()
+    try:
+        yield str(folder)
+    finally:
+        patch.undo()
+
+
+@pytest.fixture(scope="module")
+def small_ladder(_small_base):
+    """The embedded world, small, for all tests of a module; yields its --base-model."""
+    with small_world(_small_base) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def quiet_run(_small_base, tmp_path_factory):
+    """Folder of an undisturbed run of three epochs, with its figures; nobody may change it."""
+    out = tmp_path_factory.mktemp("runs") / "quiet"
+    with small_world(_small_base) as base, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "write", write_report)
+        assert genenv.main(["--out", str(out), "--base-model", base, *MICRO, "--epochs", "3"]) == 0
+    return out
 
 
 def parity(task, text):

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from common.files import read_jsonl
 from experiments import controls
 import genenv
 import grpo
@@ -155,6 +156,26 @@ def close(a, b, tolerance=1e-5):
     """Near equality of two lists of tensors, relative to the largest entry of all."""
     scale = max(float(y.abs().max()) for y in b)
     return max(float((x - y).abs().max()) for x, y in zip(a, b)) <= tolerance * max(scale, 1e-3)
+
+
+def same_run(a, b):
+    """Two run folders agree in everything but the clock."""
+    for name in ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl"):
+        x, y = ([{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_s")}
+                 for r in read_jsonl(folder / name)] for folder in (a, b))
+        assert x == y, name
+    for name in ("agent", "env"):
+        x, y = ((f / "adapters" / name / "adapter_model.safetensors").read_bytes() for f in (a, b))
+        assert x == y, name
+
+
+def one_line(capsys, code, *words):
+    """Exit code 2 and one line on stderr that says all of `words`; returns stdout."""
+    out, err = capsys.readouterr()
+    assert code == 2, (code, err)
+    assert err.startswith("genenv: ") and err.count("\n") == 1, err
+    assert all(str(w) in err for w in words), err
+    return out
 
 
 class Table:

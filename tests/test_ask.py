@@ -5,11 +5,9 @@ Run: python -m pytest tests/test_ask.py -q
 import dataclasses
 import io
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from commands import ask, warm_start
 import genenv

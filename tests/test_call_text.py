@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from common.files import UserError, read_jsonl
-from worlds import NO_SEED, InvalidTask, call_text, check_task, held_out_keys, tool_calls
+from worlds import InvalidTask, call_text, check_task, held_out_keys, tool_calls
 from worlds.tool_calls import EXAMPLE_TASKS, canonical, check_calls, check_tools
 
 BFCL = Path(__file__).resolve().parents[2] / "shared" / "benchmarks" / "bfcl"
@@ -48,6 +48,7 @@ def test_example_tasks_round_trip():
     assert round_trip(read_jsonl(EXAMPLE_TASKS)) > 40
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not BFCL.is_dir(), reason="the benchmark data is not in ../shared/benchmarks")
 def test_all_bfcl_base_tasks_round_trip():
     from eval.make_base import base_tasks
@@ -84,13 +85,6 @@ def test_random_calls_round_trip():
         assert repr(back[0]["arguments"]) == repr(call["arguments"])
 
 
-def test_names_that_are_no_keyword_arguments_are_named():
-    schema = lambda name: {"type": "object", "properties": {name: {"type": "string"}}}
-    assert [call_text.unwritable(schema(n)) for n in ("user id", "2nd", "ﬁ", "from_", "a-b")] == \
-        ["user id", "2nd", "ﬁ", "from_", "a-b"]
-    assert [call_text.unwritable(schema(n)) for n in ("from", "note", "_x")] == ["", "", ""]
-
-
 def test_signature_says_what_the_schema_says():
     tool = {"name": "book", "description": "Not shown.", "parameters": {
         "type": "object", "required": ["to", "from"], "properties": {
@@ -110,17 +104,6 @@ def test_signature_says_what_the_schema_says():
 
 # ---------------------------------------------------------------------------------------------
 # everything else is no call
-
-
-def test_good_calls():
-    parse = call_text.parse_calls
-    assert parse(' f(a="x", b=[1, (2,)], c={"k": None}, d=-2.5) ') == [
-        {"name": "f", "arguments": {"a": "x", "b": [1, [2]], "c": {"k": None}, "d": -2.5}}]
-    assert parse("f()\n\n g(a=True)\n") == [{"name": "f", "arguments": {}},
-                                            {"name": "g", "arguments": {"a": True}}]
-    assert parse("```python\nmath.gcd(a=4, b=6)\n```") == [
-        {"name": "math.gcd", "arguments": {"a": 4, "b": 6}}]
-    assert parse("f(s='brackets ([{ in \\' quotes', t=\"--\")") is not None
 
 
 BAD = [
@@ -144,11 +127,6 @@ def test_bad_calls_are_none(text):
     assert call_text.parse_calls(text) is None
 
 
-def test_digits_at_the_bound():
-    assert call_text.parse_calls("f(a=-" + "9" * 18 + ")") is not None
-    assert call_text.parse_calls("f(a=" + "9" * 18 + "0)") is None
-
-
 HUGE = {"name": "f" * 10 ** 6, "string": f"f(a='{'x' * 10 ** 6}')", "open": "f(" * 16000,
         "brackets": f"f(a={'[' * 16000}{']' * 16000})", "signs": f"f(a={'-' * 32000}1)",
         "spaced signs": f"f(a={'- ' * 16000}1)", "not": f"f(a={'not ' * 8000}1)",
@@ -165,12 +143,6 @@ def test_huge_texts_are_none_and_quick(kind):
     assert time.time() - started < 2
 
 
-def test_depth_at_the_bound():
-    deep = lambda n: f"f(a={'[' * n}{']' * n})"
-    assert call_text.parse_calls(deep(call_text.MAX_DEPTH)) is not None
-    assert call_text.parse_calls(deep(call_text.MAX_DEPTH + 1)) is None
-
-
 def test_nothing_is_executed(monkeypatch):
     """No code object is ever made of the text: compile with any flag but AST-only is refused."""
     real = compile
@@ -185,15 +157,6 @@ def test_nothing_is_executed(monkeypatch):
     monkeypatch.setattr(builtins, "exec", refuse)
     for text in [*BAD, "f(a=1)"]:
         call_text.parse_calls(text)
-
-
-def test_random_text_never_raises():
-    rng = random.Random(1)
-    parts = ["f", "(", ")", "a=", "'", '"', "[", "]", "{", "}", ",", ":", "1", "\\", "-", "\n",
-             " ", "lambda", "*", "ß", "\ud800", "\0", "`", "#", "f'", ".", "not "]
-    for _ in range(5000):
-        calls = call_text.parse_calls("".join(rng.choices(parts, k=rng.randrange(30))))
-        assert calls is None or json.dumps(calls, ensure_ascii=False).encode()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -240,22 +203,6 @@ def base_of(o, kind="Please dim"):
     return next(task for task in tool_calls.base_tasks(o) if task.text.startswith(kind))
 
 
-def test_a_limit_of_base_tasks_leaves_the_held_out_ones_alone(prepared):
-    o = prepared(MORE)
-    everything, held_out = tool_calls.base_tasks(o), tool_calls.validation_tasks(o)
-    o = prepared(MORE, base_limit=5)
-    few = tool_calls.base_tasks(o)
-    assert len(few) == 5 and all(task in everything for task in few)
-    prepared(MORE[::-1])  # the order of the file does not matter
-    again = tool_calls.base_tasks(prepared(MORE[::-1], base_limit=5))
-    assert {task.id for task in again} == {task.id for task in few}
-    o = prepared(MORE, base_limit=5)
-    assert tool_calls.validation_tasks(o) == held_out and tool_calls._form.known == {c["name"] for t in few for c in t.spec.get("calls", ())}
-    assert tool_calls.base_tasks(prepared(MORE, base_limit=10**6)) == everything
-    with pytest.raises(UserError, match="--base-limit is -1"):
-        prepared(MORE, base_limit=-1)
-
-
 def test_python_form_says_and_scores_the_same_as_json(prepared):
     for call_format in ("json", "python"):
         o = prepared(call_format=call_format)
@@ -272,54 +219,6 @@ def test_python_form_says_and_scores_the_same_as_json(prepared):
                  f"dim(lamp=int('{n}'))", "dim(lamp=True)", "x" * 10 ** 6,
                  f'<tool_call>{{"name": "dim", "arguments": {{"lamp": {n}}}}}</tool_call>'):
         assert score(text) == (0.0, False), text
-
-
-def test_without_assigned_functions_a_variation_is_of_the_seeds_own(prepared):
-    o = prepared(call_format="python", tools="base")
-    seed_task = base_of(o)
-    parse = lambda text: tool_calls.parse_task(text, seed_task, 3)
-    task = parse("Call: dim(lamp=77)\n\nCall: dim(lamp=78)\n"
-                 "Request: Dim lamps 77\nand 78, please.\n")
-    assert task.spec["tools"] == seed_task.spec["tools"] and task.seed_task == seed_task.id
-    assert [call["arguments"]["lamp"] for call in task.spec["calls"]] == [77, 78]
-    assert (task.origin, task.epoch, task.text) == ("env", 3, "Dim lamps 77\nand 78, please.")
-    for text, reason in (
-            ("", "no request and call"), ("Request: Dim lamp 7 now please.", "no request and call"),
-            ("Call: dim(lamp=7)", "no request and call"),
-            ("Call: dim(7)\nRequest: Dim lamp 7 please.", "no request and call"),
-            ("Call: dim(lamp=7)\nRequest: Dim lamp 7 please.\nCall: off(lamp=7)", "no request and call"),
-            ("Call: dim(lamp=7)\nRequest: Dim lamp 7 please.\nSolved: 0 %", "no request and call"),
-            ("Answer: 7\nRequest: Dim lamp 7 please.", "no request and call"),
-            ("x" * 10 ** 6, "no request and call"),
-            (json.dumps(lamp(7)), "no request and call"),
-            ("Call: off(lamp=7)\nRequest: Dim lamp 7 please.", "unknown tool"),
-            ("Call: dim(lamp='7')\nRequest: Dim lamp 7 please.", "wrong arguments"),
-            ("Call: dim(lamp=7)\nRequest: 7", "trivial text")):
-        with pytest.raises(InvalidTask) as error:
-            parse(text)
-        assert str(error.value) == reason and reason in tool_calls.REASONS, text
-
-
-def test_what_is_written_is_read_back_in_every_form(prepared):
-    for call_format in ("json", "python"):
-        for tools in ("", "base"):
-            o = prepared(call_format=call_format, tools=tools)
-            for kind in ("Please dim", "What is"):
-                task = base_of(o, kind)
-                other = base_of(prepared(RECORDS[::-1], call_format=call_format, tools=tools), kind)
-                back = tool_calls.parse_task(tool_calls.task_as_written(task), other, 0)
-                assert back.text == task.text
-                assert back.spec.get("calls") == task.spec.get("calls")
-                assert back.spec.get("reference", ["x"])[0] == task.spec.get("reference", ["x"])[0]
-
-
-def test_prompt_says_unknown_success_as_unknown(prepared):
-    o = prepared(call_format="python", tools="base")
-    task = base_of(o)
-    user = lambda success: tool_calls.env_prompt(task, success, 0.5)[1]["content"]
-    assert "\nSolved: unknown\nWrite for:\ndim(lamp: int)" in user(None)
-    assert "\nSolved: 25 % of the time\n" in user(0.25) and "\nSolved: 0 % of the time\n" in user(0.0)
-    assert user(None).startswith("Call: dim(lamp=") and "Not called:" not in user(None)
 
 
 LISTED = [tool(name, lamp="integer") for name in ("mend", "paint", "ship", "wash")]
@@ -395,28 +294,6 @@ def test_a_written_task_keeps_its_functions_and_grows(listed):
     assert max(sizes) == (3, 4) and sizes == sorted(sizes)
 
 
-def test_functions_alone_need_no_base_tasks(listed):
-    """The first tasks are written without an example, and are the next ones' examples."""
-    listed.base_tasks = ""
-    tool_calls.prepare(listed)
-    assert tool_calls.base_tasks(listed) == tool_calls.validation_tasks(listed) == []
-    seed_task = tool_calls.assign(NO_SEED, ["ship"], torch.Generator().manual_seed(0))
-    assert seed_task.id not in ("", NO_SEED.id)
-    system, user = (m["content"] for m in tool_calls.env_prompt(seed_task, None, 0.5))
-    assert user == "Write for:\nship(lamp: int)"
-    assert system.endswith('Call: function(argument="value")\nRequest: what the user says')
-    task = tool_calls.parse_task("Call: ship(lamp=3)\nRequest: Please ship lamp 3.", seed_task, 0)
-    check_task(tool_calls, task, seed_task, frozenset())
-    assert names_of(task.spec["tools"]) == ["ship"]
-
-
-def test_categories_tell_functions_without_an_example(listed):
-    new = tool_calls.make_task({**lamp(7, "ship")}, "base")
-    assert tool_calls.category(new) == "1 call, new function"
-    assert tool_calls.category(base_of(listed)) == "1 call"
-    assert tool_calls.category(base_of(listed, "What is")) == "free-form"
-
-
 def test_warm_start_imitates_tasks_for_given_functions(listed, monkeypatch):
     base, held_out = tool_calls.base_tasks(listed), held_out_keys(tool_calls, listed)
     pairs = tool_calls.warm_start_pairs(listed)
@@ -437,16 +314,6 @@ def test_warm_start_imitates_tasks_for_given_functions(listed, monkeypatch):
             assert {*names_of(to_call)} == {*tool_calls.skills(task)}
             shapes[len(to_call), len(beside)] += 1
     assert all(shapes[1, k] for k in (0, 1, 2)) and any(n == 2 for n, _ in shapes), shapes
-
-
-@pytest.mark.parametrize("text, said", [("", "no function in it"), (None, "no such file")])
-def test_a_list_without_a_function_is_one_line(prepared, tmp_path, text, said):
-    path = tmp_path / "tools.jsonl"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(UserError, match=said) as error:
-        prepared(MORE, tools=str(path))
-    assert "\n" not in str(error.value)
 
 
 def test_functions_that_python_cannot_write_are_left_out(prepared, tmp_path, capsys):
@@ -478,24 +345,6 @@ def test_arguments_that_python_cannot_write_are_one_line(prepared):
     o = prepared(call_format="python")
     with pytest.raises(InvalidTask, match="tool schema"):
         tool_calls.parse_task(json.dumps(odd), base_of(o), 0)
-
-
-def test_token_limits_follow_the_form(prepared):
-    o = prepared(call_format="python", tools="base")
-    o.max_task_tokens = o.max_response_tokens = 16
-    tool_calls.prepare(o)
-    o.world_options = {"call_format": "json"}
-    with pytest.raises(UserError, match="too short for JSON"):
-        tool_calls.prepare(o)
-
-
-@pytest.mark.skipif(not BFCL.is_dir(), reason="the benchmark data is not in ../shared/benchmarks")
-def test_small_base_tasks_of_bfcl():
-    from eval.make_base import base_tasks
-    tasks, left_out = base_tasks("bfcl", str(BFCL), None, {"calls": 1, "tools": 3, "chars": 385})
-    left = sum(left_out[f"over --{name}"] for name in ("calls", "tools", "chars"))
-    assert (len(tasks), left) == (755, 1053)
-    assert all(len(t["calls"]) == 1 and len(t["tools"]) <= 3 for t in tasks)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -20,13 +20,13 @@ import torch
 from safetensors import SafetensorError
 
 import genenv
+from conftest import MICRO
+from helpers import one_line, same_run
 from common.files import UserError, append_jsonl, read_jsonl
 from run import checkpoint, options
 from run.frame import EpochState
 from watch import measure
 
-MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
-         "--env-updates", "2", "--rank", "4", "--epochs", "3"]
 POOLS = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
 
@@ -38,32 +38,21 @@ def cache(small_ladder):
 
 def run(out, cache, *more):
     """genenv.main in this process -> exit code."""
-    return genenv.main(["--out", str(out), "--base-model", str(cache), *MICRO, *more])
+    return genenv.main(["--out", str(out), "--base-model", str(cache), *MICRO, "--epochs", "3",
+                        *more])
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory, cache):
-    """An undisturbed run."""
-    out = tmp_path_factory.mktemp("runs") / "quiet"
-    assert run(out, cache) == 0
-    return out
+def quiet(quiet_run):
+    """An undisturbed run of three epochs."""
+    return quiet_run
 
 
 @pytest.fixture
 def copy(quiet, tmp_path):
-    """A copy of it, to disturb."""
-    return Path(shutil.copytree(quiet, tmp_path / "copy"))
-
-
-def equal(a, b):
-    """Two run folders agree in everything but the clock."""
-    for name in POOLS:
-        x, y = ([{k: v for k, v in r.items() if k not in ("seconds", "tokens_per_s")}
-                 for r in read_jsonl(f / name)] for f in (a, b))
-        assert x == y, name
-    for name in ("agent", "env"):
-        x, y = ((f / "adapters" / name / "adapter_model.safetensors").read_bytes() for f in (a, b))
-        assert x == y, name
+    """A copy of it, without its report, to disturb."""
+    return Path(shutil.copytree(quiet, tmp_path / "copy",
+                                ignore=shutil.ignore_patterns("figures", "report.html")))
 
 
 def names(out):
@@ -76,53 +65,23 @@ def contents(folder):
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def one_line(capsys, *words):
-    """One line on stderr that says all of `words`; returns stdout."""
-    out, err = capsys.readouterr()
-    assert err.startswith("genenv: ") and err.count("\n") == 1, err
-    assert all(str(w) in err for w in words), err
-    return out
-
-
 # ---------------------------------------------------------------------------------------------
 # what is there
 
 
 def test_two_checkpoints_are_kept_and_hold_what_they_should(quiet):
     """The last and the one before; adapters, optimisers, generators, the account of the epoch."""
-    assert names(quiet) == ["e0003-s000", "e0004-s000"]
-    for name in names(quiet):
-        folder = quiet / "checkpoints" / name
-        assert sorted(p.name for p in folder.iterdir()) == ["epoch.json", "state.pt"]
-        state = torch.load(folder / "state.pt", weights_only=True)
+    assert names(quiet) == ["e0003-s000.pt", "e0004-s000.pt"]
+    for path in checkpoint._checkpoints(quiet):
+        state = checkpoint._read(path)
         assert set(state["adapters"]) == {"agent", "env"} and len(state["generators"]) == 2
-        assert all(o["state"] for o in state["optimizers"])
-        saved = json.loads((folder / "epoch.json").read_text())
-        assert set(saved["sizes"]) == set(POOLS)
-    assert all(saved["sizes"][name] == (quiet / name).stat().st_size for name in POOLS)
-
-
-def test_leftovers_of_a_killed_save_are_removed(copy, tmp_path, cache):
-    """Folders tmp-* go with the next save; a half-made one is never taken for a checkpoint."""
-    (copy / "checkpoints" / "tmp-abc").mkdir()
-    (copy / "checkpoints" / "tmp-abc" / "state.pt").write_bytes(b"half")
-    assert genenv.main(["--resume", "--out", str(copy), "--epochs", "4"]) == 0
-    assert names(copy) == ["e0004-s000", "e0005-s000"]
+        assert all(o["state"] for o in state["optimizers"]) and state["device"] == "cpu"
+        assert set(state["sizes"]) == set(POOLS)
+    assert all(state["sizes"][name] == (quiet / name).stat().st_size for name in POOLS)
 
 
 # ---------------------------------------------------------------------------------------------
 # torn and surplus lines
-
-
-@pytest.mark.parametrize("name", POOLS)
-def test_torn_line_is_set_aside_and_reported(name, quiet, copy, capsys):
-    """Half a record at the end: told, kept in FILE.torn, and the run goes on to the same end."""
-    with open(copy / name, "ab") as file:
-        file.write(b'{"task": {"text": "3 s1')
-    assert genenv.main(["--resume", "--out", str(copy)]) == 0
-    assert f"{name}.torn" in capsys.readouterr().out
-    assert (copy / f"{name}.torn").read_bytes() == b'{"task": {"text": "3 s1\n'
-    equal(quiet, copy)
 
 
 def test_surplus_lines_are_set_aside_and_reported(quiet, copy, capsys):
@@ -134,7 +93,7 @@ def test_surplus_lines_are_set_aside_and_reported(quiet, copy, capsys):
     out = capsys.readouterr().out
     assert "last line was torn" in out and "2 lines written after the checkpoint" in out
     assert (copy / "train.jsonl.torn").read_bytes() == line[:10] + b"\n" + 2 * line
-    equal(quiet, copy)
+    same_run(quiet, copy)
 
 
 def test_killed_before_the_first_checkpoint(quiet, tmp_path, cache, capsys):
@@ -146,32 +105,33 @@ def test_killed_before_the_first_checkpoint(quiet, tmp_path, cache, capsys):
     assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
     assert "no checkpoint yet" in capsys.readouterr().out
     assert (out / "metrics.jsonl.torn").read_bytes() == (quiet / "metrics.jsonl").read_bytes()
-    equal(quiet, out)
+    same_run(quiet, out)
 
 
-@pytest.mark.parametrize("file", ["state.pt", "epoch.json"])
-def test_the_checkpoint_before_takes_over(file, quiet, copy, capsys):
-    """The newest is damaged: the message names a folder, and without it the run goes on from the
-    one before, to the same end."""
-    newest = copy / "checkpoints" / "e0004-s000"
-    (newest / file).write_bytes((newest / file).read_bytes()[:100])
+@pytest.mark.parametrize("damage", [lambda data: data[:-100], lambda data: b"", lambda data: (
+    data[:5000] + bytes([data[5000] ^ 16]) + data[5001:])], ids=["cut", "empty", "one bit"])
+def test_the_checkpoint_before_takes_over(damage, quiet, copy, capsys):
+    """The newest is damaged: the message names it, and without it the run goes on from the one
+    before, to the same end."""
+    newest = copy / "checkpoints" / "e0004-s000.pt"
+    newest.write_bytes(damage(newest.read_bytes()))
     before = contents(copy)
-    assert genenv.main(["--resume", "--out", str(copy)]) == 2
-    one_line(capsys, f"remove the folder {newest}", "checkpoint before it")
+    one_line(capsys, genenv.main(["--resume", "--out", str(copy)]),
+             f"checkpoint {newest} is damaged", "remove it to go on from the checkpoint before it")
     assert contents(copy) == before
-    shutil.rmtree(newest)
+    newest.unlink()
     assert genenv.main(["--resume", "--out", str(copy)]) == 0
-    assert "at epoch 3, step 0" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "at epoch 3, step 0" in said and "to the bit" not in said
     assert len(read_jsonl(copy / "metrics.jsonl.torn")) == 1
-    equal(quiet, copy)
+    same_run(quiet, copy)
 
 
 def test_the_only_checkpoint_is_damaged(copy, capsys):
     """Then the message does not promise another."""
-    shutil.rmtree(copy / "checkpoints" / "e0003-s000")
-    (copy / "checkpoints" / "e0004-s000" / "epoch.json").unlink()
-    assert genenv.main(["--resume", "--out", str(copy)]) == 2
-    one_line(capsys, "no checkpoint before it")
+    (copy / "checkpoints" / "e0003-s000.pt").unlink()
+    (copy / "checkpoints" / "e0004-s000.pt").write_bytes(b"junk")
+    one_line(capsys, genenv.main(["--resume", "--out", str(copy)]), "no checkpoint before it")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,8 +144,8 @@ def test_a_finished_run_is_complete(copy, capsys):
     before = contents(copy)
     assert genenv.main(["--resume", "--out", str(copy)]) == 0
     assert "is complete: 3 epochs are done" in capsys.readouterr().out
-    assert genenv.main(["--resume", "--out", str(copy), "--epochs", "2"]) == 2
-    one_line(capsys, "--epochs is 2", "epoch 3")
+    one_line(capsys, genenv.main(["--resume", "--out", str(copy), "--epochs", "2"]),
+             "--epochs is 2", "epoch 3")
     assert contents(copy) == before
 
 
@@ -196,7 +156,7 @@ def test_a_run_killed_before_its_report_is_finished(quiet, copy, capsys):
     shutil.rmtree(copy / "adapters")
     assert genenv.main(["--resume", "--out", str(copy)]) == 0
     assert "resumed" in capsys.readouterr().out
-    equal(quiet, copy)
+    same_run(quiet, copy)
 
 
 def test_ctrl_c_advises_to_resume_only_what_there_is(monkeypatch, capsys, tmp_path):
@@ -222,7 +182,7 @@ def test_ctrl_c_advises_to_resume_only_what_there_is(monkeypatch, capsys, tmp_pa
 
 def begun(folder, *argv):
     """config.json of a run of these options; returns them."""
-    o = genenv.parse_options([*argv, "--out", str(folder)])
+    o = options.parse_options([*argv, "--out", str(folder)])
     folder.mkdir()
     checkpoint.write_config(folder, o)
     return o
@@ -233,16 +193,16 @@ def test_the_very_command_goes_on(tmp_path, capsys):
     command = ["--preset", "135m-cpu", "--model", "m", "--base-tasks", "b", "--base-limit", "3"]
     o = begun(tmp_path / "r", *command)
     command += ["--resume", "--out", str(tmp_path / "r")]
-    assert dataclasses.replace(genenv.parse_options(command), resume=False) == o
+    assert dataclasses.replace(options.parse_options(command), resume=False) == o
     assert capsys.readouterr().out == ""
     with pytest.raises(UserError, match="--base-limit was 3 .* cannot become 4"):
-        genenv.parse_options([*command, "--base-limit", "4"])
+        options.parse_options([*command, "--base-limit", "4"])
 
 
 def test_a_preset_that_may_replace_another_is_taken(tmp_path, capsys):
     """It was announced, and then the old values were used."""
     o = begun(tmp_path / "r", "--preset", "7b-24gb", "--model", "m", "--base-tasks", "b")
-    now = genenv.parse_options(["--preset", "7b-80gb", "--model", "m", "--resume", "--out",
+    now = options.parse_options(["--preset", "7b-80gb", "--model", "m", "--resume", "--out",
                                 str(tmp_path / "r")])
     assert now == dataclasses.replace(o, resume=True, max_rows=576, token_budget=32768)
     assert "--max-rows was 144 in this run and is 576 now" in capsys.readouterr().out
@@ -265,32 +225,32 @@ def fail_at(monkeypatch, owner, name, nth, number=errno.ENOSPC):
     return calls
 
 
-# epoch 0 and every other: metrics, samples, train and env, then three syncs of the checkpoint
+# two syncs of config.json; then in every epoch metrics, samples, train and env, and two of the
+# checkpoint
 FAULTS = {
-    "saving the state": (torch, "save", 3, errno.ENOSPC),
-    "the first state": (torch, "save", 1, errno.ENOSPC),
-    "quota": (torch, "save", 2, errno.EDQUOT), "read-only": (torch, "save", 2, errno.EROFS),
-    "device": (os, "fsync", 17, errno.EIO),
-    **{f"sync {n}": (os, "fsync", n, errno.ENOSPC) for n in (1, 9, 11, 12, 13, 14)},
-    "moving it into place": (Path, "rename", 4, errno.ENOSPC),
+    "serialising": (torch, "save", 3, errno.ENOSPC),
+    "the first checkpoint": (os, "fsync", 7, errno.ENOSPC),
+    "a pool": (os, "fsync", 12, errno.EIO), "a checkpoint": (os, "fsync", 13, errno.ENOSPC),
+    "moving it into place": (os, "replace", 4, errno.EROFS),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monkeypatch):
     """One line and exit code 2; the checkpoint before is whole; the resumed run ends the same."""
     out, (owner, call, nth, number) = tmp_path / "r", FAULTS[name]
     calls = fail_at(monkeypatch, owner, call, nth, number)
-    assert run(out, cache) == 2
+    code = run(out, cache)
     monkeypatch.undo()
     assert len(calls) >= nth
-    one_line(capsys, os.strerror(number), "--resume")
+    one_line(capsys, code, os.strerror(number), "--resume")
     left = names(out) if (out / "checkpoints").exists() else []
     assert not any(n.startswith("tmp-") for n in left), left
     for folder in left:  # whatever is there can be read
         checkpoint._read(out / "checkpoints" / folder)
     assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
-    equal(quiet, out)
+    same_run(quiet, out)
 
 
 def test_a_disk_that_is_full_when_the_adapters_are_written(capsys, monkeypatch):
@@ -298,8 +258,7 @@ def test_a_disk_that_is_full_when_the_adapters_are_written(capsys, monkeypatch):
     def full(o):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
     monkeypatch.setattr(genenv, "train", full)
-    assert genenv.main([]) == 2
-    one_line(capsys, "No space left on device", "--resume")
+    one_line(capsys, genenv.main([]), "No space left on device", "--resume")
 
 
 def test_half_written_append_is_taken_back(tmp_path, monkeypatch):
@@ -312,8 +271,9 @@ def test_half_written_append_is_taken_back(tmp_path, monkeypatch):
     assert path.read_bytes() == b'{"a": 1}\n'
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("kilobytes", [1, 20, 100])
+@pytest.mark.parametrize("kilobytes", [1, 100])
 def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     """The kernel refuses to write on: the same as a full disk, without a patch in between."""
     out = tmp_path / "r"
@@ -335,20 +295,19 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     assert "File too large" in text, text  # of a full disk torch itself says "unexpected pos"
     assert out.exists() == (kilobytes > 1)  # config.json has more: then there is no run at all
     assert run(out, cache, *(["--resume"] if out.exists() else [])) == 0
-    equal(quiet, out)
+    same_run(quiet, out)
 
 
 # ---------------------------------------------------------------------------------------------
 # death while saving
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("owner, call, nth, before", [
-    (Path, "rename", 3, True), (Path, "rename", 3, False), (torch, "save", 2, False),
-    (shutil, "rmtree", 1, True), (shutil, "rmtree", 3, False),
-    (os, "fsync", 12, True), (os, "fsync", 14, False)],
-    ids=["before renaming", "after renaming", "before epoch.json", "before cleaning",
-         "while cleaning", "between the pools", "before the rename"])
+    (os, "replace", 3, True), (os, "replace", 3, False), (Path, "unlink", 1, True),
+    (os, "fsync", 12, True)],
+    ids=["before renaming", "after renaming", "before cleaning", "between the pools"])
 def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
     """SIGKILL at one exact call: the run resumes and ends the same."""
     out, real, calls = tmp_path / "r", getattr(owner, call), []
@@ -369,15 +328,16 @@ def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
     os.waitpid(pid, 0)
     assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
     assert not any(n.startswith("tmp-") for n in names(out)) and len(names(out)) == 2
-    equal(quiet, out)
+    same_run(quiet, out)
 
 
 def test_the_newest_checkpoint_is_known_by_its_numbers(tmp_path):
     """As text s1000 comes before s999."""
-    for name in ("e0002-s999", "e0002-s1000", "e0001-s003"):
-        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("e0002-s999.pt", "e0002-s1000.pt", "e0001-s003.pt"):
+        (tmp_path / "checkpoints" / name).touch()
     assert [p.name for p in checkpoint._checkpoints(tmp_path)] == [
-        "e0001-s003", "e0002-s999", "e0002-s1000"]
+        "e0001-s003.pt", "e0002-s999.pt", "e0002-s1000.pt"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -411,15 +371,14 @@ def test_a_run_folder_is_one_programs_until_it_dies(quiet, tmp_path, cache, caps
     wait_for(out / "config.json", first)
     os.kill(first, signal.SIGSTOP)  # alive, but it writes no more
     before = contents(out)
-    assert run(out, cache) == 2
-    one_line(capsys, out, "holds a run already")
-    assert genenv.main(["--resume", "--out", str(out)]) == 2
-    one_line(capsys, out, "another program is at work")
+    one_line(capsys, run(out, cache), out, "holds a run already")
+    one_line(capsys, genenv.main(["--resume", "--out", str(out)]),
+             out, "another program is at work")
     assert contents(out) == before
     os.kill(first, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == -signal.SIGKILL
     assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
-    equal(quiet, out)
+    same_run(quiet, out)
 
 
 @forks
@@ -429,7 +388,7 @@ def test_started_at_once_one_of_two_gets_the_folder(resume, quiet, tmp_path, cac
     out, here = tmp_path / "r", os.getpid()
     if resume:
         shutil.copytree(quiet, out)
-        shutil.rmtree(out / "checkpoints" / "e0004-s000")
+        (out / "checkpoints" / "e0004-s000.pt").unlink()
 
     def met(real):
         def call(*args):
@@ -444,9 +403,9 @@ def test_started_at_once_one_of_two_gets_the_folder(resume, quiet, tmp_path, cac
     pids = [background(tmp_path, name, command) for name in "ab"]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert sorted(codes) == [0, 2]
-    text = (tmp_path / "ab"[codes.index(2)]).read_text()
-    assert text.count("\n") == 1 and str(out) in text and "another program is at work" in text
-    equal(quiet, out)
+    said = (tmp_path / "ab"[codes.index(2)]).read_text().splitlines()
+    assert str(out) in said[-1] and "another program is at work" in said[-1]
+    same_run(quiet, out)
 
 
 @forks
@@ -494,23 +453,23 @@ def test_a_folder_with_a_lock_alone_is_empty(tmp_path, cache):
 
 def on_a_gpu(folder):
     """Make the newest checkpoint one that was written on a GPU, whose generators have 16 bytes."""
-    path = checkpoint._checkpoints(folder)[-1] / "state.pt"
-    state = torch.load(path, weights_only=True)
+    path = checkpoint._checkpoints(folder)[-1]
+    state = checkpoint._read(path)
     state["generators"][1] = torch.arange(16, dtype=torch.uint8)
-    torch.save({**state, "device": "cuda"}, path)
+    path.write_bytes(checkpoint._packed({**state, "device": "cuda"}))
 
 
 def test_checkpoint_of_another_device_goes_on(copy, tmp_path, capsys):
     """It was called damaged, and the advice was to remove it. Two such resumes agree in every bit,
     and differ from the undisturbed run in the tokens that they draw."""
-    shutil.rmtree(copy / "checkpoints" / "e0004-s000")
+    (copy / "checkpoints" / "e0004-s000.pt").unlink()
     on_a_gpu(copy)
     twin = Path(shutil.copytree(copy, tmp_path / "twin"))
     for folder in (copy, twin):
         assert genenv.main(["--resume", "--out", str(folder)]) == 0
         out = capsys.readouterr().out
         assert len([s for s in out.splitlines() if "not to the bit" in s and "cpu" in s]) == 1
-    equal(copy, twin)
+    same_run(copy, twin)
 
 
 def test_a_moved_run_draws_from_a_stream_of_its_own():
@@ -524,26 +483,14 @@ def test_a_moved_run_draws_from_a_stream_of_its_own():
     assert len(streams) == 4
 
 
-def test_same_device_goes_on_to_the_bit(quiet, copy, capsys):
-    """The device is saved, and on that device nothing is said and nothing differs."""
-    state = torch.load(checkpoint._checkpoints(copy)[-1] / "state.pt", weights_only=True)
-    assert state["device"] == "cpu"
-    shutil.rmtree(copy / "checkpoints" / "e0004-s000")
-    assert genenv.main(["--resume", "--out", str(copy)]) == 0
-    assert "to the bit" not in capsys.readouterr().out
-    equal(quiet, copy)
-
-
-@pytest.mark.parametrize("flags", [["--max-rows", "16"], ["--device", "cpu"]], ids=" ".join)
-def test_width_and_device_may_change_on_resume(flags, copy, capsys):
+def test_the_width_may_change_on_resume(copy, capsys):
     """What an out-of-memory message advises must be possible; one line says what it costs."""
-    shutil.rmtree(copy / "checkpoints" / "e0004-s000")
-    assert genenv.main(["--resume", "--out", str(copy), *flags]) == 0
+    (copy / "checkpoints" / "e0004-s000.pt").unlink()
+    assert genenv.main(["--resume", "--out", str(copy), "--max-rows", "16"]) == 0
     said = [s for s in capsys.readouterr().out.splitlines() if "no longer to the bit" in s]
-    assert len(said) == 1 and flags[0] in said[0]
+    assert len(said) == 1 and "--max-rows" in said[0]
     assert len(read_jsonl(copy / "metrics.jsonl")) == 4
-    name = flags[0][2:].replace("-", "_")
-    assert str(json.loads((copy / "config.json").read_text())[name]) == flags[1]
+    assert json.loads((copy / "config.json").read_text())["max_rows"] == 16
 
 
 @pytest.mark.parametrize("phase, flag", [
@@ -563,27 +510,21 @@ def test_advice_when_memory_runs_out_can_be_followed(phase, flag, copy):
 
 
 def test_run_of_another_version(copy, capsys):
-    """A checkpoint or an option of another version: one line that says so, nothing is advised away."""
-    path = checkpoint._checkpoints(copy)[-1] / "epoch.json"
-    saved = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in saved.items() if k != "format"}))
-    assert genenv.main(["--resume", "--out", str(copy)]) == 2
-    one_line(capsys, "of another version", path)
+    """A checkpoint or an option of another version: one line says so."""
+    path = checkpoint._checkpoints(copy)[-1]
+    path.write_bytes(path.read_bytes().replace(checkpoint.FORMAT, b"genenv-9", 1))
+    one_line(capsys, genenv.main(["--resume", "--out", str(copy)]), "of another version", path)
+    (copy / "checkpoints" / "e0004-s000").mkdir()
+    (copy / "checkpoints" / "e0004-s000" / "epoch.json").touch()
+    one_line(capsys, genenv.main(["--resume", "--out", str(copy)]), "of an earlier version")
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "seeds": 4}))
-    assert genenv.main(["--resume", "--out", str(copy)]) == 2
-    one_line(capsys, "option this version does not know (seeds)", "start a new run")
+    one_line(capsys, genenv.main(["--resume", "--out", str(copy)]),
+             "option this version does not know (seeds)", "start a new run")
 
 
 # ---------------------------------------------------------------------------------------------
 # adapters of another run
-
-
-def test_adapter_folders_of_a_run_are_accepted(quiet):
-    """What a run writes is what a run may start from; no adapter is no mistake."""
-    for name in ("agent", "env"):
-        checkpoint.check_adapter_folder(str(quiet / "adapters" / name), f"{name}_adapter", 4)
-    checkpoint.check_adapter_folder("", "agent_adapter", 4)
 
 
 @pytest.mark.parametrize("gone, word", [
@@ -600,7 +541,7 @@ def test_folder_without_an_adapter_is_one_clear_line(gone, word, copy):
 
 @pytest.mark.parametrize("text, rank, word", [
     (None, 8, "its rank is 4 and --rank is 8"), ('{"peft_type": "IA3"}', 4, "not LORA"),
-    ("{", 4, "damaged"), ("[]", 4, "damaged"), ("{}", 4, "damaged")])
+    ("{", 4, "damaged"), ("[]", 4, "damaged")])
 def test_adapter_of_another_kind_is_one_clear_line(text, rank, word, copy):
     """A run of --rank 8 with an adapter of rank 4 would be called damaged when it is resumed."""
     folder = copy / "adapters" / "env"

@@ -4,18 +4,13 @@ Run: python -m pytest tests/test_eval_alfworld.py -q
 
 The episode test needs the optional package `alfworld` and is skipped without it.
 """
-import collections
 import gzip
 import itertools
 import json
-import random
-import re
-from types import SimpleNamespace
 
 import pytest
 
 from common.files import UserError
-from eval import __main__ as harness
 from eval import alfworld
 from eval.common import read_rows
 from test_eval_harness import SHARED, needs_data
@@ -41,26 +36,6 @@ def step(expert="go to desk 1", admissible=("go to desk 1", "look")):
 # readers
 
 
-@pytest.mark.parametrize("text, command", [
-    (r"\boxed{go to desk 1}", "go to desk 1"), (r"\boxed{a} then \boxed{ b }", "b"),
-    (r"\boxed{\text{a}}", r"\text{a"), (r"\boxed{a} \boxed{b", "a"), (r"\boxed{", r"\boxed{"),
-    (r"\boxed{}", ""), ("$go$", "go"), ("$", "$"), ("$$", ""), ("  plain  ", "plain"),
-    (r"$ \boxed{a} $", "a"), ("$a$b$", "a$b"), ("\\boxed{a\nb}", "a\nb")])
-def test_boxed_reader(text, command):
-    assert alfworld.read_boxed(text) == command
-
-
-def test_boxed_reader_equals_the_lazy_pattern_on_random_texts():
-    """Independent reference: the last match of the lazy regular expression."""
-    rng = random.Random(0)
-    for _ in range(3000):
-        pieces = ["\\boxed{", "}", "{", "go", " ", "\n", "$"]
-        text = "".join(rng.choices(pieces, k=rng.randrange(9)))
-        found = re.findall(r"\\boxed\{([\s\S]*?)\}", text)
-        if found:
-            assert alfworld.read_boxed(text) == found[-1].strip()
-
-
 @pytest.mark.parametrize("text, wanted", [
     ("  Go  TO\tdesk 1\n", "go to desk 1"), ("`'go'`", "go"), ("'`go`'", "`go`"),
     ('"go"', "go"), ("\"' go '\"", " go "), ("", "")])
@@ -78,13 +53,6 @@ def test_normalisation_strips_in_the_published_order(text, wanted):
     ("", "", 0)])
 def test_projection(response, command, valid):
     assert alfworld.projection(response) == (command, valid)
-
-
-@pytest.mark.parametrize("command, does", [
-    ("go to desk 1", True), (" go to desk 1\n", True), ("Go to desk 1", False),
-    ("go to desk 1.", False), ("go  to desk 1", False), ("", False), ("> go to desk 1", False)])
-def test_only_the_exact_string_acts(command, does):
-    assert alfworld.acts(command, ["go to desk 1", "look"]) is does
 
 
 @pytest.mark.parametrize("response, ok, admissible, acts", [
@@ -105,33 +73,6 @@ def test_prompt_shows_the_past_and_the_options_but_not_the_answer():
     text = alfworld.prompt(record)[-1]["content"]
     assert "> go to bed 1\nYou see a pen 1." in text and "look\ninventory" in text
     assert "secret" not in text
-
-
-# ---------------------------------------------------------------------------------------------
-# records
-
-
-@needs_data
-def test_record_counts_are_those_of_the_data(records):
-    assert len(records) == 1600 and len({r["id"] for r in records}) == 1600
-    assert len({r["game"] for r in records}) == 274
-    per_split = collections.Counter(r["category"].split("/")[0] for r in records)
-    assert per_split == {"valid_seen": 812, "valid_unseen": 788}
-    assert len({r["category"] for r in records}) == 12
-    handcoded = alfworld.load(SHARED, "handcoded")
-    assert len({r["game"] for r in handcoded}) == 129 + 128  # the games that this expert won
-    with pytest.raises(UserError, match="no split 'dev'"):
-        alfworld.load(SHARED, "dev")
-
-
-@needs_data
-def test_every_record_continues_the_one_before(records):
-    for before, after in itertools.pairwise(records):
-        if after["step"]:
-            assert after["game"] == before["game"] and after["step"] == before["step"] + 1
-            assert [c for c, _ in after["history"]] == [c for c, _ in before["history"]] \
-                + [before["expert"]]
-    assert all(r["expert"] in r["admissible"] for r in records)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -163,34 +104,8 @@ def test_every_compared_field_can_disagree(golden):
         assert agrees is False and key in detail
 
 
-@needs_data
-def test_replay_knows_its_limits(golden):
-    """A game won off the recorded path is no verdict, instead of a wrong one."""
-    row = next(r for r in golden if r["kind"] == "episode" and r["variant"] == "walkthrough"
-               and r["task_type"] == "pick_and_place_simple")
-    place = row["response"][0].removeprefix("go to ")
-    other = [f"open {place}", *row["response"]]  # cannot be known to act from where one stands
-    (_, agrees, _), = alfworld.verify(SHARED, [{**row, "response": other}])
-    assert agrees is False  # nothing happens, so the win comes one step later than recorded
-    lost = [{**row, "response": ["go to nowhere 1", "look"] * 9}]
-    assert next(iter(alfworld.verify(SHARED, lost)))[1] is False
-
-
 # ---------------------------------------------------------------------------------------------
 # base tasks
-
-
-def test_first_commands_by_hand():
-    plan = ["go to desk 1", "take pen 1 from desk 1", "go to shelf 1", "move pen 1 to shelf 1"]
-    # walking to the shelf first could still be followed by a valid order only through a second
-    # "go to desk 1", which is not there
-    assert alfworld._first_commands([], plan) == {"go to desk 1"}
-    assert alfworld._first_commands(plan[:1], plan[1:]) == {"take pen 1 from desk 1"}
-    assert alfworld._first_commands(plan[:3], plan[3:]) == {plan[3]}
-    # one hand: nothing is taken while it holds something
-    assert alfworld._after(("desk 1", "pen 1"), "take cup 1 from desk 1", ()) is None
-    lamp = ["go to desk 1", "use desklamp 1", "take pen 1 from desk 1"]
-    assert len(alfworld._first_commands(lamp[:1], lamp[1:])) == 2  # either order: no base task
 
 
 def test_first_commands_equal_brute_force_over_all_orders():
@@ -259,28 +174,6 @@ def test_damaged_archive_is_one_clear_line(tmp_path):
             alfworld.unpack_games(tmp_path, ["x"], tmp_path)
 
 
-@needs_data
-def test_episodes_of_the_official_simulator(records):
-    pytest.importorskip("alfworld")
-    first = [r for r in records if r["step"] == 0][::90]
-    plans = {r["game"]: [s["expert"] for s in records if s["game"] == r["game"]] for r in first}
-    turn = collections.Counter()
-
-    def expert(prompts):
-        """Games still running are asked in order; each gets its next expert command."""
-        live = [g for g in plans if turn[g] < len(plans[g])]
-        assert len(live) == len(prompts)
-        for game in live:
-            turn[game] += 1
-        return [f"\\boxed{{{plans[g][turn[g] - 1]}}}" for g in live]
-    results = {e["id"]: e for e in alfworld.episodes(SHARED, expert, first)}
-    assert all(e["won"] and e["steps"] == len(plans[g]) for g, e in results.items())
-    lost = list(alfworld.episodes(SHARED, lambda prompts: ["look"] * len(prompts), first[:1]))
-    assert not lost[0]["won"] and lost[0]["steps"] == alfworld.MAX_STEPS
-    unanswered = list(alfworld.episodes(SHARED, lambda prompts: [None], first[:1]))
-    assert "prompt too long" in unanswered[0]["reason"]
-
-
 class Game:
     """Stands in for a running game: won by `move mug 1 to sink 1`, else it says what it heard."""
 
@@ -343,41 +236,3 @@ def test_a_dialogue_is_lost_at_the_limit_of_commands_or_of_tokens(monkeypatch):
     assert not row["won"] and row["reason"] == "lost: turn too long"  # as the policy says
     _, speaker = dialogue(monkeypatch, ["look"], tokens=100)
     assert speaker.limits == (100, alfworld.TURN_TOKENS)
-
-
-def test_a_dialogue_begins_with_the_households_rules_and_the_room():
-    system, user = alfworld.dialogue_prompt(
-        {"observation": "You see a mug 1.\n\nYour task is to: x"})
-    assert "one command" in system["content"] and "numbers" in system["content"]
-    assert user["content"] == "You see a mug 1. Your task is to: x"
-    for put in ("put mug 1 in sink 1", "put mug 1 in/on sink 1", "PUT mug 1 on sink 1",
-                "> Put the mug 1 in a sink 1.", '"put mug 1 in sink 1"'):
-        assert alfworld.as_alfworld(put) == "move mug 1 to sink 1"
-    assert alfworld.as_alfworld("take mug 1 from sink 1") == "take mug 1 from sink 1"
-
-
-@pytest.mark.parametrize("part, error, message", [
-    ("sample", "torch.OutOfMemoryError", "out of memory with 1 games: lower --batch-size"),
-    ("encode", "jinja2.TemplateError", "chat template of m cannot write a system")])
-def test_a_dialogue_that_cannot_be_held_is_one_line(monkeypatch, part, error, message):
-    def fails(*_, **__):
-        package, name = error.split(".")
-        raise getattr(pytest.importorskip(package), name)("no")
-    speaker = Speaker([])
-    monkeypatch.setattr(speaker, part, fails, raising=False)
-    monkeypatch.setattr(alfworld, "_simulator", lambda: lambda path: Game())
-    monkeypatch.setattr(alfworld, "unpack_games", lambda data, games, folder: dict.fromkeys(games))
-    args = SimpleNamespace(variant="dialogue", model="m", data=None, batch_size=4)
-    settings = {"adapter": None, "max_new_tokens": 64}
-    with pytest.raises(UserError, match=message):
-        list(harness.play(alfworld, [{**step(), "game": "g"}], speaker, settings, args))
-
-
-@needs_data
-def test_dialogues_of_the_official_simulator(records):
-    pytest.importorskip("alfworld")
-    first = [{**r, "id": r["game"]} for r in records if r["step"] == 0][:2]
-    turns = [r["expert"] for r in records if r["game"] == first[0]["game"]]
-    speaker = Speaker(turns)
-    row = alfworld.dialogues(SHARED, speaker, None, first[:1])[0]
-    assert row["won"] and row["steps"] == len(turns) and len(speaker.read) == len(turns) - 1

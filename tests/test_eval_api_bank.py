@@ -239,15 +239,3 @@ def test_bad_data_is_named(folder, tmp_path):
         api_bank.load(tmp_path)
     with pytest.raises(UserError, match="unknown split"):
         api_bank.load(tmp_path, split="dev")
-
-
-@needs_data
-def test_bad_verdict_rows_are_named():
-    row = {"scorer": "toolrl_exact", "category": "level-1", "id": "Level1_0", "response": "",
-           "official_verdict": False}
-    assert list(api_bank.verify(SHARED, [row]))[0][:2] == ("toolrl_exact", True)
-    for change, message in (({"id": "none"}, "no record none"), ({"scorer": "x"}, "scorer 'x'")):
-        with pytest.raises(UserError, match=f"verdict 2.*{message}"):
-            list(api_bank.verify(SHARED, [row, row | change]))
-    with pytest.raises(UserError, match="no 'response'"):
-        list(api_bank.verify(SHARED, [{k: v for k, v in row.items() if k != "response"}]))

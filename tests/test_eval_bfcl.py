@@ -10,7 +10,6 @@ import pytest
 
 from common.files import UserError
 from eval import bfcl
-from eval.common import Verdict
 from test_eval_harness import SHARED, lines, needs_data, never_passes
 
 
@@ -71,28 +70,6 @@ def test_undecodable(text):
         bfcl.decode(text, "prompt")
 
 
-def block(call):
-    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-
-
-def test_decode_qwen():
-    call = {"name": "f", "arguments": {"a": 1}}
-    expected = [("f", {"a": 1})]
-    assert bfcl.decode(block(call)) == expected                   # recognised by the tag
-    assert bfcl.decode("<think> f? </think>\n" + block(call) + "\nDone.", "qwen_fc") == expected
-    assert bfcl.decode(block(call) + block(call), "qwen_fc") == expected * 2
-    # newlines are needed; blocks that are no JSON are skipped
-    assert bfcl.decode(f"<tool_call>{json.dumps(call)}</tool_call>", "qwen_fc") == []
-    assert bfcl.decode("<tool_call>\n{oops\n</tool_call>\n" + block(call), "qwen_fc") == expected
-    assert bfcl.decode("[f(a=1)]", "qwen_fc") == []
-    for bad in ([call], 42, "f", {"name": "f"}, {"arguments": {}}, {"name": "f", "arguments": "{}"},
-                {"name": ["f"], "arguments": {}}):
-        with pytest.raises(bfcl.Undecodable):
-            bfcl.decode(block(bad), "qwen_fc")
-    with pytest.raises(UserError, match="unknown response format"):
-        bfcl.decode("x", "xml")
-
-
 # ---- rules 1-7
 
 
@@ -139,27 +116,6 @@ def test_rule_3_exact_types():
     assert values(pair, [[1, 2]], ["[1, 2]", "(1, 2)"]) == {"[1, 2]": True, "(1, 2)": True}
 
 
-def test_rule_4_item_types():
-    array = {"type": "array", "items": {"type": "integer"}}
-    assert values(array, [[1, 2]], ["[1.0, 2.0]", "[1, '2']", "[True, 2]", "[]"]) == {
-        "[1.0, 2.0]": False, "[1, '2']": False, "[True, 2]": False, "[]": False}
-    # items may have the document's type or that of the answer's first item
-    assert values(array, [[1.5, 2]], ["[1.5, 2]"]) == {"[1.5, 2]": True}
-    # a blank alternative lets any item through this step, not through the comparison
-    assert values(array, ["", [1]], ["['x']", "[1]", "[]"]) == {
-        "['x']": False, "[1]": True, "[]": True}
-
-
-def test_rule_5_variables():
-    # None as first answer: None passes, and what is compared is compared exactly
-    assert values("integer", [None], ["None", "0"]) == {"None": True, "0": False}
-    assert values("string", [None, "x y"], ["None", "'x y'", "'X y'"]) == {
-        "None": True, "'x y'": True, "'X y'": False}
-    array = {"type": "array", "items": {"type": "string"}}
-    assert values(array, ["my_list"], ["my_list", "'My_list'", "['my_list']"]) == {
-        "my_list": True, "'My_list'": False, "['my_list']": False}
-
-
 def test_rule_6_comparison():
     assert values("string", ["New York, NY"], [
         "'new york ny'", "'New-York/NY.'", "'New York\\n, NY'", "'New York: NY'", "'York'"]) == {
@@ -193,6 +149,10 @@ def test_rule_7_relevance():
 
 
 # ---- hostile text
+
+
+def block(call):
+    return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
 HOSTILE = ["[f(a=0x" + "f" * 40_000 + ")]", "[f(a=" + "'a'+" * 10_000 + "'a')]",
@@ -257,21 +217,6 @@ def test_turn_rule(text, ok):
     assert bfcl.score(turn(), text).ok == ok, bfcl.score(turn(), text).reason
 
 
-def test_turn_rule_results_of_earlier_turns():
-    # what was returned before need not be asked again; once per earlier result
-    rec = turn(gt_calls_kw=["cat(file_name='a.txt')"], gt_results=["seen"])
-    assert bfcl.score(rec, "[pwd()]").ok and not bfcl.score(rec, "[]").ok
-    rec = turn(gt_calls_kw=["cat(file_name='a.txt')"] * 2, gt_results=["seen", "seen"])
-    assert not bfcl.score(rec, "[pwd()]").ok
-    assert bfcl.score(rec, "[cat(file_name='a.txt')]").ok
-    # a ground-truth call that failed changed nothing
-    rec = turn(gt_calls_kw=["rm(file_name='a.txt')", "pwd()"],
-               gt_results=['{"error": "no"}', "here"])
-    assert bfcl.score(rec, "[pwd(), rm(file_name='a.txt')]").ok
-    assert not bfcl.score(rec, "[pwd()]").ok
-    assert bfcl.score(turn(gt_calls_kw=[], gt_results=[]), "Nothing to do.").ok
-
-
 def test_safe_call_lets_plain_data_through_only():
     names = {"cat"}
     assert bfcl.safe_call(("cat", {"a": [1, {"b": "x('y')"}], "c": None}), names) \
@@ -288,24 +233,7 @@ def test_simulator_is_optional(monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_keywords_names_positional_arguments():
-    assert bfcl.keywords("f(1, 'x', c=[2])", {"f": ["a", "b", "c"]}) == "f(a=1, b='x', c=[2])"
-
-
 # ---- data
-
-
-@needs_data
-def test_prompt_is_teacher_forced():
-    rec = next(r for r in bfcl.load(SHARED) if r["turn"] == 2)
-    messages = bfcl.prompt(rec)
-    assert messages[0]["role"] == "system" and messages[-1]["content"] == rec["user"]
-    users = [m["content"] for m in messages if m["role"] == "user"]
-    assert [p["user"] for p in rec["history"]] == [u for u in users if u[:8] != "Results:"][:-1]
-    text = json.dumps(messages)
-    assert all(json.dumps(r)[1:-1] in text for p in rec["history"] for r in p["results"])
-    # the answer of the turn itself must not be in its prompt
-    assert bfcl.gold(rec) not in [m["content"] for m in messages]
 
 
 @needs_data
@@ -353,42 +281,3 @@ def test_bad_data_is_named(folder, tmp_path):
     path.unlink()
     with pytest.raises(UserError, match="python -m eval.bfcl"):
         bfcl.load(tmp_path)
-
-
-@needs_data
-def test_bad_verdict_rows_are_named():
-    row = {"category": "parallel", "id": "parallel_0", "response": "", "official_verdict": False}
-    assert list(bfcl.verify(SHARED, [row]))[0][:2] == ("single_turn", True)
-    for change, message in (({"id": "none"}, "no record none"), ({"category": "java"}, "java")):
-        with pytest.raises(UserError, match=f"verdict 2.*{message}"):
-            list(bfcl.verify(SHARED, [row, row | change]))
-    with pytest.raises(UserError, match="no 'response'"):
-        list(bfcl.verify(SHARED, [{k: v for k, v in row.items() if k != "response"}]))
-
-
-@needs_data
-def test_official_simulator_where_it_is_installed():
-    pytest.importorskip("bfcl_eval")
-    for rec in bfcl.load(SHARED)[::50]:
-        assert bfcl.score_official(rec, bfcl.gold(rec)).ok
-        assert not bfcl.score_official(rec, "[]").ok
-        assert not bfcl.score_official(rec, "[print(1)]").ok
-
-
-@needs_data
-def test_turns_can_be_made_with_the_simulator(folder, tmp_path):
-    pytest.importorskip("bfcl_eval")
-    path = folder / "derived" / "long_context_turns.jsonl"
-    given = [json.loads(line) for line in path.read_text().splitlines()]
-    path.unlink()
-    bfcl.make_turns(tmp_path)
-    made = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(made) == 734 and all({k: g[k] for k in m} == m for m, g in zip(made, given))
-
-
-def test_aggregate():
-    recs = [turn(), turn(turn=2), turn(turn=2)]
-    result = bfcl.aggregate(recs, [Verdict(ok, float(ok), "") for ok in (True, False, True)])
-    assert result["n"] == 3 and abs(result["score"] - 200 / 3) < 1e-9
-    assert result["categories"]["turn 2"] == {"score": 50.0, "n": 2}
-    assert bfcl.aggregate([], [])["n"] == 0

@@ -8,9 +8,6 @@ nothing here needs the real data, except for the tests marked `needs_data`.
 import gzip
 import itertools
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -181,22 +178,6 @@ def test_summary_and_rows_hold_what_they_should(data, tmp_path, capsys):
     assert rows[0]["prompt"][-1]["role"] == "user"
 
 
-def test_same_command_same_files_other_data_another_result(data, tmp_path, capsys):
-    path = gold_file(data, tmp_path / "r.jsonl", "bamboogle")
-    argv = ("bamboogle", "--data", data, "--responses", path, "--out", tmp_path / "out")
-    first = None
-    for _ in range(2):
-        command(*argv, capsys=capsys)
-        rows, = (tmp_path / "out").glob("*.jsonl")
-        assert first in (None, rows.read_text())
-        first = rows.read_text()
-    file = data / "bamboogle" / "bamboogle.json"
-    file.write_text(file.read_text().replace("Monroe", "Madison"))
-    command(*argv, capsys=capsys)
-    scores = [json.loads(p.read_text())["score"] for p in (tmp_path / "out").glob("*.json")]
-    assert sorted(scores) == [50.0, 100.0]
-
-
 DEEP = 10_000
 BOTH = "[" * DEEP + "]" * DEEP
 HOSTILE = [
@@ -236,6 +217,7 @@ def never_passes(score, tmp_path, more=()):
     assert not made.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bench", harness.BENCHES)
 def test_hostile_responses_never_crash_take_long_or_execute(bench, data, tmp_path, capsys):
     module = harness.MODULES[bench]
@@ -256,42 +238,18 @@ def test_hostile_responses_never_crash_take_long_or_execute(bench, data, tmp_pat
 # bad input: one line, exit code 2, nothing written
 
 
-OPTIONS = {
-    "no command": [], "unknown benchmark": ["gsm8k", "--data", "{data}", "--model", "m"],
-    "no data": ["bfcl", "--model", "m"], "no model": ["bfcl", "--data", "{data}"],
-    "both sources": ["bfcl", "--data", "{data}", "--model", "m", "--responses", "r"],
-    "unknown option": ["bfcl", "--data", "{data}", "--model", "m", "--shots", "3"],
-    "limit 0": ["bfcl", "--data", "{data}", "--model", "m", "--limit", "0"],
-    "limit -1": ["bfcl", "--data", "{data}", "--model", "m", "--limit", "-1"],
-    "limit text": ["bfcl", "--data", "{data}", "--model", "m", "--limit", "few"],
-    "batch 0": ["bfcl", "--data", "{data}", "--model", "m", "--batch-size", "0"],
-    "prompt 0": ["bfcl", "--data", "{data}", "--model", "m", "--max-prompt", "0"],
-    "new 0": ["bfcl", "--data", "{data}", "--model", "m", "--max-new", "0"],
-    "quant": ["bfcl", "--data", "{data}", "--model", "m", "--quant", "int3"],
-    "unknown variant": ["bfcl", "--data", "{data}", "--model", "m", "--variant", "x"],
+OPTIONS = {  # beside those of test_bad_input.py
     "variant of all": ["all", "--data", "{data}", "--model", "m", "--variant", "fixed"],
     "variant for responses": ["bamboogle", "--data", "{data}", "--model", "m", "--variant",
                               "searchr1"],
-    "episodes of responses": ["alfworld", "--data", "{data}", "--responses", "r", "--variant",
-                              "episodes"],
     "adapter alone": ["bfcl", "--data", "{data}", "--responses", "r", "--adapter", "a"],
-    "data missing": ["bfcl", "--data", "{data}/none", "--model", "m"],
-    "data empty": ["all", "--data", "{tmp}", "--model", "m"],
-    "model missing": ["bamboogle", "--data", "{data}", "--model", "{tmp}/none"],
     "model empty": ["bamboogle", "--data", "{data}", "--model", "{tmp}"],
     "adapter missing": ["bamboogle", "--data", "{data}", "--model", "{tmp}", "--adapter",
                         "{tmp}/a"],
-    "responses missing": ["bamboogle", "--data", "{data}", "--responses", "{tmp}/none"],
-    "responses folder": ["bamboogle", "--data", "{data}", "--responses", "{tmp}"],
     "all from one file": ["all", "--data", "{data}", "--responses", "{file}"],
-    "out is a file": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--out", "{file}"],
-    "verify alone": ["verify"], "verify file": ["verify", "bfcl", "--data", "{data}"],
-    "verify bench": ["verify", "all", "{good}", "--data", "{data}"],
-    "verify missing": ["verify", "bfcl", "{tmp}/none", "--data", "{data}"],
-    "verify responses": ["verify", "bamboogle", "{good}", "--data", "{data}"],
+    "verify all": ["verify", "all", "{good}", "--data", "{data}"],
     "verify empty": ["verify", "bfcl", "{empty}", "--data", "{data}"],
-    "gold alone": ["gold"], "gold bench": ["gold", "x", "--data", "{data}"],
-    "gold data": ["gold", "bfcl", "--data", "{data}/none"],
+    "gold of no data": ["gold", "bfcl", "--data", "{data}/none"],
 }
 
 
@@ -315,23 +273,17 @@ def test_wrong_options_end_in_one_line(case, data, tmp_path, capsys, monkeypatch
     assert sorted(tmp_path.rglob("*.json*")) == before and (tmp_path / "file").read_text() == "x"
 
 
-RESPONSES = {
-    "empty": "", "not json": "{", "list": "[1]\n", "no id": '{"response": ""}\n',
-    "no response": '{"id": "x"}\n', "number id": '{"id": 3, "response": ""}\n',
+RESPONSES = {  # beside those of test_bad_input.py
     "null response": '{"id": "{id}", "response": null}\n',
-    "list response": '{"id": "{id}", "response": []}\n',
-    "unknown id": '{"id": "x", "response": ""}\n',
     "id twice": '{"id": "{id}", "response": ""}\n{"id": "{id}", "response": ""}\n',
-    "half a line": '{"id": "{id}", "response": "a"}\n{"id": "bambo', "bytes": b"\xff\xfe\n",
-    "nested": '{"id": ' + "[" * 100_000, "infinite": '{"id": NaN, "response": ""}\n',
+    "half a line": '{"id": "{id}", "response": "a"}\n{"id": "bambo',
 }
 
 
 @pytest.mark.parametrize("case", RESPONSES)
 def test_malformed_responses_end_in_one_line_naming_the_file(case, data, tmp_path, capsys):
-    path, text = tmp_path / "r.jsonl", RESPONSES[case]
-    text = text if isinstance(text, bytes) else text.replace("{id}", "bamboogle-000").encode()
-    path.write_bytes(text)
+    path = tmp_path / "r.jsonl"
+    path.write_text(RESPONSES[case].replace("{id}", "bamboogle-000"))
     code, out, err = command("bamboogle", "--data", data, "--responses", path,
                              "--out", tmp_path / "out", capsys=capsys)
     one_line_error(code, out, err)
@@ -346,7 +298,7 @@ FILES = {"alfworld": ["valid_seen.trajectories.jsonl.gz", "valid_unseen.trajecto
          "travelplanner": ["validation_queries.jsonl", "validation_ref_info.jsonl"]}
 
 
-DAMAGE = [None, b"", b"{", b"[1, 2]\n", b'"x"\n', b"{}\n", b"\xff\xfe\x00", b"[" * 100_000]
+DAMAGE = [None, b"{", b"{}\n"]
 
 
 @pytest.mark.parametrize("bench", FILES)
@@ -365,30 +317,6 @@ def test_damaged_data_ends_in_one_line(bench, data, tmp_path, capsys):
                                 "--out", tmp_path / "out", capsys=capsys))
         path.write_bytes(whole)
     assert not (tmp_path / "out").exists()
-
-
-FIELDS = [("steps", []), ("steps", "x"), ("steps", [{}]), ("steps", [{"action": 1}]),
-          ("goal", None), ("init_obs", 3), ("id", ["x"]),
-          ("steps", [{"action": "a", "obs": "b", "admissible": [1]}])]
-
-
-def test_damaged_trajectories_name_file_and_record(data, capsys):
-    path = data / "alfworld" / "valid_seen.trajectories.jsonl.gz"
-    rows = common.read_rows(path)
-    damaged = [gzip.compress(lines(rows[0], {**rows[1], key: value}).encode())
-               for key, value in FIELDS]
-    for content in [*damaged, b"", b"\x1f\x8b\x08\x00garbage", b"plain text"]:
-        path.write_bytes(content)
-        code, out, err = command("gold", "alfworld", "--data", data, capsys=capsys)
-        one_line_error(code, out, err)
-        assert path.name + (", record 2" if content in damaged else "") in err
-
-
-def test_real_process_exits_with_2_and_one_line(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "eval.make_base", "bfcl", "--data",
-                           tmp_path / "none", "--out", tmp_path / "b"], cwd=ROOT,
-                          capture_output=True, text=True, timeout=60)
-    one_line_error(done.returncode, done.stdout, done.stderr)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -470,15 +398,6 @@ def test_long_prompts_and_cut_responses_are_counted_not_fatal(data, tmp_path, ca
     assert sum("prompt too long" in r["verdict"]["reason"] for r in rows) == too_long
 
 
-@pytest.mark.parametrize("bench", harness.BENCHES)
-def test_a_prompt_too_long_fails_in_every_benchmark(bench, data, tmp_path, capsys, monkeypatch):
-    with_model(monkeypatch, Scripted(None))
-    code, _, _ = command(bench, "--data", data, "--model", "m", "--max-prompt", 1,
-                         "--out", tmp_path, capsys=capsys)
-    summary = summary_of(tmp_path)
-    assert code == 0 and summary["score"] == 0.0 and summary["prompts_too_long"] == summary["n"]
-
-
 def test_interrupted_run_continues_where_it_stopped(data, tmp_path, capsys, monkeypatch):
     answer = answers_from(data, "alfworld")
     argv = ("alfworld", "--data", data, "--model", "m", "--batch-size", 4, "--out", tmp_path)
@@ -510,13 +429,6 @@ def test_damaged_results_are_reported_and_kept(data, tmp_path, capsys, monkeypat
     assert path.name in err and path.read_text() == before
 
 
-def test_retrained_model_at_the_same_place_is_another_run(tmp_path):
-    (tmp_path / "model.safetensors").write_text("old")
-    before = harness.stamp(tmp_path)
-    os.utime(tmp_path / "model.safetensors", ns=(1, 1))
-    assert harness.stamp(tmp_path) != before and harness.stamp("hub/name") is None
-
-
 def test_system_role_is_folded_where_the_template_refuses_it():
     import jinja2
 
@@ -527,12 +439,6 @@ def test_system_role_is_folded_where_the_template_refuses_it():
             return super().encode(messages)
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
     assert Refusing(None).decode(harness.encode(Refusing(None), {"id": "x"}, messages)) == "S\n\nU"
-
-
-def test_long_prompts_go_in_smaller_batches():
-    todo = [(None, [0] * n) for n in (40_000, 30_000, 30_000, 10, 10, 10)]
-    assert [len(b) for b in harness.batches(todo, 2)] == [1, 2, 2, 1]
-    assert [len(b) for b in harness.batches([(None, [0] * 100_000)] * 2, 8)] == [1, 1]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -596,6 +502,7 @@ AGREE = {  # kind: (verdicts that are decided, those that agree)
     "travelplanner": PLANS | {f"{kind}/fixed": counts for kind, counts in PLANS.items()}}
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize("bench", harness.BENCHES)
 def test_recorded_verdicts_are_met_as_the_page_says(bench, capsys):
@@ -606,34 +513,6 @@ def test_recorded_verdicts_are_met_as_the_page_says(bench, capsys):
     assert {row[0]: (int(row[1]), int(row[2])) for row in table} == AGREE[bench]
     assert set(harness.MODULES[bench].REQUIRED) <= {kind for kind in AGREE[bench]} | {
         "malformed", "malformed/fixed"}
-
-
-@needs_data
-@pytest.mark.parametrize("bench, key", [
-    ("alfworld", "in_admissible"), ("api_bank", None), ("bfcl", None), ("bamboogle", "em"),
-    ("travelplanner", "final_pass")])
-def test_tampered_and_malformed_verdicts_are_noticed(bench, key, tmp_path, capsys):
-    rows = common.read_rows(SHARED / "golden" / f"{bench}.jsonl")[:60]
-    rows = [r for r in rows if key is None or key in r["official_verdict"]]
-    row = rows[7]
-    right = row["official_verdict"]
-    wrong = not right if key is None else {**right, key: not right[key]}
-    path = tmp_path / "v.jsonl"
-
-    def verified(*rows):
-        path.write_text(lines(*rows))
-        return command("verify", bench, path, "--data", SHARED, capsys=capsys)
-    code, out, err = verified(*rows[:7], {**row, "official_verdict": wrong}, *rows[8:])
-    shown = [line for line in out.splitlines() if line.startswith("disagrees")]
-    assert code == 1 and err == "" and "MISSED" in out
-    assert shown and all(str(row["id"]) in line for line in shown)
-    for change in ({"official_verdict": None}, {"official_verdict": []}, {"response": None},
-                   {"response": 7}, {"id": "nobody"}, {"kind": "unheard of"},
-                   {"id": None, "game": 3, "scorer": "x", "row": "x"},
-                   {"prefix": "x", "category": "x", "split": "x", "gold": 3, "detail": 4}):
-        code, out, err = verified({**row, **change})
-        assert code in (0, 1, 2) and err.count("\n") == (code == 2)
-    one_line_error(*verified({**row, "benchmark": "another"}))
 
 
 def test_undecidable_verdicts_are_counted_apart(capsys):
@@ -652,6 +531,7 @@ GOLD = {"api_bank": (597, 597), "api_bank (damo)": (620, 604), "alfworld": (1600
         "travelplanner (train)": (45, 45), "travelplanner (train_fixed)": (45, 44)}
 
 
+@pytest.mark.slow
 @needs_data
 def test_gold_responses_pass_as_the_page_says(capsys):
     code, out, _ = command("gold", "all", "--data", SHARED, capsys=capsys)
@@ -681,20 +561,6 @@ def test_base_tasks_leave_evaluation_walkthroughs_out(data, tmp_path, capsys):
     assert any("book 1" in t["task"] for t in tasks)
 
 
-@pytest.mark.parametrize("argv", [
-    ["bamboogle", "--data", "{data}", "--out", "{tmp}/b"], ["x", "--data", "{data}", "--out", "o"],
-    ["alfworld", "--data", "{data}"], ["alfworld", "--out", "{tmp}/b"],
-    ["alfworld", "--data", "{data}/none", "--out", "{tmp}/b"],
-    ["alfworld", "--data", "{data}", "--out", "{tmp}"],
-    ["alfworld", "--data", "{data}", "--out", "{tmp}/file/b"],
-    ["alfworld", "--data", "{data}", "--out", "{tmp}/b", "--limit", "0"], []])
-def test_base_tasks_of_wrong_options(argv, data, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    argv = [a.format(data=data, tmp=tmp_path) for a in argv]
-    one_line_error(*command(*argv, capsys=capsys, main=make_base.main))
-    assert not (tmp_path / "b").exists()
-
-
 @pytest.mark.parametrize("key, value", [
     ("id", "valid_seen/put-0/trial"), ("walkthrough", None)])
 def test_evaluation_games_in_the_training_file_are_refused(key, value, data, tmp_path, capsys):
@@ -718,6 +584,7 @@ def test_evaluation_requests_are_refused_whatever_the_module_says(data, tmp_path
     assert "refusing" in err and not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize("bench, count, more", [
     ("alfworld", 12282, ""), ("api_bank", 10, ""), ("travelplanner", 45, ""),
@@ -753,10 +620,3 @@ def test_random_chat_model_runs_all_five_to_the_table(model, data, tmp_path, cap
     assert command(*argv, "--out", tmp_path / "b", capsys=capsys)[0] == 0
     for path in (tmp_path / "a").glob("*.jsonl"):  # the same seed and CPU: the same bits
         assert path.read_text() == (tmp_path / "b" / path.name).read_text()
-
-
-def test_adapter_that_does_not_fit_is_one_line(model, data, tmp_path, capsys):
-    (tmp_path / "adapter_config.json").write_text("{")
-    code, out, err = command("bamboogle", "--data", data, "--model", model, "--adapter",
-                             tmp_path, "--out", tmp_path / "o", capsys=capsys)
-    assert code == 2 and "Traceback" not in err and err.splitlines()[-1].startswith("eval: ")

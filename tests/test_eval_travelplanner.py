@@ -4,15 +4,12 @@ Run: python -m pytest tests/test_eval_travelplanner.py -q
 """
 import copy
 import json
-import random
-import re
 
 import pytest
 
 from common.files import UserError
 from eval import travelplanner as tp
-from eval.common import read_rows
-from test_eval_harness import SHARED, needs_data, never_passes
+from test_eval_harness import never_passes
 
 DB = {"restaurants": {
           "Reno": [{"name": n, "cost": c, "cuisines": k} for n, c, k in (
@@ -85,7 +82,6 @@ NIGHTS = "is_valid_accommodation"
 
 @pytest.mark.parametrize("names, fields", [
     ({ROUTE, CITY, ABSENT}, {"current_city_1": "from Far to Reno"}),
-    ({ROUTE, CITY, ABSENT}, {"current_city_3": "from Reno to Far"}),
     ({ROUTE, ABSENT}, {"current_city_2": "Elko"}),  # Reno, Elko, Reno: comes back to Reno
     # a tour that never leaves: home is not compared on a day without "from", but meals are due
     ({ABSENT}, {"current_city_1": "Reno", "current_city_3": "Reno"}),
@@ -97,8 +93,6 @@ NIGHTS = "is_valid_accommodation"
     (set(), {"accommodation_1": "o, Reno", "accommodation_2": "o, Reno"}),  # two hits: unchecked
     ({"is_valid_transportation", ABSENT}, {"transportation_1": "-"}),
     ({"is_valid_transportation"}, {"transportation_3": "Self-driving, from Reno to Home"}),
-    (set(), {"transportation_3": "Taxi, from Reno to Home"}),
-    ({SANDBOX}, {"breakfast_3": "Blue Whale, Home"}),
     ({CITY, SANDBOX}, {"breakfast_3": "Blue Whale, Oslo"}),
     ({CITY, SANDBOX, NIGHTS}, {"accommodation_1": "Loft, Home"}),  # leaves one night for the loft
     ({SANDBOX}, {"lunch_2": "inn, Reno"}),  # case-sensitive
@@ -106,33 +100,9 @@ NIGHTS = "is_valid_accommodation"
     ({SANDBOX}, {"transportation_1": "Flight Number: F2, from Home to Reno"}),
     (set(), {"transportation_2": "Bus within Reno"}),  # other means are not looked up
     ({SANDBOX}, {"transportation_2": "Taxi within Reno"}),  # a taxi needs from and to
-    ({ABSENT}, {"lunch_2": "-"}), ({ABSENT}, {"attraction_2": ""}),
-    ({ABSENT, NIGHTS}, {"accommodation_2": "-"}),
     ({SANDBOX}, {"accommodation_3": "Loft, Home"})])
 def test_commonsense_rules(names, fields):
     assert failed(judge(changed(**fields))) == names
-
-
-def test_missing_and_surplus_days():
-    assert failed(judge(PLAN[:2])) == {ROUTE, ABSENT}
-    assert judge(PLAN + [{}, "beyond the trip"])["final_pass"]
-    unused = {**PLAN[1], "current_city": tp.UNUSED_DAY}
-    assert "2 days are planned" in judge([PLAN[0], unused, PLAN[2]])["commonsense"][ABSENT][1]
-
-
-def test_city_sequences():
-    for route, good in ((["A", "B"], False), (["A", "B", "B", "A"], True), (["A", "B", "A"], False),
-                        (["A", "B", "B", "C", "C", "A"], True), (["A", "A", "B", "B", "A"], True),
-                        (["A", "B", "B", "C", "C", "B", "B", "A"], False), (["A"] * 4, True)):
-        assert tp._is_sequence(route) is good, route
-
-
-def test_longer_trips_stay_in_the_state():
-    plan = changed()
-    plan[1:2] = [plan[1], {**PLAN[1], "breakfast": "-"}]
-    assert "does not lie in Utah" in judge(plan, days=4, dest="Utah")["commonsense"][ROUTE][1]
-    assert judge(plan, days=4, dest="Nevada")["commonsense"][ROUTE][0]
-    assert not judge(changed(current_city_1="from Home to Oz"))["commonsense"][ROUTE][0]
 
 
 def test_both_versions_of_the_within_city_rule():
@@ -161,12 +131,8 @@ def test_completeness_counts_all_keys_but_divides_by_six():
 
 @pytest.mark.parametrize("plan, crash", [
     ("text", "TypeError"), ({"a": 1}, "KeyError"), (True, "TypeError"), ([[]], "TypeError"),
-    ([None], "TypeError"), ([{}], "KeyError"), (5, "TypeError"),
     (changed(dinner_2=7), "TypeError"), (changed(dinner_2={"a": 1}), "TypeError"),
-    (changed(attraction_2=["Museum, Reno"]), "AttributeError"),
     (changed(current_city_1="from Home"), "TypeError"), (changed(current_city_1=None), "TypeError"),
-    (changed(accommodation_3=None), "TypeError"),
-    (changed(transportation_2=["x"]), "AttributeError"),
     (changed(transportation_1="flight number: F1, from Home to Reno"), "IndexError"),
     (changed(transportation_2="Flight Number: Reno"), "ValueError")])
 def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
@@ -185,9 +151,7 @@ def test_empty_plans_are_not_delivered(plan):
 @pytest.mark.parametrize("plan, limits, name", [
     (PLAN, {"budget": 855}, "valid_cost"),
     (PLAN, wishes(**{"house rule": "pets"}), "valid_room_rule"),
-    (PLAN, wishes(**{"house rule": "parties"}), "valid_room_rule"),
     (PLAN, wishes(**{"room type": "entire room"}), "valid_room_type"),
-    (PLAN, wishes(**{"room type": "shared room"}), "valid_room_type"),
     (PLAN, wishes(cuisine=["Indian", "Mexican"]), "valid_cuisine"),
     (PLAN, wishes(transportation="no flight"), "valid_transportation")])
 def test_hard_rules_fail(plan, limits, name):
@@ -209,12 +173,6 @@ def test_hard_constraints_need_a_complete_plan_without_inventions():
     assert judge(changed(dinner_2="Red Door, Reno"))["hard_evaluated"]  # another rule broken
 
 
-def test_a_meal_at_home_ends_the_day_for_cuisines():
-    query = {**QUERY, **wishes(cuisine=["Tea"])}
-    assert tp.cuisine(query, changed(breakfast_2="Mum, Home"), DB) == (False, "no Tea restaurant")
-    assert tp.cuisine(query, changed(dinner_2="Mum, Home"), DB)[0] is True
-
-
 def test_road_costs_round_down_and_count_cars():
     day = {"current_city": "from Home to Reno"}
     assert tp._trip_cost(day, "Self-driving", 3, DB) == 9  # int(193 * 0.05), from current_city
@@ -223,27 +181,6 @@ def test_road_costs_round_down_and_count_cars():
     assert tp._trip_cost(day, "Flight F1", 5, DB) == 0  # no label: never looked up, free
     assert tp._trip_cost({"current_city": "Reno"}, "Taxi", 5, DB) == 0
     assert tp._trip_exists(day, "self-driving, from Reno to Far", DB) is False
-
-
-# -------------------------------------------------------------------------- text helpers
-
-def test_linear_helpers_agree_with_the_regular_expressions():
-    travel = re.compile(r"from\s+(.+?)\s+to\s+([^,]+)(?=[,\s]|$)")
-    paren, place = re.compile(r"^(.*?)\([^)]*\)"), re.compile(r"(.*?),\s*([^,]+)(\(\w[\w\s]*\))?$")
-    pieces = ["from", "to", " ", "  ", "\n", ",", "A", "b", "(", ")", "from ", " to ", "\u00a0"]
-    generator, found = random.Random(0), 0
-    for _ in range(20_000):
-        text = "".join(generator.choice(pieces) for _ in range(generator.randint(0, 14)))
-        match = travel.search(text)
-        assert tp.from_to(text) == (match.groups() if match else (None, None)), text
-        found += match is not None
-        match = paren.search(text)
-        assert tp.before_paren(text) == (match.group(1) if match else text), text
-        match = place.search(text)
-        expected = ((match.group(1).strip(), tp.before_paren(match.group(2).strip()).strip())
-                    if match else ("-", "-"))
-        assert tp.name_city(text) == expected, text
-    assert found > 500
 
 
 # --------------------------------------------------------------------------------- parser
@@ -337,21 +274,6 @@ def test_tables_on_disk_are_the_hand_made_ones(folder):
     assert tp.database(str(folder)) == DB
 
 
-def test_load_prompt_gold_score_and_aggregate(folder):
-    record, = tp.load(folder, "train")
-    assert record["id"] == "train-000" and record["category"] == "easy"
-    text = tp.prompt(record)[1]["content"]
-    assert "Zoo (old)" in text and "trip" in text and "Phone" not in text
-    verdicts = [tp.score(record, tp.gold(record)), tp.score(record, "no")]
-    assert verdicts[0].ok and verdicts[0].score == 1 and "cost 856" in verdicts[0].reason
-    assert not verdicts[1].ok and verdicts[1].score == 0 and "no plan" in verdicts[1].reason
-    result = tp.aggregate([record] * 2, verdicts)
-    assert result["score"] == 50 and result["rates"]["Delivery Rate"] == 0.5
-    assert result["categories"] == {"easy": {"score": 50, "n": 2}}
-    assert tp.score(record, tp.gold(record), fixed=True).extra["headline"] == "fixed"
-    assert tp.aggregate([], [])["n"] == 0
-
-
 def test_base_tasks_come_from_the_training_part_only(folder):
     (train,), (test,) = tp.load(folder, "train"), tp.load(folder)
     assert tp.base_task(test) is None and tp.gold(test) is None
@@ -400,48 +322,4 @@ def test_hostile_text_is_scored_quickly_and_never_passes(folder, tmp_path):
     never_passes(lambda text: tp.score(record, text), tmp_path, more)
 
 
-def test_aggregates_over_absent_plans_are_undecided_or_refuted(folder):
-    row = {"kind": "aggregate", "id": "a", "split": "validation", "rows": ["gone"],
-           "official_verdict": dict.fromkeys(tp.rates([], []), 0.5),
-           "official_verdict_fixed": "same"}
-    assert [agrees for _, agrees, _ in tp.verify(folder, [row])] == [None, None]
-    row["rows"] = [None]
-    assert [agrees for _, agrees, _ in tp.verify(folder, [row])] == [False, False]
-
-
 # ------------------------------------------------------------------------- official verdicts
-
-
-@needs_data
-def test_recorded_plans_read_from_text_get_the_recorded_outcome_and_days():
-    queries, compared = {p: tp.load(SHARED, s) for s, p in tp.PARTS.items()}, 0
-    for row in read_rows(SHARED / "golden" / "travelplanner.jsonl")[::3]:
-        if row["kind"] not in ("gold", "constructed-pass", "perturbed"):
-            continue
-        verdict = tp.score(queries[row["split"]][row["row"]], json.dumps(row["response"]))
-        assert verdict.ok == row["official_verdict"]["final_pass"], row["id"]
-        for name, (_, message) in (row["official_verdict"]["commonsense"] or {}).items():
-            day = re.search(r"in day (\d)", message or "")
-            if day:
-                reason = verdict.extra["old"]["commonsense"][name][1]
-                assert f"day {day.group(1)}" in reason, row["id"]
-                compared += 1
-    assert compared > 30
-
-
-@needs_data
-def test_denominators_are_the_official_constants():
-    for split, n, checks in (("test", 180, 420), ("train", 45, 105)):
-        records = tp.load(SHARED, split)
-        assert (len(records), sum(map(tp._hard_checks, records))) == (n, checks)
-
-
-@needs_data
-def test_the_official_csv_gives_the_same_records(tmp_path):
-    for split, part in tp.PARTS.items():
-        (tmp_path / f"{part}.csv.gz").write_bytes(
-            (SHARED / f"travelplanner/{part}.csv.gz").read_bytes())
-        for ours, theirs in zip(tp.load(tmp_path, split), tp.load(SHARED, split), strict=True):
-            for key in (*tp.QUERY_FIELDS, "date"):
-                assert ours[key] == theirs[key], (theirs["id"], key)
-            assert tp.gold(ours) == tp.gold(theirs)

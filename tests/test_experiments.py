@@ -15,13 +15,13 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from common.files import UserError, append_jsonl, read_jsonl
 from experiments import __main__ as experiments, controls, suites, tables, tools
 import genenv
 from policy import Policy
+from run.options import parse_options
 from test_tool_calls import chat_model
 from watch import report
 from worlds import ladder, tool_calls
@@ -101,35 +101,12 @@ def test_interval_by_hand():
     assert math.isnan(tables.interval([1])[1])
 
 
-def test_the_interval_covers_the_mean_95_times_in_100():
-    """Five seeds: 95 of 100 intervals of normal samples hold the true mean."""
-    rng = np.random.default_rng(0)
-    hits = 0
-    for sample in rng.normal(3, 2, (4000, 5)):
-        mean, half = tables.interval(sample)
-        hits += abs(mean - 3) <= half
-    assert hits / 4000 == pytest.approx(0.95, abs=0.012)
-
-
-def test_band_counts_from_the_second_epoch_on():
-    """The paper's curve enters the band in its second epoch."""
-    metrics = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .7, .4, .6, .61))]
-    assert tables.band_share(metrics) == 0.5
-    assert tables.band_range([metrics]) == "0.40 - 0.70, 2 of 4"
-
-
 def test_band_of_the_mean_curve_is_taken_over_seeds_first():
     """Two seeds that swing in turns are in the band together, never alone."""
     up = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .8, .2))]
     down = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .2, .8))]
     assert tables.band_range([up, down]) == "0.50 - 0.50, 2 of 2"
     assert tables.band_share(up) == tables.band_share(down) == 0
-
-
-def test_forgetting_is_measured_from_the_best_epoch():
-    """A run that ends where it peaked has lost nothing."""
-    runs = [record(t, base_tools=b) for t, b in enumerate((.5, .9, .7))]
-    assert tables.lost(runs) == pytest.approx(0.2) and tables.lost(runs[:2]) == 0
 
 
 def test_data_efficiency_by_hand():
@@ -172,73 +149,17 @@ def test_generations_kept_by_noise_alone():
     assert experiments.kept_by_noise(ladder, [], 0.5, o) == 0
 
 
-def test_noise_is_found_by_the_score_of_the_world():
-    """A free-form answer counts as right from --success-at on, whatever the world is."""
-    world = SimpleNamespace(score=lambda task, text: (float(text), True))
-    records = [generation([], texts, 0.5) for texts in (["0.6", "0.7"], ["0.6", "0.4"])]
-    o = {"k_min": 0.26, "G": 2, "success_at": 0.5}
-    assert experiments.kept_by_noise(world, records, 0.5, o) == 0.5
-    assert experiments.kept_by_noise(world, records, 0.5, {**o, "success_at": 0.65}) == 0.5
-    assert experiments.kept_by_noise(world, records, 0.5, {**o, "success_at": 0.3}) == 1
-
-
 def ended(folder, metrics, train, **options):
     """A job whose run has ended, with these records in its folder."""
     folder.mkdir()
     full = {**dict.fromkeys(tables.KEPT, 0.5), "alpha": 0.5, "validation_by": {}}
     append_jsonl(folder / "metrics.jsonl", [{**full, **m} for m in metrics])
     append_jsonl(folder / "train.jsonl", train)
-    o = {**vars(genenv.parse_options([])), **options}
+    o = {**vars(parse_options([])), **options}
     (folder / "config.json").write_text(json.dumps(o))
     return {"name": "a", "seed": 0, "options": [], "folder": folder,
             "process": SimpleNamespace(returncode=0), "log": open(f"{folder}.log", "w"),
             "started": 0.0}
-
-
-def test_base_tools_are_the_categories_of_the_worlds_base_tasks(tmp_path):
-    """The ladder's four easiest tools; nothing where no held-out task is of such a kind."""
-    by = [{"inc": .9, "dec": .5, "tri": .1}, {"inc": .7, "dec": .3, "tri": .8}]
-    metrics = [{"epoch": t, "validation_by": b} for t, b in enumerate(by)]
-    run = experiments.collect(ended(tmp_path / "r", metrics, []), ladder, {"inc", "dec"}, [])
-    assert tables.lost(run["metrics"]) == pytest.approx(0.2) and not (tmp_path / "r").exists()
-    run = experiments.collect(ended(tmp_path / "s", metrics, []), ladder, {"moon"}, [])
-    path = tmp_path / "paper-moon.jsonl"
-    append_jsonl(path, [{**run, "name": "genenv"}])
-    text = tables.table(path)
-    assert "| genenv | 1 |" in text and "lost on base tools" not in text
-
-
-def test_worlds_with_episodes_show_turns_plans_and_what_is_refused(tmp_path):
-    """Turns of the generated tasks' episodes, refusals as a share of all that was written; a
-    variant that writes nothing shows a dash."""
-    def traced(origin, *texts):
-        return {"task": {"text": "", "spec": {}, "origin": origin, "epoch": 0, "id": "t"},
-                "p_hat": 0.5, "epoch": 1, "traces": [{"text": t} for t in texts]}
-    train = [traced("env", "> look\nyou see mug .\n> go to sink", "> look"), traced("base", "> look")]
-    assert experiments.turns_of(train) == 1.5 and experiments.turns_of(train[1:]) == 0
-    wrote = {"written": 8, "invalid": {"inconsistent": 2, "unsolvable": 1, "malformed": 1}}
-    metrics = [{"epoch": t, "task_length": 4 + t, **wrote} for t in (0, 1)]
-    world = SimpleNamespace(respond=None, category=lambda task: "place")
-    runs = []
-    for name, m in (("genenv", metrics), ("static", [{**m, "written": 0, "invalid": {}} for m in metrics])):
-        job = ended(tmp_path / name, m, train, replay=0.0)
-        runs.append({**experiments.collect(job, world, set(), []), "name": name})
-    assert [m["turns"] for m in runs[0]["metrics"]] == [0, 1.5]
-    append_jsonl(tmp_path / "paper-moon.jsonl", runs)
-    head, _, genenv_row, static_row = tables.table(tmp_path / "paper-moon.jsonl").split("\n")[:4]
-    cells = dict(zip(head.split(" | "), genenv_row.split(" | ")))
-    assert cells["plan, first"] == "4.000" and cells["plan, last"] == "5.000" and cells["turns, last"] == "1.500"
-    assert cells["no task"] == "0.500" and cells["inconsistent or unsolvable"] == "0.375"
-    assert dict(zip(head.split(" | "), static_row.split(" | ")))["no task"] == "-"
-
-
-def test_epochs_without_validation_count_in_no_mean(tmp_path):
-    """A value repeated between two validations is none of its own."""
-    metrics = [record(t, validated=t - t % 2, validation=v)
-               for t, v in enumerate([.1, .1, .5, .5, .7])]
-    path = write(tmp_path / "paper-moon.jsonl", {"genenv": {0: metrics}})
-    head, _, row = tables.table(path).split("\n")[:3]
-    assert dict(zip(head.split(" | "), row.split(" | ")))["mean of epochs"] == "0.600"
 
 
 def tried(tools, p_hat, epoch, written=None, origin="env"):
@@ -282,34 +203,10 @@ def test_table_pairs_seeds_and_follows_the_order_of_the_suite(tmp_path):
     assert "0.700 ± 0.497" in text and "tuning" not in text and "noise" not in text
 
 
-def test_on_the_tuning_split_no_validation_figure_is_shown(tmp_path):
-    """Settings are chosen from that table."""
-    path = write(tmp_path / "levers.jsonl", {"as is": {0: [
-        record(t, tuning=.2, validation=.77) for t in range(3)]}})
-    text = tables.table(path)
-    assert "tuning" in text and "validation" not in text and "0.770" not in text
-
-
 def curriculum_run(*validations):
     """A made-up run with all that the suite `which` shows."""
     return [record(t, validation=v, map={"inc": [4, .5], "tri": [t, .25]}, generated=10 * t,
                    rollouts=3000 * t) for t, v in enumerate(validations)]
-
-
-def test_cost_to_a_target_counts_the_runs_that_miss_it(tmp_path):
-    """A mean over the runs that arrive says so: the others would have cost more."""
-    assert tables.cost(curriculum_run(.3, .6, .7, .65)) == 6000
-    assert math.isnan(tables.cost(curriculum_run(.3, .6)))
-    path = write(tmp_path / "which.jsonl", {
-        "genenv": {0: curriculum_run(.3, .7, .8), 1: curriculum_run(.3, .6, .8)},
-        "update: linear": {0: curriculum_run(.3, .7, .8), 1: curriculum_run(.3, .4, .5)},
-        "update: grpo": {0: curriculum_run(.3, .4, .5)}})
-    rows = {line.split(" | ")[0].strip("| "): line
-            for line in reversed(tables.table(path).splitlines())}
-    assert "| 4.500 ± 19.059 |" in rows["genenv"]
-    assert "| 3.000 (not reached in 1 of 2) |" in rows["update: linear"]
-    at = rows["variant"].split(" | ").index("thousand rollouts to 0.7")
-    assert rows["update: grpo"].split(" | ")[at] == "-"
 
 
 def test_a_claim_stands_only_if_it_beats_every_control(tmp_path):
@@ -331,32 +228,6 @@ def test_a_claim_stands_only_if_it_beats_every_control(tmp_path):
     assert tables.against_controls(better, column)[5].endswith(" | yes |")
 
 
-def test_the_map_of_a_variant_is_over_all_its_seeds(tmp_path):
-    """Counts add up; a success rate is weighted by the tasks it is of. One figure for all."""
-    seeds = {0: [{"epoch": 1, "map": {"inc": [3, .5], "tri": [0, 0]}}],
-             1: [{"epoch": 1, "map": {"inc": [1, .1], "tri": [0, 0]}}]}
-    (key, (n, p)), = tables.map_of(seeds).items()
-    assert (key, n, p) == ((1, "inc"), 4, pytest.approx(.4))
-    suite = {name: {0: curriculum_run(.3, .4, .5)} for name in suites.WHICH}
-    tables.draw(write(tmp_path / "which.jsonl", suite))
-    assert {path.stem for path in tmp_path.glob("*.png")} == \
-        {"which-map", "which-validation", "which-success"}
-
-
-def test_minutes_and_tasks_that_nobody_solved_are_in_the_table(tmp_path):
-    """The cost of a run is not in rollouts alone; tasks without one well-formed attempt, which
-    D_train does not keep, count as never solved."""
-    path = tmp_path / "paper.jsonl"
-    append_jsonl(path, [{"name": "genenv", "seed": seed, "options": [], "settings": [],
-                         "minutes": minutes,
-                         "metrics": [record(t, unsolved=t / 10) for t in range(5)]}
-                        for seed, minutes in ((0, 2.0), (1, 4.0))])
-    head, _, row = tables.table(path).split("\n")[:3]
-    cells = dict(zip(head.split(" | "), row.split(" | ")))
-    assert cells["minutes"] == "3.000 ± 12.706"
-    assert cells["generated, never solved"] == "0.350 ± 0.000"  # epochs 3 and 4
-
-
 @pytest.mark.parametrize("suite", suites.SUITES)
 def test_every_variant_is_drawn_in_few_lines_and_one_colour(suite):
     """Six lines a panel with six colours, the first variant in each; the same options look the
@@ -373,14 +244,6 @@ def test_every_variant_is_drawn_in_few_lines_and_one_colour(suite):
                    for a in options for b in other)
 
 
-def test_panels_of_families_and_of_many_variants():
-    """Each family beside the first row; what has neither families nor a plan is split."""
-    shown = tables.panels("which", suites.WHICH)
-    assert list(shown) == ["update", "filter", "control", "alpha"]
-    assert tables.panels("mine", "abcdef") == {"": list("abcdef")}
-    assert tables.panels("mine", "abcdefgh") == {"0": list("abcdef"), "5": list("agh")}
-
-
 # ---------------------------------------------------------------------------------------------
 # the command line
 
@@ -391,18 +254,10 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
     budgets = set()
     for suite in suites.SUITES.values():
         for options in suite.values():
-            o = genenv.parse_options([str(tmp_path / "tasks") if x[0] == "@" else x
+            o = parse_options([str(tmp_path / "tasks") if x[0] == "@" else x
                                       for x in options if x[1:] not in controls.CONTROLS])
             budgets.add((o.epochs * o.steps, o.seed_tasks, o.variations, o.G, o.inner_epochs))
     assert len(budgets) == 1
-
-
-def test_teacher_files_have_the_papers_sizes(tmp_path, cache):
-    """957 and 1,777 distinct tasks, made once."""
-    experiments.make_shared(ladder, genenv.parse_options(["--base-model", cache]), tmp_path)
-    for n in (957, 1777):
-        texts = {r["text"] for r in read_jsonl(tmp_path / f"teacher-{n}.jsonl")}
-        assert len(texts) == n
 
 
 def test_bases_start_from_the_base_model_of_their_seed(tmp_path, cache, in_process, monkeypatch,

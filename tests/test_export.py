@@ -10,7 +10,7 @@ import pytest
 
 from commands import export
 from common.files import UserError
-from data_pool import Task, Trace, TrainPool
+from data_pool import Trace, TrainPool
 from test_tool_calls import SEED, VALID, options, said
 from worlds import call_text, load_world
 
@@ -139,28 +139,3 @@ def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path):
     assert out.read_text() == "precious"
     with pytest.raises(UserError, match="no data source"):
         export.compute_score("gsm8k", "42", "{}")
-
-
-def test_the_command(tmp_path, capsys):
-    """genenv.py export RUN --format verl, with and without a file name."""
-    _, run = written(tmp_path)
-    assert export.main([str(run), "--format", "verl"]) == 0
-    assert export.main([str(run), "--out", str(tmp_path / "tasks.jsonl")]) == 0
-    assert (run / "verl.jsonl").read_bytes() == (tmp_path / "tasks.jsonl").read_bytes()
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and lines[1].endswith("tasks.jsonl") and lines[1].split()[0].isdigit()
-    for argv in ([], [str(run), "--format", "csv"], [str(run), "--frob"]):
-        with pytest.raises(UserError, match="export --help"):
-            export.main(argv)
-
-
-def test_traces_and_unicode_stay_intact(tmp_path):
-    """A task in any script, and none of the stale traces."""
-    task = load_world("tool_calls").make_task(
-        {"task": "東京の明日の天気を教えてください。", "reference": "晴れ"}, "env")
-    run = run_folder(tmp_path, tried=[(task, 1.0)])
-    export.export_verl(run, tmp_path / "out.jsonl")
-    text = (tmp_path / "out.jsonl").read_text(encoding="utf-8")
-    assert "東京の明日" in text and "traces" not in text
-    assert Task("", json.loads(json.loads(text.splitlines()[-1])["reward_model"][
-        "ground_truth"])).spec == task.spec

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 import grpo
-from grpo import (aggregate, finite_step, group_advantages, grpo_loss, has_signal, surrogate,
-                  token_kl)
+from grpo import aggregate, finite_step, group_advantages, grpo_loss, has_signal, token_kl
 from helpers import (MIXED, Table, clear, close, flat, gradients, naive_logps, random_groups, same,
                      scores, tiny_policy, train_agent, weights)
 
@@ -67,13 +66,6 @@ def test_one_success_in_a_group_earns_the_documented_advantage(G, scaled, plain)
     assert float(group_advantages(rewards, "none")[0, 2]) == plain
 
 
-def test_near_tie_stays_tiny():
-    """A difference of rounding would be blown up to an advantage of one."""
-    rewards = torch.tensor([[0.5, 0.5, 0.5, 0.5 - 1e-6]], dtype=torch.float64)
-    assert group_advantages(rewards).abs().max() < 0.01
-    assert not torch.isnan(group_advantages(torch.full((1, 4), 0.3))).any()
-
-
 def test_advantages_refuse_what_has_no_baseline():
     """G = 1 gives NaN with the sample deviation."""
     with pytest.raises(ValueError, match="G >= 2"):
@@ -121,39 +113,6 @@ def test_kl_values_and_gradients_on_a_table():
     assert (grad(reverse) - grad(forward)).abs().max() > 0.01  # else the table tells nothing
 
 
-def test_surrogate_equals_a_loop_on_both_sides_of_the_clip():
-    """The clip would cut the wrong side, or the minimum be a maximum."""
-    logp, old, _, advantages, _ = values()
-    expected = torch.zeros_like(logp)
-    for n in range(4):
-        for t in range(5):
-            ratio = math.exp(logp[n, t] - old[n, t])
-            clipped = min(max(ratio, 0.8), 1.2)
-            expected[n, t] = -min(ratio * advantages[n], clipped * advantages[n])
-    torch.testing.assert_close(surrogate(logp, old, advantages, 0.2), expected)
-
-
-@pytest.mark.parametrize("ratio, advantage, trains", [
-    (1.5, 1, False), (1.5, -1, True), (0.5, 1, True), (0.5, -1, False), (1.1, 1, True)])
-def test_clip_stops_only_what_went_far_enough_in_its_direction(ratio, advantage, trains):
-    """A clipped token must have no gradient, one that moved the wrong way must keep it."""
-    logp = torch.tensor([[math.log(ratio)]], requires_grad=True)
-    surrogate(logp, torch.zeros(1, 1), torch.tensor([float(advantage)]), 0.2).sum().backward()
-    assert bool(logp.grad.abs() > 0) == trains
-
-
-def test_aggregations_equal_loops():
-    """Token and sequence means would be mixed up, or count padding."""
-    x, _, _, _, mask = values()
-    lengths = mask.sum(1).tolist()
-    token = sum(x[n, t] for n in range(4) for t in range(lengths[n])) / sum(lengths)
-    sequence = sum(sum(x[n, t] for t in range(lengths[n])) / lengths[n] for n in range(4)) / 4
-    assert float(aggregate(x, mask, "token", 11, 4)) == pytest.approx(float(token))
-    assert float(aggregate(x, mask, "sequence", 11, 4)) == pytest.approx(float(sequence))
-    with pytest.raises(ValueError, match="unknown aggregation 'mean'"):
-        aggregate(x, mask, "mean", 11, 4)
-
-
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 def test_empty_rows_are_zero_and_not_nan(aggregation):
     """0 / 0: one empty response would turn all weights into NaN."""
@@ -190,19 +149,6 @@ def test_loss_equals_a_loop(aggregation, kind):
     assert stats == {"kl": pytest.approx(kl / 11), "clip_fraction": pytest.approx(clipped / 11)}
 
 
-def test_losses_mutate_no_input():
-    """A label edited through a view once multiplied a peer's denominator by six."""
-    logp, old, ref, advantages, mask = values()
-    rewards = torch.rand(3, 4)
-    before = [x.clone() for x in (logp, old, ref, advantages, mask, rewards)]
-    for kind in ("k1", "k2", "k3"):
-        for aggregation in ("token", "sequence"):
-            grpo_loss(logp, old, ref, advantages, mask, 11, 4, clip=0.2, kl_coef=0.1,
-                      kl_estimator=kind, aggregation=aggregation)
-    group_advantages(rewards), has_signal(rewards)
-    assert same([logp, old, ref, advantages, mask, rewards], before)
-
-
 # ---------------------------------------------------------------------------------------------
 # the update
 
@@ -237,24 +183,6 @@ def test_micro_batches_do_not_change_the_gradient(aggregation):
             token_budget=budget)))
     assert [n for n, _ in results][0] == 1 and results[-1][0] == 12
     assert all(close(grads, results[0][1]) for _, grads in results[1:])
-
-
-def test_micro_batch_test_can_fail(monkeypatch):
-    """With a denominator per micro-batch the comparison above must break."""
-    policy, groups = tiny_policy(), random_groups(RAGGED)
-    honest = update_gradients(policy, groups, REWARDS, token_budget=12)
-    real = grpo.aggregate
-    monkeypatch.setattr(grpo, "aggregate", lambda x, mask, aggregation, tokens, rows:
-                        real(x, mask, aggregation, int(mask.sum()), len(mask)))
-    assert not close(update_gradients(policy, groups, REWARDS, token_budget=12), honest, 1e-2)
-
-
-def test_gradient_checkpointing_changes_nothing_in_the_update():
-    """The option for small GPUs would train something else."""
-    policy, groups = tiny_policy(), random_groups(RAGGED)
-    plain, saved = (update_gradients(policy, groups, REWARDS, grad_checkpoint=c)
-                    for c in (False, True))
-    assert close(saved, plain)
 
 
 def spy_on_ratios(monkeypatch):
@@ -301,8 +229,7 @@ def test_recomputed_old_logprobs_start_at_ratio_one(monkeypatch, options):
 
 @pytest.mark.parametrize("short", [0, 1024])  # attention in one kernel, as on a GPU; or as here
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("options", [dict(), dict(inner_epochs=2), dict(mini_batch=1),
-                                     dict(mini_batch=2), dict(inner_epochs=2, mini_batch=3)])
+@pytest.mark.parametrize("options", [dict(), dict(inner_epochs=2, mini_batch=3)])
 def test_ratio_starts_at_exactly_one_in_bf16(monkeypatch, options, checkpointing, short):
     """Old log-probs of other micro-batches: up to .1 away in bf16, a clip before any step."""
     monkeypatch.setattr("models.attention.SHORT", short)
@@ -489,15 +416,6 @@ def test_only_the_trained_adapter_moves_and_the_reference_stays():
     assert policy.active is None and not policy.model.training
 
 
-def test_update_leaves_its_inputs_alone():
-    """Groups and rewards go into the pools after the update."""
-    policy, groups, rewards = tiny_policy(), random_groups(RAGGED), REWARDS.clone()
-    before = copy.deepcopy(groups)
-    train_agent(policy, "agent", policy.optimizer("agent", 1e-2), groups, rewards, token_budget=9,
-                inner_epochs=2, mini_batch=2)
-    assert groups == before and torch.equal(rewards, REWARDS)
-
-
 @pytest.mark.parametrize("budget", [10_000, 1])
 def test_advantages_stay_with_their_response(budget):
     """After sorting, splitting and dropping groups a response would get another one's reward."""
@@ -530,28 +448,6 @@ def test_gradient_clipping_bounds_the_step_and_reports_the_norm_before():
     assert math.sqrt(moved) == pytest.approx(norm / 10, rel=1e-3)
 
 
-def test_kl_term_pulls_towards_the_reference():
-    """The KL would push away from the reference, or towards the other adapter."""
-    policy, groups = tiny_policy(), random_groups(RAGGED)
-    optimizer, kls = policy.optimizer("agent", 3e-3), []
-    for _ in range(12):
-        stats = train_agent(policy, "agent", optimizer, groups, REWARDS * 1e-3, scale="none",
-                            agent_kl=10.0, kl_estimator="k2")
-        kls.append(stats["kl"])
-    assert kls[-1] < 0.5 * kls[0]
-
-
-def test_same_generator_same_bits():
-    """A run would not reproduce."""
-    results = []
-    for seed in (0, 0, 1):
-        policy = tiny_policy()
-        train_agent(policy, "agent", policy.optimizer("agent", 1e-2), random_groups(RAGGED),
-                    REWARDS, mini_batch=1, generator=torch.Generator().manual_seed(seed))
-        results.append(weights(policy, "agent"))
-    assert same(results[0], results[1]) and not same(results[0], results[2])
-
-
 def test_active_adapter_is_restored_when_an_update_fails(monkeypatch):
     """An interrupted update would leave the wrong adapter answering."""
     policy = tiny_policy()
@@ -559,17 +455,6 @@ def test_active_adapter_is_restored_when_an_update_fails(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         train_agent(policy, "agent", policy.optimizer("agent", 1), random_groups(RAGGED), REWARDS)
     assert policy.active is None
-
-
-def test_groups_of_equal_prompts_stay_apart():
-    """Grouping by text: two attempts at one task in a batch would share a baseline."""
-    policy = tiny_policy()
-    [(prompt, a), (_, b)] = random_groups([(4, [3, 2, 4]), (4, [2, 5, 1])])
-    joint = update_gradients(policy, [(prompt, a), (prompt, b)], REWARDS[:2], agent_kl=0)
-    parts = [update_gradients(policy, [(prompt, x)], REWARDS[i:i + 1], agent_kl=0)
-             for i, x in enumerate((a, b))]
-    expected = [9 / 17 * x + 8 / 17 * y for x, y in zip(*parts)]  # shares of the tokens
-    assert close(joint, expected)
 
 
 def test_grpo_on_a_table_finds_the_rewarded_answer():
@@ -581,21 +466,6 @@ def test_grpo_on_a_table_finds_the_rewarded_answer():
         groups = [([0], [[int(i)] for i in row]) for row in ids]
         train_agent(table, "agent", optimizer, groups, (ids == 3).double(), agent_kl=0)
     assert table.probs()[3] > 0.9
-
-
-def test_the_policy_learns_two_tasks_with_distinct_answers():
-    """End to end on a real model: each prompt must learn its own answer, not the other one's."""
-    policy = tiny_policy(live=False, spread=0.15)
-    prompts, answers = [[10, 11], [12, 13]], [[4, 5, 6, 7, 8, 9], [20, 21, 22, 23, 24, 25]]
-    optimizer, generator, history = policy.optimizer("agent", 1e-2), policy.generator(0), []
-    for _ in range(25):
-        out = policy.sample("agent", prompts, G=32, max_new_tokens=1, generator=generator)
-        rewards = torch.tensor([float(r.response[0] in answers[r.group]) for r in out]).view(2, 32)
-        groups = [(p, [r.response for r in out[32 * b:32 * b + 32]]) for b, p in enumerate(prompts)]
-        train_agent(policy, "agent", optimizer, groups, rewards)
-        history.append(rewards.mean(1))
-    # a guess is right in 6 of 40 cases; rewards given to the other task would teach nothing
-    assert (history[0] < 0.4).all() and (sum(history[-5:]) / 5 > 0.5).all()
 
 
 def test_mixed_group_sizes_are_scored_in_their_own_order():

@@ -60,16 +60,12 @@ def test_an_episode_in_its_phrasing():
 @pytest.mark.parametrize("before, command", [
     ([], "take mug from counter"),                                   # not there yet
     (["go to counter"], "go to counter"),                            # there already
-    (["go to counter"], "take apple from counter"),                  # not in it
     (["go to drawer"], "take apple from drawer"),                    # closed
-    (["go to counter"], "open counter"),                             # not closed
     (["go to counter"], "go to fridge"),                             # not in this household
     (["go to counter"], "put mug in counter"),                       # not in hand
     (["go to counter", "take mug from counter"], "take plate from counter"),  # hand is full
     (["go to counter", "take mug from counter"], "clean mug with counter"),
-    (["go to counter", "take mug from counter"], "clean mug with sink"),      # not at the sink
     (["go to counter", "take mug from counter", "go to sink"], "heat mug with sink"),
-    (["go to sink"], "clean mug with sink"),                         # not in hand
     (["go to counter", "take mug from counter", "go to drawer"], "put mug in drawer"),  # closed
 ])
 def test_commands_that_cannot_be_done_change_nothing(before, command):
@@ -95,15 +91,6 @@ def test_what_is_no_command_is_none(text):
     assert state["facts"] == h.first_facts(TASK.spec)
     assert h.respond(TASK, state, text) is None  # patience is at an end
     assert h.score(TASK, text) == (0.0, False) and time.time() - started < 1
-
-
-def test_commands_as_chat_models_write_them():
-    """A right command in a sentence's dress would be refused."""
-    for text in ("go to counter", "Go to the counter.", "> go to counter", "`go to counter`",
-                 "I need the mug.\nGo to counter", "  GO TO COUNTER  "):
-        assert h.read_command(text) == ("go", "", "counter")
-    assert h.read_command("put mug in/on drawer") == h.read_command("put the mug on the drawer.") \
-        == ("put", "mug", "drawer")
 
 
 def test_endless_looking_ends():
@@ -165,43 +152,18 @@ def test_plans_are_as_short_as_brute_force_finds():
             assert turns(task, *h.plan(task))[-1] is None
 
 
-def test_planner_is_bounded(monkeypatch):
-    """A household could keep the loop busy for good."""
-    worst = h.solved("put hot egg and cool cup in box . box . desk . egg in desk . drawer . cup in drawer . "
-                     "cabinet closed . mug in cabinet . plate in cabinet . bowl in cabinet . "
-                     "microwave closed . fridge closed .")
-    assert h.task_length(worst) == 12
-    monkeypatch.setattr(h, "MAX_STATES", 20)
-    h._plan.cache_clear()
-    assert h.plan(worst) is None  # counted as unsolvable
-    h._plan.cache_clear()
-
-
 # ---------------------------------------------------------------------------------------------
 # what the simulator writes
-
-
-def test_text_and_spec_are_the_same_household():
-    """A task would change when it is written and read again."""
-    for task in h.base_tasks() + h.validation_tasks():
-        assert h.read_household(task.text) == task.spec and h.solved(task.text).id == task.id
-    spoken = ("Put a clean mug in the drawer . Counter . a mug on the counter . plate in counter . "
-              "Drawer closed . apple in drawer . sink")
-    assert h.parse_task(spoken, NO_SEED, 0).id == TASK.id
 
 
 @pytest.mark.parametrize("text, expected", [
     ("", "malformed"), ("put mug in drawer", "malformed"), ("{}", "malformed"),
     (HOUSE.replace("mug", "unicorn"), "malformed"), (HOUSE.replace("sink", "moon"), "malformed"),
-    (HOUSE.replace("put", "throw"), "malformed"), (HOUSE.replace(" . sink", " sink"), "malformed"),
     (HOUSE + " " + HOUSE, "malformed"), ("put put mug in drawer . drawer . mug in drawer .", "malformed"),
     (HOUSE.replace("plate", "mug"), "inconsistent"),                    # the same object twice
-    (HOUSE.replace("apple", "mug"), "inconsistent"),
     (HOUSE.replace("plate in counter", "plate in shelf"), "inconsistent"),  # in what is not there
     (HOUSE.replace("sink", "counter"), "inconsistent"),                 # a receptacle twice
-    (HOUSE.replace("in drawer", "in box"), "inconsistent"),             # none of the household's
     (HOUSE.replace("clean mug", "clean egg"), "inconsistent"),
-    (HOUSE.replace("clean mug", "mug and mug"), "inconsistent"),
     (HOUSE.replace("sink .", "sink closed ."), "inconsistent"),
     ("put mug in box . box . drawer in box . drawer . box in drawer . mug in drawer .",
      "inconsistent"),                                                   # a circle
@@ -211,8 +173,6 @@ def test_text_and_spec_are_the_same_household():
     ("put mug in sink . sink . mug in sink .", "nothing to do"),
     ("put mug in sink . counter . " + " . ".join(f"{x} in counter" for x in h.OBJECTS[:7]) + " . sink .",
      "too large"),
-    ("put mug in sink . " + "counter . mug in counter . " * 10_000, "too large"),
-    ("put mug in sink . counter . " + "egg in counter . " * 10_000 + "sink .", "too large"),
     ("put cool egg and hot cup in box . box closed . desk . egg in desk . drawer . cup in drawer . microwave . "
      "fridge .", "too long"),
     ("put cool egg and hot cup in box . box . desk . egg in desk . drawer . cup in drawer . microwave . "
@@ -223,13 +183,6 @@ def test_reasons(text, expected):
         assert reason(text) == expected
     else:
         assert h.task_length(h.parse_task(text, NO_SEED, 0)) == 12 == h.MAX_PLAN
-
-
-def test_a_plan_over_the_limit_is_too_long(monkeypatch):
-    """Tasks would be longer than an episode."""
-    monkeypatch.setattr(h, "MAX_PLAN", 5)
-    assert reason(HOUSE) == "too long"
-    assert h.MAX_PLAN + 3 < h.OPTIONS["max_turns"][0]
 
 
 @pytest.mark.parametrize("closed, max_turns, refused", [
@@ -245,14 +198,6 @@ def test_a_household_that_takes_luck_is_refused(monkeypatch, closed, max_turns, 
         assert reason(text) == "a matter of luck"
     else:
         assert h.task_length(h.parse_task(text, NO_SEED, 0)) == 5
-
-
-def test_order_is_no_difference():
-    """The simulator would pass held-out tasks off as new by telling them in another order."""
-    other = h.solved("put clean mug in drawer . sink . drawer closed . apple in drawer . counter . "
-                     "plate in counter . mug in counter")
-    assert other.id != TASK.id and h.same_task_key(other) == h.same_task_key(TASK)
-    assert h.same_task_key(h.solved(HOUSE.replace("clean ", ""))) != h.same_task_key(TASK)
 
 
 def test_an_empty_receptacle_is_no_difference_but_the_goals_is():
@@ -275,36 +220,6 @@ def test_task_sets():
         assert Counter(map(h.category, tasks)) == dict.fromkeys(h.RUNGS, h.PER_RUNG)
         assert all(0 < h.task_length(t) <= h.MAX_PLAN for t in tasks)
         assert all(h.solved(t.text).id == t.id for t in tasks)  # none takes luck
-
-
-def test_contents_of_closed_receptacles_are_hidden_from_the_agent():
-    """Observations would tell nothing new."""
-    assert "apple" not in h.agent_prompt(TASK) and "plate" in h.agent_prompt(TASK)
-    assert "apple" in h.env_prompt(TASK, None, 0.5)
-
-
-def test_picture():
-    """The report would show another household than the text."""
-    text = h.picture(TASK)
-    assert text.split("\n")[0] == "put clean mug in drawer" and text.isascii()
-    assert "*drawer" in text and text.count("=") >= 8  # a lid
-    for word in ("counter", "sink", "mug", "plate", "apple"):
-        assert len(re.findall(rf"\b{word}\b", text.split("\n", 1)[1])) == 1
-    assert max(map(len, text.split("\n"))) < 120
-
-
-def test_the_report_shows_the_picture_and_the_episode():
-    """Somebody who has never seen the world would read a line of names."""
-    from watch.report import _card
-    record = {"epoch": 4, "written": 2, "origin": "env", "p_hat": 0.5, "task": TASK.text, "picture": h.picture(TASK),
-              "traces": [{"text": "> look\nnothing happens", "reward": 0.0}]}
-    page = _card(record)
-    assert "*drawer" in page and "&gt; look" in page
-    assert "in epoch 2, tried again" in page and "a shortest solution" not in page
-    page = _card({**record, "written": 4, "in_band": True, "expected": "go to sink"})
-    assert "tried again" not in page and "in the band" in page
-    assert "a shortest solution: go to sink" in page
-    assert "*drawer" not in _card({**record, "picture": ""})
 
 
 # ---------------------------------------------------------------------------------------------
@@ -344,20 +259,6 @@ def test_variations_are_near_solvable_and_not_held_out(monkeypatch):
         h.pairs(rng, 20)
     assert not held_out & {h.same_task_key(t) for t in seen}
     assert len({h.same_task_key(t) for t in seen}) > 500
-
-
-def test_every_word_is_in_the_vocabulary_and_fits_the_model():
-    """An unknown word becomes padding without a sound."""
-    rng, longest = random.Random(1), 0
-    for prompt, response in h.pairs(rng, 400):
-        words = f"{prompt} {response}".split()
-        assert set(words) <= set(h.WORDS)
-        longest = max(longest, len(words))
-        if prompt.startswith("vary"):
-            assert len(response.split()) < h.DEFAULTS["max_task_tokens"]
-    limit = max(len(h.agent_prompt(t).split()) for t in h.validation_tasks())
-    assert max(longest, limit + h.OPTIONS["max_episode_tokens"][0]) \
-        < h.MODEL["max_position_embeddings"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -454,31 +355,6 @@ def test_resume_inside_an_epoch_is_exact(fake_base, tmp_path, monkeypatch):
         adapter = (folder / "adapters" / "agent" / "adapter_model.safetensors").read_bytes()
         texts.append(((folder / "samples.jsonl").read_text(), adapter))
     assert texts[0] == texts[1]
-
-
-def test_only_unsolvable_households_stop_the_run_with_a_line(fake_base, tmp_path, monkeypatch):
-    """A simulator that writes nothing else would run on for good, or crash the loop."""
-    monkeypatch.setattr(Policy, "decode", lambda self, ids: "put hot mug in sink . sink . mug in sink .")
-    with pytest.raises(UserError, match="no valid task.*unsolvable"):
-        genenv.train(small_options(tmp_path, epochs=4, steps=1))
-
-
-def test_options_and_defaults_of_the_world():
-    """`--world household` would run with the ladder's settings."""
-    o = genenv.parse_options(["--world", "household"])
-    assert all(getattr(o, name) == value for name, value in h.DEFAULTS.items())
-    assert o.world_options == {name: default for name, (default, _, _) in h.OPTIONS.items()}
-    o = genenv.parse_options(["--world", "household", "--max-turns", "5", "--steps", "1"])
-    assert o.world_options["max_turns"] == 5 and o.steps == 1
-
-
-@pytest.mark.parametrize("given", [dict(base_tasks="x"), dict(validation_tasks="x"),
-                                   dict(quant="nf4")])
-def test_prepare_refuses_in_one_line(given):
-    """A file that is never read would seem to have been."""
-    o = replace(genenv.Options(), world="household", **given)
-    with pytest.raises(UserError, match="household"):
-        h.prepare(o)
 
 
 def test_chat_prompts_and_observations():

@@ -5,7 +5,6 @@ Run: python -m pytest tests/test_ladder.py -q
 import random
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +13,7 @@ from safetensors.torch import load_file
 from common.files import UserError
 from data_pool import Task
 import genenv
-from worlds import (InvalidTask, attempt_score, check_task, held_out_keys, household, ladder, play,
-                    tiny_model)
+from worlds import InvalidTask, attempt_score, check_task, held_out_keys, household, ladder, play
 
 PLAIN = {  # the tools once more, as tables written out by hand
     "inc": "1234567890", "dec": "9012345678", "dbl": "0246802468", "neg": "0987654321",
@@ -66,15 +64,6 @@ def test_checker_executes_the_chain_step_by_step():
         assert ladder.score(t, answer(t)) == (1.0, True)
 
 
-@pytest.mark.parametrize("response", [
-    "", "8", "s2 dbl 8", "s1 inc 4", "s1 inc 5 s2 dbl 8", "s1 inc 4 s2 dbl 0", "s2 inc 4 s1 dbl 8",
-    "s1 inc 4 s2 dbl 8 s3 inc 9", "s1 dbl 4 s2 inc 8", "s1 inc 4 s2 dbl 8 =", "3 s1 inc 4 s2 dbl 8",
-    "s1 inc 4 s2 dbl 8 s1 inc 4 s2 dbl 8", "s1 inc 4 s2 dbl 08", "S1 INC 4 S2 DBL 8"])
-def test_only_the_whole_trajectory_earns_the_reward(response):
-    """Eq. 1 is exact match: a right last digit, a part or a superset would be rewarded."""
-    assert ladder.score(task(3, "inc", "dbl"), response)[0] == 0
-
-
 def test_reward_is_binary_for_every_single_wrong_digit():
     """One wrong digit in the middle would pass."""
     t = task(7, "hop", "sqr", "neg")
@@ -85,23 +74,9 @@ def test_reward_is_binary_for_every_single_wrong_digit():
             assert ladder.score(t, " ".join(changed))[0] == float(changed == words)
 
 
-@pytest.mark.parametrize("response", ["", "garbage", "s1 inc", "s1 inc x", "inc 4", "s1 vary 4",
-                                      "s1 inc 4 s2", "=", "s1 foo 4", "s1 inc 44"])
-def test_malformed_responses_are_invalid(response):
-    """Valid(E_t) would keep traces whose tool calls do not parse or name no tool."""
-    assert ladder.score(task(3, "inc"), response) == (0.0, False)
-
-
 def test_wrong_but_well_formed_responses_are_valid():
     """Valid(E_t) would keep successes only."""
     assert ladder.score(task(3, "inc"), "s1 inc 7") == (0.0, True)
-
-
-@pytest.mark.parametrize("response", ["s1 inc 4 " * 200_000, "s1 " * 300_000, "\ud800", "\x00",
-                                      "s1 inc 4" + " " * 10 ** 6, "٣" * 1000])
-def test_checker_survives_any_text_quickly(response):
-    """One long or odd response would hang or crash the run."""
-    assert ladder.score(task(3, "inc", "inc"), response)[0] == 0
 
 
 # ---------------------------------------------------------------------------------------------
@@ -132,13 +107,6 @@ def test_held_out_tasks_cover_all_rungs_equally(split):
     tasks = ladder.validation_tasks(None, split)
     assert Counter(ladder.category(t) for t in tasks) == {name: 10 for name in ladder.NAMES}
     assert {len(t.spec["tools"]) for t in tasks} == {2, 3}
-
-
-def test_accessors():
-    """Figures would count something else."""
-    t = task(3, "dbl", "tri", "inc")
-    assert ladder.category(t) == "tri" and ladder.task_length(t) == 3
-    assert list(ladder.skills(t)) == ["dbl", "tri", "inc"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -182,34 +150,12 @@ def test_each_other_reason_of_rejection():
     assert accepted("3 " + ladder._chain(["inc"] * 5))
 
 
-def test_no_held_out_task_can_enter_by_any_seed():
-    """Validation tasks would be trained on."""
-    for t in ladder.validation_tasks() + ladder.validation_tasks(None, "tuning"):
-        with pytest.raises(InvalidTask, match="held-out task"):
-            accepted(t.text)
-
-
 def imagined(rng):
     """(seed task, text) of a demonstration of the simulator's role."""
     prompt, text = ladder._imagine(rng)
     head, bucket, *seed, arrow = prompt.split()
     assert head == "vary" and bucket in [*ladder.BUCKETS, ladder.UNKNOWN] and arrow == "=>"
     return task(int(seed[0]), *seed[2::2]), text
-
-
-def test_variations_are_near_and_lean_neither_way():
-    """The untrained simulator would jump over the ladder, or climb it without being taught."""
-    rng, lengths, rungs = random.Random(0), Counter(), Counter()
-    for _ in range(3000):
-        seed, text = imagined(rng)
-        tools, new = seed.spec["tools"], text.split()[2::2]
-        assert 1 <= len(new) <= ladder.MAX_STEPS
-        lengths[len(new) - len(tools)] += 1
-        rungs.update(ladder.RUNG[b] - ladder.RUNG[a] for a, b in zip(tools, new))
-    assert set(lengths) == set(rungs) == {-1, 0, 1}
-    # the direction is left to RWR: untrained, harder is about as likely as easier
-    for moves in (lengths, rungs):
-        assert moves[1] == pytest.approx(moves[-1], rel=0.25) and moves[0] > moves[1]
 
 
 def test_what_the_base_learns_to_write_is_a_task():
@@ -248,31 +194,6 @@ def test_slips_rise_over_the_ladder_and_show_the_neighbours_effect():
         assert ladder.slip_rate(rung) == pytest.approx(expected)
 
 
-def test_every_word_of_both_roles_has_its_own_token():
-    """Unknown words would all become the padding token."""
-    tokenizer = tiny_model.word_tokenizer(ladder.WORDS)
-    texts = [ladder.agent_prompt(t) + " " + answer(t) for t in ladder.validation_tasks()]
-    texts += [ladder.env_prompt(task(0, *ladder.NAMES[:5]), p, 0.5) for p in (1.0, None)]
-    for text in texts:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        assert tokenizer.pad_token_id not in ids and tokenizer.decode(ids) == text
-    assert len(tokenizer) == len(set(ladder.WORDS)) == len(ladder.WORDS)
-
-
-def test_pretraining_batch_trains_responses_and_their_end_only():
-    """The base would learn to write prompts, or never to stop."""
-    tokenizer = tiny_model.word_tokenizer(ladder.WORDS)
-    ids, labels = tiny_model.encode_pairs(
-        tokenizer, ladder._pairs(random.Random(0), 32))
-    for row, target in zip(ids, labels):
-        trained = target != -100
-        assert torch.equal(row[trained], target[trained])
-        assert (target[trained] == tokenizer.eos_token_id).sum() == 1
-        assert target[trained][-1] == tokenizer.eos_token_id
-        first = int(trained.nonzero()[0])
-        assert tokenizer.decode(row[first - 1]) in ("=", "=>")
-
-
 @pytest.mark.parametrize("world", [ladder, household])
 def test_shipped_base_models_half_know_their_world(world):
     """A run would start from a model that knows everything or nothing, or that is not there."""
@@ -300,34 +221,6 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch, capsys):
             household.load_policy(replace(o, base_model=str(folder)))
     assert ladder.main(["train", "x", str(tmp_path / "d")]) == 2 and not (tmp_path / "d").exists()
     assert "usage: python -m worlds.ladder [FOLDER | train SEED FOLDER" in capsys.readouterr().err
-
-
-def test_an_interrupted_training_leaves_nothing(tmp_path, monkeypatch):
-    """Half a model, or a folder of scraps, would be found by the next run."""
-    def interrupted(seed):
-        raise KeyboardInterrupt
-    monkeypatch.setattr(ladder, "train_base", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        ladder.main(["train", "0", str(tmp_path / "new")])
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_quarter_of_the_variations_is_shown_for_an_unknown_success():
-    """The simulator would meet `b?` for the first time in the run, and take it for noise."""
-    rng = random.Random(0)
-    seen = Counter(ladder._imagine(rng)[0].split()[1] for _ in range(8000))
-    assert seen["b?"] / 8000 == pytest.approx(1 / 4, abs=0.02)
-    for i in range(9):  # the ends of the scale are half as wide
-        assert seen[f"b{i}"] / 8000 == pytest.approx(3 / 32 / (1 + (i in (0, 8))), abs=0.015)
-
-
-def test_ladder_refuses_a_model_of_ones_own():
-    """--model would be ignored without a word."""
-    fine = dict(model="", base_tasks="", validation_tasks="", quant="")
-    ladder.prepare(SimpleNamespace(**fine))
-    for name in fine:
-        with pytest.raises(UserError, match=name.split("_")[0]):
-            ladder.prepare(SimpleNamespace(**{**fine, name: "x"}))
 
 
 def test_tasks_are_plain_json():

@@ -14,19 +14,14 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import genenv
 from run import checkpoint
-from watch import report
-from conftest import write_report
+from conftest import MICRO
+from helpers import same_run
 from common.files import read_jsonl
 from data_pool import Trace
 from worlds import ladder
-
-MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
-         "--env-updates", "3", "--rank", "4", "--k-min", "0.5"]  # all p_hat are in the band
-
 
 @pytest.fixture(scope="module")
 def cache(small_ladder):
@@ -39,62 +34,21 @@ def run(out, cache, *more):
     return genenv.main(["--out", str(out), "--base-model", cache, *MICRO, *more])
 
 
-def same_run(a, b):
-    """Two run folders agree in everything but the clock."""
-    clock = ("seconds", "tokens_per_s")
-    metrics = [[{k: v for k, v in r.items() if k not in clock}
-                for r in read_jsonl(f / "metrics.jsonl")] for f in (a, b)]
-    assert metrics[0] == metrics[1]
-    for name in ("train.jsonl", "env.jsonl", "samples.jsonl"):
-        assert (a / name).read_bytes() == (b / name).read_bytes(), name
-    from safetensors.torch import load_file
-    for name in ("agent", "env"):
-        x, y = (load_file(f / "adapters" / name / "adapter_model.safetensors") for f in (a, b))
-        assert all(torch.equal(x[k], y[k]) for k in x)
-
-
 @pytest.fixture(scope="module")
-def four(tmp_path_factory, cache):
-    """An undisturbed run of four epochs, with its figures."""
-    out = tmp_path_factory.mktemp("runs") / "four"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "write", write_report)
-        assert run(out, cache, "--epochs", "4") == 0
-    return out
+def three(quiet_run):
+    """The undisturbed run of three epochs."""
+    return quiet_run
 
 
-def test_every_file_is_written(four):
-    """The run folder holds what the documentation of genenv.py promises."""
-    for name in ("config.json", "metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl",
-                 "report.html", "adapters/agent/adapter_model.safetensors",
-                 "adapters/env/adapter_config.json", "figures/validation.png",
-                 "figures/success_rate.png", "figures/diversity.png", "figures/kl.png"):
-        assert (four / name).stat().st_size > 0, name
-    records = read_jsonl(four / "metrics.jsonl")
-    assert [r["epoch"] for r in records] == [0, 1, 2, 3, 4]
-    for key in ("success_rate", "validation", "task_length", "response_length", "env_kept",
-                "env_kl", "env_ess", "distinct_tasks", "seconds", "tokens_per_s"):
-        assert all(key in r for r in records), key
-
-
-def test_both_policies_were_trained_and_nothing_held_out_was(four):
+def test_both_policies_were_trained_and_nothing_held_out_was(three):
     """Adapters have left zero, and no validation task is in D_train."""
     from safetensors.torch import load_file
     for name in ("agent", "env"):
-        weights = load_file(four / "adapters" / name / "adapter_model.safetensors")
+        weights = load_file(three / "adapters" / name / "adapter_model.safetensors")
         assert any(w.abs().max() > 0 for k, w in weights.items() if "lora_B" in k), name
-    trained = {r["task"]["id"] for r in read_jsonl(four / "train.jsonl")}
+    trained = {r["task"]["id"] for r in read_jsonl(three / "train.jsonl")}
     held_out = {t.id for s in ("validation", "tuning") for t in ladder.validation_tasks(None, s)}
     assert trained and not trained & held_out
-
-
-def test_samples_show_what_was_expected(four):
-    """Beside the traces, an answer that earns 1; and the task that a generated one varies."""
-    samples = [r for r in read_jsonl(four / "samples.jsonl") if "traces" in r]
-    assert samples and all(r["expected"].startswith("s1 ") for r in samples)
-    traces = [r["traces"] for r in samples]
-    assert all(t[0]["reward"] >= t[-1]["reward"] for t in traces)  # the best and the worst attempt,
-    assert all(len({e["text"] for e in t}) == len(t) <= 2 for t in traces)  # once if they are alike
 
 
 def test_samples_begin_with_new_tasks_near_alpha():
@@ -131,22 +85,22 @@ def test_bar_and_line_count_the_same_tasks():
     assert measure.postfix(SimpleNamespace(**{**vars(state), "attempts": []}))["success on generated"] == "-"
 
 
-def test_two_plus_two_epochs_equal_four(four, tmp_path, cache):
+def test_two_epochs_and_one_more_equal_three(three, tmp_path, cache):
     """Resuming continues to the bit: metrics, pools, adapters."""
     assert run(tmp_path / "two", cache, "--epochs", "2") == 0
-    assert genenv.main(["--resume", "--out", str(tmp_path / "two"), "--epochs", "4"]) == 0
-    same_run(four, tmp_path / "two")
+    assert genenv.main(["--resume", "--out", str(tmp_path / "two"), "--epochs", "3"]) == 0
+    same_run(three, tmp_path / "two")
 
 
-def test_other_seed_gives_another_run(four, tmp_path, cache):
+def test_other_seed_gives_another_run(three, tmp_path, cache):
     """The seed reaches the sampler: this guards the equality tests against being vacuous."""
     assert run(tmp_path / "other", cache, "--epochs", "1", "--seed", "1") == 0
     assert read_jsonl(tmp_path / "other" / "samples.jsonl")[:4] != \
-        read_jsonl(four / "samples.jsonl")[:4]
+        read_jsonl(three / "samples.jsonl")[:4]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_stops_at_the_next_step_and_loses_nothing(four, tmp_path, cache, number, monkeypatch):
+def test_signal_stops_at_the_next_step_and_loses_nothing(three, tmp_path, cache, number, monkeypatch):
     """A signal in mid-epoch ends the run after the step, and the resumed run equals the quiet one."""
     steps, real = [], genenv.interact
 
@@ -157,10 +111,10 @@ def test_signal_stops_at_the_next_step_and_loses_nothing(four, tmp_path, cache, 
         return real(run, tasks)
 
     monkeypatch.setattr(genenv, "interact", interact)
-    assert run(tmp_path / "cut", cache, "--epochs", "4") == 128 + number
+    assert run(tmp_path / "cut", cache, "--epochs", "3") == 128 + number
     monkeypatch.setattr(genenv, "interact", real)
     assert genenv.main(["--resume", "--out", str(tmp_path / "cut")]) == 0
-    same_run(four, tmp_path / "cut")
+    same_run(three, tmp_path / "cut")
 
 
 def killed_run(out, argv, rng, kills: int) -> int:
@@ -185,15 +139,16 @@ def killed_run(out, argv, rng, kills: int) -> int:
     raise AssertionError("the run did not end")
 
 
-def test_killed_at_twenty_random_moments(tmp_path, cache, four):
+@pytest.mark.slow
+def test_killed_at_random_moments(tmp_path, cache, three):
     """SIGKILL whenever it likes: every finished epoch is kept, and the end is the same."""
     rng, kills, runs = random.Random(7), 0, 0
-    while kills < 20:
+    while kills < 5:
         out = tmp_path / f"killed-{runs}"
-        argv = ["--out", str(out), "--base-model", cache, *MICRO, "--epochs", "4"]
-        kills += killed_run(out, argv, rng, 20 - kills)
+        argv = ["--out", str(out), "--base-model", cache, *MICRO, "--epochs", "3"]
+        kills += killed_run(out, argv, rng, 5 - kills)
         runs += 1
-        same_run(four, out)
+        same_run(three, out)
 
 
 @pytest.mark.parametrize("variant", ["random", "static"])
@@ -249,95 +204,3 @@ def test_schedule_written_by_a_user_is_found_by_name(tmp_path, cache, monkeypatc
 
 # ---------------------------------------------------------------------------------------------
 # bad input: one line, exit code 2, nothing overwritten
-
-BAD = [
-    (["--alpha", "0"], "--alpha"), (["--alpha", "1"], "--alpha"), (["--alpha", "1.5"], "--alpha"),
-    (["--alpha", "nan"], "--alpha"), (["--alpha", "x"], "--alpha"),
-    (["--alpha-end", "0"], "--alpha-end"), (["--G", "1"], "--G"), (["--G", "0"], "--G"),
-    (["--k-min", "-0.1"], "--k-min"), (["--beta", "-1"], "--beta"), (["--lam", "-1"], "--lam"),
-    (["--world", "moon"], "unknown world"), (["--alpha-schedule", "moon"], "--alpha-schedule"),
-    (["--difficulty-reward", "moon"], "--difficulty-reward"),
-    (["--seed-selection", "moon"], "--seed-selection"), (["--variant", "moon"], "--variant"),
-    (["--kl-estimator", "k9"], "--kl-estimator"), (["--scale", "max"], "--scale"),
-    (["--aggregation", "word"], "--aggregation"), (["--p-hat-unit", "day"], "--p-hat-unit"),
-    (["--nonsense", "1"], "unrecognized"), (["--alp", "0.5"], "unrecognized"),
-    (["stray"], "unrecognized"), (["--epochs"], "--epochs"), (["--epochs", "two"], "--epochs"),
-    (["--epochs", "-1"], "--epochs"), (["--steps", "0"], "--steps"), (["--seed-tasks", "0"], "--seed-tasks"),
-    (["--variations", "0"], "--variations"), (["--rank", "0"], "--rank"),
-    (["--temperature", "0"], "--temperature"), (["--agent-lr", "0"], "--agent-lr"),
-    (["--env-lr", "-1"], "--env-lr"), (["--clip", "0"], "--clip"),
-    (["--base-share", "1.5"], "--base-share"), (["--env-fresh", "-1"], "--env-fresh"),
-    (["--success-at", "2"], "--success-at"), (["--token-budget", "0"], "--token-budget"),
-    (["--max-rows", "0"], "--max-rows"), (["--preset", "moon"], "unknown preset"),
-    (["--model", "x"], "--model"), (["--base-tasks", "x"], "--base-tasks"),
-    (["--quant", "int3"], "--quant"), (["--val-samples", "0"], "--val-samples"),
-]
-
-
-def one_line(capsys, code, word):
-    """Exactly one line on stderr, it names the culprit, no traceback, exit code 2."""
-    err = capsys.readouterr().err
-    assert code == 2
-    assert err.startswith("genenv: ") and err.count("\n") == 1 and word in err, err
-
-
-@pytest.mark.parametrize("argv, word", BAD, ids=lambda x: " ".join(x) if isinstance(x, list) else "")
-def test_bad_option_is_one_line(argv, word, tmp_path, capsys):
-    """Every option's wrong value is refused by name before anything is written."""
-    one_line(capsys, genenv.main(["--out", str(tmp_path / "r"), *argv]), word)
-    assert not (tmp_path / "r").exists()
-
-
-def test_existing_run_is_not_overwritten(four, cache, capsys):
-    """The same --out again is refused, and the folder stays as it was."""
-    before = (four / "metrics.jsonl").read_bytes()
-    one_line(capsys, run(four, cache, "--epochs", "1"), "--resume")
-    assert (four / "metrics.jsonl").read_bytes() == before
-
-
-def test_folder_of_something_else_is_not_touched(tmp_path, cache, capsys):
-    """A folder with other files, and a file in place of a folder."""
-    (tmp_path / "notes.txt").write_text("mine")
-    one_line(capsys, run(tmp_path, cache), "not empty")
-    one_line(capsys, run(tmp_path / "notes.txt", cache), "is a file")
-
-
-def test_unwritable_folder(cache, capsys):
-    """A run folder that cannot be made."""
-    one_line(capsys, run("/proc/nowhere/run", cache), "cannot write")
-
-
-def test_resume_needs_a_run(tmp_path, capsys):
-    """--resume without --out, and of a folder that is no run."""
-    one_line(capsys, genenv.main(["--resume"]), "--out")
-    one_line(capsys, genenv.main(["--resume", "--out", str(tmp_path)]), "nothing to resume")
-
-
-@pytest.mark.parametrize("argv, word", [
-    (["--G", "4"], "--G"), (["--alpha", "0.4"], "--alpha"), (["--seed", "5"], "--seed"),
-    (["--variant", "random"], "--variant"), (["--agent-lr", "0.1"], "--agent-lr")])
-def test_resume_refuses_a_changed_option_by_name(four, capsys, argv, word):
-    """A resumed run is the same run."""
-    one_line(capsys, genenv.main(["--resume", "--out", str(four), *argv]), word)
-
-
-DAMAGE = {
-    "config.json": [b"", b"[]", b"{", b'{"G": "eight"}', b'{"unheard_of": 1}'],
-    "train.jsonl": [b"", b"not json\n", b'{"task": 1}\n'],
-    "env.jsonl": [b"[]\n", b'{"prompt": 3}\n'],
-    "checkpoints/LAST/state.pt": [b"", b"junk"],
-    "checkpoints/LAST/epoch.json": [b"", b"{}", b"[1]", b'{"epoch_state": {}, "success": 1, "sizes": {}}'],
-}
-
-
-@pytest.mark.parametrize("name, damage", [(n, d) for n, ds in DAMAGE.items() for d in ds + [None]])
-def test_damaged_run_folder_is_one_line(four, tmp_path, capsys, name, damage):
-    """A missing or damaged file of a run to be resumed: its name in one line, nothing changed."""
-    import shutil
-    folder = tmp_path / "r"
-    shutil.copytree(four, folder)
-    last = checkpoint._checkpoints(folder)[-1].name
-    path = folder / name.replace("LAST", last)
-    path.unlink() if damage is None else path.write_bytes(damage)
-    code = genenv.main(["--resume", "--out", str(folder), "--epochs", "5"])  # there is more to do
-    one_line(capsys, code, path.name)

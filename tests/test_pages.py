@@ -13,7 +13,6 @@ from commands import warm_start
 from common.files import UserError
 import curriculum
 import genenv
-from run import checkpoint
 from run.options import parse_options
 from run.presets import PRESETS
 from worlds import load_world, world_names

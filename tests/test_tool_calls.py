@@ -18,7 +18,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from common.files import UserError
-from data_pool import Task, Trace, TrainPool
+from data_pool import Trace, TrainPool
 import genenv
 from helpers import stub_run
 from policy import Policy, Rollout
@@ -185,21 +185,12 @@ def test_a_validation_file_replaces_the_held_out_part(tmp_path):
 
 BAD_LINES = {
     "{'task': 1}": "not one JSON object",
-    "[1, 2]": "not one JSON object",
-    json.dumps(record()) + " x": "not one JSON object",
     json.dumps({"task": "What is the tallest tree?"}): "either 'calls' or 'reference'",
-    json.dumps({"task": "What is the tallest tree?", "reference": "..."}): "reference",
     json.dumps({"task": "Hm?", "reference": "yes"}): "says too little",
-    json.dumps(record(calls=9 * [HALL])): "list of 0 to 8 calls",
-    json.dumps({"task": "Put the hall light on.", "calls": [HALL]}): "no tools",
     json.dumps(record(calls=[light(level="5")])): "'level' does not fit its schema",
-    json.dumps(record(calls=[light(level=None)])): "required argument 'level' is missing",
-    json.dumps(record(calls=[light(size=1)])): "'size' is not declared",
-    json.dumps(record(tools=[LIGHT, LIGHT])): "two tools are called 'set_light'",
     json.dumps(record(tools=[DOOR])): "'set_light' is not declared",
     json.dumps(record(ordered="yes")): "ordered is neither true nor false",
     json.dumps(record(tools=[{**LIGHT, "parameters": {"type": "object", "anyOf": []}}])): "'anyOf'",
-    json.dumps(record(tools=[{**LIGHT, "parameters": {"type": "dict"}}])): "unknown type 'dict'",
 }
 
 
@@ -212,22 +203,6 @@ def test_a_bad_line_is_named(tmp_path, line):
         world.read_tasks(str(path))
     assert str(error.value).startswith(f"{path}, line 3: ") and BAD_LINES[line] in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_other_faults_of_files_and_options(tmp_path):
-    """Every one is a UserError of one line before anything is loaded."""
-    twice, few, latin = (tmp_path / name for name in ("twice", "few", "latin"))
-    twice.write_text(2 * (json.dumps(record()) + "\n"))
-    few.write_text(json.dumps(record()))
-    latin.write_bytes('{"task": "Où est la gare, s\'il vous plaît?"}'.encode("latin-1"))
-    for changes, message in ((dict(model=""), "--model"),
-                             (dict(base_tasks="no.jsonl"), "no such file"),
-                             (dict(max_task_tokens=24), "--max-task-tokens 24 is too short"),
-                             (dict(base_tasks=str(twice)), "line 2: repeats line 1"),
-                             (dict(base_tasks=str(few)), "too few"),
-                             (dict(base_tasks=str(latin)), "line 1: not UTF-8")):
-        with pytest.raises(UserError, match=message):
-            world.prepare(options(**changes))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -253,16 +228,6 @@ def test_chat_prompts_are_those_of_the_golden_files(nf4, name):
     text = nf4.tokenizer.decode(ids, skip_special_tokens=False)
     assert text == (GOLDEN / name).read_text(encoding="utf-8")
     assert ids[0] == nf4.tokenizer.convert_tokens_to_ids("<|im_start|>")  # one id, not ten bytes
-
-
-@pytest.mark.parametrize("success, words", [(0, "never solves it"), (0.125, "rarely"),
-                                            (0.25, "sometimes"), (0.5, "about half of the time"),
-                                            (0.75, "often"), (0.875, "nearly always"),
-                                            (1, "always solves it")])
-def test_the_simulator_reads_the_success_in_words_and_numbers(success, words):
-    """This is all that conditions it on the agent."""
-    text = world.env_prompt(SEED, success, 0.6)[1]["content"]
-    assert words in text and f"{100 * success:.0f} %" in text
 
 
 def test_the_simulator_is_told_nothing_that_is_or_becomes_untrue():
@@ -377,17 +342,13 @@ RING = {"name": "ring", "description": "Ring the bell.", "parameters": {
 GIVEN_AWAY = {  # what: (record, the reason or "" where it is a fair task)
     "call as JSON in a description": (noted(description=f"For example {json.dumps(HALL)}"), 1),
     "arguments as JSON": (noted(description='As in {"room": "hall", "level": 5}.'), 1),
-    "arguments with other quotes": (noted(description="As in {'room': 'hall', 'level': 5}."), 1),
     "call as a function": (noted(description="Say set_light(...) as you know."), 1),
     "arguments by name": (noted(description="Now: room=hall, level=5"), 1),
     "arguments by name and colon": (noted(level={"description": 'room: "hall"; level: 5'}), 1),
-    "in a title": (noted(level={"title": said(HALL)}), 1),
     "in examples": (noted(level={"examples": [HALL]}), 1),
     "in an enum": (noted(room={"enum": ["hall", 'hall {"room": "hall", "level": 5}']}), 1),
     "all arguments are defaults": (noted(room={"default": "hall"}, level={"default": 5}), 2),
     "one value in each enum": (noted(room={"enum": ["hall"]}, level={"enum": [5]}), 2),
-    "one example each": (noted(room={"examples": ["hall"]}, level={"examples": [5]}), 2),
-    "titles are the values": (noted(room={"title": "Hall"}, level={"description": "5"}), 2),
     "an empty call is right": (record("Ring the bell, please.", [RING, DOOR],
                                       [{"name": "ring", "arguments": {"times": 1}}]), 2),
     "an empty call is right as written": (record("Ring the bell, please.", [RING, DOOR],
@@ -479,21 +440,10 @@ def test_a_valid_task_is_found_in_what_surrounds_it(text):
     json.dumps(dataclasses.asdict(task)).encode()  # fit for the pools
 
 
-def test_without_a_seed_either_kind_is_a_task():
-    """The tasks of a teacher's file vary nothing."""
-    nothing = Task("", {})
-    for text in (VALID, OF_REASON["other kind than the seed"][0]):
-        assert world.parse_task(text, nothing, 0).seed_task == nothing.id
-
-
 HUGE = {
-    "brackets": "[" * 10_000, "braces": "{" * 10_000, "closed": "{" * 10_000 + "}" * 10_000,
-    "objects": '{"a":' * 10_000 + "1" + "}" * 10_000, "megabyte": "x" * 2 ** 20,
-    "many objects": "{}" * 16_000, "quotes": '{"' * 16_000, "bad objects": "{a}" * 10_000,
     "digits": '{"task": ' + "9" * 30_000 + "}", "exponent": '{"task": 1e400000}',
     "nul": "{\0}", "surrogate": '{"task": "\ud800"}', "raw surrogate": "\udfff" * 100,
     "calls": "<tool_call>" * 3_000,
-    "call of brackets": "<tool_call>" + "[" * 10_000 + "</tool_call>",
     "call of objects": "<tool_call>" + '{"a":' * 3_000 + "}" * 3_000 + "</tool_call>",
     "leaky braces": json.dumps(record("Put the light on. " + "{" * 23 + "{}" * 10_000)),
 }

@@ -14,6 +14,7 @@ import genenv
 from helpers import flat, stub_run, tiny_policy
 import micro_world
 from policy import Rollout
+from run.options import parse_options
 from worlds import call_text, tool_calls
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
@@ -28,8 +29,8 @@ def goal(tmp_path_factory):
     path = tmp_path_factory.mktemp("tools") / "base.jsonl"
     limits = ["--calls", "1", "--tools", "3", "--chars", "385"]
     assert make_base.main(["bfcl", "--data", str(DATA), "--out", str(path), *limits]) == 0
-    o = genenv.parse_options(["--preset", "135m-cpu", "--model", "m", "--base-tasks", str(path),
-                              "--base-limit", "64", "--tools", str(path)])
+    o = parse_options(["--preset", "135m-cpu", "--model", "m", "--base-tasks", str(path),
+                       "--base-limit", "64", "--tools", str(path)])
     tool_calls.prepare(o)
     yield o, tools.target(str(DATA), o)
     tool_calls._form = tool_calls.Form()

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-import genenv
+from run import options
 import walkthroughs
 from walkthroughs import notebook
 from walkthroughs.__main__ import HERE, differences
@@ -47,8 +47,8 @@ def small_runs(small_ladder, tmp_path, monkeypatch):
     """Runs of the small embedded world, one step of few tasks in an epoch, below tmp_path."""
     monkeypatch.setattr(ladder, "base_folder", lambda *_: small_ladder)
     monkeypatch.chdir(tmp_path)
-    parse = genenv.parse_options
-    monkeypatch.setattr(genenv, "parse_options", lambda argv: parse(
+    parse = options.parse_options
+    monkeypatch.setattr(options, "parse_options", lambda argv: parse(
         [*argv, "--steps", "1", "--seed-tasks", "4", "--rank", "4"]))
 
 

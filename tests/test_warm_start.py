@@ -159,31 +159,6 @@ def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house
     assert loss == pytest.approx(expected, rel=1e-4)
 
 
-def test_what_a_run_would_cut_off_is_not_imitated(model, small_house, tmp_path):
-    """A model would learn episodes that its own run calls truncated."""
-    sizes = []
-    for limit in ("900", "200", "20"):
-        s, o = warm_start.parse([*house_argv(model, tmp_path), "--max-episode-tokens", limit])
-        small_house.prepare(o)
-        policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-        agent = imitate.pairs_of_pass(small_house, policy, o, 0)["agent"]
-        assert all(len(ids) <= int(limit) for _, ids, _ in agent)
-        sizes.append(len(agent))
-    assert sizes[0] == 6 > sizes[1] >= sizes[2] == 0
-
-
-def test_a_chat_model_warm_starts_in_the_household(model, small_house, tmp_path, capsys, monkeypatch):
-    """`--world household --model DIR` has nothing to start from else."""
-    monkeypatch.setattr(small_house, "N_WARM", 8)
-    out = tmp_path / "house"
-    assert warm_start.main([*house_argv(model, out), "--passes", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "8 answers as the agent, 8 tasks as the simulator; 0 tasks" in said
-    # without a list of functions there is one look at what it writes, and no round
-    assert "written before round 1: valid 0.00" in said and "pass 2" not in said
-    assert (out / "model.safetensors").is_file()
-
-
 # ---------------------------------------------------------------------------------------------
 # the folder
 
@@ -218,23 +193,6 @@ def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
     with torch.no_grad():
         assert torch.allclose(merged.logprobs(flat(groups))[0], with_adapter, atol=1e-4)
     assert (without - with_adapter).abs().max() > 0.05  # or this would show nothing
-
-
-def test_tied_heads_stay_tied(tasks, tmp_path):
-    """A model whose head is its embedding, as SmolLM2's: the folder has it once."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    source = chat_model(tmp_path / "a", hidden=32)
-    lm = AutoModelForCausalLM.from_pretrained(source)
-    lm.config.tie_word_embeddings = True
-    lm = type(lm)(lm.config)
-    lm.save_pretrained(tmp_path / "tied")
-    AutoTokenizer.from_pretrained(source).save_pretrained(tmp_path / "tied")
-    s, o = warm_start.parse(argv(str(tmp_path / "tied"), tasks, tmp_path / "m"))
-    out = warm_start.claim(s, o)
-    policy = Policy.load(o.model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    imitate.merge(policy, o, out)
-    weights, before = (load_file(f / "model.safetensors") for f in (out, tmp_path / "tied"))
-    assert set(weights) == set(before) and "lm_head.weight" not in weights
 
 
 def test_four_bit_training_is_merged_into_the_weights_before(model, tasks, tmp_path):
@@ -273,15 +231,6 @@ def test_killed_and_given_again_it_ends_at_the_same_bits(done, model, tasks, tmp
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     again, once = (json.loads((f / "warm_start.json").read_text()) for f in (out, done))
     assert {**again, "settings": 0} == {**once, "settings": 0}
-
-
-def test_a_damaged_state_is_one_line(model, tasks, tmp_path):
-    s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"))
-    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    (tmp_path / "state.pt").write_bytes(b"PK\x03\x04 no state")
-    with pytest.raises(UserError, match="state.pt is damaged") as error:
-        imitate.load_state(tmp_path / "state.pt", policy, policy.optimizer("warm", 1.0))
-    assert "\n" not in str(error.value)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -367,12 +316,6 @@ def test_a_template_without_a_system_role_is_one_line(tasks, tmp_path):
     """It was a traceback out of the template."""
     strict = chat_model(tmp_path / "strict", template=NO_SYSTEM)
     assert "no system role" in refusal(argv(strict, tasks, tmp_path / "m"))
-
-
-def test_too_few_within_the_limits_names_the_limits(model, tasks, tmp_path):
-    """It asked for more base tasks, in a world that takes none."""
-    line = refusal([*argv(model, tasks, tmp_path / "m"), "--max-task-tokens", "20"])
-    assert "to imitate as the simulator (0; " in line and "longer than --max-prompt-tokens" in line
 
 
 def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):

@@ -16,12 +16,13 @@ import curriculum
 from data_pool import distinct, priority
 import genenv
 from policy import Rollout
+from run.options import parse_options
 from rwr import draw_batches, rwr_update, weight_ratio
 from walkthroughs import canvas, fingerprint, keep_picture, quote
 from watch import measure
 
 STEPS = 6  # agent updates in an epoch, as in a run
-o = genenv.parse_options(["--out", f"{tempfile.mkdtemp()}/run", "--threads", "1"])
+o = parse_options(["--out", f"{tempfile.mkdtemp()}/run", "--threads", "1"])
 run = genenv.frame.prepare_run(o)
 policy, world, state = run.policy, run.world, run.state
 state.epoch = 1  # t of Algorithm 1

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from common.files import read_jsonl
 import curriculum
 import genenv
+from run.options import parse_options
 from walkthroughs import canvas, fingerprint, keep_picture
 from worlds import ladder
 
@@ -66,7 +67,7 @@ SHORT = ["--epochs", "6", "--steps", "3", "--threads", "1", "--val-samples", "2"
 def train(*argv):
     """A run's records, one per epoch."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        out = genenv.train(genenv.parse_options(["--out", f"{folder}/run", *SHORT, *argv]))
+        out = genenv.train(parse_options(["--out", f"{folder}/run", *SHORT, *argv]))
         return read_jsonl(out / "metrics.jsonl")
 
 

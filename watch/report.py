@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.cli import exit_code
-from common.files import UserError, read_jsonl
+from common.files import UserError, read_jsonl, write_whole
 from curriculum import target_of
 
 # one colour, one meaning, in every figure; what has the same colour differs in its dashes
@@ -198,8 +198,8 @@ def write(folder) -> Path:
     for name, data in pictures.items():
         (folder / "figures" / name).write_bytes(data)
     # whole or not at all: it is the last of a run, and its being there says that all is done
-    (folder / "report.tmp").write_text(page, encoding="utf-8")
-    return (folder / "report.tmp").rename(folder / "report.html")
+    write_whole(folder / "report.html", page)
+    return folder / "report.html"
 
 
 def generates(metrics) -> bool:
@@ -431,11 +431,11 @@ def main(argv=None) -> int:
     """`python -m watch.report RUN_FOLDER`."""
     argv = sys.argv[1:] if argv is None else argv
 
-    def work():
+    def command():
         if len(argv) != 1:
             raise UserError("usage: python -m watch.report RUN_FOLDER")
         print(write(argv[0]))
-    return exit_code(work)
+    return exit_code(command, "report", "nothing was changed")
 
 
 if __name__ == "__main__":

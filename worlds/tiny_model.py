@@ -15,10 +15,10 @@ word.
 """
 import json
 import random
-import sys
 import tempfile
 from pathlib import Path
 
+from common.cli import exit_code
 from common.files import UserError
 from worlds import open_policy
 
@@ -129,7 +129,8 @@ def command(world: str, argv, train_base, show, **more) -> int:
         save(*train_base(seed), folder)  # nothing is written before it is trained
 
     commands = {"train": train_and_save, **more}
-    try:
+
+    def run():
         if len(argv) == 3 and argv[0] in commands and argv[1].isdecimal():
             commands[argv[0]](int(argv[1]), argv[2])
         elif not argv or len(argv) == 1 and Path(argv[0]).is_dir():
@@ -137,7 +138,4 @@ def command(world: str, argv, train_base, show, **more) -> int:
         else:
             others = "".join(f" | {name} N FILE" for name in more)
             raise UserError(f"usage: python -m worlds.{world} [FOLDER | train SEED FOLDER{others}]")
-        return 0
-    except (UserError, OSError) as error:
-        print(f"{world}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+    return exit_code(run, world, "nothing was kept")
