@@ -31,7 +31,7 @@ from types import SimpleNamespace
 from common.files import UserError
 from data_pool import Task
 from worlds import InvalidTask, attempt_score, open_policy, play, try_prompts, world_option
-from worlds.tiny_model import SPECIAL, base_folder, command, train
+from worlds.tiny_model import SPECIAL, base_folder, program, train
 
 OBJECTS = "mug cup plate bowl apple egg bread potato tomato lettuce".split()
 TREATMENTS = {  # what the goal says: (command, where it is done)
@@ -668,7 +668,7 @@ def show(folder):
 
 def main(argv=None) -> int:
     """Show or train a base model; returns the exit code."""
-    return command("household", sys.argv[1:] if argv is None else argv, train_base, show)
+    return program("household", sys.argv[1:] if argv is None else argv, train_base, show)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from functools import lru_cache
 from common.files import UserError
 from data_pool import Task
 from worlds import InvalidTask, open_policy
-from worlds.tiny_model import MODEL, SPECIAL, base_folder, command, train
+from worlds.tiny_model import MODEL, SPECIAL, base_folder, program, train
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
     "inc": lambda d: d + 1, "dec": lambda d: d - 1, "dbl": lambda d: 2 * d,
@@ -288,7 +288,7 @@ def show(folder):
 
 def main(argv=None) -> int:
     """Show or train a base model, or write a teacher's tasks; returns the exit code."""
-    return command("ladder", sys.argv[1:] if argv is None else argv, train_base, show,
+    return program("ladder", sys.argv[1:] if argv is None else argv, train_base, show,
                    teacher=write_teacher)
 
 

@@ -117,7 +117,7 @@ def base_folder(o, world: str, words) -> str:
     return str(folder)
 
 
-def command(world: str, argv, train_base, show, **more) -> int:
+def program(world: str, argv, train_base, show, **more) -> int:
     """What `python -m worlds.NAME` does with its arguments; returns the exit code.
 
     train_base(seed) -> (model, tokenizer). show(folder): print what a base model can do. more:
