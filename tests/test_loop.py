@@ -23,6 +23,7 @@ from common.files import read_jsonl
 from data_pool import Trace
 from worlds import ladder
 
+
 @pytest.fixture(scope="module")
 def cache(small_ladder):
     """The small embedded world of conftest.py."""
@@ -35,8 +36,8 @@ def run(out, cache, *more):
 
 
 @pytest.fixture(scope="module")
-def three(quiet_run):
-    """The undisturbed run of three epochs."""
+def three(quiet_run, cache):
+    """The undisturbed run of three epochs, in the world that it knew."""
     return quiet_run
 
 
@@ -67,7 +68,7 @@ def test_samples_begin_with_new_tasks_near_alpha():
     first = next(r for r in shown if r["task"] == "0")
     assert first["p_hat"] == 1.0 and not first["in_band"]
     assert [r["p_hat"] for r in shown[:5]] == [0.5] * 4 + [1.0] and len(shown) == 8
-    assert all(r["in_band"] == (r["p_hat"] == 0.5 and r["written"] == 3) for r in shown)
+    assert all(r["in_band"] == (r["p_hat"] == 0.5 and r["written_in"] == 3) for r in shown)
     assert [e["text"] for e in shown[0]["traces"]] == ["b", "a"] and refused["reason"] == "malformed"
 
 
