@@ -35,23 +35,24 @@ from dataclasses import dataclass
 from common.files import UserError
 
 WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants of --variant with ready-made tasks alone
+SUCCESS = 0.5  # reward from which an attempt is a success: the paper does not say
 
 
-def success_rate(rewards, threshold: float = 0.5) -> float:
+def success_rate(rewards) -> float:
     """Eq. 2: the share of n attempts that succeeded. rewards: n numbers in [0, 1].
 
-    A structured answer earns 0 or 1; a free-form one earns a similarity, and counts as a success
-    from `threshold` on (open in the paper, ours is 0.5). Raises ValueError when n = 0.
+    A structured answer earns 0 or 1. A free-form one earns a similarity, and is a success from
+    SUCCESS on. Raises ValueError when n = 0.
     """
     if len(rewards) == 0:
         raise ValueError("the success rate of no attempts is undefined")
-    return sum(r >= threshold for r in rewards) / len(rewards)  # Eq. 2: p_hat = k / n
+    return sum(r >= SUCCESS for r in rewards) / len(rewards)  # Eq. 2: p_hat = k / n
 
 
 # ---------------------------------------------------------------------------------------------
 # agent rewards: functions of (score, valid, truncated, tokens) -> the reward r that GRPO trains on
-# score: the world's Eq. 1, in [0, 1]; valid: the response has the form that the world asks for;
-# truncated: it ran into the length limit; tokens: its length
+# score: Eq. 1 as the world computes it, in [0, 1]; valid: the response has the form that the world
+# asks for; truncated: it ran into the length limit; tokens: its length
 
 
 def agent_reward_plain(score, valid, truncated, tokens):
@@ -89,6 +90,19 @@ def reward_tent(p_hat, alpha, beta):
 
 
 # ---------------------------------------------------------------------------------------------
+# the filter
+
+
+def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
+    """The filter: the environment learns only from |p_hat - alpha| <= k_min (edges included).
+
+    p_hat moves in steps of 1/G: at alpha = 0.5, k_min = 0.1 with G = 8 keeps only exactly 4/8.
+    """
+    # a little more than k_min: 0.8 - 0.7 exceeds 0.1 in floating point
+    return abs(p_hat - alpha) <= k_min + 1e-9  # filter: |p_hat - alpha| <= k_min
+
+
+# ---------------------------------------------------------------------------------------------
 # weights of the records that the simulator imitates: functions of (r_env, group, lam) -> (n,)
 # r_env (n,); group (n,): records of one group vary the same seed task in the same step
 
@@ -118,15 +132,6 @@ def weights_advantage(r_env, group, lam):
         if r.max() - r.min() > 1e-6:
             w[group == g] = (r - r.mean()) / (r.std() + 1e-4)  # Eq. 4 with R_env for r
     return w
-
-
-def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
-    """The filter: the environment learns only from |p_hat - alpha| <= k_min (edges included).
-
-    p_hat moves in steps of 1/G: at alpha = 0.5, k_min = 0.1 with G = 8 keeps only exactly 4/8.
-    """
-    # a little more than k_min: 0.8 - 0.7 exceeds 0.1 in floating point
-    return abs(p_hat - alpha) <= k_min + 1e-9  # filter: |p_hat - alpha| <= k_min
 
 
 # ---------------------------------------------------------------------------------------------

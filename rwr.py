@@ -27,7 +27,6 @@ ones from D_env. Shapes: n records, m texts of the KL sample; a step has n + m t
 N of them (rows of its tensors); R response tokens.
 """
 import copy
-import math
 from dataclasses import replace
 
 import torch
@@ -71,19 +70,17 @@ def rwr_loss(logp, ref_logp, mask, weights, unselected, tokens, kl_tokens, *, kl
     return imitation + kl_coef * kl.sum() / max(kl_tokens, 1)  # KL to the initial simulator
 
 
-def draw_batches(n_fresh, aged_priority, n_batches, batch, fresh_share, generator):
-    """Mini-batches over the fresh records and those of D_env: lists of indices.
+def draw_batches(n_fresh, aged_priority, n_batches, batch, generator):
+    """Mini-batches over the fresh records and those of D_env: lists of at most `batch` indices.
 
     Indices 0 .. n_fresh-1 mean fresh records, the following ones aged records, drawn by priority.
-    At least fresh_share of every mini-batch is fresh, however few fresh ones there are: then it is
-    smaller. Fresh records are walked through in random order: none is met twice while others wait.
+    Fresh records are walked through in random order: none is met twice while others wait.
     """
     if not n_fresh:  # no step on old records alone: nothing new speaks for them
         return []
-    # a bounded number of old records keeps earlier curricula alive in the simulator
-    n_aged = min(len(aged_priority), batch - min(n_fresh, math.ceil(batch * fresh_share)))
-    if fresh_share > 0:
-        n_aged = min(n_aged, int(min(n_fresh, batch) * (1 - fresh_share) / fresh_share + 1e-9))
+    # old records keep earlier curricula alive in the simulator, but at most a quarter of a
+    # mini-batch is old, also where few records are fresh and the mini-batch is small
+    n_aged = min(len(aged_priority), batch // 4, n_fresh // 3)
     waiting, batches = [], []
     for _ in range(n_batches):
         picks = []

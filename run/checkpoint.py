@@ -23,7 +23,6 @@ import pickle
 import random
 import re
 import signal
-import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -451,13 +450,13 @@ def stop_signals(run):
             signal.signal(s, handler)
 
 
-def stop_if_asked(run, started):
-    """After a step: save and raise Stopped if a signal came. started: when the epoch went on."""
+def stop_if_asked(run):
+    """After a step: save and raise Stopped if a signal came."""
     if not run.stop:
         return
     state = run.state
     state.step += 1
-    state.seconds += time.perf_counter() - started
+    run.count_seconds()
     save(run)
     raise Stopped(run.stop, f"stopped in epoch {state.epoch} after step {state.step}; go on "
                             f"with: python genenv.py --resume --out {run.folder}")

@@ -70,6 +70,7 @@ class Run:
     peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
     progress: bool = False            # a terminal, with room for bars
     clock: tuple | None = None        # (seconds, epoch) from which the time left is foreseen
+    since: float = field(default_factory=time.perf_counter)  # until then state.seconds is counted
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
     sources: dict = field(default_factory=dict)  # {file given in an option: its hash}
@@ -81,6 +82,11 @@ class Run:
         with measure.peak_memory(self.peaks, name, self.policy.device):
             with measure.movement(self.policy, adapter) if adapter else nullcontext() as moved:
                 yield moved
+
+    def count_seconds(self):
+        """Bring state.seconds up to date."""
+        now = time.perf_counter()
+        self.state.seconds, self.since = self.state.seconds + now - self.since, now
 
     def practice(self) -> dict:
         """{function of the world's list: last p_hats of the generated tasks that call it}; {} in a
@@ -145,8 +151,8 @@ def context_of(run) -> curriculum.Context:
                               run.history[-1]["alpha"], signal)
 
 
-def progress_bar(run):
-    """The steps of this epoch that are still to be done."""
+def steps(run):
+    """The steps of this epoch that are still to be done, with a bar on a terminal."""
     state = run.state
     bar = tqdm(range(state.step, run.o.steps), desc=f"epoch {state.epoch}", leave=False,
                disable=not run.progress)
@@ -171,7 +177,8 @@ def note_refused(run, seed_task, text, reason, per_reason=3):
 
 
 def end_epoch(run, env_stats, alpha):
-    """Measure, print one line, put everything on disk, start the next epoch's account."""
+    """Measure, print one line, put everything on disk, begin the next epoch: t <- t + 1."""
+    run.count_seconds()
     say(run, f"epoch {run.state.epoch}: the agent tries held-out tasks ...")
     practice = run.practice()
     record = measure.epoch_record(run, env_stats, alpha, practice)
@@ -188,6 +195,7 @@ def end_epoch(run, env_stats, alpha):
     verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ""
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
+    run.since = time.perf_counter()  # validation and saving are no training
     say(run, f"epoch {run.state.epoch} begins ..." * (run.state.epoch <= run.o.epochs))
     if verdict and run.o.gate:
         raise UserError(f"{verdict} Or: --no-gate --resume --out {run.folder}")

@@ -61,7 +61,6 @@ class Options:
     base_share: float = 0.75          # share of seed tasks, and of replayed ones, from the base set
     seed_selection: str = "uniform"   # recent tasks as seed tasks; curated: p_hat near alpha
     function_selection: str = "uniform"  # functions to practise; near_alpha: p_hat near alpha
-    pool_age: int = 2                 # epochs for which a measured success rate counts as recent
     temperature: float = 1.0          # of sampling and of every log-prob
     max_task_tokens: int = 24         # length limit of a generated task
     max_response_tokens: int = 24     # length limit of an agent response
@@ -91,13 +90,10 @@ class Options:
     lam: float = 1.0                  # sharpness of the weights exp(lam * R_env)
     p_hat_unit: str = "task"          # of R_env and band: task; seed: all its variations; batch
     env_weights: str = "rwr"          # function weights_NAME of curriculum.py; rwr: exp(lam R_env)
-    success_at: float = 0.5           # reward from which an attempt counts as a success
     env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
     env_updates: int = 16             # optimiser steps per epoch
     env_batch: int = 32               # generations per optimiser step
     env_passes: int = 0               # k > 0: k passes over the records in place of --env-updates
-    env_fresh: float = 0.75           # share of fresh generations in a mini-batch, rest D_env
-    env_age: int = 4                  # epochs after which a generation of D_env is no longer used
     env_kl: float = 0.02              # KL coefficient to the initial simulator
     env_kl_cap: float = 0.5           # largest KL of one update, nats per token
     env_kl_sample: int = 96           # fresh generations on which both KLs are measured
@@ -120,8 +116,7 @@ AT_LEAST_ONE = ("seed_tasks", "variations", "write_rounds", "steps", "rank", "ma
                 "val_samples", "val_every", "max_response_tokens", "max_prompt_tokens",
                 "inner_epochs", "env_batch", "env_kl_sample", "token_budget", "max_rows")
 NOT_NEGATIVE = ("epochs", "threads", "agreement", "mini_batch", "env_updates", "env_passes",
-                "env_age", "pool_age", "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed")
-SHARES = ("base_share", "env_fresh", "success_at")
+                "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed")
 POSITIVE = ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap")
 
 
@@ -257,8 +252,7 @@ def check_options(o):
         need(getattr(o, name) >= 1, name, "must be at least 1")
     for name in NOT_NEGATIVE:
         need(getattr(o, name) >= 0, name, "must not be negative")
-    for name in SHARES:
-        need(0 <= getattr(o, name) <= 1, name, "must lie between 0 and 1")
+    need(0 <= o.base_share <= 1, "base_share", "must lie between 0 and 1")
     for name in POSITIVE:
         need(getattr(o, name) > 0, name, "must be greater than 0")
     need(o.seed < 2 ** 60, "seed", "must be below 2 ** 60")

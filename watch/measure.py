@@ -34,8 +34,7 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     with run.phase("validation"):
         rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator, rows)
     rewards = [attempt_score(world, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
-    return [curriculum.success_rate(rewards[b * G:(b + 1) * G], o.success_at)
-            for b in range(len(tasks))]
+    return [curriculum.success_rate(rewards[b * G:(b + 1) * G]) for b in range(len(tasks))]
 
 
 def validation(run) -> dict:
