@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 from common.files import UserError
 
-WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants of --variant with ready-made tasks alone
+WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants with ready-made tasks alone
 SUCCESS = 0.5  # reward from which an attempt is a success: the paper does not say
 
 
@@ -136,6 +136,8 @@ def weights_advantage(r_env, group, lam):
 
 # ---------------------------------------------------------------------------------------------
 # alpha schedules: functions of a small context -> the alpha of this epoch
+# what the loop and the reports must know of a schedule is an attribute of its function, set only
+# where the default is wrong: `steers` and `uses_length`, see the functions of these names below
 
 
 @dataclass(frozen=True)
@@ -226,10 +228,6 @@ def signal_by_p_hat(replays) -> list:
     return [[p, sum(values) / len(values), len(values)] for p, values in sorted(found.items())]
 
 
-# What the loop and the reports must know of a schedule is an attribute of its function, set only
-# where the default is wrong.
-
-
 def steers(schedule: str) -> bool:
     """Whether a schedule's alpha is a means only, and the target stays --alpha. Attribute `steers`,
     by default False."""
@@ -314,12 +312,12 @@ def select_functions(practice, n, weigh, alpha, generator, few=4):
 
 
 # ---------------------------------------------------------------------------------------------
-# the names on the command line: every function of this file with the prefix
+# what the loop calls: the function that an option names, and its value checked
 
 
 def named(prefix: str) -> dict:
-    """{name: function} for a prefix such as alpha_, reward_ or weights_. It looks when it is asked,
-    so a function may stand anywhere in this file."""
+    """{name: function} of this file for a prefix such as alpha_, reward_ or weights_. It looks when
+    it is called, so a function may stand anywhere in the file."""
     return {k[len(prefix):]: f for k, f in globals().items() if k.startswith(prefix)}
 
 

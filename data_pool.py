@@ -55,7 +55,7 @@ class Trace:
 
 @dataclass
 class EnvRecord:
-    """One generation of the simulator, (conditioning context -> task), and how often it was solved."""
+    """One generation of the simulator, (context -> task), and how often the task was solved."""
     prompt: list[int]    # context ids
     response: list[int]  # generated ids, EOS included
     text: str            # the generation, decoded

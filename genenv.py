@@ -11,8 +11,9 @@ What of the paper this is: Algorithm 1. `epoch` below reads like it: generate an
 both policies, aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate,
 R_env, filter and weights in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in
 worlds/ (Eq. 1), both policies in policy.py. Prop. 1 and Thm. 1 (Eq. 5, 9) are statements about
-these pieces: tests/test_theory.py checks them. run/ has what a run needs beside the algorithm: `run`
-holds it all, `run.o` its Options, `run.state` what was done so far in this epoch (run/frame.py).
+these pieces: tests/test_theory.py checks them. run/ has what a run needs beside the algorithm:
+`run` holds it all, `run.o` its Options, `run.state` what was done so far in this epoch
+(run/frame.py).
 
 Where it differs on purpose: an epoch is several small steps, so that new tasks become seed tasks at
 once and GRPO stays on-policy; replayed tasks are also rolled out again. The simulator is updated
@@ -83,7 +84,7 @@ def epoch(run: Run):
         # 1. generate and interact; earlier tasks of D_train are tried again beside the new ones
         generations = generate(run, alpha)  # T_t ~ pi_env
         tasks = [g.task for g in generations]
-        trials = interact(run, tasks + replayed(run, len(tasks)))  # E_t with r (Eq. 1), p_hat (Eq. 2)
+        trials = interact(run, tasks + replayed(run, len(tasks)))  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update
         state.agent.append(update_agent(run, trials))  # GRPO on r (Eq. 4)
         # 3a. aggregate the agent's side; what the simulator wrote waits for 2b

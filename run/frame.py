@@ -22,7 +22,7 @@ from tqdm import tqdm
 from common.files import UserError, append_jsonl, write_whole
 import curriculum
 from data_pool import EnvPool, TrainPool
-from models.loading import model_config
+from models.loading import check_adapter_folder, model_config, policy_options
 from policy import Policy
 from run import checkpoint, memory, options
 from watch import health, measure, report, screen
@@ -100,8 +100,9 @@ def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
     torch.set_num_threads(options.threads_of(o))
     curriculum.try_weights(o)
-    for name in () if o.resume else ("agent_adapter", "env_adapter"):
-        checkpoint.check_adapter_folder(getattr(o, name), name, o.rank)
+    for name, path in policy_options(o)["adapter_paths"].items():
+        if path:
+            check_adapter_folder(path, name, o.rank)
     world = load_world(o.world)
     given = (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values())
     sources = {path: checkpoint.sha256(path) for path in given  # before they are read
@@ -169,10 +170,10 @@ def fixed_tasks(run) -> list:
     return [tasks[i] for i in picks.tolist()]
 
 
-def note_refused(run, seed_task, text, reason, per_reason=3):
-    """Count an invalid generation; keep a few texts of every reason for samples.jsonl."""
+def note_refused(run, seed_task, text, reason):
+    """Count an invalid generation; keep three texts of every reason for samples.jsonl."""
     run.state.invalid[reason] += 1
-    if run.state.invalid[reason] <= per_reason:
+    if run.state.invalid[reason] <= 3:
         run.state.refused.append([seed_task.text, text[:2000], reason])
 
 
@@ -206,7 +207,8 @@ def end_epoch(run, env_stats, alpha):
 
 
 def time_left(run) -> float | None:
-    """Seconds to the end of the run, by the epochs that this program has done; None before one is."""
+    """Seconds to the end of the run, by the pace of the epochs that this program has done; None
+    before the first of them is done."""
     epoch, now = run.state.epoch, time.perf_counter()
     run.clock = run.clock or (now, epoch)
     started, first = run.clock
