@@ -142,7 +142,7 @@ def generate(run, alpha) -> list[Generation]:
         if len(batch) >= wanted:
             break
         asked += n
-        # so many valid tasks as each seed task gave so far, it will give again
+        # as many seed tasks as the missing ones take, if each gives as many valid ones as before
         n = min(o.seed_tasks, math.ceil((wanted - len(batch)) * asked / max(1, len(batch))))
     return batch
 

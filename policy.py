@@ -427,6 +427,7 @@ class Policy:
         count = torch.zeros(B, G, dtype=torch.long, device=dev)        # (B, G) response lengths
         done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
         begin = torch.zeros_like(count)                                # (B, G) where a turn begins
+        # of episodes, see _end_turns; begins is begin once more, where reading it waits for no GPU
         state = dict(begin=begin, done=done, begins=Counter(), turns=Counter(), why={})
         drawn = torch.ones_like(tokens, dtype=torch.bool)              # (B, G, T) drawn, not read
         live = torch.arange(B, device=dev)                             # (b,) groups still decoded

@@ -132,7 +132,8 @@ def pairs_of_pass(world, policy, o, number: int) -> dict:
 
 
 def spoken(policy, prompt, said) -> Rollout:
-    """A response as if it had been drawn; of an episode the turns, between observations."""
+    """A prompt and a response as a Rollout, as if the policy had drawn it; of an episode the turns
+    count as drawn, the observations between them do not."""
     ids, drawn = [], []
     for i, text in enumerate([said] if isinstance(said, str) else said):
         part = policy.encode_observation(text) if i % 2 else \

@@ -7,9 +7,9 @@ the append-only files were. It is whole or absent, and its checksum says if it w
 
 How it is run: `python genenv.py --resume --out runs/000-genenv`. On resuming the files are cut back
 to the lengths in the checkpoint (the rest moves to FILE.torn), the pools are read from them, and
-the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. It
-goes on as well on another kind of device or with another --max-rows, and says that the bits differ.
-A run folder is one program's at a time: the lock goes when that program dies, also by SIGKILL.
+the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. On
+another kind of device, or with another --max-rows, it goes on too, and says that the bits differ.
+Only one program at a time works in a run folder. Its lock goes when it dies, also by SIGKILL.
 
 Where it differs on purpose from common practice: the reference policy needs no checkpoint, it is
 the base with both adapters off and so cannot drift at a resume.
@@ -63,7 +63,7 @@ def choose_folder(o) -> Path:
 
 
 def _refuse_used(folder: Path):
-    """UserError if a folder holds anything but what a run leaves that never began."""
+    """UserError if a folder holds more than what a run that never began leaves behind."""
     if folder.is_dir() and any(f.name not in ("tmp-config.json", LOCK) for f in folder.iterdir()):
         what = "holds a run already: add --resume to go on with it" \
             if (folder / "config.json").is_file() else "is not empty"
@@ -146,8 +146,8 @@ def _unwritable(folder, error) -> UserError:
 
 
 def is_complete(o) -> bool:
-    """Whether the run that is to go on has nothing left to do; if so, says it. Reads names and
-    dates alone. Raises UserError if more epochs are done than asked for."""
+    """Whether the run to be resumed has nothing left to do; if so, that is printed. Only names and
+    dates of files are read. Raises UserError if more epochs are done than asked for."""
     folder = Path(o.out)
     newest = _checkpoints(folder)[-1:]
     if not newest:
@@ -235,7 +235,8 @@ def load(run):
 
 
 def _check_files(run, state):
-    """UserError unless the run's files begin as they were, and files named in options still are."""
+    """UserError unless the run's files still begin with what the checkpoint knows, and the files
+    named in options are what they were."""
     for name, size in state["sizes"].items():
         if _size(run.folder / name) < size:
             raise UserError(f"{run.folder / name} is shorter than its checkpoint says: it was cut "

@@ -33,7 +33,7 @@ SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
 
 @dataclass
 class EpochState:
-    """What of an epoch has been done so far: what a checkpoint in mid-epoch must hold."""
+    """What has been done so far in an epoch; a checkpoint inside the epoch holds all of it."""
     epoch: int = 0               # t of Algorithm 1; 0 is the state before training
     step: int = 0                # agent updates made in it
     seconds: float = 0.0         # of training; validation not counted
@@ -110,7 +110,7 @@ def prepare_run(o) -> Run:
     world.prepare(o)
     if o.model:
         print(memory.check(model_config(o.model), o), flush=True)
-    folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
+    folder = checkpoint.choose_folder(o)  # before the slow part; it is made after that
     lock = checkpoint.lock_folder(folder) if o.resume else None
     held_out = held_out_keys(world, o)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []

@@ -15,9 +15,9 @@ backward pass of an MLP ...), as what is needed at one is gone at another; its l
 and values follow from the shapes of a rollout batch. Activations are the tensors that autograd was
 seen to save in a Llama-like layer with LoRA on every linear layer, gradients and temporaries what
 torch's allocator was seen to hand out; tests/test_memory.py counts both again. What one cannot know
-beforehand is left out: the allocator's fragmentation (hence MARGIN) and kernels' workspaces. A
-4-bit weight unpacked for a product, 0.14 GB at 7B, is met where fewer activations exist than at the
-instants below.
+beforehand is left out: the allocator's fragmentation (hence MARGIN) and kernels' workspaces. Left
+out too is a 4-bit weight unpacked for a product (0.14 GB at 7B): it exists where there are fewer
+activations than at the instants below.
 The estimate is for the longest prompts and responses that the options allow, with no response
 ending early, so that most steps stay well below it.
 

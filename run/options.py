@@ -125,7 +125,7 @@ OTHER_BITS = {"max_rows", "device"}  # and these also the random numbers that a 
 def parser(world=None, commands="") -> Parser:
     """An argument parser made from Options: name, type, default and the comment as help.
 
-    world: a module whose own options are added, if it has any. commands: what else --help names.
+    world: a module whose own options are added, if it has any. commands: text below the options.
     """
     p = Parser(prog="genenv.py", argument_default=SUPPRESS, allow_abbrev=False, add_help=False,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
@@ -153,7 +153,7 @@ def add_fields(p, kind):
 
 
 def _add_common(group):
-    """What is no option of a run, but says where they come from."""
+    """--help, and where the options of a run may come from."""
     group.add_argument("-h", "--help", action="help", help="show this and stop")
     group.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
     group.add_argument("--config", metavar="FILE", help="options of another run, its config.json")
@@ -269,14 +269,15 @@ def resumed_options(asked: dict, own: dict) -> dict:
         if name not in free:
             raise UserError(f"{was(name)} cannot become {asked[name]!r} now; start a new run in "
                             "another --out")
-    for name in OTHER_BITS.intersection(changed):
-        print(f"{was(name)} is {asked[name]!r} now: it goes on, but no longer to the bit")
+    for name in changed:
+        if name in OTHER_BITS:
+            print(f"{was(name)} is {asked[name]!r} now: it goes on, but no longer to the bit")
     return saved
 
 
 def saved_options(path, own: dict, advice: str) -> dict:
     """The options in a config.json, those of the world beside the others. Raises UserError for a
-    damaged file, a value of another kind, and, with the advice, an option that there is not (any
+    damaged file, a value of another kind and, with the advice, an option that does not exist (any
     more). own: the world's options with their defaults.
     """
     known = defaults() | own

@@ -560,7 +560,7 @@ def test_report_of_a_damaged_run(file, name, folder, tmp_path, capsys):
     """python -m watch.report writes no page and no figure of what it cannot read."""
     path = folder / file
     path.write_text(REPORTED[file, name](path.read_text()))
-    refused(capsys, tmp_path, report.main, [folder], "genenv: ")
+    refused(capsys, tmp_path, report.main, [folder], "report: ")
 
 
 @pytest.mark.parametrize("name", ["config", "train", "world"])

@@ -40,7 +40,7 @@ def three(quiet_run):
     return quiet_run
 
 
-def test_both_policies_were_trained_and_nothing_held_out_was(three):
+def test_both_policies_were_trained_and_nothing_held_out_was(three, cache):
     """Adapters have left zero, and no validation task is in D_train."""
     from safetensors.torch import load_file
     for name in ("agent", "env"):
@@ -67,7 +67,7 @@ def test_samples_begin_with_new_tasks_near_alpha():
     first = next(r for r in shown if r["task"] == "0")
     assert first["p_hat"] == 1.0 and not first["in_band"]
     assert [r["p_hat"] for r in shown[:5]] == [0.5] * 4 + [1.0] and len(shown) == 8
-    assert all(r["in_band"] == (r["p_hat"] == 0.5 and r["written"] == 3) for r in shown)
+    assert all(r["in_band"] == (r["p_hat"] == 0.5 and r["written_in"] == 3) for r in shown)
     assert [e["text"] for e in shown[0]["traces"]] == ["b", "a"] and refused["reason"] == "malformed"
 
 

@@ -12,6 +12,7 @@ import pytest
 from commands import warm_start
 from common.files import UserError
 import curriculum
+import bench.__main__ as bench
 import genenv
 from run.options import parse_options
 from run.presets import PRESETS
@@ -79,7 +80,8 @@ def test_a_command_with_a_wrong_option_is_noticed():
 
 def known_options() -> set:
     """Every --option of the programs: of a run, its worlds, and of the commands beside it."""
-    names = {"preset", "config", "help", *vars(genenv.Options()), *vars(warm_start.Settings())}
+    names = {"preset", "config", "help", *vars(genenv.Options()), *vars(warm_start.Settings()),
+             *bench.NUMBERS}
     for world in world_names():
         names |= set(getattr(load_world(world), "OPTIONS", {}))
     sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("*/__main__.py")]

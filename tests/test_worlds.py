@@ -184,7 +184,7 @@ def test_worlds_are_found_by_name():
     assert not {"tiny_model", "template", "__init__"} & set(worlds.world_names())
     assert load_world("template") is template
     for name in ("chess", "", "../x", "os", "a.b", "tool-calls"):
-        with pytest.raises(UserError, match="unknown world .*: choose from .*ladder.*tool_calls"):
+        with pytest.raises(UserError, match="unknown world .*: .*choose from .*ladder.*tool_calls"):
             load_world(name)
     with pytest.raises(UserError, match="tiny_model.py is no world, it has no prepare"):
         load_world("tiny_model")

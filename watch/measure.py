@@ -126,8 +126,8 @@ def coverage(practice) -> dict:
 
 
 def once(attempts) -> list:
-    """(task, p_hat, traces) of every task at its first attempt: a task may be tried again in the
-    epoch that wrote it, and its record has the p_hat of before."""
+    """(task, p_hat, traces) of every task when it was first tried in the epoch: a new task may be
+    tried again in it, but its D_env record has the first p_hat."""
     first = {}
     for attempt in attempts:
         first.setdefault(attempt[0].id, attempt)
