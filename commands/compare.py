@@ -22,8 +22,8 @@ from watch import report
 
 MOST = len(report.OTHERS)  # runs on a page: as many as there are colours
 CURVES = {  # key of a record: (title, unit, what it is)
-    "validation": ("Held-out success", "share", "Tasks that no policy is trained on: the higher the "
-                   "better."),
+    "validation": ("Held-out success", "share", "Tasks that no policy is trained on: the higher "
+                   "the better."),
     "success_rate": ("Success on generated tasks", "share", "Each run's own tasks: away from 0 and "
                      "1 there is something to learn. No measure of how good an agent is."),
     "task_length": ("Length of generated tasks", "length", "In the unit of the world."),
@@ -41,7 +41,8 @@ def main(argv) -> int:
     p = Parser(prog="genenv.py compare", allow_abbrev=False,
                description="Curves of several runs on one page, or as CSV.")
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
-    p.add_argument("--out", default="compare.html", metavar="FILE", help="page to write (%(default)s)")
+    p.add_argument("--out", default="compare.html", metavar="FILE",
+                   help="page to write (%(default)s)")
     p.add_argument("--csv", action="store_true", help="print every curve as CSV; no page")
     args = p.parse_args(argv)
     if len(args.runs) > MOST and not args.csv:
@@ -51,8 +52,9 @@ def main(argv) -> int:
     try:
         return print_csv(runs) if args.csv else write_page(runs, Path(args.out))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"a record of {', '.join(runs)} has a wrong value ({error}): metrics.jsonl or "
-                        "config.json was edited") from None
+        raise UserError(f"a record of {', '.join(runs)} has no or a wrong value ({error}): "
+                        "metrics.jsonl or config.json was edited, or belongs to another version"
+                        ) from None
 
 
 def print_csv(runs: dict) -> int:

@@ -140,7 +140,7 @@ def generation(tools, texts, p_hat, epoch=1, written=1):
 
 def test_generations_kept_by_noise_alone():
     """All attempts right, yet p_hat = 0.5: flipped rewards put it there."""
-    right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2, "success_at": 0.5}
+    right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2}
     records = [generation(["inc"], [right, right], 0.5), generation(["inc"], [wrong, wrong], 0.5),
                generation(["inc"], [right, wrong], 0.5), generation(["inc"], [right, wrong], 0.5),
                generation(["inc"], [right, right], 1.0),             # outside the band

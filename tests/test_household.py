@@ -342,11 +342,11 @@ def test_resume_inside_an_epoch_is_exact(fake_base, tmp_path, monkeypatch):
         if stop:
             ask, count = genenv.checkpoint.stop_if_asked, []
 
-            def stop_once(run, started):
+            def stop_once(run):
                 count.append(1)
                 if len(count) == 1:
                     run.stop = 15
-                return ask(run, started)
+                return ask(run)
             monkeypatch.setattr(genenv.checkpoint, "stop_if_asked", stop_once)
             with pytest.raises(genenv.checkpoint.Stopped):
                 genenv.train(o)

@@ -41,7 +41,7 @@ def three(quiet_run, cache):
     return quiet_run
 
 
-def test_both_policies_were_trained_and_nothing_held_out_was(three):
+def test_both_policies_were_trained_and_nothing_held_out_was(three, cache):
     """Adapters have left zero, and no validation task is in D_train."""
     from safetensors.torch import load_file
     for name in ("agent", "env"):

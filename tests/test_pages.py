@@ -13,6 +13,7 @@ from bench import __main__ as bench
 from commands import warm_start
 from common.files import UserError
 import curriculum
+import bench.__main__ as bench
 import genenv
 from run.options import parse_options
 from run.presets import PRESETS
@@ -24,7 +25,8 @@ PAGES = ["README.md", "TROUBLESHOOTING.md", "run/README.md", "worlds/README.md",
 STUDY = ["EXPERIMENTS.md", *(f"experiments/results/{name}.md" for name in
                              ("ladder", "parts", "schedules", "household", "real-model"))]
 GONE = {"--seeds", "--env-probe", "--keep-tools", "--offer", "--exemplars", "--cache-dir", "--measured",
-        "--random-weights", "--env-update", "--filter-scope", "--control", "--reward-noise"}
+        "--random-weights", "--env-update", "--filter-scope", "--control", "--reward-noise",
+        "--pool-age", "--env-age", "--env-fresh", "--success-at"}
 OF_A_RUN = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json",
             "memory.json", "report.html", "gpu-7b.json", "tasks.jsonl", "base.jsonl", "mine.py",
             "SUITE.jsonl", "SUITE.md"}  # any suite of experiments

@@ -84,7 +84,7 @@ def test_what_was_not_measured_is_a_dash(fields, gone):
     """Not 0.00: neither on the screen nor in a curve nor in the CSV."""
     full, line = screen.line(record()), screen.line(record(**fields))
     assert full.split().count("-") == 0 and line.split().count("-") == gone
-    drawn = report.panels([record(**fields)], {"k_min": 0.26})
+    drawn = report.panels([record(**fields)])
     assert ("success_rate.png" in drawn) == ("distinct_tasks" not in fields)
     assert ("validation.png" in drawn) == (fields.get("validated", 0) != 2
                                            and "validation_by" not in fields)
