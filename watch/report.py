@@ -265,7 +265,7 @@ white-space:pre-wrap;overflow-wrap:anywhere}pre.right,pre.wrong{border-left:3px 
 padding-left:.5rem}pre.wrong{border-color:#c9352b}
 pre.picture{white-space:pre;overflow-x:auto;font-size:12px}pre.seed{color:var(--soft)}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
-td{padding:.15rem 1rem .15rem 0;text-align:left;vertical-align:top;overflow-wrap:anywhere;
+td{padding:.15rem 1rem .15rem 0;min-width:5.5rem;text-align:left;vertical-align:top;overflow-wrap:anywhere;
 border-bottom:1px solid var(--line)}summary{cursor:pointer;font-weight:600;margin:1rem 0 .4rem}"""
 
 
