@@ -80,7 +80,7 @@ def write_page(runs: dict, out: Path) -> int:
                  for (name, (metrics, _)), colour in zip(runs.items(), report.OTHERS)]
         if lines := [line for line in lines if line[2]]:
             panel = report.Panel(title, unit, lines, sentence)
-            curves.append((sentence, report.png(report.draw(panel))))
+            curves.append((sentence, report.png(report.draw(panel, thinner=0.9))))
     page = report.page("Runs compared", [
         "<p>One run is one seed: a difference is a result only when several seeds have it.</p>",
         "<h2>Last values</h2>" + report.table(last_values(runs)),
@@ -101,8 +101,8 @@ def last_values(runs: dict) -> list:
     if min(epochs) < max(epochs):  # last values of unlike runs: one figure at the same epoch
         until = [[v for t, v in report.points(metrics, "validation") if t <= min(epochs)][-1:]
                  for metrics, _ in runs.values()]
-        rows.append([f"Held-out success by epoch {min(epochs)}",
-                     *[f"{v[0]:.4g}" if v else "-" for v in until]])
+        rows.insert(3, [f"Held-out success by epoch {min(epochs)}",
+                        *[f"{v[0]:.4g}" if v else "-" for v in until]])
     seconds = [sum(s for _, s in report.points(metrics, "seconds")) for metrics, _ in runs.values()]
     return rows + [["minutes of training", *[f"{s / 60:.1f}" for s in seconds]]]
 

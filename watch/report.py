@@ -132,19 +132,22 @@ def figures(metrics: list[dict], options: dict) -> dict:
             for name, panel in panels(metrics, options).items()}
 
 
-def draw(panel: Panel, band=()):
-    """A panel as a matplotlib figure. band: (epoch, lower edge, alpha, upper edge) of each epoch."""
+def draw(panel: Panel, band=(), thinner=0.0):
+    """A panel as a matplotlib figure. band: (epoch, lower edge, alpha, upper edge) of each epoch.
+    thinner: by how many points each line is thinner than the one below it, so that both are seen
+    where they coincide."""
     import matplotlib
     matplotlib.use("Agg")  # files only: no display is needed
     import matplotlib.pyplot
-    figure, axis = matplotlib.pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure, axis = matplotlib.pyplot.subplots(figsize=(5, 3.6), layout="constrained")
     if band:
         epochs, low, alphas, high = zip(*band)
         axis.fill_between(epochs, low, high, color=TARGET, alpha=0.15, lw=0, label="band")
         axis.plot(epochs, alphas, color=TARGET, lw=1, ls="--", label="alpha")
     for i, (label, colour, values) in enumerate(panel.lines):
         style = STYLES[[line[1] for line in panel.lines[:i]].count(colour)]
-        axis.plot(*zip(*values), color=colour, ls=style, marker="o", ms=3.5, lw=1.8, label=label)
+        width = 1.8 + thinner * (len(panel.lines) - 1 - i)
+        axis.plot(*zip(*values), color=colour, ls=style, marker="o", ms=3.5, lw=width, label=label)
     axis.set(xlabel="epoch", ylabel=panel.ylabel)
     axis.set_title(panel.title, fontsize=13)
     heights = [v for _, _, values in panel.lines for _, v in values]
@@ -157,7 +160,9 @@ def draw(panel: Panel, band=()):
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
     # long handles: a dashed line is told from a solid one of the same colour
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9, handlelength=4)
+    short = max(len(line[0]) for line in panel.lines) < 26
+    figure.legend(loc="outside lower center", ncols=1 + short, frameon=False, fontsize=9,
+                  handlelength=4)
     return figure
 
 
@@ -165,7 +170,7 @@ def png(figure) -> bytes:
     """A figure as a picture; the figure is closed."""
     import matplotlib.pyplot
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=110, metadata={"Software": None})
+    figure.savefig(buffer, dpi=140, metadata={"Software": None})
     matplotlib.pyplot.close(figure)
     return buffer.getvalue()
 
