@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import commands
+from commands import compare
 from common.files import UserError
 from run import frame
 from run.options import parse_options
@@ -155,6 +156,16 @@ def test_compare_draws_runs_over_each_other(two, tmp_path, capsys):
     assert ["variant", "&quot;genenv&quot;", "&quot;random&quot;"] in rows
     kl = next(row for row in rows if row and row[0].startswith("KL of the simulator"))
     assert float(kl[1]) > 0 and kl[2] == "-"
+
+
+def test_runs_of_unlike_length_are_also_compared_at_the_same_epoch(two):
+    """The last value of a longer run beside one of a shorter run said nothing."""
+    runs = {name: report.read_run(name) for name in two}
+    runs[two[1]] = (runs[two[1]][0][:4], runs[two[1]][1])
+    rows = {row[0]: row[1:] for row in compare.last_values(runs)}
+    assert rows["epochs"] == [24, 3]
+    assert rows["Held-out success by epoch 3"] == [
+        f"{recorded(name)[0][3]['validation']:.4g}" for name in ("genenv", "random")]
 
 
 def test_csv_has_every_epoch_and_leaves_open_what_was_not_measured(two, capsys):

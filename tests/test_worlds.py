@@ -217,6 +217,14 @@ def test_a_copy_of_the_template_runs_a_loop(copied, monkeypatch):
                                           "truncated", "duplicate in the batch"}
 
 
+def test_a_word_that_the_base_model_does_not_know_is_named(copied, monkeypatch, capsys):
+    """A task of letters, and no letter in WORDS: each was read as padding, without a word."""
+    mine = load_world("mine")
+    monkeypatch.setattr(mine, "pairs", lambda rng, n: [("inc a b =", "b c")] * n)
+    assert genenv.main(["--world", "mine", "--out", str(copied / "run"), "--threads", "1"]) == 2
+    assert "WORDS lacks: a b c: add them" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------------------------------------
 # what is checked for all worlds
 

@@ -16,6 +16,7 @@ import base64
 import html
 import io
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -74,7 +75,7 @@ def panels(metrics: list[dict]) -> dict:
         "validation.png": ("Held-out success", "share", [
             ("sampled attempts", AGENT, "validation"),
             ("one greedy attempt", AGENT, "validation_greedy")],
-            "Success on tasks that neither policy is trained on. It should rise and then stay up."),
+            "Success on tasks that neither model is trained on. It should rise and then stay up."),
         "success_rate.png": ("Success on generated tasks", "share", [
             ("success, p_hat", AGENT, "success_rate"), ("always solved", AGENT, "solved"),
             ("never solved", AGENT, "unsolved")],
@@ -91,7 +92,8 @@ def panels(metrics: list[dict]) -> dict:
             ("new tasks inside the band", SIMULATOR, "env_kept"),
             ("effective sample size, earlier ones included", SIMULATOR, "env_ess")],
             "Tasks of this epoch that the agent solves about as often as alpha says. A handful is "
-            "too few to learn from; as many as a mini-batch (--env-batch) is healthy."),
+            "too few to learn from; as many as a mini-batch (--env-batch) is healthy. The "
+            "effective sample size: how many tasks of equal weight the weighted ones are worth."),
         "kl.png": ("KL of the policies", "nats per token", [
             ("simulator to its start, before the update", SIMULATOR, "env_kl"),
             ("simulator, moved by this update: after to before", SIMULATOR, "env_kl_step"),
@@ -136,30 +138,37 @@ def figures(metrics: list[dict], options: dict) -> dict:
             for name, panel in panels(metrics).items()}
 
 
-def draw(panel: Panel, band=()):
-    """A panel as a matplotlib figure. band: (epoch, lower edge, alpha, upper edge) each."""
+def draw(panel: Panel, band=(), thinner=0.0):
+    """A panel as a matplotlib figure. band: (epoch, lower edge, alpha, upper edge) of each epoch.
+    thinner: by how many points each line is thinner than the one below it, so that both are seen
+    where they coincide."""
     import matplotlib
     matplotlib.use("Agg")  # files only: no display is needed
     import matplotlib.pyplot
-    figure, axis = matplotlib.pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure, axis = matplotlib.pyplot.subplots(figsize=(5, 3.6), layout="constrained")
     if band:
         epochs, low, alphas, high = zip(*band)
         axis.fill_between(epochs, low, high, color=TARGET, alpha=0.15, lw=0, label="band")
         axis.plot(epochs, alphas, color=TARGET, lw=1, ls="--", label="alpha")
     for i, (label, colour, values) in enumerate(panel.lines):
         style = STYLES[[line[1] for line in panel.lines[:i]].count(colour)]
-        axis.plot(*zip(*values), color=colour, ls=style, marker="o", ms=3.5, lw=1.8, label=label)
+        width = 1.8 + thinner * (len(panel.lines) - 1 - i)
+        axis.plot(*zip(*values), color=colour, ls=style, marker="o", ms=3.5, lw=width, label=label)
     axis.set(xlabel="epoch", ylabel=panel.ylabel)
     axis.set_title(panel.title, fontsize=13)
+    heights = [v for _, _, values in panel.lines for _, v in values]
     if panel.ylabel == "share":
         axis.set_ylim(0, 1.02)
-    elif min(v for _, _, values in panel.lines for _, v in values) >= 0:
-        axis.set_ylim(bottom=0)
+    elif min(heights) >= 0:
+        axis.set_ylim(0, 1.06 * max(heights) or None)  # the highest point is not cut by the frame
     else:
         axis.axhline(0, color="black", lw=0.8)
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    # long handles: a dashed line is told from a solid one of the same colour
+    short = max(len(line[0]) for line in panel.lines) < 26
+    figure.legend(loc="outside lower center", ncols=1 + short, frameon=False, fontsize=9,
+                  handlelength=4)
     return figure
 
 
@@ -167,7 +176,7 @@ def png(figure) -> bytes:
     """A figure as a picture; the figure is closed."""
     import matplotlib.pyplot
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=110, metadata={"Software": None})
+    figure.savefig(buffer, dpi=140, metadata={"Software": None})
     matplotlib.pyplot.close(figure)
     return buffer.getvalue()
 
@@ -341,7 +350,8 @@ def _samples(folder, metrics) -> str:
     records = read_jsonl(path) if path.is_file() else []
     key = next((r["key"] for r in records if r.get("key")), "")
     parts = [f"<p class=tag>{LEGEND}</p>"]
-    parts += [f"<p><b>How to read a task.</b> {_text(key)}</p>"] if key else []
+    key = re.sub("`([^`]*)`", r"<code>\1</code>", _text(key))
+    parts += [f"<p><b>How to read a task.</b> {key}</p>"] if key else []
     for m in _three(metrics):
         here = [r for r in records if r["epoch"] == m["epoch"]]
         refused = [r for r in here if "refused" in r]
@@ -366,7 +376,8 @@ def _card(r) -> str:
         return (f"<div class=card><span class=tag>refused: {_text(r['reason'])}</span>{before}"
                 f"<pre class=wrong>{_text(r['refused'][:900])}</pre></div>")
     traces = "".join(
-        f"<pre class={'right' if e['reward'] >= 0.5 else 'wrong'}>{_text(e['text'][:600])}"
+        f"<pre class={'right' if e['reward'] >= 0.5 else 'wrong'}>"
+        f"{_text(e['text'][:600]) or '(no text)'}"
         f" <span class=tag>r = {e['reward']:.2g}</span></pre>" for e in r["traces"])
     picture = f"<pre class=picture>{_text(r['picture'][:2000])}</pre>" if r.get("picture") else ""
     word = "a shortest solution" if picture else "expected"  # other plans count as well

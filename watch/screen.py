@@ -69,7 +69,7 @@ def closing_words(folder) -> str:
     if by:
         mostly = [sum(rate > 0.5 for rate in rates.values()) for rates in (before, by)]
         lines += [_change("held-out success", first, last, "validation", ".3f",
-                          f"tasks that neither policy is trained on, {options['val_samples']} "
+                          f"tasks that neither model is trained on, {options['val_samples']} "
                           "attempts each"),
                   f"{'':<28}categories solved more than half of the time: {mostly[0]} -> "
                   f"{mostly[1]} of {len(by)}"]
