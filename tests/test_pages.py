@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import __main__ as bench
 from commands import warm_start
 from common.files import UserError
 import curriculum
