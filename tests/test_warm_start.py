@@ -329,7 +329,7 @@ def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):
 
 
 @pytest.mark.parametrize("more, said", [
-    (["--passes", "0"], "--passes"), (["--lr", "-1"], "--lr"), (["--lr", "nan"], "--lr"),
+    (["--passes", "-1"], "--passes"), (["--lr", "-1"], "--lr"), (["--lr", "nan"], "--lr"),
     (["--batch", "x"], "--batch"), (["--out", ""], "--out"), (["--model", ""], "--model"),
     (["--nonsense"], "--nonsense"), (["--world", "ladder"], "warm_start_pairs"),
     (["--call-format", "yaml"], "--call-format"),
