@@ -16,6 +16,9 @@ import bench.__main__ as bench
 import genenv
 from run.options import parse_options
 from run.presets import PRESETS
+from test_health import recorded
+from test_report import save
+from watch import screen
 from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -142,6 +145,14 @@ def test_the_example_of_the_first_page_is_what_the_code_does():
     world = load_world("ladder")
     written = world.parse_task(task, world.base_tasks()[0], epoch=1)
     assert world.score(written, answer)[0] == float(tried[2]) == 1 and "reward 1\n" in text
+
+
+def test_the_closing_lines_of_the_first_page_are_those_of_a_run(tmp_path):
+    """What is printed at the end of the default run, which is on record."""
+    records, options = recorded("genenv")
+    save(tmp_path, records, vars(options), [])
+    *printed, _ = screen.closing_words(tmp_path).strip().splitlines()  # the last names the folder
+    assert "```\n" + "\n".join(printed) + "\n```\n" in (ROOT / "README.md").read_text()
 
 
 def test_every_preset_stands_on_the_page_of_real_models():
