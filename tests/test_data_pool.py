@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.files import UserError, append_jsonl, read_jsonl, set_torn_line_aside
-from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct, priority, task_id
+from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct, task_id
 
 
 def base(n=5):
@@ -117,42 +117,6 @@ def test_only_valid_traces_enter_d_train(tmp_path):
     assert pool.n_traces == 2
 
 
-def test_known_task_without_a_valid_trace_still_gets_its_new_p_hat(tmp_path):
-    """A task that has become unsolvable would keep the success rate of better days."""
-    pool = TrainPool(tmp_path / "t", base())
-    pool.add(written(0), [trace()], 1.0, 1)
-    assert pool.add(written(0), [trace(0.0, valid=False)], 0.0, 2)
-    assert pool.p_hat[written(0).id] == (0.0, 2)
-
-
-def test_equal_tasks_are_kept_once(tmp_path):
-    """A task written in two epochs would be replayed twice as often."""
-    pool = TrainPool(tmp_path / "t", base())
-    for epoch in (1, 2, 3):
-        pool.add(written(0, epoch), [trace()], 0.25 * epoch, epoch)
-    assert len(pool.tasks) == 6 and len(pool.recent(3, 0)) == 1
-    assert pool.tasks[written(0).id].epoch == 1  # who wrote it first
-    assert pool.p_hat[written(0).id] == (0.75, 3)  # how hard it is now
-
-
-def test_p_hat_remembers_its_epoch_and_goes_stale(tmp_path):
-    """Seeds would be chosen by success rates of an agent long gone."""
-    pool = TrainPool(tmp_path / "t", base())
-    for i, epoch in enumerate((1, 3, 4)):
-        pool.add(written(i, epoch), [trace()], i / 4, epoch)
-    names = lambda age: [task.text for task, _ in pool.recent(5, age)]
-    assert names(1) == ["env 2"] and names(2) == ["env 1", "env 2"] and len(names(4)) == 3
-    pool.add(written(0), [trace()], 1.0, 5)  # measured again: fresh again
-    assert ("env 0", 1.0) in [(task.text, p) for task, p in pool.recent(5, 0)]
-
-
-def test_base_tasks_are_never_recent(tmp_path):
-    """Base tasks would enter the seeds twice: by their share and as pool tasks."""
-    pool = TrainPool(tmp_path / "t", base())
-    pool.add(pool.base[0], [trace()], 0.5, 1)
-    assert pool.recent(1, 9) == [] and pool.p_hat[pool.base[0].id] == (0.5, 1)
-
-
 def test_file_only_grows_and_earlier_bytes_stay(tmp_path):
     """Append-only: a crash could then cost at most the last line."""
     path, states = tmp_path / "t", []
@@ -180,16 +144,6 @@ def test_reloaded_pool_equals_the_pool(tmp_path):
     assert again.n_traces == pool.n_traces and again.pending == []
     assert again.sample(20, 0.5, generator()) == pool.sample(20, 0.5, generator())
     assert again.recent(4, 2) == pool.recent(4, 2)
-
-
-def test_untried_task_is_kept_without_a_p_hat(tmp_path):
-    """The static set would pass as measured, or be lost on the way to the disk."""
-    pool = TrainPool(tmp_path / "t", base())
-    pool.add_untried(written(0))
-    pool.save()
-    for p in (pool, TrainPool(tmp_path / "t", base())):
-        assert p.tasks[written(0).id] == written(0) and p.p_hat == {} and p.recent(1, 9) == []
-        assert [t.text for t in p.sample(3, 0.0, generator())] == ["env 0"] * 3
 
 
 def test_sample_mixes_base_and_kept_tasks_in_their_share(tmp_path):
@@ -222,15 +176,6 @@ def test_reloaded_d_env_equals_d_env(tmp_path):
     assert [r["text"] for r in read_jsonl(tmp_path / "e")] == ["text 0", "text 1", "text 2"]
 
 
-def test_aged_records_lose_priority_and_leave():
-    """The simulator would imitate what was right for an agent long gone."""
-    pool = EnvPool("nowhere.jsonl")
-    pool.add([record(i, epoch) for i, epoch in enumerate((1, 2, 4, 5, 6))])
-    aged = pool.aged(6, max_age=4)
-    assert [r.epoch for r in aged] == [2, 4, 5]  # this epoch's are fresh, the first too old
-    assert [priority(r, 6) for r in aged] == pytest.approx([0.25, 0.5, 0.5 ** 0.5])
-
-
 def test_a_task_that_was_written_often_counts_once():
     """RWR would imitate the simulator's mode; the newest measurement stands for the task."""
     first, other, again = record(0, 1, 0.2), record(1, 1), record(0, 2, 0.8)
@@ -238,11 +183,6 @@ def test_a_task_that_was_written_often_counts_once():
     reworded = dataclasses.replace(other, keys=["task7", "task1"])
     assert distinct([other, first, reworded]) == [first, reworded]
     assert distinct([]) == []
-
-
-def test_the_success_rate_of_each_unit():
-    """The band would judge another batch than was asked for."""
-    assert [record(p_hat=0.5).rate(u) for u in ("task", "seed", "batch")] == [0.5, 0.25, 0.75]
 
 
 # ---------------------------------------------------------------------------------------------

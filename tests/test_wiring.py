@@ -8,7 +8,6 @@ and leaves a tape: every call of the sampler and of both updates, with arguments
 count, what they earn, what the simulator learns from, what the metrics are, and where the adapters
 must have moved: one token at a time, in double precision, without a function of the project's.
 """
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -24,7 +23,7 @@ import pytest
 import torch
 
 import commands
-from common.files import UserError, read_jsonl
+from common.files import read_jsonl
 from experiments import controls
 import genenv
 import micro_world as micro
@@ -724,33 +723,23 @@ def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
     assert told[-1].signal
 
 
-def test_teacher_tasks_are_the_pool(tmp_path, monkeypatch):
-    """--variant teacher: no simulator; every task comes from the base or the teacher's file."""
-    path = tmp_path / "teacher.jsonl"
-    path.write_text("".join(json.dumps({"text": f"task {n // 10} {n % 10}"}) + "\n"
-                            for n in range(20, 60)))
+@pytest.mark.parametrize("variant", ["teacher", "base"])
+def test_teacher_tasks_are_the_pool(tmp_path, variant):
+    """--variant teacher: no simulator; every task comes from the base or the teacher's file. base:
+    from the base alone; the rival without any simulator would meet what one has written."""
+    path, own = tmp_path / "teacher.jsonl", range(20, 60) if variant == "teacher" else range(0)
+    path.write_text("".join(json.dumps({"text": f"task {n // 10} {n % 10}"}) + "\n" for n in own))
+    given = {"teacher_tasks": str(path)} if own else {}
     with pytest.MonkeyPatch.context() as patch:
-        _, policy, _ = micro.run_micro(patch, tmp_path / "r", **{
-            **BASE, "variant": "teacher", "teacher_tasks": str(path)})
+        _, policy, _ = micro.run_micro(patch, tmp_path / "r", **{**BASE, "variant": variant, **given})
     assert {e.adapter for e in policy.tape if e.call != "select_seed_tasks"} == {"agent"}
     tried = {p for e in policy.tape if e.call == "sample" and e.T and e.G == 4 for p in e.prompts}
-    teacher = {p for p in tried if 20 <= int(p.split()[1] + p.split()[2]) < 60}
-    assert len(teacher) > 20 and tried - teacher <= {
-        f"{micro.make_task(n).text} =" for n in range(micro.N_BASE)}
+    prompts = lambda numbers: {f"{micro.make_task(n).text} =" for n in numbers}
+    assert tried <= prompts([*range(micro.N_BASE), *own])
+    assert len(tried) > 9 and len(tried & prompts(own)) > 20 * bool(own) - 1
     last = read_jsonl(tmp_path / "r" / "metrics.jsonl")[-1]
-    assert last["d_train"] == micro.N_BASE + 40 and last["distinct_tasks"] > 0 == last["written"]
-
-
-def test_base_is_grpo_on_the_base_tasks_alone(tmp_path):
-    """--variant base: the rival without any simulator would meet what one has written."""
-    with pytest.MonkeyPatch.context() as patch:
-        _, policy, _ = micro.run_micro(patch, tmp_path / "r", **{**BASE, "variant": "base"})
-    assert {e.adapter for e in policy.tape if e.call != "select_seed_tasks"} == {"agent"}
-    tried = {p for e in policy.tape if e.call == "sample" and e.T and e.G == 4 for p in e.prompts}
-    assert tried <= {f"{micro.make_task(n).text} =" for n in range(micro.N_BASE)} and len(tried) > 9
-    records = read_jsonl(tmp_path / "r" / "metrics.jsonl")
-    assert all(r["d_train"] == micro.N_BASE and r["written"] == 0 for r in records)
-    assert records[-1]["trained_tokens"] > 0
+    assert last["d_train"] == micro.N_BASE + len(own) and last["written"] == 0
+    assert last["trained_tokens"] > 0 and bool(last["distinct_tasks"]) == bool(own)
 
 
 def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
@@ -768,31 +757,6 @@ def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
     record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]
     assert record["other_adapter_moved"]
     assert "ANOTHER ADAPTER MOVED TOO" in run.frame.screen.line(record, verbose=True)
-
-
-def test_another_order_of_the_sampled_log_probs_is_seen(tmp_path, monkeypatch):
-    """The mismatch is measured on the log-probs of the very responses: reversed ones show."""
-    real = genenv.grpo_update
-
-    def muddled(policy, adapter, optimizer, rollouts, *args):
-        return real(policy, adapter, optimizer,
-                    [dataclasses.replace(r, logps=r.logps[::-1]) for r in rollouts], *args)
-
-    monkeypatch.setattr(genenv, "grpo_update", muddled)
-    with pytest.MonkeyPatch.context() as patch:
-        micro.run_micro(patch, tmp_path / "r", **{**BASE, "epochs": 1})
-    record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]
-    assert record["mismatch_max"] > 0.5 and record["mismatch_mean"] > 0.05
-
-
-@pytest.mark.parametrize("gate", [True, False])
-def test_the_gate_stops_where_nothing_can_be_learned(tmp_path, monkeypatch, gate):
-    """An agent that is never right: no group is mixed. --gate stops after epoch 0, --no-gate not."""
-    monkeypatch.setattr(micro, "answered", lambda n, u: "wrong")
-    stops = pytest.raises(UserError) if gate else contextlib.nullcontext()
-    with stops, pytest.MonkeyPatch.context() as patch:
-        micro.run_micro(patch, tmp_path / "r", **{**BASE, "gate": gate, "epochs": 1})
-    assert len(read_jsonl(tmp_path / "r" / "metrics.jsonl")) == (1 if gate else 2)
 
 
 def test_a_clock_that_is_set_back_is_not_read(tmp_path):
@@ -874,7 +838,7 @@ ELSEWHERE = {
     "threads": "test_wiring.py::test_threads",
     "world": "test_wiring.py::test_world_and_its_options_reach_the_world",
     "world_options": "test_wiring.py::test_world_and_its_options_reach_the_world",
-    "gate": "test_wiring.py::test_the_gate_stops_where_nothing_can_be_learned",
+    "gate": "test_tool_loop.py::test_the_gate_stops_where_nothing_can_be_learned",
     "base_tasks": "test_tool_calls.py::"
                   "test_splits_are_disjoint_deterministic_and_keep_rewordings_together",
     "validation_tasks": "test_tool_calls.py::test_a_validation_file_replaces_the_held_out_part",

@@ -233,15 +233,6 @@ def reason_for(world, task, seed_task=SEED, held_out=frozenset(), tokenizer=None
         return str(reason)
 
 
-def test_copies_and_held_out_tasks_are_refused_for_any_world():
-    """No world has to think of it."""
-    again, held_out = template.make("inc", [1, 2, 3], "env"), task_keys(template, HELD)
-    assert reason_for(template, OTHER) == ""
-    assert reason_for(template, again) == "copy of the seed"
-    assert reason_for(template, again, NO_SEED) == ""
-    assert reason_for(template, HELD, held_out=held_out) == "held-out task"
-
-
 @pytest.mark.parametrize("key", ["same", ("also", "same")])
 def test_a_world_may_say_what_counts_as_the_same(key):
     """A rewording is a copy although its id is another."""
@@ -282,17 +273,6 @@ def test_a_simulator_that_writes_control_tokens_is_counted(tmp_path):
     assert [g.text for g in written] == texts[:1]
     assert state.invalid == {"copy of the seed": 1, "special tokens": 1, "malformed": 1,
                             "duplicate in the batch": 1}
-
-
-def test_the_simulator_is_told_the_success_of_its_seed_or_that_it_is_unknown():
-    """A seed without a recent p_hat got the global success, worded as its own."""
-    state = SimpleNamespace(t=5, epoch=5)
-    run = SimpleNamespace(
-        o=replace(genenv.Options(), pool_age=2), state=state,
-        train_pool=SimpleNamespace(p_hat={SEED.id: (0.0, 4), OTHER.id: (0.25, 2)}))
-    assert genenv.recent_success(run, SEED) == 0.0
-    assert genenv.recent_success(run, OTHER) is None  # three epochs ago
-    assert genenv.recent_success(run, HELD) is None   # never
 
 
 def test_a_teachers_file_passes_the_same_checks(tmp_path):
