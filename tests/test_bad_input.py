@@ -11,14 +11,16 @@ import json
 import os
 import random
 import shutil
+import sys
 
 import pytest
+import torch
 
 from bench import __main__ as bench
 from conftest import write_report
 import eval.__main__
 import eval.make_base
-from experiments import __main__ as experiments
+from experiments import __main__ as experiments, tools
 import genenv
 from run import checkpoint
 from run.options import CHOICES, NAMED
@@ -120,6 +122,7 @@ def test_option(flag, value, tmp_path, capsys):
     refused(capsys, tmp_path, genenv.main, argv, "genenv: ", word)
 
 
+WARM = ["warm-start", "--out", "{tmp}/m", "--model", "m", "--base-tasks", "b"]
 # the mistakes that users make most: (argv, what the line must say)
 MISTAKES = {
     "unknown": (["--moon", "1"], "--moon"), "stray": (["--alpha", "0.5", "moon"], "moon"),
@@ -182,6 +185,10 @@ MISTAKES = {
     "warm-start without a model": (["warm-start", "--out", "{tmp}/m"], "--model"),
     "warm-start option": (["warm-start", "--out", "{tmp}/m", "--model", "m", "--epoch", "3"],
                           "did you mean --epochs"),
+    **{f"warm-start {flag} {value}": ([*WARM, flag, value], flag) for flag, value in (
+        ("--passes", "0"), ("--lr", "-1"), ("--lr", "nan"), ("--lr", "inf"), ("--batch", "x"),
+        ("--rounds", "-1"), ("--call-format", "yaml"), ("--out", ""), ("--model", ""))},
+    "warm-start in a world without": ([*WARM[:-2], "--world", "ladder"], "warm_start_pairs"),
 }
 
 
@@ -414,7 +421,14 @@ TOOLS = {
     "bench: value": (bench.main, ["trl", "--steps", "x"]),
     "bench: steps": (bench.main, ["trl", "--steps", "0"]),
     "bench: G": (bench.main, ["trl", "--G", "1"]), "bench: option": (bench.main, ["trl", "--moon"]),
-    "bench: shape": (bench.main, ["gpu", "--tiny", "--prompt", "5"]),
+    "bench: shape": (bench.main, ["gpu", "--tiny", "--prompt", "8"]),
+    "bench: no GPU": (bench.main, ["gpu"]), "bench: no TRL": (bench.main, ["trl"]),
+    "bench: width": (bench.main, ["trl", "--hidden", "100"]),
+    "bench: rows": (bench.main, ["trl", "--trl-rows", "5"]),
+    "bench: no model": (bench.main, ["model", "--base-tasks", "x"]),
+    "tools: no data": (tools.main, ["run", "--model", "m"]),
+    "tools: nothing to draw": (tools.main, ["table", "--results", "none"]),
+    "tools: option": (tools.main, ["table", "--nonsense"]),
     "make_base: nothing": (eval.make_base.main, []),
     "make_base: bench": (eval.make_base.main, ["moon", "--data", "{tmp}", "--out", "{tmp}/o"]),
     "make_base: exists": (eval.make_base.main, ["bfcl", "--data", "{tmp}", "--out", "{tmp}/file"]),
@@ -433,6 +447,8 @@ def test_other_command_lines(name, tmp_path, capsys, monkeypatch):
     """report, experiments, bench, make_base and the ladder's own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("x")
+    monkeypatch.setitem(sys.modules, "trl", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     main, argv = TOOLS[name]
     refused(capsys, tmp_path, main, [a.replace("{tmp}", str(tmp_path)) for a in argv], ": ")
 

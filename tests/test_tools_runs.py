@@ -146,12 +146,3 @@ def test_a_run_of_the_loop_goes_through_imitation(monkeypatch, tmp_path):
     last = read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]
     assert last["agent_moved"] > 0 and last["trained_tokens"] > 0
     assert not last["other_adapter_moved"] and last["grad_norm"] > 0
-
-
-@pytest.mark.parametrize("argv, word", [
-    (["run", "--model", "m"], "--data"), (["table", "--results", "none"], "no such file"),
-    (["table", "--nonsense"], "--nonsense")])
-def test_what_is_wrong_is_one_line(argv, word, capsys):
-    assert tools.main(argv) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and word in err

@@ -296,21 +296,6 @@ def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):
     assert "is not empty" in refusal(argv(model, tasks, tmp_path / "used" / "file"))
 
 
-@pytest.mark.parametrize("more, said", [
-    (["--passes", "0"], "--passes"), (["--lr", "-1"], "--lr"), (["--lr", "nan"], "--lr"),
-    (["--batch", "x"], "--batch"), (["--out", ""], "--out"), (["--model", ""], "--model"),
-    (["--nonsense"], "--nonsense"), (["--world", "ladder"], "warm_start_pairs"),
-    (["--call-format", "yaml"], "--call-format"),
-    (["--rounds", "-1"], "--rounds"), (["--lr", "inf"], "--lr"),
-])
-def test_wrong_options(model, tasks, tmp_path, more, said):
-    keep = [a for a in argv(model, tasks, tmp_path / "m")]
-    if "--world" in more:  # options of the tool_calls world would be refused first
-        keep = ["--model", model, "--out", str(tmp_path / "m")]
-    assert said in refusal(keep + more)
-    assert not (tmp_path / "m").exists()
-
-
 @pytest.mark.parametrize("pairs, passes", [(18, 10), (66, 8), (164, 4), (1100, 3)])
 def test_few_examples_are_passed_over_more_often(pairs, passes):
     """Twenty examples in three passes are twelve steps, after which hardly a task was valid."""
