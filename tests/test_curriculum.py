@@ -3,7 +3,6 @@
 Run: python -m pytest tests/test_curriculum.py -q
 """
 import dataclasses
-import inspect
 import math
 import re
 import shutil
@@ -179,16 +178,6 @@ def test_functions_of_a_user_are_found_wherever_they_stand(tmp_path):
         done = subprocess.run([sys.executable, *command], cwd=tmp_path, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.parametrize("prefix, arguments, some", [
-    ("alpha_", 1, {"constant", "linear", "cosine", "step", "adaptive", "integral", "learned"}),
-    ("reward_", 3, {"bell", "variance", "signal", "tent"}), ("seeds_", 2, {"uniform", "curated"}),
-    ("agent_reward_", 4, {"plain", "length"})])
-def test_names_on_the_command_line(prefix, arguments, some):
-    """A name of the documentation would be missing, or a helper offered as a choice."""
-    assert some <= set(named(prefix))
-    assert all(len(inspect.signature(f).parameters) == arguments for f in named(prefix).values())
 
 
 def test_only_schedules_that_say_so_may_be_prolonged(monkeypatch):

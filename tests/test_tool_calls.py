@@ -6,7 +6,6 @@ After a deliberate change of the prompts: python tests/test_tool_calls.py, and r
 import dataclasses
 import json
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -406,29 +405,6 @@ def test_a_valid_task_is_found_in_what_surrounds_it(text):
     assert (task.origin, task.seed_task, task.epoch) == ("env", SEED.id, 3)
     assert world.score(task, said(HALL)) == (1.0, True)
     json.dumps(dataclasses.asdict(task)).encode()  # fit for the pools
-
-
-HUGE = {
-    "digits": '{"task": ' + "9" * 30_000 + "}", "exponent": '{"task": 1e400000}',
-    "nul": "{\0}", "surrogate": '{"task": "\ud800"}', "raw surrogate": "\udfff" * 100,
-    "calls": "<tool_call>" * 3_000,
-    "call of objects": "<tool_call>" + '{"a":' * 3_000 + "}" * 3_000 + "</tool_call>",
-    "leaky braces": json.dumps(record("Put the light on. " + "{" * 23 + "{}" * 10_000)),
-}
-
-
-@pytest.mark.parametrize("name", HUGE)
-def test_hostile_text_is_refused_quickly(name):
-    """A policy under training writes anything; nothing of it may hang or crash the run."""
-    started = time.process_time()
-    with pytest.raises(InvalidTask):
-        if name == "leaky braces":  # slow at worst, but a proper task
-            world.parse_task(HUGE[name], SEED, 1)
-            raise InvalidTask("fine")
-        world.parse_task(HUGE[name], SEED, 1)
-    assert world.score(SEED, HUGE[name]) == (0.0, False)
-    assert world.score(ASK, HUGE[name])[0] == 0.0
-    assert time.process_time() - started < 2
 
 
 # ---------------------------------------------------------------------------------------------
