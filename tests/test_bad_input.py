@@ -186,7 +186,7 @@ MISTAKES = {
     "warm-start option": (["warm-start", "--out", "{tmp}/m", "--model", "m", "--epoch", "3"],
                           "did you mean --epochs"),
     **{f"warm-start {flag} {value}": ([*WARM, flag, value], flag) for flag, value in (
-        ("--passes", "0"), ("--lr", "-1"), ("--lr", "nan"), ("--lr", "inf"), ("--batch", "x"),
+        ("--passes", "-1"), ("--lr", "-1"), ("--lr", "nan"), ("--lr", "inf"), ("--batch", "x"),
         ("--rounds", "-1"), ("--call-format", "yaml"), ("--out", ""), ("--model", ""))},
     "warm-start in a world without": ([*WARM[:-2], "--world", "ladder"], "warm_start_pairs"),
 }

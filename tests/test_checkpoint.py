@@ -27,31 +27,20 @@ from run import checkpoint, options
 from run.frame import EpochState
 from watch import measure
 
+pytestmark = pytest.mark.usefixtures("small_ladder")
 POOLS = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(small_ladder):
-    """The small embedded world of conftest.py."""
-    return small_ladder
-
-
-def run(out, cache, *more):
+def run(out, small_ladder, *more):
     """genenv.main in this process -> exit code."""
-    return genenv.main(["--out", str(out), "--base-model", str(cache), *MICRO, "--epochs", "3",
+    return genenv.main(["--out", str(out), "--base-model", small_ladder, *MICRO, "--epochs", "3",
                         *more])
 
 
-@pytest.fixture(scope="module")
-def quiet(quiet_run):
-    """An undisturbed run of three epochs."""
-    return quiet_run
-
-
 @pytest.fixture
-def copy(quiet, tmp_path):
+def copy(quiet_run, tmp_path):
     """A copy of it, without its report, to disturb."""
-    return Path(shutil.copytree(quiet, tmp_path / "copy",
+    return Path(shutil.copytree(quiet_run, tmp_path / "copy",
                                 ignore=shutil.ignore_patterns("figures", "report.html")))
 
 
@@ -69,22 +58,22 @@ def contents(folder):
 # what is there
 
 
-def test_two_checkpoints_are_kept_and_hold_what_they_should(quiet):
+def test_two_checkpoints_are_kept_and_hold_what_they_should(quiet_run):
     """The last and the one before; adapters, optimisers, generators, the account of the epoch."""
-    assert names(quiet) == ["e0003-s000.pt", "e0004-s000.pt"]
-    for path in checkpoint._checkpoints(quiet):
+    assert names(quiet_run) == ["e0003-s000.pt", "e0004-s000.pt"]
+    for path in checkpoint._checkpoints(quiet_run):
         state = checkpoint._read(path)
         assert set(state["adapters"]) == {"agent", "env"} and len(state["generators"]) == 2
         assert all(o["state"] for o in state["optimizers"]) and state["device"] == "cpu"
         assert set(state["sizes"]) == set(POOLS)
-    assert all(state["sizes"][name] == (quiet / name).stat().st_size for name in POOLS)
+    assert all(state["sizes"][name] == (quiet_run / name).stat().st_size for name in POOLS)
 
 
 # ---------------------------------------------------------------------------------------------
 # torn and surplus lines
 
 
-def test_surplus_lines_are_set_aside_and_reported(quiet, copy, capsys):
+def test_surplus_lines_are_set_aside_and_reported(quiet_run, copy, capsys):
     """Whole records written after the checkpoint, and a torn one behind them: all are kept."""
     line = (copy / "train.jsonl").read_bytes().splitlines(keepends=True)[0]
     with open(copy / "train.jsonl", "ab") as file:
@@ -93,22 +82,22 @@ def test_surplus_lines_are_set_aside_and_reported(quiet, copy, capsys):
     out = capsys.readouterr().out
     assert "last line was torn" in out and "2 lines written after the checkpoint" in out
     assert (copy / "train.jsonl.torn").read_bytes() == line[:10] + b"\n" + 2 * line
-    same_run(quiet, copy)
+    same_run(quiet_run, copy)
 
 
-def test_killed_before_the_first_checkpoint(quiet, tmp_path, cache, capsys):
+def test_killed_before_the_first_checkpoint(quiet_run, tmp_path, small_ladder, capsys):
     """Only config.json and some lines: the run starts over and sets those lines aside."""
     out = tmp_path / "r"
     out.mkdir()
-    shutil.copy(quiet / "config.json", out)
-    shutil.copy(quiet / "metrics.jsonl", out)
-    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
+    shutil.copy(quiet_run / "config.json", out)
+    shutil.copy(quiet_run / "metrics.jsonl", out)
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", small_ladder]) == 0
     assert "no checkpoint yet" in capsys.readouterr().out
-    assert (out / "metrics.jsonl.torn").read_bytes() == (quiet / "metrics.jsonl").read_bytes()
-    same_run(quiet, out)
+    assert (out / "metrics.jsonl.torn").read_bytes() == (quiet_run / "metrics.jsonl").read_bytes()
+    same_run(quiet_run, out)
 
 
-def test_the_checkpoint_before_takes_over(quiet, copy, capsys):
+def test_the_checkpoint_before_takes_over(quiet_run, copy, capsys):
     """The newest is damaged: the message names it, and without it the run goes on from the one
     before, to the same end."""
     newest = copy / "checkpoints" / "e0004-s000.pt"
@@ -125,7 +114,7 @@ def test_the_checkpoint_before_takes_over(quiet, copy, capsys):
     said = capsys.readouterr().out
     assert "at epoch 3, step 0" in said and "to the bit" not in said
     assert len(read_jsonl(copy / "metrics.jsonl.torn")) == 1
-    same_run(quiet, copy)
+    same_run(quiet_run, copy)
 
 
 def test_the_only_checkpoint_is_damaged(copy, capsys):
@@ -150,14 +139,14 @@ def test_a_finished_run_is_complete(copy, capsys):
     assert contents(copy) == before
 
 
-def test_a_run_killed_before_its_report_is_finished(quiet, copy, capsys):
+def test_a_run_killed_before_its_report_is_finished(quiet_run, copy, capsys):
     """A report that is older than the last checkpoint is not the last thing a run writes."""
     (copy / "report.html").touch()
     os.utime(copy / "report.html", (0, 0))
     shutil.rmtree(copy / "adapters")
     assert genenv.main(["--resume", "--out", str(copy)]) == 0
     assert "resumed" in capsys.readouterr().out
-    same_run(quiet, copy)
+    same_run(quiet_run, copy)
 
 
 def test_ctrl_c_advises_to_resume_only_what_there_is(monkeypatch, capsys, tmp_path):
@@ -237,11 +226,11 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monkeypatch):
+def test_failing_write_loses_nothing(name, quiet_run, tmp_path, small_ladder, capsys, monkeypatch):
     """One line and exit code 2; the checkpoint before is whole; the resumed run ends the same."""
     out, (owner, call, nth, number) = tmp_path / "r", FAULTS[name]
     calls = fail_at(monkeypatch, owner, call, nth, number)
-    code = run(out, cache)
+    code = run(out, small_ladder)
     monkeypatch.undo()
     assert len(calls) >= nth
     one_line(capsys, code, os.strerror(number), "--resume")
@@ -249,8 +238,8 @@ def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monke
     assert not any(n.startswith("tmp-") for n in left), left
     for folder in left:  # whatever is there can be read
         checkpoint._read(out / "checkpoints" / folder)
-    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
-    same_run(quiet, out)
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", small_ladder]) == 0
+    same_run(quiet_run, out)
 
 
 def test_a_disk_that_is_full_when_the_adapters_are_written(capsys, monkeypatch):
@@ -274,7 +263,7 @@ def test_half_written_append_is_taken_back(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kilobytes", [1, 100])
-def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
+def test_a_real_limit_on_file_size(kilobytes, quiet_run, tmp_path, small_ladder):
     """The kernel refuses to write on: the same as a full disk, without a patch in between."""
     out = tmp_path / "r"
     pid = os.fork()
@@ -285,7 +274,7 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * kilobytes,) * 2)
         code = 3
         try:
-            code = run(out, cache)
+            code = run(out, small_ladder)
         finally:
             sys.stderr.flush()
             os._exit(code)
@@ -294,8 +283,8 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     assert code == 2 and text.count("\n") == 1 and text.startswith("genenv: "), (code, text)
     assert "File too large" in text, text  # of a full disk torch itself says "unexpected pos"
     assert out.exists() == (kilobytes > 1)  # config.json has more: then there is no run at all
-    assert run(out, cache, *(["--resume"] if out.exists() else [])) == 0
-    same_run(quiet, out)
+    assert run(out, small_ladder, *(["--resume"] if out.exists() else [])) == 0
+    same_run(quiet_run, out)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -308,7 +297,7 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     (os, "replace", 3, True), (os, "replace", 3, False), (Path, "unlink", 1, True),
     (os, "fsync", 12, True)],
     ids=["before renaming", "after renaming", "before cleaning", "between the pools"])
-def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
+def test_killed_inside_a_save(owner, call, nth, before, quiet_run, tmp_path, small_ladder):
     """SIGKILL at one exact call: the run resumes and ends the same."""
     out, real, calls = tmp_path / "r", getattr(owner, call), []
     pid = os.fork()
@@ -324,11 +313,11 @@ def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
         setattr(owner, call, die)
-        os._exit(run(out, cache))
+        os._exit(run(out, small_ladder))
     os.waitpid(pid, 0)
-    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", small_ladder]) == 0
     assert not any(n.startswith("tmp-") for n in names(out)) and len(names(out)) == 2
-    same_run(quiet, out)
+    same_run(quiet_run, out)
 
 
 def test_the_newest_checkpoint_is_known_by_its_numbers(tmp_path):
@@ -363,31 +352,32 @@ def wait_for(path, pid):
 
 
 @forks
-def test_a_run_folder_is_one_programs_until_it_dies(quiet, tmp_path, cache, capsys):
+def test_a_run_folder_is_one_programs_until_it_dies(quiet_run, tmp_path, small_ladder, capsys):
     """A second run and a resume are refused in one line and write nothing, while the first lives;
     SIGKILL frees the folder, and the run goes on to the same end."""
     out = tmp_path / "r"
-    first = background(tmp_path, "said", lambda: run(out, cache))
+    first = background(tmp_path, "said", lambda: run(out, small_ladder))
     wait_for(out / "config.json", first)
     os.kill(first, signal.SIGSTOP)  # alive, but it writes no more
     before = contents(out)
-    one_line(capsys, run(out, cache), out, "holds a run already")
+    one_line(capsys, run(out, small_ladder), out, "holds a run already")
     one_line(capsys, genenv.main(["--resume", "--out", str(out)]),
              out, "another program is at work")
     assert contents(out) == before
     os.kill(first, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == -signal.SIGKILL
-    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
-    same_run(quiet, out)
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", small_ladder]) == 0
+    same_run(quiet_run, out)
 
 
 @forks
 @pytest.mark.parametrize("resume", [False, True], ids=["two runs", "two resumes"])
-def test_started_at_once_one_of_two_gets_the_folder(resume, quiet, tmp_path, cache, monkeypatch):
+def test_started_at_once_one_of_two_gets_the_folder(resume, quiet_run, tmp_path, small_ladder,
+                                                    monkeypatch):
     """Both have found the folder free before either takes it."""
     out, here = tmp_path / "r", os.getpid()
     if resume:
-        shutil.copytree(quiet, out)
+        shutil.copytree(quiet_run, out)
         (out / "checkpoints" / "e0004-s000.pt").unlink()
 
     def met(real):
@@ -399,13 +389,13 @@ def test_started_at_once_one_of_two_gets_the_folder(resume, quiet, tmp_path, cac
         return call
     name = "lock_folder" if resume else "create_folder"
     monkeypatch.setattr(checkpoint, name, met(getattr(checkpoint, name)))
-    command = lambda: run(out, cache, *(["--resume"] if resume else []))
+    command = lambda: run(out, small_ladder, *(["--resume"] if resume else []))
     pids = [background(tmp_path, name, command) for name in "ab"]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert sorted(codes) == [0, 2]
     said = (tmp_path / "ab"[codes.index(2)]).read_text().splitlines()
     assert str(out) in said[-1] and "another program is at work" in said[-1]
-    same_run(quiet, out)
+    same_run(quiet_run, out)
 
 
 @forks
@@ -431,7 +421,7 @@ def test_where_nothing_can_be_locked_one_line_says_so(how, tmp_path, monkeypatch
     assert out.count("\n") == 1 and "cannot be locked" in out and str(tmp_path) in out
 
 
-def test_a_folder_with_a_lock_alone_is_empty(tmp_path, cache):
+def test_a_folder_with_a_lock_alone_is_empty(tmp_path, small_ladder):
     """A run killed between lock and config.json would block its folder for good."""
     (tmp_path / "lock").touch()
     o = genenv.Options(out=str(tmp_path))

@@ -38,12 +38,6 @@ def record(epoch, **given):
             "synthetic": 100 * epoch, **given}
 
 
-@pytest.fixture(scope="module")
-def cache(small_ladder):
-    """The small embedded world of conftest.py."""
-    return small_ladder
-
-
 class Here:
     """In place of subprocess.Popen: the run takes place in this process."""
 
@@ -220,21 +214,21 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
     assert len(budgets) == 1
 
 
-def test_bases_start_from_the_base_model_of_their_seed(tmp_path, cache, in_process, monkeypatch,
-                                                       capsys):
+def test_bases_start_from_the_base_model_of_their_seed(tmp_path, small_ladder, in_process,
+                                                       monkeypatch, capsys):
     """All runs of the suite would share one base model, and the intervals would not be over any."""
     monkeypatch.setattr(experiments, "draw", lambda path: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments, "BASES", tmp_path / "shipped")
-    shutil.copytree(cache, tmp_path / "shipped" / "ladder")
+    shutil.copytree(small_ladder, tmp_path / "shipped" / "ladder")
     seen, load = [], Policy.load
     monkeypatch.setattr(Policy, "load", lambda folder, **k: (seen.append(
-        (Path(folder) / "which").read_text()), load(cache, **k))[1])
+        (Path(folder) / "which").read_text()), load(small_ladder, **k))[1])
     out, command = tmp_path / "out", ["bases", "--seeds", "2", "--jobs", "1", *TINY]
     command += ["--only", "genenv", "random", "--out", str(out)]
     assert experiments.main(command) == 2
     assert "`python -m worlds.ladder train 1 runs/base/ladder-1` trains it" in capsys.readouterr().err
-    shutil.copytree(cache, tmp_path / "runs" / "base" / "ladder-1")
+    shutil.copytree(small_ladder, tmp_path / "runs" / "base" / "ladder-1")
     for folder, text in ((tmp_path / "shipped" / "ladder", "0"),
                          (tmp_path / "runs" / "base" / "ladder-1", "1")):
         (folder / "which").write_text(text)
@@ -245,12 +239,12 @@ def test_bases_start_from_the_base_model_of_their_seed(tmp_path, cache, in_proce
     assert f"| 1 | {starts[2]:.3f} to " in text
 
 
-def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, in_process, monkeypatch, capsys):
+def test_a_suite_goes_on_where_it_stopped(tmp_path, small_ladder, in_process, monkeypatch, capsys):
     """Runs already in the results are not repeated, and other settings are refused."""
     monkeypatch.setattr(experiments, "draw", lambda path: None)  # see test_any_world
     out = tmp_path / "out"
     command = ["paper", "--seeds", "1", "--jobs", "1", "--out", str(out), *TINY,
-               "--base-model", cache]
+               "--base-model", small_ladder]
     assert experiments.main([*command, "--only", "genenv"]) == 0
     first = (out / "paper.jsonl").read_bytes()
     assert experiments.main([*command, "--only", "genenv", "static"]) == 0
@@ -303,14 +297,14 @@ def test_results_of_another_meaning_are_not_taken_for_these(tmp_path, capsys):
         assert "move it away" in err and err.count("\n") == 1
 
 
-def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, cache, in_process,
+def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, small_ladder, in_process,
                                                          monkeypatch):
     """The reason must not stay in a temporary file, and what was finished is kept."""
     monkeypatch.setitem(suites.PAPER, "static", ["--variant", "moon"])
     out = tmp_path / "out"
     with pytest.raises(UserError, match="'static' with seed 0 failed: .*moon"):
         experiments.run_suite(experiments.planned(
-            "paper", 1, False, out, [*TINY, "--base-model", cache], ["genenv", "static"]), 1)
+            "paper", 1, False, out, [*TINY, "--base-model", small_ladder], ["genenv", "static"]), 1)
     assert [json.loads(line)["name"] for line in open(out / "paper.jsonl")] == ["genenv"]
 
 

@@ -28,12 +28,6 @@ SMALL = ["--threads", "1", "--no-gate", "--rank", "4", "--epochs", "6", "--steps
          "--agent-lr", "1e-4", "--k-min", "0.26", "--env-kl-cap", "0.15"]
 
 
-@pytest.fixture(scope="module")
-def cache(small_ladder):
-    """The small embedded world of conftest.py: only its tokenizer and its gradients matter here."""
-    return small_ladder
-
-
 # ---------------------------------------------------------------------------------------------
 # scripts
 
@@ -128,9 +122,9 @@ def kinds(records):
     return {w.partition(":")[0] for r in records for w in r["warnings"]}
 
 
-def run(out, cache, *options):
+def run(out, small_ladder, *options):
     """The records of a run with a script."""
-    assert genenv.main(["--out", str(out), "--base-model", cache, *SMALL, *options]) == 0
+    assert genenv.main(["--out", str(out), "--base-model", small_ladder, *SMALL, *options]) == 0
     return read_jsonl(out / "metrics.jsonl")
 
 
@@ -143,10 +137,10 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_healthy_script_raises_no_warning(name, tmp_path, cache, monkeypatch):
+def test_healthy_script_raises_no_warning(name, tmp_path, small_ladder, monkeypatch):
     """Varied tasks, an agent that learns: silence, whatever the options."""
     scripted(monkeypatch)
-    records = run(tmp_path / "r", cache, *HEALTHY[name])
+    records = run(tmp_path / "r", small_ladder, *HEALTHY[name])
     assert kinds(records) == set(), [r["warnings"] for r in records]
 
 
@@ -169,11 +163,11 @@ SICK = {  # name: (script, options, the one warning that it deserves)
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_a_simulator_that(name, tmp_path, cache, monkeypatch):
+def test_a_simulator_that(name, tmp_path, small_ladder, monkeypatch):
     """... raises its own warning and no other."""
     script, options, keyword = SICK[name]
     scripted(monkeypatch, **script)
-    records = run(tmp_path / "r", cache, *options)
+    records = run(tmp_path / "r", small_ladder, *options)
     assert kinds(records) == {keyword}, [r["warnings"] for r in records]
     text = next(w for r in records for w in r["warnings"])
     named = re.findall(r"--([A-Za-z][a-z-]*)", text)  # what to change, by names that exist
@@ -181,24 +175,24 @@ def test_a_simulator_that(name, tmp_path, cache, monkeypatch):
     assert all(hasattr(genenv.Options, n.replace("-", "_")) for n in named), named
 
 
-def test_all_or_nothing_tasks_also_starve_a_trained_simulator(tmp_path, cache, monkeypatch):
+def test_all_or_nothing_tasks_also_starve_a_trained_simulator(tmp_path, small_ladder, monkeypatch):
     """No group differs and no task is in the band: two truths, both said."""
     scripted(monkeypatch, p=all_or_nothing)
-    assert kinds(run(tmp_path / "r", cache)) == {"no signal", "starvation"}
+    assert kinds(run(tmp_path / "r", small_ladder)) == {"no signal", "starvation"}
 
 
-def test_a_warning_ends_with_its_cause(tmp_path, cache, monkeypatch):
+def test_a_warning_ends_with_its_cause(tmp_path, small_ladder, monkeypatch):
     """A simulator that babbles for two epochs only is not accused afterwards."""
     babble = lambda seed, rng, t: "dbl" if t in (2, 3) and rng.random() < 0.8 else vary(seed, rng, t)
     scripted(monkeypatch, write=babble)
-    warned = [r["epoch"] for r in run(tmp_path / "r", cache) if r["warnings"]]
+    warned = [r["epoch"] for r in run(tmp_path / "r", small_ladder) if r["warnings"]]
     assert warned == [2, 3]
 
 
-def test_warnings_are_printed_and_kept(tmp_path, cache, monkeypatch, capsys):
+def test_warnings_are_printed_and_kept(tmp_path, small_ladder, monkeypatch, capsys):
     """Below the epoch's line, in metrics.jsonl and in the report."""
     scripted(monkeypatch, write=few)
-    records = run(tmp_path / "r", cache, "--epochs", "2")
+    records = run(tmp_path / "r", small_ladder, "--epochs", "2")
     text = records[-1]["warnings"][0]
     assert f"  ! {text}" in capsys.readouterr().out
     write_report(tmp_path / "r")

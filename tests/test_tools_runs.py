@@ -32,8 +32,7 @@ def goal(tmp_path_factory):
     o = parse_options(["--preset", "135m-cpu", "--model", "m", "--base-tasks", str(path),
                        "--base-limit", "64", "--tools", str(path)])
     tool_calls.prepare(o)
-    yield o, tools.target(str(DATA), o)
-    tool_calls._form = tool_calls.Form()
+    return o, tools.target(str(DATA), o)
 
 
 def test_the_target_is_all_that_is_neither_example_nor_tuning(goal):

@@ -22,7 +22,7 @@ from helpers import flat
 from models.loading import policy_options
 from policy import Policy, Rollout
 from test_tool_calls import NO_SYSTEM, chat_model
-from worlds import load_world, tool_calls
+from worlds import load_world
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,13 +58,6 @@ def done(model, tasks, tmp_path_factory):
     out = tmp_path_factory.mktemp("warm") / "model"
     assert warm_start.main(argv(model, tasks, out)) == 0
     return out
-
-
-@pytest.fixture(autouse=True)
-def usual_form():
-    """The world keeps the form that it was last prepared for."""
-    yield
-    tool_calls._form = tool_calls.Form()
 
 
 # ---------------------------------------------------------------------------------------------
