@@ -509,26 +509,20 @@ def test_run_of_another_version(copy, capsys):
 # adapters of another run
 
 
-@pytest.mark.parametrize("gone, word", [
-    ("adapter_config.json", "no adapter_config.json"),
-    ("adapter_model.safetensors", "no adapter_model.safetensors"), ("", "no such folder")])
-def test_folder_without_an_adapter_is_one_clear_line(gone, word, copy):
-    """Found early, and by the name of the option."""
+@pytest.mark.parametrize("file, text, rank, word", [
+    ("adapter_config.json", None, 4, "no adapter_config.json"),
+    ("adapter_model.safetensors", None, 4, "no adapter_model.safetensors"),
+    ("", None, 4, "no such folder"), ("", "", 8, "its rank is 4 and --rank is 8"),
+    ("adapter_config.json", '{"peft_type": "IA3"}', 4, "not LORA"),
+    ("adapter_config.json", "{", 4, "damaged"), ("adapter_config.json", "[]", 4, "damaged")])
+def test_a_folder_without_a_fitting_adapter_is_one_clear_line(file, text, rank, word, copy):
+    """Found early, and by the name of the option: a run of --rank 8 with an adapter of rank 4 would
+    be called damaged when it is resumed."""
     folder = copy / "adapters" / "agent"
-    shutil.rmtree(folder) if not gone else (folder / gone).unlink()
-    with pytest.raises(UserError, match=word) as error:
-        checkpoint.check_adapter_folder(str(folder), "agent_adapter", 4)
-    assert f"--agent-adapter {folder}" in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("text, rank, word", [
-    (None, 8, "its rank is 4 and --rank is 8"), ('{"peft_type": "IA3"}', 4, "not LORA"),
-    ("{", 4, "damaged"), ("[]", 4, "damaged")])
-def test_adapter_of_another_kind_is_one_clear_line(text, rank, word, copy):
-    """A run of --rank 8 with an adapter of rank 4 would be called damaged when it is resumed."""
-    folder = copy / "adapters" / "env"
     if text:
-        (folder / "adapter_config.json").write_text(text)
+        (folder / file).write_text(text)
+    elif text is None:
+        (folder / file).unlink() if file else shutil.rmtree(folder)
     with pytest.raises(UserError, match=word) as error:
-        checkpoint.check_adapter_folder(str(folder), "env_adapter", rank)
-    assert f"--env-adapter {folder}" in str(error.value) and "\n" not in str(error.value)
+        checkpoint.check_adapter_folder(str(folder), "agent_adapter", rank)
+    assert f"--agent-adapter {folder}" in str(error.value) and "\n" not in str(error.value)

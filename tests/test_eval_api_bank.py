@@ -114,9 +114,10 @@ HOSTILE = ["[AddAlarm(" + text + ")]" for text in (
     + ['{"name": ' * 10_000, "[" * 900 + "]" * 900, "[AddAlarm(" * 30_000 + ")]", None, 5, []]
 
 
-@pytest.mark.parametrize("rule", ["toolrl", "damo"])
-@pytest.mark.parametrize("kind", ["str", "int", "float", "list", "bool"])
+@pytest.mark.parametrize("rule, kind", [("toolrl", "str"), *(
+    ("damo", kind) for kind in ("int", "float", "list"))])
 def test_hostile_text_is_fast_and_false(kind, rule, tmp_path):
+    """Beside what test_eval_harness.py scores by every rule."""
     rec = RECORD | {"parameters": {"token": kind, "time": "str"}}
     never_passes(lambda text: api_bank.score(rec, text, rule), tmp_path, HOSTILE)
 

@@ -180,9 +180,9 @@ def turn(**changes):
 
 
 @pytest.mark.parametrize("rec", [
-    *(record({"a": kind}, {"a": [1]}, ["a"]) for kind in ("integer", "string", "any", "float")),
+    *(record({"a": kind}, {"a": [1]}, ["a"]) for kind in ("string", "float")),
     record({"a": {"type": "array", "items": {"type": "dict"}}}, {"a": [[{"k": [1]}]]}), turn()],
-    ids=range(6))
+    ids=range(4))
 def test_hostile_text_is_fast_and_false(rec, tmp_path):
     never_passes(lambda text: bfcl.score(rec, text), tmp_path, HOSTILE)
 

@@ -203,10 +203,10 @@ TRAPS = [text.replace("CODE", "__import__('os').system('touch MADE')") for text 
     '{"name": CODE}', "[{'days': CODE}]", "[open('MADE', 'w')]", "eval(\"open('MADE', 'w')\")")]
 
 
-def never_passes(score, tmp_path, more=()):
+def never_passes(score, tmp_path, texts=HOSTILE):
     """Score hostile texts by score(text): none crashes, takes long, passes or is executed."""
     made = tmp_path / "made-by-model-text"
-    for text in [*HOSTILE, *more, *(trap.replace("MADE", str(made)) for trap in TRAPS)]:
+    for text in [*texts, *(trap.replace("MADE", str(made)) for trap in TRAPS)]:
         began = time.process_time()
         verdict = score(text)
         assert time.process_time() - began < 1.0, repr(text)[:40]

@@ -40,9 +40,12 @@ def ending():
 # scoring
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_shared_prompt_logprobs_equal_a_token_by_token_loop(shared, temperature):
-    """Off-by-one, wrong positions or a leaking mask: the packed path would score another model."""
+@pytest.mark.parametrize("temperature, chunk", [(1.0, 10_000), (0.7, 3)])
+def test_shared_prompt_logprobs_equal_a_token_by_token_loop(shared, temperature, chunk,
+                                                            monkeypatch):
+    """Off-by-one, wrong positions or a leaking mask: the packed path would score another model. So
+    would logits that are cut into chunks; test_grpo.py has the gradients of both."""
+    monkeypatch.setattr(policy_module, "LOGIT_CHUNK", chunk)
     groups = random_groups(MIXED)
     for adapter in ("agent", "env", None):
         with shared.use(adapter), torch.no_grad():
@@ -66,25 +69,6 @@ def test_siblings_and_later_tokens_do_not_reach_a_rollout(shared):
     torch.testing.assert_close(before[2], after[2])
     torch.testing.assert_close(before[1, :3], after[1, :3])
     assert (before[1, 3:] != after[1, 3:]).all()
-
-
-def test_chunked_log_softmax_equals_the_whole(shared, monkeypatch):
-    """Cutting the tokens into chunks would change values or gradients."""
-    groups, results = random_groups(MIXED), []
-    for chunk in (10_000, 3, 1):
-        monkeypatch.setattr(policy_module, "LOGIT_CHUNK", chunk)
-        clear(shared)
-        with shared.use("agent"):
-            logp, mask = shared.logprobs(flat(groups), 0.7)
-            (logp.exp() * mask).sum().backward()
-            with torch.no_grad():
-                quiet = shared.logprobs(flat(groups), 0.7)[0]
-        torch.testing.assert_close(quiet, logp.detach(), atol=1e-5, rtol=1e-5)
-        results.append((logp.detach(), gradients(shared, "agent")))
-    clear(shared)
-    for logp, grads in results[1:]:
-        torch.testing.assert_close(logp, results[0][0], atol=1e-5, rtol=1e-5)
-        assert close(grads, results[0][1])
 
 
 @contextmanager
@@ -158,9 +142,12 @@ def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
 LONG = [p for p, _ in random_groups([(P, [1]) for P in (5, 1, 9, 3, 14, 2, 2, 7)])]
 
 
-@pytest.mark.parametrize("adapter, temperature", [("agent", 1.0), ("agent", 0.7), (None, 0.7)])
-def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temperature):
-    """Cache, positions, compaction or temperature: the sampler would be another policy."""
+@pytest.mark.parametrize("adapter, temperature, columns", [
+    ("agent", 1.0, 14), ("agent", 0.7, 1), ("agent", 0.7, 3), (None, 0.7, 7)])
+def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temperature, columns):
+    """Cache, positions, compaction or temperature: the sampler would be another policy; or it would
+    read long prompts, of which a forward call takes so many columns, as other prompts."""
+    monkeypatch.setattr(policy_module, "PREFILL_TOKENS", columns * len(LONG))
     dropped, compact = [], policy_module._compact
 
     def spy(done, rollout):
@@ -169,41 +156,17 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
         return keep, new
 
     monkeypatch.setattr(policy_module, "_compact", spy)
-    out = ending.sample(adapter, LONG, G=3, max_new_tokens=24, temperature=temperature,
-                        generator=ending.generator(0))
+    with shapes_into(ending.lm.get_input_embeddings()) as shapes:
+        out = ending.sample(adapter, LONG, G=3, max_new_tokens=24, temperature=temperature,
+                            generator=ending.generator(0))
+    assert shapes[:-(-14 // columns)] == [(8, min(columns, 14 - start))
+                                          for start in range(0, 14, columns)]
     # the case is only worth something if whole groups and single rollouts left on the way
     assert any(rows for rows, _ in dropped) and any(slots for _, slots in dropped)
     assert len({len(r.response) for r in out}) > 5
     groups = [(p, [r.response for r in out[3 * b:3 * b + 3]]) for b, p in enumerate(LONG)]
     with ending.use(adapter), torch.no_grad():
-        logp, mask = ending.logprobs(flat(groups), temperature)
-    for rollout, row, m in zip(out, logp, mask):
-        torch.testing.assert_close(torch.tensor(rollout.logps), row[m], atol=3e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("columns", [1, 3, 7])
-def test_prefill_in_chunks_equals_prefill_at_once(ending, monkeypatch, columns):
-    """Wrong positions, mask or last token: long prompts would be read as other prompts."""
-    B = len(LONG)
-    with ending.use("agent"), torch.no_grad():
-        cache, owner, hidden = ending._prefill(LONG)
-        monkeypatch.setattr(policy_module, "PREFILL_TOKENS", columns * B)
-        with shapes_into(ending.lm.get_input_embeddings()) as shapes:
-            parts, same_owner, ends = ending._prefill(LONG)
-            out = ending.sample("agent", LONG, G=3, max_new_tokens=12, temperature=0.7,
-                                generator=ending.generator(0))
-    assert shapes[:-(-14 // columns)] == [(B, min(columns, 14 - start))
-                                          for start in range(0, 14, columns)]
-    torch.testing.assert_close(ends, hidden, atol=1e-5, rtol=1e-5)
-    assert torch.equal(owner, same_owner)
-    for layer, whole in zip(parts.layers, cache.layers):
-        torch.testing.assert_close(layer.keys, whole.keys, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(layer.values, whole.values, atol=1e-5, rtol=1e-5)
-        assert layer.buffers[0].shape == whole.buffers[0].shape  # no more room than at once
-    # what was sampled after it, against one row per response and no cache
-    groups = [(p, [r.response for r in out[3 * b:3 * b + 3]]) for b, p in enumerate(LONG)]
-    with ending.use("agent"), torch.no_grad():
-        logp, mask = ending.logprobs_dense(flat(groups), 0.7)
+        logp, mask = ending.logprobs_dense(flat(groups), temperature)  # a row each, no cache
     for rollout, row, m in zip(out, logp, mask):
         torch.testing.assert_close(torch.tensor(rollout.logps), row[m], atol=3e-5, rtol=1e-5)
 
