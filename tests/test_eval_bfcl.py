@@ -240,15 +240,9 @@ def test_simulator_is_optional(monkeypatch):
 def test_train_and_test_are_disjoint():
     test, train = bfcl.load(SHARED), bfcl.load(SHARED, split="train")
     assert len(train) == 2299
-    tasks = [bfcl.base_task(r) for r in train]
     assert not {json.dumps(r["function"]) for r in test} & {json.dumps(r["function"])
                                                             for r in train}
     assert all(bfcl.base_task(r) is None for r in test)
-    for task in tasks:
-        names = {tool["name"] for tool in task["tools"]}
-        assert task["calls"] and all(c["name"] in names for c in task["calls"])
-        assert all(tool["parameters"]["type"] == "object" for tool in task["tools"])
-        json.dumps(task)
     with pytest.raises(UserError):
         bfcl.load(SHARED, split="train", categories=[bfcl.LONG_CONTEXT])
 
