@@ -15,16 +15,6 @@ from eval.common import read_rows
 from test_eval_harness import SHARED, needs_data
 
 
-@pytest.fixture(scope="module")
-def golden():
-    return read_rows(SHARED / "golden" / "alfworld.jsonl")
-
-
-@pytest.fixture(scope="module")
-def records():
-    return alfworld.load(SHARED)
-
-
 def step(expert="go to desk 1", admissible=("go to desk 1", "look")):
     return {"id": "x#0", "category": "valid_seen/pick_and_place_simple", "game": "x", "step": 0,
             "goal": "g", "observation": "o", "history": [], "admissible": list(admissible),
@@ -87,9 +77,9 @@ COMPARED = {"step-string": ("in_admissible", "nothing_happens", "state_changed",
 
 
 @needs_data
-def test_every_compared_field_can_disagree(golden):
+def test_every_compared_field_can_disagree():
     """No field is compared with itself: a changed record is noticed."""
-    changed = []
+    golden, changed = read_rows(SHARED / "golden" / "alfworld.jsonl"), []
     for kind, key in ((kind, key) for kind, keys in COMPARED.items() for key in keys):
         row = next(r for r in golden if r["kind"] == kind and (
             key != "feedback" or r["official_verdict"]["nothing_happens"])
@@ -135,8 +125,8 @@ def test_episodes_without_the_package_are_one_clear_line(tmp_path, monkeypatch):
 
 
 @needs_data
-def test_game_files_are_unpacked_by_name(tmp_path, records):
-    game = records[0]["game"]
+def test_game_files_are_unpacked_by_name(tmp_path):
+    game = alfworld.load(SHARED)[0]["game"]
     paths = alfworld.unpack_games(SHARED, [game], tmp_path)
     assert set(json.loads(paths[game].read_text())) >= {"pddl_problem", "grammar", "walkthrough"}
     with pytest.raises(UserError, match="no game file for valid_seen/none"):

@@ -3,13 +3,12 @@
 Run: python -m pytest tests/test_eval_api_bank.py -q. What needs the data skips without ../shared.
 """
 import json
-import shutil
 
 import pytest
 
 from common.files import UserError
 from eval import api_bank
-from test_eval_harness import SHARED, needs_data, never_passes
+from test_eval_harness import SHARED, needs_data, never_passes, writable_copy
 
 GOLD = {"name": "AddAlarm", "parameters": {"token": "t1", "time": "2023-03-25 08:30:00"}}
 RECORD = {"id": "x", "category": "level-1", "system": "s", "user": "u", "gold": GOLD,
@@ -178,17 +177,9 @@ def test_official_training_format():
     assert api_bank.base_task(rec) is None
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A copy of the data of this benchmark, below tmp_path."""
-    shutil.copytree(SHARED / "api_bank", tmp_path / "api_bank")
-    for path in [tmp_path / "api_bank", *(tmp_path / "api_bank").rglob("*")]:
-        path.chmod(0o755)
-    return tmp_path / "api_bank"
-
-
 @needs_data
-def test_training_file_is_used_unless_evaluated(folder, tmp_path):
+def test_training_file_is_used_unless_evaluated(tmp_path):
+    folder = writable_copy("api_bank", tmp_path)
     row = {"input": f"User: Book a retreat.\n{SEARCH}\n", "output": "[Retreats(place='Bali', n=2)]"}
     evaluated = next(r for r in api_bank.load(SHARED) if r["category"] == "level-3")
     request = api_bank.request_of(evaluated["user"])
@@ -201,7 +192,8 @@ def test_training_file_is_used_unless_evaluated(folder, tmp_path):
 
 
 @needs_data
-def test_bad_data_is_named(folder, tmp_path):
+def test_bad_data_is_named(tmp_path):
+    folder = writable_copy("api_bank", tmp_path)
     with pytest.raises(UserError, match="no data folder"):
         api_bank.load(tmp_path / "nowhere")
     path = folder / "toolrl" / "level-2-api_processed.json"

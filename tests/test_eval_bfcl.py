@@ -3,14 +3,13 @@
 Run: python -m pytest tests/test_eval_bfcl.py -q. What needs the data skips without ../shared.
 """
 import json
-import shutil
 import sys
 
 import pytest
 
 from common.files import UserError
 from eval import bfcl
-from test_eval_harness import SHARED, lines, needs_data, never_passes
+from test_eval_harness import SHARED, lines, needs_data, never_passes, writable_copy
 
 
 def record(properties, answer, required=(), category="simple_python", name="f"):
@@ -247,17 +246,9 @@ def test_train_and_test_are_disjoint():
         bfcl.load(SHARED, split="train", categories=[bfcl.LONG_CONTEXT])
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A copy of the data of this benchmark, below tmp_path."""
-    shutil.copytree(SHARED / "bfcl", tmp_path / "bfcl")
-    for path in [tmp_path / "bfcl", *(tmp_path / "bfcl").rglob("*")]:
-        path.chmod(0o755)
-    return tmp_path / "bfcl"
-
-
 @needs_data
-def test_bad_data_is_named(folder, tmp_path):
+def test_bad_data_is_named(tmp_path):
+    folder = writable_copy("bfcl", tmp_path)
     path = folder / "BFCL_v4_parallel.json"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for bad, message in (({"id": 1}, "record 2"), (rows[1] | {"function": [{}]}, "parallel_1"),

@@ -8,6 +8,7 @@ nothing here needs the real data, except for the tests marked `needs_data`.
 import gzip
 import itertools
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -115,6 +116,14 @@ def tiny_travelplanner(folder):
     for part in ("validation", "train"):
         (folder / f"{part}_queries.jsonl").write_text(lines(query))
         (folder / f"{part}_ref_info.jsonl").write_text(lines(info))
+
+
+def writable_copy(bench, tmp_path):
+    """The folder of a copy of the real data of a benchmark."""
+    shutil.copytree(SHARED / bench, tmp_path / bench)
+    for path in [tmp_path / bench, *(tmp_path / bench).rglob("*")]:
+        path.chmod(0o755)
+    return tmp_path / bench
 
 
 @pytest.fixture

@@ -99,9 +99,10 @@ def test_interval_by_hand():
 # what is read from a run
 
 
-def generation(tools, texts, p_hat, epoch=1, written=1):
-    """A record of D_train."""
-    task = {"text": "", "spec": {"start": 3, "tools": tools}, "origin": "env", "epoch": written}
+def tried(tools, p_hat, epoch=1, written=None, origin="env", texts=()):
+    """A record of D_train, with a trace for each text."""
+    task = {"text": "", "spec": {"start": 3, "tools": tools}, "origin": origin,
+            "epoch": epoch if written is None else written, "id": "-".join(tools)}
     return {"task": task, "p_hat": p_hat, "epoch": epoch,
             "traces": [{"text": t, "reward": 0.0} for t in texts]}
 
@@ -109,10 +110,10 @@ def generation(tools, texts, p_hat, epoch=1, written=1):
 def test_generations_kept_by_noise_alone():
     """All attempts right, yet p_hat = 0.5: flipped rewards put it there."""
     right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2, "success_at": 0.5}
-    records = [generation(["inc"], [right, right], 0.5), generation(["inc"], [wrong, wrong], 0.5),
-               generation(["inc"], [right, wrong], 0.5), generation(["inc"], [right, wrong], 0.5),
-               generation(["inc"], [right, right], 1.0),             # outside the band
-               generation(["inc"], [right, right], 0.5, written=0)]  # replayed, not written now
+    attempts = [(right, right), (wrong, wrong), (right, wrong), (right, wrong)]
+    records = [tried(["inc"], 0.5, texts=texts) for texts in attempts] + [
+        tried(["inc"], 1.0, texts=attempts[0]),             # outside the band
+        tried(["inc"], 0.5, written=0, texts=attempts[0])]  # replayed, not written now
     assert experiments.kept_by_noise(ladder, records, 0.5, o) == 0.5
     assert experiments.kept_by_noise(ladder, [], 0.5, o) == 0
 
@@ -128,14 +129,6 @@ def ended(folder, metrics, train, **options):
     return {"name": "a", "seed": 0, "options": [], "folder": folder,
             "process": SimpleNamespace(returncode=0), "log": open(f"{folder}.log", "w"),
             "started": 0.0}
-
-
-def tried(tools, p_hat, epoch, written=None, origin="env"):
-    """A record of D_train with no traces."""
-    return {"task": {"text": "", "spec": {"start": 3, "tools": tools}, "origin": origin,
-                     "epoch": epoch if written is None else written,
-                     "id": "-".join(tools)},
-            "p_hat": p_hat, "epoch": epoch, "traces": []}
 
 
 def test_the_map_holds_what_was_generated_in_each_epoch(tmp_path):
