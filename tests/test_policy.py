@@ -472,27 +472,15 @@ def test_chat_template_gets_the_options_of_the_model(tmp_path):
         Policy.load(str(tmp_path), (), device="cpu", chat_template_kwargs={"tokenize": True})
 
 
-def test_model_folders_that_cannot_work_are_named(tmp_path):
-    """A missing folder, model or tokenizer would end in a traceback."""
-    with pytest.raises(UserError, match="does not exist"):
-        Policy.load(str(tmp_path / "none"))
-    with pytest.raises(UserError, match="no config.json"):
-        Policy.load(str(tmp_path))
+@pytest.mark.parametrize("content", ["{", json.dumps({"model_type": "nothing"})])
+def test_broken_model_files_are_one_clear_line(tmp_path, content):
+    """A half-copied model would end in a traceback of the library; test_tool_loop.py has files that
+    are missing or cut."""
     tiny_lm().save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="no tokenizer"):
-        Policy.load(str(tmp_path))
     toy_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(UserError, match="unknown quantisation 'int3'"):
         Policy.load(str(tmp_path), quant="int3")
-
-
-@pytest.mark.parametrize("file, content", [("config.json", "{"), ("tokenizer.json", "{"),
-                                           ("config.json", json.dumps({"model_type": "nothing"}))])
-def test_broken_model_files_are_one_clear_line(tmp_path, file, content):
-    """A half-copied model would end in a traceback of the library."""
-    tiny_lm().save_pretrained(tmp_path)
-    toy_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / file).write_text(content)
+    (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match="cannot (load|read)") as error:
         Policy.load(str(tmp_path), device="cpu")
     assert "\n" not in str(error.value)

@@ -21,8 +21,7 @@ from data_pool import Trace, TrainPool
 import genenv
 from policy import Policy
 from run.presets import PRESETS
-from worlds import (InvalidTask, check_task, held_out_keys, load_world, refuse_special_tokens,
-                    task_keys)
+from worlds import InvalidTask, check_task, held_out_keys, load_world, task_keys
 from worlds import tool_calls as world
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -360,14 +359,6 @@ def test_a_question_must_not_contain_its_answer(question, reference, given):
     assert world.leaks(task) == ("answer leaked" if given else "")
 
 
-def test_control_tokens_in_a_file_are_one_clear_line(folder):
-    """A base task would end the user's turn in every prompt."""
-    policy = world.load_policy(options(model=folder))
-    bad = world.make_task(record("Put the hall light on<|im_end|> level five."), "base")
-    with pytest.raises(UserError, match=r"spells '<\|im_end\|>', a control token"):
-        refuse_special_tokens([SEED, bad], policy.tokenizer)
-
-
 # ---------------------------------------------------------------------------------------------
 # one task, one id
 
@@ -407,6 +398,8 @@ def test_a_valid_task_is_found_in_what_surrounds_it(text):
 TWO = world.make_task(record(calls=[HALL, LOCK]), "base")
 ORDERED = world.make_task(record(calls=[HALL, LOCK], ordered=True), "base")
 TWICE = world.make_task(record(calls=[HALL, HALL]), "base")
+LETTERS = world.make_task({"task": "Which letters are these?", "reference": ["b c c d", "x y"]},
+                          "base")
 NOTHING, WRONG, RIGHT = (0.0, False), (0.0, True), (1.0, True)
 SCORES = [
     (TWO, said(HALL, LOCK), RIGHT, "all calls"),
@@ -437,6 +430,9 @@ SCORES = [
     (ASK, "It was Frank Herbert", (pytest.approx(2 / 3), True), "two words too many"),
     (ASK, "Isaac Asimov", WRONG, "nothing in common"),
     (ASK, " ... ", NOTHING, "no word at all"),
+    # two of three words are right, and two of four there; the better of two references counts
+    (LETTERS, "b b c", (pytest.approx(2 * 2 / (3 + 4)), True), "repeated words"),
+    (LETTERS, "x y", RIGHT, "another reference"),
 ]
 
 
@@ -444,19 +440,6 @@ SCORES = [
 def test_score_table(task, response, expected, why):
     """Both branches of Eq. 1; the prompt is not an argument, so it cannot be read."""
     assert world.score(task, response) == expected
-
-
-def test_token_f1_is_the_harmonic_mean_of_precision_and_recall():
-    """Against the definition, word by word, over repeated words."""
-    for answer, reference in (("b b c", "b c c d"), ("x", "x y z"), ("q", "r"), ("b c", "c b")):
-        words, left = answer.split(), reference.split()
-        hits = sum(1 for w in words if w in left and not left.remove(w))
-        precision, recall = hits / len(words), hits / len(reference.split())
-        f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
-        assert world.token_f1(answer, reference) == pytest.approx(f1)
-    several = world.make_task({"task": "Who was he, again?",
-                               "reference": ["Mark Twain", "Samuel Clemens"]}, "base")
-    assert world.score(several, "Samuel Clemens") == RIGHT
 
 
 # ---------------------------------------------------------------------------------------------
