@@ -90,31 +90,39 @@ def tiny_bamboogle(folder):
     (folder / "bamboogle.json").write_text(json.dumps(rows))
 
 
+TRAVEL = {"org": "Home", "dest": "Reno", "days": 3, "visiting_city_number": 1, "people_number": 3,
+          "budget": 1000, "query": "3 days in Reno, please", "level": "easy", "local_constraint":
+              {"house rule": None, "cuisine": None, "room type": None, "transportation": None}}
+
+
 def tiny_travelplanner(folder):
+    """The tables that test_eval_travelplanner.py has as DB, in the official layout, and a query."""
     tables = {
+        "restaurants/clean_restaurant_2022.csv":
+            'Name,City,Cuisines,Average Cost\nBlue Door,Reno,"Pizza, Indian",10\n'
+            'Red Door,Reno,French,20\nInn,Reno,Tea,5\nDiner,Reno,BBQ,8\nGrill,Reno,BBQ,9\n'
+            'Mum,Home,"Indian, Tea",1\nGhost,Reno,,7\n',
+        "attractions/attractions.csv": "Name,City\nMuseum,Reno\nZoo (old),Reno\n",
         "accommodations/clean_accommodations_2022.csv":
             "NAME,room type,price,minimum nights,house_rules,maximum occupancy,city\n"
-            "Inn,Private room,50,1,No smoking,2,Elgin\n",
-        "restaurants/clean_restaurant_2022.csv":
-            "Name,City,Cuisines,Average Cost\nDiner,Elgin,BBQ,9\n",
-        "attractions/attractions.csv": "Name,City\nPark,Elgin\n",
-        "googleDistanceMatrix/distance.csv":
-            "origin,destination,cost,duration,distance\nReno,Elgin,,1 hour,100 km\n",
-        "background/citySet_with_states.txt": "Reno\tNevada\nElgin\tIllinois\n",
+            "Loft,Private room,100.0,2.0,No parties & No pets,2,Reno\n"
+            "Long Stay,Entire home/apt,50.0,9.0,No smoking,4,Reno\nGap,,1,1,,1,Reno\n",
         "flights/clean_Flights_2022.csv":
-            "Flight Number,Price,OriginCityName,DestCityName\nF1,70,Reno,Elgin\n"}
+            "Flight Number,Price,OriginCityName,DestCityName\nF1,70,Home,Reno\nF2,30,Reno,Home\n",
+        "googleDistanceMatrix/distance.csv":
+            'origin,destination,cost,duration,distance\nHome,Reno,,2 hours,193 km\n'
+            'Reno,Home,,2 hours,200 km\nReno,Far,,1 day 2 hours,"2,000 km"\n'
+            'Home,Reno,,9 hours,900 km\n',
+        "background/citySet_with_states.txt": "Home\tOhio\nReno\tNevada\nElko\tNevada\nFar\tUtah"}
     for name, text in tables.items():
         path = folder / "database" / name
         path.parent.mkdir(parents=True)
         path.write_text(text)
-    query = {"org": "Reno", "dest": "Elgin", "days": 3, "visiting_city_number": 1, "level": "easy",
-             "people_number": 1, "budget": 500, "date": ["2022-03-01"],
-             "query": "Plan a short trip to Elgin.",
-             "local_constraint": dict.fromkeys(
-                 ("house rule", "cuisine", "room type", "transportation"))}
-    info = {"Restaurants in Elgin": [{"Name": "Diner", "Average Cost": 9, "Cuisines": "BBQ"}]}
+    info = {"Attractions in Reno": [{"Name": n, "Phone": "1"} for n in
+                                    ("A", "B", "C", "D", "Museum", "Zoo (old)")],
+            "Taxi from Home to Reno": "No valid information."}
     for part in ("validation", "train"):
-        (folder / f"{part}_queries.jsonl").write_text(lines(query))
+        (folder / f"{part}_queries.jsonl").write_text(lines(TRAVEL))
         (folder / f"{part}_ref_info.jsonl").write_text(lines(info))
 
 
