@@ -5,8 +5,6 @@ Run: python -m pytest tests/test_curriculum.py -q
 import dataclasses
 import math
 import re
-import shutil
-import subprocess
 import sys
 import types
 from collections import Counter
@@ -148,36 +146,22 @@ def agent_reward_strict(score, valid, truncated, tokens):
     return score * valid
 
 '''
-USE = """
-import dataclasses, curriculum
-c = curriculum.Context(2, 10, 0.5, 0.6, 0.5, 0.6)
-assert curriculum.next_alpha("warmup", c) == 0.8
-assert curriculum.next_alpha("warmup", dataclasses.replace(c, epoch=4)) == 0.6
-assert curriculum.uses_length("warmup") and not curriculum.steers("warmup")
-assert curriculum.named("reward_")["cliff"](0.5, 0.5, 2) == 1
-assert curriculum.named("seeds_")["hard"]([0.2, 1.0], 0.5) == [0.8, 0.0]
-assert curriculum.agent_reward("strict", 1.0, False, False, 9) == 0
-"""
 
 
-@pytest.mark.slow
-def test_functions_of_a_user_are_found_wherever_they_stand(tmp_path):
+def test_functions_of_a_user_are_found_wherever_they_stand(monkeypatch):
     """The promise of README and docstring: the README's schedule, and one function of each other
-    kind, are found by their names, and every other test of this file stays green."""
-    source, root = README.with_name("curriculum.py").read_text(), README.parent
-    at = source.index("def alpha_constant")  # before all others
-    (tmp_path / "curriculum.py").write_text(source[:at] + NEW + source[at:])
-    for room in ("tests", "common"):
-        (tmp_path / room).mkdir()
-    for name in ("README.md", "data_pool.py", "pytest.ini", "tests/test_curriculum.py",
-                 "common/__init__.py", "common/files.py"):
-        shutil.copy(root / name, tmp_path / name)
-    pytest_ = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not wherever_they_stand",
-               "tests/test_curriculum.py"]
-    for command in (["-c", USE], pytest_):
-        done = subprocess.run([sys.executable, *command], cwd=tmp_path, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        assert done.returncode == 0, done.stdout
+    kind, are found by their names, here before all others of the file."""
+    source, fork = Path(curriculum.__file__).read_text(), types.ModuleType("fork")
+    monkeypatch.setitem(sys.modules, "fork", fork)  # where dataclasses look for their module
+    at = source.index("def alpha_constant")
+    exec(compile(source[:at] + NEW + source[at:], "fork.py", "exec"), vars(fork))
+    c = fork.Context(2, 10, 0.5, 0.6, 0.5, 0.6)
+    assert fork.next_alpha("warmup", c) == 0.8
+    assert fork.next_alpha("warmup", dataclasses.replace(c, epoch=4)) == 0.6
+    assert fork.uses_length("warmup") and not fork.steers("warmup")
+    assert fork.named("reward_")["cliff"](0.5, 0.5, 2) == 1
+    assert fork.named("seeds_")["hard"]([0.2, 1.0], 0.5) == [0.8, 0.0]
+    assert fork.agent_reward("strict", 1.0, False, False, 9) == 0
 
 
 def test_only_schedules_that_say_so_may_be_prolonged(monkeypatch):
