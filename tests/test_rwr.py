@@ -16,7 +16,7 @@ from helpers import (Frozen, Table, clear, close, flat, gradients, naive_logps, 
 from policy import Rollout
 from run.options import Options
 import rwr
-from rwr import draw_batches, mean_kl, rwr_update, weighted_nll
+from rwr import draw_batches, mean_kl, rwr_loss, rwr_update, weighted_nll
 
 SHAPES = [(5, [4]), (2, [7]), (9, [1]), (3, [3]), (3, [2]), (6, [5])]
 
@@ -53,6 +53,19 @@ def test_weights_do_not_overflow(lam):
     w = weights_rwr(torch.tensor([0.1, 1.0, 0.99]), None, lam)
     assert torch.isfinite(w).all() and float(w.mean()) == pytest.approx(1)
     assert w.tolist() == pytest.approx([0, 3, 0] if lam > 0 else [3, 0, 0])
+
+
+def test_loss_is_imitation_of_records_and_kl_on_own_text():
+    """A KL term on records would shrink the weights; a weight on own text would imitate it."""
+    g = torch.Generator().manual_seed(0)
+    logp, ref = -torch.rand(4, 3, generator=g), -torch.rand(4, 3, generator=g)
+    mask = torch.arange(3) < torch.tensor([3, 1, 2, 3])[:, None]
+    w, own = torch.tensor([2.0, 0.5, 0, 0]), torch.tensor([False, False, True, True])
+    nll = -(2 * logp[0].sum() + 0.5 * logp[1, 0]) / 4
+    d = (ref - logp)
+    kl = ((d.exp() - 1 - d) * mask)[2:].sum() / 5
+    loss = rwr_loss(logp, ref, mask, w, own, 4, 5, kl_coef=0.3)
+    assert float(loss) == pytest.approx(float(nll + 0.3 * kl), rel=1e-5)
 
 
 def test_weights_where_no_record_is_better_than_another():
