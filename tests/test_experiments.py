@@ -259,6 +259,7 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, small_ladder, in_process, mo
         assert word in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_any_world_runs_a_suite(tmp_path, capsys):
     """A world with files and a model of its own, and without a teacher: what it needs is handed
     on, what it lacks is left out, and its results lie beside those of the ladder."""

@@ -24,11 +24,12 @@ def narrow(layers=1):
     return qwen2_config(hidden=256, layers=layers, vocab=64, heads=8, kv_heads=2, intermediate=512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset, dtype, capability", [
-    ("7b-24gb", "auto", 8), ("7b-80gb", "auto", 8), ("7b-9k", "auto", 8), ("1.5b-16gb", "auto", 8),
-    ("1.5b-16gb", "fp32", 7)])
+    ("7b-24gb", "auto", 8), ("7b-9k", "auto", 8), ("1.5b-16gb", "fp32", 7)])
 def test_the_estimate_is_at_most_a_fifth_above_the_simulated_peak(preset, dtype, capability):
-    """A run would die on a card that was said to be large enough, or be refused one that is."""
+    """A run would die on a card that was said to be large enough, or be refused one that is. The
+    others differ in widths alone: `python -m bench memory` has them all."""
     o, config = preset_options(preset, dtype)
     layers = config.num_hidden_layers = 2
     config.layer_types = config.layer_types[:layers]
