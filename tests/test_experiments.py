@@ -62,15 +62,6 @@ def in_process(monkeypatch):
     monkeypatch.setattr(report, "write", lambda folder: None)
 
 
-def write(path, suite):
-    """suite: {name: {seed: records}} -> a results file, in an order that is not the suite's."""
-    append_jsonl(path, [{"name": name, "seed": seed, "options": [], "settings": [],
-                         "metrics": metrics}
-                        for name, seeds in reversed(suite.items())
-                        for seed, metrics in seeds.items()])
-    return path
-
-
 def test_a_suite_that_is_terminated_leaves_no_run_behind(tmp_path, monkeypatch):
     """SIGTERM, as batch systems and `kill` send it; the handler is gone afterwards."""
     job = {"process": subprocess.Popen(["sleep", "60"]), "log": open(tmp_path / "log", "w")}
@@ -148,31 +139,6 @@ def test_the_map_holds_what_was_generated_in_each_epoch(tmp_path):
 
 # ---------------------------------------------------------------------------------------------
 # the table
-
-
-def curriculum_run(*validations):
-    """A made-up run with all that the suite `which` shows."""
-    return [record(t, validation=v, map={"inc": [4, .5], "tri": [t, .25]}, generated=10 * t,
-                   rollouts=3000 * t) for t, v in enumerate(validations)]
-
-
-def test_a_claim_stands_only_if_it_beats_every_control(tmp_path):
-    """Paired by seed; the controls are judged against, never judged."""
-    run = lambda last: curriculum_run(.3, .5, last)
-    path = write(tmp_path / "which.jsonl", {
-        "genenv": {0: run(.9), 1: run(.7)}, "update: none": {0: run(.81), 1: run(.62)},
-        "control: coin for p_hat": {0: run(.8), 1: run(.6)},
-        "control: shuffled R_env": {0: run(.9), 1: run(.5)}})
-    column = dict([tables.COLUMNS[1]])
-    lines = tables.against_controls(tables.by_name(path), column)
-    assert lines[3] == "| variant | coin for p_hat | shuffled R_env | beats all |"
-    assert lines[5:] == [
-        "| genenv | +0.100 to +0.100 | -1.171 to +1.371 | no |",
-        "| update: none | -0.049 to +0.079 | -1.319 to +1.349 | no |"]
-    text = tables.table(path)
-    assert text.count("beats all") == 2 and "minus each control" in text
-    better = {**tables.by_name(path), "control: shuffled R_env": {0: run(.8), 1: run(.6)}}
-    assert tables.against_controls(better, column)[5].endswith(" | yes |")
 
 
 @pytest.mark.parametrize("suite", suites.SUITES)
