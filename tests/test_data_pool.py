@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.files import UserError, append_jsonl, read_jsonl, set_torn_line_aside
-from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct, task_id
+from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct, priority, task_id
 
 
 def base(n=5):
@@ -174,6 +174,15 @@ def test_reloaded_d_env_equals_d_env(tmp_path):
     again = EnvPool(tmp_path / "e")
     assert again.records == pool.records and again.pending == []
     assert [r["text"] for r in read_jsonl(tmp_path / "e")] == ["text 0", "text 1", "text 2"]
+
+
+def test_aged_records_lose_priority_and_leave():
+    """The simulator would imitate what was right for an agent long gone."""
+    pool = EnvPool("nowhere.jsonl")
+    pool.add([record(i, epoch) for i, epoch in enumerate((1, 2, 4, 5, 6))])
+    aged = pool.aged(6, max_age=4)
+    assert [r.epoch for r in aged] == [2, 4, 5]  # this epoch's are fresh, the first too old
+    assert [priority(r, 6) for r in aged] == pytest.approx([0.25, 0.5, 0.5 ** 0.5])
 
 
 def test_a_task_that_was_written_often_counts_once():
