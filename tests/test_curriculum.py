@@ -262,6 +262,13 @@ def test_a_wrong_function_is_named_in_one_line_before_the_run(prefix, i, monkeyp
     assert "\n" not in str(error.value) and len(str(error.value)) < 700
 
 
+def test_plain_agent_reward_is_eq_1():
+    """The default would train on something else than the world's score."""
+    for score in (0.0, 0.4, 1.0):
+        assert curriculum.agent_reward("plain", score, True, False, 10) == score
+        assert curriculum.agent_reward("plain", score, True, True, 10) == 0
+
+
 @pytest.mark.parametrize("fields", [{}, {"alpha": 0.01, "alpha_end": 0.99}, {"epochs": 0, "G": 2}],
                          ids=str)
 def test_every_function_here_passes(fields):
