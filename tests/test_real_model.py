@@ -67,12 +67,13 @@ def test_adapters_are_fp32_on_either_base(policy):
     assert all(p.grad is None for p in policy.params["env"])
 
 
+@pytest.mark.slow
 @real
 def test_sampler_and_scorer_agree_as_stated(policy):
     """The tolerances that models/loading.py states, on text sampled at T = 1."""
     prompts = [policy.encode([{"role": "user", "content": text}]) for text in (
-        "What is the capital of France?", "Name three colours.", "Write a line about the sea.")]
-    rollouts = policy.sample("agent", prompts, 4, 24, generator=policy.generator(1))
+        "What is the capital of France?", "Name three colours.")]
+    rollouts = policy.sample("agent", prompts, 3, 12, generator=policy.generator(1))
     groups = [(p, [r.response for r in rollouts if r.group == b]) for b, p in enumerate(prompts)]
     with policy.use("agent"), torch.no_grad():
         logp, mask = policy.logprobs(flat(groups))
@@ -104,6 +105,7 @@ def test_memory_check_reads_the_file():
     assert sum(counts["linear"]) + counts["other"] == pytest.approx(134.5e6, rel=0.01)
 
 
+@pytest.mark.slow
 @real
 def test_four_bits_from_the_file(folder, monkeypatch):
     # what `folder` unpacked, as unpacking takes half a minute
@@ -116,16 +118,16 @@ def test_four_bits_from_the_file(folder, monkeypatch):
     assert "Paris" in policy.decode(rollout.response)
 
 
+@pytest.mark.slow
 @real
 def test_a_file_cut_short_is_one_line(tmp_path):
     data = FILE.read_bytes()
     for size in (4, 100_000, len(data) - 10):  # in the number, the vocabulary, the last weights
         path = tmp_path / f"{size}.gguf"
         path.write_bytes(data[:size])
-        for read in (loading.model_config, lambda p: loading.load_model(p, device="cpu")):
-            with pytest.raises(UserError, match=f"{size}.gguf is cut short or damaged") as error:
-                read(str(path))
-            assert "\n" not in str(error.value)
+        with pytest.raises(UserError, match=f"{size}.gguf is cut short or damaged") as error:
+            loading.load_model(str(path), device="cpu")
+        assert "\n" not in str(error.value)
 
 
 # ---------------------------------------------------------------------------------------------

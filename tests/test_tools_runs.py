@@ -35,6 +35,7 @@ def goal(tmp_path_factory):
     return o, tools.target(str(DATA), o)
 
 
+@pytest.mark.slow
 def test_the_target_is_all_that_is_neither_example_nor_tuning(goal):
     """Scores would be of tasks that were trained on, or chosen by."""
     o, found = goal
@@ -61,6 +62,7 @@ class Answers:
         return [Rollout(i, [1], [i], [0.0]) for i in range(len(prompts)) for _ in range(G)]
 
 
+@pytest.mark.slow
 def test_expected_calls_are_right_by_the_official_rule_and_others_are_not(goal):
     """A table of zeros, or of ones, whatever the model says."""
     found = goal[1]

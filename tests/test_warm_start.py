@@ -175,6 +175,7 @@ COMMAND = ("import sys, genenv; from commands import warm_start; "
            "sys.exit(warm_start.main(sys.argv[1:]))")
 
 
+@pytest.mark.slow
 def test_killed_and_given_again_it_ends_at_the_same_bits(done, model, tasks, tmp_path):
     out = tmp_path / "model"
     command = [sys.executable, "-c", COMMAND, *argv(model, tasks, out)]

@@ -9,6 +9,7 @@ count, what they earn, what the simulator learns from, what the metrics are, and
 must have moved: one token at a time, in double precision, without a function of the project's.
 """
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -612,15 +613,21 @@ def plain(run):
     return Plain(o, policy, folder, control).check()
 
 
+@pytest.fixture(scope="module")
+def checked(runs):
+    """checked(name) -> the Plain of one of RUNS that went along all of it, once."""
+    return functools.cache(lambda name: plain(runs(**RUNS[name])))
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_the_loop_does_what_the_options_say(runs, name):
+def test_the_loop_does_what_the_options_say(checked, name):
     """A whole run, call by call, number by number."""
-    plain(runs(**RUNS[name]))
+    checked(name)
 
 
-def test_the_runs_meet_what_they_are_there_for(runs):
+def test_the_runs_meet_what_they_are_there_for(checked, runs):
     """The checks above are not vacuous: each situation came up."""
-    seen = {name: plain(runs(**RUNS[name])).seen for name in ("base", "coin-p-hat", "shuffled")}
+    seen = {name: checked(name).seen for name in ("base", "coin-p-hat", "shuffled")}
     for what in ("known", "stale", "new", "aged", "truncated validation", "not the first"):
         assert seen["base"][what], what
     assert seen["coin-p-hat"]["blind"] and seen["shuffled"]["blind"]
@@ -663,17 +670,23 @@ def account(run):
             policy.params["env"][0].tolist())
 
 
-def test_same_options_give_the_same_account(runs, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def usual(runs):
+    """The account of BASE."""
+    return account(runs())
+
+
+def test_same_options_give_the_same_account(usual, tmp_path, monkeypatch):
     """Without this the next test would prove nothing."""
     again = (*micro.run_micro(monkeypatch, tmp_path / "again", **BASE), tmp_path / "again")
-    assert account(again) == account(runs())
+    assert account(again) == usual
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_every_option_is_heard(runs, name):
+def test_every_option_is_heard(usual, runs, name):
     """An option that nothing reads would leave the run as it was."""
     assert OTHER[name] != BASE.get(name, getattr(genenv.Options, name))
-    assert account(runs(**{name: OTHER[name]})) != account(runs())
+    assert account(runs(**{name: OTHER[name]})) != usual
 
 
 def test_reward_noise_turns_its_share_of_the_rewards(runs, monkeypatch):
@@ -841,11 +854,9 @@ ELSEWHERE = {
         "test_functions.py::test_every_seed_task_gets_functions_and_the_record_says_which_were_met"}
 
 
-def test_every_option_is_held_against_what_it_says(runs):
+def test_every_option_is_held_against_what_it_says(checked):
     """Plain reads it in some run, or a test named above has it; and another value is heard."""
-    read = set()
-    for changes in RUNS.values():
-        read |= plain(runs(**changes)).o.read
+    read = set().union(*(checked(name).o.read for name in RUNS))
     fields = {f.name for f in dataclasses.fields(genenv.Options)}
     assert fields - read - set(ELSEWHERE) == set()
     assert fields - set(OTHER) - set(ELSEWHERE) == set()

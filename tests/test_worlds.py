@@ -202,6 +202,7 @@ def copied(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_template_runs_a_loop(copied, monkeypatch):
     """The promise to whoever forks: one file, no other line."""
     assert len(Path(template.__file__).read_text().splitlines()) < 60
