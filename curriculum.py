@@ -34,24 +34,25 @@ from dataclasses import dataclass
 
 from common.files import UserError
 
-WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants of --variant with ready-made tasks alone
+WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants with ready-made tasks alone
+SUCCESS = 0.5  # reward from which an attempt is a success: the paper does not say
 
 
-def success_rate(rewards, threshold: float = 0.5) -> float:
+def success_rate(rewards) -> float:
     """Eq. 2: the share of n attempts that succeeded. rewards: n numbers in [0, 1].
 
-    A structured answer earns 0 or 1; a free-form one earns a similarity, and counts as a success
-    from `threshold` on (open in the paper, ours is 0.5). Raises ValueError when n = 0.
+    A structured answer earns 0 or 1. A free-form one earns a similarity, and is a success from
+    SUCCESS on. Raises ValueError when n = 0.
     """
     if len(rewards) == 0:
         raise ValueError("the success rate of no attempts is undefined")
-    return sum(r >= threshold for r in rewards) / len(rewards)  # Eq. 2: p_hat = k / n
+    return sum(r >= SUCCESS for r in rewards) / len(rewards)  # Eq. 2: p_hat = k / n
 
 
 # ---------------------------------------------------------------------------------------------
 # agent rewards: functions of (score, valid, truncated, tokens) -> the reward r that GRPO trains on
-# score: the world's Eq. 1, in [0, 1]; valid: the response has the form that the world asks for;
-# truncated: it ran into the length limit; tokens: its length
+# score: Eq. 1 as the world computes it, in [0, 1]; valid: the response has the form that the world
+# asks for; truncated: it ran into the length limit; tokens: its length
 
 
 def agent_reward_plain(score, valid, truncated, tokens):
@@ -89,6 +90,19 @@ def reward_tent(p_hat, alpha, beta):
 
 
 # ---------------------------------------------------------------------------------------------
+# the filter
+
+
+def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
+    """The filter: the environment learns only from |p_hat - alpha| <= k_min (edges included).
+
+    p_hat moves in steps of 1/G: at alpha = 0.5, k_min = 0.1 with G = 8 keeps only exactly 4/8.
+    """
+    # a little more than k_min: 0.8 - 0.7 exceeds 0.1 in floating point
+    return abs(p_hat - alpha) <= k_min + 1e-9  # filter: |p_hat - alpha| <= k_min
+
+
+# ---------------------------------------------------------------------------------------------
 # weights of the records that the simulator imitates: functions of (r_env, group, lam) -> (n,)
 # r_env (n,); group (n,): records of one group vary the same seed task in the same step
 
@@ -120,17 +134,10 @@ def weights_advantage(r_env, group, lam):
     return w
 
 
-def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
-    """The filter: the environment learns only from |p_hat - alpha| <= k_min (edges included).
-
-    p_hat moves in steps of 1/G: at alpha = 0.5, k_min = 0.1 with G = 8 keeps only exactly 4/8.
-    """
-    # a little more than k_min: 0.8 - 0.7 exceeds 0.1 in floating point
-    return abs(p_hat - alpha) <= k_min + 1e-9  # filter: |p_hat - alpha| <= k_min
-
-
 # ---------------------------------------------------------------------------------------------
 # alpha schedules: functions of a small context -> the alpha of this epoch
+# what the loop and the reports must know of a schedule is an attribute of its function, set only
+# where the default is wrong: `steers` and `uses_length`, see the functions of these names below
 
 
 @dataclass(frozen=True)
@@ -221,10 +228,6 @@ def signal_by_p_hat(replays) -> list:
     return [[p, sum(values) / len(values), len(values)] for p, values in sorted(found.items())]
 
 
-# What the loop and the reports must know of a schedule is an attribute of its function, set only
-# where the default is wrong.
-
-
 def steers(schedule: str) -> bool:
     """Whether a schedule's alpha is a means only, and the target stays --alpha. Attribute `steers`,
     by default False."""
@@ -309,12 +312,12 @@ def select_functions(practice, n, weigh, alpha, generator, few=4):
 
 
 # ---------------------------------------------------------------------------------------------
-# the names on the command line: every function of this file with the prefix
+# what the loop calls: the function that an option names, and its value checked
 
 
 def named(prefix: str) -> dict:
-    """{name: function} for a prefix such as alpha_, reward_ or weights_. It looks when it is asked,
-    so a function may stand anywhere in this file."""
+    """{name: function} of this file for a prefix such as alpha_, reward_ or weights_. It looks when
+    it is called, so a function may stand anywhere in the file."""
     return {k[len(prefix):]: f for k, f in globals().items() if k.startswith(prefix)}
 
 

@@ -1,11 +1,11 @@
-"""What has been written and what has been tried: tasks, traces, and the two pools.
+"""Tasks, the agent's attempts at them, and the two pools that keep them: D_train and D_env.
 
 What of the paper this is: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task
 with its valid traces, and D_env <- D_env + weighted generations keeps what the simulator wrote,
 from which context, and how hard it turned out to be.
 
-How it is run: genenv.py owns one pool of each kind per run; both live as append-only JSONL files in
-the run folder and are rebuilt from them.
+How it is run: genenv.py has one pool of each kind per run. Each is an append-only JSONL file in the
+run folder, and is read back from it when a run goes on.
 
 Where it differs on purpose: a task of D_train is rolled out again when it is replayed, so that GRPO
 stays on-policy; traces are kept for people and for export. A success rate is stored with the epoch
@@ -17,6 +17,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.files import UserError, append_jsonl, read_jsonl
+
+# how old a success rate may be, in epochs: the agent learns on, and it says ever less
+RECENT = 2         # D_train: until then its task may be a seed task, and the simulator is told it
+IMITATED = 4       # D_env: until then its record is imitated
+HALF_LIFE = 2.0    # D_env: after so many epochs a record is drawn half as often
 
 
 @dataclass
@@ -50,7 +55,7 @@ class Trace:
 
 @dataclass
 class EnvRecord:
-    """One generation of the simulator: (conditioning context -> task), and what became of it."""
+    """One generation of the simulator, (context -> task), and how often the task was solved."""
     prompt: list[int]    # context ids
     response: list[int]  # generated ids, EOS included
     text: str            # the generation, decoded
@@ -62,10 +67,10 @@ class EnvRecord:
     p_hat_seed: float    # ... on all variations of its seed task, in the same step
     p_hat_batch: float   # ... on all that was written in the same step
     epoch: int           # epoch in which these were measured
-    r_env: float = 0.0   # Eq. 3 at the alpha of the last update that looked at it, 0 before any
+    r_env: float = 0.0   # Eq. 3 at the alpha of the epoch that last computed it, 0 before that
 
-    def rate(self, unit: str) -> float:
-        """Eq. 2 over one unit of attempts: "task", "seed" or "batch"."""
+    def success_rate(self, unit: str) -> float:
+        """p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch"."""
         return {"task": self.p_hat, "seed": self.p_hat_seed, "batch": self.p_hat_batch}[unit]
 
 
@@ -83,36 +88,37 @@ class TrainPool:
         """path: its JSONL file, read if it exists. base: tasks that are always there."""
         self.path, self.base = Path(path), list(base)
         self.tasks = {task.id: task for task in self.base}
-        self.p_hat, self.pending, self.n_traces = {}, [], 0
-        _read_pool(self.path, lambda r: self._apply(Task(**r["task"]), r["p_hat"], int(r["epoch"]),
-                                                   len(r["traces"])))
+        self.p_hat, self.pending = {}, []
+        _read_pool(self.path, lambda r: self._keep(Task(**r["task"]), r["p_hat"], int(r["epoch"])))
 
-    def add(self, task, traces, p_hat: float, epoch: int) -> bool:
-        """D_train <- D_train + Valid(E_t). A task none of whose traces is valid is not kept."""
+    def add(self, task, traces, p_hat: float, epoch: int):
+        """D_train <- D_train + Valid(E_t). A new task without a valid trace is not kept."""
         valid = [t for t in traces if t.valid]
-        if not valid and task.id not in self.tasks:
-            return False
-        self._apply(task, p_hat, epoch, len(valid))
-        self.pending.append({"task": asdict(task), "p_hat": p_hat, "epoch": epoch,
-                             "traces": [asdict(t) for t in valid]})
-        return True
+        if valid or task.id in self.tasks:
+            self._keep(task, p_hat, epoch)
+            self.pending.append({"task": asdict(task), "p_hat": p_hat, "epoch": epoch,
+                                 "traces": [asdict(t) for t in valid]})
 
     def add_untried(self, task):
         """Keep a task that was written ahead of training (the static ablation)."""
-        self._apply(task, None, task.epoch, 0)
+        self._keep(task, None, task.epoch)
         self.pending.append({"task": asdict(task), "p_hat": None, "epoch": task.epoch,
                              "traces": []})
 
-    def _apply(self, task, p_hat, epoch, n_traces):
+    def _keep(self, task, p_hat, epoch):
         self.tasks.setdefault(task.id, task)
         if p_hat is not None:
             self.p_hat[task.id] = (float(p_hat), epoch)
-        self.n_traces += n_traces
 
-    def recent(self, epoch: int, max_age: int):
-        """(task, p_hat) of generated tasks measured at most max_age epochs ago: fit to be seeds."""
+    def recent(self, epoch: int) -> list:
+        """(task, p_hat) of the generated tasks with a recent p_hat: they may be seed tasks."""
         return [(self.tasks[i], p) for i, (p, measured) in self.p_hat.items()
-                if self.tasks[i].origin != "base" and epoch - measured <= max_age]
+                if self.tasks[i].origin != "base" and epoch - measured <= RECENT]
+
+    def recent_p_hat(self, task, epoch: int) -> float | None:
+        """p_hat of a task; None if it was never measured, or too long ago."""
+        p_hat, measured = self.p_hat.get(task.id, (None, 0))
+        return p_hat if epoch - measured <= RECENT else None
 
     def sample(self, n: int, base_share: float, generator) -> list[Task]:
         """n tasks for the agent: a share of base tasks, the rest from everything kept so far."""
@@ -134,11 +140,10 @@ class TrainPool:
                 found.setdefault(name, []).append(p_hat)
         return found
 
-    def save(self) -> int:
-        """Append what is new to the file; returns its size in bytes."""
-        size = append_jsonl(self.path, self.pending)
+    def save(self):
+        """Append what is new to the file."""
+        append_jsonl(self.path, self.pending)
         self.pending = []  # only now: a failed write must not lose them
-        return size
 
 
 class EnvPool:
@@ -154,19 +159,18 @@ class EnvPool:
         self.records += records
         self.pending += records
 
-    def aged(self, epoch: int, max_age: int) -> list[EnvRecord]:
-        """Records of earlier epochs, at most max_age epochs old."""
-        return [r for r in self.records if 0 < epoch - r.epoch <= max_age]
+    def aged(self, epoch: int) -> list[EnvRecord]:
+        """Records of earlier epochs that are not too old to be imitated."""
+        return [r for r in self.records if 0 < epoch - r.epoch <= IMITATED]
 
-    def save(self) -> int:
-        """Append what is new to the file; returns its size in bytes."""
-        size = append_jsonl(self.path, [asdict(r) for r in self.pending])
+    def save(self):
+        """Append what is new to the file."""
+        append_jsonl(self.path, [asdict(r) for r in self.pending])
         self.pending = []
-        return size
 
 
 def distinct(records) -> list[EnvRecord]:
-    """Each task once, its newest record: a task that was written often must not count often."""
+    """The newest record of each task: a task that was written often must not count often."""
     kept, seen = [], set()
     for r in reversed(records):
         if seen.isdisjoint(r.keys):
@@ -175,10 +179,9 @@ def distinct(records) -> list[EnvRecord]:
     return kept[::-1]
 
 
-def priority(record: EnvRecord, epoch: int, half_life: float = 2.0) -> float:
-    """How likely an aged record is drawn into a mini-batch of RWR, halved every half_life epochs:
-    a p_hat measured long ago says little about the agent of today."""
-    return 0.5 ** ((epoch - record.epoch) / half_life)
+def priority(record: EnvRecord, epoch: int) -> float:
+    """How likely an old record is drawn into a mini-batch of RWR: halved every HALF_LIFE epochs."""
+    return 0.5 ** ((epoch - record.epoch) / HALF_LIFE)
 
 
 def _read_pool(path, build) -> list:

@@ -10,8 +10,10 @@
 What of the paper this is: Algorithm 1. `epoch` below reads like it: generate and interact, update
 both policies, aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate,
 R_env, filter and weights in curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in
-worlds/ (Eq. 1), both policies in policy.py. run/ has what a run needs beside the algorithm: `run`
-holds it all, `run.o` its Options, `run.state` what was done so far in this epoch (run/frame.py).
+worlds/ (Eq. 1), both policies in policy.py. Prop. 1 and Thm. 1 (Eq. 5, 9) are statements about
+these pieces: tests/test_theory.py checks them. run/ has what a run needs beside the algorithm:
+`run` holds it all, `run.o` its Options, `run.state` what was done so far in this epoch
+(run/frame.py).
 
 Where it differs on purpose: an epoch is several small steps, so that new tasks become seed tasks at
 once and GRPO stays on-policy; replayed tasks are also rolled out again. The simulator is updated
@@ -34,7 +36,7 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
 
-if __name__ == "__main__":  # before torch is loaded: --help and mistakes are answered at once
+if __name__ == "__main__":  # as a program: --help and mistakes are answered before torch is loaded
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries would fill a log
     from commands import dispatch
@@ -66,7 +68,7 @@ def train(o: Options) -> Path:
     with run.lock, checkpoint.stop_signals(run):  # no other program writes into this folder
         if run.state.epoch == 0:
             measure_untrained(run)
-        for _ in range(run.state.epoch, o.epochs + 1):  # t = 1..T, or on from a checkpoint
+        while run.state.epoch <= o.epochs:  # t = 1..T, or on from a checkpoint; end_epoch counts
             epoch(run)
         frame.finish(run)
     return run.folder
@@ -75,33 +77,32 @@ def train(o: Options) -> Path:
 def epoch(run: Run):
     """One epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent (2a),
     extend D_train (3a); then once: train the simulator (2b), extend D_env (3b)."""
-    o, state, started = run.o, run.state, time.perf_counter()
+    o, state = run.o, run.state
     alpha = curriculum.next_alpha(o.alpha_schedule, frame.context_of(run))  # paper: 0.5 throughout
-    for step in frame.progress_bar(run):
+    for step in frame.steps(run):
         state.step = step
-        # 1. generate and interact; some earlier tasks of D_train are tried again beside the new
+        # 1. generate and interact; earlier tasks of D_train are tried again beside the new ones
         generations = generate(run, alpha)  # T_t ~ pi_env
         tasks = [g.task for g in generations]
         trials = interact(run, tasks + replayed(run, len(tasks)))  # E_t; Eq. 1: r, Eq. 2: p_hat
-        # 2a. agent update: GRPO on r
-        state.agent.append(update_agent(run, trials))
-        # 3a. aggregate, at every step: D_train <- D_train + Valid(E_t)
-        for trial in trials:
+        # 2a. agent update
+        state.agent.append(update_agent(run, trials))  # GRPO on r (Eq. 4)
+        # 3a. aggregate the agent's side; what the simulator wrote waits for 2b
+        for trial in trials:  # D_train <- D_train + Valid(E_t)
             run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)
-        state.records += env_records(run, generations, trials)  # kept for 2b
-        checkpoint.stop_if_asked(run, started)
-    # 2b. environment update: RWR on what falls into the band, new or from D_env, each task once
-    records = distinct(state.records) + usable_records(run)
-    for r in records:  # Eq. 3 for old ones too: alpha may have moved since they were written
-        r.r_env = curriculum.r_env(o.difficulty_reward, r.rate(o.p_hat_unit), alpha, o.beta)
-    # filter: |p_hat - alpha| <= k_min
-    kept = [r for r in records if curriculum.in_band(r.rate(o.p_hat_unit), alpha, o.k_min)]
+        state.records += env_records(run, generations, trials)
+        checkpoint.stop_if_asked(run)
+    # 2b. environment update, on this epoch's generations and on those of D_env, each task once
+    records = distinct(state.records) + old_records(run)
+    for r in records:
+        r.r_env = curriculum.r_env(  # Eq. 3; for old ones anew, as alpha may have moved
+            o.difficulty_reward, r.success_rate(o.p_hat_unit), alpha, o.beta)
+    kept = [r for r in records  # filter: |p_hat - alpha| <= k_min
+            if curriculum.in_band(r.success_rate(o.p_hat_unit), alpha, o.k_min)]
     weights = curriculum.record_weights(o.env_weights, kept, o.lam)  # RWR: w ~ exp(lam * R_env)
-    env_stats = update_environment(run, kept, weights)
-    # 3b. aggregate: D_env <- D_env + all valid generations, in the band or not, with their p_hat:
-    # R_env and weight are recomputed whenever alpha moves
-    run.env_pool.add(state.records)
-    state.seconds += time.perf_counter() - started
+    env_stats = update_environment(run, kept, weights)  # RWR
+    # 3b. aggregate the simulator's side: all valid generations, in the band or not
+    run.env_pool.add(state.records)  # D_env <- D_env + weighted env generations
     frame.end_epoch(run, env_stats, alpha)
 
 
@@ -127,48 +128,52 @@ def generate(run, alpha) -> list[Generation]:
     o = run.o
     if o.variant in curriculum.WITHOUT_SIMULATOR:  # draw equally many ready-made tasks
         return [Generation(task) for task in frame.fixed_tasks(run)]
-    recent = run.train_pool.recent(run.state.epoch, o.pool_age)
-    wanted, n, asked, out = o.seed_tasks * o.variations, o.seed_tasks, 0, []
+    recent = run.train_pool.recent(run.state.epoch)
+    batch, wanted = [], o.seed_tasks * o.variations
+    asked, n = 0, o.seed_tasks  # seed tasks of the rounds before, and of this one
     for i in range(o.write_rounds):
         seed_tasks = curriculum.select_seed_tasks(
             run.train_pool.base or [NO_SEED], recent, n, o.base_share,
             curriculum.named("seeds_")[o.seed_selection], alpha, run.rng)
-        group = (run.state.step * o.write_rounds + i) * o.seed_tasks  # numbered through the epoch
-        written = write_tasks(run, seed_tasks, o.variations, alpha, out, wanted, group)
-        out += agreed(run, written)
-        if len(out) >= wanted:
+        # groups are numbered through the epoch, each round with numbers of its own
+        first_group = (run.state.step * o.write_rounds + i) * o.seed_tasks
+        batch += agreed(run, write_tasks(run, seed_tasks, o.variations, alpha, batch, wanted,
+                                         first_group))
+        if len(batch) >= wanted:
             break
-        asked += n  # seed tasks; valid tasks per seed task so far say how many more it takes
-        n = min(o.seed_tasks, math.ceil((wanted - len(out)) * asked / max(1, len(out))))
-    return out
+        asked += n
+        # as many seed tasks as the missing ones take, if each gives as many valid ones as before
+        n = min(o.seed_tasks, math.ceil((wanted - len(batch)) * asked / max(1, len(batch))))
+    return batch
 
 
-def write_tasks(run, seed_tasks, variations, alpha, kept=(), wanted=math.inf,
+def write_tasks(run, seed_tasks, variations, alpha, batch=(), wanted=math.inf,
                 first_group=0) -> list[Generation]:
     """Ask the simulator for variations of each seed task; parse, check, drop duplicates.
 
-    Invalid generations are counted by reason and never imitated. kept: generations of the batch so
-    far; with `wanted` of them no further text is read. first_group: number of the first seed task's
-    group.
+    Invalid generations are counted by reason and never imitated. batch: what earlier rounds gave;
+    once there are `wanted` generations in all, no further text is read. first_group: number of the
+    first seed task's group.
     """
     o, state = run.o, run.state
     seed_tasks = assigned(run, seed_tasks, alpha)
-    prompts = [run.policy.encode(run.world.env_prompt(s, recent_success(run, s), alpha))
-               for s in seed_tasks]
+    # the simulator is told how often a seed task was solved, if that was measured recently
+    prompts = [run.policy.encode(run.world.env_prompt(
+        s, run.train_pool.recent_p_hat(s, state.epoch), alpha)) for s in seed_tasks]
     with run.phase("simulator rollouts"):
         rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                      run.sampler, max_rows=o.max_rows)
     out = []
     for r, text, task, reason in written_tasks(
             run.world, o, run.policy, rollouts, seed_tasks, alpha, state.epoch, run.held_out,
-            [g.task for g in kept]):
+            [g.task for g in batch]):
         state.written += 1
         state.kl_sample.append([r.prompt, r.response])  # the KL of 2b is measured on these
         if reason:
             frame.note_refused(run, seed_tasks[r.group], text, reason)
         else:
             out.append(Generation(task, r.prompt, r.response, text, first_group + r.group))
-        if len(kept) + len(out) >= wanted:  # the batch is full
+        if len(batch) + len(out) >= wanted:
             break
     return out
 
@@ -185,9 +190,10 @@ def assigned(run, seed_tasks, alpha) -> list[Task]:
 
 
 def agreed(run, generations) -> list[Generation]:
-    """--agreement, a check of generated answers: what the simulator itself solves once in k tries.
+    """--agreement k: of the generations those that the simulator itself solves once in k tries.
 
-    A task with a wrong or ambiguous answer also lands near alpha, so R_env alone would reward it.
+    It is a check of generated answers: a task with a wrong or ambiguous answer also lands near
+    alpha, so R_env alone would reward it.
     """
     o = run.o
     if not (o.agreement and generations):
@@ -198,21 +204,14 @@ def agreed(run, generations) -> list[Generation]:
         rollouts, texts = play(run.world, o, run.policy, "env", [g.task for g in generations],
                                o.agreement, o.temperature, run.sampler, rows)
     solved = {r.group for r, text in zip(rollouts, texts)
-              if trace_of(run, generations[r.group].task, r, text).reward >= o.success_at}
+              if trace_of(run, generations[r.group].task, r, text).reward >= curriculum.SUCCESS}
     run.state.invalid["no agreement"] += len(generations) - len(solved)
     return [g for b, g in enumerate(generations) if b in solved]
 
 
-def recent_success(run, seed_task: Task):
-    """The success signal in the simulator's context: the seed task's own p_hat while it is recent,
-    else None: the prompt then says 'unknown'."""
-    p_hat, measured = run.train_pool.p_hat.get(seed_task.id, (None, 0))
-    return p_hat if run.state.epoch - measured <= run.o.pool_age else None
-
-
 def replayed(run, n_new: int) -> list[Task]:
-    """Tasks of D_train beside n_new new ones in the agent's batch, so that earlier curricula are
-    kept. They also replace invalid generations, so that the batch always has the same size."""
+    """Tasks of D_train for the agent's batch beside its n_new new ones, so that earlier curricula
+    are kept. They also replace invalid generations: the batch always has the same size."""
     o = run.o
     size = round(o.seed_tasks * o.variations * (1 + o.replay))
     return run.train_pool.sample(size - n_new, o.base_share, run.rng)
@@ -244,8 +243,8 @@ def interact(run, tasks) -> list[Trial]:
         members = rollouts[b * o.G:(b + 1) * o.G]
         traces = [trace_of(run, task, *attempt) for attempt in
                   zip(members, texts[b * o.G:(b + 1) * o.G])]
-        p_hat = curriculum.success_rate([e.reward for e in traces], o.success_at)  # Eq. 2
-        if task.id in run.train_pool.p_hat:  # for the curves, and for --alpha-schedule learned
+        p_hat = curriculum.success_rate([e.reward for e in traces])  # Eq. 2
+        if task.id in run.train_pool.p_hat:  # tried again: a figure, --alpha-schedule learned
             before, measured = run.train_pool.p_hat[task.id]
             state.replays.append((before, state.epoch - measured, p_hat))
         state.attempts.append((task, p_hat, traces))
@@ -254,7 +253,7 @@ def interact(run, tasks) -> list[Trial]:
 
 
 def trace_of(run, task, rollout, text) -> Trace:
-    """Score one attempt. What ran into a limit of length or of turns earns nothing."""
+    """Score one attempt. One that ran into a limit of length or of turns earns nothing."""
     reward, valid = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
     return Trace(transcript(rollout, text), reward, valid, bool(rollout.limit), rollout.tokens)
 
@@ -263,8 +262,8 @@ def trace_of(run, task, rollout, text) -> Trace:
 
 
 def update_agent(run, trials) -> dict:
-    """One GRPO update on a rollout batch. --agent-reward may replace Eq. 1 for training; p_hat
-    never uses it."""
+    """One GRPO update on a step's trials. --agent-reward may replace Eq. 1 in it; p_hat never uses
+    that reward."""
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G of them
     rewards = torch.tensor([
@@ -279,10 +278,11 @@ def update_agent(run, trials) -> dict:
 
 
 def env_records(run, generations, trials) -> list[EnvRecord]:
-    """D_env records of a step, each with the p_hat of its task, its seed task, and the batch."""
-    measured = {trial.task.id: trial.p_hat for trial in trials}
+    """One D_env record for each generation of a step, with the p_hat of its task, of all variations
+    of its seed task, and of the whole batch."""
+    p_hat_of = {trial.task.id: trial.p_hat for trial in trials}
     written = [g for g in generations if g.prompt]  # ready-made tasks have no context
-    p_hats, groups = [measured[g.task.id] for g in written], [g.group for g in written]
+    p_hats, groups = [p_hat_of[g.task.id] for g in written], [g.group for g in written]
     of_seed = {k: measure.mean(p for p, g in zip(p_hats, groups) if g == k) for k in set(groups)}
     of_batch = measure.mean(p_hats)
     return [EnvRecord(g.prompt, g.response, g.text, g.task.id, sorted(task_keys(run.world, g.task)),
@@ -290,14 +290,11 @@ def env_records(run, generations, trials) -> list[EnvRecord]:
             for g, p in zip(written, p_hats)]
 
 
-def usable_records(run) -> list[EnvRecord]:
-    """Records of D_env that are not yet too old, each task once, without tasks written again this
-    epoch."""
-    o, t = run.o, run.state.epoch
-    if o.variant != "genenv":  # the simulator is never trained
-        return []
+def old_records(run) -> list[EnvRecord]:
+    """Records of D_env from earlier epochs, each task once; none of a task that was written again
+    in this epoch."""
     again = {key for r in run.state.records for key in r.keys}
-    return [r for r in distinct(run.env_pool.aged(t, o.env_age)) if again.isdisjoint(r.keys)]
+    return [r for r in distinct(run.env_pool.aged(run.state.epoch)) if again.isdisjoint(r.keys)]
 
 
 def update_environment(run, kept, weights) -> dict:
@@ -307,13 +304,13 @@ def update_environment(run, kept, weights) -> dict:
     o, t = run.o, run.state.epoch
     aged = [r for r in kept if r.epoch < t]
     n_fresh = len(kept) - len(aged)
-    if o.variant != "genenv":
+    if o.variant != "genenv":  # the simulator is never trained
         return {"env_kept": n_fresh}
-    if o.env_passes:  # an update no larger than its evidence
+    if o.env_passes:  # the number of steps follows from the number of records
         batches = whole_passes(n_fresh, len(aged), o.env_passes, o.env_batch, run.rng)
     else:
         batches = draw_batches(n_fresh, [priority(r, t) for r in aged], o.env_updates,
-                               o.env_batch, o.env_fresh, run.rng)
+                               o.env_batch, run.rng)
     # a random part of all that was written, valid or not, so that drift towards malformed text is
     # measured too
     order = torch.randperm(len(run.state.kl_sample), generator=run.rng)[:o.env_kl_sample].tolist()
@@ -330,16 +327,17 @@ def update_environment(run, kept, weights) -> dict:
             "other_moved": moved["other_moved"]}
 
 
+# ---- before training
+
+
 def measure_untrained(run):
     """Epoch 0: one batch is written and tried, nothing is trained."""
-    started = time.perf_counter()
     if run.o.variant == "static":
         write_static(run)
     for task in run.teacher:
         run.train_pool.add_untried(task)
     for trial in interact(run, [g.task for g in generate(run, run.o.alpha)]):
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, 0)
-    run.state.seconds = time.perf_counter() - started
     frame.end_epoch(run, {}, run.o.alpha)
 
 

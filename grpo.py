@@ -46,9 +46,9 @@ def group_advantages(rewards, scale: str = "std"):
     return advantages
 
 
-def has_signal(rewards, eps: float = 1e-6):
+def has_signal(rewards):
     """(B, G) -> (B,) bool: groups whose rewards differ. max - min, as std may miss an exact 0."""
-    return (rewards.max(dim=1).values - rewards.min(dim=1).values) > eps
+    return (rewards.max(dim=1).values - rewards.min(dim=1).values) > 1e-6
 
 
 def token_kl(logp, ref_logp, kind: str = "k3"):
@@ -119,12 +119,12 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip,
 
 
 def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None) -> dict:
-    """Train one adapter on a batch of groups. Returns statistics; groups without signal are free.
+    """Train one adapter on a batch of groups. Groups without signal cost no forward pass.
 
     rollouts: B groups of G Rollouts one after another; rewards (B, G): theirs, in the same order.
     o: Options, of which temperature, clip, agent_kl, kl_estimator, scale, aggregation,
     inner_epochs, mini_batch, token_budget and grad_checkpoint are read. generator: shuffles the
-    groups where a pass has several steps. An empty batch is a no-op.
+    groups where there are several steps. An empty batch changes nothing.
     Returns zero_variance (share of groups without signal), kl (to the reference, nats per token),
     clip_fraction, grad_norm (before clipping), each a mean over the steps taken; trained_tokens;
     skipped_steps (not finite); mismatch_mean and mismatch_max, |log-prob of the sampler - of the
@@ -132,40 +132,40 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     """
     stats = {"zero_variance": 1.0, "grad_norm": 0.0, "kl": 0.0, "clip_fraction": 0.0,
              "trained_tokens": 0, "skipped_steps": 0, "mismatch_mean": 0.0, "mismatch_max": 0.0}
-    keep = has_signal(rewards) if rollouts else torch.zeros(0, dtype=torch.bool)  # (B,)
-    if not keep.any():
+    if not rollouts or not has_signal(rewards).any():
         return stats
     # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
-    B, G = int(keep.sum()), rewards.shape[1]
-    rollouts = [r for r, kept in zip(rollouts, keep.repeat_interleave(G).tolist(), strict=True)
+    mixed = has_signal(rewards)  # (B,); from here on B counts these groups alone
+    B, G = int(mixed.sum()), rewards.shape[1]
+    rollouts = [r for r, kept in zip(rollouts, mixed.repeat_interleave(G).tolist(), strict=True)
                 if kept]
-    advantages = group_advantages(rewards[keep], o.scale).flatten()  # (B*G,), as the rollouts
+    advantages = group_advantages(rewards[mixed], o.scale).flatten()  # Eq. 4: (B*G,), as rollouts
     steps = plan_steps(B, G, o.mini_batch or B, o.inner_epochs, generator)
     with policy.use(adapter):
         # the reference policy is the same model with its adapters switched off
         with policy.use(None):
             ref = score(policy, rollouts, o)
-        # old log-probs fix the policy that sampled. Each step's are scored in the micro-batches
-        # that will train: in bf16 another batch gives other numbers, and the ratio would not be 1
-        old = {step: score(policy, [rollouts[i] for i in step], o)
-               for step in set(steps) if len(steps) > 1}  # a single step's come with its training
-        # several passes, or several steps per pass, leave the sampling policy: there the clip bites
+        # old log-probs are those of the policy that sampled; a single step is still that policy and
+        # needs none. With several steps each step's are scored, before the first, in the very
+        # micro-batches that will train: in bf16 another batch gives other numbers, and the ratio
+        # would not start at 1. From the second step on the policy has moved: there the clip bites
+        old = {step: score(policy, [rollouts[i] for i in step], o) for step in set(steps)} \
+            if len(steps) > 1 else {}
         done = [_grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
                            advantages[list(step)], [ref[i] for i in step], old.get(step), o)
                 for step in steps]
-    taken = [step for step in done if step]  # without those that were not finite
+    taken = [step for step in done if step]  # None: it was not finite and left out
     for key in taken[0] if taken else ():
         stats[key] = sum(step[key] for step in taken) / len(taken)
     stats["trained_tokens"] = sum(step["trained_tokens"] for step in taken)
     stats["mismatch_max"] = max((step["mismatch_max"] for step in taken), default=0.0)
-    return {**stats, "zero_variance": 1 - B / len(keep), "skipped_steps": len(done) - len(taken)}
+    return {**stats, "zero_variance": 1 - B / len(mixed), "skipped_steps": len(done) - len(taken)}
 
 
 def plan_steps(B, G, size, inner_epochs, generator) -> list:
     """The rollouts of each optimiser step: tuples of ascending indices, of at most `size` groups.
 
-    All B groups are met once in each of the inner epochs, shuffled anew if there is more than one
-    step.
+    Each inner epoch is a pass over all B groups, shuffled anew if there is more than one step.
     """
     steps = []
     for _ in range(inner_epochs):
@@ -176,9 +176,8 @@ def plan_steps(B, G, size, inner_epochs, generator) -> list:
 
 
 def score(policy, rollouts, o) -> list:
-    """Log-probs without gradient: for each rollout a tensor (R,), 0 at tokens that were read.
-
-    Made by the very path that trains, in the same micro-batches if the rollouts are a step's.
+    """Log-probs without gradient: for each rollout a tensor (R,), 0 at tokens that were read, not
+    drawn. The same path as in training, and for the same rollouts the same micro-batches.
     """
     out = [None] * len(rollouts)
     with torch.no_grad():
@@ -190,7 +189,7 @@ def score(policy, rollouts, o) -> list:
 
 
 def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
-    """One optimiser step over all micro-batches of `rollouts`; the denominators are the step's.
+    """One optimiser step over all micro-batches of `rollouts`.
 
     advantages: one per rollout; ref, old: their log-probs as `score` gives them; if old is None,
     old = this step's log-probs, detached. Returns the step's statistics, None if it was not finite

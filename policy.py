@@ -37,7 +37,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from common.files import UserError
 from models.attention import PADDING, PROMPT, GrowingLayer, attention_layout, cast_lora, \
     fused_norm, group_mask, is_plain_lora, lora_linear, pack, step_mask
-from models.loading import find_eos_ids, load_model, refuse_unlike_heads
+from models.loading import check_adapter_folder, find_eos_ids, load_model, refuse_unlike_heads
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded at once before decoding
@@ -212,10 +212,10 @@ class Policy:
         chat_template_kwargs: what the chat template is told beside the messages, a dict such as
         {"enable_thinking": False}.
         """
-        lm, tokenizer = load_model(model, quant, dtype, device)
         for name, path in (adapter_paths or {}).items():
-            if path and not (Path(path) / "adapter_config.json").is_file():
-                raise UserError(f"adapter {name}: {path} holds no adapter_config.json")
+            if path:
+                check_adapter_folder(path, name)
+        lm, tokenizer = load_model(model, quant, dtype, device)
         if (chat_template_kwargs or {}).keys() & {"tokenize", "add_generation_prompt"}:
             raise UserError("chat-template options tokenize and add_generation_prompt are set "
                             "here: leave them out")
@@ -427,6 +427,7 @@ class Policy:
         count = torch.zeros(B, G, dtype=torch.long, device=dev)        # (B, G) response lengths
         done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
         begin = torch.zeros_like(count)                                # (B, G) where a turn begins
+        # of episodes, see _end_turns; begins is begin once more, where reading it waits for no GPU
         state = dict(begin=begin, done=done, begins=Counter(), turns=Counter(), why={})
         drawn = torch.ones_like(tokens, dtype=torch.bool)              # (B, G, T) drawn, not read
         live = torch.arange(B, device=dev)                             # (b,) groups still decoded
@@ -475,10 +476,9 @@ class Policy:
     def _prefill(self, prompts, more=math.inf):
         """Encode each prompt once. Returns the cache, owner (B, P) and the last hidden (B, D).
 
-        more: the most keys that decoding will add to a row.
-
-        Right-padded: causality alone then hides the padding from the real tokens. Long prompts go
-        through in chunks of columns: the memory beside the cache is bounded by tokens, not by rows.
+        Prompts are padded on the right: causality alone then hides the padding from real tokens.
+        Long prompts go through in chunks of columns: the memory beside the cache is bounded by
+        tokens, not by rows. more: the most keys that decoding will add to a row.
         """
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
         longest, pad = max(map(len, prompts)), self.eos_ids[:1]
@@ -510,12 +510,14 @@ def distance(before, now) -> float:
 
 def _end_turns(t, ended, tokens, respond, max_turns, max_turn_tokens, *, begin, done, begins, turns,
                why) -> bool:
-    """Episodes whose turn ended with token t: lay the world's answer into their rows, or end them.
+    """Episodes whose turn ended with token t: write the world's answer into their rows, or end
+    them.
 
-    ended, begin, done (B, G), tokens (B, G, T). begins, turns, why: of each rollout, where its turn
-    begins, how many it had, and once it is over the limit it ran into, or "". All but t and ended
-    are brought up to date. Returns whether an episode is over. The device is asked once for all, and
-    once more where turns ended: what they are answered with has to be known before the next token.
+    ended, begin, done (B, G), tokens (B, G, T). For each rollout, begins: where its turn begins;
+    turns: how many it had; why, once it is over: the limit that it ran into, or "". All of these
+    but ended are brought up to date. Returns whether an episode is over.
+    The GPU is waited for once, and once more where turns ended: their answers have to be known
+    before the next token.
     """
     (B, G, T), before = tokens.shape, len(why)
     over = [n for n, end in enumerate(ended.flatten().tolist()) if end]

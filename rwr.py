@@ -27,7 +27,6 @@ ones from D_env. Shapes: n records, m texts of the KL sample; a step has n + m t
 N of them (rows of its tensors); R response tokens.
 """
 import copy
-import math
 from dataclasses import replace
 
 import torch
@@ -52,7 +51,7 @@ def weight_ratio(weights) -> float:
 def weighted_nll(logp, mask, weights, tokens: int):
     """Weighted negative log-likelihood of the responses, per token of the whole mini-batch.
 
-    logp, mask (n, R); weights (n,). Prompt tokens are not in logp and so never trained on.
+    logp, mask (N, R); weights (N,). Prompt tokens are not in logp and so never trained on.
     """
     return -(weights[:, None] * logp * mask).sum() / max(tokens, 1)
 
@@ -63,27 +62,25 @@ def rwr_loss(logp, ref_logp, mask, weights, unselected, tokens, kl_tokens, *, kl
 
     logp, ref_logp, mask (N, R). weights (N,): of the records, 0 in the other rows; unselected (N,)
     bool: rows of the KL sample. Records are selected for their success rate: a KL term on them
-    would work against imitating them. tokens, kl_tokens: of all records and of all other texts of
-    the whole step.
+    would work against imitating them. tokens, kl_tokens: of all records of the whole step, and of
+    its whole part of the KL sample.
     """
     imitation = weighted_nll(logp, mask, weights, tokens)  # RWR: -sum w_i log pi_env(y_i | x_i)
     kl = token_kl(logp, ref_logp, kl_estimator) * (mask & unselected[:, None])
     return imitation + kl_coef * kl.sum() / max(kl_tokens, 1)  # KL to the initial simulator
 
 
-def draw_batches(n_fresh, aged_priority, n_batches, batch, fresh_share, generator):
-    """Mini-batches over the fresh records and those of D_env: lists of indices.
+def draw_batches(n_fresh, aged_priority, n_batches, batch, generator):
+    """Mini-batches over the fresh records and those of D_env: lists of at most `batch` indices.
 
     Indices 0 .. n_fresh-1 mean fresh records, the following ones aged records, drawn by priority.
-    At least fresh_share of every mini-batch is fresh, however few fresh ones there are: then it is
-    smaller. Fresh records are walked through in random order: none is met twice while others wait.
+    Fresh records are walked through in random order: none is met twice while others wait.
     """
     if not n_fresh:  # no step on old records alone: nothing new speaks for them
         return []
-    # a bounded number of old records keeps earlier curricula alive in the simulator
-    n_aged = min(len(aged_priority), batch - min(n_fresh, math.ceil(batch * fresh_share)))
-    if fresh_share > 0:
-        n_aged = min(n_aged, int(min(n_fresh, batch) * (1 - fresh_share) / fresh_share + 1e-9))
+    # old records keep earlier curricula alive in the simulator, but at most a quarter of a
+    # mini-batch is old, also where few records are fresh and the mini-batch is small
+    n_aged = min(len(aged_priority), batch // 4, n_fresh // 3)
     waiting, batches = [], []
     for _ in range(n_batches):
         picks = []
@@ -122,8 +119,8 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
 
     records: Rollouts; weights (n,), theirs; batches: lists of indices into them (draw_batches).
     kl_sample: Rollouts of this epoch, *unfiltered*, of the simulator as it was before this update.
-    Both KL terms live on it: the penalty, a part of it in turn at every step, and the cap, measured
-    on all of it after every step. o: Options, of which temperature, env_kl, kl_estimator,
+    Both KL terms are measured on it: the penalty of a step on a part of it, the cap on all of it
+    after every step. o: Options, of which temperature, env_kl, kl_estimator,
     env_kl_cap, token_budget and grad_checkpoint are read.
     Returns env_kl (to the initial simulator, nats per token, of the one that wrote kl_sample: as it
     was *before* this update), env_kl_step (how far this update moved), env_loss, env_steps,
@@ -140,13 +137,14 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
         before = score(policy, kl_sample, o)
         stats["env_kl"] = mean_kl(before, initial)
         for n, batch in enumerate(batches):
-            # a step may turn out to be one too many: keep what is needed to take it back
+            # a step that crosses the cap is taken back
             saved = _snapshot(policy.params[adapter], optimizer)
+            # the KL penalty of this step is on the next part of the sample, round and round
             size = min(len(batch), len(kl_sample)) if o.env_kl else 0
-            turn = [(n * len(batch) + i) % len(kl_sample) for i in range(size)]  # of the KL sample
+            part = [(n * len(batch) + i) % len(kl_sample) for i in range(size)]
             loss, _, finite = rwr_step(
                 policy, adapter, optimizer, [records[i] for i in batch], weights[batch], o,
-                [kl_sample[i] for i in turn], [initial[i] for i in turn])
+                [kl_sample[i] for i in part], [initial[i] for i in part])
             if not finite:
                 stats["env_skipped_steps"] += 1
                 continue
@@ -160,17 +158,18 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
     return stats
 
 
-def mean_kl(logps, others) -> float:
-    """k3 estimate of KL(pi || other), nats per token, on text that pi wrote (as scored by both)."""
-    return float(token_kl(torch.cat(logps), torch.cat(others), "k3").mean())
+def mean_kl(logps, ref_logps) -> float:
+    """k3 estimate of KL(pi || ref), nats per token, on text that pi wrote. logps, ref_logps: the
+    log-probs of each text under pi and under ref, as `score` gives them."""
+    return float(token_kl(torch.cat(logps), torch.cat(ref_logps), "k3").mean())
 
 
 def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initial=()):
     """One optimiser step on rwr_loss -> (loss, gradient norm, whether both were finite; if not,
     nothing moved). With weights of 1 and no `kl_texts` it is plain imitation.
 
-    records: n Rollouts, their weights (n,); kl_texts: m Rollouts, initial: their log-probs under
-    the initial simulator. The adapter must be in use.
+    records: n Rollouts, their weights (n,); kl_texts: m Rollouts of the KL sample, initial: their
+    log-probs under the initial simulator. The adapter must be in use.
     """
     n, device = len(records), policy.params[adapter][0].device
     # each text is a group of its own, whatever group it came from: no prompt is shared
@@ -184,8 +183,9 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
         logp, mask = policy.logprobs([texts[i] for i in rows], o.temperature, o.grad_checkpoint)
         ref_logp = _filled([initial[i - n] if i >= n else None for i in rows], logp)   # (N, R)
         unselected = torch.tensor([i >= n for i in rows], device=device)               # (N,)
-        loss = rwr_loss(logp, ref_logp, mask, weight_of_text[rows].to(logp), unselected, tokens,
-                        kl_tokens, kl_coef=o.env_kl, kl_estimator=o.kl_estimator)
+        loss = rwr_loss(  # RWR
+            logp, ref_logp, mask, weight_of_text[rows].to(logp), unselected, tokens, kl_tokens,
+            kl_coef=o.env_kl, kl_estimator=o.kl_estimator)
         loss.backward()
         total += loss.detach()
     norm, finite = finite_step(policy.params[adapter], optimizer, total)
@@ -193,8 +193,8 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
 
 
 def _filled(rows, logp):
-    """Rows of (R_i,) tensors -> (N, R); a row of None, and padding, are logp itself: no difference
-    is left there, and none of its exponentials can overflow."""
+    """Rows of (R_i,) tensors -> (N, R). A row of None, and the padding, become logp itself: the
+    difference is 0 there, so that no exponential of it can overflow."""
     out = logp.detach().clone()
     for k, row in enumerate(rows):
         if row is not None:

@@ -18,7 +18,7 @@ from watch import screen
 from worlds import load_world
 
 COMMANDS = {  # name: (module, what it is for)
-    "warm-start": ("warm_start", "a small model imitates tasks in both roles, before its first run"),
+    "warm-start": ("warm_start", "a small model imitates tasks in both roles before its first run"),
     "ask": ("ask", "the trained agent of a run answers a request of yours"),
     "export": ("export", "the tasks of a run for veRL"),
     "compare": ("compare", "curves of several runs on one page, or as CSV"),
@@ -28,8 +28,8 @@ HELP = "commands (each has --help):\n" + "\n".join(
 
 
 def dispatch(argv, train) -> int:
-    """Do what the command line says; returns the exit code: 0, 2 for a user's mistake, 128 + n after
-    a signal n. train: what a run calls with its Options."""
+    """Do what the command line says; returns the exit code: 0, 2 for a user's mistake, 128 + n
+    after a signal n. train: what a run calls with its Options."""
     return exit_code(lambda: command(argv) if argv and argv[0][:1] != "-" else run(argv, train))
 
 

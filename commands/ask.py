@@ -7,19 +7,19 @@ What of the paper this is: nothing of the method; it is what pi_agent is for.
     echo "Dim the study" | python genenv.py ask RUN --tools server.json --functions dim,lock
 
 How it is run: by that command. RUN is a run folder of the tool_calls world, or the model folder of
-a warm start. The request goes to the base model with the agent's adapter, greedily, in the form that
-the run was trained in, and the calls that come back are printed. Nothing is ever executed: a call is
-text, and who carries it out has to check it first. A call whose arguments do not fit its function
-is printed with what is wrong.
+a warm start. The request goes to the base model with the agent's adapter, greedily, in the form
+that the run was trained in. The calls that come back are printed. Nothing is ever executed: a call
+is text, and whoever carries it out has to check it first. A call whose arguments do not fit its
+function is printed with what is wrong.
 
-What is offered: the run's functions, those of its --tools and of its base tasks, or those of
---tools FILE. An agent that has learned with a few functions in its prompt is lost among hundreds.
+What is offered: the functions of --tools FILE, or without it the run's, those of its --tools and of
+its base tasks. An agent that has learned with a few functions in its prompt is lost among hundreds.
 So it is shown as many as the largest task of its training had, and four at least: those that share
-the most words with the request, a word being worth the more the fewer functions have it. --offered
-sets another number, --functions names them.
+the most words with the request, where a word that few functions have is worth more. --offered sets
+another number, --functions names them.
 
-Where it differs on purpose: one answer for each request. Tools that answer, as in an episode, are
-not there, so of a task in several steps this is the first.
+Where it differs on purpose: there is one answer to each request. No tool answers, as one does in an
+episode, so of a task in several steps the agent does the first.
 """
 import argparse
 import json
@@ -34,7 +34,6 @@ from pathlib import Path
 from common.cli import Parser
 from common.files import UserError, first_line, read_jsonl
 from data_pool import Task
-from run import checkpoint
 from run.options import Options, threads_of
 from worlds import InvalidTask, call_text, one_line_for_templates, special_token_in, tool_calls, \
     task_texts, tool_lists, world_option
@@ -179,8 +178,6 @@ def load_agent(o, adapter: str):
     from safetensors import SafetensorError
     from models.loading import policy_options
     from policy import Policy
-    if adapter:
-        checkpoint.check_adapter_folder(adapter, "agent_adapter", o.rank)
     try:
         return Policy.load(o.model, ("agent",) if adapter else (), **{
             **policy_options(o), "adapter_paths": {"agent": adapter}})

@@ -22,17 +22,21 @@ from watch import report
 
 MOST = len(report.OTHERS)  # runs on a page: as many as there are colours
 CURVES = {  # key of a record: (title, unit, what it is)
-    "validation": ("Held-out success", "share", "Tasks that no policy is trained on: the higher the "
+    "validation": ("Held-out success", "share", "Tasks that no model is trained on: the higher the "
                    "better."),
     "success_rate": ("Success on generated tasks", "share", "Each run's own tasks: away from 0 and "
                      "1 there is something to learn. No measure of how good an agent is."),
-    "task_length": ("Length of generated tasks", "length", "In the unit of the world."),
-    "skill_entropy": ("Skills in generated tasks", "bits", "Entropy over the skills: a fall says "
-                      "that the simulator repeats itself."),
+    "task_length": ("Length of generated tasks", "length", "In the unit of the world: steps of the "
+                    "ladder, commands of the household, words of tool_calls."),
+    "skill_entropy": ("Skills in generated tasks", "bits", "How evenly the skills are used, as "
+                      "an entropy: a fall says that the simulator repeats itself."),
     "distinct_tasks": ("New tasks", "tasks", "Different tasks that were written and tried."),
-    "env_kept": ("Tasks inside the band", "tasks", "What a simulator that is trained learns from."),
-    "env_kl": ("KL of the simulator to its start", "nats per token", "Before the epoch's update."),
-    "zero_variance": ("Groups with equal rewards", "share", "They teach the agent nothing."),
+    "env_kept": ("Tasks inside the band", "tasks", "New tasks with p_hat in alpha \u00b1 k_min: a "
+                 "simulator that is trained learns from them."),
+    "env_kl": ("KL of the simulator to its start", "nats per token", "How far the simulator is "
+               "from the base model, before the epoch's update."),
+    "zero_variance": ("Groups with equal rewards", "share", "Groups of attempts with equal rewards "
+                      "teach the agent nothing: the fewer the better."),
 }
 
 
@@ -41,7 +45,8 @@ def main(argv) -> int:
     p = Parser(prog="genenv.py compare", allow_abbrev=False,
                description="Curves of several runs on one page, or as CSV.")
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
-    p.add_argument("--out", default="compare.html", metavar="FILE", help="page to write (%(default)s)")
+    p.add_argument("--out", default="compare.html", metavar="FILE",
+                   help="page to write (%(default)s)")
     p.add_argument("--csv", action="store_true", help="print every curve as CSV; no page")
     args = p.parse_args(argv)
     if len(args.runs) > MOST and not args.csv:
@@ -51,8 +56,9 @@ def main(argv) -> int:
     try:
         return print_csv(runs) if args.csv else write_page(runs, Path(args.out))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"a record of {', '.join(runs)} has a wrong value ({error}): metrics.jsonl or "
-                        "config.json was edited") from None
+        raise UserError(f"a record of {', '.join(runs)} has no or a wrong value ({error}): "
+                        "metrics.jsonl or config.json was edited, or belongs to another version"
+                        ) from None
 
 
 def print_csv(runs: dict) -> int:
@@ -76,7 +82,7 @@ def write_page(runs: dict, out: Path) -> int:
                  for (name, (metrics, _)), colour in zip(runs.items(), report.OTHERS)]
         if lines := [line for line in lines if line[2]]:
             panel = report.Panel(title, unit, lines, sentence)
-            curves.append((sentence, report.png(report.draw(panel))))
+            curves.append((sentence, report.png(report.draw(panel, thinner=0.9))))
     page = report.page("Runs compared", [
         "<p>One run is one seed: a difference is a result only when several seeds have it.</p>",
         "<h2>Last values</h2>" + report.table(last_values(runs)),
@@ -89,10 +95,16 @@ def write_page(runs: dict, out: Path) -> int:
 
 def last_values(runs: dict) -> list:
     """Rows of a table: of every curve the last value of each run, and how far the run has come."""
-    rows = [["", *runs], ["epochs", *[metrics[-1]["epoch"] for metrics, _ in runs.values()]]]
+    epochs = [metrics[-1]["epoch"] for metrics, _ in runs.values()]
+    rows = [["", *runs], ["epochs", *epochs]]
     for key, (title, *_) in CURVES.items():
         ends = [report.points(metrics, key)[-1:] for metrics, _ in runs.values()]
         rows.append([title, *[f"{end[0][1]:.4g}" if end else "-" for end in ends]])
+    if min(epochs) < max(epochs):  # last values of unlike runs: one figure at the same epoch
+        until = [[v for t, v in report.points(metrics, "validation") if t <= min(epochs)][-1:]
+                 for metrics, _ in runs.values()]
+        rows.insert(3, [f"Held-out success by epoch {min(epochs)}",
+                        *[f"{v[0]:.4g}" if v else "-" for v in until]])
     seconds = [sum(s for _, s in report.points(metrics, "seconds")) for metrics, _ in runs.values()]
     return rows + [["minutes of training", *[f"{s / 60:.1f}" for s in seconds]]]
 

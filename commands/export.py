@@ -35,8 +35,6 @@ from common.files import UserError, write_whole
 from data_pool import Task, TrainPool
 from worlds import load_world
 
-FORMATS = ("jsonl", "parquet")
-
 
 def main(argv) -> int:
     """The command `genenv.py export`; argv: what follows it. Raises UserError, returns 0."""
@@ -52,20 +50,17 @@ def main(argv) -> int:
     return 0
 
 
-def export_verl(run_folder, out, fmt: str = "") -> int:
+def export_verl(run_folder, out) -> int:
     """Write D_train of a run for veRL; returns the number of records.
 
-    out: file to write, replaced only when complete. fmt: jsonl, parquet (needs pyarrow), or empty
-    to go by the file's suffix. Raises UserError if the run or its base tasks cannot be read.
+    out: file to write, replaced only when complete; as parquet (needs pyarrow) if its name ends so,
+    else as JSONL. Raises UserError if the run or its base tasks cannot be read.
     """
     out = Path(out)
-    fmt = fmt or ("parquet" if out.suffix == ".parquet" else "jsonl")
-    if fmt not in FORMATS:
-        raise UserError(f"unknown export format {fmt!r}: choose from {', '.join(FORMATS)}")
     records = verl_records(run_folder)
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such folder to write {out.name} to; create it first")
-    write_whole(out, (_as_parquet if fmt == "parquet" else _as_jsonl)(records))
+    write_whole(out, (_as_parquet if out.suffix == ".parquet" else _as_jsonl)(records))
     return len(records)
 
 

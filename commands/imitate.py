@@ -1,9 +1,9 @@
 """How a warm start learns: passes over pairs to imitate, rounds of its own texts, what is saved.
 
-What of the paper this is: nothing, see commands/warm_start.py. How it is run: by that command, which
-has parsed and checked what was given before this module loads torch.
+What of the paper this is: nothing, see commands/warm_start.py. How it is run: by that command,
+which has parsed and checked what was given before this module loads torch.
 
-Where it differs on purpose: held-out tasks are never imitated; what a run would cut off is not either.
+Where it differs on purpose: held-out tasks are never imitated, nor what a run would cut off.
 """
 import io
 import os
@@ -109,7 +109,8 @@ def write(world, policy, s, o, n: int) -> dict:
 def round_line(n: int, report: dict) -> str:
     """What was written before a round, in one line."""
     why = ", ".join(f"{reason} {k}" for reason, k in report["invalid"].items())
-    return f"written before round {n + 1}: valid {report['valid']:.2f}" + (f" ({why})" if why else "")
+    return f"written before round {n + 1}: valid {report['valid']:.2f}" + \
+        (f" ({why})" if why else "")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -131,7 +132,8 @@ def pairs_of_pass(world, policy, o, number: int) -> dict:
 
 
 def spoken(policy, prompt, said) -> Rollout:
-    """A response as if it had been drawn; of an episode the turns, between observations."""
+    """A prompt and a response as a Rollout, as if the policy had drawn it; of an episode the turns
+    count as drawn, the observations between them do not."""
     ids, drawn = [], []
     for i, text in enumerate([said] if isinstance(said, str) else said):
         part = policy.encode_observation(text) if i % 2 else \
@@ -183,8 +185,8 @@ def load_state(path: Path, policy, optimizer) -> dict:
         return saved["state"]
     except (OSError, RuntimeError, LookupError, ValueError, EOFError, TypeError,
             pickle.UnpicklingError) as error:
-        raise UserError(f"{path} is damaged ({first_line(error):.100}): remove it to start from the "
-                        "beginning") from None
+        raise UserError(f"{path} is damaged ({first_line(error):.100}): remove it to start from "
+                        "the beginning") from None
 
 
 def merge(policy, o, out: Path):

@@ -6,14 +6,15 @@ writes no valid task and solves none, so every group is without signal and both 
     python genenv.py warm-start --model M --base-tasks F --out DIR [--passes 8] [options of a run]
     python genenv.py --world tool_calls --model DIR --base-tasks F ...
 
-How it is run: by that command. As the agent it imitates the expected answers, as the simulator tasks
-that it could have written (worlds: warm_start_pairs): rwr.rwr_step with weights of 1, one LoRA, AdamW
-with a falling rate; of an episode the turns, not the observations between them. Held-out tasks are
-never imitated. In a world with a list of functions the simulator then writes for them, in rounds:
-it imitates what passes every check, until ENOUGH of what it writes is valid. No attempt is made at
-these tasks and the agent does not see them. DIR becomes a model folder, with warm_start.json, the
-rounds in it; what the model can do, epoch 0 of a run measures. The same command given again goes on
-where it was killed, to the bit.
+How it is run: by that command. As the agent the model imitates the expected answers, as the
+simulator the tasks that it could have written (worlds: warm_start_pairs). Both are rwr.rwr_step
+with weights of 1, on one LoRA, by AdamW with a falling rate; of an episode it imitates the turns,
+not the observations between them. Held-out tasks are never imitated.
+In a world with a list of functions the simulator then writes for them, in rounds: it imitates what
+passes every check, until ENOUGH of what it writes is valid. No attempt is made at these tasks and
+the agent does not see them.
+DIR becomes a model folder; warm_start.json in it has the rounds. Epoch 0 of a run measures what the
+model can do. The same command given again goes on where it was killed, to the bit.
 
 Where it differs on purpose: the adapter is merged into the base, in 16 bits also where training
 used 4, so that "adapters off" is the initial policy of both players, and the reference, as always.
@@ -73,7 +74,8 @@ def main(argv) -> int:
     merge(policy, o, out)
     rounds = [{k: v for k, v in report.items() if k != "pairs"} for report in state["rounds"]]
     write_whole(out / "warm_start.json", json.dumps(
-        {"settings": settings_of(s, o), "nats_per_token": state["nats"], "rounds": rounds}, indent=1))
+        {"settings": settings_of(s, o), "nats_per_token": state["nats"], "rounds": rounds},
+        indent=1))
     shutil.rmtree(out / "warm_start")
     print(f"the model is in {out}: go on with --model {out} and the same options of the world")
     return 0
@@ -136,9 +138,9 @@ def census(world, o, pairs) -> str:
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
         if len(pairs[role]) < FEWEST:
             raise UserError(
-                f"{o.base_tasks or 'the base tasks'}: too few of {len(world.base_tasks(o))} base tasks "
-                f"to imitate as {name} ({len(pairs[role])}; {pairs['long']} prompts or responses are "
-                "longer than --max-prompt-tokens, --max-task-tokens, --max-response-tokens or "
-                "--max-episode-tokens): give more tasks, or raise these")
-    return (f"one pass: {len(pairs['agent'])} answers as the agent, {len(pairs['env'])} tasks as the "
-            f"simulator; {pairs['alone']} tasks are imitated as the agent alone")
+                f"{o.base_tasks or 'the base tasks'}: too few of {len(world.base_tasks(o))} base "
+                f"tasks to imitate as {name} ({len(pairs[role])}; {pairs['long']} prompts or "
+                "responses are longer than --max-prompt-tokens, --max-task-tokens, "
+                "--max-response-tokens or --max-episode-tokens): give more tasks, or raise these")
+    return (f"one pass: {len(pairs['agent'])} answers as the agent, {len(pairs['env'])} tasks as "
+            f"the simulator; {pairs['alone']} tasks are imitated as the agent alone")

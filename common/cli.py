@@ -19,10 +19,10 @@ class Stopped(Exception):
 
 
 def exit_code(command, program="genenv", go_on="--resume goes on from the last checkpoint") -> int:
-    """Call `command()`; every mistake of the user's is one line. Returns the exit code of a program:
+    """Call `command()`; every mistake of the user's is one line. Returns a program's exit code:
     what the command returns if that is a number, else 0; 2 for a mistake, 128 + n after a signal n.
 
-    program: named in front of that line; go_on: how to, said where the work was cut off.
+    program: named in front of that line; go_on: how to go on, said where the work was cut off.
     """
     try:
         result = command()

@@ -54,8 +54,8 @@ def _parse_line(line: bytes, where: str) -> dict:
     return record
 
 
-def append_jsonl(path, records) -> int:
-    """Append records and force them to disk; returns the size of the file in bytes.
+def append_jsonl(path, records):
+    """Append records and force them to disk.
 
     Raises UserError if the disk is full or read-only; the file then ends where it ended before.
     """
@@ -67,7 +67,6 @@ def append_jsonl(path, records) -> int:
             while view:  # a full disk may take a part of it
                 view = view[file.write(view):]
             os.fsync(file.fileno())
-        return size + len(data)
     except OSError as error:
         if os.path.isfile(path):
             os.truncate(path, size)

@@ -39,7 +39,7 @@ from tqdm import tqdm
 
 from common.cli import Parser, exit_code
 from common.files import UserError, append_jsonl, read_jsonl
-from curriculum import in_band
+from curriculum import SUCCESS, in_band
 from data_pool import Task
 from experiments.controls import CONTROLS
 from experiments.suites import PAPER_BASE, QUICK, SEEDS, SUITES, TEACHERS, results_file, \
@@ -256,7 +256,7 @@ def kept_by_noise(world, records, alpha, o) -> float:
     flipped: all G attempts were right, or all were wrong."""
     inside = [r for r in records if r["task"]["origin"] == "env" and r["epoch"] > 0
               and r["task"]["epoch"] == r["epoch"] and in_band(r["p_hat"], alpha, o["k_min"])]
-    right = [sum(world.score(Task(**r["task"]), e["text"])[0] >= o["success_at"]
+    right = [sum(world.score(Task(**r["task"]), e["text"])[0] >= SUCCESS
                  for e in r["traces"]) for r in inside]
     return sum(n in (0, o["G"]) for n in right) / max(1, len(inside))
 

@@ -150,7 +150,7 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
 
 
 def library_attention(module, query, key, value, mask, **kwargs):
-    """The library's attention; shapes as in group_attention. On a GPU fp32 gets a key per query head:
+    """The library's attention; shapes as in group_attention. On a GPU fp32 gets a key a query head:
     its kernels take no shared ones in fp32, and the scores of all pairs would be stored."""
     if mask is None and query.dtype == torch.float32 and query.device.type != "cpu":
         sharing, module = query.shape[1] // key.shape[1], SimpleNamespace(is_causal=True)

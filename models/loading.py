@@ -64,8 +64,8 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
         refuse_own_code(model, error)
         raise UserError(f"cannot load the model {model}: {first_line(error)}") from None
     except (SafetensorError, RuntimeError) as error:  # a broken download, another model's weights
-        raise UserError(f"the weights of {model} do not load ({first_line(error):.160}): are they whole, "
-                        "and do they belong to the config.json beside them?") from None
+        raise UserError(f"the weights of {model} do not load ({first_line(error):.160}): are they "
+                        "whole, and do they belong to the config.json beside them?") from None
 
 
 def policy_options(o) -> dict:
@@ -74,6 +74,35 @@ def policy_options(o) -> dict:
                 # a run that goes on has its adapters in its checkpoint
                 adapter_paths={} if o.resume else {"agent": o.agent_adapter, "env": o.env_adapter},
                 chat_template_kwargs=json.loads(o.chat_template_kwargs or "{}"))
+
+
+def check_adapter_folder(path, name: str, rank=None):
+    """UserError unless `path` is a folder with a LoRA adapter in PEFT format, and of this rank if
+    one is given. name: "agent" or "env", for the message."""
+    folder = Path(path)
+    missing = [f for f in ("adapter_config.json", "adapter_model.safetensors")
+               if not (folder / f).is_file()]
+    if not folder.is_dir():
+        what = "there is no such folder"
+    elif missing:
+        what = f"it has no {missing[0]}"
+    else:
+        what = _unfit(folder / "adapter_config.json", rank)
+    if what:
+        raise UserError(f"--{name}-adapter {path}: {what}; name a folder in PEFT format, as a run "
+                        f"writes it to adapters/{name}")
+
+
+def _unfit(config: Path, rank) -> str:
+    """Why the adapter of a PEFT configuration cannot be a policy's, or ""."""
+    try:
+        saved = json.loads(config.read_text())
+        if saved["peft_type"] != "LORA":
+            return f"it holds {saved['peft_type']}, not LORA"
+        return "" if rank in (None, saved["r"]) else \
+            f"its rank is {saved['r']} and --rank is {rank}"
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return f"{config.name} is damaged"
 
 
 def load_tokenizer(model):
@@ -129,7 +158,8 @@ def check_model_folder(model):
         return
     if not (folder / "config.json").is_file():
         packed = next(folder.glob("*.gguf"), None)
-        what = f"name the file itself, --model {packed}" if packed else "is it a transformers model?"
+        what = f"name the file itself, --model {packed}" if packed else \
+            "is it a transformers model?"
         raise UserError(f"model folder {model} has no config.json: {what}")
     if not any((folder / name).is_file() for name in
                ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")):
@@ -161,9 +191,9 @@ def model_config(model: str):
 def choose_dtype(dtype, device: str, model: str = "", config=None) -> torch.dtype:
     """The compute type: `dtype` itself ("bf16", "fp32", a torch.dtype), or what "auto" stands for.
 
-    auto: bf16 on a GPU, fp32 below compute capability 8.0, where no fused attention takes bf16. On a
-    CPU bf16 where its products are faster there and the model is a real
-    one, else fp32; so the embedded worlds, whose results must not move, always get fp32.
+    auto: bf16 on a GPU, fp32 below compute capability 8.0, where no fused attention takes bf16. On
+    a CPU bf16 where its products are faster there and the model is a real one, else fp32; so the
+    embedded worlds, whose results must not move, always get fp32.
     device: "cpu" or "cuda..."; model or config: what to look at. Raises UserError.
     """
     if isinstance(dtype, torch.dtype):
@@ -182,15 +212,15 @@ def choose_dtype(dtype, device: str, model: str = "", config=None) -> torch.dtyp
 
 
 @lru_cache
-def bf16_is_faster(size: int = 512, rounds: int = 8) -> bool:
-    """Whether a (size, size) product takes clearly less time in bf16 than in fp32 on this CPU.
+def bf16_is_faster() -> bool:
+    """Whether a product takes clearly less time in bf16 than in fp32 on this CPU.
 
-    Tens of milliseconds; the best of `rounds` counts, as a busy machine only ever adds time. CPUs
-    are either several times as fast in bf16 or several times as slow: 1.5 lies between the two.
+    Tens of milliseconds; the best of eight counts, as a busy machine only ever adds time. CPUs are
+    either several times as fast in bf16 or several times as slow: 1.5 lies between the two.
     """
     def best(dtype):
-        a, times = torch.ones(size, size, dtype=dtype), []
-        for _ in range(rounds):
+        a, times = torch.ones(512, 512, dtype=dtype), []
+        for _ in range(8):
             started = time.perf_counter()
             a @ a
             times.append(time.perf_counter() - started)

@@ -3,13 +3,13 @@
 What of the paper this is: nothing; it is what makes its runs trustworthy. A checkpoint is one file,
 written at the end of every epoch, and at the next step after SIGINT or SIGTERM. It holds both
 adapters, both optimisers, every generator's state, what of the current epoch is done, and how long
-the append-only files were. It is whole or absent, and its own checksum says if it was changed since.
+the append-only files were. It is whole or absent, and its checksum says if it was changed since.
 
 How it is run: `python genenv.py --resume --out runs/000-genenv`. On resuming the files are cut back
 to the lengths in the checkpoint (the rest moves to FILE.torn), the pools are read from them, and
-the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. It
-goes on as well on another kind of device or with another --max-rows, and says that the bits differ.
-A run folder is one program's at a time: the lock goes when that program dies, also by SIGKILL.
+the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. On
+another kind of device, or with another --max-rows, it goes on too, and says that the bits differ.
+Only one program at a time works in a run folder. Its lock goes when it dies, also by SIGKILL.
 
 Where it differs on purpose from common practice: the reference policy needs no checkpoint, it is
 the base with both adapters off and so cannot drift at a resume.
@@ -23,7 +23,6 @@ import pickle
 import random
 import re
 import signal
-import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -36,15 +35,11 @@ except ImportError:  # not a POSIX system
 
 from common.cli import Stopped
 from common.files import UserError, read_jsonl, set_torn_line_aside, write_whole
-from curriculum import uses_length
 from data_pool import EnvRecord, Task, Trace
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 KEEP = 2  # checkpoints kept: the last, and the one before in case the last gets damaged
 LOCK = "lock"
-# options that a resumed run may change: these move memory and rounding, nothing else
-FREE = {"gate", "out", "resume", "threads", "token_budget", "grad_checkpoint", "verbose"}
-OTHER_BITS = {"max_rows", "device"}  # and these also the random numbers that a rollout gets
 FORMAT = b"genenv-2"  # first word of a checkpoint: change it when a run of before could not go on
 
 
@@ -68,7 +63,7 @@ def choose_folder(o) -> Path:
 
 
 def _refuse_used(folder: Path):
-    """UserError if a folder holds anything but what a run leaves that never began."""
+    """UserError if a folder holds more than what a run that never began leaves behind."""
     if folder.is_dir() and any(f.name not in ("tmp-config.json", LOCK) for f in folder.iterdir()):
         what = "holds a run already: add --resume to go on with it" \
             if (folder / "config.json").is_file() else "is not empty"
@@ -146,101 +141,13 @@ def _unwritable(folder, error) -> UserError:
     return UserError(f"cannot write to run folder {folder}: {error.strerror}; choose another --out")
 
 
-def check_adapter_folder(path, name: str, rank: int):
-    """UserError unless `path`, the value of option `name`, is a folder with a LoRA adapter of this
-    rank in PEFT format. Nothing is checked where it is empty."""
-    if not path:
-        return
-    folder, adapter = Path(path), name.partition("_")[0]
-    missing = [f for f in ("adapter_config.json", "adapter_model.safetensors")
-               if not (folder / f).is_file()]
-    if not folder.is_dir():
-        what = "there is no such folder"
-    elif missing:
-        what = f"it has no {missing[0]}"
-    else:
-        what = _unfit(folder / "adapter_config.json", rank)
-    if what:
-        raise UserError(f"--{name.replace('_', '-')} {path}: {what}; name a folder in PEFT format, "
-                        f"as a run writes it to adapters/{adapter}")
-
-
-def _unfit(config: Path, rank: int) -> str:
-    """Why the adapter of a PEFT configuration cannot be a run's, or ""."""
-    try:
-        saved = json.loads(config.read_text())
-        if saved["peft_type"] != "LORA":
-            return f"it holds {saved['peft_type']}, not LORA"
-        return "" if saved["r"] == rank else f"its rank is {saved['r']} and --rank is {rank}"
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return f"{config.name} is damaged"
-
-
-def world_of(config: Path) -> str:
-    """The world of a run by its config.json, "" if that does not say."""
-    try:
-        return str(json.loads(config.read_text()).get("world", ""))
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return ""  # saved_options says what is wrong
-
-
-def resumed_options(asked: dict, own: dict, defaults: dict) -> dict:
-    """The saved options of the run in --out; refuses by name a changed option that matters.
-
-    asked: of the command line and its preset; own: the world's options with their defaults. Both,
-    and what comes back, have the world's options beside the others.
-    """
-    if not asked.get("out"):
-        raise UserError("--resume needs --out: which run folder is to go on?")
-    path = Path(asked["out"]) / "config.json"
-    if not path.is_file():
-        raise UserError(f"nothing to resume: {path} does not exist")
-    defaults = defaults | own
-    saved = saved_options(path, defaults, "go on with the version that made it, or start a new run "
-                          "in another --out")
-    former = {**defaults, **saved}  # older runs have fewer
-    free = FREE | OTHER_BITS | (set() if uses_length(former["alpha_schedule"]) else {"epochs"})
-    changes = {name: value for name, value in asked.items() if value != former.get(name)}
-    says = {name: f"--{name.replace('_', '-')} was {former.get(name)!r} in this run and"
-            for name in changes}
-    for name in sorted(changes.keys() - free):
-        raise UserError(f"{says[name]} cannot become {changes[name]!r} now; start a new run in "
-                        "another --out")
-    for name in sorted(changes.keys() & OTHER_BITS):
-        print(f"{says[name]} is {changes[name]!r} now: it goes on, but no longer to the bit")
-    return former
-
-
-def saved_options(path, defaults: dict, advice: str) -> dict:
-    """The options in a config.json, those of the world beside the others. Raises UserError for a
-    damaged file, a value of another kind, and, with the advice, an option that is not in `defaults`.
-    """
-    try:
-        saved = json.loads(Path(path).read_text())
-        saved.update(saved.pop("world_options", {}))
-        unknown = sorted(saved.keys() - defaults.keys())
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        raise UserError(f"{path} is damaged: it is not a JSON object") from None
-    if unknown:
-        raise UserError(f"{path} has an option this version does not know ({', '.join(unknown)}): "
-                        f"{advice}")
-    for name, value in saved.items():
-        kind = type(defaults[name])
-        if type(value) is not kind and not (kind is float and type(value) is int):
-            raise UserError(f"{path}: option {name} has the value {value!r}, which is no "
-                            f"{kind.__name__}")
-    return saved
-
-
 # ---------------------------------------------------------------------------------------------
 # checkpoints
 
 
 def is_complete(o) -> bool:
-    """Whether the run that is to go on has nothing left to do; if so, says it. Reads names and
-    dates alone. Raises UserError if more epochs are done than asked for."""
+    """Whether the run to be resumed has nothing left to do; if so, that is printed. Only names and
+    dates of files are read. Raises UserError if more epochs are done than asked for."""
     folder = Path(o.out)
     newest = _checkpoints(folder)[-1:]
     if not newest:
@@ -284,7 +191,7 @@ def save(run):
 
 
 def _packed(state: dict) -> bytes:
-    """A checkpoint as a file: the format and a checksum in the first line, then what torch saves."""
+    """A checkpoint as a file: format and checksum in the first line, then what torch saves."""
     import torch
     data = io.BytesIO()
     torch.save(state, data)
@@ -298,8 +205,8 @@ def _read(path: Path) -> dict:
     try:
         first, _, data = path.read_bytes().partition(b"\n")
         if first.startswith(b"genenv-") and not first.startswith(FORMAT + b" "):
-            raise UserError(f"{path} is of another version: go on with that version, or start a new "
-                            "run in another --out")
+            raise UserError(f"{path} is of another version: go on with that version, or start a "
+                            "new run in another --out")
         if first != b"%s %s" % (FORMAT, hashlib.sha256(data).hexdigest().encode()):
             raise ValueError("its checksum is wrong")
         return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
@@ -314,9 +221,6 @@ def load(run):
     A run that was killed before its first checkpoint starts from the beginning. Raises UserError
     naming the file that is missing, damaged, shorter than it was, or of another shape.
     """
-    if any((run.folder / "checkpoints").glob("e*/epoch.json")):
-        raise UserError(f"{run.folder} is a run of an earlier version: go on with that version, or "
-                        "start a new run in another --out")
     newest = _checkpoints(run.folder)[-1:]
     state = _read(newest[0]) if newest else {"sizes": dict.fromkeys(FILES, 0)}
     _check_files(run, state)
@@ -331,7 +235,8 @@ def load(run):
 
 
 def _check_files(run, state):
-    """UserError unless the run's files begin as they were, and files named in options still are."""
+    """UserError unless the run's files still begin with what the checkpoint knows, and the files
+    named in options are what they were."""
     for name, size in state["sizes"].items():
         if _size(run.folder / name) < size:
             raise UserError(f"{run.folder / name} is shorter than its checkpoint says: it was cut "
@@ -341,8 +246,8 @@ def _check_files(run, state):
     for name, digest in state.get("sha256", {}).items():
         if here.get(name) != digest:
             path = run.folder / name if name in FILES else name
-            raise UserError(f"{path} is not what this run read or wrote: restore it, or start a new "
-                            "run in another --out")
+            raise UserError(f"{path} is not what this run read or wrote: restore it, or start a "
+                            "new run in another --out")
 
 
 def _rewind(folder: Path, known: dict):
@@ -451,13 +356,13 @@ def stop_signals(run):
             signal.signal(s, handler)
 
 
-def stop_if_asked(run, started):
-    """After a step: save and raise Stopped if a signal came. started: when the epoch went on."""
+def stop_if_asked(run):
+    """After a step: save and raise Stopped if a signal came."""
     if not run.stop:
         return
     state = run.state
     state.step += 1
-    state.seconds += time.perf_counter() - started
+    run.count_seconds()
     save(run)
     raise Stopped(run.stop, f"stopped in epoch {state.epoch} after step {state.step}; go on "
                             f"with: python genenv.py --resume --out {run.folder}")

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from common.files import UserError, append_jsonl, write_whole
 import curriculum
 from data_pool import EnvPool, TrainPool
-from models.loading import model_config
+from models.loading import check_adapter_folder, model_config, policy_options
 from policy import Policy
 from run import checkpoint, memory, options
 from watch import health, measure, report, screen
@@ -33,7 +33,7 @@ SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
 
 @dataclass
 class EpochState:
-    """What of an epoch has been done so far: what a checkpoint in mid-epoch must hold."""
+    """What has been done so far in an epoch; a checkpoint inside the epoch holds all of it."""
     epoch: int = 0               # t of Algorithm 1; 0 is the state before training
     step: int = 0                # agent updates made in it
     seconds: float = 0.0         # of training; validation not counted
@@ -70,6 +70,7 @@ class Run:
     peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
     progress: bool = False            # a terminal, with room for bars
     clock: tuple | None = None        # (seconds, epoch) from which the time left is foreseen
+    since: float = field(default_factory=time.perf_counter)  # until then state.seconds is counted
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
     sources: dict = field(default_factory=dict)  # {file given in an option: its hash}
@@ -81,6 +82,11 @@ class Run:
         with measure.peak_memory(self.peaks, name, self.policy.device):
             with measure.movement(self.policy, adapter) if adapter else nullcontext() as moved:
                 yield moved
+
+    def count_seconds(self):
+        """Bring state.seconds up to date."""
+        now = time.perf_counter()
+        self.state.seconds, self.since = self.state.seconds + now - self.since, now
 
     def practice(self) -> dict:
         """{function of the world's list: last p_hats of the generated tasks that call it}; {} in a
@@ -94,8 +100,9 @@ def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
     torch.set_num_threads(options.threads_of(o))
     curriculum.try_weights(o)
-    for name in () if o.resume else ("agent_adapter", "env_adapter"):
-        checkpoint.check_adapter_folder(getattr(o, name), name, o.rank)
+    for name, path in policy_options(o)["adapter_paths"].items():
+        if path:
+            check_adapter_folder(path, name, o.rank)
     world = load_world(o.world)
     given = (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values())
     sources = {path: checkpoint.sha256(path) for path in given  # before they are read
@@ -103,7 +110,7 @@ def prepare_run(o) -> Run:
     world.prepare(o)
     if o.model:
         print(memory.check(model_config(o.model), o), flush=True)
-    folder = checkpoint.choose_folder(o)  # before the slow part; made only once that has worked
+    folder = checkpoint.choose_folder(o)  # before the slow part; it is made after that
     lock = checkpoint.lock_folder(folder) if o.resume else None
     held_out = held_out_keys(world, o)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
@@ -145,8 +152,8 @@ def context_of(run) -> curriculum.Context:
                               run.history[-1]["alpha"], signal)
 
 
-def progress_bar(run):
-    """The steps of this epoch that are still to be done."""
+def steps(run):
+    """The steps of this epoch that are still to be done, with a bar on a terminal."""
     state = run.state
     bar = tqdm(range(state.step, run.o.steps), desc=f"epoch {state.epoch}", leave=False,
                disable=not run.progress)
@@ -163,15 +170,16 @@ def fixed_tasks(run) -> list:
     return [tasks[i] for i in picks.tolist()]
 
 
-def note_refused(run, seed_task, text, reason, per_reason=3):
-    """Count an invalid generation; keep a few texts of every reason for samples.jsonl."""
+def note_refused(run, seed_task, text, reason):
+    """Count an invalid generation; keep three texts of every reason for samples.jsonl."""
     run.state.invalid[reason] += 1
-    if run.state.invalid[reason] <= per_reason:
+    if run.state.invalid[reason] <= 3:
         run.state.refused.append([seed_task.text, text[:2000], reason])
 
 
 def end_epoch(run, env_stats, alpha):
-    """Measure, print one line, put everything on disk, start the next epoch's account."""
+    """Measure, print one line, put everything on disk, begin the next epoch: t <- t + 1."""
+    run.count_seconds()
     say(run, f"epoch {run.state.epoch}: the agent tries held-out tasks ...")
     practice = run.practice()
     record = measure.epoch_record(run, env_stats, alpha, practice)
@@ -188,6 +196,7 @@ def end_epoch(run, env_stats, alpha):
     verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ""
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
+    run.since = time.perf_counter()  # validation and saving are no training
     say(run, f"epoch {run.state.epoch} begins ..." * (run.state.epoch <= run.o.epochs))
     if verdict and run.o.gate:
         raise UserError(f"{verdict} Or: --no-gate --resume --out {run.folder}")
@@ -198,7 +207,8 @@ def end_epoch(run, env_stats, alpha):
 
 
 def time_left(run) -> float | None:
-    """Seconds to the end of the run, by the epochs that this program has done; None before one is."""
+    """Seconds to the end of the run, by the pace of the epochs that this program has done; None
+    before the first of them is done."""
     epoch, now = run.state.epoch, time.perf_counter()
     run.clock = run.clock or (now, epoch)
     started, first = run.clock

@@ -10,14 +10,14 @@ the end is measured by `watch.measure.peak_memory`. Alone:
     print(check(model_config("Qwen/Qwen2.5-7B-Instruct"), options, available=24e9))
 
 Where the numbers come from: parameters are counted, on torch's meta device, so any dense decoder of
-transformers will do. A phase is looked at instant by instant (prefill, a decoding step, the backward
-pass of an MLP ...), as what is needed at one is gone at another; its largest instant counts. Keys
+transformers will do. A phase is looked at instant by instant (prefill, a decoding step, the
+backward pass of an MLP ...), as what is needed at one is gone at another; its largest counts. Keys
 and values follow from the shapes of a rollout batch. Activations are the tensors that autograd was
 seen to save in a Llama-like layer with LoRA on every linear layer, gradients and temporaries what
 torch's allocator was seen to hand out; tests/test_memory.py counts both again. What one cannot know
-beforehand is left out: the allocator's fragmentation (hence MARGIN) and kernels' workspaces. A
-4-bit weight unpacked for a product, 0.14 GB at 7B, is met where fewer activations exist than at the
-instants below.
+beforehand is left out: the allocator's fragmentation (hence MARGIN) and kernels' workspaces. Left
+out too is a 4-bit weight unpacked for a product (0.14 GB at 7B): it exists where there are fewer
+activations than at the instants below.
 The estimate is for the longest prompts and responses that the options allow, with no response
 ending early, so that most steps stay well below it.
 
@@ -150,8 +150,8 @@ def rollout_instants(config, e, prompts, G, P, R, max_rows, lora=0) -> list:
         {**cached(P), "attention of a chunk": B * columns * 6 * D * e + masked},
         {**cached(cache_keys(P, G, R)),
          "attention of a step": masks(G, P + G * (R - 1), sharing)},
-        # draw() holds logits and probabilities in fp32, their sums in fp64, and a copy to sum; beside
-        # them lies who owns which key, before and after the step
+        # draw() holds logits and probabilities in fp32, their sums in fp64, and a copy to sum;
+        # beside them lies who owns which key, before and after the step
         {**cached(cache_keys(P, G, R)), "logits of a step": B * G * V * (2 * FP32 + 2 * FP64)
          + 2 * 8 * B * cache_keys(P, G, R)}]
 
@@ -236,7 +236,8 @@ def training_instants(config, e, rank, gpu, grad_checkpoint, batch: dict) -> lis
     return [instant(before, tokens * D * (FP32 + 2 * e), chunk=chunk),
             # backward of an MLP: two wide gradients, those of its input and of the residual
             instant(during, tokens * (2 * I + 3 * D + 4 * head_dim) * e),
-            instant(during, -tokens * 4 * I * e, copies)]  # of attention: the MLP's tensors are gone
+            # of attention: the MLP's tensors are gone
+            instant(during, -tokens * 4 * I * e, copies)]
 
 
 def attention_weights(config, o, e: int, batch: dict, P: int) -> dict:
@@ -265,7 +266,7 @@ def estimate(config, o, e: int = 0) -> dict:
 
 def instants(config, o, e: int = 0) -> dict:
     """The estimate before it is narrowed down: {phase: [{part: bytes}, ...]}."""
-    e = e or bytes_of(config, o)
+    e = e or choose_dtype(o.dtype, "cuda" if _on_gpu(o.device) else "cpu", config=config).itemsize
     counts, config = count_parameters(config, o.rank), config.get_text_config(decoder=True)
     P, n_tasks = o.max_prompt_tokens, o.seed_tasks * o.variations + round(
         o.seed_tasks * o.variations * o.replay)
@@ -311,11 +312,6 @@ def instants(config, o, e: int = 0) -> dict:
     }
 
 
-def bytes_of(config, o) -> int:
-    """Bytes per number of the compute type that a run with options `o` will have."""
-    return choose_dtype(o.dtype, "cuda" if _on_gpu(o.device) else "cpu", config=config).itemsize
-
-
 def phase_peak(parts: dict) -> int:
     """Bytes of a phase, or of one of its instants: its parts together."""
     return sum(parts.values())
@@ -358,11 +354,8 @@ def _refusal(phases, o, peak, available) -> str:
     phase = max((name for name in phases if name != "always"),
                 key=lambda name: phase_peak(phases[name]))
     parts = sorted({**phases["always"], **phases[phase]}.items(), key=lambda kv: -kv[1])[:3]
-    advice = []
-    for part, _ in parts:
-        for option in OPTIONS_OF[part]:
-            if _can_lower(o, option):
-                advice.append(_advice(o, option))
+    advice = [_advice(o, option) for part, _ in parts for option in OPTIONS_OF[part]
+              if _can_lower(o, option)]
     sizes = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in parts)
     return (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are "
             f"free: during {phase}, {sizes} GB; use {', '.join(dict.fromkeys(advice))}")

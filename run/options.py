@@ -1,9 +1,9 @@
 """The command line: from argv to Options, with one clear line for every mistake.
 
 What of the paper this is: nothing. How it is run: commands/__init__.py calls `parse_options`.
-The options, with their meaning and their defaults, are the fields of `Options`; a world may bring its
-own (worlds/__init__.py), and they are options of the command line when that world is chosen. Nothing
-here needs torch, so that --help and a mistake are answered at once.
+The options, with their meaning and their defaults, are the fields of `Options`. A world may bring
+options of its own (worlds/__init__.py): they are on the command line when that world is chosen.
+Nothing here needs torch, so that --help and a mistake are answered at once.
 
 Where it differs on purpose: there is no configuration language. Defaults come from Options, then
 from the world, then from the preset or the resumed run, and what is given on the command line wins.
@@ -21,7 +21,6 @@ from pathlib import Path
 from common.cli import Parser
 from common.files import UserError, choose
 import curriculum
-from run import checkpoint
 from run.presets import PRESETS
 from worlds import load_world, world_names
 
@@ -61,7 +60,6 @@ class Options:
     base_share: float = 0.75          # share of seed tasks, and of replayed ones, from the base set
     seed_selection: str = "uniform"   # recent tasks as seed tasks; curated: p_hat near alpha
     function_selection: str = "uniform"  # functions to practise; near_alpha: p_hat near alpha
-    pool_age: int = 2                 # epochs for which a measured success rate counts as recent
     temperature: float = 1.0          # of sampling and of every log-prob
     max_task_tokens: int = 24         # length limit of a generated task
     max_response_tokens: int = 24     # length limit of an agent response
@@ -91,13 +89,10 @@ class Options:
     lam: float = 1.0                  # sharpness of the weights exp(lam * R_env)
     p_hat_unit: str = "task"          # of R_env and band: task; seed: all its variations; batch
     env_weights: str = "rwr"          # function weights_NAME of curriculum.py; rwr: exp(lam R_env)
-    success_at: float = 0.5           # reward from which an attempt counts as a success
     env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
     env_updates: int = 16             # optimiser steps per epoch
     env_batch: int = 32               # generations per optimiser step
     env_passes: int = 0               # k > 0: k passes over the records in place of --env-updates
-    env_fresh: float = 0.75           # share of fresh generations in a mini-batch, rest D_env
-    env_age: int = 4                  # epochs after which a generation of D_env is no longer used
     env_kl: float = 0.02              # KL coefficient to the initial simulator
     env_kl_cap: float = 0.5           # largest KL of one update, nats per token
     env_kl_sample: int = 96           # fresh generations on which both KLs are measured
@@ -113,22 +108,24 @@ CHOICES = {"variant": ("genenv", "random", *curriculum.WITHOUT_SIMULATOR),
            "aggregation": ("token", "sequence"),
            "p_hat_unit": ("task", "seed", "batch"), "dtype": ("auto", "bf16", "fp32"),
            "quant": ("", "nf4")}
-NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
-         "env_weights": "weights_", "seed_selection": "seeds_",
-         "function_selection": "functions_"}  # prefixes in curriculum.py
+NAMED = {  # option: prefix of its functions in curriculum.py
+    "alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
+    "env_weights": "weights_", "seed_selection": "seeds_", "function_selection": "functions_"}
 AT_LEAST_ONE = ("seed_tasks", "variations", "write_rounds", "steps", "rank", "max_task_tokens",
                 "val_samples", "val_every", "max_response_tokens", "max_prompt_tokens",
                 "inner_epochs", "env_batch", "env_kl_sample", "token_budget", "max_rows")
 NOT_NEGATIVE = ("epochs", "threads", "agreement", "mini_batch", "env_updates", "env_passes",
-                "env_age", "pool_age", "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed")
-SHARES = ("base_share", "env_fresh", "success_at")
+                "k_min", "beta", "lam", "agent_kl", "env_kl", "replay", "seed")
 POSITIVE = ("agent_lr", "env_lr", "temperature", "clip", "env_kl_cap")
+# options that a resumed run may change: these move memory and rounding, nothing else
+FREE = {"gate", "out", "resume", "threads", "token_budget", "grad_checkpoint", "verbose"}
+OTHER_BITS = {"max_rows", "device"}  # and these also the random numbers that a rollout gets
 
 
 def parser(world=None, commands="") -> Parser:
     """An argument parser made from Options: name, type, default and the comment as help.
 
-    world: a module whose own options are added, if it has any. commands: what else --help names.
+    world: a module whose own options are added, if it has any. commands: text below the options.
     """
     p = Parser(prog="genenv.py", argument_default=SUPPRESS, allow_abbrev=False, add_help=False,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
@@ -156,7 +153,7 @@ def add_fields(p, kind):
 
 
 def _add_common(group):
-    """What is no option of a run, but says where they come from."""
+    """--help, and where the options of a run may come from."""
     group.add_argument("-h", "--help", action="help", help="show this and stop")
     group.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
     group.add_argument("--config", metavar="FILE", help="options of another run, its config.json")
@@ -199,10 +196,10 @@ def parse_options(argv, commands="") -> Options:
         raise UserError(f"--preset {preset} is for --world {PRESETS[preset]['world']} and cannot "
                         f"be used in the world {name}: leave one of them out")
     if config and given.get("resume"):
-        raise UserError("--config is for a new run, --resume goes on with a run's own options: leave "
-                        "one of them out")
+        raise UserError("--config is for a new run, --resume goes on with a run's own options: "
+                        "leave one of them out")
     own = {key: default for key, (default, _, _) in getattr(world, "OPTIONS", {}).items()}
-    former = checkpoint.resumed_options(asked, own, defaults()) if given.get("resume") else \
+    former = resumed_options(asked, own) if given.get("resume") else \
         {**getattr(world, "DEFAULTS", {}), **(_of_file(config, own) if config else {})}
     values = {**own, **former, **asked}
     # what belongs to the world goes into one field of its own
@@ -222,12 +219,12 @@ def defaults() -> dict:
 
 def _of_file(path, own: dict) -> dict:
     """The options in another run's config.json, but for its folder. Raises UserError."""
-    saved = checkpoint.saved_options(path, defaults() | own, "remove it from the file")
+    saved = saved_options(path, own, "remove it from the file")
     return {name: value for name, value in saved.items() if name not in ("out", "resume")}
 
 
 def _world_of(argv) -> str:
-    """Which world the command line names: itself, by the run that goes on, its preset or --config."""
+    """The world by what the command line says: --world, the run that goes on, preset or config."""
     p = Parser(add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
     for name in ("world", "preset", "out", "config"):
         p.add_argument(f"--{name}")
@@ -237,10 +234,70 @@ def _world_of(argv) -> str:
     if "world" in known:
         return known.world
     if getattr(known, "resume", False) and getattr(known, "out", ""):
-        return checkpoint.world_of(Path(known.out) / "config.json") or Options.world
+        return _saved_world(Path(known.out) / "config.json") or Options.world
     if "config" in known and "world" not in preset:
-        return checkpoint.world_of(Path(known.config)) or Options.world
+        return _saved_world(Path(known.config)) or Options.world
     return preset.get("world", Options.world)
+
+
+def _saved_world(config: Path) -> str:
+    """The world of a run by its config.json, "" if that does not say."""
+    try:
+        return str(json.loads(config.read_text()).get("world", ""))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return ""  # saved_options says what is wrong
+
+
+def resumed_options(asked: dict, own: dict) -> dict:
+    """The saved options of the run in --out; refuses by name a changed option that matters.
+
+    asked: of the command line and its preset; own: the world's options with their defaults. Both,
+    and what comes back, have the world's options beside the others.
+    """
+    if not asked.get("out"):
+        raise UserError("--resume needs --out: which run folder is to go on?")
+    path = Path(asked["out"]) / "config.json"
+    if not path.is_file():
+        raise UserError(f"nothing to resume: {path} does not exist")
+    saved = defaults() | own | saved_options(path, own, "go on with the version that made it, or "
+                                             "start a new run in another --out")
+    free = FREE | OTHER_BITS
+    free |= set() if curriculum.uses_length(saved["alpha_schedule"]) else {"epochs"}
+    changed = sorted(name for name, value in asked.items() if value != saved.get(name))
+    was = lambda name: f"--{name.replace('_', '-')} was {saved.get(name)!r} in this run and"
+    for name in changed:
+        if name not in free:
+            raise UserError(f"{was(name)} cannot become {asked[name]!r} now; start a new run in "
+                            "another --out")
+    for name in changed:
+        if name in OTHER_BITS:
+            print(f"{was(name)} is {asked[name]!r} now: it goes on, but no longer to the bit")
+    return saved
+
+
+def saved_options(path, own: dict, advice: str) -> dict:
+    """The options in a config.json, those of the world beside the others. Raises UserError for a
+    damaged file, a value of another kind and, with the advice, an option that does not exist (any
+    more). own: the world's options with their defaults.
+    """
+    known = defaults() | own
+    try:
+        saved = json.loads(Path(path).read_text())
+        saved.update(saved.pop("world_options", {}))
+        unknown = sorted(saved.keys() - known.keys())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        raise UserError(f"{path} is damaged: it is not a JSON object") from None
+    if unknown:
+        raise UserError(f"{path} has an option this version does not know ({', '.join(unknown)}): "
+                        f"{advice}")
+    for name, value in saved.items():
+        kind = type(known[name])
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise UserError(f"{path}: option {name} has the value {value!r}, which is no "
+                            f"{kind.__name__}")
+    return saved
 
 
 def check_options(o):
@@ -257,8 +314,7 @@ def check_options(o):
         need(getattr(o, name) >= 1, name, "must be at least 1")
     for name in NOT_NEGATIVE:
         need(getattr(o, name) >= 0, name, "must not be negative")
-    for name in SHARES:
-        need(0 <= getattr(o, name) <= 1, name, "must lie between 0 and 1")
+    need(0 <= o.base_share <= 1, "base_share", "must lie between 0 and 1")
     for name in POSITIVE:
         need(getattr(o, name) > 0, name, "must be greater than 0")
     need(o.seed < 2 ** 60, "seed", "must be below 2 ** 60")
@@ -275,7 +331,8 @@ def check_options(o):
     for name, (default, _, values) in getattr(load_world(o.world), "OPTIONS", {}).items():
         value = o.world_options[name]
         if values and value not in values:
-            raise UserError(f"--{name.replace('_', '-')} is {value!r}: {choose(str(value), values)}")
+            raise UserError(f"--{name.replace('_', '-')} is {value!r}: "
+                            f"{choose(str(value), values)}")
     curriculum.try_functions(o)
     return o
 

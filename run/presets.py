@@ -72,9 +72,9 @@ PRESETS = {
         "max_rows": 64,
     },
     # SmolLM2-135M-Instruct after a warm start, on a CPU. Tasks as python text for given
-    # functions, which is what such a small model can write and read. An epoch takes five minutes of one core
-    # (EXPERIMENTS.md). Micro-batches of 1024 tokens are twice as fast as of 4096: larger tensors go back
-    # to the system after each use.
+    # functions, which is what such a small model can write and read. An epoch takes five minutes
+    # of one core (EXPERIMENTS.md). Micro-batches of 1024 tokens are twice as fast as of 4096:
+    # larger tensors go back to the system after each use.
     "135m-cpu": {
         "world": "tool_calls",
         "call_format": "python",
@@ -98,9 +98,9 @@ PRESETS = {
         "token_budget": 1024,
         "max_rows": 256,
     },
-    # Qwen2.5-1.5B-Instruct in 16 bits on a card of 16 GB. Tasks and calls as above, which leaves room
-    # for more of them; rates between those of the two neighbours. Only its memory is known: 7.4 GB
-    # by estimate, and 13.1 GB with --dtype fp32, for cards that have no bf16 (T4).
+    # Qwen2.5-1.5B-Instruct in 16 bits on a card of 16 GB. Tasks and calls as above, which leaves
+    # room for more of them; rates between those of the two neighbours. Only its memory is known:
+    # 7.4 GB by estimate, and 13.1 GB with --dtype fp32, for cards that have no bf16 (T4).
     "1.5b-16gb": {
         "world": "tool_calls",
         "model": "Qwen/Qwen2.5-1.5B-Instruct",

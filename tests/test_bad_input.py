@@ -103,8 +103,7 @@ def wrong_values():
             yield flag, None
     for flag, values in {
             "--alpha": ["0", "1", "2"], "--alpha-end": ["0", "1"], "--G": ["0", "1"],
-            "--base-share": ["1.1"], "--env-fresh": ["1.1"],
-            "--success-at": ["1.1"], "--seed": ["99999999999999999999"],
+            "--base-share": ["1.1"], "--seed": ["99999999999999999999"],
             "--threads": ["99999999"], "--resume": ["yes"], "--temperature": ["0"],
             "--device": ["gpu", "cuda:99", "cuda:"], "--agent-lr": ["0"], "--rank": ["0"], "--steps": ["0"]}.items():
         yield from ((flag, v) for v in values)
@@ -472,7 +471,7 @@ def test_report_of_a_damaged_run(file, name, folder, tmp_path, capsys):
     """python -m watch.report writes no page and no figure of what it cannot read."""
     path = folder / file
     path.write_text(REPORTED[file, name](path.read_text()))
-    refused(capsys, tmp_path, report.main, [folder], "genenv: ")
+    refused(capsys, tmp_path, report.main, [folder], "report: ")
 
 
 @pytest.mark.parametrize("name", ["config", "train", "world"])

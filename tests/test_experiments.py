@@ -100,7 +100,7 @@ def tried(tools, p_hat, epoch=1, written=None, origin="env", texts=()):
 
 def test_generations_kept_by_noise_alone():
     """All attempts right, yet p_hat = 0.5: flipped rewards put it there."""
-    right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2, "success_at": 0.5}
+    right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2}
     attempts = [(right, right), (wrong, wrong), (right, wrong), (right, wrong)]
     records = [tried(["inc"], 0.5, texts=texts) for texts in attempts] + [
         tried(["inc"], 1.0, texts=attempts[0]),             # outside the band

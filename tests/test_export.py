@@ -45,7 +45,7 @@ def written(tmp_path):
 def test_jsonl_round_trip(tmp_path):
     """Every task of D_train, prompts as chat messages, and a reward that is Eq. 1 again."""
     world, (task, run) = load_world("tool_calls"), written(tmp_path)
-    n = export.export_verl(run, tmp_path / "out.jsonl", "jsonl")
+    n = export.export_verl(run, tmp_path / "out.jsonl")
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     tasks = [*world.base_tasks(options()), task]
     assert n == len(records) == len(tasks)
@@ -128,8 +128,6 @@ def test_what_cannot_be_exported_is_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match="not the options of a run"):
         export.export_verl(tmp_path, out)
     _, run = written(tmp_path)
-    with pytest.raises(UserError, match="unknown export format"):
-        export.export_verl(run, out, "csv")
     with pytest.raises(UserError, match="no such folder"):
         export.export_verl(run, tmp_path / "absent" / "out.jsonl")
     with open(run / "train.jsonl", "a") as file:

@@ -76,7 +76,7 @@ def test_an_update_takes_no_more_steps_than_its_records_carry(fresh, aged, passe
 
 
 def test_few_records_wait_in_d_env_until_there_are_enough(monkeypatch, tmp_path):
-    options = dict(epochs=4, k_min=0.5, env_passes=1, env_age=4, steps=1, seed_tasks=2)
+    options = dict(epochs=4, k_min=0.5, env_passes=1, steps=1, seed_tasks=2)
     waiting, collected = {}, []
     for size in (1, 8):
         _, policy = batches(monkeypatch, tmp_path / str(size), **options, env_batch=size)

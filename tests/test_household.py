@@ -334,9 +334,9 @@ def test_a_run_of_episodes_is_resumed_inside_an_epoch(fake_base, tmp_path, monke
     assert record["trained_tokens"] > 0 and record["response_length"] == 0 <= record["truncated"] < 1
     ask, o = genenv.checkpoint.stop_if_asked, small_options(tmp_path, out=str(tmp_path / "stopped"))
 
-    def stop_at_once(run, started):
+    def stop_at_once(run):
         run.stop = 15
-        return ask(run, started)
+        return ask(run)
     with monkeypatch.context() as patch, pytest.raises(genenv.checkpoint.Stopped):
         patch.setattr(genenv.checkpoint, "stop_if_asked", stop_at_once)
         genenv.train(o)

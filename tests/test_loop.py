@@ -27,7 +27,7 @@ def run(out, small_ladder, *more):
     return genenv.main(["--out", str(out), "--base-model", small_ladder, *MICRO, *more])
 
 
-def test_both_policies_were_trained_and_nothing_held_out_was(quiet_run):
+def test_both_policies_were_trained_and_nothing_held_out_was(quiet_run, small_ladder):
     """Adapters have left zero, and no validation task is in D_train."""
     from safetensors.torch import load_file
     for name in ("agent", "env"):
@@ -54,7 +54,7 @@ def test_samples_begin_with_new_tasks_near_alpha():
     first = next(r for r in shown if r["task"] == "0")
     assert first["p_hat"] == 1.0 and not first["in_band"]
     assert [r["p_hat"] for r in shown[:5]] == [0.5] * 4 + [1.0] and len(shown) == 8
-    assert all(r["in_band"] == (r["p_hat"] == 0.5 and r["written"] == 3) for r in shown)
+    assert all(r["in_band"] == (r["p_hat"] == 0.5 and r["written_in"] == 3) for r in shown)
     assert [e["text"] for e in shown[0]["traces"]] == ["b", "a"] and refused["reason"] == "malformed"
 
 

@@ -12,6 +12,7 @@ import pytest
 from commands import warm_start
 from common.files import UserError
 import curriculum
+import bench.__main__ as bench
 import genenv
 from run.options import parse_options
 from run.presets import PRESETS
@@ -23,7 +24,8 @@ PAGES = ["README.md", "TROUBLESHOOTING.md", "run/README.md", "worlds/README.md",
 STUDY = ["EXPERIMENTS.md", *(f"experiments/results/{name}.md" for name in
                              ("ladder", "parts", "schedules", "household", "real-model"))]
 GONE = {"--seeds", "--env-probe", "--keep-tools", "--offer", "--exemplars", "--cache-dir", "--measured",
-        "--random-weights", "--env-update", "--filter-scope", "--control", "--reward-noise"}
+        "--random-weights", "--env-update", "--filter-scope", "--control", "--reward-noise",
+        "--pool-age", "--env-age", "--env-fresh", "--success-at"}
 OF_A_RUN = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json",
             "memory.json", "report.html", "gpu-7b.json", "tasks.jsonl", "base.jsonl", "mine.py",
             "SUITE.jsonl", "SUITE.md"}  # any suite of experiments
@@ -78,7 +80,8 @@ def test_a_command_with_a_wrong_option_is_noticed():
 
 def known_options() -> set:
     """Every --option of the programs: of a run, its worlds, and of the commands beside it."""
-    names = {"preset", "config", "help", *vars(genenv.Options()), *vars(warm_start.Settings())}
+    names = {"preset", "config", "help", *vars(genenv.Options()), *vars(warm_start.Settings()),
+             *bench.NUMBERS}
     for world in world_names():
         names |= set(getattr(load_world(world), "OPTIONS", {}))
     sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("*/__main__.py")]

@@ -76,6 +76,18 @@ def no_figures(monkeypatch):
     monkeypatch.setattr(report, "figures", lambda metrics, options: {})
 
 
+def test_what_a_reader_would_miss_is_shown(folder):
+    """An attempt without text, names in the key of a world, the highest point of a curve."""
+    records, options = recorded("genenv")
+    empty = {**SAMPLE, "key": "`2 s1 inc`: <start>", "traces": [{"text": "", "reward": 0.0}]}
+    save(folder, records, vars(options), [empty])
+    page = report.write(folder).read_text()
+    assert "<pre class=wrong>(no text) <" in page and "<code>2 s1 inc</code>: &lt;start&gt;" in page
+    for figure in report.figures(records, vars(options)).values():
+        axis = figure.axes[0]
+        assert all(1.02 * max(line.get_ydata()) <= axis.get_ylim()[1] for line in axis.lines)
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: ascii(t[:20]))
 def test_hostile_text_stays_text(text, folder, no_figures):
     """In a task, a trace, a warning, an option, a category: no tag or attribute comes of it."""

@@ -81,13 +81,13 @@ def test_weights_where_no_record_is_better_than_another():
 # mini-batches
 
 
-@pytest.mark.parametrize("fresh", [1, 2, 5, 30, 200])
-@pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
-def test_the_fresh_share_is_kept_however_few_are_fresh(fresh, share):
+@pytest.mark.parametrize("fresh", [1, 2, 5, 30, 48, 200])
+def test_three_quarters_are_fresh_however_few_are_fresh(fresh):
     """With 5 fresh records of 64 three quarters of every step were stale."""
-    for batch in draw_batches(fresh, [1.0] * 300, 6, 64, share, torch.Generator().manual_seed(0)):
-        assert sum(i < fresh for i in batch) >= share * len(batch)
-        assert len(batch) <= 64 and len(set(batch)) == len(batch)
+    for batch in draw_batches(fresh, [1.0] * 300, 6, 64, torch.Generator().manual_seed(0)):
+        n = sum(i < fresh for i in batch)
+        assert 4 * n >= 3 * len(batch) and n == min(fresh, 48)
+        assert len(batch) - n == min(fresh // 3, 16) and len(set(batch)) == len(batch)
 
 
 @pytest.mark.parametrize("fresh, batch", [(10, 8), (5, 4), (9, 5), (33, 32)])
@@ -95,16 +95,16 @@ def test_no_record_comes_twice_in_a_mini_batch_while_others_wait(fresh, batch):
     """A new round started in mid-batch could draw again who was in it already; a part of the fresh
     set would never be learned from."""
     for seed in range(20):
-        batches = draw_batches(fresh, [], 9, batch, 1.0, torch.Generator().manual_seed(seed))
+        batches = draw_batches(fresh, [], 9, batch, torch.Generator().manual_seed(seed))
         assert all(len(set(picks)) == len(picks) == min(fresh, batch) for picks in batches)
         assert sorted(sum(batches, [])[:fresh]) == list(range(fresh))
 
 
 def test_aged_records_are_drawn_by_priority():
     """Old records would be drawn as often as new ones."""
-    batches = draw_batches(1, [8.0, 1.0, 1.0], 2000, 2, 0.5, torch.Generator().manual_seed(0))
-    aged = [i for b in batches for i in b if i > 0]
-    assert len(aged) == 2000 and aged.count(1) / 2000 == pytest.approx(0.8, abs=0.03)
+    batches = draw_batches(3, [8.0, 1.0, 1.0], 2000, 4, torch.Generator().manual_seed(0))
+    aged = [i for b in batches for i in b if i > 2]
+    assert len(aged) == 2000 and aged.count(3) / 2000 == pytest.approx(0.8, abs=0.03)
 
 
 @pytest.mark.parametrize("fresh, aged, sizes", [
@@ -112,7 +112,7 @@ def test_aged_records_are_drawn_by_priority():
     (3, [1.0] * 9, [4, 4])])
 def test_small_sets_give_small_batches(fresh, aged, sizes):
     """Few records in the band would crash the update or be repeated within one step."""
-    batches = draw_batches(fresh, aged, 2, 32, 0.75, torch.Generator().manual_seed(0))
+    batches = draw_batches(fresh, aged, 2, 32, torch.Generator().manual_seed(0))
     assert [len(b) for b in batches] == sizes
     assert all(len(set(b)) == len(b) for b in batches)
 

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import commands
+from commands import compare
 from common.files import UserError
 from run import frame
 from run.options import parse_options
@@ -84,7 +85,7 @@ def test_what_was_not_measured_is_a_dash(fields, gone):
     """Not 0.00: neither on the screen nor in a curve nor in the CSV."""
     full, line = screen.line(record()), screen.line(record(**fields))
     assert full.split().count("-") == 0 and line.split().count("-") == gone
-    drawn = report.panels([record(**fields)], {"k_min": 0.26})
+    drawn = report.panels([record(**fields)])
     assert ("success_rate.png" in drawn) == ("distinct_tasks" not in fields)
     assert ("validation.png" in drawn) == (fields.get("validated", 0) != 2
                                            and "validation_by" not in fields)
@@ -155,6 +156,16 @@ def test_compare_draws_runs_over_each_other(two, tmp_path, capsys):
     assert ["variant", "&quot;genenv&quot;", "&quot;random&quot;"] in rows
     kl = next(row for row in rows if row and row[0].startswith("KL of the simulator"))
     assert float(kl[1]) > 0 and kl[2] == "-"
+
+
+def test_runs_of_unlike_length_are_also_compared_at_the_same_epoch(two):
+    """The last value of a longer run beside one of a shorter run said nothing."""
+    runs = {name: report.read_run(name) for name in two}
+    runs[two[1]] = (runs[two[1]][0][:4], runs[two[1]][1])
+    rows = {row[0]: row[1:] for row in compare.last_values(runs)}
+    assert rows["epochs"] == [24, 3]
+    assert rows["Held-out success by epoch 3"] == [
+        f"{recorded(name)[0][3]['validation']:.4g}" for name in ("genenv", "random")]
 
 
 def test_csv_has_every_epoch_and_leaves_open_what_was_not_measured(two, capsys):

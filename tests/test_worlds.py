@@ -187,7 +187,7 @@ def test_worlds_are_found_by_name():
     assert not {"tiny_model", "template", "__init__"} & set(worlds.world_names())
     assert load_world("template") is template
     for name in ("chess", "", "../x", "os", "a.b", "tool-calls"):
-        with pytest.raises(UserError, match="unknown world .*: choose from .*ladder.*tool_calls"):
+        with pytest.raises(UserError, match="unknown world .*: .*choose from .*ladder.*tool_calls"):
             load_world(name)
     with pytest.raises(UserError, match="tiny_model.py is no world, it has no prepare"):
         load_world("tiny_model")
@@ -219,6 +219,14 @@ def test_a_copy_of_the_template_runs_a_loop(copied, monkeypatch):
     assert records[1]["distinct_tasks"] > 10
     assert set(records[1]["invalid"]) <= {"malformed", "copy of the seed", "held-out task",
                                           "truncated", "duplicate in the batch"}
+
+
+def test_a_word_that_the_base_model_does_not_know_is_named(copied, monkeypatch, capsys):
+    """A task of letters, and no letter in WORDS: each was read as padding, without a word."""
+    mine = load_world("mine")
+    monkeypatch.setattr(mine, "pairs", lambda rng, n: [("inc a b =", "b c")] * n)
+    assert genenv.main(["--world", "mine", "--out", str(copied / "run"), "--threads", "1"]) == 2
+    assert "WORDS lacks: a b c: add them" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------------------------------
@@ -272,7 +280,7 @@ def test_a_simulator_that_writes_control_tokens_is_counted(tmp_path):
         if a[0] == "neg 1 2 3" else template.parse_task(*a)
     state = EpochState()
     run = stub_run(o=genenv.Options(), world=world, policy=policy, state=state,
-                   train_pool=SimpleNamespace(p_hat={}))
+                   train_pool=SimpleNamespace(recent_p_hat=lambda *a: None))
     written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
     assert [g.text for g in written] == texts[:1]
     assert state.invalid == {"copy of the seed": 1, "special tokens": 1, "malformed": 1,

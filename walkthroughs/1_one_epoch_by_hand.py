@@ -94,7 +94,7 @@ print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights
 
 # %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text
 # that the simulator wrote.
-batches = draw_batches(len(kept), [], o.env_updates, o.env_batch, o.env_fresh, run.rng)
+batches = draw_batches(len(kept), [], o.env_updates, o.env_batch, run.rng)
 records = [Rollout(i, r.prompt, r.response) for i, r in enumerate(kept)]
 kl_sample = [Rollout(i, *text) for i, text in enumerate(state.kl_sample[:o.env_kl_sample])]
 with measure.movement(policy, "env") as moved:

@@ -3,11 +3,12 @@
 What of the paper this is: nothing; the failure modes are those that users of such systems report
 (collapse, starvation, exploitation of noise). TROUBLESHOOTING.md has a paragraph on each.
 
-How it is run: measure.py calls `warnings` once per epoch, and run/frame.py `judge` after epoch 0: both
-of the paper's updates stand still where no task is valid or every group has equal rewards (its
-advantages are then 0, Prop. 1), so a run stops there unless --no-gate is given. A check is a function of the record, the
+How it is run: measure.py calls `warnings` once per epoch. A check is a function of the record, the
 history of earlier records and the options, named `warn_...`; it returns a sentence that says what
 to change, or nothing. To add one, write one function and a paragraph in TROUBLESHOOTING.md.
+run/frame.py calls `judge` after epoch 0: both updates of the paper stand still where no task is
+valid, or where every group has equal rewards (its advantages are then 0, Prop. 1). There a run
+stops, unless --no-gate is given.
 
 Where it differs on purpose from a list of thresholds: one cause should raise one warning. What has
 a warning of its own (duplicates, copies, lost agreement, truncation) is left out of "invalid", and

@@ -32,10 +32,10 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
     rows = rollout_rows(o, G, max(map(len, prompts)))
     with run.phase("validation"):
-        rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator, rows)
+        rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator,
+                               rows)
     rewards = [attempt_score(world, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
-    return [curriculum.success_rate(rewards[b * G:(b + 1) * G], o.success_at)
-            for b in range(len(tasks))]
+    return [curriculum.success_rate(rewards[b * G:(b + 1) * G]) for b in range(len(tasks))]
 
 
 def validation(run) -> dict:
@@ -112,8 +112,8 @@ def epoch_record(run, env_stats: dict, alpha: float, practice=()) -> dict:
 
 
 def by_function(practice) -> dict:
-    """{name: [generated tasks that call it, mean of their last p_hats or None]} of every function of
-    the world's list. practice: as Run.practice gives it."""
+    """{name: [generated tasks that call it, mean of their last p_hats or None]} of every function
+    of the world's list. practice: as Run.practice gives it."""
     return {name: [len(p_hats), round(mean(p_hats), 4) if p_hats else None]
             for name, p_hats in practice.items()}
 
@@ -126,8 +126,8 @@ def coverage(practice) -> dict:
 
 
 def once(attempts) -> list:
-    """(task, p_hat, traces) of every task at its first attempt: a task may be tried again in the
-    epoch that wrote it, and its record has the p_hat of before."""
+    """(task, p_hat, traces) of every task when it was first tried in the epoch: a new task may be
+    tried again in it, but its D_env record has the first p_hat."""
     first = {}
     for attempt in attempts:
         first.setdefault(attempt[0].id, attempt)

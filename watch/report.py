@@ -8,14 +8,15 @@ How it is run: genenv.py writes figures/ and report.html at the end of a run; fo
 goes on or was stopped, `python -m watch.report runs/000-genenv`. commands/compare.py draws several
 runs with the same functions.
 
-Where it differs on purpose: pictures are embedded in the page, so that one file can be sent along.
-Text of models is escaped, and the page forbids scripts and outside sources to whoever opens it. What
-an epoch did not measure is not drawn.
+Where it differs on purpose: pictures and style are embedded in the page, so that one file can be
+sent along. Text of models is escaped, and the page forbids scripts and outside sources to whoever
+opens it. What an epoch did not measure is not drawn.
 """
 import base64
 import html
 import io
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -29,11 +30,6 @@ from curriculum import target_of
 AGENT, SIMULATOR, TARGET, STYLES = "#0b62a4", "#d1670b", "#3a8a3a", ("-", "--", ":")
 OTHERS = ("#8e44ad", "#b03a2e", "#16857a", "#a67c00", "#444444", "#d1478f")  # reasons, runs
 
-# what the figures read of a record; for a run that was written by another version it is missing
-KEYS = ("epoch", "alpha", "validation", "validation_greedy", "validation_by", "success_rate",
-        "task_length", "response_length", "solved", "unsolved", "env_kl", "env_kl_step", "kl",
-        "env_kept", "env_ess", "skill_entropy", "distinct_tasks", "written", "invalid",
-        "zero_variance", "truncated", "replay_gain", "warnings")
 OF_GENERATED = {"success_rate", "task_length", "response_length", "solved", "unsolved",
                 "skill_entropy"}
 
@@ -58,34 +54,46 @@ class Panel(NamedTuple):
     sentence: str
 
 
-def panels(metrics: list[dict], options: dict) -> dict:
-    """{file name: Panel} of a run; lines and figures without a single value are left out."""
-    lost = lambda *reasons: lambda m: sum(n for reason, n in m["invalid"].items() if not reasons
-                                          or reason in reasons) / m["written"] if m["written"] else None
-    start = metrics[0]
-    growth = lambda key: lambda m: value(m, key) / start[key] \
+def growth(key, start):
+    """A function of a record: a figure as a multiple of the one in the record `start`."""
+    return lambda m: value(m, key) / start[key] \
         if value(m, key) is not None and start[key] else None
+
+
+def lost(*reasons):
+    """A function of a record: the share of written texts refused for these reasons, or for any."""
+    def share(m):
+        n = sum(m["invalid"].get(reason, 0) for reason in reasons or m["invalid"])
+        return n / m["written"] if m["written"] else None
+    return share
+
+
+def panels(metrics: list[dict]) -> dict:
+    """{file name: Panel} of a run; lines and figures without a single value are left out."""
+    start = metrics[0]
     found = {
         "validation.png": ("Held-out success", "share", [
             ("sampled attempts", AGENT, "validation"),
             ("one greedy attempt", AGENT, "validation_greedy")],
-            "Success on tasks that neither policy is trained on. It should rise and then stay up."),
+            "Success on tasks that neither model is trained on. It should rise and then stay up."),
         "success_rate.png": ("Success on generated tasks", "share", [
             ("success, p_hat", AGENT, "success_rate"), ("always solved", AGENT, "solved"),
             ("never solved", AGENT, "unsolved")],
-            "The agent's success on the simulator's new tasks, before it trains on them. It should stay "
-            "away from 0 and 1; the green band is alpha \u00b1 k_min, what the simulator aims at."),
+            "The agent's success on the simulator's new tasks, before it trains on them. It should "
+            "stay away from 0 and 1; the green band is alpha \u00b1 k_min, what the simulator aims "
+            "at."),
         "diversity.png": ("How generated tasks grow", "relative to epoch 0", [
-            ("task length", SIMULATOR, growth("task_length")),
-            ("tokens of a response", AGENT, growth("response_length")),
-            ("entropy over skills", SIMULATOR, growth("skill_entropy"))],
+            ("task length", SIMULATOR, growth("task_length", start)),
+            ("tokens of a response", AGENT, growth("response_length", start)),
+            ("entropy over skills", SIMULATOR, growth("skill_entropy", start))],
             "Length of tasks and responses, and how evenly the skills are used, as multiples of "
             "epoch 0. Entropy that falls far below 1 says that the simulator repeats itself."),
         "band.png": ("What the simulator learns from", "tasks", [
             ("new tasks inside the band", SIMULATOR, "env_kept"),
             ("effective sample size, earlier ones included", SIMULATOR, "env_ess")],
             "Tasks of this epoch that the agent solves about as often as alpha says. A handful is "
-            "too few to learn from; as many as a mini-batch (--env-batch) is healthy."),
+            "too few to learn from; as many as a mini-batch (--env-batch) is healthy. The "
+            "effective sample size: how many tasks of equal weight the weighted ones are worth."),
         "kl.png": ("KL of the policies", "nats per token", [
             ("simulator to its start, before the update", SIMULATOR, "env_kl"),
             ("simulator, moved by this update: after to before", SIMULATOR, "env_kl_step"),
@@ -101,12 +109,12 @@ def panels(metrics: list[dict], options: dict) -> dict:
         "signal.png": ("What teaches the agent nothing", "share", [
             ("groups with equal rewards", AGENT, "zero_variance"),
             ("attempts cut off by a limit", AGENT, "truncated")],
-            "Groups of attempts with equal rewards have no gradient. Below 0.9 there is something to "
-            "learn; attempts that are cut off should be few."),
+            "Groups of attempts with equal rewards have no gradient. Below 0.9 there is something "
+            "to learn; attempts that are cut off should be few."),
         "replay.png": ("Tasks tried again", "change of p_hat", [
             ("now minus two or more epochs ago", AGENT, "replay_gain")],
-            "Whether tasks of earlier epochs have become easier. Above 0 the agent has learned from "
-            "them."),
+            "Whether tasks of earlier epochs have become easier. Above 0 the agent has learned "
+            "from them."),
     }
     out = {}
     for name, (title, ylabel, lines, sentence) in found.items():
@@ -127,33 +135,40 @@ def figures(metrics: list[dict], options: dict) -> dict:
     band = [(m["epoch"], m["alpha"] - options["k_min"], m["alpha"], m["alpha"] + options["k_min"])
             for m in metrics]
     return {name: draw(panel, band if name == "success_rate.png" else ())
-            for name, panel in panels(metrics, options).items()}
+            for name, panel in panels(metrics).items()}
 
 
-def draw(panel: Panel, band=()):
-    """A panel as a matplotlib figure. band: (epoch, lower edge, alpha, upper edge) of each epoch."""
+def draw(panel: Panel, band=(), thinner=0.0):
+    """A panel as a matplotlib figure. band: (epoch, lower edge, alpha, upper edge) of each epoch.
+    thinner: by how many points each line is thinner than the one below it, so that both are seen
+    where they coincide."""
     import matplotlib
     matplotlib.use("Agg")  # files only: no display is needed
     import matplotlib.pyplot
-    figure, axis = matplotlib.pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure, axis = matplotlib.pyplot.subplots(figsize=(5, 3.6), layout="constrained")
     if band:
         epochs, low, alphas, high = zip(*band)
         axis.fill_between(epochs, low, high, color=TARGET, alpha=0.15, lw=0, label="band")
         axis.plot(epochs, alphas, color=TARGET, lw=1, ls="--", label="alpha")
     for i, (label, colour, values) in enumerate(panel.lines):
         style = STYLES[[line[1] for line in panel.lines[:i]].count(colour)]
-        axis.plot(*zip(*values), color=colour, ls=style, marker="o", ms=3.5, lw=1.8, label=label)
+        width = 1.8 + thinner * (len(panel.lines) - 1 - i)
+        axis.plot(*zip(*values), color=colour, ls=style, marker="o", ms=3.5, lw=width, label=label)
     axis.set(xlabel="epoch", ylabel=panel.ylabel)
     axis.set_title(panel.title, fontsize=13)
+    heights = [v for _, _, values in panel.lines for _, v in values]
     if panel.ylabel == "share":
         axis.set_ylim(0, 1.02)
-    elif min(v for _, _, values in panel.lines for _, v in values) >= 0:
-        axis.set_ylim(bottom=0)
+    elif min(heights) >= 0:
+        axis.set_ylim(0, 1.06 * max(heights) or None)  # the highest point is not cut by the frame
     else:
         axis.axhline(0, color="black", lw=0.8)
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    # long handles: a dashed line is told from a solid one of the same colour
+    short = max(len(line[0]) for line in panel.lines) < 26
+    figure.legend(loc="outside lower center", ncols=1 + short, frameon=False, fontsize=9,
+                  handlelength=4)
     return figure
 
 
@@ -161,7 +176,7 @@ def png(figure) -> bytes:
     """A figure as a picture; the figure is closed."""
     import matplotlib.pyplot
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=110, metadata={"Software": None})
+    figure.savefig(buffer, dpi=140, metadata={"Software": None})
     matplotlib.pyplot.close(figure)
     return buffer.getvalue()
 
@@ -192,8 +207,9 @@ def write(folder) -> Path:
         pictures = {name: png(figure) for name, figure in figures(metrics, options).items()}
         page = _page(folder, metrics, options, pictures, samples)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{folder}: a record has a wrong value ({error}); metrics.jsonl, "
-                        "samples.jsonl or config.json was edited") from None
+        raise UserError(f"{folder}: a record has no or a wrong value ({error}); metrics.jsonl, "
+                        "samples.jsonl or config.json was edited, or belongs to another version"
+                        ) from None
     (folder / "figures").mkdir(exist_ok=True)
     for name, data in pictures.items():
         (folder / "figures" / name).write_bytes(data)
@@ -215,23 +231,15 @@ def epochs_in_band(metrics, options) -> int:
 
 
 def read_run(folder):
-    """(records of metrics.jsonl, options) of a run folder. Raises UserError naming what is wrong."""
+    """(records of metrics.jsonl, options) of a run folder. Raises UserError: what is wrong."""
     folder = Path(folder)
     metrics = read_jsonl(folder / "metrics.jsonl")
     if not metrics:
         raise UserError(f"{folder / 'metrics.jsonl'} is empty: no epoch has ended yet")
     try:
-        options = json.loads((folder / "config.json").read_text())
-        missing = {"variant", "world", "seed", "k_min", "val_samples"} - set(options)
+        return metrics, json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, TypeError, RecursionError):
         raise UserError(f"{folder / 'config.json'} is missing or damaged") from None
-    if missing:
-        raise UserError(f"{folder / 'config.json'} has no option {sorted(missing)[0]}")
-    for m in metrics:
-        if absent := sorted(set(KEYS) - set(m)):
-            raise UserError(f"{folder / 'metrics.jsonl'}: a record has no {absent[0]!r}: the file "
-                            "was edited or belongs to another version")
-    return metrics, options
 
 
 # ---------------------------------------------------------------------------------------------
@@ -240,33 +248,11 @@ def read_run(folder):
 
 # no script runs and nothing is fetched, whatever a model wrote
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-STYLE = """:root{color-scheme:light dark;--text:#1c1c1c;--back:#fff;--soft:#595959;--line:#ddd;
---warn:#fdf1f0;--fine:#f0f7f0}
-@media(prefers-color-scheme:dark){:root{--text:#e4e4e4;--back:#17191c;--soft:#a5a5a5;--line:#3c4046;
---warn:#3a2322;--fine:#1f2f22}}
-*{box-sizing:border-box}body{font:16px/1.5 system-ui,sans-serif;color:var(--text);
-background:var(--back);max-width:76rem;margin:0 auto;padding:1rem}
-h1{font-size:1.6rem;margin:.2rem 0}h2{font-size:1.2rem;margin:1.8rem 0 .5rem}
-h3{font-size:1rem;margin:1rem 0 .4rem}p{margin:.3rem 0;overflow-wrap:anywhere}
-.facts{display:flex;flex-wrap:wrap;gap:.5rem 1.6rem;margin:.6rem 0}.facts b{font-size:1.1rem}
-.facts div span{display:block;font-size:.8rem;color:var(--soft)}
-.warn,.fine{border-left:4px solid #c9352b;background:var(--warn);padding:.4rem .8rem;margin:.4rem 0;
-overflow-wrap:anywhere}.fine{border-color:#2f8a2f;background:var(--fine)}
-.grid{display:grid;gap:1rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,30rem),1fr))}
-figure{margin:0}figcaption{font-size:.9rem;color:var(--soft);margin:.3rem 0}
-.grid img{width:100%;height:auto;display:block;background:#fff;border-radius:6px}
-.card{border:1px solid var(--line);border-radius:6px;padding:.5rem .7rem;min-width:0}
-.tag{font-size:.85rem;color:var(--soft)}pre{font:13px/1.4 ui-monospace,monospace;margin:.3rem 0;
-white-space:pre-wrap;overflow-wrap:anywhere}pre.right,pre.wrong{border-left:3px solid #2f8a2f;
-padding-left:.5rem}pre.wrong{border-color:#c9352b}
-pre.picture{white-space:pre;overflow-x:auto;font-size:12px}pre.seed{color:var(--soft)}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem}
-td{padding:.15rem 1rem .15rem 0;text-align:left;vertical-align:top;overflow-wrap:anywhere;
-border-bottom:1px solid var(--line)}summary{cursor:pointer;font-weight:600;margin:1rem 0 .4rem}"""
+STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 
 def _page(folder, metrics, options, pictures, samples) -> str:
-    drawn = panels(metrics, options)
+    drawn = panels(metrics)
     curves = [(drawn[name].sentence, data) for name, data in pictures.items()]
     return page(folder.name, [
         f"<p>{_text(options['variant'])} on {_text(options['world'])}, seed "
@@ -364,7 +350,8 @@ def _samples(folder, metrics) -> str:
     records = read_jsonl(path) if path.is_file() else []
     key = next((r["key"] for r in records if r.get("key")), "")
     parts = [f"<p class=tag>{LEGEND}</p>"]
-    parts += [f"<p><b>How to read a task.</b> {_text(key)}</p>"] if key else []
+    key = re.sub("`([^`]*)`", r"<code>\1</code>", _text(key))
+    parts += [f"<p><b>How to read a task.</b> {key}</p>"] if key else []
     for m in _three(metrics):
         here = [r for r in records if r["epoch"] == m["epoch"]]
         refused = [r for r in here if "refused" in r]
@@ -389,7 +376,8 @@ def _card(r) -> str:
         return (f"<div class=card><span class=tag>refused: {_text(r['reason'])}</span>{before}"
                 f"<pre class=wrong>{_text(r['refused'][:900])}</pre></div>")
     traces = "".join(
-        f"<pre class={'right' if e['reward'] >= 0.5 else 'wrong'}>{_text(e['text'][:600])}"
+        f"<pre class={'right' if e['reward'] >= 0.5 else 'wrong'}>"
+        f"{_text(e['text'][:600]) or '(no text)'}"
         f" <span class=tag>r = {e['reward']:.2g}</span></pre>" for e in r["traces"])
     picture = f"<pre class=picture>{_text(r['picture'][:2000])}</pre>" if r.get("picture") else ""
     word = "a shortest solution" if picture else "expected"  # other plans count as well

@@ -1,12 +1,12 @@
 """What a run prints: the banner, one line an epoch, the closing words.
 
-What of the paper this is: nothing. How it is run: commands/__init__.py prints the banner before torch
-is loaded, run/frame.py the rest. Everything here makes text of a record of metrics.jsonl or of the
-options; nothing is measured, so that nothing here needs torch.
+What of the paper this is: nothing. How it is run: commands/__init__.py prints the banner before
+torch is loaded, run/frame.py the rest. Everything here makes text of a record of metrics.jsonl or
+of the options; nothing is measured, so that nothing here needs torch.
 
-Where it differs on purpose from what is usual: a figure that an epoch did not measure is a dash, not
-0.00, and "success" never stands alone: on held-out tasks it should rise, on generated tasks it should
-stay away from 0 and 1.
+Where it differs on purpose from what is usual: a figure that an epoch did not measure is a dash,
+not 0.00, and "success" never stands alone: on held-out tasks it should rise, on generated tasks it
+should stay away from 0 and 1.
 """
 from watch.report import epochs_in_band, generates, read_run, value
 
@@ -35,12 +35,13 @@ def duration(seconds: float) -> str:
 def line(r: dict, left: float | None = None, verbose: bool = False) -> str:
     """An epoch in one line of less than 100 characters, under LEGEND; its warnings below it.
 
-    left: seconds to the end of the run, if known. verbose: a second line with the proof of training.
+    left: seconds to the end of the run, if known. verbose: below it the proof of training.
     """
     shown = lambda key, form: "-" if value(r, key) is None else format(r[key], form)
     text = [f"{r['epoch']:6d}  {shown('validation', '.3f'):>8}  {shown('success_rate', '.2f'):>9}  "
-            f"{r['alpha']:5.2f}  {shown('task_length', '.2f'):>7}  {r['distinct_tasks'] or '-':>5}  "
-            f"{shown('env_kept', 'd'):>4}  {shown('env_kl', '.3f'):>12}  {duration(r['seconds']):>6}"
+            f"{r['alpha']:5.2f}  {shown('task_length', '.2f'):>7}  "
+            f"{r['distinct_tasks'] or '-':>5}  {shown('env_kept', 'd'):>4}  "
+            f"{shown('env_kl', '.3f'):>12}  {duration(r['seconds']):>6}"
             + (f", {duration(left)} left" if left else "")]
     if verbose and (r["agent_moved"] or r["env_moved"]):
         text.append(proof_line(r))
@@ -55,7 +56,8 @@ def proof_line(r: dict) -> str:
         "infinite" if r["env_steps"] else "-"
     return (f"        moved: agent {r['agent_moved']:.2f}, simulator {r['env_moved']:.2f}, {alone}"
             f" | agent's KL to its start {r['kl']:.3f} | largest weight / smallest {ratio} | batch "
-            f"{r['env_batch_fresh']} fresh + {r['env_batch_aged']} aged | {r['tokens_per_s']:.0f} tok/s")
+            f"{r['env_batch_fresh']} fresh + {r['env_batch_aged']} aged | "
+            f"{r['tokens_per_s']:.0f} tok/s")
 
 
 def closing_words(folder) -> str:
@@ -67,7 +69,7 @@ def closing_words(folder) -> str:
     if by:
         mostly = [sum(rate > 0.5 for rate in rates.values()) for rates in (before, by)]
         lines += [_change("held-out success", first, last, "validation", ".3f",
-                          f"tasks that neither policy is trained on, {options['val_samples']} "
+                          f"tasks that neither model is trained on, {options['val_samples']} "
                           "attempts each"),
                   f"{'':<28}categories solved more than half of the time: {mostly[0]} -> "
                   f"{mostly[1]} of {len(by)}"]
@@ -77,7 +79,8 @@ def closing_words(folder) -> str:
                     f"{epochs_in_band(metrics, options)} of {len(metrics) - 1} epochs within alpha "
                     f"+- {options['k_min']}"),
             _change("length of generated tasks", first, last, "task_length", ".2f",
-                    f"responses {first['response_length']:.1f} -> {last['response_length']:.1f} tokens"),
+                    f"responses {first['response_length']:.1f} -> "
+                    f"{last['response_length']:.1f} tokens"),
             _change("skills in generated tasks", first, last, "skill_entropy", ".2f",
                     "bits of entropy")]
     if "functions" in last:

@@ -62,11 +62,19 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, bet
     words: the vocabulary, `SPECIAL` first. pairs_fn: (random.Random, how many) -> list of (prompt,
     response) texts of both roles. lr: the peak of a one-cycle schedule. beta2: of AdamW, lower where
     steps are few. Two minutes at most for the default settings on one core.
+
+    Raises UserError if the texts have words that the vocabulary lacks.
     """
     import torch
     from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
+    # an unknown word would be read as padding, silently; a generator of its own: rng is not moved
+    texts = " ".join(text for pair in pairs_fn(random.Random(seed), batch) for text in pair)
+    if unknown := sorted(set(texts.split()) - set(words)):
+        raise UserError(f"tasks or answers of this world have words that its WORDS lacks: "
+                        f"{' '.join(unknown[:9])}: add them")
+    print(f"training the base model of this world, {steps} steps ...", flush=True)
     with torch.random.fork_rng():  # transformers initialises weights from the global generator
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), eos_token_id=1, pad_token_id=0,
