@@ -173,8 +173,7 @@ def test_attention_weights_are_counted_where_they_are_kept(shape, monkeypatch):
     *((shape, torch.float32, True) for shape in SHAPES), ("groups", torch.float32, False),
     ("groups", torch.bfloat16, True), ("many rollouts", torch.bfloat16, False)])
 def test_peak_of_a_training_pass_is_as_estimated(dtype, grad_checkpoint, shape, fused):
-    """Forward and backward as the updates make them, gradients of the adapters already there. Peaks
-    of rollouts are in test_gpu_path.py."""
+    """Forward and backward as the updates make them, gradients of the adapters already there."""
     policy, rollouts = small_policy(dtype, 3), groups_of(*SHAPES[shape])
 
     def step():
@@ -185,6 +184,24 @@ def test_peak_of_a_training_pass_is_as_estimated(dtype, grad_checkpoint, shape, 
     instants = memory.training_instants(policy.lm.config, dtype.itemsize, 16, False, grad_checkpoint,
                                       counted(rollouts))
     assert max(map(memory.phase_peak, instants)) == pytest.approx(allocated(step), rel=0.10)
+
+
+@pytest.mark.parametrize("B, G, P, R, at_once", [
+    (4, 8, 512, 2, 1024),      # prefill: its MLP is the widest
+    (1, 8, 2048, 2, 512),      # few columns, many keys: the attention of a late chunk
+    (4, 8, 1024, 30, 256)])    # a wide decode: keys copied for every query head
+def test_peak_of_a_rollout_is_as_estimated(monkeypatch, B, G, P, R, at_once):
+    """Cache, prefill and decoding of one call of sample; test_gpu_path.py has presets in bf16."""
+    for module in (policy_module, memory):
+        monkeypatch.setattr(module, "PREFILL_TOKENS", at_once)
+    # no response ends early
+    monkeypatch.setattr(policy_module, "draw", lambda logits, *a: (
+        torch.full(logits.shape[:-1], 5), torch.zeros(logits.shape[:-1])))
+    policy, dtype = small_policy(torch.float32, 3), torch.float32
+    lora = memory.count_parameters(policy.lm.config)["lora"]
+    instants = memory.rollout_instants(policy.lm.config, dtype.itemsize, B, G, P, R, B * G, lora)
+    call = lambda: policy.sample("agent", [[5] * P] * B, G=G, max_new_tokens=R)
+    assert max(map(memory.phase_peak, instants)) == pytest.approx(allocated(call), rel=0.10)
 
 
 @pytest.mark.parametrize("budget", [1, 700, 1500, 4000, 100_000])
