@@ -144,7 +144,3 @@ def test_simulator_without_a_single_valid_task_ends_cleanly(tmp_path, small_ladd
     assert [r["epoch"] for r in records] == [0, 1, 2]  # it gives up after three mute epochs
     assert records[0]["invalid"] == {"malformed": 16}
     assert (tmp_path / "mute" / "adapters" / "agent" / "adapter_config.json").is_file()
-
-
-# ---------------------------------------------------------------------------------------------
-# bad input: one line, exit code 2, nothing overwritten
