@@ -70,6 +70,7 @@ class Run:
     peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
     progress: bool = False            # a terminal, with room for bars
     clock: tuple | None = None        # (seconds, epoch) from which the time left is foreseen
+    legend_shown: bool = False        # what the columns of an epoch's line are
     since: float = field(default_factory=time.perf_counter)  # until then state.seconds is counted
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
@@ -133,7 +134,6 @@ def prepare_run(o) -> Run:
     if o.resume:
         checkpoint.write_config(folder, o)  # --epochs or memory options may have changed
         run.clock = time.perf_counter(), run.state.epoch - 1
-    print(screen.LEGEND, flush=True)
     say(run, f"epoch {run.state.epoch}: the agent tries tasks ...")
     return run
 
@@ -191,6 +191,9 @@ def end_epoch(run, env_stats, alpha):
     if practice:
         write_whole(run.folder / "functions.json", json.dumps(measure.by_function(practice)))
     say(run, "")
+    if not run.legend_shown:
+        print(screen.LEGEND)
+        run.legend_shown = True
     print(screen.line(record, time_left(run), run.o.verbose), flush=True)
     silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
     verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ""

@@ -17,7 +17,7 @@ from worlds import ladder, tiny_model, tool_calls
 # it ends its lines and knows a few tools, which is all that tests of the loop need
 SMALL_MODEL = {**ladder.MODEL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
 SMALL_RECIPE = dict(steps=150, batch=32, lr=6e-3)
-write_report = report.write  # as it is where nothing is patched
+write_report, whole_split = report.write, ladder.validation_tasks  # where nothing is patched
 # a run of the small world in a second an epoch; all p_hat are in the band
 MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
          "--env-updates", "2", "--rank", "4", "--k-min", "0.5"]
@@ -53,7 +53,7 @@ def small_world(base):
     tasks per rung; rewards by `parity`; no figures.
     """
     (folder, loaded), patch = base, pytest.MonkeyPatch()
-    load, tasks = policy.load_model, ladder.validation_tasks
+    load = policy.load_model
 
     def load_once(model, *settings):
         if model != str(folder):
@@ -62,7 +62,7 @@ def small_world(base):
             loaded[model, *settings] = load(model, *settings)
         return copy.deepcopy(loaded[model, *settings])  # adapters are put into it
 
-    patch.setattr(ladder, "validation_tasks", lambda *which: tasks(*which)[::5])
+    patch.setattr(ladder, "validation_tasks", lambda *which: whole_split(*which)[::5])
     patch.setattr(ladder, "score", parity)
     patch.setattr(policy, "load_model", load_once)
     patch.setattr(report, "write", lambda run_folder: None)
