@@ -178,6 +178,22 @@ def one_line(capsys, code, *words):
     return out
 
 
+class Frozen:
+    """An optimiser that only counts: an update then leaves its gradients to be looked at."""
+    steps = 0
+
+    def zero_grad(self, set_to_none=True):
+        """As torch's; the parameters are cleared by the test."""
+
+    def step(self):
+        """Nothing moves."""
+        self.steps += 1
+
+    def state_dict(self):
+        """Nothing to save."""
+        return {}
+
+
 class Table:
     """A policy that ignores its prompt: one softmax over K answers of one token each.
 

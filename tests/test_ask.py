@@ -22,13 +22,6 @@ DENTIST = "Put the dentist on Friday at nine."
 CALL = 'add_event(title="dentist", day="Friday", hour=9)'
 
 
-@pytest.fixture(autouse=True)
-def form():
-    """The form of the world is the process's: put back what other tests expect."""
-    yield
-    tool_calls._form = tool_calls.Form()
-
-
 @pytest.fixture(scope="module")
 def run(model, tmp_path_factory):
     """The folder of a run as it ends, with an agent that differs from its base."""

@@ -16,31 +16,6 @@ from helpers import flat
 from policy import Policy
 
 
-@pytest.mark.parametrize("arguments, part", [
-    ([], "bench"),
-    (["nonsense"], "nonsense"),
-    (["trl", "--prompt", "many"], "--prompt"),
-    (["trl", "--hidden", "100"], "--hidden"),
-    (["trl", "--trl-rows", "5"], "--trl-rows"),
-    (["model", "--base-tasks", "x"], "--model"),
-    (["model", "--model", "x", "--base-tasks", "x", "--G", "1"], "--G"),
-    (["gpu", "--tiny", "--prompt", "8"], "--response"),
-])
-def test_a_wrong_argument_ends_in_one_line_and_exit_code_2(arguments, part, capsys):
-    """A user would get a traceback, or a bench that runs for minutes and then fails."""
-    code = main(arguments)
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert code == 2 and len(lines) == 1
-    assert lines[0].startswith("bench: ") and part in lines[0]
-
-
-def test_the_7b_shape_needs_a_gpu_and_says_so(capsys):
-    """On a laptop the bench would start to allocate 15 GB."""
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
-    assert main(["gpu"]) == 2 and "--tiny" in capsys.readouterr().err
-
-
 def test_the_7b_shape_has_the_published_number_of_parameters():
     """Speed would be that of another model: 7.62 B parameters, 6.53 B without embeddings."""
     from transformers import Qwen2ForCausalLM
@@ -124,12 +99,6 @@ def test_loss_and_gradients_equal_those_of_trl(capsys):
     ours, theirs = line.split("loss ours ")[1].split(";")[0].split(", TRL ")
     assert abs(float(ours) - float(theirs)) < 1e-6 and abs(float(ours)) > 1e-6
     assert float(line.split("relative ")[1]) < 1e-4
-
-
-def test_without_trl_the_bench_says_how_to_get_it(capsys, monkeypatch):
-    """An ImportError would be shown instead."""
-    monkeypatch.setitem(__import__("sys").modules, "trl", None)
-    assert main(["trl"]) == 2 and "bench/requirements.txt" in capsys.readouterr().err
 
 
 def test_a_real_models_speed_is_printed_as_a_share_of_the_peak(model, capsys):

@@ -28,31 +28,20 @@ from run import checkpoint, options
 from run.frame import EpochState
 from watch import measure
 
+pytestmark = pytest.mark.usefixtures("small_ladder")
 POOLS = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(small_ladder):
-    """The small embedded world of conftest.py."""
-    return small_ladder
-
-
-def run(out, cache, *more):
+def run(out, small_ladder, *more):
     """genenv.main in this process -> exit code."""
-    return genenv.main(["--out", str(out), "--base-model", str(cache), *MICRO, "--epochs", "3",
+    return genenv.main(["--out", str(out), "--base-model", small_ladder, *MICRO, "--epochs", "3",
                         *more])
 
 
-@pytest.fixture(scope="module")
-def quiet(quiet_run):
-    """An undisturbed run of three epochs."""
-    return quiet_run
-
-
 @pytest.fixture
-def copy(quiet, tmp_path):
+def copy(quiet_run, tmp_path):
     """A copy of it, without its report, to disturb."""
-    return Path(shutil.copytree(quiet, tmp_path / "copy",
+    return Path(shutil.copytree(quiet_run, tmp_path / "copy",
                                 ignore=shutil.ignore_patterns("figures", "report.html")))
 
 
@@ -70,22 +59,22 @@ def contents(folder):
 # what is there
 
 
-def test_two_checkpoints_are_kept_and_hold_what_they_should(quiet):
+def test_two_checkpoints_are_kept_and_hold_what_they_should(quiet_run):
     """The last and the one before; adapters, optimisers, generators, the account of the epoch."""
-    assert names(quiet) == ["e0003-s000.pt", "e0004-s000.pt"]
-    for path in checkpoint._checkpoints(quiet):
+    assert names(quiet_run) == ["e0003-s000.pt", "e0004-s000.pt"]
+    for path in checkpoint._checkpoints(quiet_run):
         state = checkpoint._read(path)
         assert set(state["adapters"]) == {"agent", "env"} and len(state["generators"]) == 2
         assert all(o["state"] for o in state["optimizers"]) and state["device"] == "cpu"
         assert set(state["sizes"]) == set(POOLS)
-    assert all(state["sizes"][name] == (quiet / name).stat().st_size for name in POOLS)
+    assert all(state["sizes"][name] == (quiet_run / name).stat().st_size for name in POOLS)
 
 
 # ---------------------------------------------------------------------------------------------
 # torn and surplus lines
 
 
-def test_surplus_lines_are_set_aside_and_reported(quiet, copy, capsys):
+def test_surplus_lines_are_set_aside_and_reported(quiet_run, copy, capsys):
     """Whole records written after the checkpoint, and a torn one behind them: all are kept."""
     line = (copy / "train.jsonl").read_bytes().splitlines(keepends=True)[0]
     with open(copy / "train.jsonl", "ab") as file:
@@ -94,38 +83,39 @@ def test_surplus_lines_are_set_aside_and_reported(quiet, copy, capsys):
     out = capsys.readouterr().out
     assert "last line was torn" in out and "2 lines written after the checkpoint" in out
     assert (copy / "train.jsonl.torn").read_bytes() == line[:10] + b"\n" + 2 * line
-    same_run(quiet, copy)
+    same_run(quiet_run, copy)
 
 
-def test_killed_before_the_first_checkpoint(quiet, tmp_path, cache, capsys):
+def test_killed_before_the_first_checkpoint(quiet_run, tmp_path, small_ladder, capsys):
     """Only config.json and some lines: the run starts over and sets those lines aside."""
     out = tmp_path / "r"
     out.mkdir()
-    shutil.copy(quiet / "config.json", out)
-    shutil.copy(quiet / "metrics.jsonl", out)
-    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
+    shutil.copy(quiet_run / "config.json", out)
+    shutil.copy(quiet_run / "metrics.jsonl", out)
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", small_ladder]) == 0
     assert "no checkpoint yet" in capsys.readouterr().out
-    assert (out / "metrics.jsonl.torn").read_bytes() == (quiet / "metrics.jsonl").read_bytes()
-    same_run(quiet, out)
+    assert (out / "metrics.jsonl.torn").read_bytes() == (quiet_run / "metrics.jsonl").read_bytes()
+    same_run(quiet_run, out)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-100], lambda data: b"", lambda data: (
-    data[:5000] + bytes([data[5000] ^ 16]) + data[5001:])], ids=["cut", "empty", "one bit"])
-def test_the_checkpoint_before_takes_over(damage, quiet, copy, capsys):
+def test_the_checkpoint_before_takes_over(quiet_run, copy, capsys):
     """The newest is damaged: the message names it, and without it the run goes on from the one
     before, to the same end."""
     newest = copy / "checkpoints" / "e0004-s000.pt"
-    newest.write_bytes(damage(newest.read_bytes()))
-    before = contents(copy)
-    one_line(capsys, genenv.main(["--resume", "--out", str(copy)]),
-             f"checkpoint {newest} is damaged", "remove it to go on from the checkpoint before it")
-    assert contents(copy) == before
+    whole = newest.read_bytes()
+    for damaged in (whole[:-100], b"", whole[:5000] + bytes([whole[5000] ^ 16]) + whole[5001:]):
+        newest.write_bytes(damaged)
+        before = contents(copy)
+        one_line(capsys, genenv.main(["--resume", "--out", str(copy)]),
+                 f"checkpoint {newest} is damaged",
+                 "remove it to go on from the checkpoint before it")
+        assert contents(copy) == before
     newest.unlink()
     assert genenv.main(["--resume", "--out", str(copy)]) == 0
     said = capsys.readouterr().out
     assert "at epoch 3, step 0" in said and "to the bit" not in said
     assert len(read_jsonl(copy / "metrics.jsonl.torn")) == 1
-    same_run(quiet, copy)
+    same_run(quiet_run, copy)
 
 
 def test_the_only_checkpoint_is_damaged(copy, capsys):
@@ -150,14 +140,14 @@ def test_a_finished_run_is_complete(copy, capsys):
     assert contents(copy) == before
 
 
-def test_a_run_killed_before_its_report_is_finished(quiet, copy, capsys):
+def test_a_run_killed_before_its_report_is_finished(quiet_run, copy, capsys):
     """A report that is older than the last checkpoint is not the last thing a run writes."""
     (copy / "report.html").touch()
     os.utime(copy / "report.html", (0, 0))
     shutil.rmtree(copy / "adapters")
     assert genenv.main(["--resume", "--out", str(copy)]) == 0
     assert "resumed" in capsys.readouterr().out
-    same_run(quiet, copy)
+    same_run(quiet_run, copy)
 
 
 def test_ctrl_c_advises_to_resume_only_what_there_is(monkeypatch, capsys, tmp_path):
@@ -230,7 +220,6 @@ def fail_at(monkeypatch, owner, name, nth, number=errno.ENOSPC):
 # checkpoint
 FAULTS = {
     "serialising": (torch, "save", 3, errno.ENOSPC),
-    "the first checkpoint": (os, "fsync", 7, errno.ENOSPC),
     "a pool": (os, "fsync", 12, errno.EIO), "a checkpoint": (os, "fsync", 13, errno.ENOSPC),
     "moving it into place": (os, "replace", 4, errno.EROFS),
 }
@@ -238,11 +227,11 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monkeypatch):
+def test_failing_write_loses_nothing(name, quiet_run, tmp_path, small_ladder, capsys, monkeypatch):
     """One line and exit code 2; the checkpoint before is whole; the resumed run ends the same."""
     out, (owner, call, nth, number) = tmp_path / "r", FAULTS[name]
     calls = fail_at(monkeypatch, owner, call, nth, number)
-    code = run(out, cache)
+    code = run(out, small_ladder)
     monkeypatch.undo()
     assert len(calls) >= nth
     one_line(capsys, code, os.strerror(number), "--resume")
@@ -250,8 +239,8 @@ def test_failing_write_loses_nothing(name, quiet, tmp_path, cache, capsys, monke
     assert not any(n.startswith("tmp-") for n in left), left
     for folder in left:  # whatever is there can be read
         checkpoint._read(out / "checkpoints" / folder)
-    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
-    same_run(quiet, out)
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", small_ladder]) == 0
+    same_run(quiet_run, out)
 
 
 def test_a_disk_that_is_full_when_the_adapters_are_written(capsys, monkeypatch):
@@ -275,7 +264,7 @@ def test_half_written_append_is_taken_back(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kilobytes", [1, 100])
-def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
+def test_a_real_limit_on_file_size(kilobytes, quiet_run, tmp_path, small_ladder):
     """The kernel refuses to write on: the same as a full disk, without a patch in between."""
     out = tmp_path / "r"
     pid = os.fork()
@@ -286,7 +275,7 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1024 * kilobytes,) * 2)
         code = 3
         try:
-            code = run(out, cache)
+            code = run(out, small_ladder)
         finally:
             sys.stderr.flush()
             os._exit(code)
@@ -295,8 +284,8 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     assert code == 2 and text.count("\n") == 1 and text.startswith("genenv: "), (code, text)
     assert "File too large" in text, text  # of a full disk torch itself says "unexpected pos"
     assert out.exists() == (kilobytes > 1)  # config.json has more: then there is no run at all
-    assert run(out, cache, *(["--resume"] if out.exists() else [])) == 0
-    same_run(quiet, out)
+    assert run(out, small_ladder, *(["--resume"] if out.exists() else [])) == 0
+    same_run(quiet_run, out)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -309,7 +298,7 @@ def test_a_real_limit_on_file_size(kilobytes, quiet, tmp_path, cache):
     (os, "replace", 3, True), (os, "replace", 3, False), (Path, "unlink", 1, True),
     (os, "fsync", 12, True)],
     ids=["before renaming", "after renaming", "before cleaning", "between the pools"])
-def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
+def test_killed_inside_a_save(owner, call, nth, before, quiet_run, tmp_path, small_ladder):
     """SIGKILL at one exact call: the run resumes and ends the same."""
     out, real, calls = tmp_path / "r", getattr(owner, call), []
     pid = os.fork()
@@ -325,11 +314,11 @@ def test_killed_inside_a_save(owner, call, nth, before, quiet, tmp_path, cache):
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
         setattr(owner, call, die)
-        os._exit(run(out, cache))
+        os._exit(run(out, small_ladder))
     os.waitpid(pid, 0)
-    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", small_ladder]) == 0
     assert not any(n.startswith("tmp-") for n in names(out)) and len(names(out)) == 2
-    same_run(quiet, out)
+    same_run(quiet_run, out)
 
 
 def test_the_newest_checkpoint_is_known_by_its_numbers(tmp_path):
@@ -364,31 +353,32 @@ def wait_for(path, pid):
 
 
 @forks
-def test_a_run_folder_is_one_programs_until_it_dies(quiet, tmp_path, cache, capsys):
+def test_a_run_folder_is_one_programs_until_it_dies(quiet_run, tmp_path, small_ladder, capsys):
     """A second run and a resume are refused in one line and write nothing, while the first lives;
     SIGKILL frees the folder, and the run goes on to the same end."""
     out = tmp_path / "r"
-    first = background(tmp_path, "said", lambda: run(out, cache))
+    first = background(tmp_path, "said", lambda: run(out, small_ladder))
     wait_for(out / "config.json", first)
     os.kill(first, signal.SIGSTOP)  # alive, but it writes no more
     before = contents(out)
-    one_line(capsys, run(out, cache), out, "holds a run already")
+    one_line(capsys, run(out, small_ladder), out, "holds a run already")
     one_line(capsys, genenv.main(["--resume", "--out", str(out)]),
              out, "another program is at work")
     assert contents(out) == before
     os.kill(first, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == -signal.SIGKILL
-    assert genenv.main(["--resume", "--out", str(out), "--base-model", str(cache)]) == 0
-    same_run(quiet, out)
+    assert genenv.main(["--resume", "--out", str(out), "--base-model", small_ladder]) == 0
+    same_run(quiet_run, out)
 
 
 @forks
 @pytest.mark.parametrize("resume", [False, True], ids=["two runs", "two resumes"])
-def test_started_at_once_one_of_two_gets_the_folder(resume, quiet, tmp_path, cache, monkeypatch):
+def test_started_at_once_one_of_two_gets_the_folder(resume, quiet_run, tmp_path, small_ladder,
+                                                    monkeypatch):
     """Both have found the folder free before either takes it."""
     out, here = tmp_path / "r", os.getpid()
     if resume:
-        shutil.copytree(quiet, out)
+        shutil.copytree(quiet_run, out)
         (out / "checkpoints" / "e0004-s000.pt").unlink()
 
     def met(real):
@@ -400,13 +390,13 @@ def test_started_at_once_one_of_two_gets_the_folder(resume, quiet, tmp_path, cac
         return call
     name = "lock_folder" if resume else "create_folder"
     monkeypatch.setattr(checkpoint, name, met(getattr(checkpoint, name)))
-    command = lambda: run(out, cache, *(["--resume"] if resume else []))
+    command = lambda: run(out, small_ladder, *(["--resume"] if resume else []))
     pids = [background(tmp_path, name, command) for name in "ab"]
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     assert sorted(codes) == [0, 2]
     said = (tmp_path / "ab"[codes.index(2)]).read_text().splitlines()
     assert str(out) in said[-1] and "another program is at work" in said[-1]
-    same_run(quiet, out)
+    same_run(quiet_run, out)
 
 
 @forks
@@ -418,14 +408,6 @@ def test_two_runs_without_a_name_get_two_folders(tmp_path, monkeypatch):
     (one, a), (two, b) = checkpoint.create_folder(chosen, o), checkpoint.create_folder(chosen, o)
     with a, b:
         assert [f.as_posix() for f in (one, two)] == ["runs/000-genenv", "runs/001-genenv"]
-
-
-def test_a_lock_goes_with_its_handle(tmp_path):
-    """Closed is free; open is not, not even for the same program."""
-    with checkpoint.lock_folder(tmp_path):
-        with pytest.raises(UserError, match="another program is at work"):
-            checkpoint.lock_folder(tmp_path)
-    checkpoint.lock_folder(tmp_path).close()
 
 
 @pytest.mark.parametrize("how", ["no module", "no locks on this file system"])
@@ -440,7 +422,7 @@ def test_where_nothing_can_be_locked_one_line_says_so(how, tmp_path, monkeypatch
     assert out.count("\n") == 1 and "cannot be locked" in out and str(tmp_path) in out
 
 
-def test_a_folder_with_a_lock_alone_is_empty(tmp_path, cache):
+def test_a_folder_with_a_lock_alone_is_empty(tmp_path, small_ladder):
     """A run killed between lock and config.json would block its folder for good."""
     (tmp_path / "lock").touch()
     o = genenv.Options(out=str(tmp_path))
@@ -525,26 +507,20 @@ def test_run_of_another_version(copy, capsys):
 # adapters of another run
 
 
-@pytest.mark.parametrize("gone, word", [
-    ("adapter_config.json", "no adapter_config.json"),
-    ("adapter_model.safetensors", "no adapter_model.safetensors"), ("", "no such folder")])
-def test_folder_without_an_adapter_is_one_clear_line(gone, word, copy):
-    """Found early, and by the name of the option."""
+@pytest.mark.parametrize("file, text, rank, word", [
+    ("adapter_config.json", None, 4, "no adapter_config.json"),
+    ("adapter_model.safetensors", None, 4, "no adapter_model.safetensors"),
+    ("", None, 4, "no such folder"), ("", "", 8, "its rank is 4 and --rank is 8"),
+    ("adapter_config.json", '{"peft_type": "IA3"}', 4, "not LORA"),
+    ("adapter_config.json", "{", 4, "damaged"), ("adapter_config.json", "[]", 4, "damaged")])
+def test_a_folder_without_a_fitting_adapter_is_one_clear_line(file, text, rank, word, copy):
+    """Found early, and by the name of the option: a run of --rank 8 with an adapter of rank 4 would
+    be called damaged when it is resumed."""
     folder = copy / "adapters" / "agent"
-    shutil.rmtree(folder) if not gone else (folder / gone).unlink()
-    with pytest.raises(UserError, match=word) as error:
-        check_adapter_folder(str(folder), "agent")
-    assert f"--agent-adapter {folder}" in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("text, rank, word", [
-    (None, 8, "its rank is 4 and --rank is 8"), ('{"peft_type": "IA3"}', 4, "not LORA"),
-    ("{", 4, "damaged"), ("[]", 4, "damaged")])
-def test_adapter_of_another_kind_is_one_clear_line(text, rank, word, copy):
-    """A run of --rank 8 with an adapter of rank 4 would be called damaged when it is resumed."""
-    folder = copy / "adapters" / "env"
     if text:
-        (folder / "adapter_config.json").write_text(text)
+        (folder / file).write_text(text)
+    elif text is None:
+        (folder / file).unlink() if file else shutil.rmtree(folder)
     with pytest.raises(UserError, match=word) as error:
-        check_adapter_folder(str(folder), "env", rank)
-    assert f"--env-adapter {folder}" in str(error.value) and "\n" not in str(error.value)
+        check_adapter_folder(str(folder), "agent", rank)
+    assert f"--agent-adapter {folder}" in str(error.value) and "\n" not in str(error.value)

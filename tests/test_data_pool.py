@@ -115,24 +115,6 @@ def test_only_valid_traces_enter_d_train(tmp_path):
     assert written(1).id not in pool.tasks and written(1).id not in pool.p_hat
 
 
-def test_known_task_without_a_valid_trace_still_gets_its_new_p_hat(tmp_path):
-    """A task that has become unsolvable would keep the success rate of better days."""
-    pool = TrainPool(tmp_path / "t", base())
-    pool.add(written(0), [trace()], 1.0, 1)
-    pool.add(written(0), [trace(0.0, valid=False)], 0.0, 2)
-    assert pool.p_hat[written(0).id] == (0.0, 2)
-
-
-def test_equal_tasks_are_kept_once(tmp_path):
-    """A task written in two epochs would be replayed twice as often."""
-    pool = TrainPool(tmp_path / "t", base())
-    for epoch in (1, 2, 3):
-        pool.add(written(0, epoch), [trace()], 0.25 * epoch, epoch)
-    assert len(pool.tasks) == 6 and len(pool.recent(3)) == 1
-    assert pool.tasks[written(0).id].epoch == 1  # who wrote it first
-    assert pool.p_hat[written(0).id] == (0.75, 3)  # how hard it is now
-
-
 def test_p_hat_remembers_its_epoch_and_goes_stale(tmp_path):
     """Seeds would be chosen by success rates of an agent long gone."""
     pool = TrainPool(tmp_path / "t", base())
@@ -145,13 +127,6 @@ def test_p_hat_remembers_its_epoch_and_goes_stale(tmp_path):
     assert known == [None, 0.25, 0.5, None]  # too long ago, and never
     pool.add(written(0), [trace()], 1.0, 5)  # measured again: recent again
     assert ("env 0", 1.0) in [(task.text, p) for task, p in pool.recent(5)]
-
-
-def test_base_tasks_are_never_recent(tmp_path):
-    """Base tasks would enter the seeds twice: by their share and as pool tasks."""
-    pool = TrainPool(tmp_path / "t", base())
-    pool.add(pool.base[0], [trace()], 0.5, 1)
-    assert pool.recent(1) == [] and pool.p_hat[pool.base[0].id] == (0.5, 1)
 
 
 def test_file_only_grows_and_earlier_bytes_stay(tmp_path):
@@ -181,16 +156,6 @@ def test_reloaded_pool_equals_the_pool(tmp_path):
     assert again.pending == []
     assert again.sample(20, 0.5, generator()) == pool.sample(20, 0.5, generator())
     assert again.recent(4) == pool.recent(4) != []
-
-
-def test_untried_task_is_kept_without_a_p_hat(tmp_path):
-    """The static set would pass as measured, or be lost on the way to the disk."""
-    pool = TrainPool(tmp_path / "t", base())
-    pool.add_untried(written(0))
-    pool.save()
-    for p in (pool, TrainPool(tmp_path / "t", base())):
-        assert p.tasks[written(0).id] == written(0) and p.p_hat == {} and p.recent(1) == []
-        assert [t.text for t in p.sample(3, 0.0, generator())] == ["env 0"] * 3
 
 
 def test_sample_mixes_base_and_kept_tasks_in_their_share(tmp_path):
@@ -239,11 +204,6 @@ def test_a_task_that_was_written_often_counts_once():
     reworded = dataclasses.replace(other, keys=["task7", "task1"])
     assert distinct([other, first, reworded]) == [first, reworded]
     assert distinct([]) == []
-
-
-def test_the_success_rate_of_each_unit():
-    """The band would judge another batch than was asked for."""
-    assert [record(p_hat=0.5).success_rate(u) for u in ("task", "seed", "batch")] == [0.5, 0.25, 0.75]
 
 
 # ---------------------------------------------------------------------------------------------

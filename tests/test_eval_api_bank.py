@@ -3,14 +3,12 @@
 Run: python -m pytest tests/test_eval_api_bank.py -q. What needs the data skips without ../shared.
 """
 import json
-import shutil
-from collections import Counter
 
 import pytest
 
 from common.files import UserError
 from eval import api_bank
-from test_eval_harness import SHARED, needs_data, never_passes
+from test_eval_harness import SHARED, needs_data, never_passes, writable_copy
 
 GOLD = {"name": "AddAlarm", "parameters": {"token": "t1", "time": "2023-03-25 08:30:00"}}
 RECORD = {"id": "x", "category": "level-1", "system": "s", "user": "u", "gold": GOLD,
@@ -115,9 +113,10 @@ HOSTILE = ["[AddAlarm(" + text + ")]" for text in (
     + ['{"name": ' * 10_000, "[" * 900 + "]" * 900, "[AddAlarm(" * 30_000 + ")]", None, 5, []]
 
 
-@pytest.mark.parametrize("rule", ["toolrl", "damo"])
-@pytest.mark.parametrize("kind", ["str", "int", "float", "list", "bool"])
+@pytest.mark.parametrize("rule, kind", [("toolrl", "str"), *(
+    ("damo", kind) for kind in ("int", "float", "list"))])
 def test_hostile_text_is_fast_and_false(kind, rule, tmp_path):
+    """Beside what test_eval_harness.py scores by every rule."""
     rec = RECORD | {"parameters": {"token": kind, "time": "str"}}
     never_passes(lambda text: api_bank.score(rec, text, rule), tmp_path, HOSTILE)
 
@@ -135,26 +134,6 @@ def test_values_too_deep_to_print():
 
 
 @needs_data
-def test_gold_that_fails_on_a_fresh_database():
-    failing = Counter(r["gold"]["name"] for r in api_bank.load(SHARED, rule="damo")
-                      if not api_bank.score(r, api_bank.gold(r, "damo"), "damo").ok)
-    assert failing == {"TimedSwitch": 3, "CancelTimedSwitch": 5, "ForgotPassword": 4,
-                       "RegisterUser": 1, "DeleteMeeting": 3}
-
-
-@needs_data
-def test_known_oddities():
-    recs = api_bank.load(SHARED)
-    hidden = [r for r in recs if r["gold"]["name"] not in api_bank.prompt_tools(r["system"])]
-    assert len(hidden) == 6 and {r["category"] for r in hidden} == {"level-2"}
-    undocumented = [r for r in recs if r not in hidden
-                    and not set(r["gold"]["parameters"]) <= set(r["parameters"])]
-    assert Counter(r["category"] for r in undocumented)["level-1"] >= 8
-    assert Counter(r["category"] for r in recs) == {"level-1": 399, "level-2": 67, "level-3": 131}
-    assert all(m["content"] for r in recs for m in api_bank.prompt(r))
-
-
-@needs_data
 def test_train_and_test_are_disjoint():
     test, train = api_bank.load(SHARED), api_bank.load(SHARED, split="train")
     assert len(train) == 10  # calls, and the three pairs between which the user says nothing
@@ -162,7 +141,6 @@ def test_train_and_test_are_disjoint():
     assert len(pairs) == 3 and all(r["results"][0]["token"] in str(r["golds"][1]) for r in pairs)
     assert all("Result of" not in r["user"] and r["user"].count("User: ") > 0 for r in pairs)
     assert not {r["dialogue"] for r in test} & {r["dialogue"] for r in train}
-    assert not {r["id"] for r in test} & {r["id"] for r in train}
     asked = {api_bank.request_of(r["user"]) for r in test}
     assert not asked & {api_bank.request_of(r["user"]) for r in train}
     # the comparison must be able to see an overlap: both texts of one dialogue give one request
@@ -199,17 +177,9 @@ def test_official_training_format():
     assert api_bank.base_task(rec) is None
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A copy of the data of this benchmark, below tmp_path."""
-    shutil.copytree(SHARED / "api_bank", tmp_path / "api_bank")
-    for path in [tmp_path / "api_bank", *(tmp_path / "api_bank").rglob("*")]:
-        path.chmod(0o755)
-    return tmp_path / "api_bank"
-
-
 @needs_data
-def test_training_file_is_used_unless_evaluated(folder, tmp_path):
+def test_training_file_is_used_unless_evaluated(tmp_path):
+    folder = writable_copy("api_bank", tmp_path)
     row = {"input": f"User: Book a retreat.\n{SEARCH}\n", "output": "[Retreats(place='Bali', n=2)]"}
     evaluated = next(r for r in api_bank.load(SHARED) if r["category"] == "level-3")
     request = api_bank.request_of(evaluated["user"])
@@ -222,7 +192,8 @@ def test_training_file_is_used_unless_evaluated(folder, tmp_path):
 
 
 @needs_data
-def test_bad_data_is_named(folder, tmp_path):
+def test_bad_data_is_named(tmp_path):
+    folder = writable_copy("api_bank", tmp_path)
     with pytest.raises(UserError, match="no data folder"):
         api_bank.load(tmp_path / "nowhere")
     path = folder / "toolrl" / "level-2-api_processed.json"
@@ -231,11 +202,5 @@ def test_bad_data_is_named(folder, tmp_path):
         path.write_text(json.dumps([rows[0], bad]))
         with pytest.raises(UserError, match="level-2.*record 1"):
             api_bank.load(tmp_path)
-    path.write_text("[")
-    with pytest.raises(UserError, match="level-2-api_processed.json: not JSON"):
-        api_bank.load(tmp_path)
-    path.unlink()
-    with pytest.raises(UserError, match="no such file"):
-        api_bank.load(tmp_path)
     with pytest.raises(UserError, match="unknown split"):
         api_bank.load(tmp_path, split="dev")

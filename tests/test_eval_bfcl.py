@@ -3,14 +3,13 @@
 Run: python -m pytest tests/test_eval_bfcl.py -q. What needs the data skips without ../shared.
 """
 import json
-import shutil
 import sys
 
 import pytest
 
 from common.files import UserError
 from eval import bfcl
-from test_eval_harness import SHARED, lines, needs_data, never_passes
+from test_eval_harness import SHARED, lines, needs_data, never_passes, writable_copy
 
 
 def record(properties, answer, required=(), category="simple_python", name="f"):
@@ -180,9 +179,9 @@ def turn(**changes):
 
 
 @pytest.mark.parametrize("rec", [
-    *(record({"a": kind}, {"a": [1]}, ["a"]) for kind in ("integer", "string", "any", "float")),
+    *(record({"a": kind}, {"a": [1]}, ["a"]) for kind in ("string", "float")),
     record({"a": {"type": "array", "items": {"type": "dict"}}}, {"a": [[{"k": [1]}]]}), turn()],
-    ids=range(6))
+    ids=range(4))
 def test_hostile_text_is_fast_and_false(rec, tmp_path):
     never_passes(lambda text: bfcl.score(rec, text), tmp_path, HOSTILE)
 
@@ -240,30 +239,16 @@ def test_simulator_is_optional(monkeypatch):
 def test_train_and_test_are_disjoint():
     test, train = bfcl.load(SHARED), bfcl.load(SHARED, split="train")
     assert len(train) == 2299
-    tasks = [bfcl.base_task(r) for r in train]
     assert not {json.dumps(r["function"]) for r in test} & {json.dumps(r["function"])
                                                             for r in train}
     assert all(bfcl.base_task(r) is None for r in test)
-    for task in tasks:
-        names = {tool["name"] for tool in task["tools"]}
-        assert task["calls"] and all(c["name"] in names for c in task["calls"])
-        assert all(tool["parameters"]["type"] == "object" for tool in task["tools"])
-        json.dumps(task)
     with pytest.raises(UserError):
         bfcl.load(SHARED, split="train", categories=[bfcl.LONG_CONTEXT])
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A copy of the data of this benchmark, below tmp_path."""
-    shutil.copytree(SHARED / "bfcl", tmp_path / "bfcl")
-    for path in [tmp_path / "bfcl", *(tmp_path / "bfcl").rglob("*")]:
-        path.chmod(0o755)
-    return tmp_path / "bfcl"
-
-
 @needs_data
-def test_bad_data_is_named(folder, tmp_path):
+def test_bad_data_is_named(tmp_path):
+    folder = writable_copy("bfcl", tmp_path)
     path = folder / "BFCL_v4_parallel.json"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for bad, message in (({"id": 1}, "record 2"), (rows[1] | {"function": [{}]}, "parallel_1"),

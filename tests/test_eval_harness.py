@@ -8,6 +8,7 @@ nothing here needs the real data, except for the tests marked `needs_data`.
 import gzip
 import itertools
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -89,32 +90,48 @@ def tiny_bamboogle(folder):
     (folder / "bamboogle.json").write_text(json.dumps(rows))
 
 
+TRAVEL = {"org": "Home", "dest": "Reno", "days": 3, "visiting_city_number": 1, "people_number": 3,
+          "budget": 1000, "query": "3 days in Reno, please", "level": "easy", "local_constraint":
+              {"house rule": None, "cuisine": None, "room type": None, "transportation": None}}
+
+
 def tiny_travelplanner(folder):
+    """The tables that test_eval_travelplanner.py has as DB, in the official layout, and a query."""
     tables = {
+        "restaurants/clean_restaurant_2022.csv":
+            'Name,City,Cuisines,Average Cost\nBlue Door,Reno,"Pizza, Indian",10\n'
+            'Red Door,Reno,French,20\nInn,Reno,Tea,5\nDiner,Reno,BBQ,8\nGrill,Reno,BBQ,9\n'
+            'Mum,Home,"Indian, Tea",1\nGhost,Reno,,7\n',
+        "attractions/attractions.csv": "Name,City\nMuseum,Reno\nZoo (old),Reno\n",
         "accommodations/clean_accommodations_2022.csv":
             "NAME,room type,price,minimum nights,house_rules,maximum occupancy,city\n"
-            "Inn,Private room,50,1,No smoking,2,Elgin\n",
-        "restaurants/clean_restaurant_2022.csv":
-            "Name,City,Cuisines,Average Cost\nDiner,Elgin,BBQ,9\n",
-        "attractions/attractions.csv": "Name,City\nPark,Elgin\n",
-        "googleDistanceMatrix/distance.csv":
-            "origin,destination,cost,duration,distance\nReno,Elgin,,1 hour,100 km\n",
-        "background/citySet_with_states.txt": "Reno\tNevada\nElgin\tIllinois\n",
+            "Loft,Private room,100.0,2.0,No parties & No pets,2,Reno\n"
+            "Long Stay,Entire home/apt,50.0,9.0,No smoking,4,Reno\nGap,,1,1,,1,Reno\n",
         "flights/clean_Flights_2022.csv":
-            "Flight Number,Price,OriginCityName,DestCityName\nF1,70,Reno,Elgin\n"}
+            "Flight Number,Price,OriginCityName,DestCityName\nF1,70,Home,Reno\nF2,30,Reno,Home\n",
+        "googleDistanceMatrix/distance.csv":
+            'origin,destination,cost,duration,distance\nHome,Reno,,2 hours,193 km\n'
+            'Reno,Home,,2 hours,200 km\nReno,Far,,1 day 2 hours,"2,000 km"\n'
+            'Home,Reno,,9 hours,900 km\n',
+        "background/citySet_with_states.txt": "Home\tOhio\nReno\tNevada\nElko\tNevada\nFar\tUtah"}
     for name, text in tables.items():
         path = folder / "database" / name
         path.parent.mkdir(parents=True)
         path.write_text(text)
-    query = {"org": "Reno", "dest": "Elgin", "days": 3, "visiting_city_number": 1, "level": "easy",
-             "people_number": 1, "budget": 500, "date": ["2022-03-01"],
-             "query": "Plan a short trip to Elgin.",
-             "local_constraint": dict.fromkeys(
-                 ("house rule", "cuisine", "room type", "transportation"))}
-    info = {"Restaurants in Elgin": [{"Name": "Diner", "Average Cost": 9, "Cuisines": "BBQ"}]}
+    info = {"Attractions in Reno": [{"Name": n, "Phone": "1"} for n in
+                                    ("A", "B", "C", "D", "Museum", "Zoo (old)")],
+            "Taxi from Home to Reno": "No valid information."}
     for part in ("validation", "train"):
-        (folder / f"{part}_queries.jsonl").write_text(lines(query))
+        (folder / f"{part}_queries.jsonl").write_text(lines(TRAVEL))
         (folder / f"{part}_ref_info.jsonl").write_text(lines(info))
+
+
+def writable_copy(bench, tmp_path):
+    """The folder of a copy of the real data of a benchmark."""
+    shutil.copytree(SHARED / bench, tmp_path / bench)
+    for path in [tmp_path / bench, *(tmp_path / bench).rglob("*")]:
+        path.chmod(0o755)
+    return tmp_path / bench
 
 
 @pytest.fixture
@@ -203,10 +220,10 @@ TRAPS = [text.replace("CODE", "__import__('os').system('touch MADE')") for text 
     '{"name": CODE}', "[{'days': CODE}]", "[open('MADE', 'w')]", "eval(\"open('MADE', 'w')\")")]
 
 
-def never_passes(score, tmp_path, more=()):
+def never_passes(score, tmp_path, texts=HOSTILE):
     """Score hostile texts by score(text): none crashes, takes long, passes or is executed."""
     made = tmp_path / "made-by-model-text"
-    for text in [*HOSTILE, *more, *(trap.replace("MADE", str(made)) for trap in TRAPS)]:
+    for text in [*texts, *(trap.replace("MADE", str(made)) for trap in TRAPS)]:
         began = time.process_time()
         verdict = score(text)
         assert time.process_time() - began < 1.0, repr(text)[:40]
@@ -238,7 +255,17 @@ def test_hostile_responses_never_crash_take_long_or_execute(bench, data, tmp_pat
 # bad input: one line, exit code 2, nothing written
 
 
-OPTIONS = {  # beside those of test_bad_input.py
+OPTIONS = {
+    "nothing": [], "bench": ["moon", "--data", "{data}"], "no data": ["bamboogle"],
+    "neither": ["bamboogle", "--data", "{data}"],
+    "limit": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--limit", "0"],
+    "no such data": ["bamboogle", "--data", "none", "--responses", "{good}"],
+    "no responses": ["bamboogle", "--data", "{data}", "--responses", "none"],
+    "both": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--model", "m"],
+    "variant": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--variant", "moon"],
+    "verify": ["verify"], "verify none": ["verify", "bamboogle", "none", "--data", "{data}"],
+    "gold": ["gold", "moon", "--data", "{data}"], "seed": ["bamboogle", "--seed", "x"],
+    "out": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--out", "{file}"],
     "variant of all": ["all", "--data", "{data}", "--model", "m", "--variant", "fixed"],
     "variant for responses": ["bamboogle", "--data", "{data}", "--model", "m", "--variant",
                               "searchr1"],
@@ -273,7 +300,10 @@ def test_wrong_options_end_in_one_line(case, data, tmp_path, capsys, monkeypatch
     assert sorted(tmp_path.rglob("*.json*")) == before and (tmp_path / "file").read_text() == "x"
 
 
-RESPONSES = {  # beside those of test_bad_input.py
+RESPONSES = {
+    "binary": "\0\udcff\n", "list": "[1]\n", "empty": "", "no id": '{"response": "x"}\n',
+    "no response": '{"id": "{id}"}\n', "unknown id": '{"id": "x", "response": "x"}\n',
+    "response number": '{"id": "{id}", "response": 3}\n',
     "null response": '{"id": "{id}", "response": null}\n',
     "id twice": '{"id": "{id}", "response": ""}\n{"id": "{id}", "response": ""}\n',
     "half a line": '{"id": "{id}", "response": "a"}\n{"id": "bambo',
@@ -283,7 +313,7 @@ RESPONSES = {  # beside those of test_bad_input.py
 @pytest.mark.parametrize("case", RESPONSES)
 def test_malformed_responses_end_in_one_line_naming_the_file(case, data, tmp_path, capsys):
     path = tmp_path / "r.jsonl"
-    path.write_text(RESPONSES[case].replace("{id}", "bamboogle-000"))
+    path.write_text(RESPONSES[case].replace("{id}", "bamboogle-000"), errors="surrogateescape")
     code, out, err = command("bamboogle", "--data", data, "--responses", path,
                              "--out", tmp_path / "out", capsys=capsys)
     one_line_error(code, out, err)

@@ -38,12 +38,6 @@ def record(epoch, **given):
             "synthetic": 100 * epoch, **given}
 
 
-@pytest.fixture(scope="module")
-def cache(small_ladder):
-    """The small embedded world of conftest.py."""
-    return small_ladder
-
-
 class Here:
     """In place of subprocess.Popen: the run takes place in this process."""
 
@@ -66,15 +60,6 @@ def in_process(monkeypatch):
     """Runs of a suite without interpreters of their own; test_any_world starts a real one."""
     monkeypatch.setattr(experiments.subprocess, "Popen", Here)
     monkeypatch.setattr(report, "write", lambda folder: None)
-
-
-def write(path, suite):
-    """suite: {name: {seed: records}} -> a results file, in an order that is not the suite's."""
-    append_jsonl(path, [{"name": name, "seed": seed, "options": [], "settings": [],
-                         "metrics": metrics}
-                        for name, seeds in reversed(suite.items())
-                        for seed, metrics in seeds.items()])
-    return path
 
 
 def test_a_suite_that_is_terminated_leaves_no_run_behind(tmp_path, monkeypatch):
@@ -101,39 +86,14 @@ def test_interval_by_hand():
     assert math.isnan(tables.interval([1])[1])
 
 
-def test_band_of_the_mean_curve_is_taken_over_seeds_first():
-    """Two seeds that swing in turns are in the band together, never alone."""
-    up = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .8, .2))]
-    down = [record(t, success_rate=s) for t, s in enumerate((.5, .5, .2, .8))]
-    assert tables.band_range([up, down]) == "0.50 - 0.50, 2 of 2"
-    assert tables.band_share(up) == tables.band_share(down) == 0
-
-
-def test_data_efficiency_by_hand():
-    """The rival ends at 0.6 after 300 tasks; genenv is there after 100: three times fewer."""
-    ours = [record(t, validation=v) for t, v in enumerate((.3, .6, .7, .8))]
-    theirs = [record(t, validation=v) for t, v in enumerate((.3, .4, .5, .6))]
-    runs = {"genenv": {0: ours, 1: ours[:1]}, "static": {0: theirs, 1: theirs}}
-    assert "for the same validation: 3.00 (reached in 1 of 2 seeds)" in \
-        tables.data_efficiency(runs, "static")
-
-
-def test_equal_time_by_hand():
-    """The rival trained three seconds; genenv had two epochs by then, not its whole run."""
-    run = lambda seconds, *values: [record(t, validation=v, seconds=seconds)
-                                    for t, v in enumerate(values)]
-    runs = {"genenv": {0: run(1.5, .3, .5, .9), 1: run(1.5, .3, .7, .9)},
-            "random": {0: run(1.0, .3, .4, .45), 1: run(1.0, .3, .5, .65)}}
-    assert tables.equal_time(runs, "random").endswith(": +0.050 (+0.050 to +0.050)")
-
-
 # ---------------------------------------------------------------------------------------------
 # what is read from a run
 
 
-def generation(tools, texts, p_hat, epoch=1, written=1):
-    """A record of D_train."""
-    task = {"text": "", "spec": {"start": 3, "tools": tools}, "origin": "env", "epoch": written}
+def tried(tools, p_hat, epoch=1, written=None, origin="env", texts=()):
+    """A record of D_train, with a trace for each text."""
+    task = {"text": "", "spec": {"start": 3, "tools": tools}, "origin": origin,
+            "epoch": epoch if written is None else written, "id": "-".join(tools)}
     return {"task": task, "p_hat": p_hat, "epoch": epoch,
             "traces": [{"text": t, "reward": 0.0} for t in texts]}
 
@@ -141,10 +101,10 @@ def generation(tools, texts, p_hat, epoch=1, written=1):
 def test_generations_kept_by_noise_alone():
     """All attempts right, yet p_hat = 0.5: flipped rewards put it there."""
     right, wrong, o = "s1 inc 4", "s1 inc 5", {"k_min": 0.26, "G": 2}
-    records = [generation(["inc"], [right, right], 0.5), generation(["inc"], [wrong, wrong], 0.5),
-               generation(["inc"], [right, wrong], 0.5), generation(["inc"], [right, wrong], 0.5),
-               generation(["inc"], [right, right], 1.0),             # outside the band
-               generation(["inc"], [right, right], 0.5, written=0)]  # replayed, not written now
+    attempts = [(right, right), (wrong, wrong), (right, wrong), (right, wrong)]
+    records = [tried(["inc"], 0.5, texts=texts) for texts in attempts] + [
+        tried(["inc"], 1.0, texts=attempts[0]),             # outside the band
+        tried(["inc"], 0.5, written=0, texts=attempts[0])]  # replayed, not written now
     assert experiments.kept_by_noise(ladder, records, 0.5, o) == 0.5
     assert experiments.kept_by_noise(ladder, [], 0.5, o) == 0
 
@@ -160,14 +120,6 @@ def ended(folder, metrics, train, **options):
     return {"name": "a", "seed": 0, "options": [], "folder": folder,
             "process": SimpleNamespace(returncode=0), "log": open(f"{folder}.log", "w"),
             "started": 0.0}
-
-
-def tried(tools, p_hat, epoch, written=None, origin="env"):
-    """A record of D_train with no traces."""
-    return {"task": {"text": "", "spec": {"start": 3, "tools": tools}, "origin": origin,
-                     "epoch": epoch if written is None else written,
-                     "id": "-".join(tools)},
-            "p_hat": p_hat, "epoch": epoch, "traces": []}
 
 
 def test_the_map_holds_what_was_generated_in_each_epoch(tmp_path):
@@ -187,45 +139,6 @@ def test_the_map_holds_what_was_generated_in_each_epoch(tmp_path):
 
 # ---------------------------------------------------------------------------------------------
 # the table
-
-
-def test_table_pairs_seeds_and_follows_the_order_of_the_suite(tmp_path):
-    """Differences of unpaired means would hide that one variant is better in every seed."""
-    run = lambda v: [record(0, validation=.3), record(1), record(2, validation=v)]
-    path = write(tmp_path / "paper.jsonl", {
-        "genenv": {0: run(.9), 1: run(.5), 2: run(.7)},
-        "random": {0: run(.8), 1: run(.4)}, "moon": {0: run(.1)}})
-    text = tables.table(path)
-    rows = [line.split(" | ")[0].strip("| ") for line in text.splitlines() if line[:2] == "| "]
-    assert rows == ["variant", "genenv", "random", "moon", "other", "random", "moon"]
-    # for the last epoch and for the mean of the epochs
-    assert "| random | +0.100 (+0.100 to +0.100) | +0.050 (+0.050 to +0.050) |" in text
-    assert "0.700 ± 0.497" in text and "tuning" not in text and "noise" not in text
-
-
-def curriculum_run(*validations):
-    """A made-up run with all that the suite `which` shows."""
-    return [record(t, validation=v, map={"inc": [4, .5], "tri": [t, .25]}, generated=10 * t,
-                   rollouts=3000 * t) for t, v in enumerate(validations)]
-
-
-def test_a_claim_stands_only_if_it_beats_every_control(tmp_path):
-    """Paired by seed; the controls are judged against, never judged."""
-    run = lambda last: curriculum_run(.3, .5, last)
-    path = write(tmp_path / "which.jsonl", {
-        "genenv": {0: run(.9), 1: run(.7)}, "update: none": {0: run(.81), 1: run(.62)},
-        "control: coin for p_hat": {0: run(.8), 1: run(.6)},
-        "control: shuffled R_env": {0: run(.9), 1: run(.5)}})
-    column = dict([tables.COLUMNS[1]])
-    lines = tables.against_controls(tables.by_name(path), column)
-    assert lines[3] == "| variant | coin for p_hat | shuffled R_env | beats all |"
-    assert lines[5:] == [
-        "| genenv | +0.100 to +0.100 | -1.171 to +1.371 | no |",
-        "| update: none | -0.049 to +0.079 | -1.319 to +1.349 | no |"]
-    text = tables.table(path)
-    assert text.count("beats all") == 2 and "minus each control" in text
-    better = {**tables.by_name(path), "control: shuffled R_env": {0: run(.8), 1: run(.6)}}
-    assert tables.against_controls(better, column)[5].endswith(" | yes |")
 
 
 @pytest.mark.parametrize("suite", suites.SUITES)
@@ -260,21 +173,21 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
     assert len(budgets) == 1
 
 
-def test_bases_start_from_the_base_model_of_their_seed(tmp_path, cache, in_process, monkeypatch,
-                                                       capsys):
+def test_bases_start_from_the_base_model_of_their_seed(tmp_path, small_ladder, in_process,
+                                                       monkeypatch, capsys):
     """All runs of the suite would share one base model, and the intervals would not be over any."""
     monkeypatch.setattr(experiments, "draw", lambda path: None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments, "BASES", tmp_path / "shipped")
-    shutil.copytree(cache, tmp_path / "shipped" / "ladder")
+    shutil.copytree(small_ladder, tmp_path / "shipped" / "ladder")
     seen, load = [], Policy.load
     monkeypatch.setattr(Policy, "load", lambda folder, **k: (seen.append(
-        (Path(folder) / "which").read_text()), load(cache, **k))[1])
+        (Path(folder) / "which").read_text()), load(small_ladder, **k))[1])
     out, command = tmp_path / "out", ["bases", "--seeds", "2", "--jobs", "1", *TINY]
     command += ["--only", "genenv", "random", "--out", str(out)]
     assert experiments.main(command) == 2
     assert "`python -m worlds.ladder train 1 runs/base/ladder-1` trains it" in capsys.readouterr().err
-    shutil.copytree(cache, tmp_path / "runs" / "base" / "ladder-1")
+    shutil.copytree(small_ladder, tmp_path / "runs" / "base" / "ladder-1")
     for folder, text in ((tmp_path / "shipped" / "ladder", "0"),
                          (tmp_path / "runs" / "base" / "ladder-1", "1")):
         (folder / "which").write_text(text)
@@ -285,12 +198,12 @@ def test_bases_start_from_the_base_model_of_their_seed(tmp_path, cache, in_proce
     assert f"| 1 | {starts[2]:.3f} to " in text
 
 
-def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, in_process, monkeypatch, capsys):
+def test_a_suite_goes_on_where_it_stopped(tmp_path, small_ladder, in_process, monkeypatch, capsys):
     """Runs already in the results are not repeated, and other settings are refused."""
     monkeypatch.setattr(experiments, "draw", lambda path: None)  # see test_any_world
     out = tmp_path / "out"
     command = ["paper", "--seeds", "1", "--jobs", "1", "--out", str(out), *TINY,
-               "--base-model", cache]
+               "--base-model", small_ladder]
     assert experiments.main([*command, "--only", "genenv"]) == 0
     first = (out / "paper.jsonl").read_bytes()
     assert experiments.main([*command, "--only", "genenv", "static"]) == 0
@@ -312,6 +225,7 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, cache, in_process, monkeypat
         assert word in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_any_world_runs_a_suite(tmp_path, capsys):
     """A world with files and a model of its own, and without a teacher: what it needs is handed
     on, what it lacks is left out, and its results lie beside those of the ladder."""
@@ -343,14 +257,14 @@ def test_results_of_another_meaning_are_not_taken_for_these(tmp_path, capsys):
         assert "move it away" in err and err.count("\n") == 1
 
 
-def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, cache, in_process,
+def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, small_ladder, in_process,
                                                          monkeypatch):
     """The reason must not stay in a temporary file, and what was finished is kept."""
     monkeypatch.setitem(suites.PAPER, "static", ["--variant", "moon"])
     out = tmp_path / "out"
     with pytest.raises(UserError, match="'static' with seed 0 failed: .*moon"):
         experiments.run_suite(experiments.planned(
-            "paper", 1, False, out, [*TINY, "--base-model", cache], ["genenv", "static"]), 1)
+            "paper", 1, False, out, [*TINY, "--base-model", small_ladder], ["genenv", "static"]), 1)
     assert [json.loads(line)["name"] for line in open(out / "paper.jsonl")] == ["genenv"]
 
 

@@ -2,8 +2,6 @@
 
 Run: python -m pytest tests/test_gpu_path.py -q
 """
-import inspect
-import textwrap
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +12,6 @@ from bench.models import qwen2_config
 from bench.simulation import Simulation, preset_options, resident, simulate, simulated_policy
 from commands import imitate
 from models import attention, loading
-import policy as policy_module
 from policy import Rollout
 from run import memory
 from run.options import Options
@@ -27,11 +24,12 @@ def narrow(layers=1):
     return qwen2_config(hidden=256, layers=layers, vocab=64, heads=8, kv_heads=2, intermediate=512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset, dtype, capability", [
-    ("7b-24gb", "auto", 8), ("7b-80gb", "auto", 8), ("7b-9k", "auto", 8), ("1.5b-16gb", "auto", 8),
-    ("1.5b-16gb", "fp32", 7)])
+    ("7b-24gb", "auto", 8), ("7b-9k", "auto", 8), ("1.5b-16gb", "fp32", 7)])
 def test_the_estimate_is_at_most_a_fifth_above_the_simulated_peak(preset, dtype, capability):
-    """A run would die on a card that was said to be large enough, or be refused one that is."""
+    """A run would die on a card that was said to be large enough, or be refused one that is. The
+    others differ in widths alone: `python -m bench memory` has them all."""
     o, config = preset_options(preset, dtype)
     layers = config.num_hidden_layers = 2
     config.layer_types = config.layer_types[:layers]
@@ -44,7 +42,7 @@ def test_the_estimate_is_at_most_a_fifth_above_the_simulated_peak(preset, dtype,
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def check_plain_rollouts():
+def test_plain_rollouts():
     """The host waits once in 16 tokens, and beside that only before the first and after the last."""
     with Simulation() as device:
         policy, lists = simulated_policy(NF4, narrow()), []
@@ -57,7 +55,7 @@ def check_plain_rollouts():
         assert lists[0] == lists[1]
 
 
-def check_cache_room():
+def test_the_cache_never_has_more_room_than_can_be_used():
     """The buffer ends as large as memory.py says, however it grew on the way."""
     for P, G, R in ((4096, 8, 512), (5, 2, 40), (300, 4, 7), (1, 1, 1)):
         layer = attention.GrowingLayer(room=P, most=P + G * (R - 1))
@@ -66,32 +64,6 @@ def check_cache_room():
         for _ in range(R - 1):
             layer.update(block(G), block(G))
         assert layer.buffers[0].shape[2] == memory.cache_keys(P, G, R)
-
-
-def test_plain_rollouts():
-    check_plain_rollouts()
-
-
-def test_the_cache_never_has_more_room_than_can_be_used():
-    check_cache_room()
-
-
-@pytest.mark.parametrize("check, where, function, right, wrong", [
-    (check_plain_rollouts, policy_module.Policy, "_sample_rows",
-     "torch.zeros(B, G, T, device=dev)", "torch.zeros(B, G, T)"),
-    (check_plain_rollouts, policy_module, "draw",
-     "logits = logits.float()", "logits = logits.float(); logits.sum().item()"),
-    (check_plain_rollouts, policy_module, "cast_lora", ".weight.to(dtype)", ".weight"),
-    (check_cache_room, attention.GrowingLayer, "update", "min(self.most, ", "max(0, ")])
-def test_a_planted_fault_is_seen(check, where, function, right, wrong, monkeypatch):
-    """The checks above would pass whatever the code does."""
-    source = textwrap.dedent(inspect.getsource(getattr(where, function)))
-    assert right in source
-    planted = {**vars(attention), **vars(policy_module)}
-    exec(compile(source.replace(right, wrong), policy_module.__file__, "exec"), planted)
-    monkeypatch.setattr(where, function, planted[function])
-    with pytest.raises((AssertionError, RuntimeError)):
-        check()
 
 
 def test_a_decoded_token_takes_at_most_sixty_kernels_a_layer():

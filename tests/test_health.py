@@ -2,12 +2,11 @@
 
     python -m pytest -q tests/test_health.py
 
-The simulators and agents are scripts: what they write and how often they succeed is known, so the
-warning they deserve is too. Everything else is the real loop, with its pools and both updates. Runs
+The records are made by hand, six epochs of them, and each warning is judged by all of a run: every
+check looks at every epoch. What the records of a real run mean is the matter of test_wiring.py. Runs
 of default size that went well, and two that did not, are in tests/golden/health as they were
 recorded: metrics.jsonl of `python genenv.py`, with the options named in the first line.
 """
-import random
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,233 +15,131 @@ import pytest
 
 import genenv
 from watch import health, report
-from conftest import write_report
+from conftest import MICRO, write_report
 from common.files import read_jsonl
-from helpers import noisy
-from policy import Policy, Rollout
-from worlds import ladder
 
 GOLDEN = Path(__file__).with_name("golden") / "health"
 ROOT = Path(__file__).parent.parent
-SMALL = ["--threads", "1", "--no-gate", "--rank", "4", "--epochs", "6", "--steps", "2", "--seed-tasks", "4",
-         "--replay", "1", "--env-kl-sample", "32", "--val-samples", "2", "--env-updates", "3", "--env-lr", "1e-4",
-         "--agent-lr", "1e-4", "--k-min", "0.26", "--env-kl-cap", "0.15"]
+QUIET = dict(epoch=3, alpha=0.5, success_rate=0.5, validation=0.5, distinct_tasks=40, reward=0.5,
+             skill_entropy=2.0, written=48, invalid={}, truncated=0.0, zero_variance=0.2, replays=0,
+             replay_gain=0.0, env_kept=20, env_kl=0.1, env_kl_step=0.1, env_steps=16, env_capped=0)
 
 
-@pytest.fixture(scope="module")
-def cache(small_ladder):
-    """The small embedded world of conftest.py: only its tokenizer and its gradients matter here."""
-    return small_ladder
+def kinds(records, **options):
+    """The keywords of all warnings of a run, and the last one in full."""
+    o = genenv.Options(**options)
+    texts = [text for t, r in enumerate(records) for text in health.warnings(r, records[:t], o)]
+    return {text.partition(":")[0] for text in texts}, texts[-1] if texts else ""
+
+
+def epochs(n=0, **fields):
+    """Six epochs, of which the last n have these fields."""
+    return [{**QUIET, **(fields if t >= 6 - n else {}), "epoch": t} for t in range(6)]
 
 
 # ---------------------------------------------------------------------------------------------
-# scripts
+# each cause and its warning
 
 
-def vary(seed, rng, t):
-    """What a healthy simulator writes: the seed with new tools at some places."""
-    tools = [tool if rng.random() < 0.5 else rng.choice(ladder.NAMES)
-             for tool in seed.split()[2::2]]
-    tools += rng.choices(ladder.NAMES, k=rng.randrange(4))
-    return f"{rng.randrange(10)} {ladder._chain(tools[:ladder.MAX_STEPS])}"
-
-
-def few(seed, rng, t):
-    """A handful of tasks, over and over."""
-    return f"{rng.randrange(4)} s1 hop s2 tpl s3 mir s4 sqr s5 half"
-
-
-def easy(seed, rng, t):
-    """Ever other chains, but of two tools."""
-    return f"{rng.randrange(10)} {ladder._chain(rng.choices(ladder.NAMES[:2], k=5))}"
-
-
-def later(write, since=3):
-    """Healthy until an epoch, then `write`."""
-    return lambda seed, rng, t: (write if t >= since else vary)(seed, rng, t)
-
-
-def mostly(write, share):
-    """`write` in a share of the cases, else healthy."""
-    return lambda seed, rng, t: (write if rng.random() < share else vary)(seed, rng, t)
-
-
-def learning(task, t):
-    """Tasks of every difficulty, and an agent that gets better at all of them."""
-    return min(0.95, 0.1 + 0.6 * int(task.id[:4], 16) / 0xffff + 0.06 * t)
-
-
-def slowly(task, t):
-    """The same for all tasks, and never out of the band: a handful of tasks does not starve."""
-    return 0.3 + 0.05 * t
-
-
-def flat(p):
-    """An agent whose success never changes."""
-    return lambda task, t: p
-
-
-def all_or_nothing(task, t):
-    """Half of the tasks always, the others never."""
-    return float(int(task.id[:4], 16) % 2)
-
-
-def scripted(monkeypatch, write=vary, p=learning, p_agree=None, cut=0.0, cut_tasks=0.0):
-    """Replace sampling and scoring. write(seed text, rng, epoch) -> text of the simulator;
-    p(task, epoch) -> success rate of the agent, p_agree of the simulator at its own tasks;
-    cut, cut_tasks: shares of responses and of tasks that do not end."""
-    rng, now = random.Random(0), SimpleNamespace(epoch=0)
-
-    def sample(self, adapter, prompts, G=1, *args, **kwargs):
-        rollouts = []
-        for i in range(len(prompts) * G):
-            asked = self.decode(prompts[i // G])
-            if asked.startswith("vary"):
-                text, share = write(asked.removesuffix(" =>").split(" ", 2)[2], rng,
-                                    now.epoch), cut_tasks
-            else:  # the first tool tells the simulator's own attempts from the agent's
-                tool = "dec" if adapter == "env" else "inc"
-                text, share = f"s1 {tool} {rng.randrange(10)}", cut
-            truncated = rng.random() < share
-            ids = self.encode(text) + [self.tokenizer.eos_token_id] * (not truncated)
-            rollouts.append(Rollout(i // G, prompts[i // G], ids, (),
-                                    "too many tokens" * truncated))
-        return rollouts
-
-    def score(task, response):
-        own = p_agree is not None and response.startswith("s1 dec")
-        rate = p_agree(task, now.epoch) if own else p(task, now.epoch)
-        return float(rng.random() < rate), True
-
-    def epoch(run, real=genenv.epoch):
-        now.epoch = run.state.epoch
-        real(run)
-
-    monkeypatch.setattr(Policy, "sample", sample)
-    monkeypatch.setattr(ladder, "score", score)
-    monkeypatch.setattr(genenv, "epoch", epoch)
-    monkeypatch.setattr(genenv.frame, "finish", lambda run: None)  # figures are tested elsewhere
-
-
-def kinds(records):
-    """The keywords of all warnings of a run."""
-    return {w.partition(":")[0] for r in records for w in r["warnings"]}
-
-
-def run(out, cache, *options):
-    """The records of a run with a script."""
-    assert genenv.main(["--out", str(out), "--base-model", cache, *SMALL, *options]) == 0
-    return read_jsonl(out / "metrics.jsonl")
-
-
-# so that tasks of small runs are met again, and validation is measured well
-MUCH_REPLAY = ["--replay", "2", "--base-share", "0.25", "--val-samples", "8"]
-HEALTHY = {
-    "default": [], "random": ["--variant", "random"], "static": ["--variant", "static"],
-    "agreement": ["--agreement", "1"], "much replay": MUCH_REPLAY, "G = 4": ["--G", "4"],
+NO_SIMULATOR = dict(written=0, env_kept=0, env_steps=0, env_kl=0.0, skill_entropy=0.0)
+FINE = {  # name: (fields of all epochs, options)
+    "default": ({}, {}), "random": (dict(env_steps=0, env_kl=0.0), dict(variant="random")),
+    "static": (NO_SIMULATOR, dict(variant="static")), "agreement": ({}, dict(agreement=1)),
+    "base": ({**NO_SIMULATOR, "distinct_tasks": 0, "success_rate": 0.0}, dict(variant="base")),
+    # tasks tried again do get easier, or validation does
+    "replays": (dict(replays=30, replay_gain=0.06), {}),
+    # differences that bf16 makes, and the counts of a run without trouble
+    "rounding": (dict(skipped_steps=0, env_skipped_steps=0, mismatch_mean=0.015, mismatch_max=0.1,
+                      other_adapter_moved=False), {}),
+    # a cap that is hit late in an update is only at work; some of everything is usual
+    "late cap": (dict(env_capped=1, env_steps=8), {}),
+    "a few": (dict(truncated=0.1, invalid={"malformed": 9, "copy of the seed": 5, "truncated": 4,
+                                           "duplicate in the batch": 2}, distinct_tasks=25), {}),
 }
 
 
-@pytest.mark.parametrize("name", HEALTHY)
-def test_healthy_script_raises_no_warning(name, tmp_path, cache, monkeypatch):
+@pytest.mark.parametrize("name", FINE)
+def test_a_healthy_run_raises_no_warning(name):
     """Varied tasks, an agent that learns: silence, whatever the options."""
-    scripted(monkeypatch)
-    if name == "a little noise":
-        noisy(monkeypatch, 0.1)
-    records = run(tmp_path / "r", cache, *HEALTHY[name])
-    assert kinds(records) == set(), [r["warnings"] for r in records]
+    fields, options = FINE[name]
+    assert kinds(epochs(6, **fields), **options) == (set(), "")
 
 
-SICK = {  # name: (script, options, the one warning that it deserves)
-    "collapses": (dict(write=later(few)), [], "collapse"),
-    "is narrow from the start": (dict(write=few, p=slowly), [], "collapse"),
-    "starves": (dict(p=flat(0.9)), ["--k-min", "0.1"], "starvation"),
-    "copies": (dict(write=mostly(lambda seed, rng, t: seed, 0.6)), [], "copies"),
-    "babbles": (dict(write=mostly(lambda seed, rng, t: "s1 s1 inc =", 0.8)), [], "invalid"),
-    "is ambiguous": (dict(p_agree=flat(0.05)), ["--agreement", "4"], "ambiguous"),
-    "lives on coin flips": (dict(p=flat(0.5)), MUCH_REPLAY, "exploitation"),
-    "moves too fast": ({}, ["--env-kl-cap", "1e-9"], "KL cap"),
-    "drifts": ({}, ["--env-lr", "0.5", "--env-kl", "0", "--env-kl-cap", "1e9",
-                      "--env-updates", "12"], "drift"),
-    "is too hard": (dict(p=flat(0.0)), [], "stuck"),
-    "is too easy": (dict(p=flat(1.0)), [], "stuck"),
-    "is all or nothing": (dict(p=all_or_nothing), ["--variant", "random"], "no signal"),
-    "gets cut-off answers": (dict(cut=0.4), [], "truncated"),
+REPEATS = dict(invalid={"duplicate in the batch": 40}, distinct_tasks=8)
+SICK = {  # name: (epochs, fields of these last epochs, options, the one warning, words of it)
+    "collapses": (3, REPEATS, {}, "collapse", "8 distinct of 48"),
+    "is narrow from the start": (6, REPEATS, {}, "collapse", "raise --env-kl"),
+    "repeats itself twice as often": (1, dict(distinct_tasks=19), {}, "collapse", "19 distinct"),
+    "uses fewer skills": (1, dict(skill_entropy=1.1), {}, "collapse", "2.00 in epoch 1"),
+    "is narrow without training": (6, REPEATS, dict(variant="random"), "collapse", "--temperature"),
+    "starves": (1, dict(env_kept=1), {}, "starvation", "raise --k-min"),
+    "starves far from alpha": (1, dict(env_kept=0, success_rate=0.9), {}, "starvation",
+                               "move --alpha towards the success rate 0.90"),
+    "copies": (1, dict(invalid={"copy of the seed": 30}, distinct_tasks=15), {}, "copies", "30 of"),
+    "babbles": (1, dict(invalid={"malformed": 20, "inconsistent": 10}, distinct_tasks=15), {},
+                "invalid", "30 of 48 generations are no task, most often 'malformed' (20)"),
+    "is ambiguous": (1, dict(invalid={"no agreement": 30}, distinct_tasks=15), dict(agreement=4),
+                     "ambiguous", "30 of 48"),
+    "lives on coin flips": (5, dict(replays=30), {}, "exploitation", "120 tasks tried again"),
+    "moves too fast": (2, dict(env_capped=1, env_steps=3), {}, "KL cap", "3 of 16 steps"),
+    "drifts": (2, dict(env_kl=3.0), {}, "drift", "3.0 nats"),
+    "is too hard": (3, dict(success_rate=0.0, zero_variance=1.0, reward=0.0, env_kept=0), {},
+                    "stuck", "no task: start from easier"),
+    "is too easy": (3, dict(success_rate=1.0, zero_variance=1.0, reward=1.0, env_kept=0), {},
+                    "stuck", "every task: raise --env-updates"),
+    "gets cut-off answers": (1, dict(truncated=0.4), {}, "truncated", "40% of the responses"),
+    "writes without an end": (1, dict(invalid={"truncated": 12}, distinct_tasks=30), {},
+                              "truncated", "12 of 48 generated tasks hit --max-task-tokens"),
+    "spoils a step of the agent": (1, dict(skipped_steps=1), {}, "not finite", "lower --agent-lr"),
+    "spoils its own steps": (1, dict(env_skipped_steps=3), {}, "not finite", "lower --env-lr"),
+    "spoils both": (1, dict(skipped_steps=2, env_skipped_steps=3), {}, "not finite",
+                    "--agent-lr and --env-lr"),
+    "is scored otherwise": (1, dict(mismatch_mean=0.03, mismatch_max=0.3), {}, "mismatch",
+                            "0.030 nats"),
+    "is scored otherwise once": (1, dict(mismatch_mean=0.001, mismatch_max=1.5), {}, "mismatch",
+                                 "1.50 at most"),
+    "moves the agent": (1, dict(other_adapter_moved=True), {}, "leak", "policy.py"),
 }
 
 
 @pytest.mark.parametrize("name", SICK)
-def test_a_simulator_that(name, tmp_path, cache, monkeypatch):
+def test_a_simulator_that(name):
     """... raises its own warning and no other."""
-    script, options, keyword = SICK[name]
-    scripted(monkeypatch, **script)
-    if name == "lives on noisy rewards":
-        noisy(monkeypatch, 0.5)
-    records = run(tmp_path / "r", cache, *options)
-    assert kinds(records) == {keyword}, [r["warnings"] for r in records]
-    text = next(w for r in records for w in r["warnings"])
+    n, fields, options, keyword, words = SICK[name]
+    found, text = kinds(epochs(n, **fields), **options)
+    assert found == {keyword} and words in text, (found, text)
     named = re.findall(r"--([A-Za-z][a-z-]*)", text)  # what to change, by names that exist
-    assert named or "base tasks" in text
+    assert named or keyword in ("stuck", "leak")
     assert all(hasattr(genenv.Options, n.replace("-", "_")) for n in named), named
 
 
-def test_all_or_nothing_tasks_also_starve_a_trained_simulator(tmp_path, cache, monkeypatch):
+@pytest.mark.parametrize("n, fields", [
+    (1, dict(env_kl=3.0)), (1, dict(env_capped=1, env_steps=3)),  # two epochs running
+    (2, dict(success_rate=0.0, zero_variance=1.0, reward=0.0, env_kept=0)),
+    (5, dict(replays=4))])
+def test_what_may_be_chance_is_waited_for(n, fields):
+    """One estimate, or few attempts, say nothing yet."""
+    assert kinds(epochs(n, **fields)) == (set(), "")
+
+
+def test_all_or_nothing_tasks_also_starve_a_trained_simulator():
     """No group differs and no task is in the band: two truths, both said."""
-    scripted(monkeypatch, p=all_or_nothing)
-    assert kinds(run(tmp_path / "r", cache)) == {"no signal", "starvation"}
+    assert kinds(epochs(1, zero_variance=1.0, env_kept=0))[0] == {"no signal", "starvation"}
 
 
-def test_a_warning_ends_with_its_cause(tmp_path, cache, monkeypatch):
-    """A simulator that babbles for two epochs only is not accused afterwards."""
-    babble = lambda seed, rng, t: "dbl" if t in (2, 3) and rng.random() < 0.8 else vary(seed, rng, t)
-    scripted(monkeypatch, write=babble)
-    warned = [r["epoch"] for r in run(tmp_path / "r", cache) if r["warnings"]]
-    assert warned == [2, 3]
-
-
-def test_warnings_are_printed_and_kept(tmp_path, cache, monkeypatch, capsys):
-    """Below the epoch's line, in metrics.jsonl and in the report."""
-    scripted(monkeypatch, write=few)
-    records = run(tmp_path / "r", cache, "--epochs", "2")
-    text = records[-1]["warnings"][0]
-    assert f"  ! {text}" in capsys.readouterr().out
+def test_warnings_are_printed_and_kept(tmp_path, small_ladder, monkeypatch, capsys):
+    """Below the epoch's line, in metrics.jsonl and in the report; each is asked with all that was
+    before."""
+    monkeypatch.setattr(health, "CHECKS", [
+        lambda r, history, o: f"collapse: {r['epoch']} of {o.epochs} after {len(history)}"])
+    assert genenv.main(["--out", str(tmp_path / "r"), "--base-model", small_ladder, *MICRO,
+                        "--epochs", "1"]) == 0
+    texts = [r["warnings"] for r in read_jsonl(tmp_path / "r" / "metrics.jsonl")]
+    assert texts == [["collapse: 0 of 1 after 0"], ["collapse: 1 of 1 after 1"]]
+    assert "  ! collapse: 1 of 1 after 1" in capsys.readouterr().out
     write_report(tmp_path / "r")
     page = (tmp_path / "r" / "report.html").read_text()
-    assert page.index("the simulator repeats itself") < page.index("<h2>Curves")
-
-
-# ---------------------------------------------------------------------------------------------
-# what a script cannot bring about: records with the fields in question
-
-
-QUIET = dict(epoch=3, alpha=0.5, success_rate=0.5, validation=0.5, distinct_tasks=40, reward=0.5,
-             skill_entropy=2.0, written=48, invalid={}, truncated=0.0, zero_variance=0.2, replays=0,
-             replay_gain=0.0, env_kept=20, env_kl=0.1, env_kl_step=0.1, env_steps=16, env_capped=0)
-FORGED = {  # name: (fields of the record, the keyword, words of the sentence)
-    "a step of the agent": (dict(skipped_steps=1), "not finite", "lower --agent-lr"),
-    "steps of the simulator": (dict(env_skipped_steps=3), "not finite", "lower --env-lr"),
-    "steps of both": (dict(skipped_steps=2, env_skipped_steps=3), "not finite",
-                      "--agent-lr and --env-lr"),
-    "mean": (dict(mismatch_mean=0.03, mismatch_max=0.3), "mismatch", "0.030 nats"),
-    "one token": (dict(mismatch_mean=0.001, mismatch_max=1.5), "mismatch", "1.50 at most"),
-    "leak": (dict(other_adapter_moved=True), "leak", "policy.py"),
-}
-
-
-@pytest.mark.parametrize("name", FORGED)
-def test_record_with(name):
-    """... raises its own warning and no other."""
-    fields, keyword, words = FORGED[name]
-    found = health.warnings({**QUIET, **fields}, [QUIET] * 3, genenv.Options())
-    assert len(found) == 1 and found[0].startswith(f"{keyword}: ") and words in found[0], found
-
-
-def test_rounding_and_zeros_are_no_trouble():
-    """Differences that bf16 makes, and the counts of a run without trouble; or no such fields."""
-    fine = dict(skipped_steps=0, env_skipped_steps=0, mismatch_mean=0.015, mismatch_max=0.1,
-                other_adapter_moved=False)
-    for record in (QUIET, {**QUIET, **fine}):
-        assert health.warnings(record, [QUIET] * 3, genenv.Options()) == []
+    assert page.index("1 of 1 after 1") < page.index("<h2>Curves")
 
 
 @pytest.mark.parametrize("fields, advised, word", [
@@ -273,7 +170,7 @@ def test_every_check_has_a_script_and_a_paragraph_with_a_figure():
     """A new warn_ function without its test or its paragraph fails here. What no figure shows is
     named by its key in metrics.jsonl."""
     words = {keyword_of(check) for check in health.CHECKS}
-    covered = {k for _, _, k in SICK.values()} | {k for _, k, _ in FORGED.values()}
+    covered = {keyword for *_, keyword, _ in SICK.values()} | {"no signal"}
     assert len(words) == len(health.CHECKS) and words == covered
     text = (ROOT / "TROUBLESHOOTING.md").read_text()
     paragraphs = dict(re.findall(r"^\*\*([A-Za-z ]+)\*\*(.*?)\n\n", text, re.M | re.S))
@@ -315,10 +212,11 @@ def test_recorded_default_run_is_healthy(name):
     records, options = recorded(name)
     assert len(records) == 25 and options.variant == name
     assert records[-1]["validation"] > records[0]["validation"] + 0.2
-    assert kinds(again(records, options)) == set()
+    assert not any(r["warnings"] for r in again(records, options))
 
 
 @pytest.mark.parametrize("name, keyword", [("noise", "exploitation"), ("collapse", "collapse")])
 def test_recorded_sick_run_is_named(name, keyword):
     """Half of the rewards turned, and a simulator whose agent had learned next to nothing."""
-    assert kinds(again(*recorded(name))) == {keyword}
+    warned = [text for r in again(*recorded(name)) for text in r["warnings"]]
+    assert {text.partition(":")[0] for text in warned} == {keyword}

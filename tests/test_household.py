@@ -2,7 +2,6 @@
 
 Run: python -m pytest tests/test_household.py -q
 """
-import json
 import random
 import re
 import time
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.files import UserError
+from common.files import UserError, read_jsonl
 import genenv
 from helpers import noisy, tiny_lm
 from policy import Policy, Rollout
@@ -322,39 +321,28 @@ def test_play_scores_what_happened():
     assert transcript(rollouts[1], texts[1]).endswith("(too many turns)")
 
 
-def test_a_run_of_episodes_and_its_files(fake_base, tmp_path, capsys):
-    """The loop would fail on traces of turns, or train on observations."""
-    folder = genenv.train(small_options(tmp_path))
-    record = [json.loads(line) for line in open(folder / "metrics.jsonl")][-1]
+def test_a_run_of_episodes_is_resumed_inside_an_epoch(fake_base, tmp_path, monkeypatch):
+    """The loop would fail on traces of turns, or train on observations. Episodes that go on after a
+    stop would be others: their state lives in the rollout alone."""
+    whole = genenv.train(small_options(tmp_path))
+    record = read_jsonl(whole / "metrics.jsonl")[-1]
     assert record["written"] == 8 and sum(record["invalid"].values()) == 8  # an untrained simulator
     assert set(record["invalid"]) <= {*h.REASONS, "truncated", "duplicate in the batch"}
-    samples = [json.loads(line) for line in open(folder / "samples.jsonl")]
+    samples = read_jsonl(whole / "samples.jsonl")
     assert any(trace["text"].startswith("> ") for s in samples for trace in s.get("traces", ()))
     assert all("*" in s["picture"] for s in samples if "task" in s)  # marks where things belong
     assert record["trained_tokens"] > 0 and record["response_length"] == 0 <= record["truncated"] < 1
+    ask, o = genenv.checkpoint.stop_if_asked, small_options(tmp_path, out=str(tmp_path / "stopped"))
 
-
-def test_resume_inside_an_epoch_is_exact(fake_base, tmp_path, monkeypatch):
-    """Episodes that go on after a stop would be others: their state lives in the rollout alone."""
-    texts = []
-    for stop in (False, True):
-        o = small_options(tmp_path, out=str(tmp_path / f"run{stop}"))
-        if stop:
-            ask, count = genenv.checkpoint.stop_if_asked, []
-
-            def stop_once(run):
-                count.append(1)
-                if len(count) == 1:
-                    run.stop = 15
-                return ask(run)
-            monkeypatch.setattr(genenv.checkpoint, "stop_if_asked", stop_once)
-            with pytest.raises(genenv.checkpoint.Stopped):
-                genenv.train(o)
-            o = replace(o, resume=True)
-        folder = genenv.train(o)
-        adapter = (folder / "adapters" / "agent" / "adapter_model.safetensors").read_bytes()
-        texts.append(((folder / "samples.jsonl").read_text(), adapter))
-    assert texts[0] == texts[1]
+    def stop_at_once(run):
+        run.stop = 15
+        return ask(run)
+    with monkeypatch.context() as patch, pytest.raises(genenv.checkpoint.Stopped):
+        patch.setattr(genenv.checkpoint, "stop_if_asked", stop_at_once)
+        genenv.train(o)
+    stopped = genenv.train(replace(o, resume=True))
+    for name in ("samples.jsonl", "adapters/agent/adapter_model.safetensors"):
+        assert (whole / name).read_bytes() == (stopped / name).read_bytes()
 
 
 def test_chat_prompts_and_observations():

@@ -61,8 +61,7 @@ def base_tensors(policy):
 # parameters
 
 
-@pytest.mark.parametrize("quant, hidden, rank", [("", 64, 4), ("", 96, 16), ("nf4", 64, 4),
-                                                 ("nf4", 256, 8)])
+@pytest.mark.parametrize("quant, hidden, rank", [("", 96, 16), ("nf4", 256, 8)])
 def test_base_and_adapters_are_within_ten_percent_of_counted_bytes(tmp_path, quant, hidden, rank):
     """What the estimate rests on: real tensors of a loaded policy."""
     policy = Policy.load(chat_model(tmp_path, hidden=hidden), rank=rank, quant=quant or None,
@@ -83,23 +82,18 @@ def test_base_and_adapters_are_within_ten_percent_of_counted_bytes(tmp_path, qua
 
 
 def test_the_known_figures_of_qwen_7b():
-    """Parameters on the meta device; figures worked out by hand from the published shape."""
+    """Figures worked out by hand from the published shape."""
     config = Qwen2Config(**QWEN_7B)
     counts = memory.count_parameters(config)
-    assert sum(counts["linear"]) + counts["other"] == 7_615_616_512
     assert counts["lora"] == pytest.approx(40.4e6, rel=0.01)
-    assert sum(map(memory.nf4_bytes, counts["linear"])) == pytest.approx(3.37e9, rel=0.01)
     assert memory.base_bytes(counts, "nf4", 2) == pytest.approx(5.55e9, rel=0.01)
     assert memory.base_bytes(counts, "", 2) == pytest.approx(15.23e9, rel=0.01)
-    assert memory.kv_bytes_per_token(config, 2) == 56 * 1024
     # 8 prompts of 1024, 8 responses of 512 each: 2.35 GB with the prompt stored once
     keys = 8 * (1024 + 8 * 512)
-    assert keys * 56 * 1024 == pytest.approx(2.35e9, rel=0.01)
+    assert keys * memory.kv_bytes_per_token(config, 2) == pytest.approx(2.35e9, rel=0.01)
     assert 0.99 < 8 * memory.cache_keys(1024, 8, 512) / keys < 1
     phases = memory.estimate(config, options(), e=2)
     assert phases["always"]["adapters and optimisers"] == pytest.approx(2 * 0.65e9, rel=0.01)
-    assert phases["agent rollouts"]["keys and values"] == (
-        8 * memory.cache_keys(1024, 8, 512) * 56 * 1024)
     # in training the eight rollouts of one prompt of 4096 each meet copies of its keys and values:
     # 8 x (4096 + 512) x 28 heads of 128, twice, in bf16 = 0.53 GB; with a full set in each layer
     _, grouped = memory.layer_bytes(config, 2, 16, True, 8192, own=4096, keys=8 * 4608, pairs=0)
@@ -175,9 +169,9 @@ def test_attention_weights_are_counted_where_they_are_kept(shape, monkeypatch):
     assert not memory.attention_weights(config, o, 4, counted(rollouts), 300)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("grad_checkpoint", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape, dtype, grad_checkpoint", [
+    *((shape, torch.float32, True) for shape in SHAPES), ("groups", torch.float32, False),
+    ("groups", torch.bfloat16, True), ("many rollouts", torch.bfloat16, False)])
 def test_peak_of_a_training_pass_is_as_estimated(dtype, grad_checkpoint, shape, fused):
     """Forward and backward as the updates make them, gradients of the adapters already there."""
     policy, rollouts = small_policy(dtype, 3), groups_of(*SHAPES[shape])
@@ -192,21 +186,18 @@ def test_peak_of_a_training_pass_is_as_estimated(dtype, grad_checkpoint, shape, 
     assert max(map(memory.phase_peak, instants)) == pytest.approx(allocated(step), rel=0.10)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("B, G, P, R, at_once", [
-    (4, 8, 512, 2, 10_000),    # prefill in one call: its MLP is the widest
-    (4, 8, 512, 2, 1024),      # in two: the MLP still
+    (4, 8, 512, 2, 1024),      # prefill: its MLP is the widest
     (1, 8, 2048, 2, 512),      # few columns, many keys: the attention of a late chunk
-    (4, 8, 1024, 30, 256),     # a wide decode: keys copied for every query head
-    (8, 4, 200, 60, 256)])     # the same with a cache that grew
-def test_peak_of_a_rollout_is_as_estimated(monkeypatch, dtype, B, G, P, R, at_once):
-    """Cache, prefill and decoding of one call of sample."""
+    (4, 8, 1024, 30, 256)])    # a wide decode: keys copied for every query head
+def test_peak_of_a_rollout_is_as_estimated(monkeypatch, B, G, P, R, at_once):
+    """Cache, prefill and decoding of one call of sample; test_gpu_path.py has presets in bf16."""
     for module in (policy_module, memory):
         monkeypatch.setattr(module, "PREFILL_TOKENS", at_once)
     # no response ends early
     monkeypatch.setattr(policy_module, "draw", lambda logits, *a: (
         torch.full(logits.shape[:-1], 5), torch.zeros(logits.shape[:-1])))
-    policy = small_policy(dtype, 3)
+    policy, dtype = small_policy(torch.float32, 3), torch.float32
     lora = memory.count_parameters(policy.lm.config)["lora"]
     instants = memory.rollout_instants(policy.lm.config, dtype.itemsize, B, G, P, R, B * G, lora)
     call = lambda: policy.sample("agent", [[5] * P] * B, G=G, max_new_tokens=R)
@@ -247,16 +238,9 @@ def test_each_option_moves_the_part_it_is_named_under():
             assert size(options(**after), part) < size(options(**before), part), (part, name)
 
 
-@pytest.mark.parametrize("name", ["7b-24gb", "7b-80gb", "7b-9k"])
-def test_validation_prefills_no_more_than_the_agents_rollouts(name):
-    """Greedy attempts, one per prompt, must not meet a card with max_rows long prompts at once."""
-    config = Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 1})
-    o = options(**{**PRESETS[name], "replay": 0.125, "agreement": 2})
-    phases = memory.instants(config, o, e=2)
-    size = lambda phase: max(parts["keys and values"] for parts in phases[phase]
-                             if "prefill" in parts)
-    for phase in ("validation", "agreement check"):
-        assert size(phase) <= size("agent rollouts"), phase
+def test_validation_prefills_no_more_than_the_agents_rollouts():
+    """Greedy attempts, one per prompt, must not meet a card with max_rows long prompts at once; see
+    test_the_readme_states_what_check_prints for the memory that this takes."""
     o = options(max_rows=64, max_prompt_tokens=1024)
     assert rollout_rows(o, 1, 1024) == 8      # as many prompts as 64 // G
     assert rollout_rows(o, 1, 32) == 32       # short ones: the tokens of one long prompt
@@ -265,16 +249,6 @@ def test_validation_prefills_no_more_than_the_agents_rollouts(name):
 
 # ---------------------------------------------------------------------------------------------
 # the check
-
-
-def test_presets_fit_the_cards_they_are_named_after():
-    """24e9 and 80e9 bytes, with room for what no estimate knows; half of a card would be waste."""
-    config = Qwen2Config(**QWEN_7B)
-    for name, least, most in (("7b-24gb", 12e9, 21e9), ("7b-9k", 12e9, 20e9),
-                              ("7b-80gb", 40e9, 65e9)):
-        o = options(**{**PRESETS[name], "replay": 0.125, "env_kl_sample": 96})
-        peak = memory.MARGIN * memory.total_peak(memory.estimate(config, o, e=2))
-        assert least < peak < most, (name, peak)
 
 
 def test_the_small_preset_fits_16_gb_in_both_dtypes_and_the_page_says_so():
@@ -337,17 +311,6 @@ def test_check_refuses_lengths_that_the_model_cannot_read(response, task, named)
     assert memory.check(config, o, available=1e12)
     setattr(o, named, 5121)  # families that have no such limit
     memory.check_lengths(BloomConfig(), o)
-
-
-def test_check_prints_every_phase_and_knows_this_machine():
-    """The table is what a user compares with the measured peaks."""
-    config = Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 1, "vocab_size": 1000})
-    table = memory.check(config, options(), available=1e12)
-    phases = memory.estimate(config, options())
-    assert all(name in table for name in phases) and "free 1000.00" in table
-    assert f"{memory.MARGIN * memory.total_peak(phases) / 1e9:.2f}" in table
-    free = memory.free_memory("cpu")
-    assert free is None or 1e6 < free < 1e15
 
 
 def test_peak_memory_sees_an_allocation_and_survives_an_error():

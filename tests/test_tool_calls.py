@@ -6,7 +6,6 @@ After a deliberate change of the prompts: python tests/test_tool_calls.py, and r
 import dataclasses
 import json
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +19,9 @@ if __name__ == "__main__":
 from common.files import UserError
 from data_pool import Trace, TrainPool
 import genenv
-from helpers import stub_run
-from policy import Policy, Rollout
-from run.frame import EpochState
+from policy import Policy
 from run.presets import PRESETS
-from worlds import (InvalidTask, check_task, held_out_keys, load_world, refuse_special_tokens,
-                    task_keys)
+from worlds import InvalidTask, check_task, held_out_keys, load_world, task_keys
 from worlds import tool_calls as world
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -183,28 +179,6 @@ def test_a_validation_file_replaces_the_held_out_part(tmp_path):
     assert not {t.id for t in world.base_tasks(o)} & {t.id for t in world.validation_tasks(o)}
 
 
-BAD_LINES = {
-    "{'task': 1}": "not one JSON object",
-    json.dumps({"task": "What is the tallest tree?"}): "either 'calls' or 'reference'",
-    json.dumps({"task": "Hm?", "reference": "yes"}): "says too little",
-    json.dumps(record(calls=[light(level="5")])): "'level' does not fit its schema",
-    json.dumps(record(tools=[DOOR])): "'set_light' is not declared",
-    json.dumps(record(ordered="yes")): "ordered is neither true nor false",
-    json.dumps(record(tools=[{**LIGHT, "parameters": {"type": "object", "anyOf": []}}])): "'anyOf'",
-}
-
-
-@pytest.mark.parametrize("line", BAD_LINES, ids=list(BAD_LINES.values()))
-def test_a_bad_line_is_named(tmp_path, line):
-    """The user has to find the line among thousands."""
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps(record()) + "\n\n" + line + "\n")
-    with pytest.raises(UserError) as error:
-        world.read_tasks(str(path))
-    assert str(error.value).startswith(f"{path}, line 3: ") and BAD_LINES[line] in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 # ---------------------------------------------------------------------------------------------
 # prompts
 
@@ -234,14 +208,9 @@ def test_the_simulator_is_told_nothing_that_is_or_becomes_untrue():
     """An untried seed was called one that the assistant never solves, an old record named an older
     target than the alpha that it was weighed at."""
     for task in (SEED, ASK):
-        unknown = json.dumps(world.env_prompt(task, None, 0.5))
-        assert "has not tried it recently" in unknown and "solves it" not in unknown
-        assert "%" not in unknown
+        assert "solves it" not in json.dumps(world.env_prompt(task, None, 0.5))
         for success in (None, 0.0, 0.5, 1.0):
-            prompts = [world.env_prompt(task, success, alpha) for alpha in (0.2, 0.5, 0.9)]
-            assert prompts[0] == prompts[1] == prompts[2]
-            assert "target" not in json.dumps(prompts)
-            assert "solves sometimes but not always" in prompts[0][0]["content"]
+            assert world.env_prompt(task, success, 0.2) == world.env_prompt(task, success, 0.9)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -253,7 +222,6 @@ NESTED = '{"task": ' + "[" * 40 + "]" * 40 + "}"
 OF_REASON = {
     "no JSON object": ["", "I would rather not.", VALID[:-1], NESTED, "{'task': 'x'}", "[1]",
                        VALID.replace("five", "\\ud800"), VALID.replace("five", "\\u0000"),
-                       VALID.replace('"level": 5', '"level": NaN'),
                        VALID.replace('"level": 5', '"level": 1e999'),
                        VALID.replace('"level": 5', '"level": ' + 5000 * "9")],
     "malformed task": ["{}", json.dumps({"task": 7}), json.dumps(record(calls=[])),
@@ -265,10 +233,8 @@ OF_REASON = {
     "tool schema": [json.dumps(record(tools=t)) for t in (
         [], [LIGHT, LIGHT], [{**LIGHT, "name": "set light"}], ["set_light"], {"set_light": 1},
         [{"name": "set_light"}], [{**LIGHT, "parameters": {"type": "string"}}],
-        [{**LIGHT, "parameters": {"type": "object", "required": ["x"]}}],
         [{**LIGHT, "parameters": {"type": "object", "required": [["x"]]}}],
         [{**LIGHT, "parameters": {"type": ["object"], "properties": {}}}],
-        [{**LIGHT, "parameters": {"type": "object", "properties": {"a": {"type": "text"}}}}],
         [{**LIGHT, "parameters": {"type": "object", "properties": {
             "a": {"type": "integer", "default": "1"}}}}])],
     "unknown tool": [json.dumps(record(tools=[DOOR]))],
@@ -343,22 +309,17 @@ GIVEN_AWAY = {  # what: (record, the reason or "" where it is a fair task)
     "call as JSON in a description": (noted(description=f"For example {json.dumps(HALL)}"), 1),
     "arguments as JSON": (noted(description='As in {"room": "hall", "level": 5}.'), 1),
     "call as a function": (noted(description="Say set_light(...) as you know."), 1),
-    "arguments by name": (noted(description="Now: room=hall, level=5"), 1),
     "arguments by name and colon": (noted(level={"description": 'room: "hall"; level: 5'}), 1),
     "in examples": (noted(level={"examples": [HALL]}), 1),
     "in an enum": (noted(room={"enum": ["hall", 'hall {"room": "hall", "level": 5}']}), 1),
     "all arguments are defaults": (noted(room={"default": "hall"}, level={"default": 5}), 2),
-    "one value in each enum": (noted(room={"enum": ["hall"]}, level={"enum": [5]}), 2),
     "an empty call is right": (record("Ring the bell, please.", [RING, DOOR],
                                       [{"name": "ring", "arguments": {"times": 1}}]), 2),
-    "an empty call is right as written": (record("Ring the bell, please.", [RING, DOOR],
-                                                 [{"name": "ring", "arguments": {}}]), 2),
     "the only tool has no arguments": (record("Lights off, everywhere!", [OFF],
                                               [{"name": "all_off", "arguments": {}}]), 2),
     "which tool is the question": (record("Lights off, everywhere!", [OFF, DOOR],
                                           [{"name": "all_off", "arguments": {}}]), 0),
     "a default beside an argument": (noted(level={"default": 5}), 0),
-    "other examples": (noted(room={"examples": ["hall", "study"]}, level={"default": 5}), 0),
     "another call than the default": (record("Ring three times, please.", [RING, DOOR], [
         {"name": "ring", "arguments": {"times": 3}}]), 0),
     "notes that explain": (noted(description="Room and level, from 0 to 100 (5: dim)."), 0),
@@ -381,9 +342,7 @@ QUESTIONS = [  # (question, reference, whether it is given away)
     ("Frank Herbert wrote Dune. Who wrote Dune?", "Frank Herbert", True),
     ("Who was it: the FRANK, herbert?", "Frank Herbert", True),
     ("Frank wrote it; the other name is Herbert. Who wrote it?", "Frank Herbert", False),
-    ("Who wrote Dune?", "Frank Herbert", False),
     ("Which planet is larger, Jupiter or Saturn?", "Jupiter", False),
-    ("Is it red, green or blue?", "red", False),
     ("Which planet is larger? Jupiter is.", "Jupiter", True),
     ("Answer yes or no: is Jupiter larger than Saturn?", "yes", False),
     ("Is Jupiter larger? Answer: yes", "yes", True),
@@ -398,14 +357,6 @@ def test_a_question_must_not_contain_its_answer(question, reference, given):
     """Options, numbers and yes or no stand in fair questions too."""
     task = world.make_task({"task": question, "reference": [reference, "no such answer"]}, "env")
     assert world.leaks(task) == ("answer leaked" if given else "")
-
-
-def test_control_tokens_in_a_file_are_one_clear_line(folder):
-    """A base task would end the user's turn in every prompt."""
-    policy = world.load_policy(options(model=folder))
-    bad = world.make_task(record("Put the hall light on<|im_end|> level five."), "base")
-    with pytest.raises(UserError, match=r"spells '<\|im_end\|>', a control token"):
-        refuse_special_tokens([SEED, bad], policy.tokenizer)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -440,29 +391,6 @@ def test_a_valid_task_is_found_in_what_surrounds_it(text):
     json.dumps(dataclasses.asdict(task)).encode()  # fit for the pools
 
 
-HUGE = {
-    "digits": '{"task": ' + "9" * 30_000 + "}", "exponent": '{"task": 1e400000}',
-    "nul": "{\0}", "surrogate": '{"task": "\ud800"}', "raw surrogate": "\udfff" * 100,
-    "calls": "<tool_call>" * 3_000,
-    "call of objects": "<tool_call>" + '{"a":' * 3_000 + "}" * 3_000 + "</tool_call>",
-    "leaky braces": json.dumps(record("Put the light on. " + "{" * 23 + "{}" * 10_000)),
-}
-
-
-@pytest.mark.parametrize("name", HUGE)
-def test_hostile_text_is_refused_quickly(name):
-    """A policy under training writes anything; nothing of it may hang or crash the run."""
-    started = time.process_time()
-    with pytest.raises(InvalidTask):
-        if name == "leaky braces":  # slow at worst, but a proper task
-            world.parse_task(HUGE[name], SEED, 1)
-            raise InvalidTask("fine")
-        world.parse_task(HUGE[name], SEED, 1)
-    assert world.score(SEED, HUGE[name]) == (0.0, False)
-    assert world.score(ASK, HUGE[name])[0] == 0.0
-    assert time.process_time() - started < 2
-
-
 # ---------------------------------------------------------------------------------------------
 # Eq. 1
 
@@ -470,6 +398,8 @@ def test_hostile_text_is_refused_quickly(name):
 TWO = world.make_task(record(calls=[HALL, LOCK]), "base")
 ORDERED = world.make_task(record(calls=[HALL, LOCK], ordered=True), "base")
 TWICE = world.make_task(record(calls=[HALL, HALL]), "base")
+LETTERS = world.make_task({"task": "Which letters are these?", "reference": ["b c c d", "x y"]},
+                          "base")
 NOTHING, WRONG, RIGHT = (0.0, False), (0.0, True), (1.0, True)
 SCORES = [
     (TWO, said(HALL, LOCK), RIGHT, "all calls"),
@@ -500,6 +430,9 @@ SCORES = [
     (ASK, "It was Frank Herbert", (pytest.approx(2 / 3), True), "two words too many"),
     (ASK, "Isaac Asimov", WRONG, "nothing in common"),
     (ASK, " ... ", NOTHING, "no word at all"),
+    # two of three words are right, and two of four there; the better of two references counts
+    (LETTERS, "b b c", (pytest.approx(2 * 2 / (3 + 4)), True), "repeated words"),
+    (LETTERS, "x y", RIGHT, "another reference"),
 ]
 
 
@@ -507,66 +440,6 @@ SCORES = [
 def test_score_table(task, response, expected, why):
     """Both branches of Eq. 1; the prompt is not an argument, so it cannot be read."""
     assert world.score(task, response) == expected
-
-
-def test_token_f1_is_the_harmonic_mean_of_precision_and_recall():
-    """Against the definition, word by word, over repeated words."""
-    for answer, reference in (("b b c", "b c c d"), ("x", "x y z"), ("q", "r"), ("b c", "c b")):
-        words, left = answer.split(), reference.split()
-        hits = sum(1 for w in words if w in left and not left.remove(w))
-        precision, recall = hits / len(words), hits / len(reference.split())
-        f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
-        assert world.token_f1(answer, reference) == pytest.approx(f1)
-    several = world.make_task({"task": "Who was he, again?",
-                               "reference": ["Mark Twain", "Samuel Clemens"]}, "base")
-    assert world.score(several, "Samuel Clemens") == RIGHT
-
-
-# ---------------------------------------------------------------------------------------------
-# a scripted simulator
-
-
-class Script:
-    """A policy that says what it is told to, in turn."""
-
-    device, tokenizer = "cpu", byte_tokenizer()
-
-    def __init__(self, texts):
-        self.texts, self.prompts = list(texts), []
-
-    def encode(self, prompt):
-        self.prompts.append(prompt)
-        return [1]
-
-    def decode(self, ids):
-        return self.texts[ids[0]]
-
-    def sample(self, adapter, prompts, G=1, max_new_tokens=64, temperature=1.0, generator=None,
-               **_):
-        assert adapter == "env" and len(prompts) * G == len(self.texts)
-        return [Rollout(n // G, [1], [n], [0.0], "cut" * self.texts[n].endswith("cut"))
-                for n in range(len(self.texts))]
-
-
-def test_a_scripted_simulator_is_counted_right(tmp_path):
-    """Valid, invalid of every reason, duplicate, copied and cut off: each under its name."""
-    world.prepare(options())
-    held = next(t for t in world.validation_tasks(options()) if world.structured(t))
-    reword = json.dumps(record("Could the hall have a little light, about five?"))
-    texts = [VALID, reword, json.dumps(record("Hall light on five, then lock up.",
-                                              calls=[HALL, LOCK])), VALID + " cut",
-             *(OF_REASON[reason][0] for reason in ALL_REASONS if OF_REASON[reason]),
-             json.dumps(GIVEN_AWAY["all arguments are defaults"][0]),
-             json.dumps({"task": held.text, **held.spec})]
-    o = dataclasses.replace(genenv.Options(), world="tool_calls")
-    run = stub_run(o=o, world=world, policy=Script(texts), state=EpochState(epoch=1),
-                   held_out=held_out_keys(world, options()),
-                   train_pool=TrainPool(tmp_path / "train.jsonl", [SEED]))
-    written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
-    assert [g.text for g in written] == [texts[0], texts[2]]
-    assert run.state.written == len(texts)
-    assert run.state.invalid == Counter({"truncated": 1, "duplicate in the batch": 1,
-                                        **{reason: 1 for reason in ALL_REASONS}})
 
 
 # ---------------------------------------------------------------------------------------------

@@ -304,20 +304,17 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
     one = tool_calls.make_task(TASKS["ours"], "base")
     others = [{**TASKS["ours"], "task": f"Ring {n} times, please.", "calls": [
         {"name": "ring", "arguments": {"times": n}}]} for n in range(6)]
-    try:
-        for call_format in ("json", "python"):
-            for lines, said in (([*others, NOTHING], True), (others, False)):
-                path, _ = files(tmp_path, *lines)
-                tool_calls.prepare(options(base_tasks=path, world_options={"call_format": call_format}))
-                assert ("reply: none" in tool_calls.agent_prompt(one)[0]["content"]) == said
-                assert tool_calls.score(one, "none") == (0.0, said)
-                task = tool_calls.make_task(NOTHING, "base")
-                assert tool_calls.gold(task) == "none" and tool_calls.score(task, "none") == (1.0, True)
-                assert tool_calls.score(task, tool_calls.gold(one)) == (0.0, True)
-                assert tool_calls.score(task, "None of them.") == (0.0, False)
-                assert tool_calls.category(task) == "no call"
-    finally:
-        tool_calls._form = tool_calls.Form()
+    for call_format in ("json", "python"):
+        for lines, said in (([*others, NOTHING], True), (others, False)):
+            path, _ = files(tmp_path, *lines)
+            tool_calls.prepare(options(base_tasks=path, world_options={"call_format": call_format}))
+            assert ("reply: none" in tool_calls.agent_prompt(one)[0]["content"]) == said
+            assert tool_calls.score(one, "none") == (0.0, said)
+            task = tool_calls.make_task(NOTHING, "base")
+            assert tool_calls.gold(task) == "none" and tool_calls.score(task, "none") == (1.0, True)
+            assert tool_calls.score(task, tool_calls.gold(one)) == (0.0, True)
+            assert tool_calls.score(task, "None of them.") == (0.0, False)
+            assert tool_calls.category(task) == "no call"
     again = tool_calls.make_task({**NOTHING, "task": "Water the roses, please."}, "base")
     assert not set(tool_calls.same_task_key(task)) & set(tool_calls.same_task_key(again))
     with pytest.raises(InvalidTask):  # a simulator would write it of anything

@@ -92,6 +92,7 @@ def test_a_run_where_tools_answer(model, tmp_path, no_figures, capsys, monkeypat
     assert {"results" in r["task"]["spec"] for r in kept} == {True, False}
 
 
+@pytest.mark.slow
 def test_a_model_that_writes_no_task_runs_to_the_end(model, tasks, tmp_path, capsys):
     """Base tasks fill the batch, every epoch warns, memory is told before and after."""
     assert command(model, tasks, tmp_path / "r", "--epochs", "2", *SILENT) == 0

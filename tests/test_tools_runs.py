@@ -32,10 +32,10 @@ def goal(tmp_path_factory):
     o = parse_options(["--preset", "135m-cpu", "--model", "m", "--base-tasks", str(path),
                        "--base-limit", "64", "--tools", str(path)])
     tool_calls.prepare(o)
-    yield o, tools.target(str(DATA), o)
-    tool_calls._form = tool_calls.Form()
+    return o, tools.target(str(DATA), o)
 
 
+@pytest.mark.slow
 def test_the_target_is_all_that_is_neither_example_nor_tuning(goal):
     """Scores would be of tasks that were trained on, or chosen by."""
     o, found = goal
@@ -62,6 +62,7 @@ class Answers:
         return [Rollout(i, [1], [i], [0.0]) for i in range(len(prompts)) for _ in range(G)]
 
 
+@pytest.mark.slow
 def test_expected_calls_are_right_by_the_official_rule_and_others_are_not(goal):
     """A table of zeros, or of ones, whatever the model says."""
     found = goal[1]
@@ -146,12 +147,3 @@ def test_a_run_of_the_loop_goes_through_imitation(monkeypatch, tmp_path):
     last = read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]
     assert last["agent_moved"] > 0 and last["trained_tokens"] > 0
     assert not last["other_adapter_moved"] and last["grad_norm"] > 0
-
-
-@pytest.mark.parametrize("argv, word", [
-    (["run", "--model", "m"], "--data"), (["table", "--results", "none"], "no such file"),
-    (["table", "--nonsense"], "--nonsense")])
-def test_what_is_wrong_is_one_line(argv, word, capsys):
-    assert tools.main(argv) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1 and word in err

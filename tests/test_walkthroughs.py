@@ -65,7 +65,7 @@ def test_there_are_five():
         assert committed(script) and script.with_suffix(".png").stat().st_size < 50_000
 
 
-@pytest.mark.parametrize("number", "235")
+@pytest.mark.parametrize("number", ["2", pytest.param("3", marks=pytest.mark.slow), "5"])
 def test_output_and_picture_are_as_committed(number, capsys, pictures):
     """To a unit of the last digit printed; letters of a picture may be drawn a little otherwise."""
     script, = HERE.glob(f"{number}_*.py")
@@ -95,6 +95,7 @@ def test_the_notebook_is_the_first_walkthrough():
     assert lines("\n".join(code)) == lines("#" + source.partition('"""\n# %%')[2])
 
 
+@pytest.mark.slow
 def test_a_schedule_on_paper_and_in_runs(small_runs, capsys):
     """4: on paper to the digit; then its runs with another base model, where alpha falls."""
     script, = HERE.glob("4_*.py")

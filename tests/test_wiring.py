@@ -8,8 +8,8 @@ and leaves a tape: every call of the sampler and of both updates, with arguments
 count, what they earn, what the simulator learns from, what the metrics are, and where the adapters
 must have moved: one token at a time, in double precision, without a function of the project's.
 """
-import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -24,7 +24,7 @@ import pytest
 import torch
 
 import commands
-from common.files import UserError, read_jsonl
+from common.files import read_jsonl
 from experiments import controls
 import genenv
 import micro_world as micro
@@ -446,7 +446,7 @@ class Plain:
         assert drawn.args[:-1] == (len(fresh), [0.5 ** ((self.t - r["epoch"]) / 2) for r in aged],
                                    o.env_updates, o.env_batch)
         assert drawn.args[-1].initial_seed() == 3 * o.seed and batches == drawn.result
-        self.batches(len(fresh), len(aged), batches)
+        assert len(batches) == (o.env_updates if fresh else 0)  # test_rwr.py says which
         listed = [(r.prompt, r.response) for r in kl_sample]
         assert len(listed) == min(o.env_kl_sample, len(self.kl))
         assert not Counter(map(repr, listed)) - Counter(map(repr, self.kl))
@@ -468,18 +468,6 @@ class Plain:
             n = sum(i < len(fresh) for i in batches[0])
             self.env.update(env_batch_fresh=n, env_batch_aged=len(batches[0]) - n)
         self.seen["aged"] += bool(aged)
-
-    def batches(self, n_fresh, n_aged, batches):
-        """Enough of them, fresh enough, none twice in one, none again while others wait."""
-        o = self.o
-        assert len(batches) == (o.env_updates if n_fresh else 0)
-        for batch in batches:
-            assert len(batch) <= o.env_batch and len(set(batch)) == len(batch)
-            share = sum(i < n_fresh for i in batch) / len(batch)
-            assert share >= 0.75 and max(batch) < n_fresh + n_aged
-        met = Counter(i for batch in batches for i in batch)
-        assert not n_fresh or max(met[i] for i in range(n_fresh)) - min(
-            met[i] for i in range(n_fresh)) <= 1
 
     def env_loss(self, n, batch, records, weights, kl_sample):
         """One step's objective: weighted imitation, and KL on a part of the sample, in turn."""
@@ -625,15 +613,21 @@ def plain(run):
     return Plain(o, policy, folder, control).check()
 
 
+@pytest.fixture(scope="module")
+def checked(runs):
+    """checked(name) -> the Plain of one of RUNS that went along all of it, once."""
+    return functools.cache(lambda name: plain(runs(**RUNS[name])))
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_the_loop_does_what_the_options_say(runs, name):
+def test_the_loop_does_what_the_options_say(checked, name):
     """A whole run, call by call, number by number."""
-    plain(runs(**RUNS[name]))
+    checked(name)
 
 
-def test_the_runs_meet_what_they_are_there_for(runs):
+def test_the_runs_meet_what_they_are_there_for(checked, runs):
     """The checks above are not vacuous: each situation came up."""
-    seen = {name: plain(runs(**RUNS[name])).seen for name in ("base", "coin-p-hat", "shuffled")}
+    seen = {name: checked(name).seen for name in ("base", "coin-p-hat", "shuffled")}
     for what in ("known", "stale", "new", "aged", "truncated validation", "not the first"):
         assert seen["base"][what], what
     assert seen["coin-p-hat"]["blind"] and seen["shuffled"]["blind"]
@@ -675,17 +669,23 @@ def account(run):
             policy.params["env"][0].tolist())
 
 
-def test_same_options_give_the_same_account(runs, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def usual(runs):
+    """The account of BASE."""
+    return account(runs())
+
+
+def test_same_options_give_the_same_account(usual, tmp_path, monkeypatch):
     """Without this the next test would prove nothing."""
     again = (*micro.run_micro(monkeypatch, tmp_path / "again", **BASE), tmp_path / "again")
-    assert account(again) == account(runs())
+    assert account(again) == usual
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_every_option_is_heard(runs, name):
+def test_every_option_is_heard(usual, runs, name):
     """An option that nothing reads would leave the run as it was."""
     assert OTHER[name] != BASE.get(name, getattr(genenv.Options, name))
-    assert account(runs(**{name: OTHER[name]})) != account(runs())
+    assert account(runs(**{name: OTHER[name]})) != usual
 
 
 def test_reward_noise_turns_its_share_of_the_rewards(runs, monkeypatch):
@@ -723,33 +723,23 @@ def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
     assert told[-1].signal
 
 
-def test_teacher_tasks_are_the_pool(tmp_path, monkeypatch):
-    """--variant teacher: no simulator; every task comes from the base or the teacher's file."""
-    path = tmp_path / "teacher.jsonl"
-    path.write_text("".join(json.dumps({"text": f"task {n // 10} {n % 10}"}) + "\n"
-                            for n in range(20, 60)))
+@pytest.mark.parametrize("variant", ["teacher", "base"])
+def test_teacher_tasks_are_the_pool(tmp_path, variant):
+    """--variant teacher: no simulator; every task comes from the base or the teacher's file. base:
+    from the base alone; the rival without any simulator would meet what one has written."""
+    path, own = tmp_path / "teacher.jsonl", range(20, 60) if variant == "teacher" else range(0)
+    path.write_text("".join(json.dumps({"text": f"task {n // 10} {n % 10}"}) + "\n" for n in own))
+    given = {"teacher_tasks": str(path)} if own else {}
     with pytest.MonkeyPatch.context() as patch:
-        _, policy, _ = micro.run_micro(patch, tmp_path / "r", **{
-            **BASE, "variant": "teacher", "teacher_tasks": str(path)})
+        _, policy, _ = micro.run_micro(patch, tmp_path / "r", **{**BASE, "variant": variant, **given})
     assert {e.adapter for e in policy.tape if e.call != "select_seed_tasks"} == {"agent"}
     tried = {p for e in policy.tape if e.call == "sample" and e.T and e.G == 4 for p in e.prompts}
-    teacher = {p for p in tried if 20 <= int(p.split()[1] + p.split()[2]) < 60}
-    assert len(teacher) > 20 and tried - teacher <= {
-        f"{micro.make_task(n).text} =" for n in range(micro.N_BASE)}
+    prompts = lambda numbers: {f"{micro.make_task(n).text} =" for n in numbers}
+    assert tried <= prompts([*range(micro.N_BASE), *own])
+    assert len(tried) > 9 and len(tried & prompts(own)) > 20 * bool(own) - 1
     last = read_jsonl(tmp_path / "r" / "metrics.jsonl")[-1]
-    assert last["d_train"] == micro.N_BASE + 40 and last["distinct_tasks"] > 0 == last["written"]
-
-
-def test_base_is_grpo_on_the_base_tasks_alone(tmp_path):
-    """--variant base: the rival without any simulator would meet what one has written."""
-    with pytest.MonkeyPatch.context() as patch:
-        _, policy, _ = micro.run_micro(patch, tmp_path / "r", **{**BASE, "variant": "base"})
-    assert {e.adapter for e in policy.tape if e.call != "select_seed_tasks"} == {"agent"}
-    tried = {p for e in policy.tape if e.call == "sample" and e.T and e.G == 4 for p in e.prompts}
-    assert tried <= {f"{micro.make_task(n).text} =" for n in range(micro.N_BASE)} and len(tried) > 9
-    records = read_jsonl(tmp_path / "r" / "metrics.jsonl")
-    assert all(r["d_train"] == micro.N_BASE and r["written"] == 0 for r in records)
-    assert records[-1]["trained_tokens"] > 0
+    assert last["d_train"] == micro.N_BASE + len(own) and last["written"] == 0
+    assert last["trained_tokens"] > 0 and bool(last["distinct_tasks"]) == bool(own)
 
 
 def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
@@ -767,31 +757,6 @@ def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
     record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]
     assert record["other_adapter_moved"]
     assert "ANOTHER ADAPTER MOVED TOO" in run.frame.screen.line(record, verbose=True)
-
-
-def test_another_order_of_the_sampled_log_probs_is_seen(tmp_path, monkeypatch):
-    """The mismatch is measured on the log-probs of the very responses: reversed ones show."""
-    real = genenv.grpo_update
-
-    def muddled(policy, adapter, optimizer, rollouts, *args):
-        return real(policy, adapter, optimizer,
-                    [dataclasses.replace(r, logps=r.logps[::-1]) for r in rollouts], *args)
-
-    monkeypatch.setattr(genenv, "grpo_update", muddled)
-    with pytest.MonkeyPatch.context() as patch:
-        micro.run_micro(patch, tmp_path / "r", **{**BASE, "epochs": 1})
-    record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]
-    assert record["mismatch_max"] > 0.5 and record["mismatch_mean"] > 0.05
-
-
-@pytest.mark.parametrize("gate", [True, False])
-def test_the_gate_stops_where_nothing_can_be_learned(tmp_path, monkeypatch, gate):
-    """An agent that is never right: no group is mixed. --gate stops after epoch 0, --no-gate not."""
-    monkeypatch.setattr(micro, "answered", lambda n, u: "wrong")
-    stops = pytest.raises(UserError) if gate else contextlib.nullcontext()
-    with stops, pytest.MonkeyPatch.context() as patch:
-        micro.run_micro(patch, tmp_path / "r", **{**BASE, "gate": gate, "epochs": 1})
-    assert len(read_jsonl(tmp_path / "r" / "metrics.jsonl")) == (1 if gate else 2)
 
 
 def test_a_clock_that_is_set_back_is_not_read(tmp_path):
@@ -873,7 +838,7 @@ ELSEWHERE = {
     "threads": "test_wiring.py::test_threads",
     "world": "test_wiring.py::test_world_and_its_options_reach_the_world",
     "world_options": "test_wiring.py::test_world_and_its_options_reach_the_world",
-    "gate": "test_wiring.py::test_the_gate_stops_where_nothing_can_be_learned",
+    "gate": "test_tool_loop.py::test_the_gate_stops_where_nothing_can_be_learned",
     "base_tasks": "test_tool_calls.py::"
                   "test_splits_are_disjoint_deterministic_and_keep_rewordings_together",
     "validation_tasks": "test_tool_calls.py::test_a_validation_file_replaces_the_held_out_part",
@@ -888,11 +853,9 @@ ELSEWHERE = {
         "test_functions.py::test_every_seed_task_gets_functions_and_the_record_says_which_were_met"}
 
 
-def test_every_option_is_held_against_what_it_says(runs):
+def test_every_option_is_held_against_what_it_says(checked):
     """Plain reads it in some run, or a test named above has it; and another value is heard."""
-    read = set()
-    for changes in RUNS.values():
-        read |= plain(runs(**changes)).o.read
+    read = set().union(*(checked(name).o.read for name in RUNS))
     fields = {f.name for f in dataclasses.fields(genenv.Options)}
     assert fields - read - set(ELSEWHERE) == set()
     assert fields - set(OTHER) - set(ELSEWHERE) == set()

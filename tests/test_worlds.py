@@ -135,12 +135,14 @@ def hostile_texts(world, o, n=200):
     noise = lambda: "".join(chr(rng.choice((rng.randrange(128), rng.randrange(0x2000)))) for _ in
                             range(rng.randrange(60)))
     texts = [noise() if rng.random() < 0.3 else mutated(rng.choice(good), rng) for _ in range(n)]
-    return texts + HOSTILE
+    leaky = {"task": tasks[0].text + "{" * 23 + "{}" * 10_000, **tasks[0].spec}
+    return [*texts, json.dumps(leaky), *HOSTILE]
 
 
 HOSTILE = ["", "\0", "x" * 2 ** 20, "1 " * 2 ** 19, "[" * 10_000, "{" * 10_000 + "}" * 10_000,
            '{"a":' * 10_000, "(" * 10_000, "9" * 5000, "\ud800", "null", "NaN", "{}",
-           '{"task": {}}']
+           '{"task": {}}', '{"task": ' + "9" * 30_000 + "}", '{"task": 1e400000}',
+           "<tool_call>" * 3_000, "<tool_call>" + '{"a":' * 3_000 + "}" * 3_000 + "</tool_call>"]
 
 
 def test_hostile_texts_are_refused_for_a_reason_that_is_counted(given):
@@ -150,6 +152,7 @@ def test_hostile_texts_are_refused_for_a_reason_that_is_counted(given):
     held_out = held_out_keys(world, o)
     for i, text in enumerate(hostile_texts(world, o)):
         seed_task = seed_tasks[i % len(seed_tasks)] if i % 5 else NO_SEED
+        assert world.score(seed_tasks[0], text)[0] < 1  # agents are under training too
         try:
             task = world.parse_task(text, seed_task, 3)
             check_task(world, task, seed_task, held_out)
@@ -199,6 +202,7 @@ def copied(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_template_runs_a_loop(copied, monkeypatch):
     """The promise to whoever forks: one file, no other line."""
     assert len(Path(template.__file__).read_text().splitlines()) < 60
@@ -239,15 +243,6 @@ def reason_for(world, task, seed_task=SEED, held_out=frozenset(), tokenizer=None
         return ""
     except InvalidTask as reason:
         return str(reason)
-
-
-def test_copies_and_held_out_tasks_are_refused_for_any_world():
-    """No world has to think of it."""
-    again, held_out = template.make("inc", [1, 2, 3], "env"), task_keys(template, HELD)
-    assert reason_for(template, OTHER) == ""
-    assert reason_for(template, again) == "copy of the seed"
-    assert reason_for(template, again, NO_SEED) == ""
-    assert reason_for(template, HELD, held_out=held_out) == "held-out task"
 
 
 @pytest.mark.parametrize("key", ["same", ("also", "same")])
