@@ -46,8 +46,6 @@ OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
     "keys and values": ("max_rows", "max_prompt_tokens", "max_response_tokens", "max_task_tokens"),
     "prefill": ("max_rows", "max_prompt_tokens"),
     "attention of a chunk": ("max_prompt_tokens", "max_rows"),
-    "attention of a step": ("max_rows", "max_prompt_tokens", "max_response_tokens",
-                            "max_task_tokens"),
     "logits of a step": ("max_rows",),
     "checkpointed layer inputs": ("token_budget", "max_prompt_tokens", "max_response_tokens"),
     "activations": ("token_budget", "grad_checkpoint", "max_prompt_tokens", "max_response_tokens"),
@@ -142,14 +140,12 @@ def rollout_instants(config, e, prompts, G, P, R, max_rows, lora=0) -> list:
     # Query heads that share keys get copies of them, or if queries are few one mask for each
     sharing, few = heads // key_heads, columns <= head_dim
     copied = B * P * 2 * heads * head_dim * e if sharing > 1 and not few else 0
-    masks = lambda queries, keys, n: B * queries * keys * n * (1 + e)
-    masked = masks(columns, P, sharing if few else 1) + copied if columns < P else 0
+    masks = B * columns * P * (sharing if few else 1) * (1 + e)
+    masked = masks + copied if columns < P else 0
     return [
         # gate, its activation and their product with up; the rest has the width of the model
         {**cached(P), "prefill": B * columns * (3 * I + 5 * D + 4 * head_dim) * e},
         {**cached(P), "attention of a chunk": B * columns * 6 * D * e + masked},
-        {**cached(cache_keys(P, G, R)),
-         "attention of a step": masks(G, P + G * (R - 1), sharing)},
         # draw() holds logits and probabilities in fp32, their sums in fp64, and a copy to sum;
         # beside them lies who owns which key, before and after the step
         {**cached(cache_keys(P, G, R)), "logits of a step": B * G * V * (2 * FP32 + 2 * FP64)
