@@ -38,6 +38,7 @@ def schedule(name, **fields):
 def test_success_rate_is_k_over_n():
     """Eq. 2 would count something else than successes."""
     assert success_rate([1, 0, 0, 1]) == 0.5
+    assert success_rate([0.5, 0.49]) == 0.5  # from SUCCESS on
     assert success_rate([0.0] * 8) == 0 and success_rate([1.0] * 8) == 1
     assert [success_rate([1] * k + [0] * (8 - k)) for k in range(9)] == EIGHTHS
     with pytest.raises(ValueError, match="no attempts"):

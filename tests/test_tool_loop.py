@@ -17,7 +17,7 @@ from helpers import noisy, one_line
 from models.loading import model_config
 from policy import Policy
 from run import memory
-from watch import report
+from watch import report, screen
 
 SMALL = ["--threads", "1", "--device", "cpu", "--rank", "4", "--seed-tasks", "2", "--G", "2",
          "--val-samples", "1", "--env-updates", "2", "--env-kl-sample", "8",
@@ -109,6 +109,7 @@ def test_a_model_that_writes_no_task_runs_to_the_end(model, tasks, tmp_path, cap
     # 4 written and round(4 / 8) replayed make a batch of 4, all of it base tasks
     assert all(r["task"]["origin"] == "base" for r in read_jsonl(tmp_path / "r" / "train.jsonl"))
     before, after = out.index("memory estimate"), out.index("peak memory")
+    assert out.count(screen.LEGEND) == 1 and out.index(screen.LEGEND) < out.index("\n     0 ")
     assert before < out.index("\n     0 ") < out.index("\n     2 ") < after
     peaks = json.loads((tmp_path / "r" / "memory.json").read_text())
     assert set(peaks) == {"simulator rollouts", "agent rollouts", "agent update (GRPO)",
