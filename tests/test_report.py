@@ -88,6 +88,15 @@ def test_what_a_reader_would_miss_is_shown(folder):
         assert all(1.02 * max(line.get_ydata()) <= axis.get_ylim()[1] for line in axis.lines)
 
 
+def test_functions_stand_in_a_table_the_least_solved_first(folder, no_figures):
+    """[how many generated tasks call it, success when last tried] of each."""
+    assert "<summary>Functions" not in report.write(folder).read_text()
+    (folder / "functions.json").write_text('{"easy": [4, 0.75], "hard": [2, 0.0], "new": [0, null]}')
+    page = report.write(folder).read_text()
+    assert page.index("<td>hard</td>") < page.index("<td>easy</td><td>4</td><td>0.75</td>")
+    assert "<td>new</td><td>0</td><td>never tried</td>" in page
+
+
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: ascii(t[:20]))
 def test_hostile_text_stays_text(text, folder, no_figures):
     """In a task, a trace, a warning, an option, a category: no tag or attribute comes of it."""

@@ -313,8 +313,8 @@ def _by_category(metrics) -> str:
 def _functions(folder) -> str:
     """A table of the functions to practise, the least solved first; "" for a run without a list."""
     path = folder / "functions.json"
-    table = json.loads(path.read_text()) if path.is_file() else {}
-    rows = sorted(table.items(), key=lambda item: (not item[1][0], item[1][1] or 0, item[0]))
+    practised = json.loads(path.read_text()) if path.is_file() else {}
+    rows = sorted(practised.items(), key=lambda item: (not item[1][0], item[1][1] or 0, item[0]))
     rows = [[name, n, "never tried" if p is None else f"{p:.2f}"] for name, (n, p) in rows]
     head = ["function", "generated tasks that call it", "success when last tried"]
     return _details("Functions, the least solved first", table([head, *rows])) if rows else ""
