@@ -271,6 +271,19 @@ def test_what_is_written_for_a_function_is_a_task_with_all_that_was_shown(listed
     assert all(8 < firsts.count(name) < 32 for name in ("mend", "paint", "ship"))  # tells nothing
 
 
+def test_a_written_copy_of_any_base_task_is_refused(listed):
+    """With few examples that is what a small simulator writes first, whichever it is shown."""
+    shown, other = [t for t in tool_calls.base_tasks(listed) if tool_calls.skills(t)][:2]
+    seed_task = tool_calls._assigned(shown, other.spec["tools"], LISTED[:1])
+    write = tool_calls.task_as_written(other)
+    n = other.spec["calls"][0]["arguments"]["lamp"]
+    for text, reason in ((write, "copy of a base task"),
+                         (write.replace("Request: ", "Request: Now, please: "), "copy of a base task"),
+                         (write.replace(str(n), "9999"), "")):
+        task = tool_calls.parse_task(text, seed_task, 1)
+        assert tool_calls.leaks(task) == reason and reason in ("", *tool_calls.REASONS), text
+
+
 def test_a_written_task_keeps_its_functions_and_grows(listed):
     generator = torch.Generator().manual_seed(0)
     task, sizes = base_of(listed), []
@@ -297,9 +310,11 @@ def test_warm_start_imitates_tasks_for_given_functions(listed, monkeypatch):
     agent = "".join(p[0]["content"] for p, _ in pairs["agent"])
     assert all(f"\n{name}(lamp: int)" in agent for name in names_of(LISTED))
     monkeypatch.setattr(tool_calls, "env_prompt", lambda seed_task, *_: seed_task)
+    # what is imitated is a valid task, but for being one that is there already
+    monkeypatch.setattr(tool_calls, "_form", tool_calls.replace(tool_calls._form, base=frozenset()))
     shapes = Counter()
     for seed_task, text in tool_calls.warm_start_pairs(listed)["env"]:
-        task = tool_calls.parse_task(text, seed_task, 0)  # what is imitated is always a valid task
+        task = tool_calls.parse_task(text, seed_task, 0)
         check_task(tool_calls, task, seed_task, held_out)
         assert task.text not in seed_task.text and seed_task.text not in task.text
         to_call, beside = tool_calls.functions_for(seed_task)

@@ -261,7 +261,8 @@ OF_REASON = {
 }
 # but for those that --tools alone gives: test_call_text.py has them
 ALL_REASONS = (*(reason for reason in world.REASONS
-                 if reason not in ("no request and call", "none of its functions")),
+                 if reason not in ("no request and call", "none of its functions",
+                                   "copy of a base task")),
                "copy of the seed", "held-out task", "special tokens")
 
 

@@ -88,7 +88,8 @@ MIN_LETTERS = 10      # letters and digits that a task text needs to ask for any
 # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
 REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
            "unknown tool", "none of its functions", "wrong arguments", "other kind than the seed",
-           "answer leaked", "nothing to answer", "more than one answer", "not in the request")
+           "answer leaked", "nothing to answer", "more than one answer", "copy of a base task",
+           "not in the request")
 
 OPTIONS = {  # name: default, help, choices
     "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
@@ -116,6 +117,7 @@ class Form:
     nothing: bool = False  # whether some task has nothing to call, so that every prompt says how
     tools: dict = field(default_factory=dict)  # {name: spec} of --tools; none: JSON tasks
     known: frozenset = frozenset()             # functions that a base task calls
+    base: frozenset = frozenset()              # what base tasks are recognised by (same_task_key)
 
 
 _form = Form()  # set by prepare: the functions of a world are not given the options
@@ -237,6 +239,9 @@ def leaks(task: Task) -> str:
     tasks may have as well."""
     written = task.origin == "env" and task.seed_task not in ("", NO_SEED.id)
     reason = given_away(task) or (loopholes(task) if written else "")
+    # few examples are soon known by heart; that the seed task is no copy says nothing of the others
+    if not reason and written and _form.tools and not _form.base.isdisjoint(same_task_key(task)):
+        reason = "copy of a base task"
     return reason or ("not in the request" if written and _form.ground and ungrounded(task) else "")
 
 
@@ -432,7 +437,8 @@ def prepare(o):
     every = [task for tasks in splits.values() for task in tasks]
     _form = Form(option("call_format"), option("ground"),
                  any(task.spec.get("calls") == [] for task in every),
-                 known=frozenset(name for task in splits["base"] for name in skills(task)))
+                 known=frozenset(name for task in splits["base"] for name in skills(task)),
+                 base=frozenset(key for task in splits["base"] for key in same_task_key(task)))
     if tools_file(o):
         _form = replace(_form, tools=listed_tools(tools_file(o), o.max_prompt_tokens))
     for task in every:
