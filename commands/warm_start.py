@@ -31,17 +31,17 @@ from run import options as run_options
 from worlds import load_world, one_line_for_templates
 
 FEWEST = 6          # pairs to imitate, in each role
-STEPS, PASSES = 40, (3, 10)  # steps that teach the form; fewest and most passes made for them
+STEPS, PASSES = 24, (2, 10)  # steps that teach the form; fewest and most passes made for them
 
 
 @dataclass(frozen=True)
 class Settings:
     """Options of a warm start beside those of a run; the comment beside each is its help text."""
     out: str = ""          # folder that becomes the model
-    passes: int = 0        # over what there is to imitate; 0: enough for 40 steps, 3 to 10
+    passes: int = 0        # over what there is to imitate; 0: enough for 24 steps, 2 to 10
     rounds: int = 4        # of writing for listed functions and imitating what is valid, at most
     texts: int = 128       # that are written in a round
-    batch: int = 16        # responses per optimiser step
+    batch: int = 8         # responses per optimiser step
     lr: float = 1e-3       # AdamW on the LoRA weights, falling to a fifth in a straight line
     rank: int = 32         # LoRA rank
     save_every: int = 10   # steps between two saved states
@@ -105,8 +105,8 @@ def parse(argv):
 
 
 def passes_for(pairs: int, batch: int) -> int:
-    """Passes over so many pairs, of which few examples need more: with 12 steps in all SmolLM2-135M
-    wrote a tenth of valid tasks. More than the most would only be learned by heart."""
+    """Passes over so many pairs, of which few examples need more: SmolLM2-135M wrote a tenth of valid
+    tasks after 12 steps in all, and more and more copies of the examples after 40."""
     fewest, most = PASSES
     return min(max(fewest, -(-STEPS // -(-pairs // batch))), most)
 

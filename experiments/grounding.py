@@ -5,8 +5,8 @@ What of the paper this is: nothing; it measures worlds/grounding.py. How it is r
     python -m experiments.grounding [--base FILE]     # results/grounding.md
 
 It reads the tasks of results/**/real-tasks.jsonl, in each of which a person has said whether the
-expected calls follow from the request. The check was built on the half of them whose request has a
-SHA-256 that begins with 0 to 7; the other half is only reported. --base FILE, of eval.make_base,
+expected calls follow from the request. `ungrounded` was built on the half of them whose request has
+a SHA-256 that begins with 0 to 7; the other half is only reported. `uncalled` was tried on both. --base FILE, of eval.make_base,
 says besides how many of a benchmark's own tasks would pass. They are not checked in a run.
 
 Where it stops: the files hold signatures instead of schemas, so descriptions are unknown here.
@@ -20,7 +20,7 @@ from common.cli import Parser, exit_code
 from common.files import UserError, read_jsonl
 from data_pool import Task
 from worlds import call_text
-from worlds.grounding import ungrounded
+from worlds.grounding import uncalled, ungrounded
 from worlds.schemas import structured
 from worlds.tool_calls import read_tasks
 
@@ -72,7 +72,8 @@ def counts(records) -> dict:
     """{(right, kept): number of records}."""
     out = {(right, kept): 0 for right in (True, False) for kept in (True, False)}
     for record in records:
-        out[record["right"], not ungrounded(task_of(record))] += 1
+        task = task_of(record)
+        out[record["right"], not (ungrounded(task) or uncalled(task))] += 1
     return out
 
 
@@ -94,7 +95,7 @@ def table(records) -> str:
 def base_line(path: str) -> str:
     """How many tasks of a file of base tasks would pass."""
     tasks = [task for task in read_tasks(path) if structured(task)]
-    passed = sum(not ungrounded(task) for task in tasks)
+    passed = sum(not (ungrounded(task) or uncalled(task)) for task in tasks)
     return f"Of {len(tasks)} tasks with calls in {Path(path).name}, {passed} would pass.\n"
 
 

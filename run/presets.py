@@ -46,7 +46,6 @@ _7B = {
     "lam": 1.0,                  # whatever beta and lam are
     "env_lr": 1e-5,
     "env_batch": 64,
-    "env_updates": 4,            # few pass the band: more steps would only repeat them
     "env_kl": 0.05,
     "env_kl_cap": 0.05,          # nats per token; texts of hundreds of tokens need a tight one
     # lengths in tokens
@@ -87,10 +86,9 @@ PRESETS = {
         "epochs": 12,
         "steps": 4,
         "seed_tasks": 8,
-        "variations": 2,
+        "variations": 1,             # a small simulator often writes the same variation twice
         "val_samples": 8,            # with two attempts a task chance hid what half a run gains
         "val_every": 6,
-        "env_updates": 2,            # some ten records an epoch are in the band: more would overfit
         "env_batch": 16,
         "env_kl_sample": 8,
         "agent_lr": 5e-4,
@@ -119,7 +117,6 @@ PRESETS = {
         "val_samples": 4,
         "agent_lr": 1e-4,
         "env_lr": 1e-4,
-        "env_updates": 4,
         "env_batch": 32,
         "token_budget": 8192,
         "max_rows": 288,             # a batch of 36 tasks at once

@@ -12,7 +12,7 @@ from common.files import UserError
 from experiments import grounding as measured
 from worlds import InvalidTask, check_task, read_teacher
 from worlds import tool_calls as world
-from worlds.grounding import ungrounded
+from worlds.grounding import uncalled, ungrounded
 
 LAMP = {"name": "lamp", "description": "Switch a lamp.", "parameters": {
     "type": "object", "required": ["room", "level"], "properties": {
@@ -197,6 +197,27 @@ def test_values_that_need_no_word_of_their_own():
     assert not grounded("Whatever you like best", True, "boolean")
     assert grounded("Show the hours as well", True, "boolean")
     assert not grounded("The hall and the study", ["hall", "attic"], "array")
+
+
+@pytest.mark.parametrize("text, left", [
+    (FAIR, ""), ("The study lamp at level 30 on day 4.", "4"), ("Study lamp: 30 or 31.", "31"),
+    ("The study's lamp to 30, quietly.", "quiet"), ("Not quietly: the study lamp at 30.", ""),
+    ("In the study, of 30 m^2, the lamp.", ""), ("At 19:30 the lamp in the study.", "19"),
+    ("The lamp in the study, at 30.0.", ""), ("Lamp 30K of the study, model 10-Q.", ""),
+])
+def test_what_a_request_names_and_no_call_has(text, left):
+    """A written request often asks for more than its calls say; a right answer would earn nothing."""
+    assert uncalled(world.make_task(task(text), "env")) == left
+    assert verdict(task(text)) in ({"": ("", GROUND)}.get(left, ("not in the calls",)))
+
+
+def test_numbers_may_be_said_in_another_way_than_they_are_called():
+    for text, said in (("At 3 pm in the study", 15), ("For 2,500 dollars, the study", 2500),
+                       ("The study at 7.5% please", 0.075), ("The study, 8.5 million", 8.5e6),
+                       ("The study for 2 hours", 120), ("The study on 2 May 2023", "2023-05-02")):
+        level = {"type": "string" if isinstance(said, str) else "number"}
+        record = task(text, lamp(level=said), tools=[lamp_with(level=level)])
+        assert uncalled(world.make_task(record, "env")) == "", text
 
 
 def test_a_result_of_an_earlier_call_is_part_of_the_request():

@@ -1,17 +1,19 @@
-"""Does every value of a task's calls stand in its request?
+"""Does every value of a task's calls stand in its request, and every number of it in the calls?
 
 What of the paper this is: nothing. Eq. 1 compares an answer with the task's own reference, so a
 reference that does not follow from the request is met by luck alone. A small simulator writes more
 such references than right ones.
 
-How it is run: `ungrounded(task)` by worlds/tool_calls.py on every task that the simulator writes
-(world option `ground`). `python -m experiments.grounding` measures it on tasks read by hand.
+How it is run: `ungrounded(task)` and `uncalled(task)` by worlds/tool_calls.py on every task that the
+simulator writes (world option `ground`). `python -m experiments.grounding` measures both on tasks
+read by hand.
 
 What counts: a text stands in the request if half of its words do ("Berkeley, CA" for Berkeley). A
 number may also stand there as a word, as a percentage or in a larger unit; a date or a time in
 another spelling. A boolean or a value of an enum may be named by its argument instead. In an
 episode a value may also come from what an earlier call returned. Values equal to the schema's
-default are left out.
+default are left out. The other way round only what is certain is looked at: numbers in digits, and
+booleans whose argument the request names ("the urgent message").
 
 Where it differs on purpose: it compares words and knows no meaning. "Council Bluffs, VA" passes,
 "Berlin" for "the capital of Germany" does not. So tasks from files are never checked.
@@ -54,6 +56,7 @@ MONTH = (r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug
          r"sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)(?![a-z])\.?")
 DAY = r"(?<![\d:])(\d{1,2})(?:st|nd|rd|th)?(?![\d:])"
 YEAR = r"(?:,?\s*(\d{4}))?"
+DIGITS = re.compile(r"(?<![\w.^])\d++(?:\.\d+)?+(?![\w^-]*[a-z])", re.IGNORECASE)  # no m^2, 10-Q
 TIME = r"(?<![\d:.])(\d{1,2})(?::(\d{2}))?(?::\d{2})?(?:\s*([ap])\.?m\b\.?)?(?![\d:])"
 
 
@@ -82,6 +85,29 @@ def ungrounded(task: Task) -> str:
             fault = _missing(value, inner.get(name, {}), name, request)
             if fault:
                 return fault
+    return ""
+
+
+def uncalled(task: Task) -> str:
+    """A number in digits, or a boolean's argument, that the request names and no call has; "" if
+    there is none, or if it is a question."""
+    request, tools, called = read(task.text), tools_of(task), []
+    for call in task.spec.get("calls", ()):
+        called.append(call["name"])
+        for name, schema in tools[call["name"]]["parameters"].get("properties", {}).items():
+            value = call["arguments"].get(name, schema.get("default"))
+            called += _leaves(value)
+            if schema.get("type") == "boolean" and value is not True and named(name, request) \
+                    and YES_NO[False].isdisjoint(request.words):
+                return name
+    known = numbers_of(words_of(" ".join(called)))
+    factors = {1, 0.01, *SCALES.values()}.union(*(UNITS[u] for u in UNITS if has(u, request)))
+    for said in DIGITS.findall(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", task.text)) if called else ():
+        n = float(said)
+        # 3 pm is 15 o'clock; a 0 is mostly the minutes of 19:00
+        meant = {n + 12, *(n * factor for factor in factors)}
+        if n and not any(abs(a - b) <= 1e-9 * b for a in meant for b in known):
+            return said
     return ""
 
 

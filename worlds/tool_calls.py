@@ -68,7 +68,7 @@ from data_pool import Task, task_id
 from worlds import NO_SEED, InvalidTask, call_text, open_policy, task_text, tool_lists, \
     try_prompts, world_option
 from worlds.call_text import MAX_CHARS
-from worlds.grounding import twin_marks, ungrounded
+from worlds.grounding import twin_marks, uncalled, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
 from worlds.schemas import MAX_CALLS, answering, canonical, check_calls, \
     check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
@@ -89,7 +89,7 @@ MIN_LETTERS = 10      # letters and digits that a task text needs to ask for any
 REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
            "unknown tool", "none of its functions", "wrong arguments", "other kind than the seed",
            "answer leaked", "nothing to answer", "more than one answer", "copy of a base task",
-           "not in the request")
+           "not in the request", "not in the calls")
 
 OPTIONS = {  # name: default, help, choices
     "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
@@ -242,7 +242,9 @@ def leaks(task: Task) -> str:
     # few examples are soon known by heart; that the seed task is no copy says nothing of the others
     if not reason and written and _form.tools and not _form.base.isdisjoint(same_task_key(task)):
         reason = "copy of a base task"
-    return reason or ("not in the request" if written and _form.ground and ungrounded(task) else "")
+    if reason or not (written and _form.ground):
+        return reason
+    return "not in the request" if ungrounded(task) else "not in the calls" * bool(uncalled(task))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -665,7 +667,7 @@ def functions_beside(task: Task, draw) -> list[dict]:
 def teachable(task: Task) -> bool:
     """Whether a run would take such a task from its simulator."""
     return not structured(task) or bool(task.spec["calls"]) and not (
-        given_away(task) or loopholes(task) or ungrounded(task))
+        given_away(task) or loopholes(task) or ungrounded(task) or uncalled(task))
 
 
 def shown_with(task: Task, tasks) -> list[Task]:
