@@ -39,7 +39,7 @@ class Settings:
     """Options of a warm start beside those of a run; the comment beside each is its help text."""
     out: str = ""          # folder that becomes the model
     passes: int = 0        # over what there is to imitate; 0: enough for 24 steps, 2 to 10
-    rounds: int = 4        # of writing for listed functions and imitating what is valid, at most
+    rounds: int = 2        # of writing for listed functions and imitating what is valid, at most
     texts: int = 128       # that are written in a round
     batch: int = 8         # responses per optimiser step
     lr: float = 1e-3       # AdamW on the LoRA weights, falling to a fifth in a straight line
