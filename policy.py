@@ -287,7 +287,9 @@ class Policy:
         from safetensors.torch import save_file
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        weights = get_peft_model_state_dict(self.model, adapter_name=adapter)
+        # no adapter touches the vocabulary: PEFT need not look for the base's config to know that
+        weights = get_peft_model_state_dict(self.model, adapter_name=adapter,
+                                            save_embedding_layers=False)
         save_file({k: v.detach().cpu().contiguous() for k, v in weights.items()},
                   str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
         self.model.peft_config[adapter].save_pretrained(str(folder))
