@@ -122,29 +122,35 @@ class Generation:
 def generate(run, alpha) -> list[Generation]:
     """A task batch T_t: `variations` of each of `seed_tasks` seed tasks, checked to be tasks.
 
-    Where many generations are invalid, the simulator writes again, up to --write-rounds times,
-    until the batch has `seed_tasks` x `variations` valid tasks.
+    Where many generations are invalid, the simulator writes more, --write-rounds times as many at
+    most, until the batch has `seed_tasks` x `variations` valid tasks.
     """
     o = run.o
     if o.variant in curriculum.WITHOUT_SIMULATOR:  # draw equally many ready-made tasks
         return [Generation(task) for task in frame.fixed_tasks(run)]
     recent = run.train_pool.recent(run.state.epoch)
     batch, wanted = [], o.seed_tasks * o.variations
-    asked, n = 0, o.seed_tasks  # seed tasks of the rounds before, and of this one
-    for i in range(o.write_rounds):
+    asked, most = 0, o.seed_tasks * o.write_rounds  # seed tasks of this step
+    while len(batch) < wanted and asked < most:
+        # as many as the missing tasks take: one large round takes less time than several small ones
+        missing = (wanted - len(batch)) / o.variations
+        n = min(math.ceil(missing / max(valid_share(run), 1 / o.write_rounds)), most - asked)
         seed_tasks = curriculum.select_seed_tasks(
             run.train_pool.base or [NO_SEED], recent, n, o.base_share,
             curriculum.named("seeds_")[o.seed_selection], alpha, run.rng)
-        # groups are numbered through the epoch, each round with numbers of its own
-        first_group = (run.state.step * o.write_rounds + i) * o.seed_tasks
+        first_group = run.state.step * most + asked  # groups are numbered through the epoch
         batch += agreed(run, write_tasks(run, seed_tasks, o.variations, alpha, batch, wanted,
                                          first_group))
-        if len(batch) >= wanted:
-            break
         asked += n
-        # as many seed tasks as the missing ones take, if each gives as many valid ones as before
-        n = min(o.seed_tasks, math.ceil((wanted - len(batch)) * asked / max(1, len(batch))))
     return batch
+
+
+def valid_share(run) -> float:
+    """Share of valid tasks among what the simulator wrote in this epoch, or else in the last."""
+    written, refused = run.state.written, sum(run.state.invalid.values())
+    if not written and run.history:
+        written, refused = run.history[-1]["written"], sum(run.history[-1]["invalid"].values())
+    return 1 - refused / written if written else 1.0
 
 
 def write_tasks(run, seed_tasks, variations, alpha, batch=(), wanted=math.inf,
