@@ -101,7 +101,7 @@ def uncalled(task: Task) -> str:
                     and YES_NO[False].isdisjoint(request.words):
                 return name
     known = numbers_of(words_of(" ".join(called)))
-    factors = {1, 0.01, *SCALES.values()}.union(*(UNITS[u] for u in UNITS if has(u, request)))
+    factors = {1, *SCALES.values()}.union(*(UNITS[u] for u in UNITS if has(u, request)))
     for said in DIGITS.findall(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", task.text)) if called else ():
         n = float(said)
         # 3 pm is 15 o'clock; a 0 is mostly the minutes of 19:00
