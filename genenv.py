@@ -166,9 +166,10 @@ def write_tasks(run, seed_tasks, variations, alpha, batch=(), wanted=math.inf,
     # the simulator is told how often a seed task was solved, if that was measured recently
     prompts = [run.policy.encode(run.world.env_prompt(
         s, run.train_pool.recent_p_hat(s, state.epoch), alpha)) for s in seed_tasks]
+    rows = rollout_rows(o, variations, max(map(len, prompts)))
     with run.phase("simulator rollouts"):
         rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
-                                     run.sampler, max_rows=o.max_rows)
+                                     run.sampler, max_rows=rows)
     out = []
     for r, text, task, reason in written_tasks(
             run.world, o, run.policy, rollouts, seed_tasks, alpha, state.epoch, run.held_out,

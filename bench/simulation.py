@@ -34,6 +34,7 @@ from policy import Policy, Rollout
 from run import memory
 from rwr import rwr_update
 from watch.measure import movement
+from worlds import rollout_rows
 
 ROOT = str(Path(__file__).parent.parent)
 aten = torch.ops.aten
@@ -290,8 +291,8 @@ def simulate(o, config, capability=8):
         yield "always", simulation.begin(), simulation, 0
         for phase, run in {
                 "simulator rollouts": lambda: rollouts(
-                    simulation, policy, "env", o.seed_tasks, P, o.variations, o.max_task_tokens,
-                    o.max_rows),
+                    simulation, policy, "env", o.seed_tasks * o.write_rounds, P, o.variations,
+                    o.max_task_tokens, rollout_rows(o, o.variations, P)),
                 "agent rollouts": lambda: rollouts(
                     simulation, policy, "agent", tasks, P, o.G, R, o.max_rows),
                 "agent update (GRPO)": lambda: grpo_phase(policy, optimizers["agent"], o),

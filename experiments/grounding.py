@@ -6,8 +6,9 @@ What of the paper this is: nothing; it measures worlds/grounding.py. How it is r
 
 It reads the tasks of results/**/real-tasks.jsonl, in each of which a person has said whether the
 expected calls follow from the request. `ungrounded` was built on the half of them whose request has
-a SHA-256 that begins with 0 to 7; the other half is only reported. `uncalled` was tried on both. --base FILE, of eval.make_base,
-says besides how many of a benchmark's own tasks would pass. They are not checked in a run.
+a SHA-256 that begins with 0 to 7; the other half is only reported. `uncalled` was tried on both.
+--base FILE, of eval.make_base, says besides how many of a benchmark's own tasks would pass. They are
+not checked in a run.
 
 Where it stops: the files hold signatures instead of schemas, so descriptions are unknown here.
 """

@@ -266,11 +266,10 @@ def instants(config, o, e: int = 0) -> dict:
     counts, config = count_parameters(config, o.rank), config.get_text_config(decoder=True)
     P, n_tasks = o.max_prompt_tokens, o.seed_tasks * o.variations + round(
         o.seed_tasks * o.variations * o.replay)
-    rollouts = lambda *shape: rollout_instants(config, e, *shape, o.max_rows, counts["lora"])
+    rollouts = lambda prompts, G, R: rollout_instants(config, e, prompts, G, P, R,
+                                                      rollout_rows(o, G, P), counts["lora"])
     # at any number of tasks, with different numbers of attempts in turn
-    attempts = lambda *Gs: sum((rollout_instants(config, e, o.max_rows, G, P, o.max_response_tokens,
-                                                rollout_rows(o, G, P), counts["lora"])
-                               for G in Gs), [])
+    attempts = lambda *Gs: sum((rollouts(o.max_rows, G, o.max_response_tokens) for G in Gs), [])
 
     def training(groups, G, R):
         for batch in micro_batches(groups, G, P, R, o.token_budget):
@@ -296,10 +295,10 @@ def instants(config, o, e: int = 0) -> dict:
                     # two policies: weights, gradients and the two moments of AdamW
                     "adapters and optimisers": 2 * 4 * state}],
         # the fixed task set of the ablation: five variations of any number of base tasks
-        "simulator rollouts": rollouts(o.max_rows, 5, P, o.max_task_tokens)
-        if o.variant == "static" else rollouts(o.seed_tasks, o.variations, P, o.max_task_tokens),
+        "simulator rollouts": rollouts(o.max_rows, 5, o.max_task_tokens) if o.variant == "static"
+        else rollouts(o.seed_tasks * o.write_rounds, o.variations, o.max_task_tokens),
         **({"agreement check": attempts(o.agreement)} if o.agreement else {}),
-        "agent rollouts": rollouts(n_tasks, o.G, P, o.max_response_tokens),
+        "agent rollouts": rollouts(n_tasks, o.G, o.max_response_tokens),
         "agent update (GRPO)": [{**before, **parts} for parts in
                                 training(n_tasks, o.G, o.max_response_tokens)],
         "simulator update (RWR)": [{**before, **parts} for parts in (

@@ -54,7 +54,7 @@ class Options:
     steps: int = 6                    # agent updates per epoch
     seed_tasks: int = 16              # seed tasks per step that the simulator varies
     variations: int = 4               # tasks written per seed task (paper: 4)
-    write_rounds: int = 1             # k: up to k times as many texts, until a batch is full of tasks
+    write_rounds: int = 1             # up to k times as many texts, until a batch is full of tasks
     G: int = 8                        # rollouts per task
     replay: float = 0.125             # tasks replayed from D_train, per task asked for (at least)
     base_share: float = 0.75          # share of seed tasks, and of replayed ones, from the base set

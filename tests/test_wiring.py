@@ -178,7 +178,9 @@ class Plain:
     def write(self, n_seeds, variations, first):
         """What the simulator was asked, and which of its texts are tasks: (task, rollout, group)."""
         o, e = self.o, self.take("sample", "env")
-        assert (e.G, e.T, e.max_rows) == (variations, o.max_task_tokens, o.max_rows)
+        at_once = max(o.max_rows // o.G, o.max_prompt_tokens // max(map(len, e.prompts)))  # prompts
+        assert (e.G, e.T, e.max_rows) == (variations, o.max_task_tokens,
+                                          min(o.max_rows, variations * at_once))
         assert (e.temperature, e.generator) == (o.temperature, 3 * o.seed + 1)
         assert len(e.prompts) == n_seeds == len(self.seed_tasks)
         for prompt, seed_task in zip(e.prompts, self.seed_tasks):

@@ -167,7 +167,7 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows):
 
 
 def rollout_rows(o, G: int, longest: int) -> int:
-    """max_rows for rollouts that are not G of the agent's, such as the one of greedy validation.
+    """max_rows for rollouts that are not G of the agent's: the simulator's, greedy validation's.
 
     longest: tokens of the longest prompt. The cache holds max_rows // G prompts at once, which with
     G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
