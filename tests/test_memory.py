@@ -23,7 +23,7 @@ from run import memory
 from run.presets import PRESETS
 from test_tool_calls import chat_model
 from watch.measure import peak_memory
-from worlds import rollout_rows
+from worlds import rollout_rows, tool_calls
 
 QWEN_7B = dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
                num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
@@ -32,7 +32,7 @@ QWEN_7B = dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num
 def options(**changes):
     """What the estimate reads of the options."""
     return SimpleNamespace(**{**dict(
-        quant="nf4", rank=16, device="cpu", seed_tasks=8, variations=1, replay=0.0, G=8,
+        quant="nf4", rank=16, device="cpu", seed_tasks=8, variations=1, write_rounds=1, replay=0.0, G=8,
         max_prompt_tokens=1024, max_response_tokens=512, max_task_tokens=512, max_rows=64,
         token_budget=8192, grad_checkpoint=True, env_batch=8, env_kl_sample=8, val_samples=8,
         agreement=0, variant="genenv", dtype="auto"),
@@ -270,7 +270,8 @@ def test_the_readme_states_what_check_prints():
     rows = {cells[1].strip(): [cell.split("/")[0].strip() for cell in cells[2:5]] for cells in
             (line.split("|") for line in readme.splitlines()) if len(cells) == 8}
     for column, name in enumerate(("7b-24gb", "7b-80gb", "7b-9k")):
-        o = options(**{**vars(genenv.Options()), **PRESETS[name], "device": "cuda"})
+        o = options(**{**vars(genenv.Options()), **tool_calls.DEFAULTS, **PRESETS[name],
+                       "device": "cuda"})
         phases = memory.estimate(Qwen2Config(**QWEN_7B), o, e=2)
         said = {label: rows[label][column] for label in rows}
         peaks = {phase: f"{memory.phase_peak(parts) / 1e9:.2f}" for phase, parts in phases.items()}

@@ -252,6 +252,8 @@ OF_REASON = {
     "more than one answer": [json.dumps(record("Hall light on five, and lock the door.", calls=[
         HALL, LOCK], ordered=True))],  # and see test_leaks.py
     "not in the request": [json.dumps(record("Hall light on the usual level."))],
+    "not in the calls": [json.dumps(record("Hall light on level five, at 17 percent.")),
+                         json.dumps(record("Hall light on level 5 for 20 minutes."))],
     "copy of the seed": [json.dumps(record("LOCK the door, behind me please!", calls=[HALL])),
                          json.dumps(record("Would you bolt it?", calls=[LOCK])), ],
     "held-out task": [],  # needs the held-out tasks: see below
