@@ -1,18 +1,20 @@
-"""Bring your tools: many functions, few examples. Runs of the 135M model, scored by BFCL's own rule.
+"""Bring your tools: many functions, few examples. Runs of the 135M model, beside what rivals reach.
 
 What of the paper this is: its first claim (GenEnv beats training on the base set alone), on the
-smallest instruct model that there is, where people stand: a list of functions and 64 examples.
+smallest instruct model that there is, where people stand: a list of functions and a few examples.
 
-How it is run, with FILE made by `python -m eval.make_base bfcl` and START by a warm start with
-`--base-tasks FILE --base-limit 64 --tools FILE` (EXPERIMENTS.md has both commands):
+How it is run, with START made by a warm start with the same files (EXPERIMENTS.md has it):
 
-    python -m experiments.tools run --data DIR --base-tasks FILE --model START
-    python -m experiments.tools table     # results/tools.md and figures, from results/tools.jsonl
-    python -m experiments.tools tasks     # results/tools-tasks.jsonl: tasks to be read by hand
+    python -m experiments.tools run --base-tasks FILE --tools LIST --validation-tasks HELDOUT \
+        --model START --results RESULTS.jsonl
+    python -m experiments.tools table --results RESULTS.jsonl   # RESULTS.md and a figure
+    python -m experiments.tools tasks --results RESULTS.jsonl   # tasks to be read by hand
 
 `run` goes on where it was interrupted, inside a run as well (--work holds the run folders), and
-works seed by seed. The target is every task of FILE that is neither an example nor a tuning task,
-in two halves: tasks whose functions have an example, and tasks whose functions have none.
+works seed by seed. The target is HELDOUT, under the world's own rule. With `--data DIR`, the folder
+of benchmarks, and FILE made by `python -m eval.make_base bfcl`, there are 64 examples; the target is
+every other task of FILE that is no tuning task, under BFCL's rule. Both have two halves: tasks
+whose functions have an example, and tasks whose functions have none.
 
 Where it differs on purpose: two rivals that the paper leaves out. GRPO on the examples needs no
 simulator; imitation learns the expected calls of generated tasks by likelihood, as a data pipeline
@@ -50,7 +52,7 @@ VARIANTS = {  # in the order in which they are run, after the warm start alone
     "static": ["--variant", "static"],
     "imitation": ["@imitation"],
 }
-SAMPLES = 4       # drawn answers at each task of the target
+SAMPLES = 8       # drawn answers at each task of the target
 READ = 20         # tasks of a variant that are read by hand
 
 
@@ -59,14 +61,17 @@ READ = 20         # tasks of a variant that are read by hand
 
 
 def target(data, o) -> list:
-    """[(BFCL record, line of a task file, whether its functions have an example)]: every task of
-    --base-tasks that is no example and shares neither words nor calls with one, or with a tuning
-    task."""
+    """[(BFCL record or None, task, whether its functions have an example)]: the validation tasks;
+    with `data` every task of --base-tasks that is no example and shares neither words nor calls with
+    one, or with a tuning task."""
     world = load_world("tool_calls")
     base = world.base_tasks(o)
+    known = {name for task in base for name in world.skills(task)}
+    if not data:
+        return [(None, task, known.issuperset(world.skills(task)))
+                for task in world.validation_tasks(o)]
     used = {key for task in [*base, *world.validation_tasks(o, "tuning")]
             for key in world.same_task_key(task)}
-    known = {name for task in base for name in world.skills(task)}
     # ids follow from the text and the spec: with them the records are found again
     wanted = {task.id for task in world.read_tasks(o.base_tasks)
               if used.isdisjoint(world.same_task_key(task))}
@@ -75,14 +80,14 @@ def target(data, o) -> list:
         line = bfcl.base_task(record)
         task = None if line is None or unreadable(line) else world.make_task(line, "base")
         if task is not None and task.id in wanted:
-            out.append((record, line, known.issuperset(world.skills(task))))
+            out.append((record, task, known.issuperset(world.skills(task))))
             wanted.discard(task.id)  # a task that two records have counts once
     return out
 
 
-def official(policy, adapter, goal) -> dict:
-    """Answers under BFCL's AST rule: {"T = 1": right answers of SAMPLES, "greedy": of one}, each a
-    list in the order of the target."""
+def scores(policy, adapter, goal) -> dict:
+    """Right answers to each task of the target, in its order: {"T = 1": of SAMPLES, "greedy": of
+    one}."""
     return {"T = 1": answered(policy, adapter, goal, SAMPLES, 1.0),
             "greedy": answered(policy, adapter, goal, 1, 0.0)}
 
@@ -90,25 +95,31 @@ def official(policy, adapter, goal) -> dict:
 def answered(policy, adapter, goal, G, temperature) -> list:
     """How many of G answers to each task of the target are right."""
     world = load_world("tool_calls")
-    prompts = [policy.encode(world.agent_prompt(world.make_task(line, "base")))
-               for _, line, _ in goal]
+    prompts = [policy.encode(world.agent_prompt(task)) for _, task, _ in goal]
     rollouts = policy.sample(adapter, prompts, G, 64, temperature, policy.generator(0),
                              max_rows=128)
     right = [0] * len(goal)
     for r in rollouts:
-        calls = None if r.limit else call_text.parse_calls(policy.decode(r.response))
-        right[r.group] += bool(calls and not bfcl.check_ast(
-            goal[r.group][0], [(c["name"], c["arguments"]) for c in calls]))
+        record, task, _ = goal[r.group]
+        right[r.group] += not r.limit and is_right(record, task, policy.decode(r.response))
     return right
 
 
+def is_right(record, task, response: str) -> bool:
+    """By BFCL's AST rule if there is a record of BFCL, else by the world's own rule."""
+    if record is None:
+        return load_world("tool_calls").score(task, response)[0] == 1
+    calls = call_text.parse_calls(response)
+    return bool(calls) and not bfcl.check_ast(record, [(c["name"], c["arguments"]) for c in calls])
+
+
 def score_model(model: str, settings, goal, adapter=None) -> dict:
-    """`official` of a model folder, with the adapter in a folder or as it is."""
+    """`scores` of a model folder, with the adapter in a folder or as it is."""
     o = parse_options([*settings, "--model", model, "--threads", "1"])
     paths = {"agent": str(adapter)} if adapter else None
     policy = Policy.load(o.model, ("agent",) if adapter else (),
                          **{**policy_options(o), "adapter_paths": paths})
-    return official(policy, "agent" if adapter else None, goal)
+    return scores(policy, "agent" if adapter else None, goal)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -117,19 +128,20 @@ def score_model(model: str, settings, goal, adapter=None) -> dict:
 
 def run(args, extra):
     """All variants and seeds that the results file lacks, `--jobs` at a time, seed by seed."""
-    settings = ["--preset", "135m-cpu", "--base-tasks", args.base_tasks, "--base-limit",
-                str(EXAMPLES), "--tools", args.tools or args.base_tasks, *extra]
+    settings = ["--preset", "135m-cpu", "--base-tasks", args.base_tasks,
+                *(["--base-limit", str(EXAMPLES)] if args.data else []),
+                "--tools", args.tools or args.base_tasks, *extra]
     o = parse_options([*settings, "--model", args.model])
     world = load_world(o.world)
     world.prepare(o)
     goal = target(args.data, o)
     halves = [known for _, _, known in goal]
-    results, work = Path(args.results) / "tools.jsonl", Path(args.work)
+    results, work = Path(args.results), Path(args.work)
     work.mkdir(parents=True, exist_ok=True)
     done = {(r["name"], r["seed"]) for r in read_jsonl(results)} if results.is_file() else set()
     if ("warm start", 0) not in done:
         append_jsonl(results, [{"name": "warm start", "seed": 0, "known": halves,
-                                "official": score_model(args.model, settings, goal)}])
+                                "scores": score_model(args.model, settings, goal)}])
     wanted = [(name, seed) for seed in range(args.seeds) for name in args.only or VARIANTS
               if (name, seed) not in done]
     given = [*settings, "--model", args.model]
@@ -147,7 +159,7 @@ def collect(name, seed, folder, settings, model, goal) -> dict:
     records = [r for r in read_jsonl(folder / "train.jsonl") if r["task"]["origin"] != "base"]
     tasks = {r["task"]["id"]: r for r in records}.values()
     keys = {key for r in tasks for key in world.same_task_key(Task(**r["task"]))}
-    aimed = [world.same_task_key(world.make_task(line, "base")) for _, line, _ in goal]
+    aimed = [world.same_task_key(task) for _, task, _ in goal]
     few = random.Random(seed).sample(list(tasks), min(READ, len(tasks)))
     read = [{"request": r["task"]["text"], "p_hat": r["p_hat"], "epoch": r["task"]["epoch"],
              "tools": [call_text.signature(t) for t in r["task"]["spec"]["tools"]],
@@ -156,7 +168,7 @@ def collect(name, seed, folder, settings, model, goal) -> dict:
             "metrics": read_jsonl(folder / "metrics.jsonl"),
             # tasks of the target that were written by chance
             "met": sum(not keys.isdisjoint(own) for own in aimed),
-            "official": score_model(model, settings, goal, folder / "adapters" / "agent")}
+            "scores": score_model(model, settings, goal, folder / "adapters" / "agent")}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -166,7 +178,7 @@ def collect(name, seed, folder, settings, model, goal) -> dict:
 def success(r, how: str, known=None) -> float:
     """Share of right answers on the target, or on its half with or without an example."""
     of = SAMPLES if how == "T = 1" else 1
-    return float(np.mean([n for n, k in zip(r["official"][how], r["known"])
+    return float(np.mean([n for n, k in zip(r["scores"][how], r["known"])
                           if known is None or k == known])) / of
 
 
@@ -199,7 +211,7 @@ COLUMNS = {
 
 
 def by_name(results: Path) -> dict:
-    """{name: {seed: line of tools.jsonl}}, the warm start first."""
+    """{name: {seed: line of the results}}, the warm start first."""
     runs = {}
     for r in read_jsonl(results):
         runs.setdefault(r["name"], {})[r["seed"]] = r
@@ -212,7 +224,7 @@ def over_tasks(runs) -> list[str]:
     seeds; the 95 % interval is over tasks and says nothing of seeds."""
     rows = ["", "genenv minus the other, paired by task (95 % interval over tasks):", "",
             f"| other | {' | '.join(TARGET)} |", "|---" * (len(TARGET) + 1) + "|"]
-    rate = lambda name, how: np.mean([r["official"][how] for r in runs[name].values()], axis=0) \
+    rate = lambda name, how: np.mean([r["scores"][how] for r in runs[name].values()], axis=0) \
         / (SAMPLES if how == "T = 1" else 1)
     for name in runs:
         cells = []
@@ -227,9 +239,9 @@ def over_tasks(runs) -> list[str]:
 
 
 def page(results: Path) -> str:
-    """Markdown, all that tools.md holds: means with 95 % t-intervals over seeds, differences paired
+    """Markdown, all that a page of results holds: means with 95 % t-intervals over seeds, differences paired
     by seed and by task, and the reading if there is one."""
-    runs, tasks = by_name(results), results.with_name("tools-tasks.jsonl")
+    runs, tasks = by_name(results), tasks_file(results)
     lines = means(runs, COLUMNS)
     if "genenv" in runs:
         lines += paired({name: runs[name] for name in VARIANTS if name in runs}, TARGET)
@@ -238,7 +250,7 @@ def page(results: Path) -> str:
 
 
 def draw(results: Path):
-    """tools-success.png: success on generated tasks, of what generated any."""
+    """A figure beside the results: success on generated tasks, of what generated any."""
     key, label = CURVES[1]
     figure(results, {name: {seed: r["metrics"] for seed, r in seeds.items()}
                      for name, seeds in by_name(results).items()
@@ -248,6 +260,11 @@ def draw(results: Path):
 
 # ---------------------------------------------------------------------------------------------
 # the reading
+
+
+def tasks_file(results: Path) -> Path:
+    """Where the tasks lie that are read by hand."""
+    return results.with_name(f"{results.stem}-tasks.jsonl")
 
 
 def reading(results: Path) -> list:
@@ -275,27 +292,28 @@ def main(argv=None) -> int:
     p = Parser(prog="python -m experiments.tools", description=__doc__.splitlines()[0],
                allow_abbrev=False)
     p.add_argument("what", choices=("run", "table", "tasks"))
-    p.add_argument("--data", help="folder of the benchmarks")
-    p.add_argument("--base-tasks", help="file of eval.make_base")
+    p.add_argument("--data", help="folder of the benchmarks (default: --validation-tasks are the "
+                   "target)")
+    p.add_argument("--base-tasks", help="file of examples; beside --data one of eval.make_base")
     p.add_argument("--tools", default="", help="list of functions (default: those of --base-tasks)")
     p.add_argument("--model", help="folder of the warm start")
     p.add_argument("--seeds", type=int, default=3, help="runs of each variant")
     p.add_argument("--only", nargs="+", choices=VARIANTS, default=(), help="variants (default: all)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     p.add_argument("--work", default="runs/tools", help="folder of the run folders")
-    p.add_argument("--results", default=str(RESULTS), help="folder of the results")
+    p.add_argument("--results", default=str(RESULTS / "tools.jsonl"), help="file of the results")
     def command():
         args, extra = p.parse_known_args(argv)
-        results = Path(args.results) / "tools.jsonl"
+        results = Path(args.results)
         if args.what == "run":
-            for name in ("data", "base_tasks", "model"):
+            for name in ("base_tasks", "model"):
                 if not vars(args)[name]:
                     raise UserError(f"run needs --{name.replace('_', '-')}")
             run(args, extra)
         elif extra or not results.is_file():
             raise UserError(f"unknown option {extra[0]}" if extra else f"{results}: no such file")
         if args.what == "tasks":
-            tasks = results.with_name("tools-tasks.jsonl")
+            tasks = tasks_file(results)
             if tasks.exists():
                 raise UserError(f"{tasks} exists, with what was read: move it away first")
             append_jsonl(tasks, reading(results))

@@ -1,4 +1,4 @@
-"""Many functions, few examples: the target, BFCL's own rule, the table, and imitation as a rival.
+"""Many functions, few examples: both targets and their rules, the table, and imitation as a rival.
 
 Run: python -m pytest tests/test_tools_runs.py -q. What needs the benchmark data skips without it.
 """
@@ -17,7 +17,8 @@ from policy import Rollout
 from run.options import parse_options
 from worlds import call_text, tool_calls
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "benchmarks"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_the_target_is_all_that_is_neither_example_nor_tuning(goal):
     o, found = goal
     used = {key for task in [*tool_calls.base_tasks(o), *tool_calls.validation_tasks(o, "tuning")]
             for key in tool_calls.same_task_key(task)}
-    aimed = [tool_calls.make_task(line, "base") for _, line, _ in found]
+    aimed = [task for _, task, _ in found]
     assert all(used.isdisjoint(tool_calls.same_task_key(task)) for task in aimed)
     assert len({task.id for task in aimed}) == len(aimed) > 550
     names = {name for task in tool_calls.base_tasks(o) for name in tool_calls.skills(task)}
@@ -66,22 +67,42 @@ class Answers:
 def test_expected_calls_are_right_by_the_official_rule_and_others_are_not(goal):
     """A table of zeros, or of ones, whatever the model says."""
     found = goal[1]
-    gold = [call_text.write_calls(line["calls"]) for _, line, _ in found]
-    scores = tools.official(Answers(gold), None, found)
+    gold = [call_text.write_calls(task.spec["calls"]) for _, task, _ in found]
+    scores = tools.scores(Answers(gold), None, found)
     assert scores == {"T = 1": [tools.SAMPLES] * len(found), "greedy": [1] * len(found)}
     for wrong in (lambda text: text.replace("=", "=1", 1), lambda text: "",
                   lambda text: text + "\n" + text, lambda text: text[:-1]):
-        right = tools.official(Answers(list(map(wrong, gold))), None, found)["greedy"]
+        right = tools.scores(Answers(list(map(wrong, gold))), None, found)["greedy"]
         assert np.mean(right) <= 0.02, wrong(gold[0])
 
 
+def test_held_out_tasks_of_ones_own_are_a_target_too():
+    """Benchmark data would be needed to compare runs on one's own list."""
+    worlds = ROOT / "worlds"
+    o = parse_options(["--preset", "135m-cpu", "--model", "m", "--tools",
+                       str(worlds / "example_tools.json"), "--base-tasks",
+                       str(worlds / "example_requests.jsonl"), "--validation-tasks",
+                       str(worlds / "example_heldout.jsonl")])
+    tool_calls.prepare(o)
+    found = tools.target(None, o)
+    assert [task for _, task, _ in found] == tool_calls.validation_tasks(o)
+    covered = {name for task in tool_calls.base_tasks(o) for name in tool_calls.skills(task)}
+    assert [known for *_, known in found] == [set(tool_calls.skills(task)) <= covered
+                                              for _, task, _ in found]
+    assert 10 < sum(known for *_, known in found) < len(found) - 10
+    gold = [call_text.write_calls(task.spec["calls"]) for _, task, _ in found]
+    for texts, right in ((gold, 1), ([text[:-1] for text in gold], 0), (gold[1:] + gold[:1], 0)):
+        assert tools.scores(Answers(texts), None, found) == {
+            "T = 1": [tools.SAMPLES * right] * len(found), "greedy": [right] * len(found)}
+
+
 def line(name, seed, right, epochs=2, **changes):
-    """A line of tools.jsonl: `right` of 4 answers at each of four tasks, two of them with example."""
+    """A line of tools.jsonl: a task each for `right`, quarters of its answers right; two have an example."""
     epoch = {"success_rate": 0.4, "env_kept": 3, "seconds": 60.0, "written": 10, "zero_variance": 0.25,
              "invalid": {"not in the request": 4}, "distinct_tasks": 5, "env_kl": 0.1,
              "functions_practised": 7}
     return {"name": name, "seed": seed, "known": [True, True, False, False],
-            "official": {"T = 1": right, "greedy": [n // 2 for n in right]},
+            "scores": {"T = 1": [n * tools.SAMPLES // 4 for n in right], "greedy": [n // 2 for n in right]},
             "metrics": [{**epoch, "epoch": t, "seconds": 60.0 * t} for t in range(epochs + 1)],
             "tasks": [{"request": f"{name} {seed} {n}", "p_hat": 0.5, "epoch": 1, "tools": [],
                        "calls": "f(a=1)"} for n in range(3)], **changes}
