@@ -31,14 +31,14 @@ from run import options as run_options
 from worlds import load_world, one_line_for_templates
 
 FEWEST = 6          # pairs to imitate, in each role
-STEPS, PASSES = 24, (2, 10)  # steps that teach the form; fewest and most passes made for them
+STEPS, PASSES = 48, (2, 10)  # steps that teach the form; fewest and most passes made for them
 
 
 @dataclass(frozen=True)
 class Settings:
     """Options of a warm start beside those of a run; the comment beside each is its help text."""
     out: str = ""          # folder that becomes the model
-    passes: int = 0        # over what there is to imitate; 0: enough for 24 steps, 2 to 10
+    passes: int = 0        # over what there is to imitate; 0: enough for 48 steps, 2 to 10
     rounds: int = 2        # of writing for listed functions and imitating what is valid, at most
     texts: int = 128       # that are written in a round
     batch: int = 8         # responses per optimiser step
@@ -106,7 +106,7 @@ def parse(argv):
 
 def passes_for(pairs: int, batch: int) -> int:
     """Passes over so many pairs, of which few examples need more: SmolLM2-135M wrote a tenth of valid
-    tasks after 12 steps in all, and more and more copies of the examples after 40."""
+    tasks after 12 steps in all, and half of them after 48 with other values in each pass."""
     fewest, most = PASSES
     return min(max(fewest, -(-STEPS // -(-pairs // batch))), most)
 

@@ -70,12 +70,14 @@ from worlds import NO_SEED, InvalidTask, call_text, open_policy, task_text, tool
 from worlds.call_text import MAX_CHARS
 from worlds.grounding import twin_marks, uncalled, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
+from worlds.swaps import swapped, words_of_tools
 from worlds.schemas import MAX_CALLS, answering, canonical, check_calls, \
     check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
     tools_of
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
+SWAPPED = 0.75        # of the examples of a pass of a warm start have other values
 MOST_CALLED, MOST_SHOWN = 3, 6  # functions that a task may grow to
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
 SHOWN_FAULTS = 20     # lines of a file that are named in full
@@ -191,6 +193,10 @@ def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
 def _task(text, spec, *rest) -> Task:
     # the same spec under another text is another task, with a p_hat of its own
     return Task(text, spec, *rest, task_id({"text": text, **spec}))
+
+
+def _with_calls(task: Task, text: str, calls: list) -> Task:
+    return _task(text, {**task.spec, "calls": calls}, task.origin)
 
 
 def same_task_key(task: Task) -> tuple[str, ...]:
@@ -638,6 +644,10 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     functions that a task leaves alone are of the list, drawn as for written tasks.
     """
     tasks, draw = base_tasks(o), random.Random(turn)
+    if _form.tools:
+        words = words_of_tools(_form.tools.values())
+        tasks = [_with_calls(task, *swapped(task, words, draw))
+                 if kind(task) == "calls" and draw.random() < SWAPPED else task for task in tasks]
     tasks = [*tasks, *joined_tasks(tasks, draw)]
     agent, env, alone = [], [], 0
     for task in tasks:

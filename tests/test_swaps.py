@@ -1,0 +1,118 @@
+"""Examples with other values: what is swapped, and that request and calls stay one task.
+
+Run: python -m pytest tests/test_swaps.py -q
+"""
+import random
+from pathlib import Path
+
+import pytest
+
+from data_pool import Task
+from run.options import parse_options
+from worlds import swaps, tool_calls
+from worlds.grounding import uncalled, ungrounded
+from worlds.schemas import check_calls, tools_of
+
+WORLDS = Path(__file__).resolve().parents[1] / "worlds"
+WORDS = ["lantern", "copper"]
+
+
+def a_task(text, arguments, schemas):
+    """A task of one call; schemas: {argument: schema}."""
+    tool = {"name": "f", "description": "", "parameters": {"type": "object", "properties": schemas}}
+    return Task(text, {"tools": [tool], "calls": [{"name": "f", "arguments": arguments}]})
+
+
+def swapped(text, arguments, schemas, seed=0):
+    """(request, arguments) of such a task with other values."""
+    text, calls = swaps.swapped(a_task(text, arguments, schemas), WORDS, random.Random(seed))
+    return text, calls[0]["arguments"]
+
+
+TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_kind_of_value_has_another_of_its_kind(seed):
+    """A level of 900 percent, a colour that the schema does not know, or an unchanged value."""
+    text, got = swapped(
+        "Light Anna's hall red to 60 at 7:00 on Friday, code RX4-1, 2.50 watts", {
+            "who": "Anna", "colour": "red", "level": 60, "hour": 7, "day": "Friday",
+            "code": "RX4-1", "watts": 2.5},
+        {"who": TEXT, "colour": {"enum": ["red", "blue"]}, "level": {**WHOLE, "maximum": 80},
+         "hour": {**WHOLE, "minimum": 0, "maximum": 23}, "day": TEXT, "code": TEXT,
+         "watts": {"type": "number"}}, seed)
+    assert got["who"] in ("Lantern", "Copper") and got["colour"] in ("red", "blue")
+    assert got["day"].endswith("day") and 10 <= got["level"] <= 80 and 1 <= got["hour"] <= 9
+    assert got["code"][:2].isupper() and got["code"][3] == "-" and got["code"] != "RX4-1"
+    assert 1 <= got["watts"] < 10 and isinstance(got["hour"], int)
+    watts = "2.50" if got["watts"] == 2.5 else f"{got['watts']:g}"
+    assert text == (f"Light {got['who']}'s hall {got['colour']} to {got['level']} at {got['hour']}:00 "
+                    f"on {got['day']}, code {got['code']}, {watts} watts")
+
+
+@pytest.mark.parametrize("text, arguments, schemas", [
+    ("Ada asks Ada", {"who": "Ada"}, {"who": TEXT}),                        # which of the two?
+    ("Ada, at 3", {"who": "Ada", "from": "Ada", "n": 4}, {"who": TEXT, "from": TEXT, "n": WHOLE}),
+    ("for four", {"n": 4}, {"n": WHOLE}),                                   # not as in the calls
+    ("on 2024-05-01 at 7 pm", {"a": "2024-05-01", "b": "7 pm"}, {"a": TEXT, "b": TEXT}),
+    ("in 14 days", {"n": 4, "m": 1}, {"n": WHOLE, "m": WHOLE}),             # a part of a number
+    ("give 1.5", {"n": 1}, {"n": WHOLE}),
+    ("a red one", {"c": "red"}, {"c": {"enum": ["red"]}}),
+    ("a red one", {"c": "red"}, {"c": {"type": "string", "default": "red"}}),
+    ("code abc", {"c": "abc"}, {"c": {"type": "string", "pattern": "^abc$"}}),
+    ("be true", {"c": True}, {"c": {"type": "boolean"}}),
+    ("minus -4 it is", {"n": -4}, {"n": WHOLE}),
+])
+def test_what_is_not_sure_stays(text, arguments, schemas):
+    """A request that says another thing than its calls teaches the model to guess."""
+    assert all(swapped(text, arguments, schemas, seed) == (text, arguments) for seed in range(10))
+
+
+def test_a_swapped_value_stands_only_where_the_old_one_stood():
+    """"Put copper on the copper list": the second value would be swapped for the first."""
+    for seed in range(20):
+        text, got = swapped("Put copper and tea there", {"a": "copper", "b": "tea"},
+                            {"a": TEXT, "b": TEXT}, seed)
+        assert text == f"Put {got['a']} and {got['b']} there" and got["a"] != got["b"]
+
+
+def options():
+    """Our own example list."""
+    return parse_options([
+        "--preset", "135m-cpu", "--model", "m", "--tools", str(WORLDS / "example_tools.json"),
+        "--base-tasks", str(WORLDS / "example_requests.jsonl"),
+        "--validation-tasks", str(WORLDS / "example_heldout.jsonl")])
+
+
+def test_the_examples_stay_valid_and_grounded():
+    """A warm start would imitate calls that do not follow from their requests."""
+    o = options()
+    tool_calls.prepare(o)
+    words = swaps.words_of_tools(tool_calls._form.tools.values())
+    assert "event" in words and "the" not in words and "minimum" not in words and len(words) > 100
+    base, changed = tool_calls.base_tasks(o), 0
+    for seed in range(20):
+        for task in base:
+            text, calls = swaps.swapped(task, words, random.Random(seed))
+            new = tool_calls._with_calls(task, text, calls)
+            check_calls(calls, tools_of(new))
+            assert bool(ungrounded(new)) <= bool(ungrounded(task)), (task.text, text)
+            assert bool(uncalled(new)) <= bool(uncalled(task)), (task.text, text)
+            changed += text != task.text
+    assert changed > 19 * len(base)
+
+
+def test_passes_of_a_warm_start_show_other_values_and_some_examples_as_they_are():
+    """The same values in every pass are learned by heart; the same pass twice is the same."""
+    o = options()
+    tool_calls.prepare(o)
+    plain = {task.text for task in tool_calls.base_tasks(o)}
+    asked = []
+    for turn in range(4):
+        pairs = tool_calls.warm_start_pairs(o, turn)
+        assert pairs == tool_calls.warm_start_pairs(o, turn)
+        asked.append([prompt[-1]["content"] for prompt, _ in pairs["agent"]])
+        as_is = sum(any(text in said for text in plain) for said in asked[-1])
+        assert 1 <= as_is <= len(asked[-1]) / 2
+    assert len({said for passed in asked for said in passed}) > 2.5 * len(asked[0])
