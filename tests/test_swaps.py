@@ -92,10 +92,11 @@ def test_the_examples_stay_valid_and_grounded():
     words = swaps.words_of_tools(tool_calls._form.tools.values())
     assert "event" in words and "the" not in words and "minimum" not in words and len(words) > 100
     base, changed = tool_calls.base_tasks(o), 0
+    as_task = lambda task, text, calls: Task(text, {**task.spec, "calls": calls})
     for seed in range(20):
         for task in base:
             text, calls = swaps.swapped(task, words, random.Random(seed))
-            new = tool_calls._with_calls(task, text, calls)
+            new = as_task(task, text, calls)
             check_calls(calls, tools_of(new))
             assert bool(ungrounded(new)) <= bool(ungrounded(task)), (task.text, text)
             assert bool(uncalled(new)) <= bool(uncalled(task)), (task.text, text)

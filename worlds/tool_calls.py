@@ -65,15 +65,15 @@ from pathlib import Path
 
 from common.files import UserError
 from data_pool import Task, task_id
-from worlds import NO_SEED, InvalidTask, call_text, open_policy, task_text, tool_lists, \
-    try_prompts, world_option
+from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, task_text, \
+    tool_lists, try_prompts, world_option
 from worlds.call_text import MAX_CHARS
 from worlds.grounding import twin_marks, uncalled, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
-from worlds.swaps import swapped, words_of_tools
 from worlds.schemas import MAX_CALLS, answering, canonical, check_calls, \
     check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
     tools_of
+from worlds.swaps import swapped, words_of_tools
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
@@ -193,10 +193,6 @@ def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
 def _task(text, spec, *rest) -> Task:
     # the same spec under another text is another task, with a p_hat of its own
     return Task(text, spec, *rest, task_id({"text": text, **spec}))
-
-
-def _with_calls(task: Task, text: str, calls: list) -> Task:
-    return _task(text, {**task.spec, "calls": calls}, task.origin)
 
 
 def same_task_key(task: Task) -> tuple[str, ...]:
@@ -644,10 +640,7 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     functions that a task leaves alone are of the list, drawn as for written tasks.
     """
     tasks, draw = base_tasks(o), random.Random(turn)
-    if _form.tools:
-        words = words_of_tools(_form.tools.values())
-        tasks = [_with_calls(task, *swapped(task, words, draw))
-                 if kind(task) == "calls" and draw.random() < SWAPPED else task for task in tasks]
+    tasks = with_other_values(o, tasks, draw) if _form.tools else tasks
     tasks = [*tasks, *joined_tasks(tasks, draw)]
     agent, env, alone = [], [], 0
     for task in tasks:
@@ -664,6 +657,19 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
             env.append((env_prompt(seed_task, None, 0.5), task_as_written(task)))
         alone += not seeds
     return {"agent": agent, "env": env, "alone": alone}
+
+
+def with_other_values(o, tasks, draw) -> list[Task]:
+    """The tasks, most of them swapped; as it is where another one would be like a held-out task."""
+    words, out = words_of_tools(_form.tools.values()), []
+    held_out = held_out_keys(sys.modules[__name__], o)
+    for task in tasks:
+        if kind(task) == "calls" and draw.random() < SWAPPED:
+            text, calls = swapped(task, words, draw)
+            new = _task(text, {**task.spec, "calls": calls}, task.origin)
+            task = new if held_out.isdisjoint(same_task_key(new)) else task
+        out.append(task)
+    return out
 
 
 def functions_beside(task: Task, draw) -> list[dict]:
