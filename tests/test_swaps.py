@@ -62,11 +62,19 @@ def test_each_kind_of_value_has_another_of_its_kind(seed):
     ("a red one", {"c": "red"}, {"c": {"type": "string", "default": "red"}}),
     ("code abc", {"c": "abc"}, {"c": {"type": "string", "pattern": "^abc$"}}),
     ("be true", {"c": True}, {"c": {"type": "boolean"}}),
+    ("be true", {"c": True}, {"c": {}}),
     ("minus -4 it is", {"n": -4}, {"n": WHOLE}),
 ])
 def test_what_is_not_sure_stays(text, arguments, schemas):
     """A request that says another thing than its calls teaches the model to guess."""
     assert all(swapped(text, arguments, schemas, seed) == (text, arguments) for seed in range(10))
+
+
+def test_few_values_stay_where_another_can_be_had():
+    """A bound of the schema, or a zero at the end of a price, would keep the example as it is."""
+    changed = [swapped("Pay 7.50 for 60 of them", {"price": 7.5, "n": 60}, {
+        "price": {"type": "number"}, "n": {**WHOLE, "maximum": 61}}, seed)[1] for seed in range(50)]
+    assert sum(got["price"] != 7.5 for got in changed) > 45 < sum(got["n"] != 60 for got in changed)
 
 
 def test_a_swapped_value_stands_only_where_the_old_one_stood():
