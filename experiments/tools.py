@@ -65,24 +65,25 @@ def target(data, o) -> list:
     with `data` every task of --base-tasks that is no example and shares neither words nor calls with
     one, or with a tuning task."""
     world = load_world("tool_calls")
-    base = world.base_tasks(o)
-    known = {name for task in base for name in world.skills(task)}
-    if not data:
-        return [(None, task, known.issuperset(world.skills(task)))
-                for task in world.validation_tasks(o)]
-    used = {key for task in [*base, *world.validation_tasks(o, "tuning")]
+    known = {name for task in world.base_tasks(o) for name in world.skills(task)}
+    found = of_bfcl(data, world, o) if data else \
+        [(None, task) for task in world.validation_tasks(o)]
+    return [(record, task, known.issuperset(world.skills(task))) for record, task in found]
+
+
+def of_bfcl(data, world, o):
+    """(BFCL record, task) of each task of --base-tasks that is left for the target."""
+    used = {key for task in [*world.base_tasks(o), *world.validation_tasks(o, "tuning")]
             for key in world.same_task_key(task)}
     # ids follow from the text and the spec: with them the records are found again
     wanted = {task.id for task in world.read_tasks(o.base_tasks)
               if used.isdisjoint(world.same_task_key(task))}
-    out = []
     for record in load_records("bfcl", data, split="train"):
         line = bfcl.base_task(record)
         task = None if line is None or unreadable(line) else world.make_task(line, "base")
         if task is not None and task.id in wanted:
-            out.append((record, task, known.issuperset(world.skills(task))))
+            yield record, task
             wanted.discard(task.id)  # a task that two records have counts once
-    return out
 
 
 def scores(policy, adapter, goal) -> dict:
@@ -239,8 +240,8 @@ def over_tasks(runs) -> list[str]:
 
 
 def page(results: Path) -> str:
-    """Markdown, all that a page of results holds: means with 95 % t-intervals over seeds, differences paired
-    by seed and by task, and the reading if there is one."""
+    """Markdown, all that a page of results holds: means with 95 % t-intervals over seeds,
+    differences paired by seed and by task, and the reading if there is one."""
     runs, tasks = by_name(results), tasks_file(results)
     lines = means(runs, COLUMNS)
     if "genenv" in runs:

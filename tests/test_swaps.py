@@ -61,6 +61,7 @@ def test_each_kind_of_value_has_another_of_its_kind(seed):
     ("a red one", {"c": "red"}, {"c": {"enum": ["red"]}}),
     ("a red one", {"c": "red"}, {"c": {"type": "string", "default": "red"}}),
     ("code abc", {"c": "abc"}, {"c": {"type": "string", "pattern": "^abc$"}}),
+    ("a red one", {"a": "red", "c": "red"}, {"a": TEXT, "c": {"type": "string", "default": "red"}}),
     ("be true", {"c": True}, {"c": {"type": "boolean"}}),
     ("be true", {"c": True}, {"c": {}}),
     ("minus -4 it is", {"n": -4}, {"n": WHOLE}),
@@ -75,6 +76,13 @@ def test_few_values_stay_where_another_can_be_had():
     changed = [swapped("Pay 7.50 for 60 of them", {"price": 7.5, "n": 60}, {
         "price": {"type": "number"}, "n": {**WHOLE, "maximum": 61}}, seed)[1] for seed in range(50)]
     assert sum(got["price"] != 7.5 for got in changed) > 45 < sum(got["n"] != 60 for got in changed)
+
+
+def test_words_are_those_of_the_descriptions_whatever_signs_they_have():
+    """A quotation mark would end a description, a line break would become a letter of a word."""
+    properties = {"description": {"type": "string", "description": "Called \"lantern\" by\nall"}}
+    tool = {"name": "name", "description": "Copper", "parameters": {"properties": properties}}
+    assert swaps.words_of_tools([tool]) == ["all", "called", "copper", "lantern"]
 
 
 def test_a_swapped_value_stands_only_where_the_old_one_stood():
@@ -100,11 +108,10 @@ def test_the_examples_stay_valid_and_grounded():
     words = swaps.words_of_tools(tool_calls._form.tools.values())
     assert "event" in words and "the" not in words and "minimum" not in words and len(words) > 100
     base, changed = tool_calls.base_tasks(o), 0
-    as_task = lambda task, text, calls: Task(text, {**task.spec, "calls": calls})
     for seed in range(20):
         for task in base:
             text, calls = swaps.swapped(task, words, random.Random(seed))
-            new = as_task(task, text, calls)
+            new = Task(text, {**task.spec, "calls": calls})
             check_calls(calls, tools_of(new))
             assert bool(ungrounded(new)) <= bool(ungrounded(task)), (task.text, text)
             assert bool(uncalled(new)) <= bool(uncalled(task)), (task.text, text)

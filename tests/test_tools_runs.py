@@ -97,7 +97,7 @@ def test_held_out_tasks_of_ones_own_are_a_target_too():
 
 
 def line(name, seed, right, epochs=2, **changes):
-    """A line of tools.jsonl: a task each for `right`, quarters of its answers right; two have an example."""
+    """A line of results: for each of `right` a task with so many quarters of its answers right."""
     epoch = {"success_rate": 0.4, "env_kept": 3, "seconds": 60.0, "written": 10, "zero_variance": 0.25,
              "invalid": {"not in the request": 4}, "distinct_tasks": 5, "env_kl": 0.1,
              "functions_practised": 7}

@@ -53,7 +53,7 @@ def leaks(task: Task) -> str:
     if any(states_call(text, calls, answers) for text in [task.text, *notes]) \
             or any(spells_arguments("\n".join(notes), call["arguments"]) for call in calls) \
             or hidden(values, task.text) \
-            or not answers.isdisjoint(map(canonical, _objects(task.spec["tools"]))):
+            or not answers.isdisjoint(map(canonical, objects_in(task.spec["tools"]))):
         return "answer leaked"
     if all(given_by_schema(call, tools[call["name"]]) for call in calls):
         # where there is no argument at all, which tool to call may still be a question
@@ -196,10 +196,10 @@ def _split(text: str) -> list[str]:
     return [word[:-1] if len(word) > 3 and word[-1] == "s" else word for word in words]
 
 
-def _objects(value):
+def objects_in(value):
     """Every JSON object inside a value, itself included."""
     if isinstance(value, dict):
         yield value
     for part in value.values() if isinstance(value, dict) else value:
         if isinstance(part, (dict, list)):
-            yield from _objects(part)
+            yield from objects_in(part)

@@ -13,9 +13,11 @@ Where it differs on purpose: it knows no meaning. "Put the haircut on Tuesday at
 import calendar
 import re
 import string
+from collections import Counter
 
 from data_pool import Task
 from worlds.grounding import FILLERS, dates_of, is_time
+from worlds.leaks import objects_in
 from worlds.schemas import canonical, conforms, tools_of
 
 CALENDAR = tuple(map(list, (calendar.day_name, calendar.month_name[1:])))
@@ -23,8 +25,10 @@ CALENDAR = tuple(map(list, (calendar.day_name, calendar.month_name[1:])))
 
 def words_of_tools(tools) -> list[str]:
     """What values are made of: the words of the descriptions, each once, in order."""
-    texts = re.findall(r'"description": "([^"]*)', canonical(list(tools)))
-    return sorted(set(re.findall(r"\b[a-z]{3,}\b", " ".join(texts).lower())) - FILLERS)
+    texts = [found.get("description") for found in objects_in(list(tools))]
+    text = " ".join(text for text in texts if isinstance(text, str))
+    words = re.findall(r"\b[a-z]{3,}\b", text.lower())
+    return sorted(set(words) - FILLERS)
 
 
 def swapped(task: Task, words: list, draw) -> tuple[str, list]:
@@ -33,43 +37,47 @@ def swapped(task: Task, words: list, draw) -> tuple[str, list]:
 
     words: what texts are made of. draw: a random.Random. Dates, times, defaults and booleans stay.
     """
-    tools, text, calls = tools_of(task), task.text, []
-    inner = lambda call, name: tools[call["name"]]["parameters"].get("properties", {}).get(name, {})
-    leaves = [leaf for call in task.spec["calls"] for name, value in call["arguments"].items()
-              for leaf in _leaves(value, inner(call, name))]
-    others = {}
-    for value, schema in leaves:
-        once = sum(canonical(value) == canonical(v) for v, _ in leaves) == 1
-        place = _place(value, text) if once else None
-        other = _other(value, schema, words, draw) if place else None
+    tools, text, times = tools_of(task), task.text, Counter()
+    def count(value, schema):
+        times[canonical(value)] += 1
+    def swap(value, schema):
+        nonlocal text
+        places = _places(value, text)
+        if len(places) != 1 or times[canonical(value)] > 1 or _stays(value, schema):
+            return value
+        other = _other(value, schema, words, draw)
         # a value that stands in the request already would stand there twice
-        if other is not None and conforms(other, schema) and not _place(other, text, least=1):
-            others[canonical(value)] = other
-            text = text[:place.start()] + _written(other) + text[place.end():]
-    for call in task.spec["calls"]:
-        calls.append({**call, "arguments": _replaced(call["arguments"], others)})
+        if other is None or not conforms(other, schema) or _places(other, text):
+            return value
+        text = text[:places[0].start()] + _written(other) + text[places[0].end():]
+        return other
+    for change in (count, swap):
+        calls = [{**call, "arguments": _each(call["arguments"], tools[call["name"]]["parameters"],
+                                             change)} for call in task.spec["calls"]]
     return text, calls
 
 
-def _leaves(value, schema: dict):
-    """(value, schema) of each part without parts that may be swapped."""
+def _each(value, schema: dict, change):
+    """A value with change(part, its schema) in place of each part that has no parts."""
     if isinstance(value, dict):
-        for key, part in value.items():
-            yield from _leaves(part, schema.get("properties", {}).get(key, {}))
-    elif isinstance(value, list):
-        for part in value:
-            yield from _leaves(part, schema.get("items", {}))
-    elif not isinstance(value, bool) and value not in (None, "") and \
-            canonical(value) != canonical(schema.get("default")):
-        yield value, schema
+        inner = schema.get("properties", {})
+        return {key: _each(part, inner.get(key, {}), change) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_each(part, schema.get("items", {}), change) for part in value]
+    return change(value, schema)
 
 
-def _place(value, text: str, least: int = 0):
-    """Where a value stands in a text, if it does so once; with `least`, at least so often."""
+def _stays(value, schema: dict) -> bool:
+    """Whether a value is one that no request needs to name."""
+    return isinstance(value, bool) or value in (None, "") or \
+        canonical(value) == canonical(schema.get("default"))
+
+
+def _places(value, text: str) -> list:
+    """Where a value stands in a text."""
     forms = {_written(value)} | ({f"{value:.2f}"} if isinstance(value, float) else set())
     either = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
-    found = list(re.finditer(rf"(?<![\w.-])(?:{either})(?!\w|\.\d)", text))
-    return found[0] if len(found) == 1 or least and found else None
+    return list(re.finditer(rf"(?<![\w.-])(?:{either})(?!\w|\.\d)", text))
 
 
 def _written(value) -> str:
@@ -83,11 +91,13 @@ def _other(value, schema: dict, words, draw):
         return draw.choice(rest) if rest else None
     if isinstance(value, str):
         return _other_text(value, words, draw)
-    digits = canonical(abs(value)).partition(".")
+    if value <= 0:
+        return None
+    digits = canonical(value).partition(".")
     unit, size = 10 ** len(digits[2]), 10 ** len(digits[0])  # drawn in steps of the last place
     least = max(schema.get("minimum", 1), size // 10)
     most = min(schema.get("maximum", size), size - 1)
-    if value <= 0 or least >= most:
+    if least >= most:
         return None
     n = draw.randint(round(least * unit), round(most * unit))
     return n / unit if unit > 1 else n
@@ -108,12 +118,3 @@ def _other_text(value: str, words, draw):
         return None
     new = [draw.choice(words) for _ in old]
     return " ".join(b.capitalize() if a[0].isupper() else b for a, b in zip(old, new))
-
-
-def _replaced(value, others: dict):
-    """A value with its parts exchanged."""
-    if isinstance(value, dict):
-        return {key: _replaced(part, others) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_replaced(part, others) for part in value]
-    return others.get(canonical(value), value)
