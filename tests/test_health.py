@@ -113,6 +113,12 @@ def test_a_simulator_that(name):
     assert all(hasattr(genenv.Options, n.replace("-", "_")) for n in named), named
 
 
+def test_before_any_update_the_advice_is_about_the_model():
+    """At epoch 0, or with an untrained simulator, --env-kl changes nothing."""
+    found, text = kinds(epochs(1, invalid={"malformed": 30}, distinct_tasks=15, env_kl=0.0))
+    assert found == {"invalid"} and "warm start" in text and "--env-kl" not in text
+
+
 @pytest.mark.parametrize("n, fields", [
     (1, dict(env_kl=3.0)), (1, dict(env_capped=1, env_steps=3)),  # two epochs running
     (2, dict(success_rate=0.0, zero_variance=1.0, reward=0.0, env_kept=0)),

@@ -133,7 +133,8 @@ def test_a_run_of_one_epoch_and_without_samples(folder):
     save(folder, records[:1], vars(options), [])
     (folder / "samples.jsonl").unlink()
     assert re.search("<h3>epoch 0</h3>", report.write(folder).read_text())
-    assert "held-out success" in screen.closing_words(folder)
+    words = screen.closing_words(folder)
+    assert "held-out success" in words and "->" not in words and "of 0 epochs" not in words
 
 
 def test_a_run_without_generated_tasks_says_nothing_of_them(folder, no_figures):

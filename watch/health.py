@@ -118,8 +118,9 @@ def warn_invalid(r, history, o):
     if r["written"] and lost > 0.5 * r["written"]:
         worst = max(reasons, key=reasons.get)
         return (f"invalid: {lost} of {r['written']} generations are no task, most often "
-                f"{worst!r} ({reasons[worst]}): raise --env-kl; if it is so from the start, the "
-                "model needs another prompt or clearer base tasks")
+                f"{worst!r} ({reasons[worst]}): "
+                + "raise --env-kl; if it is so from the start, " * (r["env_kl"] > 0)
+                + "the model needs a warm start, another prompt or clearer base tasks")
 
 
 def warn_copies(r, history, o):

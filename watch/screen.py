@@ -68,22 +68,22 @@ def closing_words(folder) -> str:
     lines = [""]
     if by:
         mostly = [sum(rate > 0.5 for rate in rates.values()) for rates in (before, by)]
-        lines += [_change("held-out success", first, last, "validation", ".3f",
+        lines += [_change("held-out success", metrics, "validation", ".3f",
                           f"tasks that neither model is trained on, {options['val_samples']} "
                           "attempts each"),
-                  f"{'':<28}categories solved more than half of the time: {mostly[0]} -> "
-                  f"{mostly[1]} of {len(by)}"]
+                  f"{'':<28}categories solved more than half of the time: "
+                  f"{_arrow(metrics, *map(str, mostly))} of {len(by)}"]
     if generates(metrics):
         lines += [
-            _change("success on generated tasks", first, last, "success_rate", ".2f",
+            _change("success on generated tasks", metrics, "success_rate", ".2f",
                     f"{epochs_in_band(metrics, options)} of {len(metrics) - 1} epochs within alpha "
-                    f"+- {options['k_min']}"),
-            _change("length of generated tasks", first, last, "task_length", ".2f",
-                    f"responses {first['response_length']:.1f} -> "
-                    f"{last['response_length']:.1f} tokens"),
-            _change("skills in generated tasks", first, last, "skill_entropy", ".2f",
+                    f"+- {options['k_min']}" if last["epoch"] else "nothing was trained"),
+            _change("length of generated tasks", metrics, "task_length", ".2f", "responses "
+                    + _arrow(metrics, *(f"{m['response_length']:.1f}" for m in (first, last)))
+                    + " tokens"),
+            _change("skills in generated tasks", metrics, "skill_entropy", ".2f",
                     "bits of entropy")]
-    if "functions" in last:
+    if "functions" in last and generates(metrics):
         lines.append(f"functions practised         {last['functions_practised']} of "
                      f"{last['functions']}, {last['functions_solved']} solved when last tried")
     warned = sum(bool(m["warnings"]) for m in metrics)
@@ -92,6 +92,12 @@ def closing_words(folder) -> str:
     return "\n".join([*lines, f"{folder}/report.html shows the curves, tasks and attempts"])
 
 
-def _change(name, first, last, key, form, note) -> str:
+def _change(name, metrics, key, form, note) -> str:
     """`name   first -> last   note`, in columns."""
-    return f"{name:<28}{first[key]:{form}} -> {last[key]:{form}}".ljust(46) + note
+    values = (f"{m[key]:{form}}" for m in (metrics[0], metrics[-1]))
+    return f"{name:<28}{_arrow(metrics, *values)}".ljust(46) + note
+
+
+def _arrow(metrics, first: str, last: str) -> str:
+    """`first -> last`, or what there is before any training."""
+    return f"{first} -> {last}" if len(metrics) > 1 else first
