@@ -11,7 +11,7 @@ How it is run, with START made by a warm start with the same files (EXPERIMENTS.
     python -m experiments.tools tasks --results RESULTS.jsonl   # tasks to be read by hand
 
 `run` goes on where it was interrupted, inside a run as well (--work holds the run folders), and
-works seed by seed. The target is HELDOUT, under the world's own rule. With `--data DIR`, the folder
+works seed by seed: one more seed, on another machine, may have a START of its own. The target is HELDOUT, under the world's own rule. With `--data DIR`, the folder
 of benchmarks, and FILE made by `python -m eval.make_base bfcl`, there are 64 examples; the target is
 every other task of FILE that is no tuning task, under BFCL's rule. Both have two halves: tasks
 whose functions have an example, and tasks whose functions have none.
@@ -86,18 +86,18 @@ def of_bfcl(data, world, o):
             wanted.discard(task.id)  # a task that two records have counts once
 
 
-def scores(policy, adapter, goal) -> dict:
+def scores(policy, adapter, goal, seed) -> dict:
     """Right answers to each task of the target, in its order: {"T = 1": of SAMPLES, "greedy": of
     one}."""
-    return {"T = 1": answered(policy, adapter, goal, SAMPLES, 1.0),
-            "greedy": answered(policy, adapter, goal, 1, 0.0)}
+    return {"T = 1": answered(policy, adapter, goal, SAMPLES, 1.0, seed),
+            "greedy": answered(policy, adapter, goal, 1, 0.0, seed)}
 
 
-def answered(policy, adapter, goal, G, temperature) -> list:
-    """How many of G answers to each task of the target are right."""
+def answered(policy, adapter, goal, G, temperature, seed) -> list:
+    """How many of G answers to each task of the target are right; `seed` draws them."""
     world = load_world("tool_calls")
     prompts = [policy.encode(world.agent_prompt(task)) for _, task, _ in goal]
-    rollouts = policy.sample(adapter, prompts, G, 64, temperature, policy.generator(0),
+    rollouts = policy.sample(adapter, prompts, G, 64, temperature, policy.generator(seed),
                              max_rows=128)
     right = [0] * len(goal)
     for r in rollouts:
@@ -114,13 +114,13 @@ def is_right(record, task, response: str) -> bool:
     return bool(calls) and not bfcl.check_ast(record, [(c["name"], c["arguments"]) for c in calls])
 
 
-def score_model(model: str, settings, goal, adapter=None) -> dict:
+def score_model(model: str, settings, goal, seed, adapter=None) -> dict:
     """`scores` of a model folder, with the adapter in a folder or as it is."""
     o = parse_options([*settings, "--model", model, "--threads", "1"])
     paths = {"agent": str(adapter)} if adapter else None
     policy = Policy.load(o.model, ("agent",) if adapter else (),
                          **{**policy_options(o), "adapter_paths": paths})
-    return scores(policy, "agent" if adapter else None, goal)
+    return scores(policy, "agent" if adapter else None, goal, seed)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -140,11 +140,11 @@ def run(args, extra):
     results, work = Path(args.results), Path(args.work)
     work.mkdir(parents=True, exist_ok=True)
     done = {(r["name"], r["seed"]) for r in read_jsonl(results)} if results.is_file() else set()
-    if ("warm start", 0) not in done:
-        append_jsonl(results, [{"name": "warm start", "seed": 0, "known": halves,
-                                "scores": score_model(args.model, settings, goal)}])
     wanted = [(name, seed) for seed in range(args.seeds) for name in args.only or VARIANTS
               if (name, seed) not in done]
+    for seed in sorted({seed for _, seed in wanted if ("warm start", seed) not in done}):
+        append_jsonl(results, [{"name": "warm start", "seed": seed, "known": halves,
+                                "scores": score_model(args.model, settings, goal, seed)}])
     given = [*settings, "--model", args.model]
     with closing(suite.finished(VARIANTS, wanted, given, args.jobs, work)) as ended:
         for job in ended:
@@ -169,7 +169,7 @@ def collect(name, seed, folder, settings, model, goal) -> dict:
             "metrics": read_jsonl(folder / "metrics.jsonl"),
             # tasks of the target that were written by chance
             "met": sum(not keys.isdisjoint(own) for own in aimed),
-            "scores": score_model(model, settings, goal, folder / "adapters" / "agent")}
+            "scores": score_model(model, settings, goal, seed, folder / "adapters" / "agent")}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -245,7 +245,8 @@ def page(results: Path) -> str:
     runs, tasks = by_name(results), tasks_file(results)
     lines = means(runs, COLUMNS)
     if "genenv" in runs:
-        lines += paired({name: runs[name] for name in VARIANTS if name in runs}, TARGET)
+        others = ("genenv", "warm start", *VARIANTS)
+        lines += paired({name: runs[name] for name in others if name in runs}, TARGET)
         lines += over_tasks(runs)
     return "\n".join(lines) + "\n" + (readings(tasks) if tasks.is_file() else "")
 

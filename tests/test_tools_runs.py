@@ -56,7 +56,8 @@ class Answers:
     """A policy that gives ready responses, in the order of the prompts."""
 
     def __init__(self, texts):
-        self.texts, self.generator = texts, lambda seed: None
+        self.texts, self.drawn_by = texts, []
+        self.generator = self.drawn_by.append
         self.encode, self.decode = lambda prompt: [1], lambda ids: self.texts[ids[0]]
 
     def sample(self, adapter, prompts, G, *_, max_rows):
@@ -68,11 +69,11 @@ def test_expected_calls_are_right_by_the_official_rule_and_others_are_not(goal):
     """A table of zeros, or of ones, whatever the model says."""
     found = goal[1]
     gold = [call_text.write_calls(task.spec["calls"]) for _, task, _ in found]
-    scores = tools.scores(Answers(gold), None, found)
+    scores = tools.scores(Answers(gold), None, found, 0)
     assert scores == {"T = 1": [tools.SAMPLES] * len(found), "greedy": [1] * len(found)}
     for wrong in (lambda text: text.replace("=", "=1", 1), lambda text: "",
                   lambda text: text + "\n" + text, lambda text: text[:-1]):
-        right = tools.scores(Answers(list(map(wrong, gold))), None, found)["greedy"]
+        right = tools.scores(Answers(list(map(wrong, gold))), None, found, 0)["greedy"]
         assert np.mean(right) <= 0.02, wrong(gold[0])
 
 
@@ -92,8 +93,10 @@ def test_held_out_tasks_of_ones_own_are_a_target_too():
     assert 10 < sum(known for *_, known in found) < len(found) - 10
     gold = [call_text.write_calls(task.spec["calls"]) for _, task, _ in found]
     for texts, right in ((gold, 1), ([text[:-1] for text in gold], 0), (gold[1:] + gold[:1], 0)):
-        assert tools.scores(Answers(texts), None, found) == {
+        policy = Answers(texts)
+        assert tools.scores(policy, None, found, 3) == {
             "T = 1": [tools.SAMPLES * right] * len(found), "greedy": [right] * len(found)}
+        assert policy.drawn_by == [3, 3]  # one model, scored for three seeds, is drawn from thrice
 
 
 def line(name, seed, right, epochs=2, **changes):
