@@ -5,6 +5,7 @@ no cache. The code under test must agree with it.
 """
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,10 @@ from policy import Policy, Rollout
 from run.frame import Run
 from run.options import Options
 
+WORLDS = Path(__file__).resolve().parents[1] / "worlds"
+EXAMPLE_LIST = [  # options that take our own list of functions, its few examples and held-out requests
+    "--tools", str(WORLDS / "example_tools.json"), "--base-tasks", str(WORLDS / "example_requests.jsonl"),
+    "--validation-tasks", str(WORLDS / "example_heldout.jsonl")]
 WORDS = ["<pad>", "<eos>", "<stop>", "<bos>", *(f"w{i}" for i in range(36))]  # V = 40
 PAD, EOS, STOP, BOS = range(4)
 TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor %}"

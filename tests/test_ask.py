@@ -11,13 +11,11 @@ import pytest
 
 from commands import ask, warm_start
 import genenv
-from helpers import randomise
+from helpers import EXAMPLE_LIST, randomise
 from policy import Policy
 from worlds import tool_calls, tool_lists
 
-TOOLS = tool_calls.EXAMPLE_TASKS.with_name("example_tools.json")
-REQUESTS = TOOLS.with_name("example_requests.jsonl")
-HELD_OUT = TOOLS.with_name("example_heldout.jsonl")
+TOOLS, REQUESTS, HELD_OUT = EXAMPLE_LIST[1::2]
 DENTIST = "Put the dentist on Friday at nine."
 CALL = 'add_event(title="dentist", day="Friday", hour=9)'
 
@@ -28,9 +26,9 @@ def run(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ask") / "run"
     folder.mkdir()
     o = dataclasses.replace(
-        genenv.Options(), world="tool_calls", model=model, base_tasks=str(REQUESTS), rank=4, device="cpu",
+        genenv.Options(), world="tool_calls", model=model, base_tasks=REQUESTS, rank=4, device="cpu",
         max_response_tokens=24, max_prompt_tokens=2048, threads=1,
-        world_options={"call_format": "python", "tools": str(TOOLS)})
+        world_options={"call_format": "python", "tools": TOOLS})
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(o)))
     policy = Policy.load(model, ("agent",), rank=4, device="cpu")
     randomise(policy, seed=1)
@@ -125,7 +123,7 @@ def test_the_short_list_has_the_function_that_is_needed():
     """Word overlap is a crude choice: here it finds most functions of requests that nobody chose for
     it, and rare words weigh more than common ones."""
     tools, _ = tool_lists.read_tools(TOOLS)
-    tasks = tool_calls.read_tasks(str(HELD_OUT), str(TOOLS))
+    tasks = tool_calls.read_tasks(HELD_OUT, TOOLS)
     found = sum(set(tool_calls.skills(t)) <= {x["name"] for x in ask.short_list(t.text, tools, ask.LEAST)}
                 for t in tasks)
     assert found >= 0.9 * len(tasks)

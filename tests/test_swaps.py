@@ -3,17 +3,16 @@
 Run: python -m pytest tests/test_swaps.py -q
 """
 import random
-from pathlib import Path
 
 import pytest
 
 from data_pool import Task
+from helpers import EXAMPLE_LIST
 from run.options import parse_options
 from worlds import swaps, tool_calls
 from worlds.grounding import uncalled, ungrounded
 from worlds.schemas import check_calls, tools_of
 
-WORLDS = Path(__file__).resolve().parents[1] / "worlds"
 WORDS = ["lantern", "copper"]
 
 
@@ -95,10 +94,7 @@ def test_a_swapped_value_stands_only_where_the_old_one_stood():
 
 def options():
     """Our own example list."""
-    return parse_options([
-        "--preset", "135m-cpu", "--model", "m", "--tools", str(WORLDS / "example_tools.json"),
-        "--base-tasks", str(WORLDS / "example_requests.jsonl"),
-        "--validation-tasks", str(WORLDS / "example_heldout.jsonl")])
+    return parse_options(["--preset", "135m-cpu", "--model", "m", *EXAMPLE_LIST])
 
 
 def test_the_examples_stay_valid_and_grounded():

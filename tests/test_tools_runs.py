@@ -11,7 +11,7 @@ import pytest
 from common.files import append_jsonl, read_jsonl
 from experiments import controls, tools
 import genenv
-from helpers import flat, stub_run, tiny_policy
+from helpers import EXAMPLE_LIST, flat, stub_run, tiny_policy
 import micro_world
 from policy import Rollout
 from run.options import parse_options
@@ -79,11 +79,7 @@ def test_expected_calls_are_right_by_the_official_rule_and_others_are_not(goal):
 
 def test_held_out_tasks_of_ones_own_are_a_target_too():
     """Benchmark data would be needed to compare runs on one's own list."""
-    worlds = ROOT / "worlds"
-    o = parse_options(["--preset", "135m-cpu", "--model", "m", "--tools",
-                       str(worlds / "example_tools.json"), "--base-tasks",
-                       str(worlds / "example_requests.jsonl"), "--validation-tasks",
-                       str(worlds / "example_heldout.jsonl")])
+    o = parse_options(["--preset", "135m-cpu", "--model", "m", *EXAMPLE_LIST])
     tool_calls.prepare(o)
     found = tools.target(None, o)
     assert [task for _, task, _ in found] == tool_calls.validation_tasks(o)
