@@ -204,6 +204,8 @@ def test_values_that_need_no_word_of_their_own():
     ("The study's lamp to 30, quietly.", "quiet"), ("Not quietly: the study lamp at 30.", ""),
     ("In the study, of 30 m^2, the lamp.", ""), ("At 19:30 the lamp in the study.", "19"),
     ("The lamp in the study, at 30:00.", ""), ("Lamp 31.5K of the study, model 10-Q.", ""),
+    ("Study lamp at 30:00, for 30 minutes.", "30"), ("Study lamp at 30:00, 30 pm.", ""),
+    ("On Friday the study lamp to 30.", "friday"), ("30 Fridays in the study.", ""),
 ])
 def test_what_a_request_names_and_no_call_has(text, left):
     """A written request often asks for more than its calls say; a right answer would earn nothing."""
@@ -215,7 +217,9 @@ def test_what_a_request_names_and_no_call_has(text, left):
 def test_numbers_may_be_said_in_another_way_than_they_are_called():
     for text, said in (("At 3 pm in the study", 15), ("For 2,500 dollars, the study", 2500),
                        ("The study at 7.5% please", 0.075), ("The study, 8.5 million", 8.5e6),
-                       ("The study for 2 hours", 120), ("The study on 2 May 2023", "2023-05-02")):
+                       ("The study for 2 hours", 120), ("The study on 2 May 2023", "2023-05-02"),
+                       ("The study, Friday, 5 May 2023", "2023-05-05"), ("The study, Friday", "Fri"),
+                       ("The study at 9:30, 9 watts", "9 watts, 9:30")):
         level = {"type": "string" if isinstance(said, str) else "number"}
         record = task(text, lamp(level=said), tools=[lamp_with(level=level)])
         assert uncalled(world.make_task(record, "env")) == "", text

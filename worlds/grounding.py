@@ -12,8 +12,8 @@ What counts: a text stands in the request if half of its words do ("Berkeley, CA
 number may also stand there as a word, as a percentage or in a larger unit; a date or a time in
 another spelling. A boolean or a value of an enum may be named by its argument instead. In an
 episode a value may also come from what an earlier call returned. Values equal to the schema's
-default are left out. The other way round only what is certain is looked at: numbers in digits, and
-booleans whose argument the request names ("the urgent message").
+default are left out. The other way round only what is certain is looked at: numbers in digits, days
+of the week, and booleans whose argument the request names ("the urgent message").
 
 Where it differs on purpose: it compares words and knows no meaning. "Council Bluffs, VA" passes,
 "Berlin" for "the capital of Germany" does not. So tasks from files are never checked.
@@ -51,6 +51,7 @@ SIGNS = {"$": " dollar ", "€": " euro ", "£": " pound ", "¥": " yen ", "%": 
 FILLERS = set("a an the of in on at and or to for is are with by from include has use show".split())
 YES_NO = {True: {"yes", "true"}, False: {"no", "not", "without", "off", "false"}}
 NOTHING = set("no none nothing empty without any all".split())
+WEEKDAYS = set("monday tuesday wednesday thursday friday saturday sunday".split())
 MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
 MONTH = (r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|"
          r"sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)(?![a-z])\.?")
@@ -89,8 +90,8 @@ def ungrounded(task: Task) -> str:
 
 
 def uncalled(task: Task) -> str:
-    """A number in digits, or a boolean's argument, that the request names and no call has; "" if
-    there is none, or if it is a question."""
+    """A number in digits, a day of the week or a boolean's argument that the request names and no
+    call has; "" if there is none, or if it is a question."""
     request, tools, called = read(task.text), tools_of(task), []
     for call in task.spec.get("calls", ()):
         called.append(call["name"])
@@ -100,13 +101,31 @@ def uncalled(task: Task) -> str:
             if schema.get("type") == "boolean" and value is not True and named(name, request) \
                     and YES_NO[False].isdisjoint(request.words):
                 return name
-    known = numbers_of(words_of(" ".join(called)))
+    if not called:
+        return ""
+    known = words_of(" ".join(called))
+    days = [word for word in request.words if word in WEEKDAYS and word not in known
+            and word[:3] not in known]
+    # a date may be the very day
+    return days[0] if days and not any(map(dates_of, called)) else \
+        _uncalled_number(task.text, known, request)
+
+
+def _uncalled_number(text: str, known: list, request: Request) -> str:
+    """A number in digits that the text has and the words of the calls have not, or that it has as
+    a time and as another number ("at 20:00, for 20 minutes"), and they have once."""
+    numbers = [n for word in known for n in numbers_of([word])]
+    numbers += numbers_of(known).difference(numbers)  # of several words
     factors = {1, *SCALES.values()}.union(*(UNITS[u] for u in UNITS if has(u, request)))
-    for said in DIGITS.findall(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", task.text)) if called else ():
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    hours = {match[1] for match in re.finditer(TIME, text.lower()) if match[2]}
+    for said in DIGITS.findall(text):
         n = float(said)
         # 3 pm is 15 o'clock; a 0 is mostly the minutes of 19:00
         meant = {n + 12, *(n * factor for factor in factors)}
-        if n and not any(abs(a - b) <= 1e-9 * b for a in meant for b in known):
+        found = sum(any(abs(a - b) <= 1e-9 * b for a in meant) for b in numbers)
+        besides = said in hours and re.search(rf"(?<![\w:.]){said}(?![\w:.]|\s*[ap]\.?m)", text)
+        if n and found < 1 + bool(besides):
             return said
     return ""
 
