@@ -169,6 +169,7 @@ def grounded(text, value, kind="string", **schema):
     ("Wake me at 7 pm today", "19:00", True), ("Wake me at 7 pm today", "07:00", False),
     ("Wake me up at noon", "12:00", True), ("It costs 9000 dollars", "USD", True),
     ("São Paulo, please", "Sao Paulo", True), ("Anything goes here", "", False),
+    ("Call her Mia, please", "Mia ", False),
 ])
 def test_texts_in_a_request(text, value, stands):
     """Dates, times, units and places are said in other ways than they are written in a call."""

@@ -198,7 +198,9 @@ def alike(a: str, b: str) -> bool:
 
 def text_stands(value: str, name: str, request: Request) -> bool:
     """Whether half of a text's words stand in the request; a date, a time or a number as such."""
-    when, date = value.strip().lower(), dates_of(value, whole=True)
+    if value != value.strip():
+        return False  # no answer would have that space
+    when, date = value.lower(), dates_of(value, whole=True)
     if date or is_time(when):
         known = request.dates if date else request.times
         return any(agree(a, b) for a in date for b in known) if date else \
