@@ -30,6 +30,7 @@ import numpy as np
 
 from common.cli import Parser, exit_code
 from common.files import UserError, append_jsonl, read_jsonl
+from curriculum import SUCCESS
 from data_pool import Task
 from eval import bfcl
 from eval.__main__ import load_records
@@ -109,7 +110,7 @@ def answered(policy, adapter, goal, G, temperature, seed) -> list:
 def is_right(record, task, response: str) -> bool:
     """By BFCL's AST rule if there is a record of BFCL, else by the world's own rule."""
     if record is None:
-        return load_world("tool_calls").score(task, response)[0] == 1
+        return load_world("tool_calls").score(task, response)[0] >= SUCCESS
     calls = call_text.parse_calls(response)
     return bool(calls) and not bfcl.check_ast(record, [(c["name"], c["arguments"]) for c in calls])
 
