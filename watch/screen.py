@@ -70,7 +70,7 @@ def closing_words(folder) -> str:
         mostly = [sum(rate > 0.5 for rate in rates.values()) for rates in (before, by)]
         lines += [_change("held-out success", metrics, "validation", ".3f",
                           f"tasks that neither model is trained on, {options['val_samples']} "
-                          "attempts each"),
+                          f"attempt{'s' * (options['val_samples'] > 1)} each"),
                   f"{'':<28}categories solved more than half of the time: "
                   f"{_arrow(metrics, *map(str, mostly))} of {len(by)}"]
     if generates(metrics):
