@@ -222,16 +222,17 @@ def by_name(results: Path) -> dict:
 
 
 def over_tasks(runs) -> list[str]:
-    """Lines of a table: genenv minus each other one, paired by task, each task at its mean over
-    seeds; the 95 % interval is over tasks and says nothing of seeds."""
+    """Lines of a table: genenv minus each other one, paired by task, each task at its mean over the
+    seeds that both have; the 95 % interval is over tasks and says nothing of seeds."""
     rows = ["", "genenv minus the other, paired by task (95 % interval over tasks):", "",
             f"| other | {' | '.join(TARGET)} |", "|---" * (len(TARGET) + 1) + "|"]
-    rate = lambda name, how: np.mean([r["scores"][how] for r in runs[name].values()], axis=0) \
-        / (SAMPLES if how == "T = 1" else 1)
+    of = {"T = 1": SAMPLES, "greedy": 1}
+    rate = lambda name, how, seeds: np.mean([runs[name][seed]["scores"][how] for seed in seeds],
+                                            axis=0) / of[how]
     for name in runs:
-        cells = []
-        for how in ("T = 1", "greedy") if name != "genenv" else ():
-            gap = rate("genenv", how) - rate(name, how)
+        cells, both = [], sorted(runs["genenv"].keys() & runs[name].keys())
+        for how in ("T = 1", "greedy") if name != "genenv" and both else ():
+            gap = rate("genenv", how, both) - rate(name, how, both)
             known = np.array(next(iter(runs[name].values()))["known"])
             for half in (np.full(len(gap), True), known, ~known):
                 error = gap[half].std(ddof=1) / np.sqrt(half.sum())

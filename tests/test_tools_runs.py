@@ -111,24 +111,28 @@ def test_the_table_by_hand(tmp_path):
     """Means of other runs, halves of other tasks, differences the wrong way round."""
     path = tmp_path / "tools.jsonl"
     append_jsonl(path, [line("random", 0, [2, 2, 1, 1]), line("warm start", 0, [0, 0, 0, 2], metrics=[]),
-                        line("genenv", 0, [4, 4, 2, 2]), line("genenv", 1, [2, 2, 2, 2])])
+                        line("genenv", 0, [4, 4, 2, 2]), line("genenv", 1, [2, 2, 2, 2]),
+                        line("static", 0, [2, 2, 1, 1]), line("static", 1, [2, 2, 1, 1]),
+                        line("imitation", 2, [2, 2, 1, 1])])
     rows = [[cell.strip() for cell in row.strip("| ").split("|")]
             for row in tools.page(path).splitlines() if row.startswith("|")]
-    table = {row[0]: dict(zip(rows[0], row)) for row in rows[2:5]}
-    assert list(table) == ["warm start", "genenv", "random"]
+    table = {row[0]: dict(zip(rows[0], row)) for row in rows[2:7]}
+    assert list(table) == ["warm start", "genenv", "random", "static", "imitation"]
     assert table["random"]["T = 1"] == "0.375" and table["random"]["T = 1, with an example"] == "0.500"
     assert table["genenv"]["T = 1, without"].startswith("0.500")
     assert table["genenv"]["T = 1"].startswith("0.625 ±")
     assert table["random"]["minutes"] == "3.000" and table["random"]["valid"] == "0.600"
     assert table["random"]["groups with signal"] == "0.750" and table["warm start"]["valid"] == "-"
     over = tools.over_tasks(tools.by_name(path))
-    cells = [cell.strip() for cell in next(r for r in over if r.startswith("| random")).split("|")]
+    cells = [cell.strip() for cell in next(r for r in over if r.startswith("| static")).split("|")]
     # seeds first: (3, 3, 2, 2) - (2, 2, 1, 1) of 4 is .25 at each task, without any spread
     assert cells[2] == "+0.250 (+0.250 to +0.250)" == cells[3] == cells[4]
+    # of the seed that both have: (4, 4, 2, 2) - (0, 0, 0, 2) of 4
     cells = [cell.strip() for cell in next(r for r in over if r.startswith("| warm")).split("|")]
-    assert cells[2] == "+0.500 (+0.154 to +0.846)" and cells[3] == "+0.750 (+0.750 to +0.750)"
+    assert cells[2] == "+0.625 (+0.156 to +1.094)" and cells[3] == "+1.000 (+1.000 to +1.000)"
+    assert not any(r.startswith("| imitation") for r in over)  # no seed in common
     read = tools.reading(path)
-    assert len(read) == 12 and all(task["right"] is None for task in read)
+    assert len(read) == 21 and all(task["right"] is None for task in read)
     for task in read:
         task["right"] = task["name"] == "genenv"
     append_jsonl(tmp_path / "tools-tasks.jsonl", read)
