@@ -12,6 +12,7 @@ from common.files import UserError
 from experiments import grounding as measured
 from worlds import InvalidTask, check_task, read_teacher
 from worlds import tool_calls as world
+from data_pool import Task
 from worlds.grounding import uncalled, ungrounded
 
 LAMP = {"name": "lamp", "description": "Switch a lamp.", "parameters": {
@@ -220,10 +221,16 @@ def test_numbers_may_be_said_in_another_way_than_they_are_called():
                        ("The study at 7.5% please", 0.075), ("The study, 8.5 million", 8.5e6),
                        ("The study for 2 hours", 120), ("The study on 2 May 2023", "2023-05-02"),
                        ("The study, Friday, 5 May 2023", "2023-05-05"), ("The study, Friday", "Fri"),
-                       ("The study at 9:30, 9 watts", "9 watts, 9:30")):
+                       ("The study at 9:30, 9 watts", "9 watts, 9:30"), ("The study at 25", "twenty five"),
+                       ("The study on Friday", "Friday")):
         level = {"type": "string" if isinstance(said, str) else "number"}
         record = task(text, lamp(level=said), tools=[lamp_with(level=level)])
         assert uncalled(world.make_task(record, "env")) == "", text
+
+
+def test_a_question_has_no_calls_that_could_lack_a_number():
+    """Or no question with a number in it would be kept."""
+    assert not uncalled(Task("What is half of 30, on a Friday?", {"reference": ["15"]}))
 
 
 def test_a_result_of_an_earlier_call_is_part_of_the_request():

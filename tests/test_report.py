@@ -143,7 +143,9 @@ def test_a_run_without_generated_tasks_says_nothing_of_them(folder, no_figures):
     save(folder, records, vars(options), [SAMPLE])
     assert "success on generated tasks  " in screen.closing_words(folder)
     assert "<span>success on generated tasks" in report.write(folder).read_text()
-    save(folder, [{**r, "distinct_tasks": 0, "written": 0} for r in records], vars(options), [])
+    none = dict(distinct_tasks=0, written=0, functions=32, functions_practised=0, functions_solved=0)
+    save(folder, [{**r, **none} for r in records], {**vars(options), "val_samples": 1}, [])
     words = screen.closing_words(folder)
     assert "held-out success" in words and "report.html" in words and "generated tasks" not in words
+    assert "practised" not in words and "1 attempt each" in words
     assert "<span>success on generated tasks" not in report.write(folder).read_text()

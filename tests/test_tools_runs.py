@@ -95,6 +95,23 @@ def test_held_out_tasks_of_ones_own_are_a_target_too():
         assert policy.drawn_by == [3, 3]  # one model, scored for three seeds, is drawn from thrice
 
 
+def test_the_start_is_scored_once_for_each_seed_that_is_run(monkeypatch, tmp_path):
+    """A seed with another start would be compared with the first one's, or a start scored twice."""
+    seen = []
+    monkeypatch.setattr(tools, "score_model", lambda model, settings, goal, seed: seen.append(
+        (model, seed)) or {"T = 1": [0] * len(goal), "greedy": [0] * len(goal)})
+    monkeypatch.setattr(tools.suite, "finished", lambda *_: (job for job in ()))
+    o = dict(zip(["tools", "base_tasks", "validation_tasks"], EXAMPLE_LIST[1::2]))
+    for model, seeds in (("first", 1), ("second", 2), ("third", 2)):
+        tools.run(SimpleNamespace(
+            model=model, seeds=seeds, only=["genenv"], jobs=1, data=None, tools=o["tools"],
+            base_tasks=o["base_tasks"], work=tmp_path / "work", results=tmp_path / "r.jsonl"),
+            ["--validation-tasks", o["validation_tasks"]])
+    assert seen == [("first", 0), ("second", 1)]
+    assert [(r["name"], r["seed"], len(r["known"])) for r in read_jsonl(tmp_path / "r.jsonl")] == [
+        ("warm start", 0, 58), ("warm start", 1, 58)]
+
+
 def line(name, seed, right, epochs=2, **changes):
     """A line of results: for each of `right` a task with so many quarters of its answers right."""
     epoch = {"success_rate": 0.4, "env_kept": 3, "seconds": 60.0, "written": 10, "zero_variance": 0.25,
