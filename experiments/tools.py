@@ -11,10 +11,12 @@ How it is run, with START made by a warm start with the same files (EXPERIMENTS.
     python -m experiments.tools tasks --results RESULTS.jsonl   # tasks to be read by hand
 
 `run` goes on where it was interrupted, inside a run as well (--work holds the run folders), and
-works seed by seed: one more seed, on another machine, may have a START of its own. The target is HELDOUT, under the world's own rule. With `--data DIR`, the folder
-of benchmarks, and FILE made by `python -m eval.make_base bfcl`, there are 64 examples; the target is
-every other task of FILE that is no tuning task, under BFCL's rule. Both have two halves: tasks
-whose functions have an example, and tasks whose functions have none.
+works seed by seed: one more seed, on another machine, may have a START of its own.
+
+The target is HELDOUT, under the world's own rule. With `--data DIR`, the folder of benchmarks, and
+FILE made by `python -m eval.make_base bfcl`, there are 64 examples; the target is every other task
+of FILE that is no tuning task, under BFCL's rule. Both have two halves: tasks whose functions have
+an example, and tasks whose functions have none.
 
 Where it differs on purpose: two rivals that the paper leaves out. GRPO on the examples needs no
 simulator; imitation learns the expected calls of generated tasks by likelihood, as a data pipeline
@@ -54,6 +56,7 @@ VARIANTS = {  # in the order in which they are run, after the warm start alone
     "imitation": ["@imitation"],
 }
 SAMPLES = 8       # drawn answers at each task of the target
+ANSWERS = {"T = 1": SAMPLES, "greedy": 1}  # both measures, and how many answers each has
 READ = 20         # tasks of a variant that are read by hand
 
 
@@ -179,9 +182,8 @@ def collect(name, seed, folder, settings, model, goal) -> dict:
 
 def success(r, how: str, known=None) -> float:
     """Share of right answers on the target, or on its half with or without an example."""
-    of = SAMPLES if how == "T = 1" else 1
     return float(np.mean([n for n, k in zip(r["scores"][how], r["known"])
-                          if known is None or k == known])) / of
+                          if known is None or k == known])) / ANSWERS[how]
 
 
 def trained(f, generates=True):
@@ -197,7 +199,7 @@ def mean_of(key):
 
 
 TARGET = {f"{how}{words}": lambda r, how=how, known=known: success(r, how, known)
-          for how in ("T = 1", "greedy")
+          for how in ANSWERS
           for words, known in (("", None), (", with an example", True), (", without", False))}
 COLUMNS = {
     **TARGET,
@@ -226,12 +228,11 @@ def over_tasks(runs) -> list[str]:
     seeds that both have; the 95 % interval is over tasks and says nothing of seeds."""
     rows = ["", "genenv minus the other, paired by task (95 % interval over tasks):", "",
             f"| other | {' | '.join(TARGET)} |", "|---" * (len(TARGET) + 1) + "|"]
-    of = {"T = 1": SAMPLES, "greedy": 1}
     rate = lambda name, how, seeds: np.mean([runs[name][seed]["scores"][how] for seed in seeds],
-                                            axis=0) / of[how]
+                                            axis=0) / ANSWERS[how]
     for name in runs:
         cells, both = [], sorted(runs["genenv"].keys() & runs[name].keys())
-        for how in ("T = 1", "greedy") if name != "genenv" and both else ():
+        for how in ANSWERS if name != "genenv" and both else ():
             gap = rate("genenv", how, both) - rate(name, how, both)
             known = np.array(next(iter(runs[name].values()))["known"])
             for half in (np.full(len(gap), True), known, ~known):

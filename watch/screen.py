@@ -83,9 +83,9 @@ def closing_words(folder) -> str:
                     + " tokens"),
             _change("skills in generated tasks", metrics, "skill_entropy", ".2f",
                     "bits of entropy")]
-    if "functions" in last and generates(metrics):
-        lines.append(f"functions practised         {last['functions_practised']} of "
-                     f"{last['functions']}, {last['functions_solved']} solved when last tried")
+        if "functions" in last:
+            lines.append(f"functions practised         {last['functions_practised']} of "
+                         f"{last['functions']}, {last['functions_solved']} solved when last tried")
     warned = sum(bool(m["warnings"]) for m in metrics)
     if warned:
         lines.append(f"warnings                    in {warned} epochs, see TROUBLESHOOTING.md")

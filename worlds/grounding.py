@@ -58,6 +58,7 @@ MONTH = (r"(jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug
 DAY = r"(?<![\d:])(\d{1,2})(?:st|nd|rd|th)?(?![\d:])"
 YEAR = r"(?:,?\s*(\d{4}))?"
 DIGITS = re.compile(r"(?<![\w.^])\d++(?:\.\d+)?+(?![\w^-]*[a-z])", re.IGNORECASE)  # no m^2, 10-Q
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # the comma of 2,000, which is one number
 TIME = r"(?<![\d:.])(\d{1,2})(?::(\d{2}))?(?::\d{2})?(?:\s*([ap])\.?m\b\.?)?(?![\d:])"
 
 
@@ -117,7 +118,7 @@ def _uncalled_number(text: str, known: list, request: Request) -> str:
     numbers = [n for word in known for n in numbers_of([word])]
     numbers += numbers_of(known).difference(numbers)  # of several words
     factors = {1, *SCALES.values()}.union(*(UNITS[u] for u in UNITS if has(u, request)))
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    text = THOUSANDS.sub("", text)
     hours = {match[1] for match in re.finditer(TIME, text.lower()) if match[2]}
     for said in DIGITS.findall(text):
         n = float(said)
@@ -180,7 +181,7 @@ def words_of(text: str) -> list[str]:
         text = text.replace(sign, word)
     text = "".join(c for c in unicodedata.normalize("NFKD", text.lower())
                    if not unicodedata.combining(c))
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # 2,000 is one number
+    text = THOUSANDS.sub("", text)
     return re.findall(r"\d+(?:\.\d+)?(?:e-?\d+)?|[^\W\d_]+", text)
 
 
