@@ -56,7 +56,7 @@ VARIANTS = {  # in the order in which they are run, after the warm start alone
     "imitation": ["@imitation"],
 }
 SAMPLES = 8       # drawn answers at each task of the target
-ANSWERS = {"T = 1": SAMPLES, "greedy": 1}  # both measures, and how many answers each has
+MEASURES = {"T = 1": (SAMPLES, 1.0), "greedy": (1, 0.0)}  # answers at each task, temperature
 READ = 20         # tasks of a variant that are read by hand
 
 
@@ -91,10 +91,9 @@ def of_bfcl(data, world, o):
 
 
 def scores(policy, adapter, goal, seed) -> dict:
-    """Right answers to each task of the target, in its order: {"T = 1": of SAMPLES, "greedy": of
-    one}."""
-    return {"T = 1": answered(policy, adapter, goal, SAMPLES, 1.0, seed),
-            "greedy": answered(policy, adapter, goal, 1, 0.0, seed)}
+    """Right answers to each task of the target, in its order: {measure: of so many answers}."""
+    return {how: answered(policy, adapter, goal, G, temperature, seed)
+            for how, (G, temperature) in MEASURES.items()}
 
 
 def answered(policy, adapter, goal, G, temperature, seed) -> list:
@@ -183,7 +182,7 @@ def collect(name, seed, folder, settings, model, goal) -> dict:
 def success(r, how: str, known=None) -> float:
     """Share of right answers on the target, or on its half with or without an example."""
     return float(np.mean([n for n, k in zip(r["scores"][how], r["known"])
-                          if known is None or k == known])) / ANSWERS[how]
+                          if known is None or k == known])) / MEASURES[how][0]
 
 
 def trained(f, generates=True):
@@ -199,7 +198,7 @@ def mean_of(key):
 
 
 TARGET = {f"{how}{words}": lambda r, how=how, known=known: success(r, how, known)
-          for how in ANSWERS
+          for how in MEASURES
           for words, known in (("", None), (", with an example", True), (", without", False))}
 COLUMNS = {
     **TARGET,
@@ -229,10 +228,10 @@ def over_tasks(runs) -> list[str]:
     rows = ["", "genenv minus the other, paired by task (95 % interval over tasks):", "",
             f"| other | {' | '.join(TARGET)} |", "|---" * (len(TARGET) + 1) + "|"]
     rate = lambda name, how, seeds: np.mean([runs[name][seed]["scores"][how] for seed in seeds],
-                                            axis=0) / ANSWERS[how]
+                                            axis=0) / MEASURES[how][0]
     for name in runs:
         cells, both = [], sorted(runs["genenv"].keys() & runs[name].keys())
-        for how in ANSWERS if name != "genenv" and both else ():
+        for how in MEASURES if name != "genenv" and both else ():
             gap = rate("genenv", how, both) - rate(name, how, both)
             known = np.array(next(iter(runs[name].values()))["known"])
             for half in (np.full(len(gap), True), known, ~known):

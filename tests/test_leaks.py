@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from common.files import UserError
+from data_pool import Task
 from experiments import grounding as measured
 from worlds import InvalidTask, check_task, read_teacher
 from worlds import tool_calls as world
-from data_pool import Task
 from worlds.grounding import uncalled, ungrounded
 
 LAMP = {"name": "lamp", "description": "Switch a lamp.", "parameters": {
