@@ -290,7 +290,9 @@ def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):
     assert "is not empty" in refusal(argv(model, tasks, tmp_path / "used" / "file"))
 
 
-@pytest.mark.parametrize("pairs, passes", [(18, 10), (60, 6), (200, 2), (1100, 2), (8, 10)])
-def test_few_examples_are_passed_over_more_often(pairs, passes):
-    """After twelve steps in all hardly a task was valid."""
-    assert warm_start.passes_for(pairs, 8) == passes
+@pytest.mark.parametrize("pairs, passes, listed", [
+    (18, 10, 10), (60, 6, 6), (200, 2, 6), (600, 2, 2), (1100, 2, 2), (8, 10, 10)])
+def test_few_examples_are_passed_over_more_often(pairs, passes, listed):
+    """After twelve steps in all hardly a task was valid; with a list more passes do no harm."""
+    assert warm_start.passes_for(pairs, 8, False) == passes
+    assert warm_start.passes_for(pairs, 8, True) == listed
