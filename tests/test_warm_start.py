@@ -296,3 +296,12 @@ def test_few_examples_are_passed_over_more_often(pairs, passes, listed):
     """After twelve steps in all hardly a task was valid; with a list more passes do no harm."""
     assert warm_start.passes_for(pairs, 8, False) == passes
     assert warm_start.passes_for(pairs, 8, True) == listed
+
+
+def test_a_list_gives_more_passes(monkeypatch, model, tasks, tmp_path):
+    """Some fifty answers and tasks, one a step: without a list two passes."""
+    def learn(world, policy, s, o, path):
+        raise UserError(f"{s.passes} passes")
+    monkeypatch.setattr(imitate, "learn", learn)
+    given = ("--passes", "0", "--batch", "1")
+    assert refusal(argv(model, tasks, tmp_path / "m", *given)).endswith("3 passes")
