@@ -45,8 +45,9 @@ is python (worlds/call_text.py): another spelling, with the same rules for argum
 
 With --tools FILE the simulator writes for functions (worlds/task_text.py): it is shown an example
 and other functions, one or two to call and up to two to leave alone, writes the calls, then the
-request, and the task has all functions that were shown. Of the optional arguments it is shown as
-many as the examples name (with_optional). Which functions is the loop's choice
+request, and the task has all functions that were shown. Each optional argument of a
+function to call is shown about as often as the examples' calls name one (with_optional), half of
+the time where there are no examples. Which functions is the loop's choice
 (`functions`, `assign`). So people bring a list of functions and a few examples, and tasks can grow:
 a written task, as the next example, keeps its functions and gets others. FILE may be the base-task
 file itself; without --tools the simulator writes JSON tasks and invents the functions, which takes
@@ -121,7 +122,7 @@ class Form:
     tools: dict = field(default_factory=dict)  # {name: spec} of --tools; none: JSON tasks
     known: frozenset = frozenset()             # functions that a base task calls
     base: frozenset = frozenset()              # what base tasks are recognised by (same_task_key)
-    named: float = 1.0                         # share of optional arguments that calls name
+    named: float = 1.0                         # chance that an optional argument is shown
 
 
 _form = Form()  # set by prepare: the functions of a world are not given the options
@@ -296,17 +297,21 @@ def assign(seed_task: Task, names, generator) -> Task:
 def with_optional(tool: dict, stays) -> dict:
     """The function without the optional arguments for which stays(name) is false.
 
-    A small simulator names most arguments that it is shown, and an agent that learns from its tasks
-    then adds what nobody asked for. So the simulator is shown as many as the examples' calls name.
+    A small simulator that was shown all of them named about half, the examples a third; an agent
+    that learns from its tasks may then add what nobody asked for. So each one is shown about as
+    often as the examples' calls name one. Those inside of arguments stay.
     """
     spec = tool["parameters"]
+    if "minProperties" in spec:  # a call of what is left might have too few
+        return tool
     return {**tool, "parameters": {**spec, "properties": {
         name: schema for name, schema in spec.get("properties", {}).items()
         if name in spec.get("required", ()) or stays(name)}}}
 
 
 def named_share(tasks) -> float:
-    """Share of optional arguments that the tasks' calls name; 1/2 where there are none."""
+    """Share of optional arguments that the tasks' calls name, one named and one left out added: 1/2 where
+    there are none."""
     named, optional = 1, 2
     for task in tasks:
         for call in task.spec.get("calls", ()):
@@ -677,7 +682,8 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     for task in tasks:
         to_call = [tools_of(task)[name] for name in dict.fromkeys(skills(task))]
         beside = functions_beside(task, draw)
-        named = {name for call in task.spec.get("calls", ()) for name in call["arguments"]}
+        named = [(call["name"], name) for call in task.spec.get("calls", ())
+                 for name in call["arguments"]]
         if _form.tools and kind(task) == "calls":
             tools = draw.sample([*to_call, *beside], len(to_call) + len(beside))
             task = replace(task, spec={**task.spec, "tools": tools})
@@ -685,7 +691,8 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
         seeds = shown_with(task, tasks) if teachable(task) else []
         for seed_task in draw.sample(seeds, min(SHOWN_WITH, len(seeds))):
             if kind(task) == "calls":
-                shown = [with_optional(tool, named.__contains__) for tool in to_call]
+                shown = [with_optional(tool, lambda name, of=tool["name"]: (of, name) in named)
+                         for tool in to_call]
                 seed_task = _assigned(seed_task, shown if _form.tools else to_call, beside)
             env.append((env_prompt(seed_task, None, 0.5), task_as_written(task)))
         alone += not seeds
