@@ -300,6 +300,10 @@ def test_the_simulator_is_shown_optional_arguments_as_often_as_the_examples_name
         assert tool_calls.score(task, "mend(lamp=70)") == (1.0, True)
     assert set(texts) <= {"mend(lamp: int)", "mend(lamp: int, brightness: int = ...)"}
     assert least <= texts["mend(lamp: int, brightness: int = ...)"] <= most, texts
+    # a function that needs some arguments, whichever they are, stays whole
+    spec = with_brightness(lamp(0))["tools"][0]
+    spec["parameters"]["minProperties"] = 2
+    assert tool_calls.with_optional(spec, lambda _: False) == spec
 
 
 def test_warm_start_shows_the_simulator_just_the_arguments_that_a_task_names(prepared, tmp_path):
