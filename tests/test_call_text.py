@@ -271,59 +271,6 @@ def test_what_is_written_for_a_function_is_a_task_with_all_that_was_shown(listed
     assert all(8 < firsts.count(name) < 32 for name in ("mend", "paint", "ship"))  # tells nothing
 
 
-def with_brightness(record, *named):
-    """The record of a lamp, whose function also takes a brightness that may be left out."""
-    spec = tool(record["calls"][0]["name"], lamp="integer", brightness="integer")
-    spec["parameters"]["required"] = ["lamp"]
-    record = json.loads(json.dumps({**record, "tools": [spec]}))
-    record["calls"][0]["arguments"] |= {"brightness": value for value in named}
-    record["task"] += "".join(f" Make it {value}." for value in named)
-    return record
-
-
-@pytest.mark.parametrize("every, least, most", [(1, 160, 200), (4, 25, 85), (100, 0, 25)])
-def test_the_simulator_is_shown_optional_arguments_as_often_as_the_examples_name_them(
-        prepared, tmp_path, every, least, most):
-    path = tmp_path / "tools.json"
-    path.write_text(json.dumps(with_brightness(lamp(0, "mend"))["tools"]))
-    o = prepared([with_brightness(lamp(n, name), *[50 + n][:n % every == 0])
-                  for name in ("clean", "test", "sell") for n in range(1 if every == 100 else 0, 24)],
-                 call_format="python", tools=str(path))
-    generator, seed_task, texts = torch.Generator().manual_seed(0), base_of(o, "Please"), Counter()
-    for _ in range(200):
-        given = tool_calls.assign(seed_task, ["mend"], generator)
-        texts[tool_calls.env_prompt(given, None, 0.5)[1]["content"].rpartition("\n")[2]] += 1
-        task = tool_calls.parse_task("Call: mend(lamp=70)\nRequest: Please see to lamp 70.", given, 1)
-        # the agent is shown the whole function, and solves the task by leaving the argument out
-        assert tool_calls.agent_prompt(task)[0]["content"].endswith(
-            "\nmend(lamp: int, brightness: int = ...)")
-        assert tool_calls.score(task, "mend(lamp=70)") == (1.0, True)
-    assert set(texts) <= {"mend(lamp: int)", "mend(lamp: int, brightness: int = ...)"}
-    assert least <= texts["mend(lamp: int, brightness: int = ...)"] <= most, texts
-    # a function that needs some arguments, whichever they are, stays whole
-    spec = with_brightness(lamp(0))["tools"][0]
-    spec["parameters"]["minProperties"] = 2
-    assert tool_calls.with_optional(spec, lambda _: False) == spec
-
-
-def test_warm_start_shows_the_simulator_just_the_arguments_that_a_task_names(prepared, tmp_path):
-    path = tmp_path / "tools.json"
-    path.write_text(json.dumps([tool("mend", lamp="integer")]))
-    o = prepared([with_brightness(lamp(n, name), *[50 + n][:n % 2]) for n in range(40)
-                  for name in ("dim", "light")], call_format="python", tools=str(path))
-    both = set()
-    for messages, text in tool_calls.warm_start_pairs(o)["env"]:
-        asked = messages[1]["content"].partition("Write for:\n")[2].partition("\nNot called:")[0]
-        made = [line for line in text.split("\n") if line.startswith("Call: ")]
-        # also where two tasks are joined, of which one names it
-        assert sorted((line.split("(")[0], "brightness" in line) for line in asked.split("\n")) == \
-            sorted((line[6:].split("(")[0], "brightness" in line) for line in made), (asked, text)
-        both.add(tuple(sorted("brightness" in line for line in made)))
-    assert both >= {(True,), (False,), (False, True)}
-    assert all(messages[0]["content"].count("brightness") for messages, _ in
-               tool_calls.warm_start_pairs(o)["agent"])
-
-
 def test_a_written_copy_of_any_base_task_is_refused(listed):
     """With few examples that is what a small simulator writes first, whichever it is shown."""
     assert not any(map(tool_calls.leaks, tool_calls.base_tasks(listed)))  # they may stay

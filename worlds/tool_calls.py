@@ -45,9 +45,7 @@ is python (worlds/call_text.py): another spelling, with the same rules for argum
 
 With --tools FILE the simulator writes for functions (worlds/task_text.py): it is shown an example
 and other functions, one or two to call and up to two to leave alone, writes the calls, then the
-request, and the task has all functions that were shown. Each optional argument of a
-function to call is shown about as often as the examples' calls name one (with_optional), half of
-the time where there are no examples. Which functions is the loop's choice
+request, and the task has all functions that were shown. Which functions is the loop's choice
 (`functions`, `assign`). So people bring a list of functions and a few examples, and tasks can grow:
 a written task, as the next example, keeps its functions and gets others. FILE may be the base-task
 file itself; without --tools the simulator writes JSON tasks and invents the functions, which takes
@@ -122,7 +120,6 @@ class Form:
     tools: dict = field(default_factory=dict)  # {name: spec} of --tools; none: JSON tasks
     known: frozenset = frozenset()             # functions that a base task calls
     base: frozenset = frozenset()              # what base tasks are recognised by (same_task_key)
-    named: float = 1.0                         # chance that an optional argument is shown
 
 
 _form = Form()  # set by prepare: the functions of a world are not given the options
@@ -227,9 +224,7 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     if lines and "calls" in record:
         tools = [*to_call, *beside]
         if "to_call" in seed_task.spec:
-            # the agent sees whole functions (with_optional), in an order that tells nothing
-            tools = [_form.tools.get(tool["name"], tool) for tool in tools]
-            random.Random(record["task"]).shuffle(tools)
+            random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
         record |= {"tools": tools, "ordered": seed_task.spec["ordered"]}
     task = make_task(record, "env", seed_task.id, epoch)
     if seed_task.spec and kind(task) != kind(seed_task):
@@ -288,37 +283,7 @@ def assign(seed_task: Task, names, generator) -> Task:
     n_call = int(not own) + (two == 0 and len(called) < MOST_CALLED)
     more = (new or spare)[:n_call]
     beside = [tool for tool in spare + new[:n_call + n_beside] if tool not in more]
-
-    def drawn(_):
-        return torch.rand((), generator=generator).item() < _form.named
-    return _assigned(seed_task, [with_optional(tool, drawn) for tool in called + more], beside)
-
-
-def with_optional(tool: dict, stays) -> dict:
-    """The function without the optional arguments for which stays(name) is false.
-
-    A small simulator that was shown all of them named about half, the examples a third; an agent
-    that learns from its tasks may then add what nobody asked for. So each one is shown about as
-    often as the examples' calls name one. Those inside of arguments stay.
-    """
-    spec = tool["parameters"]
-    if "minProperties" in spec:  # a call of what is left might have too few
-        return tool
-    return {**tool, "parameters": {**spec, "properties": {
-        name: schema for name, schema in spec.get("properties", {}).items()
-        if name in spec.get("required", ()) or stays(name)}}}
-
-
-def named_share(tasks) -> float:
-    """Share of optional arguments that the tasks' calls name, one named and one left out added: 1/2 where
-    there are none."""
-    named, optional = 1, 2
-    for task in tasks:
-        for call in task.spec.get("calls", ()):
-            spec = tools_of(task)[call["name"]]["parameters"]
-            free = set(spec.get("properties", ())) - set(spec.get("required", ()))
-            named, optional = named + len(free & set(call["arguments"])), optional + len(free)
-    return named / optional
+    return _assigned(seed_task, called + more, beside)
 
 
 def _assigned(seed_task: Task, to_call, beside) -> Task:
@@ -479,8 +444,7 @@ def prepare(o):
                  known=frozenset(name for task in splits["base"] for name in skills(task)),
                  base=frozenset(key for task in splits["base"] for key in same_task_key(task)))
     if tools_file(o):
-        _form = replace(_form, tools=listed_tools(tools_file(o), o.max_prompt_tokens),
-                        named=named_share(splits["base"]))
+        _form = replace(_form, tools=listed_tools(tools_file(o), o.max_prompt_tokens))
     for task in every:
         if name := unwritable(task):
             raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
@@ -682,8 +646,6 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     for task in tasks:
         to_call = [tools_of(task)[name] for name in dict.fromkeys(skills(task))]
         beside = functions_beside(task, draw)
-        named = [(call["name"], name) for call in task.spec.get("calls", ())
-                 for name in call["arguments"]]
         if _form.tools and kind(task) == "calls":
             tools = draw.sample([*to_call, *beside], len(to_call) + len(beside))
             task = replace(task, spec={**task.spec, "tools": tools})
@@ -691,9 +653,7 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
         seeds = shown_with(task, tasks) if teachable(task) else []
         for seed_task in draw.sample(seeds, min(SHOWN_WITH, len(seeds))):
             if kind(task) == "calls":
-                shown = [with_optional(tool, lambda name, of=tool["name"]: (of, name) in named)
-                         for tool in to_call]
-                seed_task = _assigned(seed_task, shown if _form.tools else to_call, beside)
+                seed_task = _assigned(seed_task, to_call, beside)
             env.append((env_prompt(seed_task, None, 0.5), task_as_written(task)))
         alone += not seeds
     return {"agent": agent, "env": env, "alone": alone}
