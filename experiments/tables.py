@@ -288,7 +288,8 @@ def equal_time(runs, rival) -> str:
         spent = sum(m["seconds"] for m in runs[rival][seed])
         at = np.cumsum([m["seconds"] for m in runs["genenv"][seed]])
         reached = [m for m, t in zip(runs["genenv"][seed], at) if t <= spent]
-        gains += [reached[-1]["validation"] - last(runs[rival][seed], "validation")] * bool(reached)
+        if reached:  # the rival may be done before genenv's first epoch
+            gains.append(reached[-1]["validation"] - last(runs[rival][seed], "validation"))
     found = _with_bounds(*interval(gains)) if gains else "-"
     return f"* validation in the training time of {rival}, genenv minus {rival}: {found}"
 

@@ -173,6 +173,15 @@ def test_every_variant_is_a_valid_command_with_the_same_budget(tmp_path):
     assert len(budgets) == 1
 
 
+def test_a_rival_done_before_genenvs_first_epoch_gives_no_figure_in_equal_time():
+    """The table of a whole suite would end in an IndexError for it."""
+    run = lambda seconds: [{"seconds": s, "validation": 0.1 * i} for i, s in enumerate(seconds)]
+    runs = {"genenv": {0: run([5, 5]), 1: run([5, 5, 5])}, "random": {0: run([1, 1]), 1: run([5, 6])}}
+    assert tables.equal_time(runs, "random").endswith("genenv minus random: +0.000")
+    only = {name: {0: seeds[0]} for name, seeds in runs.items()}
+    assert tables.equal_time(only, "random").endswith("genenv minus random: -")
+
+
 def test_bases_start_from_the_base_model_of_their_seed(tmp_path, small_ladder, in_process,
                                                        monkeypatch, capsys):
     """All runs of the suite would share one base model, and the intervals would not be over any."""

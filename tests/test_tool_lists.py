@@ -262,6 +262,9 @@ def test_a_task_without_tools_has_the_right_function_and_others_beside_it():
     assert {name for names in shown for name in names} == {"ring", "a", "b", "c", "d"}
     assert {names.index("ring") for names in shown} != {0}  # its place does not give it away
     assert own_record({"task": ASKED, "calls": [CALL]}, {"ring": RING})["tools"] == [RING]
+    # nothing is to be called, and every function is long: one is offered all the same
+    long = {name: {**RING, "name": name, "description": "x" * n} for name, n in (("a", 800), ("b", 700))}
+    assert own_record({"task": ASKED, "calls": []}, long)["tools"] == [long["b"]]
 
 
 BAD_TASKS = [

@@ -433,6 +433,8 @@ def _called(record: dict, listed: dict) -> list:
                                           "--tools")
     others = sorted(name for name, tool in listed.items()
                     if name not in names and len(str(tool)) <= LONGEST_BESIDE)
+    if not names and not others:  # all are long, and one has to be there to be left alone
+        others = [min(listed, key=lambda name: len(str(listed[name])))]
     draw = random.Random(str(record.get("task")))  # always the same ones
     missing = max(0, min(OFFERED - len(set(names)), len(others)))
     return [listed[name] for name in sorted({*names, *draw.sample(others, missing)})]
