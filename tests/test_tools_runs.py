@@ -166,7 +166,8 @@ def test_imitation_makes_expected_answers_likelier_and_moves_the_agent_alone():
     trials = [SimpleNamespace(rollouts=flat([([5, 6, 7], [[4]])]), task="w1 w2 w3"),
               SimpleNamespace(rollouts=flat([([8], [[4]])]), task="w9")]
     with policy.use("agent"):
-        score = lambda: float(policy.logprobs(flat([([5, 6, 7], [[5, 6, 7, *policy.eos_ids[:1]]])]))[0].sum().detach())
+        answer = flat([([5, 6, 7], [[5, 6, 7, *policy.eos_ids[:1]]])])
+        score = lambda: policy.logprobs(answer)[0].sum().item()
         before = score()
         stats = [controls.imitate(None, run, trials) for _ in range(10)]
         assert score() > before + 0.5
