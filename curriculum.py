@@ -2,8 +2,8 @@
 
 What of the paper this is: success rate (Eq. 2), environment reward R_env (Eq. 3), the k_min filter,
 the weights exp(lam * R_env) of RWR, and the choice of seed tasks for the simulator. Everything is a
-plain function. The reward of an attempt (Eq. 1) is the world's (worlds/NAME.py: score); what GRPO
-makes of it stands here.
+plain function. The reward of an attempt (Eq. 1) is the world's (worlds/NAME.py: score); a function
+agent_reward_NAME below may change it before GRPO sees it.
 
 How it is run: genenv.py calls it; the names of the functions below are the values of the options
 --alpha-schedule, --difficulty-reward, --env-weights, --seed-selection, --function-selection and
@@ -51,8 +51,9 @@ def success_rate(rewards) -> float:
 
 # ---------------------------------------------------------------------------------------------
 # agent rewards: functions of (score, valid, truncated, tokens) -> the reward r that GRPO trains on
-# score: Eq. 1 as the world computes it, in [0, 1]; valid: the response has the form that the world
-# asks for; truncated: it ran into the length limit; tokens: its length
+# score: Eq. 1 as the world computes it, in [0, 1], and 0 where truncated: the attempt ran into a
+# limit of length or of turns; valid: the response has the form that the world asks for; tokens: its
+# length
 
 
 def agent_reward_plain(score, valid, truncated, tokens):
@@ -61,7 +62,7 @@ def agent_reward_plain(score, valid, truncated, tokens):
 
 
 def agent_reward_length(score, valid, truncated, tokens):
-    """Eq. 1 less up to a tenth for length, half of that at 100 tokens: a success stays one."""
+    """Eq. 1 less up to a tenth for length, half of that at 100 tokens."""
     return agent_reward_plain(score, valid, truncated, tokens) * (1 - 0.1 * tokens / (tokens + 100))
 
 

@@ -8,8 +8,9 @@ How it is run: genenv.py has one pool of each kind per run. Each is an append-on
 run folder, and is read back from it when a run goes on.
 
 Where it differs on purpose: a task of D_train is rolled out again when it is replayed, so that GRPO
-stays on-policy; traces are kept for people and for export. A success rate is stored with the epoch
-that measured it, because it goes stale as the agent learns.
+stays on-policy; traces are kept for people and for export. D_env keeps every valid generation: the
+filter is applied when the simulator is trained, as alpha may have moved. A success rate is stored
+with the epoch that measured it, because it goes stale as the agent learns.
 """
 import hashlib
 import json
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from common.files import UserError, append_jsonl, read_jsonl
 
-# how old a success rate may be, in epochs: the agent learns on, and it says ever less
+# the oldest success rate that still counts, in epochs: the agent learns on, and it says ever less
 RECENT = 2         # D_train: until then its task may be a seed task, and the simulator is told it
 IMITATED = 4       # D_env: until then its record is imitated
 HALF_LIFE = 2.0    # D_env: after so many epochs a record is drawn half as often
@@ -64,7 +65,7 @@ class EnvRecord:
     seed_id: str         # of the task that it varies
     group: int           # records of one group vary the same seed task in the same step
     p_hat: float         # success rate of the agent on it (Eq. 2)
-    p_hat_seed: float    # ... on all variations of its seed task, in the same step
+    p_hat_seed: float    # ... on all variations of its group
     p_hat_batch: float   # ... on all that was written in the same step
     epoch: int           # epoch in which these were measured
     r_env: float = 0.0   # Eq. 3 at the alpha of the epoch that last computed it, 0 before that
@@ -100,7 +101,7 @@ class TrainPool:
                                  "traces": [asdict(t) for t in valid]})
 
     def add_untried(self, task):
-        """Keep a task that was written ahead of training (the static ablation)."""
+        """Keep a task that was written ahead of training (static ablation, teacher)."""
         self._keep(task, None, task.epoch)
         self.pending.append({"task": asdict(task), "p_hat": None, "epoch": task.epoch,
                              "traces": []})

@@ -197,7 +197,8 @@ def assigned(run, seed_tasks, alpha) -> list[Task]:
 
 
 def agreed(run, generations) -> list[Generation]:
-    """--agreement k: of the generations those that the simulator itself solves once in k tries.
+    """--agreement k: of the generations those that the simulator itself solves at
+    least once in k tries.
 
     It is a check of generated answers: a task with a wrong or ambiguous answer also lands near
     alpha, so R_env alone would reward it.
@@ -251,7 +252,7 @@ def interact(run, tasks) -> list[Trial]:
         traces = [trace_of(run, task, *attempt) for attempt in
                   zip(members, texts[b * o.G:(b + 1) * o.G])]
         p_hat = curriculum.success_rate([e.reward for e in traces])  # Eq. 2
-        if task.id in run.train_pool.p_hat:  # tried again: a figure, --alpha-schedule learned
+        if task.id in run.train_pool.p_hat:  # tried again: for a figure, and the schedule `learned`
             before, measured = run.train_pool.p_hat[task.id]
             state.replays.append((before, state.epoch - measured, p_hat))
         state.attempts.append((task, p_hat, traces))
@@ -306,7 +307,7 @@ def old_records(run) -> list[EnvRecord]:
 
 def update_environment(run, kept, weights) -> dict:
     """One update of the simulator on the records inside the band: those of this epoch first, then
-    some of D_env, under the KL penalty to the initial simulator and the cap on the update's own KL.
+    of D_env, under the KL penalty to the initial simulator and the cap on the update's own KL.
     """
     o, t = run.o, run.state.epoch
     aged = [r for r in kept if r.epoch < t]

@@ -125,8 +125,8 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     o: Options, of which temperature, clip, agent_kl, kl_estimator, scale, aggregation,
     inner_epochs, mini_batch, token_budget and grad_checkpoint are read. generator: shuffles the
     groups where there are several steps. An empty batch changes nothing.
-    Returns zero_variance (share of groups without signal), kl (to the reference, nats per token),
-    clip_fraction, grad_norm (before clipping), each a mean over the steps taken; trained_tokens;
+    Returns zero_variance (share of groups without signal); kl (to the reference, nats per token),
+    clip_fraction and grad_norm (before clipping), each a mean over the steps taken; trained_tokens;
     skipped_steps (not finite); mismatch_mean and mismatch_max, |log-prob of the sampler - of the
     scorer| over response tokens before any update. What was not measured is 0.
     """

@@ -18,9 +18,9 @@ costs G*(P + R). `logprobs_dense` is the plain path, kept so that the tests can 
 
 Shapes everywhere: B prompts (groups), G rollouts, P prompt, R response, V vocabulary, D hidden,
 N rollouts of a micro-batch (rows of its log-probs), L packed length, M predicted tokens of a pack,
-K cached keys, S slots (rollouts still running), T limit of a response's length.
+K cached keys, b groups still decoded, S slots of their rollouts (some are finished), T limit of a
+response's length.
 """
-import hashlib
 import math
 from collections import Counter
 from contextlib import contextmanager
@@ -274,13 +274,6 @@ class Policy:
         """AdamW over exactly the parameters of one adapter."""
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=weight_decay)
 
-    def checksum(self, adapter) -> str:
-        """SHA-256 of an adapter's bits: two adapters have the same one if they are the same."""
-        digest = hashlib.sha256()
-        for p in self.params[adapter]:
-            digest.update(p.detach().cpu().contiguous().view(torch.uint8).numpy())
-        return digest.hexdigest()
-
     def save_adapter(self, adapter, folder):
         """Write `folder` in PEFT format: PeftModel.from_pretrained(base, folder) reads it."""
         from peft import get_peft_model_state_dict
@@ -391,7 +384,7 @@ class Policy:
         max_rows bounds the rollouts that run at once.
         With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
         rollout i is an episode: observations are read where they come in, the turns are drawn.
-        Its limits are max_turns that were not the last, max_turn_tokens in a turn without EOS, and
+        Its limits are max_turns turns without an end, max_turn_tokens in a turn without EOS, and
         max_new_tokens in all, observations included.
         Raises ValueError on an empty prompt.
         """

@@ -21,9 +21,9 @@ there beta and lam do nothing. They matter without a filter (--k-min 1) and shar
 The weights themselves are functions weights_NAME of curriculum.py (--env-weights): two others stand
 beside exp(lam * R_env) for comparison.
 
-Words: a record is a generation whose success rate has been measured, selected by the filter; the
-KL sample is text of the simulator as it comes, unselected. Fresh records are of this epoch, aged
-ones from D_env. Shapes: n records, m texts of the KL sample; a step has n + m texts, a micro-batch
+Words: a record is a generation whose success rate has been measured, here one that passed the
+filter; the KL sample is text of the simulator as it comes, unselected. Fresh records are of this
+epoch, aged ones from D_env. Shapes: n records, m texts of the KL sample; a step has n + m texts, a micro-batch
 N of them (rows of its tensors); R response tokens.
 """
 import copy
@@ -44,7 +44,8 @@ def effective_sample_size(weights) -> float:
 
 
 def weight_ratio(weights) -> float:
-    """Largest weight over smallest: 1 where R_env does not tell records apart."""
+    """Largest weight over smallest: 1 where R_env does not tell records apart; 0 where some weight
+    is not above 0."""
     return float(weights.max() / weights.min()) if weights.min() > 0 else 0.0
 
 
@@ -101,7 +102,8 @@ def whole_passes(n_fresh, n_aged, passes, batch, generator):
     of indices as in draw_batches, at least `batch` in each.
 
     An AdamW step on three records moves the simulator as far as one on three hundred. So the number
-    of steps follows from the number of records; fewer than `batch` wait in D_env for more.
+    of steps follows from the number of records. Fewer than `batch` in all passes make no step: they
+    wait in D_env for more.
     """
     n = n_fresh + n_aged
     if not n_fresh or passes * n < batch:
@@ -174,7 +176,7 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
     n, device = len(records), policy.params[adapter][0].device
     # each text is a group of its own, whatever group it came from: no prompt is shared
     texts = [replace(r, group=i) for i, r in enumerate([*records, *kl_texts])]
-    # one constant per-token denominator keeps it the sequence-level gradient
+    # every text is divided by the same number of tokens, so that weights act on whole texts
     tokens, kl_tokens = sum(r.tokens for r in texts[:n]), sum(r.tokens for r in texts[n:])
     weight_of_text = torch.cat([weights, weights.new_zeros(len(kl_texts))]).to(device)  # (n + m,)
     optimizer.zero_grad(set_to_none=True)
@@ -203,7 +205,8 @@ def _filled(rows, logp):
 
 
 def _snapshot(params, optimizer):
-    """Copies of one adapter and of its optimiser's state: a few MB, the base is not touched."""
+    """Copies of one adapter and of its optimiser's state, three fp32 numbers a weight: half a GB
+    for 7B (run/memory.py). The base is not touched."""
     return [p.detach().clone() for p in params], copy.deepcopy(optimizer.state_dict())
 
 

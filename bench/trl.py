@@ -148,7 +148,8 @@ def check_against_trl(o, base, policy, prompts, tolerance=1e-3):
     The LoRA B matrices are set to noise first: at zero the KL term would vanish from the test.
     Raises UserError if they differ by more than `tolerance` times the gradient norm: fp32 rounding.
     """
-    generator, saved = torch.Generator().manual_seed(1), _clone(policy.params["agent"])
+    generator, saved = torch.Generator().manual_seed(1), [
+        p.detach().clone() for p in policy.params["agent"]]
     with torch.no_grad():
         for p in policy.params["agent"]:
             p += 0.01 * torch.randn(p.shape, generator=generator)
@@ -186,10 +187,6 @@ def check_against_trl(o, base, policy, prompts, tolerance=1e-3):
             p.grad = None
     if not gap / norm < tolerance:
         raise UserError("gradients differ from TRL's by more than rounding: trust no ratio")
-
-
-def _clone(params):
-    return [p.detach().clone() for p in params]
 
 
 def our_gradients(policy, rollouts, G):

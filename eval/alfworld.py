@@ -39,7 +39,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from common.files import UserError
-from eval.common import Verdict, check_record, data_dir, mean_by, read_rows
+from eval.common import Verdict, between, check_record, data_dir, mean_by, mean_score, read_rows
 from worlds import play
 
 NAME = "alfworld"
@@ -148,14 +148,9 @@ def read_boxed(text: str) -> str:
     The box ends at the first closing brace (so \boxed{\text{x}} breaks, as it does there). Written
     as a scan: the usual lazy pattern takes quadratic time on a megabyte of unclosed boxes.
     """
-    last, opening, at = None, "\\boxed{", 0
-    while (start := text.find(opening, at)) >= 0:
-        end = text.find("}", start + len(opening))
-        if end < 0:
-            break
-        last, at = text[start + len(opening):end], end + 1
-    if last is not None:
-        return last.strip()
+    boxes = list(between(text, "\\boxed{", "}"))
+    if boxes:
+        return boxes[-1].strip()
     text = text.strip()
     if len(text) >= 2 and text[0] == "$" == text[-1]:
         return text[1:-1].strip()
@@ -221,14 +216,12 @@ def score(record: dict, response: str) -> Verdict:
 
 def aggregate(records: list, verdicts: list) -> dict:
     """Exact score in percent; by split and task type; the softer scores as means under "extra"."""
-    n = len(records)
     categories = mean_by(records, verdicts, lambda r: r["category"].split("/")[0])
     categories |= mean_by(records, verdicts, lambda r: r["category"].split("/")[-1])
     # a verdict given without reading a response (prompt too long) has no extras: count zero
-    soft = {key: 100 * sum(v.extra.get(key, 0.0) for v in verdicts) / max(1, n)
+    soft = {key: 100 * sum(v.extra.get(key, 0.0) for v in verdicts) / max(1, len(verdicts))
             for key in ("admissible", "acts", "verl_agent_exact")}
-    return {"score": 100 * sum(v.score for v in verdicts) / max(1, n), "n": n,
-            "categories": categories, "extra": soft}
+    return {**mean_score(records, verdicts), "categories": categories, "extra": soft}
 
 
 # ---------------------------------------------------------------------------------------------

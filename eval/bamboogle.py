@@ -32,7 +32,7 @@ import warnings
 from collections import Counter
 
 from common.files import UserError
-from eval.common import Verdict, check_record, data_dir, read_array
+from eval.common import Verdict, between, check_record, data_dir, read_array
 
 NAME = "bamboogle"
 PAPER = {"Qwen2.5-7B": 68.0, "GenEnv 7B": 76.0}  # GPT-4o judge + live search, see above
@@ -155,13 +155,7 @@ def extract_searchr1(text: str, minimum: int = 2) -> str | None:
     pass minimum=1 for a response without its prompt.
     """
     # cut by hand: a lazy regular expression is quadratic on many unclosed tags
-    answers, position = [], 0
-    while (start := text.find("<answer>", position)) >= 0:
-        end = text.find("</answer>", start)
-        if end < 0:
-            break
-        answers.append(text[start + len("<answer>"):end].strip())
-        position = end + len("</answer>")
+    answers = [answer.strip() for answer in between(text, "<answer>", "</answer>")]
     return answers[-1] if len(answers) >= max(minimum, 1) else None
 
 

@@ -56,8 +56,8 @@ from collections import Counter
 from pathlib import Path
 
 from common.files import UserError
-from eval.common import (Verdict, agreement, check_record, data_dir, exit_code, mean_by, mean_score,
-                         one_line, one_line_for, read_rows, verdict)
+from eval.common import (Verdict, agreement, between, check_record, data_dir, exit_code, mean_by,
+                         mean_score, one_line, one_line_for, read_rows, verdict)
 
 NAME = "bfcl"
 PAPER = {"Qwen2.5-7B": 7.0, "GenEnv 7B": 41.8}
@@ -228,7 +228,7 @@ def items(value) -> int:
 def decode_qwen(text: str) -> list:
     """Calls of `<tool_call>` blocks, newlines needed; blocks that are no JSON are skipped."""
     calls = []
-    for block in tool_call_blocks(text):
+    for block in between(text, "<tool_call>\n", "\n</tool_call>"):
         try:
             call = json.loads(block)
         except (ValueError, RecursionError):
@@ -239,19 +239,6 @@ def decode_qwen(text: str) -> list:
                 or isinstance(call.get("name", []), (list, dict)):
             raise Undecodable("a <tool_call> block is no call")
     return [(call["name"], dict(call["arguments"])) for call in calls]
-
-
-def tool_call_blocks(text: str) -> list[str]:
-    """What stands between `<tool_call>\\n` and the next `\\n</tool_call>`, in linear time."""
-    blocks, start = [], text.find("<tool_call>\n")
-    while start >= 0:
-        start += len("<tool_call>\n")
-        end = text.find("\n</tool_call>", start)
-        if end < 0:
-            break
-        blocks.append(text[start:end])
-        start = text.find("<tool_call>\n", end + len("\n</tool_call>"))
-    return blocks
 
 
 # ---------------------------------------------------------------------------------------------

@@ -260,6 +260,18 @@ def mean_by(records, verdicts, key) -> dict:
     return {name: {"score": 100 * sum(s) / len(s), "n": len(s)} for name, s in groups.items()}
 
 
+def between(text: str, opening: str, closing: str):
+    """What stands between `opening` and the next `closing`, again and again, in linear time."""
+    end = 0
+    while (start := text.find(opening, end)) >= 0:
+        start += len(opening)
+        stop = text.find(closing, start)
+        if stop < 0:
+            return
+        yield text[start:stop]
+        end = stop + len(closing)
+
+
 def mean_score(records, verdicts) -> dict:
     """The aggregate of most benchmarks: the mean score in percent, over all and per category."""
     return {"score": 100 * sum(v.score for v in verdicts) / max(1, len(verdicts)),

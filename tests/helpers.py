@@ -3,14 +3,13 @@
 A reference here is slow and obvious on purpose: one forward pass per token, python loops, no mask,
 no cache. The code under test must agree with it.
 """
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from common.files import read_jsonl
+from common.files import UserError, read_jsonl
 from experiments import controls
 import genenv
 import grpo
@@ -174,6 +173,14 @@ def same_run(a, b):
         assert x == y, name
 
 
+def user_error(match, call, *args, **options) -> str:
+    """The one line of the UserError that `call` ends in."""
+    with pytest.raises(UserError, match=match) as error:
+        call(*args, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
 def one_line(capsys, code, *words):
     """Exit code 2 and one line on stderr that says all of `words`; returns stdout."""
     out, err = capsys.readouterr()
@@ -197,32 +204,3 @@ class Frozen:
     def state_dict(self):
         """Nothing to save."""
         return {}
-
-
-class Table:
-    """A policy that ignores its prompt: one softmax over K answers of one token each.
-
-    It has just the methods that grpo_update and rwr_update call, so that their fixed points can be
-    compared with arithmetic. The reference (adapter None) is the table it started from.
-    """
-
-    def __init__(self, logits, adapter="env"):
-        self.initial = torch.as_tensor(logits, dtype=torch.float64)
-        self.logits = self.initial.clone().requires_grad_(True)
-        self.params, self.active, self.name = {adapter: [self.logits]}, None, adapter
-
-    @contextmanager
-    def use(self, adapter):
-        former, self.active = self.active, adapter
-        try:
-            yield self
-        finally:
-            self.active = former
-
-    def logprobs(self, rollouts, temperature=1.0, grad_checkpoint=False):
-        table = (self.logits if self.active else self.initial) / temperature
-        ids = torch.tensor([r.response for r in rollouts])
-        return table.log_softmax(-1)[ids], torch.ones(ids.shape, dtype=torch.bool)
-
-    def probs(self):
-        return self.logits.detach().softmax(-1)

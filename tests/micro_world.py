@@ -137,9 +137,6 @@ class Scripted:
         self.rates[adapter] = lr
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=0.0)
 
-    def checksum(self, adapter):
-        return self.params[adapter][0].detach().numpy().tobytes()
-
     def save_adapter(self, adapter, folder):
         self.saved.append((adapter, folder))
 

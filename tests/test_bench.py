@@ -12,7 +12,7 @@ from bench import cpu, gpu
 from bench.__main__ import main
 from bench.models import QWEN_7B, qwen2_config, random_nf4, random_prompts, reward_of, \
     rewards_of, small_config, word_tokenizer
-from helpers import flat
+from helpers import flat, randomise
 from policy import Policy
 
 
@@ -54,10 +54,8 @@ def test_a_rollout_changes_no_gradient_of_a_four_bit_model():
     """On a CPU bitsandbytes repacks weights for inference; their products then have no gradient."""
     policy = Policy(random_nf4(small_config(64, 2, 32), "cpu", torch.float32),
                     word_tokenizer(32), rank=4)
-    generator, grads = torch.Generator().manual_seed(0), []
-    with torch.no_grad():
-        for p in policy.params["agent"]:
-            p += 0.1 * torch.randn(p.shape, generator=generator)
+    grads = []
+    randomise(policy)
     groups = [([1, 2, 3], [[4, 5, 6], [7, 8]])]
     for _ in range(2):
         with policy.use("agent"):

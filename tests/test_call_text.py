@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from common.files import UserError, read_jsonl
+from helpers import user_error
 from worlds import InvalidTask, call_text, check_task, held_out_keys, tool_calls
 from worlds.tool_calls import EXAMPLE_TASKS, canonical, check_calls, check_tools
 
@@ -347,9 +348,7 @@ def test_arguments_that_python_cannot_write_are_one_line(prepared):
            "tools": [tool("book", **{"user id": "integer"})],
            "calls": [{"name": "book", "arguments": {"user id": 7}}]}
     prepared([*RECORDS, odd], call_format="json")
-    with pytest.raises(UserError, match="'user id', which is no name in Python") as error:
-        prepared([*RECORDS, odd], call_format="python")
-    assert "\n" not in str(error.value)
+    user_error("'user id', which is no name in Python", prepared, [*RECORDS, odd], call_format="python")
     # a tool that the simulator makes up
     o = prepared(call_format="python")
     with pytest.raises(InvalidTask, match="tool schema"):

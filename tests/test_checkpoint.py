@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 import genenv
 from conftest import MICRO
-from helpers import one_line, same_run
+from helpers import one_line, same_run, user_error
 from common.files import UserError, append_jsonl, read_jsonl
 from models.loading import check_adapter_folder
 from run import checkpoint, options
@@ -521,6 +521,5 @@ def test_a_folder_without_a_fitting_adapter_is_one_clear_line(file, text, rank, 
         (folder / file).write_text(text)
     elif text is None:
         (folder / file).unlink() if file else shutil.rmtree(folder)
-    with pytest.raises(UserError, match=word) as error:
-        check_adapter_folder(str(folder), "agent", rank)
-    assert f"--agent-adapter {folder}" in str(error.value) and "\n" not in str(error.value)
+    said = user_error(word, check_adapter_folder, str(folder), "agent", rank)
+    assert f"--agent-adapter {folder}" in said

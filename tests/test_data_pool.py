@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from common.files import UserError, append_jsonl, read_jsonl, set_torn_line_aside
+from helpers import user_error
+from common.files import append_jsonl, read_jsonl, set_torn_line_aside
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct, priority, task_id
 
 
@@ -63,9 +64,8 @@ def test_malformed_line_is_named_by_file_and_number_in_one_line(tmp_path, line):
     path = tmp_path / "pool.jsonl"
     path.write_bytes(b'{"a": 1}\n{"a": 2}\n' + line + b'\n{"a": 3}\n')
     before = path.read_bytes()
-    with pytest.raises(UserError, match=r"pool.jsonl, line 3: ") as error:
-        read_jsonl(path)
-    assert "\n" not in str(error.value) and path.read_bytes() == before
+    user_error("pool.jsonl, line 3: ", read_jsonl, path)
+    assert path.read_bytes() == before
 
 
 def test_torn_last_line_is_set_aside_and_nothing_else_touched(tmp_path):
@@ -221,6 +221,5 @@ def test_damaged_record_of_d_train_is_one_clear_line(tmp_path, change):
     path = tmp_path / "train.jsonl"
     append_jsonl(path, [GOOD, {**GOOD, **change}])
     before = path.read_bytes()
-    with pytest.raises(UserError, match="train.jsonl, .*2: ") as error:
-        TrainPool(path, base())
-    assert "\n" not in str(error.value) and path.read_bytes() == before
+    user_error("train.jsonl, .*2: ", TrainPool, path, base())
+    assert path.read_bytes() == before

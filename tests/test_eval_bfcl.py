@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from common.files import UserError
+from helpers import user_error
 from eval import bfcl
 from test_eval_harness import SHARED, lines, needs_data, never_passes, writable_copy
 
@@ -227,9 +228,7 @@ def test_safe_call_lets_plain_data_through_only():
 
 def test_simulator_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "bfcl_eval", None)           # as if not installed
-    with pytest.raises(UserError, match="bfcl-eval") as error:
-        bfcl.score_official(turn(), "[pwd()]")
-    assert "\n" not in str(error.value)
+    user_error("bfcl-eval", bfcl.score_official, turn(), "[pwd()]")
 
 
 # ---- data

@@ -295,23 +295,6 @@ def test_a_skipped_step_spoils_neither_the_others_nor_the_statistics(monkeypatch
     assert int(optimizer.state_dict()["state"][0]["step"]) == 3
 
 
-def test_number_of_optimiser_steps():
-    """Mini-batches or inner epochs would be ignored."""
-    class Counting(Frozen):
-        steps = 0
-
-        def step(self):
-            Counting.steps += 1
-
-    policy, groups = tiny_policy(), random_groups(RAGGED)
-    for options, steps in ((dict(), 1), (dict(inner_epochs=3), 3), (dict(mini_batch=2), 2),
-                           (dict(mini_batch=3, inner_epochs=2), 4)):
-        Counting.steps = 0
-        stats = train_agent(policy, "agent", Counting(), groups, REWARDS, **options)
-        assert Counting.steps == steps
-        assert stats["trained_tokens"] == 44 * options.get("inner_epochs", 1)
-
-
 def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl(monkeypatch):
     """Half of the compute for nothing, or a KL pull without a reward."""
     policy, groups, rewards = tiny_policy(), random_groups(RAGGED), REWARDS.clone()

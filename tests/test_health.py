@@ -53,6 +53,7 @@ FINE = {  # name: (fields of all epochs, options)
                       other_adapter_moved=False), {}),
     # a cap that is hit late in an update is only at work; some of everything is usual
     "late cap": (dict(env_capped=1, env_steps=8), {}),
+    "late cap in a pass": (dict(env_capped=1, env_steps=1), dict(env_passes=1)),
     "a few": (dict(truncated=0.1, invalid={"malformed": 9, "copy of the seed": 5, "truncated": 4,
                                            "duplicate in the batch": 2}, distinct_tasks=25), {}),
 }
@@ -72,6 +73,9 @@ SICK = {  # name: (epochs, fields of these last epochs, options, the one warning
     "repeats itself twice as often": (1, dict(distinct_tasks=19), {}, "collapse", "19 distinct"),
     "uses fewer skills": (1, dict(skill_entropy=1.1), {}, "collapse", "2.00 in epoch 1"),
     "is narrow without training": (6, REPEATS, dict(variant="random"), "collapse", "--temperature"),
+    "repeats itself with passes": (3, REPEATS, dict(env_passes=1), "collapse", "raise --env-batch"),
+    "moves too fast at once": (2, dict(env_capped=1, env_steps=0), dict(env_passes=1), "KL cap",
+                               "after 0 steps, two"),
     "starves": (1, dict(env_kept=1), {}, "starvation", "raise --k-min"),
     "starves far from alpha": (1, dict(env_kept=0, success_rate=0.9), {}, "starvation",
                                "move --alpha towards the success rate 0.90"),
@@ -193,8 +197,8 @@ def test_every_check_has_a_script_and_a_paragraph_with_a_figure():
 
 def recorded(name):
     """(records, options) of a recorded run."""
-    lines = read_jsonl(GOLDEN / f"{name}.jsonl")
-    return lines[1:], SimpleNamespace(**lines[0])
+    options, *records = read_jsonl(GOLDEN / f"{name}.jsonl")
+    return records, SimpleNamespace(**{"env_passes": 0, **options})  # older ones had none
 
 
 def test_improvement_is_of_measured_values_alone():

@@ -18,8 +18,9 @@ from models import attention
 from models.attention import pack
 from models.loading import model_config
 import policy as policy_module
-from policy import Policy, by_group, distance, draw, split_groups
+from policy import Policy, by_group, draw, split_groups
 from run import memory
+from watch.measure import movement
 
 ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
 
@@ -359,21 +360,23 @@ def test_cast_weights_are_gone_after_sampling(monkeypatch):
     assert sample() != first
 
 
-def test_checksum_and_distance_tell_which_adapter_moved():
+def test_the_proof_of_movement_tells_which_adapter_moved():
     """A change of one bit, or of the other adapter alone, must be told apart."""
     policy = tiny_policy()
-    sums, before = {a: policy.checksum(a) for a in ("agent", "env")}, weights(policy, "agent")
-    assert sums["agent"] != sums["env"] and distance(before, policy.params["agent"]) == 0
-    with torch.no_grad():
-        p = policy.params["agent"][3]
-        p.view(-1)[0] = torch.nextafter(p.view(-1)[0], torch.tensor(9.0))
-        assert policy.checksum("agent") != sums["agent"]
-        p.copy_(before[3])
-        assert policy.checksum("agent") == sums["agent"]
-        p.view(-1)[0] += 3
+    first = policy.params["agent"][3].view(-1)
+    def proofs(change):
+        with torch.no_grad(), movement(policy, "agent") as agent, movement(policy, "env") as env:
+            change()
+        return agent, env
+    agent, env = proofs(lambda: first[:1].copy_(torch.nextafter(first[:1], torch.tensor(9.0))))
+    assert env["other_moved"] and not agent["other_moved"] and not env["moved"]
+    def far():
+        first[0] += 3
         policy.params["agent"][0].view(-1)[1] -= 4
-    assert policy.checksum("env") == sums["env"] and policy.checksum("agent") != sums["agent"]
-    assert distance(before, policy.params["agent"]) == pytest.approx(5, rel=1e-5)
+    agent, env = proofs(far)
+    assert agent["moved"] == pytest.approx(5, rel=1e-5) and env["other_moved"]
+    agent, env = proofs(lambda: None)
+    assert agent == env == {"moved": 0, "other_moved": False}
 
 
 @pytest.mark.parametrize("quant", ["", "nf4"])

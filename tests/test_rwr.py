@@ -11,12 +11,13 @@ import torch
 
 from curriculum import record_weights, weights_advantage, weights_linear, weights_rwr
 import grpo
-from helpers import (Frozen, Table, clear, close, flat, gradients, naive_logps, random_groups,
+from helpers import (Frozen, clear, close, flat, gradients, naive_logps, random_groups,
                      same, scores, tiny_policy, weights)
 from policy import Rollout
 from run.options import Options
 import rwr
 from rwr import draw_batches, mean_kl, rwr_loss, rwr_update, weighted_nll
+from walkthroughs.toy import TablePolicy
 
 SHAPES = [(5, [4]), (2, [7]), (9, [1]), (3, [3]), (3, [2]), (6, [5])]
 
@@ -267,13 +268,13 @@ ALL = written([k for k, n in enumerate(COUNTS) for _ in range(n)])
 @pytest.mark.parametrize("lam", [1.0, 6.0])
 def test_rwr_on_a_categorical_simulator_finds_the_reweighted_distribution(lam):
     """The point of the whole update: pi <- pi_0 exp(lam R_env) / Z, here in closed form."""
-    table, (records, kl_sample) = Table(INITIAL), ALL
-    initial = table.probs()
+    table, (records, kl_sample) = TablePolicy(INITIAL[None], "env"), ALL
+    initial = table.probs()[0]
     optimizer = torch.optim.SGD(table.params["env"], lr=4.0)
     stats = update(table, "env", optimizer, records, [list(range(107))] * 60, kl_sample, lam=lam,
                        env_kl=0.0, env_kl_cap=1e9)
     target = initial * torch.exp(lam * torch.tensor(R_ENV, dtype=torch.float64))
     target = target / target.sum()
-    torch.testing.assert_close(table.probs(), target, atol=1e-3, rtol=0)
+    torch.testing.assert_close(table.probs()[0], target, atol=1e-3, rtol=0)
     exact = float((initial * (initial / target).log()).sum())
     assert stats["env_kl_step"] == pytest.approx(exact, rel=0.02)  # KL(before || now)

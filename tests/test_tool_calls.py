@@ -16,9 +16,9 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from common.files import UserError
 from data_pool import Trace, TrainPool
 import genenv
+from helpers import randomise, user_error
 from policy import Policy
 from run.presets import PRESETS
 from worlds import InvalidTask, check_task, held_out_keys, load_world, task_keys
@@ -82,10 +82,7 @@ def folder(tmp_path_factory):
 def nf4(folder):
     """The same model in four bits, both adapters live."""
     policy = Policy.load(folder, rank=4, quant="nf4", device="cpu", seed=0)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in [p for params in policy.params.values() for p in params]:
-            p.add_(0.05 * torch.randn(p.shape, generator=generator))
+    randomise(policy, scale=0.05)
     return policy
 
 
@@ -457,9 +454,7 @@ def test_load_policy_refuses_what_cannot_work(tmp_path, folder):
                              (dict(model=gemma_like), "no system role"),
                              (dict(model=folder, max_prompt_tokens=600), "--max-prompt-tokens"),
                              (dict(model=str(tmp_path / "absent")), "does not exist")):
-        with pytest.raises(UserError, match=message) as error:
-            world.load_policy(options(**changes))
-        assert "\n" not in str(error.value)
+        user_error(message, world.load_policy, options(**changes))
 
 
 def test_nf4_samples_scores_and_trains_only_the_named_adapter(nf4):
@@ -497,9 +492,7 @@ def test_saved_adapters_load_with_peft_in_two_lines(tmp_path, folder, quant):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
     policy = Policy.load(folder, rank=4, quant=quant or None, device="cpu", seed=0)
-    with torch.no_grad():
-        for p in policy.params["agent"]:
-            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    randomise(policy, scale=0.05)
     policy.save_adapter("agent", tmp_path / "agent")
     four_bit = dict(quantization_config=BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,

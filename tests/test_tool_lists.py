@@ -8,6 +8,7 @@ import time
 import pytest
 
 from common.files import UserError
+from helpers import user_error
 from worlds import InvalidTask, call_text, tool_calls
 from worlds.schemas import argument_fault, check_schema, conforms, quick_pattern
 from worlds.tool_lists import own_record, own_schema, own_tool, read_tools
@@ -85,9 +86,7 @@ BAD_LISTS = {
 def test_a_list_without_a_function_is_one_line(data, tmp_path):
     path = tmp_path / "tools.json"
     path.write_bytes(data)
-    with pytest.raises(UserError, match=BAD_LISTS[data]) as error:
-        read_tools(path)
-    assert str(error.value).startswith(str(path)) and "\n" not in str(error.value)
+    assert user_error(BAD_LISTS[data], read_tools, path).startswith(str(path))
     with pytest.raises(UserError, match="no such file"):
         read_tools(tmp_path / "absent")
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from commands import imitate, warm_start
 from common.files import UserError, append_jsonl
 import genenv
-from helpers import flat
+from helpers import flat, randomise, user_error
 from models.loading import policy_options
 from policy import Policy, Rollout
 from test_tool_calls import NO_SYSTEM, chat_model
@@ -140,10 +140,7 @@ def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
     s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"))
     out = warm_start.claim(s, o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in policy.params["warm"]:
-            p.add_(0.1 * torch.randn(p.shape, generator=generator))
+    randomise(policy)
     groups = [([5, 6, 7, 8], [[9, 10, 11], [12, 13]])]
     with policy.use("warm"), torch.no_grad():
         with_adapter = policy.logprobs(flat(groups))[0]
@@ -200,10 +197,7 @@ def test_killed_and_given_again_it_ends_at_the_same_bits(done, model, tasks, tmp
 
 
 def refusal(arguments) -> str:
-    with pytest.raises(UserError) as error:
-        warm_start.main(arguments)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+    return user_error("", warm_start.main, arguments)
 
 
 class Simulator:

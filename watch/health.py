@@ -36,6 +36,15 @@ def _stuck(r) -> bool:
     return r["distinct_tasks"] > 0 and not 0.02 <= r["success_rate"] <= 0.98
 
 
+def _update(o, size: str) -> str:
+    """How the simulator's update becomes "larger" or "smaller": with --env-passes its steps follow
+    from the records."""
+    raises = size == "larger"
+    if o.env_passes:
+        return f"{'lower' if raises else 'raise'} --env-batch"
+    return f"{'raise' if raises else 'lower'} --env-updates"
+
+
 def warn_collapse(r, history, o):
     """The simulator writes few different tasks, or uses few skills."""
     usable, trained = _usable(r), o.variant == "genenv"
@@ -47,7 +56,7 @@ def warn_collapse(r, history, o):
     before, entropy = first["distinct_tasks"] / max(1, _usable(first)), first["skill_entropy"]
     if share >= max(0.2, 0.5 * before) and r["skill_entropy"] >= 0.6 * entropy:
         return None
-    change = "raise --env-kl or --base-share, lower --env-updates" if trained else \
+    change = f"raise --env-kl or --base-share, {_update(o, 'smaller')}" if trained else \
         "raise --base-share or --temperature"
     return (f"collapse: the simulator repeats itself ({r['distinct_tasks']} distinct of "
             f"{usable} tasks written, skill entropy {r['skill_entropy']:.2f} bits, "
@@ -72,7 +81,7 @@ def warn_stuck(r, history, o):
     rates = [h["success_rate"] for h in recent]
     if len(recent) < 3 or recent[-1] is not r or 0.02 <= max(rates) and min(rates) <= 0.98:
         return None
-    harder = "raise --env-updates, lower --base-share, or bring harder base tasks" \
+    harder = f"{_update(o, 'larger')}, lower --base-share, or bring harder base tasks" \
         if o.variant == "genenv" else "bring harder base tasks"
     how = "no task: start from easier base tasks or a stronger model" if max(rates) < 0.02 else \
         f"every task: {harder}"
@@ -95,12 +104,14 @@ def warn_zero_variance(r, history, o):
 
 def warn_kl(r, history, o):
     """The update cap lets the simulator hardly learn. Hit late in an update it is only at work."""
-    last = [h for h in [*history, r][-2:]
-            if h["env_capped"] and h["env_steps"] < 0.25 * o.env_updates]
+    # passes over the records are few steps: there the first one crossed it
+    early = 1 if o.env_passes else 0.25 * o.env_updates
+    last = [h for h in [*history, r][-2:] if h["env_capped"] and h["env_steps"] < early]
     if len(last) == 2:
+        planned = "" if o.env_passes else f" of {o.env_updates}"
         return (f"KL cap: the simulator's update was stopped by --env-kl-cap {o.env_kl_cap} after "
-                f"{r['env_steps']} of {o.env_updates} steps, two epochs running: lower --env-lr or "
-                "raise --env-kl-cap")
+                f"{r['env_steps']}{planned} steps, two epochs running: lower --env-lr or raise "
+                "--env-kl-cap")
 
 
 def warn_drift(r, history, o):

@@ -96,7 +96,7 @@ def panels(metrics: list[dict]) -> dict:
             "effective sample size: how many tasks of equal weight the weighted ones are worth."),
         "kl.png": ("KL of the policies", "nats per token", [
             ("simulator to its start, before the update", SIMULATOR, "env_kl"),
-            ("simulator, moved by this update: after to before", SIMULATOR, "env_kl_step"),
+            ("simulator, moved by this update: before to after", SIMULATOR, "env_kl_step"),
             ("agent to its start", AGENT, "kl")],
             "How far the policies are from the base model. A slow rise that levels off is healthy; "
             "above 2 the simulator's texts are no longer to be trusted."),

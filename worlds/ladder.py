@@ -2,8 +2,8 @@
 
 What of the paper this is: nothing of its data, all of its situation. An instruct model has skills
 that are latent (it can do the hard thing sometimes), base data that stays easy, and a target
-distribution that is broader and harder. Here all three are made from scratch in under a minute, so
-that co-evolution can be watched on a laptop.
+distribution that is broader and harder. Here our code makes all three, so that co-evolution can be
+watched on a laptop.
 
 How it is run: it is the default world of genenv.py. `python -m worlds.ladder` prints how well the
 base model knows each tool; with `train SEED FOLDER` it trains one (worlds/tiny_model.py).

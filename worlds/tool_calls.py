@@ -587,15 +587,8 @@ def _record(task: Task) -> dict:
 
 def fits_tools(task: Task, seed_task: Task) -> bool:
     """Whether a task's calls are calls of its seed task's tools; always so for two questions."""
-    if kind(task) != kind(seed_task):
-        return False
-    if not structured(task):
-        return True
-    try:
-        check_calls(task.spec["calls"], tools_of(seed_task))
-    except InvalidTask:
-        return False
-    return True
+    return kind(task) == kind(seed_task) and (
+        not structured(task) or fitting(task.spec["calls"], tools_of(seed_task)) is not None)
 
 
 def tools_text(tools) -> str:
@@ -771,8 +764,12 @@ def readable_calls(text: str, tools: dict, least: int = 1):
 
     least: 0 where "none" is an answer.
     """
+    return fitting(parse_calls(text), tools, least)
+
+
+def fitting(calls, tools: dict, least: int = 1):
+    """Calls as they are, None unless they pass check_calls."""
     try:
-        calls = parse_calls(text)
         check_calls(calls, tools, least)
     except InvalidTask:
         return None

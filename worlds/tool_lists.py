@@ -28,7 +28,7 @@ from urllib.parse import unquote
 
 from common.files import UserError
 from worlds import InvalidTask, call_text
-from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, \
+from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, kinds, \
     conforms, invalid, load_object
 
 MAX_BYTES = 2 ** 26  # of a file
@@ -264,8 +264,7 @@ def _in_object(part: dict, own: dict) -> dict:
 def _allow_null(own: dict):
     """`nullable`: null is a value too."""
     if "type" in own:
-        named = own["type"] if isinstance(own["type"], list) else [own["type"]]
-        own["type"] = list(dict.fromkeys([*named, "null"]))
+        own["type"] = list(dict.fromkeys([*kinds(own), "null"]))
     elif "anyOf" in own:
         own["anyOf"] = [*own["anyOf"], {"type": "null"}]
     if "enum" in own and None not in own["enum"]:
