@@ -144,13 +144,13 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     with policy.use(adapter):
         # the reference policy is the same model with its adapters switched off
         with policy.use(None):
-            ref = score(policy, rollouts, o)
+            ref = response_logps(policy, rollouts, o)
         # old log-probs are those of the policy that sampled; a single step is still that policy and
         # needs none. With several steps each step's are scored, before the first, in the very
         # micro-batches that will train: in bf16 another batch gives other numbers, and the ratio
         # would not start at 1. From the second step on the policy has moved: there the clip bites
-        old = {step: score(policy, [rollouts[i] for i in step], o) for step in set(steps)} \
-            if len(steps) > 1 else {}
+        old = {step: response_logps(policy, [rollouts[i] for i in step], o)
+               for step in set(steps)} if len(steps) > 1 else {}
         done = [_grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
                            advantages[list(step)], [ref[i] for i in step], old.get(step), o)
                 for step in steps]
@@ -175,7 +175,7 @@ def plan_steps(B, G, size, inner_epochs, generator) -> list:
     return [tuple(b * G + g for b in step for g in range(G)) for step in steps]
 
 
-def score(policy, rollouts, o) -> list:
+def response_logps(policy, rollouts, o) -> list:
     """Log-probs without gradient: for each rollout a tensor (R,), 0 at tokens that were read, not
     drawn. The same path as in training, and for the same rollouts the same micro-batches.
     """
@@ -191,7 +191,7 @@ def score(policy, rollouts, o) -> list:
 def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
     """One optimiser step over all micro-batches of `rollouts`.
 
-    advantages: one per rollout; ref, old: their log-probs as `score` gives them; if old is None,
+    advantages: one per rollout; ref, old: their log-probs as `response_logps` gives them; if old is None,
     old = this step's log-probs, detached. Returns the step's statistics, None if it was not finite
     and therefore skipped.
     """

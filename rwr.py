@@ -31,7 +31,7 @@ from dataclasses import replace
 
 import torch
 
-from grpo import finite_step, score, token_kl
+from grpo import finite_step, response_logps, token_kl
 from policy import split_groups
 
 # ---------------------------------------------------------------------------------------------
@@ -134,9 +134,9 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
         return stats
     # log-probs of the sample under the initial simulator and under the one before this update
     with policy.use(None):
-        initial = score(policy, kl_sample, o)
+        initial = response_logps(policy, kl_sample, o)
     with policy.use(adapter):
-        before = score(policy, kl_sample, o)
+        before = response_logps(policy, kl_sample, o)
         stats["env_kl"] = mean_kl(before, initial)
         for n, batch in enumerate(batches):
             # a step that crosses the cap is taken back
@@ -151,7 +151,7 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
                 stats["env_skipped_steps"] += 1
                 continue
             # the cap bounds the update as a whole: KL(before || now), as E[k3] over before's text
-            step_kl = mean_kl(before, score(policy, kl_sample, o))
+            step_kl = mean_kl(before, response_logps(policy, kl_sample, o))
             if not step_kl <= o.env_kl_cap:  # also when it is NaN
                 _restore(policy.params[adapter], optimizer, saved)
                 stats["env_capped"] = 1
@@ -162,7 +162,7 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
 
 def mean_kl(logps, ref_logps) -> float:
     """k3 estimate of KL(pi || ref), nats per token, on text that pi wrote. logps, ref_logps: the
-    log-probs of each text under pi and under ref, as `score` gives them."""
+    log-probs of each text under pi and under ref, as `response_logps` gives them."""
     return float(token_kl(torch.cat(logps), torch.cat(ref_logps), "k3").mean())
 
 

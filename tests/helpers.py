@@ -104,8 +104,8 @@ def train_agent(policy, adapter, optimizer, groups, rewards, sampled=None, drawn
 
 
 def scores(policy, groups, temperature=1.0, token_budget=10_000, drawn=None):
-    """grpo.score of groups as above: for each group a list of (R,) tensors."""
-    rows = iter(grpo.score(policy, flat(groups, drawn=drawn), Options(
+    """grpo.response_logps of groups as above: for each group a list of (R,) tensors."""
+    rows = iter(grpo.response_logps(policy, flat(groups, drawn=drawn), Options(
         temperature=temperature, token_budget=token_budget)))
     return [[next(rows) for _ in responses] for _, responses in groups]
 

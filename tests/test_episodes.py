@@ -5,7 +5,7 @@ Run: python -m pytest tests/test_episodes.py -q
 import pytest
 import torch
 
-from grpo import grpo_update, score
+from grpo import grpo_update, response_logps
 from helpers import (EOS, PAD, STOP, clear, close, flat, gradients, random_groups, tiny_policy,
                      train_agent, weights)
 from models.attention import pack
@@ -213,12 +213,12 @@ def test_grpo_counts_own_tokens_only():
 
 
 def test_grpo_with_old_logprobs_of_episodes_keeps_the_ratio_at_one():
-    """score() would hand back rows without their holes: later turns would meet others' numbers."""
+    """response_logps() would hand back rows without their holes: later turns would meet others' numbers."""
     policy = tiny_policy(eos=ENDINGS)
     out, _ = play(policy, G=4)
     o = Options(temperature=0.9, mini_batch=1, inner_epochs=2)
     with policy.use("agent"):
-        rows = score(policy, out, o)
+        rows = response_logps(policy, out, o)
         logp, mask = policy.logprobs(out, 0.9)
     assert torch.equal(torch.nn.utils.rnn.pad_sequence(rows, True), logp.detach())
     rewards = torch.tensor([[1.0, 0, 0, 0]] * 3)

@@ -203,8 +203,8 @@ def test_ratio_starts_at_exactly_one_in_bf16(monkeypatch, options, checkpointing
 def test_equal_steps_are_scored_once_and_all_are_taken(monkeypatch):
     """Inner epochs over the whole batch would pay for the same old log-probs each time, or
     mini-batches and inner epochs be ignored."""
-    policy, scored, real, frozen = tiny_policy(), [], grpo.score, Frozen()
-    monkeypatch.setattr(grpo, "score",
+    policy, scored, real, frozen = tiny_policy(), [], grpo.response_logps, Frozen()
+    monkeypatch.setattr(grpo, "response_logps",
                         lambda *a, **k: scored.append(policy.active) or real(*a, **k))
     for options, times, steps in ((dict(), [0], 1), (dict(inner_epochs=3), [1], 3),
                                   (dict(mini_batch=2), [2], 2),
