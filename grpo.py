@@ -191,9 +191,9 @@ def response_logps(policy, rollouts, o) -> list:
 def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
     """One optimiser step over all micro-batches of `rollouts`.
 
-    advantages: one per rollout; ref, old: their log-probs as `response_logps` gives them; if old is None,
-    old = this step's log-probs, detached. Returns the step's statistics, None if it was not finite
-    and therefore skipped.
+    advantages: one per rollout; ref, old: their log-probs as `response_logps` gives them; if old is
+    None, old = this step's log-probs, detached. Returns the step's statistics, None if it was not
+    finite and therefore skipped.
     """
     # one denominator for the whole step: micro-batches must not change what is optimised
     tokens = sum(r.tokens for r in rollouts)

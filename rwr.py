@@ -23,8 +23,8 @@ beside exp(lam * R_env) for comparison.
 
 Words: a record is a generation whose success rate has been measured, here one that passed the
 filter; the KL sample is text of the simulator as it comes, unselected. Fresh records are of this
-epoch, aged ones from D_env. Shapes: n records, m texts of the KL sample; a step has n + m texts, a micro-batch
-N of them (rows of its tensors); R response tokens.
+epoch, aged ones from D_env. Shapes: n records, m texts of the KL sample; a step has n + m texts, a
+micro-batch N of them (rows of its tensors); R response tokens.
 """
 import copy
 from dataclasses import replace
