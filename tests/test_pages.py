@@ -25,7 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "TROUBLESHOOTING.md", "run/README.md", "worlds/README.md",
          "bench/README.md"]
 STUDY = ["EXPERIMENTS.md", *(f"experiments/results/{name}.md" for name in
-                             ("ladder", "parts", "schedules", "household", "real-model"))]
+                             ("ladder", "parts", "schedules", "household", "real-model",
+                              "bring-your-tools"))]
 GONE = {"--seeds", "--env-probe", "--keep-tools", "--offer", "--exemplars", "--cache-dir", "--measured",
         "--random-weights", "--env-update", "--filter-scope", "--control", "--reward-noise",
         "--pool-age", "--env-age", "--env-fresh", "--success-at"}

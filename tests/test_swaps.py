@@ -92,9 +92,9 @@ def test_a_swapped_value_stands_only_where_the_old_one_stood():
         assert text == f"Put {got['a']} and {got['b']} there" and got["a"] != got["b"]
 
 
-def options():
+def options(*more):
     """Our own example list."""
-    return parse_options(["--preset", "135m-cpu", "--model", "m", *EXAMPLE_LIST])
+    return parse_options(["--preset", "135m-cpu", "--model", "m", *EXAMPLE_LIST, *more])
 
 
 def test_the_examples_stay_valid_and_grounded():
@@ -128,3 +128,17 @@ def test_passes_of_a_warm_start_show_other_values_and_some_examples_as_they_are(
         as_is = sum(any(text in said for text in plain) for said in asked[-1])
         assert 1 <= as_is <= len(asked[-1]) / 2
     assert len({said for passed in asked for said in passed}) > 2.5 * len(asked[0])
+
+
+def test_a_larger_simulator_may_imitate_the_examples_own_values():
+    """--own-values: what is written are the base tasks as they are; the agent's have other values."""
+    o = options("--own-values")
+    tool_calls.prepare(o)
+    plain = {task.text for task in tool_calls.base_tasks(o)}
+    pairs = tool_calls.warm_start_pairs(o)
+    requests = [said.partition("Request: ")[2] for _, said in pairs["env"]]
+    # joined tasks have two of them
+    assert all(any(text in request for text in plain) for request in requests)
+    assert {request for request in requests if request in plain} == plain
+    assert sum(prompt[-1]["content"] in plain for prompt, _ in pairs["agent"]) <= len(plain) / 2
+    assert pairs == tool_calls.warm_start_pairs(o) != tool_calls.warm_start_pairs(o, 1)

@@ -197,7 +197,7 @@ def test_killed_and_given_again_it_ends_at_the_same_bits(done, model, tasks, tmp
 
 
 def refusal(arguments) -> str:
-    return user_error("", warm_start.main, arguments)
+    return user_error(None, warm_start.main, arguments)
 
 
 class Simulator:

@@ -99,6 +99,8 @@ OPTIONS = {  # name: default, help, choices
     "tools": ("", "functions to learn, JSON or JSONL (worlds/README.md); base: those of the base "
               "tasks; empty: the simulator invents some", None),
     "ground": (True, "refuse written tasks with a value that does not stand in the request", None),
+    "own_values": (False, "in a warm start the simulator imitates the examples with their own names "
+                   "and numbers: for models of half a billion weights and more", None),
     "base_limit": (0, "base tasks that are used, drawn by their ids; 0: all that are not held out",
                    None),
     "max_turns": (8, "turns of an episode, in tasks whose tools answer", None),
@@ -630,26 +632,43 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     Base tasks, and one that joins two of them for every eight. The agent's response is the expected
     one. The simulator writes each task that a run would take from it, after SHOWN_WITH other tasks,
     in each `turn` others; a task for which there is none is the agent's alone. With --tools the
-    functions that a task leaves alone are of the list, drawn as for written tasks.
+    functions that a task leaves alone are of the list, drawn as for written tasks, and the tasks
+    have other values; with --own-values only those of the agent have.
     """
-    tasks, draw = base_tasks(o), random.Random(turn)
-    tasks = with_other_values(o, tasks, draw) if _form.tools else tasks
+    base, draw = base_tasks(o), random.Random(turn)
+    own = world_option(sys.modules[__name__], o, "own_values") and bool(_form.tools)
+    written = [*base, *joined_tasks(base, draw)] if own else []
+    tasks = with_other_values(o, base, draw) if _form.tools else base
     tasks = [*tasks, *joined_tasks(tasks, draw)]
-    agent, env, alone = [], [], 0
+    agent, env = [], []  # env: for each task the pairs in which it is written
     for task in tasks:
-        to_call = [tools_of(task)[name] for name in dict.fromkeys(skills(task))]
-        beside = functions_beside(task, draw)
+        to_call, beside = called_and_beside(task, draw)
         if _form.tools and kind(task) == "calls":
             tools = draw.sample([*to_call, *beside], len(to_call) + len(beside))
             task = replace(task, spec={**task.spec, "tools": tools})
         agent.append((agent_prompt(task), played(task) if answering(task) else gold(task)))
-        seeds = shown_with(task, tasks) if teachable(task) else []
-        for seed_task in draw.sample(seeds, min(SHOWN_WITH, len(seeds))):
-            if kind(task) == "calls":
-                seed_task = _assigned(seed_task, to_call, beside)
-            env.append((env_prompt(seed_task, None, 0.5), task_as_written(task)))
-        alone += not seeds
-    return {"agent": agent, "env": env, "alone": alone}
+        if not own:
+            env.append(written_pairs(task, tasks, to_call, beside, draw))
+    for task in written:
+        env.append(written_pairs(task, written, *called_and_beside(task, draw), draw))
+    return {"agent": agent, "env": sum(env, []), "alone": env.count([])}
+
+
+def called_and_beside(task: Task, draw) -> tuple[list, list]:
+    """(tool specs that a task calls, 0 to 2 that it leaves alone)."""
+    to_call = [tools_of(task)[name] for name in dict.fromkeys(skills(task))]
+    return to_call, functions_beside(task, draw)
+
+
+def written_pairs(task: Task, tasks, to_call, beside, draw) -> list:
+    """Pairs in which the simulator writes a task for these functions, after SHOWN_WITH of `tasks`."""
+    seeds = shown_with(task, tasks) if teachable(task) else []
+    pairs = []
+    for seed_task in draw.sample(seeds, min(SHOWN_WITH, len(seeds))):
+        if kind(task) == "calls":
+            seed_task = _assigned(seed_task, to_call, beside)
+        pairs.append((env_prompt(seed_task, None, 0.5), task_as_written(task)))
+    return pairs
 
 
 def with_other_values(o, tasks, draw) -> list[Task]:
