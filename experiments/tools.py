@@ -57,7 +57,6 @@ VARIANTS = {  # in the order in which they are run, after the warm start alone
 }
 SAMPLES = 8       # drawn answers at each task of the target
 MEASURES = {"T = 1": (SAMPLES, 1.0), "greedy": (1, 0.0)}  # answers at each task, temperature
-READ = 20         # tasks of a variant that are read by hand
 
 
 # ---------------------------------------------------------------------------------------------
@@ -152,19 +151,20 @@ def run(args, extra):
     with closing(suite.finished(VARIANTS, wanted, given, args.jobs, work)) as ended:
         for job in ended:
             suite.refuse_failed(job)
-            line = collect(job["name"], job["seed"], job["folder"], settings, args.model, goal)
+            line = collect(job["name"], job["seed"], job["folder"], settings, args.model, goal,
+                           args.read)
             append_jsonl(results, [{**line, "known": halves}])
             print("done:", job["name"], job["seed"], flush=True)
 
 
-def collect(name, seed, folder, settings, model, goal) -> dict:
-    """One line of results: metrics of every epoch, scores, and tasks to be read."""
+def collect(name, seed, folder, settings, model, goal, n_read) -> dict:
+    """One line of results: metrics of every epoch, scores, and n_read tasks to be read."""
     world = load_world("tool_calls")
     records = [r for r in read_jsonl(folder / "train.jsonl") if r["task"]["origin"] != "base"]
     tasks = {r["task"]["id"]: r for r in records}.values()
     keys = {key for r in tasks for key in world.same_task_key(Task(**r["task"]))}
     aimed = [world.same_task_key(task) for _, task, _ in goal]
-    few = random.Random(seed).sample(list(tasks), min(READ, len(tasks)))
+    few = random.Random(seed).sample(list(tasks), min(n_read, len(tasks)))
     read = [{"request": r["task"]["text"], "p_hat": r["p_hat"], "epoch": r["task"]["epoch"],
              "tools": [call_text.signature(t) for t in r["task"]["spec"]["tools"]],
              "calls": call_text.write_calls(r["task"]["spec"]["calls"])} for r in few]
@@ -304,6 +304,7 @@ def main(argv=None) -> int:
     p.add_argument("--seeds", type=int, default=3, help="runs of each variant")
     p.add_argument("--only", nargs="+", choices=VARIANTS, default=(), help="variants (default: all)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    p.add_argument("--read", type=int, default=20, help="tasks of a run to be read by hand")
     p.add_argument("--work", default="runs/tools", help="folder of the run folders")
     p.add_argument("--results", default=str(RESULTS / "tools.jsonl"), help="file of the results")
     def command():

@@ -72,8 +72,8 @@ PRESETS = {
     },
     # SmolLM2-135M-Instruct after a warm start, on a CPU. Tasks as python text for given
     # functions, which is what such a small model can write and read. An epoch takes three to
-    # seven minutes of one core (EXPERIMENTS.md). Micro-batches of 1024 tokens are twice as fast as of 4096:
-    # larger tensors go back to the system after each use.
+    # seven minutes of one core (EXPERIMENTS.md). Micro-batches of 1024 tokens are twice as fast as
+    # of 4096: larger tensors go back to the system after each use.
     "135m-cpu": {
         "world": "tool_calls",
         "call_format": "python",

@@ -348,7 +348,8 @@ def test_arguments_that_python_cannot_write_are_one_line(prepared):
            "tools": [tool("book", **{"user id": "integer"})],
            "calls": [{"name": "book", "arguments": {"user id": 7}}]}
     prepared([*RECORDS, odd], call_format="json")
-    user_error("'user id', which is no name in Python", prepared, [*RECORDS, odd], call_format="python")
+    user_error("'user id', which is no name in Python", prepared, [*RECORDS, odd],
+               call_format="python")
     # a tool that the simulator makes up
     o = prepared(call_format="python")
     with pytest.raises(InvalidTask, match="tool schema"):

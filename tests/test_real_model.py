@@ -123,7 +123,8 @@ def test_a_file_cut_short_is_one_line(tmp_path):
     for size in (4, 100_000, len(data) - 10):  # in the number, the vocabulary, the last weights
         path = tmp_path / f"{size}.gguf"
         path.write_bytes(data[:size])
-        user_error(f"{size}.gguf is cut short or damaged", loading.load_model, str(path), device="cpu")
+        user_error(f"{size}.gguf is cut short or damaged", loading.load_model, str(path),
+                   device="cpu")
 
 
 # ---------------------------------------------------------------------------------------------

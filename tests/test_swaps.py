@@ -131,7 +131,7 @@ def test_passes_of_a_warm_start_show_other_values_and_some_examples_as_they_are(
 
 
 def test_a_larger_simulator_may_imitate_the_examples_own_values():
-    """--own-values: what is written are the base tasks as they are; the agent's have other values."""
+    """--own-values: the simulator writes the base tasks as they are; the agent's have other values."""
     o = options("--own-values")
     tool_calls.prepare(o)
     plain = {task.text for task in tool_calls.base_tasks(o)}

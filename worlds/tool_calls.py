@@ -99,8 +99,8 @@ OPTIONS = {  # name: default, help, choices
     "tools": ("", "functions to learn, JSON or JSONL (worlds/README.md); base: those of the base "
               "tasks; empty: the simulator invents some", None),
     "ground": (True, "refuse written tasks with a value that does not stand in the request", None),
-    "own_values": (False, "in a warm start the simulator imitates the examples with their own names "
-                   "and numbers: for models of half a billion weights and more", None),
+    "own_values": (False, "in a warm start the simulator imitates the examples with their own names"
+                   " and numbers: for half a billion weights and more", None),
     "base_limit": (0, "base tasks that are used, drawn by their ids; 0: all that are not held out",
                    None),
     "max_turns": (8, "turns of an episode, in tasks whose tools answer", None),
@@ -661,7 +661,7 @@ def called_and_beside(task: Task, draw) -> tuple[list, list]:
 
 
 def written_pairs(task: Task, tasks, to_call, beside, draw) -> list:
-    """Pairs in which the simulator writes a task for these functions, after SHOWN_WITH of `tasks`."""
+    """Pairs in which the simulator writes a task for these functions, after others of `tasks`."""
     seeds = shown_with(task, tasks) if teachable(task) else []
     pairs = []
     for seed_task in draw.sample(seeds, min(SHOWN_WITH, len(seeds))):
