@@ -198,7 +198,7 @@ def test_every_check_has_a_script_and_a_paragraph_with_a_figure():
 def recorded(name):
     """(records, options) of a recorded run."""
     options, *records = read_jsonl(GOLDEN / f"{name}.jsonl")
-    return records, SimpleNamespace(**{"env_passes": 0, **options})  # older ones had none
+    return records, SimpleNamespace(**options)
 
 
 def test_improvement_is_of_measured_values_alone():
