@@ -197,8 +197,7 @@ def assigned(run, seed_tasks, alpha) -> list[Task]:
 
 
 def agreed(run, generations) -> list[Generation]:
-    """--agreement k: of the generations those that the simulator itself solves at
-    least once in k tries.
+    """--agreement k: the generations that the simulator itself solves at least once in k tries.
 
     It is a check of generated answers: a task with a wrong or ambiguous answer also lands near
     alpha, so R_env alone would reward it.

@@ -166,7 +166,7 @@ MISTAKES = {
     "out below a file": (["--out", "{tmp}/file/run"], "file"),
     "out is not empty": (["--out", "{tmp}"], "not empty"),
     "export alone": (["export"], "run"), "export nothing": (["export", "{tmp}/none"], "none"),
-    "export no run": (["export", "{tmp}"], "config.json"),
+    "export no run": (["export", "{tmp}"], "no run folder: it has no config.json"),
     "export a file": (["export", "{tmp}/file"], "file"),
     "export format": (["export", "{tmp}", "--format", "moon"], "moon"),
     "export unknown": (["export", "{tmp}", "--moon"], "--moon"),
@@ -474,8 +474,10 @@ def test_report_of_a_damaged_run(file, name, folder, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["config", "train", "world"])
 def test_export_of_a_damaged_run(name, folder, tmp_path, capsys):
     """genenv.py export writes no file from what it cannot read."""
-    file = {"config": "config.json", "train": "train.jsonl", "world": "config.json"}[name]
+    file, word = {"config": ("config.json", "not the options of a run"),
+                  "train": ("train.jsonl", "train.jsonl"), "world": ("config.json", "moon")}[name]
     text = (folder / file).read_text()
     (tmp_path / "o.jsonl").write_text("a good file")
     (folder / file).write_text(text.replace('"ladder"', '"moon"') if name == "world" else text[:40])
-    refused(capsys, tmp_path, genenv.main, ["export", folder, "--out", tmp_path / "o.jsonl"])
+    refused(capsys, tmp_path, genenv.main, ["export", folder, "--out", tmp_path / "o.jsonl"],
+            word)

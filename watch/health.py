@@ -36,13 +36,11 @@ def _stuck(r) -> bool:
     return r["distinct_tasks"] > 0 and not 0.02 <= r["success_rate"] <= 0.98
 
 
-def _update(o, size: str) -> str:
-    """How the simulator's update becomes "larger" or "smaller": with --env-passes its steps follow
-    from the records."""
-    raises = size == "larger"
-    if o.env_passes:
-        return f"{'lower' if raises else 'raise'} --env-batch"
-    return f"{'raise' if raises else 'lower'} --env-updates"
+def _steps(o, more: bool) -> str:
+    """How the simulator's update gets more steps, or fewer: with --env-passes they follow from the
+    records."""
+    name, up = ("--env-batch", not more) if o.env_passes else ("--env-updates", more)
+    return f"{'raise' if up else 'lower'} {name}"
 
 
 def warn_collapse(r, history, o):
@@ -56,7 +54,7 @@ def warn_collapse(r, history, o):
     before, entropy = first["distinct_tasks"] / max(1, _usable(first)), first["skill_entropy"]
     if share >= max(0.2, 0.5 * before) and r["skill_entropy"] >= 0.6 * entropy:
         return None
-    change = f"raise --env-kl or --base-share, {_update(o, 'smaller')}" if trained else \
+    change = f"raise --env-kl or --base-share, {_steps(o, more=False)}" if trained else \
         "raise --base-share or --temperature"
     return (f"collapse: the simulator repeats itself ({r['distinct_tasks']} distinct of "
             f"{usable} tasks written, skill entropy {r['skill_entropy']:.2f} bits, "
@@ -81,7 +79,7 @@ def warn_stuck(r, history, o):
     rates = [h["success_rate"] for h in recent]
     if len(recent) < 3 or recent[-1] is not r or 0.02 <= max(rates) and min(rates) <= 0.98:
         return None
-    harder = f"{_update(o, 'larger')}, lower --base-share, or bring harder base tasks" \
+    harder = f"{_steps(o, more=True)}, lower --base-share, or bring harder base tasks" \
         if o.variant == "genenv" else "bring harder base tasks"
     how = "no task: start from easier base tasks or a stronger model" if max(rates) < 0.02 else \
         f"every task: {harder}"

@@ -127,7 +127,7 @@ def coverage(practice) -> dict:
 
 def once(attempts) -> list:
     """(task, p_hat, traces) of every task when it was first tried in the epoch: a new task may be
-    tried again in it, and its first p_hat is that of a new task."""
+    tried again in it, and its first p_hat counts."""
     first = {}
     for attempt in attempts:
         first.setdefault(attempt[0].id, attempt)

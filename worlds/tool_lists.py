@@ -28,8 +28,8 @@ from urllib.parse import unquote
 
 from common.files import UserError
 from worlds import InvalidTask, call_text
-from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, kinds, \
-    conforms, invalid, load_object
+from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, \
+    conforms, invalid, kinds, load_object
 
 MAX_BYTES = 2 ** 26  # of a file
 MAX_NODES = 3000     # schemas within the schema of one function, every $ref replaced
