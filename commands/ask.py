@@ -37,7 +37,7 @@ from data_pool import Task
 from run.options import Options, threads_of
 from worlds import InvalidTask, call_text, one_line_for_templates, special_token_in, tool_calls, \
     task_texts, tool_lists, world_option
-from worlds.schemas import check_calls
+from worlds.schemas import check_calls, well_formed
 
 MAX_REQUEST = 8000  # characters of one request
 STEM = 5            # letters by which two words are one: reminder and remind
@@ -51,7 +51,7 @@ def main(argv) -> int:
     o, adapter = options_of(Path(args.run))
     tasks = tasks_of(Path(args.run), o)
     tools = functions(args, o, tasks)
-    number = args.offered or max(LEAST, *(len(t.spec.get("tools", ())) for t in tasks))
+    number = args.offered or max([LEAST, *(len(t.spec.get("tools", ())) for t in tasks)])
     tool_calls.read_answers_as(world_option(tool_calls, o, "call_format"),
                                any(t.spec.get("calls") == [] for t in tasks))
     import torch  # here and not above: --help and mistakes are answered at once
@@ -105,7 +105,7 @@ def read_requests(args) -> list[str]:
     if args.request:
         numbered = [("the request", text) for text in args.request]
     else:
-        numbered = [(f"{where}, line {n}", _task_text(line))
+        numbered = [(f"{where}, line {n}", _task_text(line, f"{where}, line {n}"))
                     for n, line in enumerate(_lines(args.file), 1) if line.strip()]
     for place, text in numbered:
         if not text.strip():
@@ -129,12 +129,17 @@ def _lines(file: str) -> list[str]:
         raise UserError(f"{file or 'standard input'}: not UTF-8; save it as that") from None
 
 
-def _task_text(line: str) -> str:
-    """A line, or the request in it if it is a task of a task file."""
+def _task_text(line: str, place: str) -> str:
+    """A line, or the request in it if it is a task of a task file. Raises UserError."""
     try:
         task = json.loads(line) if line.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
         return line
+    if task and "messages" in task and "task" not in task:
+        try:
+            task = tool_lists.request_of(task["messages"])
+        except InvalidTask as fault:
+            raise UserError(f"{place}: {fault.detail}") from None
     return task["task"] if task and isinstance(task.get("task"), str) else line
 
 
@@ -188,11 +193,12 @@ def load_agent(o, adapter: str):
 
 def tasks_of(folder: Path, o) -> list[Task]:
     """The tasks that the agent learned on: base tasks, and those written for it in the run."""
-    base = Path(o.base_tasks or tool_calls.EXAMPLE_TASKS)
-    listed = world_option(tool_calls, o, "tools")
+    option = lambda name: world_option(tool_calls, o, name)
+    listed = "" if option("tools") == "base" else option("tools")
+    base = o.base_tasks or ("" if listed else str(tool_calls.EXAMPLE_TASKS))
     # files may have been moved since: what the run wrote itself is enough then
-    tasks = list(tool_calls.read_tasks(str(base), listed if Path(listed).is_file() else "")) \
-        if base.is_file() else []
+    there = all(Path(file).is_file() for file in (base, listed or base))
+    tasks = list(tool_calls.read_tasks(base, listed, option("call_format"))) if there else []
     train = folder / "train.jsonl"
     try:
         return tasks + [Task(**r["task"]) for r in (read_jsonl(train) if train.is_file() else [])]
@@ -285,5 +291,6 @@ def lines_of(found: dict, answer: str) -> list[str]:
     """What is printed of an answer: its calls, one a line, and what is wrong with it."""
     if found["calls"] is None:
         return [f"# {found['fault']}: {' '.join(answer.split())[:200]!r}"]
-    lines = list(map(call_text.write_call, found["calls"])) or ["# nothing to call"]
+    lines = [call_text.write_call(call) if well_formed(call) else json.dumps(call, ensure_ascii=False)
+             for call in found["calls"]] or ["# nothing to call"]
     return lines + [f"# {found['fault']}"] * bool(found["fault"])

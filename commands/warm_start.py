@@ -98,7 +98,7 @@ def parse(argv):
             raise UserError(f"--{f.name.replace('_', '-')} is {value}: must be positive")
     if not s.out:
         raise UserError("warm-start needs --out: the folder that becomes the model")
-    if not any(word in argument for argument in rest for word in ("--world", "--preset")):
+    if not any(word in argument for argument in rest for word in ("--world", "--preset", "--config")):
         rest = ["--world", "tool_calls", *rest]
     o = run_options.parse_options(rest)
     if not o.model:

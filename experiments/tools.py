@@ -89,17 +89,18 @@ def of_bfcl(data, world, o):
             wanted.discard(task.id)  # a task that two records have counts once
 
 
-def scores(policy, adapter, goal, seed) -> dict:
-    """Right answers to each task of the target, in its order: {measure: of so many answers}."""
-    return {how: answered(policy, adapter, goal, G, temperature, seed)
+def scores(policy, adapter, goal, seed, longest) -> dict:
+    """Right answers to each task of the target, in its order: {measure: of so many answers}.
+    longest: tokens of an answer."""
+    return {how: answered(policy, adapter, goal, G, temperature, seed, longest)
             for how, (G, temperature) in MEASURES.items()}
 
 
-def answered(policy, adapter, goal, G, temperature, seed) -> list:
+def answered(policy, adapter, goal, G, temperature, seed, longest) -> list:
     """How many of G answers to each task of the target are right; `seed` draws them."""
     world = load_world("tool_calls")
     prompts = [policy.encode(world.agent_prompt(task)) for _, task, _ in goal]
-    rollouts = policy.sample(adapter, prompts, G, 64, temperature, policy.generator(seed),
+    rollouts = policy.sample(adapter, prompts, G, longest, temperature, policy.generator(seed),
                              max_rows=128)
     right = [0] * len(goal)
     for r in rollouts:
@@ -122,7 +123,7 @@ def score_model(model: str, settings, goal, seed, adapter=None) -> dict:
     paths = {"agent": str(adapter)} if adapter else None
     policy = Policy.load(o.model, ("agent",) if adapter else (),
                          **{**policy_options(o), "adapter_paths": paths})
-    return scores(policy, "agent" if adapter else None, goal, seed)
+    return scores(policy, "agent" if adapter else None, goal, seed, o.max_response_tokens)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -166,8 +167,8 @@ def collect(name, seed, folder, settings, model, goal, n_read) -> dict:
     aimed = [world.same_task_key(task) for _, task, _ in goal]
     few = random.Random(seed).sample(list(tasks), min(n_read, len(tasks)))
     read = [{"request": r["task"]["text"], "p_hat": r["p_hat"], "epoch": r["task"]["epoch"],
-             "tools": [call_text.signature(t) for t in r["task"]["spec"]["tools"]],
-             "calls": call_text.write_calls(r["task"]["spec"]["calls"])} for r in few]
+             "tools": [call_text.signature(t) for t in r["task"]["spec"].get("tools", ())],
+             "calls": call_text.write_calls(r["task"]["spec"].get("calls", ()))} for r in few]
     return {"name": name, "seed": seed, "settings": settings, "tasks": read,
             "metrics": read_jsonl(folder / "metrics.jsonl"),
             # tasks of the target that were written by chance

@@ -78,12 +78,19 @@ def test_answers_that_are_no_fitting_calls_are_said_to_be_none(run, monkeypatch,
                          ('add_event(title="dentist")', "# call of 'add_event': the required argument"),
                          ("fly(to=1)", "# tool 'fly' is not declared"), ("none", "# nothing to call")):
         assert line in asked(monkeypatch, capsys, Says(answer), run, DENTIST)
+    # in JSON a call may have any form
+    for call in ('{"name": "fly", "parameters": {}}', '{"name": "fly", "arguments": "{}"}'):
+        tool_calls.read_answers_as("json")
+        answer = f"<tool_call>{call}</tool_call>"
+        lines = ask.lines_of(ask.read_answer(answer, []), answer)
+        assert lines == [call, "# a call is exactly name (text) and arguments (object)"]
 
 
 def test_requests_come_from_arguments_files_and_standard_input(run, monkeypatch, capsys, tmp_path):
     path = tmp_path / "requests.txt"
+    chat = json.dumps({"messages": [{"role": "user", "content": DENTIST}]})
     task = json.dumps({"task": "Wake me at 6:45.", "calls": []})
-    path.write_text("\ufeff" + f"{DENTIST}\n\n{task}\n", encoding="utf-8")
+    path.write_text("\ufeff" + f"{chat}\n\n{task}\n", encoding="utf-8")
     monkeypatch.setattr("sys.stdin", SimpleNamespace(
         isatty=lambda: False, buffer=io.BytesIO(path.read_bytes())))
     for argv in ([DENTIST, "Wake me at 6:45."], ["--file", path], []):
@@ -117,6 +124,16 @@ def test_which_functions_are_offered(run, monkeypatch, capsys, tmp_path):
         "task": dataclasses.asdict(task), "p_hat": 0.5, "epoch": 1, "traces": []}) + "\n")
     out = asked(monkeypatch, capsys, Says("ring()"), copy, DENTIST, "--json")
     assert json.loads(out)["offered"] == ["ring"]
+    # a list alone: no example task's functions beside it; examples whose list is gone are no matter
+    for base_tasks, listed, written in (("", path, ["ring"]), (REQUESTS, tmp_path / "gone", ["ring"])):
+        config.update(base_tasks=base_tasks, world_options={"call_format": "python", "tools": str(listed)})
+        (copy / "config.json").write_text(json.dumps(config))
+        out = asked(monkeypatch, capsys, Says("ring()"), copy, DENTIST, "--json", "--tools", path)
+        assert json.loads(out)["offered"] == written
+        if listed == path:
+            (copy / "train.jsonl").unlink()
+            out = asked(monkeypatch, capsys, Says("ring()"), copy, DENTIST, "--json")
+            assert json.loads(out)["offered"] == written
 
 
 def test_the_short_list_has_the_function_that_is_needed():

@@ -155,8 +155,9 @@ def test_benchmark_tasks_are_spared(tmp_path):
 
 def grounded(text, value, kind="string", **schema):
     """Whether one value stands in a request."""
+    kind = {"type": kind} if kind else {}
     tool = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {
-        "hours": {"type": kind, **schema}}}}
+        "hours": {**kind, **schema}}}}
     call = {"name": "f", "arguments": {"hours": value}}
     return not ungrounded(world.make_task({"task": text, "tools": [tool], "calls": [call]}, "env"))
 
@@ -171,6 +172,7 @@ def grounded(text, value, kind="string", **schema):
     ("Wake me up at noon", "12:00", True), ("It costs 9000 dollars", "USD", True),
     ("São Paulo, please", "Sao Paulo", True), ("Anything goes here", "", False),
     ("Call her Mia, please", "Mia ", False),
+    ("请给小明发送一条消息", "小明", True), ("请给小明发送一条消息", "小红", False),
 ])
 def test_texts_in_a_request(text, value, stands):
     """Dates, times, units and places are said in other ways than they are written in a call."""
@@ -199,6 +201,16 @@ def test_values_that_need_no_word_of_their_own():
     assert not grounded("Whatever you like best", True, "boolean")
     assert grounded("Show the hours as well", True, "boolean")
     assert not grounded("The hall and the study", ["hall", "attic"], "array")
+    # what is optional, as libraries write it, is looked into
+    for kind, value in ({"type": "object", "properties": {"hall": {"type": "string", **unit}}},
+                        {"hall": "celsius"}), ({"type": "string", **unit}, "celsius"):
+        optional = {"anyOf": [kind, {"type": "null"}]}
+        assert grounded("In which hall? Hours in celsius", value, None, **optional)
+        assert grounded("In which hall, which hours?", value, None, **optional)
+        assert not grounded("Whatever you like best", value, None, **optional)
+    record = task("The study's lamp to 30, quietly.", tools=[lamp_with(quiet={"anyOf": [
+        {"type": "boolean"}, {"type": "null"}], "default": None})])
+    assert uncalled(world.make_task(record, "env")) == "quiet"
 
 
 @pytest.mark.parametrize("text, left", [

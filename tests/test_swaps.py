@@ -2,7 +2,9 @@
 
 Run: python -m pytest tests/test_swaps.py -q
 """
+import json
 import random
+import re
 
 import pytest
 
@@ -50,6 +52,22 @@ def test_each_kind_of_value_has_another_of_its_kind(seed):
                     f"on {got['day']}, code {got['code']}, {watts} watts")
 
 
+@pytest.mark.parametrize("union", ["anyOf", "oneOf"])
+def test_an_optional_object_keeps_to_its_schema(union):
+    """Where anyOf is not looked into, a unit becomes any word."""
+    unit = {"type": "string", "enum": ["celsius", "fahrenheit"]}
+    place = {"type": "object", "properties": {"city": TEXT, "unit": unit}, "required": ["city"]}
+    optional = lambda schema: {union: [{"type": "null"}, schema], "default": None}
+    got = [swapped("In Lyon, celsius, at low level", {
+        "place": {"city": "Lyon", "unit": "celsius"}, "levels": ["low"]}, {
+        "place": optional(place), "levels": optional({"type": "array", "items": {
+            "enum": ["low", "high"]}})}, seed) for seed in range(8)]
+    for text, arguments in got:
+        city, unit = arguments["place"]["city"], arguments["place"]["unit"]
+        assert city in ("Lantern", "Copper") and unit == "fahrenheit" and arguments["levels"] == ["high"]
+        assert text == f"In {city}, {unit}, at high level"
+
+
 @pytest.mark.parametrize("text, arguments, schemas", [
     ("Ada asks Ada", {"who": "Ada"}, {"who": TEXT}),                        # which of the two?
     ("Ada, at 3", {"who": "Ada", "from": "Ada", "n": 4}, {"who": TEXT, "from": TEXT, "n": WHOLE}),
@@ -64,6 +82,9 @@ def test_each_kind_of_value_has_another_of_its_kind(seed):
     ("be true", {"c": True}, {"c": {"type": "boolean"}}),
     ("be true", {"c": True}, {"c": {}}),
     ("minus -4 it is", {"n": -4}, {"n": WHOLE}),
+    ("see York Minster", {"a": "York", "b": "York Minster"}, {"a": TEXT, "b": TEXT}),  # one in the other
+    ("see Lenny", {"a": "Lenny", "b": "docs/Lenny"}, {"a": TEXT, "b": TEXT}),
+    ("come at 15:00", {"hour": 15, "at": "15:00"}, {"hour": WHOLE, "at": TEXT}),
 ])
 def test_what_is_not_sure_stays(text, arguments, schemas):
     """A request that says another thing than its calls teaches the model to guess."""
@@ -128,6 +149,35 @@ def test_passes_of_a_warm_start_show_other_values_and_some_examples_as_they_are(
         as_is = sum(any(text in said for text in plain) for said in asked[-1])
         assert 1 <= as_is <= len(asked[-1]) / 2
     assert len({said for passed in asked for said in passed}) > 2.5 * len(asked[0])
+
+
+@pytest.mark.parametrize("own", [[], ["--own-values"]])
+def test_joined_examples_are_no_held_out_tasks(own, tmp_path):
+    """Two examples may be the halves of a held-out request: it would be imitated."""
+    rooms, doors = "kitchen study hall attic cellar den".split(), "front back side barn shed gate".split()
+    one = lambda name, text, value: {"task": text.format(value), "calls": [
+        {"name": name, "arguments": {"which": value}}]}
+    lights = [one("light", "Turn on the light in the {}.", room) for room in rooms]
+    locks = [one("lock", "Lock the {} door.", door) for door in doors]
+    both = [{"task": f"{a['task'][:-1]} and lock the {b['calls'][0]['arguments']['which']} door.",
+             "calls": a["calls"] + b["calls"]} for a in lights for b in locks]
+    which = lambda values: {"type": "object", "properties": {"which": {"enum": values}}, "required": ["which"]}
+    listed = [{"name": "light", "parameters": which(rooms)}, {"name": "lock", "parameters": which(doors)},
+              *({"name": f"other{n}", "parameters": which(rooms)} for n in range(40))]
+    files = {"--tools": [json.dumps(listed)], "--base-tasks": map(json.dumps, lights + locks),
+             "--validation-tasks": map(json.dumps, both[::2])}
+    argv = []
+    for option, lines in files.items():
+        path = tmp_path / option.strip("-")
+        path.write_text("\n".join(lines))
+        argv += [option, str(path)]
+    o = parse_options(["--preset", "135m-cpu", "--model", "m", *argv, *own])
+    tool_calls.prepare(o)
+    held_out = [set(tool_calls.gold(task).split("\n")) for task in tool_calls.validation_tasks(o)]
+    called = [set(re.findall(r"\w+\(.*\)", said)) for turn in range(40) for pairs in
+              [tool_calls.warm_start_pairs(o, turn)] for _, said in pairs["agent"] + pairs["env"]]
+    assert sum(len(calls) == 2 for calls in called) > 10
+    assert not [calls for calls in called if calls in held_out]
 
 
 def test_a_larger_simulator_may_imitate_the_examples_own_values():

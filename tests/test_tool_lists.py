@@ -10,6 +10,7 @@ import pytest
 from common.files import UserError
 from helpers import user_error
 from worlds import InvalidTask, call_text, tool_calls
+from worlds.grounding import ungrounded
 from worlds.schemas import argument_fault, check_schema, conforms, quick_pattern
 from worlds.tool_lists import own_record, own_schema, own_tool, read_tools
 
@@ -38,6 +39,10 @@ SHAPES = {  # the same two functions
     "Google": [{"functionDeclarations": [{**RING, "parameters": {
         **RING["parameters"], "type": "OBJECT", "properties": {"times": {"type": "INTEGER"}}}},
         {"name": "shut"}]}],
+    "Google's SDK": {"function_declarations": [
+        {"name": "ring", "description": RING["description"], "parametersJsonSchema": RING["parameters"]},
+        {"name": "shut"}]},
+    "a field result": [{**RING, "result": {"type": "object"}, "tools": []}, SHUT],
 }
 SHAPES["JSON-RPC"] = {"jsonrpc": "2.0", "id": 2, "result": SHAPES["MCP"]}
 LINES = {
@@ -104,6 +109,25 @@ def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
     assert len(read_tools(path)[0]) == 2
     tools, left_out = read_tools(path, "python")  # no keyword argument of Python
     assert tools == [RING] and left_out == {"an argument that is no name in Python (f)": 1}
+    # a task without tools is given none of these either
+    lines = [{"task": f"Ring it {n} times, please.", "calls": [
+        {"name": "ring", "arguments": {"times": n}}]} for n in range(1, 9)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for call_format, beside in (("python", 0), ("json", 1)):
+        tasks = tool_calls.read_tasks(str(tmp_path / "tasks.jsonl"), str(path), call_format)
+        assert {len(task.spec["tools"]) for task in tasks} == {1 + beside}
+    any_name = {"name": "f", "parameters": {"type": "object", "additionalProperties": TEXT}}
+    path.write_text(json.dumps([RING, any_name]))
+    assert read_tools(path, "python")[0] == [RING] and len(read_tools(path)[0]) == 2
+
+
+def test_members_of_any_name_are_checked_as_others_are():
+    """Each look at a call's schemas would end in a KeyError."""
+    tool = own_tool({"name": "label", "parameters": {"type": "object", "additionalProperties": TEXT}})
+    task = tool_calls.make_task({"task": "Set the label env to production.", "tools": [tool], "calls": [
+        {"name": "label", "arguments": {"env": "production", "owner": "ops"}}]}, "env")
+    assert tool_calls.same_task_key(task) and not tool_calls.leaks(task)
+    assert ungrounded(task) == 'owner = "ops"'
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,6 +208,8 @@ UNFIT = [
     (TEXT, "the parameters are no object schema"), ("object", "a schema that is no object"),
     (schema(a={"enum": "a"}), "enum is no list"), ({"properties": [1]}, "properties is no object"),
     (schema(a={"type": "string", "description": "\ud800"}), "a text that no tokenizer takes"),
+    (schema(a={"enum": 5, "nullable": True}), "a malformed schema"),
+    (schema(a={"type": "integer", "default": float("inf")}), "a malformed schema"),
 ]
 
 
@@ -191,7 +217,7 @@ UNFIT = [
 def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_path):
     """One bad function costs itself, not the run."""
     path = tmp_path / "tools.json"
-    path.write_text(json.dumps([{"name": "f", "parameters": given}, RING]))
+    path.write_text(json.dumps([{"name": "f", "parameters": given}, RING]).replace("Infinity", "1e999"))
     started = time.process_time()
     tools, left_out = read_tools(path)
     assert tools == [RING] and time.process_time() - started < 2
@@ -231,6 +257,10 @@ TASKS = {
     "fields of one's own": {"id": 7, "task": ASKED, "tools": [OPENAI], "calls": [CALL], "by": "me"},
     "arguments as text": {"task": ASKED, "tools": [OPENAI], "calls": [WRAPPED]},
     "a chat": {"messages": CHAT, "tools": [OPENAI]},
+    "arguments as input": {"task": ASKED, "tools": [RING], "calls": [
+        {"type": "tool_use", "name": "ring", "input": CALL["arguments"]}]},
+    "arguments as parameters": {"task": ASKED, "tools": [RING], "calls": [
+        {"name": "ring", "parameters": CALL["arguments"]}]},
     "a chat in parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": ASKED}]},
                                      CHAT[2]], "tools": [OPENAI], "parallel_tool_calls": False},
 }
@@ -273,6 +303,10 @@ BAD_TASKS = [
     ({"messages": CHAT[2:], "tools": [RING]}, "0 of the user"),
     ({"messages": CHAT[:2], "tools": [RING]}, "no answer"),
     ({"messages": CHAT + [CHAT[2]], "tools": [RING]}, "calls in two turns"),
+    *(({"messages": [CHAT[1], {"role": "assistant", **answer}], "tools": [RING]}, "not under \"tool_calls\"")
+      for answer in ({"content": [{"type": "tool_use", "name": "ring", "input": {"times": 3}}]},
+                     {"content": '<tool_call>{"name": "ring"}</tool_call>'},
+                     {"content": None, "function_call": {"name": "ring", "arguments": "{}"}})),
     ({"messages": "hello"}, "no list of objects"), ({"messages": [{"role": "user"}, CHAT[2]]}, "no text"),
     ({"task": ASKED, "tools": [RING], "calls": ["ring"]}, "name (text) and arguments"),
     ({"task": ASKED, "tools": [RING], "calls": [{"name": ["ring"]}]}, "name (text) and arguments"),

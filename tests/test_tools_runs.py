@@ -69,11 +69,11 @@ def test_expected_calls_are_right_by_the_official_rule_and_others_are_not(goal):
     """A table of zeros, or of ones, whatever the model says."""
     found = goal[1]
     gold = [call_text.write_calls(task.spec["calls"]) for _, task, _ in found]
-    scores = tools.scores(Answers(gold), None, found, 0)
+    scores = tools.scores(Answers(gold), None, found, 0, 64)
     assert scores == {"T = 1": [tools.SAMPLES] * len(found), "greedy": [1] * len(found)}
     for wrong in (lambda text: text.replace("=", "=1", 1), lambda text: "",
                   lambda text: text + "\n" + text, lambda text: text[:-1]):
-        right = tools.scores(Answers(list(map(wrong, gold))), None, found, 0)["greedy"]
+        right = tools.scores(Answers(list(map(wrong, gold))), None, found, 0, 64)["greedy"]
         assert np.mean(right) <= 0.02, wrong(gold[0])
 
 
@@ -90,7 +90,7 @@ def test_held_out_tasks_of_ones_own_are_a_target_too():
     gold = [call_text.write_calls(task.spec["calls"]) for _, task, _ in found]
     for texts, right in ((gold, 1), ([text[:-1] for text in gold], 0), (gold[1:] + gold[:1], 0)):
         policy = Answers(texts)
-        assert tools.scores(policy, None, found, 3) == {
+        assert tools.scores(policy, None, found, 3, 64) == {
             "T = 1": [tools.SAMPLES * right] * len(found), "greedy": [right] * len(found)}
         assert policy.drawn_by == [3, 3]  # one model, scored for three seeds, is drawn from thrice
 

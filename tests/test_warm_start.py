@@ -261,6 +261,13 @@ def test_rounds_end_where_enough_is_valid_or_they_run_out(monkeypatch, tmp_path,
     assert pairs_seen == [0, 0, 1, 2][:passes]  # a round imitates what all rounds so far wrote
 
 
+def test_the_options_of_another_run_name_the_world_too(tmp_path):
+    """Without it, a household's options became a warm start of tool_calls."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"world": "household", "model": "m"}))
+    assert warm_start.parse(["--out", "x", "--config", str(config)])[1].world == "household"
+
+
 def test_too_few_tasks_are_one_line(model, tmp_path):
     path = tmp_path / "few.jsonl"
     path.write_text("".join(json.dumps(record("dim", n)) + "\n" for n in range(6)))

@@ -68,7 +68,7 @@ def unwritable(schema: dict) -> str:
     for name in schema.get("properties", {}):
         if not name.isidentifier() or not name.isascii() or _heard(spoken(name)) != name:
             return name
-    return ""
+    return "(any name)" if isinstance(schema.get("additionalProperties"), dict) else ""
 
 
 def literal(value) -> str:

@@ -23,7 +23,7 @@ import unicodedata
 from typing import NamedTuple
 
 from data_pool import Task
-from worlds.schemas import canonical, structured, tools_of
+from worlds.schemas import branch, canonical, structured, tools_of
 
 NUMBER_WORDS = {word: n for names in (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
@@ -99,7 +99,8 @@ def uncalled(task: Task) -> str:
         for name, schema in tools[call["name"]]["parameters"].get("properties", {}).items():
             value = call["arguments"].get(name, schema.get("default"))
             called += _leaves(value)
-            if schema.get("type") == "boolean" and value is not True and named(name, request) \
+            types = [one.get("type") for one in (schema, *schema.get("anyOf", ()))]
+            if "boolean" in types and value is not True and named(name, request) \
                     and YES_NO[False].isdisjoint(request.words):
                 return name
     if not called:
@@ -135,6 +136,7 @@ def _missing(value, schema: dict, name: str, request: Request) -> str:
     """The first part of a value that does not stand in the request, as `name = value`, or ""."""
     if "default" in schema and canonical(value) == canonical(schema["default"]):
         return ""
+    schema = branch(value, schema)
     if value and isinstance(value, dict):
         inner = schema.get("properties", {})
         # names that the schema does not declare are the writer's own
@@ -210,8 +212,9 @@ def text_stands(value: str, name: str, request: Request) -> bool:
         return number_stands(float(when), name, request)
     words = [word for word in words_of(value) if word not in FILLERS] or words_of(value)
     joined = "".join(words_of(value))
-    if len(joined) > 4 and joined in "".join(request.words):
-        return True  # written in one word, or in two
+    # written in one word, or in two; Chinese and Japanese have no blanks between words
+    if (len(joined) > 4 or joined >= "\u2e80") and joined in "".join(request.words):
+        return True
     found = sum(has(word, request) for word in words)
     return bool(words) and 2 * found >= len(words) or _initials(value, request)
 
@@ -336,7 +339,7 @@ def twin_marks(task: Task) -> list:
     for call in task.spec.get("calls", ()):
         schemas = tools[call["name"]]["parameters"].get("properties", {})
         values.append(sorted(leaf for name, value in call["arguments"].items()
-                             if canonical(value) != canonical(schemas[name].get("default", {}))
+                             if canonical(value) != canonical(schemas.get(name, {}).get("default", {}))
                              for leaf in _leaves(value)))
         names += words_of(call["name"])
     if sum(map(len, values)) < 2:

@@ -147,7 +147,7 @@ def given_by_schema(call: dict, tool: dict) -> bool:
     an enum but for dummies, of a range, the only example, or a title or description that is it."""
     properties = tool["parameters"].get("properties", {})
     for name, value in call["arguments"].items():
-        schema, named = properties[name], []
+        schema, named = properties.get(name, {}), []
         for keyword in ("enum", "examples"):
             values = schema.get(keyword)
             values = values if isinstance(values, list) else []

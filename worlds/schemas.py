@@ -203,6 +203,16 @@ def quick_pattern(pattern: str):
         return None
 
 
+def branch(value, schema: dict) -> dict:
+    """A schema with the alternative of its anyOf or oneOf that a value fits in their place: what an
+    optional argument says of its members stands there."""
+    for inner in (inner for union in UNIONS for inner in schema.get(union, ())):
+        if conforms(value, inner):
+            beside = {key: part for key, part in schema.items() if key not in UNIONS}
+            return branch(value, {**beside, **inner})
+    return schema
+
+
 def _others(schema: dict) -> dict:
     """The schema of members that are not declared, or {}: then there are none."""
     others = schema.get("additionalProperties")
@@ -279,10 +289,16 @@ def check_tools(tools) -> dict:
         if not isinstance(tool.get("description"), str) or "parameters" not in tool:
             raise invalid("tool schema", f"tool {name!r} needs description (text) and parameters")
         check_schema(tool["parameters"], name)
-        if tool["parameters"]["type"] != "object":
+        if tool["parameters"].get("type") != "object":
             raise invalid("tool schema", f"the parameters of tool {name!r} are no object schema")
         by_name[name] = tool
     return by_name
+
+
+def well_formed(call) -> bool:
+    """Whether it is {"name": text, "arguments": object}."""
+    return isinstance(call, dict) and set(call) == {"name", "arguments"} \
+        and isinstance(call["arguments"], dict) and isinstance(call["name"], str)
 
 
 def check_calls(calls, tools: dict, least: int = 1):
@@ -293,8 +309,7 @@ def check_calls(calls, tools: dict, least: int = 1):
     if not isinstance(calls, list) or not least <= len(calls) <= MAX_CALLS:
         raise invalid("malformed task", f"calls is no list of {least} to {MAX_CALLS} calls")
     for call in calls:
-        if not isinstance(call, dict) or set(call) != {"name", "arguments"} \
-                or not isinstance(call["arguments"], dict) or not isinstance(call["name"], str):
+        if not well_formed(call):
             raise invalid("malformed task", "a call is exactly name (text) and arguments (object)")
         if call["name"] not in tools:
             raise invalid("unknown tool", f"tool {call['name']!r:.80} is not declared")

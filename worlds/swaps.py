@@ -11,6 +11,7 @@ Where it differs on purpose: it knows no meaning. "Put the haircut on Tuesday at
 "Put the distance on Friday at 9:00": an odd request, and its call is right.
 """
 import calendar
+import json
 import re
 import string
 from collections import Counter
@@ -18,7 +19,7 @@ from collections import Counter
 from data_pool import Task
 from worlds.grounding import FILLERS, dates_of, is_time
 from worlds.leaks import objects_in
-from worlds.schemas import canonical, conforms, tools_of
+from worlds.schemas import branch, canonical, conforms, tools_of
 
 CALENDAR = tuple(map(list, (calendar.day_name, calendar.month_name[1:])))
 
@@ -43,7 +44,8 @@ def swapped(task: Task, words: list, draw) -> tuple[str, list]:
     def swap(value, schema):
         nonlocal text
         places = _places(value, text)
-        if len(places) != 1 or times[canonical(value)] > 1 or _stays(value, schema):
+        if len(places) != 1 or times[canonical(value)] > 1 or _stays(value, schema) \
+                or _entangled(value, times):
             return value
         other = _other(value, schema, words, draw)
         # a value that stands in the request already would stand there twice
@@ -61,9 +63,10 @@ def _each(value, schema: dict, change):
     """A value with change(part, its schema) in place of each part that has no parts."""
     if isinstance(value, dict):
         inner = schema.get("properties", {})
-        return {key: _each(part, inner.get(key, {}), change) for key, part in value.items()}
+        return {key: _each(part, branch(part, inner.get(key, {})), change)
+                for key, part in value.items()}
     if isinstance(value, list):
-        return [_each(part, schema.get("items", {}), change) for part in value]
+        return [_each(part, branch(part, schema.get("items", {})), change) for part in value]
     return change(value, schema)
 
 
@@ -71,6 +74,14 @@ def _stays(value, schema: dict) -> bool:
     """Whether a value is one that no request needs to name."""
     return isinstance(value, bool) or value in (None, "") or \
         canonical(value) == canonical(schema.get("default"))
+
+
+def _entangled(value, others) -> bool:
+    """Whether a value stands within another one, or one within it: York and York Minster, 15 and
+    "15:00". others: values as canonical JSON."""
+    own = canonical(value)
+    return any(_places(value, _written(other)) or _places(other, _written(value))
+               for other in map(json.loads, others) if canonical(other) != own)
 
 
 def _places(value, text: str) -> list:

@@ -319,16 +319,17 @@ def unwritable(task: Task) -> str:
 
 
 @lru_cache
-def read_tasks(path: str, tools: str = "") -> tuple:
+def read_tasks(path: str, tools: str = "", call_format: str = "json") -> tuple:
     """Every task of a JSONL file, in the shapes of tool_lists.own_record.
 
-    tools: file of --tools, for tasks without tools of their own. Raises UserError with every line at
-    fault, the first SHOWN_FAULTS in full.
+    tools: file of --tools, for tasks without tools of their own; call_format: what it has to write of
+    them. Raises UserError with every line at fault, the first SHOWN_FAULTS in full.
     """
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file; --base-tasks and --validation-tasks take JSONL, "
                         "see worlds/tool_calls.py for the format")
-    listed = {tool["name"]: tool for tool in tool_lists.read_tools(tools)[0]} if tools else {}
+    listed = tool_lists.read_tools(tools, call_format)[0] if tools else []
+    listed = {tool["name"]: tool for tool in listed}
     tasks, seen, faults = [], {}, []
     data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")  # a byte order mark
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -358,7 +359,8 @@ def _task_of_line(line: bytes, where: str, listed: dict) -> Task:
     except UnicodeDecodeError:
         raise UserError(f"{where}: not UTF-8; save the file in that encoding") from None
     if record is None:
-        raise invalid("not one JSON object", "correct or remove it")
+        raise invalid("not one JSON object", f"integers have at most {call_text.MAX_DIGITS} digits "
+                      "and there is no NaN; correct or remove it")
     return make_task(tool_lists.own_record(record, listed), "base")
 
 
@@ -367,20 +369,23 @@ def splits_of(o) -> dict:
     option = lambda name: world_option(sys.modules[__name__], o, name)
     tools_file = "" if option("tools") == "base" else option("tools")
     if tools_file and not o.base_tasks:  # functions alone: the simulator writes the first tasks
-        given = list(read_tasks(o.validation_tasks, tools_file)) if o.validation_tasks else []
+        given = list(read_tasks(o.validation_tasks, tools_file, option("call_format"))) \
+            if o.validation_tasks else []
         return {"base": [], "validation": given, "tuning": []}
-    return _splits(o.base_tasks, o.validation_tasks, option("base_limit"), tools_file)
+    return _splits(o.base_tasks, o.validation_tasks, option("base_limit"), tools_file,
+                   option("call_format"))
 
 
 @lru_cache
-def _splits(base_file: str, validation_file: str, limit: int = 0, tools: str = "") -> dict:
+def _splits(base_file: str, validation_file: str, limit: int = 0, tools: str = "",
+            call_format: str = "json") -> dict:
     """{"base", "validation", "tuning": tasks}, by the order of the families, which are hashes.
 
     Tasks that share a key stay together. A validation file takes the place of the held-out eighth.
-    limit: base tasks that are kept, 0 for all. tools: file of --tools.
+    limit: base tasks that are kept, 0 for all. tools: file of --tools, in the call_format.
     """
-    tasks = read_tasks(base_file or str(EXAMPLE_TASKS), tools)
-    given = read_tasks(validation_file, tools) if validation_file else ()
+    tasks = read_tasks(base_file or str(EXAMPLE_TASKS), tools, call_format)
+    given = read_tasks(validation_file, tools, call_format) if validation_file else ()
     taken = {key for task in given for key in same_task_key(task)}
     tasks = [task for task in tasks if taken.isdisjoint(same_task_key(task))]
     family = _families(tasks)
@@ -637,9 +642,10 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     """
     base, draw = base_tasks(o), random.Random(turn)
     own = world_option(sys.modules[__name__], o, "own_values") and bool(_form.tools)
-    written = [*base, *joined_tasks(base, draw)] if own else []
-    tasks = with_other_values(o, base, draw) if _form.tools else base
-    tasks = [*tasks, *joined_tasks(tasks, draw)]
+    held_out = held_out_keys(sys.modules[__name__], o)
+    written = [*base, *joined_tasks(base, held_out, draw)] if own else []
+    tasks = with_other_values(base, held_out, draw) if _form.tools else base
+    tasks = [*tasks, *joined_tasks(tasks, held_out, draw)]
     agent, env = [], []  # env: for each task the pairs in which it is written
     for task in tasks:
         to_call, beside = called_and_beside(task, draw)
@@ -671,15 +677,16 @@ def written_pairs(task: Task, tasks, to_call, beside, draw) -> list:
     return pairs
 
 
-def with_other_values(o, tasks, draw) -> list[Task]:
-    """The tasks, most of them swapped; as it is where another one would be like a held-out task."""
+def with_other_values(tasks, held_out, draw) -> list[Task]:
+    """The tasks, most of them swapped; as it is where another one would be like a held-out task or
+    no call of its functions."""
     words, out = words_of_tools(_form.tools.values()), []
-    held_out = held_out_keys(sys.modules[__name__], o)
     for task in tasks:
         if kind(task) == "calls" and draw.random() < SWAPPED:
             text, calls = swapped(task, words, draw)
             new = _task(text, {**task.spec, "calls": calls}, task.origin)
-            task = new if held_out.isdisjoint(same_task_key(new)) else task
+            fits = fitting(calls, tools_of(task)) is not None
+            task = new if fits and held_out.isdisjoint(same_task_key(new)) else task
         out.append(task)
     return out
 
@@ -707,8 +714,9 @@ def shown_with(task: Task, tasks) -> list[Task]:
             and task.text not in other.text and other.text not in task.text]  # nor a part of it
 
 
-def joined_tasks(tasks, draw) -> list[Task]:
-    """With --tools, a task with the calls of two for every eight of `tasks`; else none."""
+def joined_tasks(tasks, held_out, draw) -> list[Task]:
+    """With --tools, a task with the calls of two for every eight of `tasks`, none of them like a
+    held-out one; else none."""
     single, out = [task for task in tasks if kind(task) == "calls" and skills(task)], []
     for one in draw.sample(single, len(single) // 8) if _form.tools else ():
         other = draw.choice(single)
@@ -717,7 +725,7 @@ def joined_tasks(tasks, draw) -> list[Task]:
             spec = {"tools": [*one.spec["tools"], *other.spec["tools"]], "ordered": False,
                     "calls": [*one.spec["calls"], *other.spec["calls"]]}
             out.append(_task(text, spec, "base"))
-    return out
+    return [task for task in out if held_out.isdisjoint(same_task_key(task))]
 
 
 def task_as_written(task: Task) -> str:

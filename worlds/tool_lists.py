@@ -34,8 +34,11 @@ from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, che
 MAX_BYTES = 2 ** 26  # of a file
 MAX_NODES = 3000     # schemas within the schema of one function, every $ref replaced
 MAX_BOUND = 10 ** 17  # a limit of a number beyond it limits nothing that a model writes
-HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function")  # of functions
-SCHEMAS = ("parameters", "inputSchema", "input_schema")  # under which of them the arguments stand
+HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function_declarations",
+           "function")  # of functions
+# under which of its keys a function has its arguments, and a call
+SCHEMAS = ("parameters", "inputSchema", "input_schema", "parametersJsonSchema")
+ARGUMENTS = ("arguments", "parameters", "input", "args")
 # keywords that forbid values and that nothing here checks: without them a call would mean more
 CHECKS = {"not", "if", "then", "else", "patternProperties", "dependentRequired", "dependentSchemas",
           "dependencies", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef",
@@ -121,8 +124,10 @@ def _functions(value, depth: int = 0):
         for item in value:
             yield from _functions(item, depth)
         return
+    # a function may well have a key "result": then it is one all the same
     held = [value[key] for key in HOLDERS if isinstance(value.get(key), (list, dict))] \
-        if isinstance(value, dict) and depth < 4 else []
+        if isinstance(value, dict) and depth < 4 and not (
+            "name" in value and set(SCHEMAS) & set(value)) else []
     if held:
         yield from _functions(held, depth + 1)
     # a transcript of JSON-RPC and a file of tasks have records without a function: nothing is lost
@@ -150,8 +155,11 @@ def own_tool(tool) -> dict:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise unfit("no function with a name")
     given = next((tool[key] for key in SCHEMAS if tool.get(key)), {})
-    parameters = own_schema(given) if given else {"type": "object", "properties": {}}
-    check_schema(parameters, "the schema")
+    try:
+        parameters = own_schema(given) if given else {"type": "object", "properties": {}}
+        check_schema(parameters, "the schema")
+    except (TypeError, AttributeError, OverflowError):  # such as a number where a list should be
+        raise unfit("a malformed schema") from None
     if parameters.get("type") != "object":
         raise unfit("the parameters are no object schema")
     description = tool.get("description")
@@ -380,22 +388,39 @@ def _own_tool_named(tool) -> dict:
         raise unfit(f"tool {name!r:.80}: {fault.detail}") from None
 
 
+def _need(holds, what):
+    if not holds:
+        raise invalid("malformed task", f"messages: {what}")
+
+
+def request_of(messages) -> dict:
+    """{"task": the one request of a chat}. Raises InvalidTask."""
+    _need(isinstance(messages, list) and all(isinstance(m, dict) for m in messages),
+          "no list of objects")
+    asked = [m for m in messages if m.get("role") == "user"]
+    _need(len(asked) == 1, f"{len(asked)} of the user instead of one")
+    return {"task": _content(asked[0])}
+
+
 def _of_chat(messages) -> dict:
     """A chat of one request and one answer -> {"task", "calls"} or {"task", "reference"}."""
-    def need(holds, what):
-        if not holds:
-            raise invalid("malformed task", f"messages: {what}")
-    need(isinstance(messages, list) and all(isinstance(m, dict) for m in messages),
-         "no list of objects")
-    by = lambda role: [m for m in messages if m.get("role") == role]
-    asked, answers = by("user"), by("assistant")
-    need(len(asked) == 1, f"{len(asked)} of the user instead of one")
+    task = request_of(messages)
+    answers = [m for m in messages if m.get("role") == "assistant"]
     calling = [m["tool_calls"] for m in answers if m.get("tool_calls")]
-    need(len(calling) < 2, 'calls in two turns: write them as "calls" with "results"')
-    need(answers, "no answer of the assistant")
-    task = {"task": _content(asked[0])}
+    _need(len(calling) < 2, 'calls in two turns: write them as "calls" with "results"')
+    _need(answers, "no answer of the assistant")
+    _need(calling or not any(map(_calls_elsewhere, answers)),
+          'a call that is not under "tool_calls": put it there')
     return {**task, "calls": calling[0]} if calling else \
         {**task, "reference": _content(answers[-1])}
+
+
+def _calls_elsewhere(message: dict) -> bool:
+    """Whether an answer has a call as Anthropic, Hermes or the older OpenAI form write it."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else []
+    return bool(message.get("function_call")) or "<tool_call>" in str(_content(message)) \
+        or any(isinstance(part, dict) and part.get("type") == "tool_use" for part in parts)
 
 
 def _content(message: dict):
@@ -413,7 +438,7 @@ def _own_call(call):
         call = call["function"]
     if not isinstance(call, dict):
         return call  # for make_task to refuse
-    arguments = call.get("arguments")
+    arguments = next((call[key] for key in ARGUMENTS if key in call), None)
     if isinstance(arguments, str):
         arguments = load_object(arguments) if arguments.strip() else {}
         if arguments is None:
