@@ -83,8 +83,9 @@ def run(argv) -> int:
     args = arguments().parse_args(argv)
     if (args.model is None) == (args.responses is None):
         raise UserError("pass either --model DIR or --responses FILE")
-    if args.adapter and not args.model:
-        raise UserError("--adapter needs the --model that it belongs to")
+    for name in ("adapter", "quant", "max_prompt", "max_new"):
+        if getattr(args, name) is not None and not args.model:
+            raise UserError(f"--{name.replace('_', '-')} needs the --model that it is for")
     for name in ("limit", "batch_size", "max_prompt", "max_new"):
         value = getattr(args, name)
         if value is not None and value < 1:

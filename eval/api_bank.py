@@ -264,7 +264,8 @@ def differing(name: str, given: dict, expected: dict, declared: dict) -> str:
         wanted = expected.get(argument)
         if isinstance(wanted, str):
             try:
-                wanted = convert(wanted, declared[argument])
+                # eight expected calls have an argument that their tool does not declare
+                wanted = convert(wanted, declared.get(argument, "str"))
             except ValueError:
                 return f"the expected {argument} itself is not {declared[argument]}"
         if (argument in given) != (wanted is not None):

@@ -52,7 +52,9 @@ def run(argv) -> int:
     out = Path(args.out)
     if out.exists():
         raise UserError(f"--out {out} exists and is not overwritten: choose another name")
-    limits = {name: vars(args)[name] for name in ("calls", "tools", "chars") if vars(args)[name]}
+    limits = {name: n for name in ("calls", "tools", "chars") if (n := vars(args)[name]) is not None}
+    if min(limits.values(), default=1) < 1:
+        raise UserError("--calls, --tools and --chars must be at least 1")
     tasks, faults = base_tasks(args.bench, args.data, args.limit, limits)
     text = "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
     try:
@@ -85,7 +87,8 @@ def base_tasks(bench: str, data, limit=None, limits=None) -> tuple[list, Counter
         if not fault:
             usable.append({**record, "base_task": task})
     if not usable:
-        raise UserError(f"{bench}: no record outside the evaluation part makes a base task")
+        why = ", ".join(f"{fault} ({n})" for fault, n in faults.most_common(3))
+        raise UserError(f"{bench}: no record outside the evaluation part makes a base task: {why}")
     refuse_evaluated(module, usable, load_records(bench, data, split="test"))
     chosen = spread(usable, limit)
     # duplicates of a task would weigh double in the base set

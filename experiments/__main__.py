@@ -62,6 +62,8 @@ def planned(suite: str, seeds: int, quick: bool, out: Path, extra, only=()):
     o = parse_options(extra)
     world, results = load_world(o.world), results_file(out, suite, o.world, quick)
     options = variants(suite, world)
+    if not options:
+        raise UserError(f"{suite} needs what the world {o.world} has not (a base model of its own)")
     unknown = set(only) - set(options)
     if unknown:
         raise UserError(f"no variant {sorted(unknown)[0]!r} in {suite}: {', '.join(options)}")
@@ -79,6 +81,15 @@ def planned(suite: str, seeds: int, quick: bool, out: Path, extra, only=()):
             shared += [{**twin, "name": name}] if twin else []
     return SimpleNamespace(suite=suite, world=world, o=o, results=results, options=options,
                            settings=settings, done=done, shared=shared, wanted=wanted)
+
+
+def refuse_set_here(seeds: int, jobs: int, extra):
+    """Raises UserError for too few seeds or jobs, and for options that differ from run to run."""
+    for flag in ("--seed", "--out", "--threads", "--resume", "--variant"):
+        if any(x == flag or x.startswith(flag + "=") for x in extra):
+            raise UserError(f"{flag} is set by the experiment itself, run by run")
+    if seeds < 1 or jobs < 1:
+        raise UserError("--seeds and --jobs must be at least 1")
 
 
 def run_suite(plan, jobs: int):
@@ -276,13 +287,9 @@ def main(argv=None) -> int:
     def command():
         args, extra = p.parse_known_args(argv)
         o = parse_options(extra)  # what is not ours is genenv.py's: refused now, not in each run
-        for flag in ("--seed", "--out", "--threads", "--resume", "--variant"):
-            if any(x == flag or x.startswith(flag + "=") for x in extra):
-                raise UserError(f"{flag} is set by the experiment itself, run by run")
         seeds, out = args.seeds, Path(args.out)
         seeds = SEEDS.get(args.suite, 3) if seeds is None else seeds
-        if seeds < 1 or args.jobs < 1:
-            raise UserError("--seeds and --jobs must be at least 1")
+        refuse_set_here(seeds, args.jobs, extra)
         results = results_file(out, args.suite, o.world, args.quick)
         if not args.only_draw:
             plan = planned(args.suite, seeds, args.quick, out, extra, args.only)

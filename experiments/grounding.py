@@ -89,8 +89,12 @@ def table(records) -> str:
             right, kept = n[True, True] + n[True, False], n[True, True] + n[False, True]
             rows.append(f"| {half}, {what} | {sum(n.values())} | {n[True, True]} | "
                         f"{n[True, False]} | {n[False, True]} | {n[False, False]} | "
-                        f"{right / sum(n.values()):.0%} | {n[True, True] / kept:.0%} |")
+                        f"{_share(right, sum(n.values()))} | {_share(n[True, True], kept)} |")
     return "\n".join(rows) + "\n"
+
+
+def _share(n: int, of: int) -> str:
+    return f"{n / of:.0%}" if of else "-"
 
 
 def base_line(path: str) -> str:
@@ -111,7 +115,8 @@ def main(argv=None) -> int:
         found = sorted(Path(args.results).rglob("real-tasks.jsonl"))
         if not found:
             raise UserError(f"{args.results}: no real-tasks.jsonl in it")
-        records = [record for path in found for record in read_jsonl(path)]
+        records = [record for path in found for record in read_jsonl(path)
+                   if record["right"] is not None]
         text = table(records) + "".join("\n" + base_line(path) for path in args.base)
         (Path(args.results) / "grounding.md").write_text(text, encoding="utf-8")
         print(text)

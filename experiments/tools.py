@@ -142,7 +142,11 @@ def run(args, extra):
     halves = [known for _, _, known in goal]
     results, work = Path(args.results), Path(args.work)
     work.mkdir(parents=True, exist_ok=True)
-    done = {(r["name"], r["seed"]) for r in read_jsonl(results)} if results.is_file() else set()
+    there = read_jsonl(results) if results.is_file() else []
+    # a seed may have a start of its own; with other options it would be another experiment
+    if any(r.get("settings", settings) != settings or r["known"] != halves for r in there):
+        raise UserError(f"{results} holds runs with other settings: give another --results")
+    done = {(r["name"], r["seed"]) for r in there}
     wanted = [(name, seed) for seed in range(args.seeds) for name in args.only or VARIANTS
               if (name, seed) not in done]
     for seed in sorted({seed for _, seed in wanted if ("warm start", seed) not in done}):
@@ -182,8 +186,8 @@ def collect(name, seed, folder, settings, model, goal, n_read) -> dict:
 
 def success(r, how: str, known=None) -> float:
     """Share of right answers on the target, or on its half with or without an example."""
-    return float(np.mean([n for n, k in zip(r["scores"][how], r["known"])
-                          if known is None or k == known])) / MEASURES[how][0]
+    answers = [n for n, k in zip(r["scores"][how], r["known"]) if known is None or k == known]
+    return float(np.mean(answers)) / MEASURES[how][0] if answers else np.nan
 
 
 def trained(f, generates=True):
@@ -220,6 +224,8 @@ def by_name(results: Path) -> dict:
     for r in read_jsonl(results):
         runs.setdefault(r["name"], {})[r["seed"]] = r
     order = ["warm start", *VARIANTS]
+    if not runs:
+        raise UserError(f"{results} holds no runs")
     return {name: runs[name] for name in order if name in runs}
 
 
@@ -236,8 +242,8 @@ def over_tasks(runs) -> list[str]:
             gap = rate("genenv", how, both) - rate(name, how, both)
             known = np.array(next(iter(runs[name].values()))["known"])
             for half in (np.full(len(gap), True), known, ~known):
-                error = gap[half].std(ddof=1) / np.sqrt(half.sum())
-                cells.append(_with_bounds(gap[half].mean(), 1.96 * error))
+                cells.append(_with_bounds(gap[half].mean(), 1.96 * gap[half].std(ddof=1) / np.sqrt(
+                    half.sum())) if half.sum() > 1 else "-")
         rows += [f"| {name} | {' | '.join(cells)} |"] * bool(cells)
     return rows
 
@@ -256,11 +262,11 @@ def page(results: Path) -> str:
 
 def draw(results: Path):
     """A figure beside the results: success on generated tasks, of what generated any."""
-    key, label = CURVES[1]
-    figure(results, {name: {seed: r["metrics"] for seed, r in seeds.items()}
-                     for name, seeds in by_name(results).items()
-                     if all(any(m["distinct_tasks"] for m in r.get("metrics", ()))
-                            for r in seeds.values())}, key, label)
+    runs = {name: {seed: r["metrics"] for seed, r in seeds.items()}
+            for name, seeds in by_name(results).items()
+            if all(any(m["distinct_tasks"] for m in r.get("metrics", ())) for r in seeds.values())}
+    if runs:
+        figure(results, runs, *CURVES[1])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -315,6 +321,7 @@ def main(argv=None) -> int:
             for name in ("base_tasks", "model"):
                 if not vars(args)[name]:
                     raise UserError(f"run needs --{name.replace('_', '-')}")
+            suite.refuse_set_here(args.seeds, args.jobs, extra)
             run(args, extra)
         elif extra or not results.is_file():
             raise UserError(f"unknown option {extra[0]}" if extra else f"{results}: no such file")

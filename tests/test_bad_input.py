@@ -411,6 +411,8 @@ TOOLS = {
                                                         "{tmp}/e"]),
     "experiments: option": (experiments.main, ["paper", "--moon", "1", "--out", "{tmp}/e"]),
     "experiments: value": (experiments.main, ["paper", "--alpha", "7", "--out", "{tmp}/e"]),
+    "experiments: no base to train": (experiments.main, [
+        "bases", "--world", "tool_calls", "--model", "m", "--out", "{tmp}/e"]),
     "experiments: variant": (experiments.main, ["paper", "--only", "moon", "--out", "{tmp}/e"]),
     "bench: nothing": (bench.main, []), "bench: suite": (bench.main, ["moon"]),
     "bench: value": (bench.main, ["trl", "--steps", "x"]),
@@ -427,6 +429,8 @@ TOOLS = {
     "make_base: nothing": (eval.make_base.main, []),
     "make_base: bench": (eval.make_base.main, ["moon", "--data", "{tmp}", "--out", "{tmp}/o"]),
     "make_base: exists": (eval.make_base.main, ["bfcl", "--data", "{tmp}", "--out", "{tmp}/file"]),
+    "make_base: limit": (eval.make_base.main, ["bfcl", "--data", "{tmp}", "--tools", "0", "--out",
+                                               "{tmp}/o"]),
     "make_base: none to make": (eval.make_base.main, ["bamboogle", "--data", "{tmp}/data", "--out",
                                                       "{tmp}/o"]),
     "ladder: number": (ladder.main, ["teacher", "x", "{tmp}/o"]),

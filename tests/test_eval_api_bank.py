@@ -107,6 +107,13 @@ def test_damo_fresh_database():
     assert not api_bank.score(rec | {"accounts": {"foo"}}, api_bank.gold(rec, "damo"), "damo").ok
 
 
+def test_an_expected_argument_that_no_tool_declares_is_missing():
+    """Eight of the official calls have one: the natural answer ended the evaluation."""
+    rec = record("CancelTimedSwitch", {"name": "lamp", "device_id": "10"}, {"name": "str"})
+    verdict = api_bank.score(rec, "[CancelTimedSwitch(name='lamp')]", "damo")
+    assert not verdict.ok and "device_id is missing" in verdict.reason
+
+
 HOSTILE = ["[AddAlarm(" + text + ")]" for text in (
     "token=[" * 2500, "w" * 19_000, "token='" * 2500, "w " * 9000,
     "token=" + "9" * 6000 + ", time=1", "token=" + "[" * 900 + "]" * 900)] \

@@ -270,6 +270,8 @@ OPTIONS = {
     "variant for responses": ["bamboogle", "--data", "{data}", "--model", "m", "--variant",
                               "searchr1"],
     "adapter alone": ["bfcl", "--data", "{data}", "--responses", "r", "--adapter", "a"],
+    **{f"{name} without a model": ["bamboogle", "--data", "{data}", "--responses", "{good}", name, value]
+       for name, value in (("--quant", "nf4"), ("--max-prompt", "9"), ("--max-new", "9"))},
     "model empty": ["bamboogle", "--data", "{data}", "--model", "{tmp}"],
     "adapter missing": ["bamboogle", "--data", "{data}", "--model", "{tmp}", "--adapter",
                         "{tmp}/a"],

@@ -307,5 +307,9 @@ def test_the_table_of_what_was_read(tmp_path, capsys):
     assert measured.main(["--results", str(tmp_path), *base]) == 0
     page = (measured.RESULTS / "grounding.md").read_text()
     assert page.startswith((tmp_path / "grounding.md").read_text().rstrip())
+    read = json.dumps({"request": "Ring it", "tools": [], "calls": "f()", "right": None})
+    (tmp_path / "few" / "real-tasks.jsonl").parent.mkdir()
+    (tmp_path / "few" / "real-tasks.jsonl").write_text(read)  # not read yet
+    assert measured.main(["--results", str(tmp_path / "few")]) == 0
     assert measured.main(["--results", str(tmp_path / "none")]) == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1

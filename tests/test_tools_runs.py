@@ -2,6 +2,7 @@
 
 Run: python -m pytest tests/test_tools_runs.py -q. What needs the benchmark data skips without it.
 """
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,6 +111,42 @@ def test_the_start_is_scored_once_for_each_seed_that_is_run(monkeypatch, tmp_pat
     assert seen == [("first", 0), ("second", 1)]
     assert [(r["name"], r["seed"], len(r["known"])) for r in read_jsonl(tmp_path / "r.jsonl")] == [
         ("warm start", 0, 58), ("warm start", 1, 58)]
+
+
+def test_no_run_is_mixed_with_others_nor_named_after_another(monkeypatch, tmp_path, capsys):
+    """A committed table was printed as one's own, and --seed 7 was recorded as seeds 0 and 1."""
+    monkeypatch.setattr(tools, "score_model", lambda *_: {"T = 1": [0], "greedy": [0]})
+    monkeypatch.setattr(tools.suite, "finished", lambda *_: (job for job in ()))
+    given = ["run", "--model", "m", *EXAMPLE_LIST, "--work", str(tmp_path / "work")]
+    committed = str(tools.RESULTS / "tools-example.jsonl")
+    for more, why in ((["--results", committed, "--epochs", "99"], "other settings"),
+                      (["--results", str(tools.RESULTS / "tools.jsonl")], "other settings"),
+                      (["--seed", "7"], "--seed is set by the experiment"),
+                      (["--variant=random"], "--variant is set by the experiment"),
+                      (["--jobs", "0"], "must be at least 1"), (["--seeds", "0"], "must be at least 1")):
+        results = [] if "--results" in more else ["--results", str(tmp_path / "r.jsonl")]
+        assert tools.main([*given, *results, *more]) == 2
+        err = capsys.readouterr().err
+        assert why in err and err.count("\n") == 1, err
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+@pytest.mark.parametrize("lines", ["nothing", "start", "base", "examples"])
+def test_small_tables(lines, tmp_path, capsys, recwarn):
+    """What an interrupted suite leaves, runs that write no tasks, a target without new functions."""
+    start = line("warm start", 0, [0, 0, 0, 2], metrics=[])
+    base = line("GRPO on the examples", 0, [1, 0, 0, 2])
+    for epoch in base["metrics"]:
+        epoch["distinct_tasks"] = 0
+    runs = {"nothing": [], "start": [start], "base": [start, base], "examples": [
+        {**run, "known": [True] * 4} for run in (start, base, line("genenv", 0, [4, 4, 2, 2]))]}[lines]
+    path = tmp_path / "tools.jsonl"
+    path.write_text("".join(json.dumps(run) + "\n" for run in runs))
+    assert tools.main(["table", "--results", str(path)]) == (0 if runs else 2)
+    out, err = capsys.readouterr()
+    assert "nan" not in out and not recwarn.list
+    assert "0.125" in out if runs else "holds no runs" in err
+    assert (tmp_path / "tools-success.png").is_file() == (lines == "examples")
 
 
 def line(name, seed, right, epochs=2, **changes):
