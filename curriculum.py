@@ -319,7 +319,7 @@ def select_functions(practice, n, weigh, alpha, generator, few=4):
 def named(prefix: str) -> dict:
     """{name: function} of this file for a prefix such as alpha_, reward_ or weights_. It looks when
     it is called, so a function may stand anywhere in the file."""
-    return {k[len(prefix):]: f for k, f in globals().items() if k.startswith(prefix)}
+    return {k[len(prefix):]: f for k, f in globals().items() if k.startswith(prefix) and callable(f)}
 
 
 def next_alpha(schedule: str, context: Context) -> float:
@@ -382,7 +382,8 @@ def _checked(function, args, good, rule):
     except Exception as error:  # whatever such a function may raise
         what = f"raised {type(error).__name__}, {error!s:.200}"
     given = ", ".join(map(repr, args))
-    raise UserError(" ".join(f"{function.__name__} in curriculum.py {what}; it was called with "
+    name = getattr(function, "__name__", repr(function))  # functools.partial has none
+    raise UserError(" ".join(f"{name} in curriculum.py {what}; it was called with "
                              f"({given:.300})".split()))
 
 
@@ -416,10 +417,12 @@ def try_weights(o):
 
 
 def sample_alphas(o, alpha_end: float) -> list[float]:
-    """What the schedule gives for weak to strong agents, early, in the middle and at the end. If
-    it does not depend on alpha_end, the schedule ignores --alpha-end."""
+    """What the schedule gives for weak to strong agents in a run's epochs, four at least: of many,
+    the first fifty, the middle and the last. If it does not depend on alpha_end, the schedule ignores
+    --alpha-end."""
     signal = ((0.25, 0.1, 20), (0.5, 0.2, 20), (0.75, 0.1, 20))
-    epochs = sorted({1, max(1, o.epochs // 2), max(1, o.epochs)})
-    return [next_alpha(o.alpha_schedule, Context(t, o.epochs, success, o.alpha, alpha_end, o.alpha,
+    last = max(4, o.epochs)
+    epochs = sorted({*range(1, min(last, 50) + 1), last // 2, last})
+    return [next_alpha(o.alpha_schedule, Context(t, last, success, o.alpha, alpha_end, o.alpha,
                                                  signal if t > 1 else ()))
             for t in epochs for success in (0.0, 0.5, 1.0)]

@@ -68,6 +68,7 @@ def train(o: Options) -> Path:
     with run.lock, checkpoint.stop_signals(run):  # no other program writes into this folder
         if run.state.epoch == 0:
             measure_untrained(run)
+        frame.hold_at_gate(run)
         while run.state.epoch <= o.epochs:  # t = 1..T, or on from a checkpoint; end_epoch counts
             epoch(run)
         frame.finish(run)

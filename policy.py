@@ -37,7 +37,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from common.files import UserError
 from models.attention import PADDING, PROMPT, GrowingLayer, attention_layout, cast_lora, \
     fused_norm, group_mask, is_plain_lora, lora_linear, pack, step_mask
-from models.loading import check_adapter_folder, find_eos_ids, load_model, refuse_unlike_heads
+from models.loading import add_adapter, check_adapter_folder, find_eos_ids, load_model, \
+    refuse_unlike_heads
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded at once before decoding
@@ -165,10 +166,10 @@ class Policy:
             torch.manual_seed(seed)
             for name in adapters:
                 path = (paths or {}).get(name)
-                if isinstance(model, PeftModel):
-                    model.load_adapter(path, name) if path else model.add_adapter(name, config)
-                elif path:
-                    model = PeftModel.from_pretrained(model, path, adapter_name=name)
+                if path:
+                    model = add_adapter(model, path, name)
+                elif isinstance(model, PeftModel):
+                    model.add_adapter(name, config)
                 else:
                     model = get_peft_model(model, config, adapter_name=name)
         for module in model.modules():

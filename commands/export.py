@@ -33,6 +33,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from common.cli import Parser
 from common.files import UserError, write_whole
 from data_pool import Task, TrainPool
+from run.options import defaults
 from worlds import load_world
 
 
@@ -82,7 +83,8 @@ def run_options(run_folder) -> SimpleNamespace:
         raise UserError(f"{run_folder} is no run folder: it has no config.json")
     try:
         options = json.loads(path.read_text(encoding="utf-8"))
-        return SimpleNamespace(**{"world": options["world"], **options})
+        load_world(str(options["world"]))
+        return SimpleNamespace(**{**defaults(), **options})
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path}: not the options of a run ({error})") from None
 

@@ -71,8 +71,9 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
 def policy_options(o) -> dict:
     """What Policy.load takes of a run's Options."""
     return dict(rank=o.rank, quant=o.quant or None, dtype=o.dtype, device=o.device, seed=o.seed,
-                # a run that goes on has its adapters in its checkpoint
-                adapter_paths={} if o.resume else {"agent": o.agent_adapter, "env": o.env_adapter},
+                # a run that goes on has its adapters in its checkpoint, once there is one
+                adapter_paths={} if o.resume and any(Path(o.out).glob("checkpoints/e*.pt")) else {
+                    "agent": o.agent_adapter, "env": o.env_adapter},
                 chat_template_kwargs=json.loads(o.chat_template_kwargs or "{}"))
 
 
@@ -103,6 +104,28 @@ def _unfit(config: Path, rank) -> str:
             f"its rank is {saved['r']} and --rank is {rank}"
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return f"{config.name} is damaged"
+
+
+def add_adapter(model, path, name: str):
+    """The model with the adapter in a PEFT folder. Raises UserError unless all of it fits: PEFT only
+    warns where an adapter of another model has other layers."""
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
+    shapes = lambda weights: {key: tuple(w.shape) for key, w in weights.items()}
+    try:
+        with safe_open(Path(path) / "adapter_model.safetensors", "pt") as file:
+            given = shapes({key: file.get_tensor(key) for key in file.keys()})
+        if isinstance(model, PeftModel):
+            model.load_adapter(path, name)
+        else:
+            model = PeftModel.from_pretrained(model, path, adapter_name=name)
+    except (SafetensorError, RuntimeError, LookupError) as error:  # cut short, or other shapes
+        raise UserError(f"the adapter {path} does not load on this model: is it whole, and was it "
+                        f"trained on it? ({first_line(error):.160})") from None
+    own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    if given != shapes(own):
+        raise UserError(f"the adapter {path} was trained on another model: its layers are others")
+    return model
 
 
 def load_tokenizer(model):

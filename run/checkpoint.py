@@ -158,8 +158,8 @@ def is_complete(o) -> bool:
         raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {done}; nothing was "
                         "changed")
     report = folder / "report.html"  # the last that a run writes
-    complete = done == o.epochs and step == 0 and report.is_file() \
-        and report.stat().st_mtime >= newest[0].stat().st_mtime
+    complete = done == o.epochs and step == 0 and (folder / "adapters" / "env").is_dir() \
+        and report.is_file() and report.stat().st_mtime >= newest[0].stat().st_mtime
     if complete:
         print(f"{folder} is complete: {done} epochs are done, nothing was changed; more --epochs "
               "may go on with it")

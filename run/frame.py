@@ -185,6 +185,8 @@ def end_epoch(run, env_stats, alpha):
     record = measure.epoch_record(run, env_stats, alpha, practice)
     if record["distinct_tasks"]:
         run.last_success = record["success_rate"]
+    looked, verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ("", "")
+    record |= {"gate": verdict} if verdict else {}
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))
@@ -196,17 +198,23 @@ def end_epoch(run, env_stats, alpha):
         run.legend_shown = True
     print(screen.line(record, time_left(run), run.o.verbose), flush=True)
     silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
-    verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ""
+    if looked:
+        print(looked, flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
     run.since = time.perf_counter()  # validation and saving are no training
     say(run, f"epoch {run.state.epoch} begins ..." * (run.state.epoch <= run.o.epochs))
-    if verdict and run.o.gate:
-        raise UserError(f"{verdict} Or: --no-gate --resume --out {run.folder}")
     if len(silent) == SILENT_EPOCHS and record["epoch"] < run.o.epochs:  # after the last: no use
         finish(run)
         raise UserError(f"the simulator wrote no valid task in {SILENT_EPOCHS} epochs running "
                         f"({record['invalid']}): stopped; everything so far is in {run.folder}")
+
+
+def hold_at_gate(run):
+    """Raises UserError where epoch 0 said that nothing can be learned, and nothing is trained yet."""
+    verdict = run.history[0].get("gate")
+    if verdict and run.o.gate and (run.state.epoch, run.state.step) == (1, 0):
+        raise UserError(f"{verdict} Or: --no-gate --resume --out {run.folder}")
 
 
 def time_left(run) -> float | None:
@@ -218,15 +226,13 @@ def time_left(run) -> float | None:
     return (now - started) / (epoch - first) * (run.o.epochs - epoch) if epoch > first else None
 
 
-def look_before(run, record) -> str:
-    """Print what the batch of epoch 0 holds; returns why nothing can be learned from it, or ""."""
+def look_before(run, record) -> tuple[str, str]:
+    """(what the batch of epoch 0 holds, why nothing can be learned from it or "")."""
     attempts = run.state.attempts
     valid = record["written"] - sum(record["invalid"].values())
-    line, verdict = health.judge(record["written"], valid, [p for _, p, _ in attempts], run.o.G,
-                               [[e.reward for e in traces] for _, _, traces in attempts],
-                               own_model=not run.o.model)
-    print(line, flush=True)
-    return verdict
+    return health.judge(record["written"], valid, [p for _, p, _ in attempts], run.o.G,
+                        [[e.reward for e in traces] for _, _, traces in attempts],
+                        own_model=not run.o.model)
 
 
 def finish(run):

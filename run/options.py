@@ -11,9 +11,9 @@ from the world, then from the preset or the resumed run, and what is given on th
 import dataclasses
 import inspect
 import json
-import math
 import os
 import re
+import sys
 from argparse import SUPPRESS, BooleanOptionalAction, RawDescriptionHelpFormatter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -306,7 +306,8 @@ def check_options(o):
         if not ok:
             raise UserError(f"--{name.replace('_', '-')} is {getattr(o, name)!r}: {what}")
     for f in dataclasses.fields(o):
-        need(f.type is not float or math.isfinite(getattr(o, f.name)), f.name, "must be finite")
+        value = getattr(o, f.name)
+        need(f.type is not float or abs(value) <= sys.float_info.max, f.name, "must be finite")
     for name in ("alpha", "alpha_end"):
         need(0 < getattr(o, name) < 1, name, "must lie strictly between 0 and 1")
     need(o.G >= 2, "G", "a group needs at least 2 rollouts, with one there is no baseline")
@@ -320,6 +321,8 @@ def check_options(o):
     need(o.seed < 2 ** 60, "seed", "must be below 2 ** 60")
     need(o.threads <= 1024, "threads", "more than 1024 threads are of no use")
     own_base = hasattr(load_world(o.world), "train_base") and not o.model
+    need(o.variant == "teacher" or not o.teacher_tasks, "teacher_tasks",
+         "only --variant teacher reads it")
     need(own_base or not o.base_model, "base_model",
          "only a world that trains its own base model takes one, and none with --model")
     for name in (*CHOICES, *NAMED):

@@ -157,6 +157,7 @@ MISTAKES = {
     "short": (["--world", "tool_calls", "--model", "x", "--max-task-tokens", "20"],
               "--max-task-tokens"),
     "teacher alone": (["--variant", "teacher"], "--teacher-tasks"),
+    "teacher tasks alone": (["--teacher-tasks", "{tmp}/none"], "only --variant teacher"),
     "teacher missing": (["--variant", "teacher", "--teacher-tasks", "{tmp}/none"], "none"),
     "teacher folder": (["--variant", "teacher", "--teacher-tasks", "{tmp}"], "{tmp}"),
     "resume alone": (["--resume"], "--out"),

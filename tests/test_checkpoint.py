@@ -18,12 +18,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 
 import genenv
 from conftest import MICRO
-from helpers import one_line, same_run, user_error
+from helpers import one_line, same_run, tiny_lm, tiny_policy, toy_tokenizer, user_error
 from common.files import UserError, append_jsonl, read_jsonl
-from models.loading import check_adapter_folder
+from models.loading import check_adapter_folder, policy_options
+from policy import Policy
 from run import checkpoint, options
 from run.frame import EpochState
 from watch import measure
@@ -133,6 +135,10 @@ def test_a_finished_run_is_complete(copy, capsys):
     """--resume says so and touches nothing; epochs that are done cannot be undone."""
     (copy / "report.html").touch()  # which the small world of the tests does not write
     before = contents(copy)
+    o = SimpleNamespace(out=str(copy), epochs=3)
+    (copy / "adapters").rename(copy / "gone")  # python -m watch.report writes the page alone
+    assert not checkpoint.is_complete(o)
+    (copy / "gone").rename(copy / "adapters")
     assert genenv.main(["--resume", "--out", str(copy)]) == 0
     assert "is complete: 3 epochs are done" in capsys.readouterr().out
     one_line(capsys, genenv.main(["--resume", "--out", str(copy), "--epochs", "2"]),
@@ -505,6 +511,34 @@ def test_run_of_another_version(copy, capsys):
 
 # ---------------------------------------------------------------------------------------------
 # adapters of another run
+
+
+def test_adapters_are_taken_until_there_is_a_checkpoint(tmp_path):
+    """A run killed in epoch 0 began without them when it was given again."""
+    o = genenv.Options(out=str(tmp_path), resume=True, agent_adapter="a", env_adapter="b")
+    assert policy_options(o)["adapter_paths"] == {"agent": "a", "env": "b"}
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "e0001-s000.pt").touch()
+    assert policy_options(o)["adapter_paths"] == {}
+
+
+@pytest.mark.parametrize("fault", ["other width", "fewer layers", "cut short"])
+def test_an_adapter_of_another_model_is_one_clear_line(fault, tmp_path):
+    """A traceback of torch, or a policy whose last layers stand still."""
+    path = tmp_path / "agent" / "adapter_model.safetensors"
+    tiny_policy().save_adapter("agent", path.parent)
+    weights = load_file(path)
+    if fault == "other width":
+        weights = {key: torch.zeros(w.shape[0] + 1, w.shape[1]) for key, w in weights.items()}
+    elif fault == "fewer layers":
+        weights = {key: w for key, w in weights.items() if "layers.0" in key}
+    save_file(weights, path)
+    if fault == "cut short":
+        path.write_bytes(path.read_bytes()[:200])
+    for names in (("agent",), ("env", "agent")):
+        said = user_error("layers are others" if fault == "fewer layers" else "does not load",
+                          Policy, tiny_lm(), toy_tokenizer(), names, rank=4, paths={"agent": path.parent})
+        assert str(path.parent) in said
 
 
 @pytest.mark.parametrize("file, text, rank, word", [

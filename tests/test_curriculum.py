@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_curriculum.py -q
 """
 import dataclasses
+import functools
 import math
 import re
 import sys
@@ -285,6 +286,25 @@ def test_which_schedules_ignore_alpha_end():
         for end in (0.25, 0.75)}) == 1}
     assert ignoring >= {"constant", "adaptive", "integral", "learned"}
     assert ignoring.isdisjoint({"linear", "cosine", "step"})
+
+
+def test_a_schedule_may_use_alpha_end_in_a_few_epochs(monkeypatch):
+    """Such a fork was refused, and linear in a run of one epoch, as one that ignores it."""
+    monkeypatch.setattr(curriculum, "alpha_pulse", lambda c: c.alpha_end if c.epoch in (2, 3) else c.alpha,
+                        raising=False)
+    for fields in (dict(alpha_schedule="pulse"), dict(alpha_schedule="linear", epochs=1)):
+        assert curriculum.sample_alphas(named_options(**fields), 0.25) != \
+            curriculum.sample_alphas(named_options(**fields), 0.75)
+
+
+def test_what_is_no_plain_function(monkeypatch):
+    """A partial has no name, and a constant beside the schedules is none of them."""
+    monkeypatch.setattr(curriculum, "reward_sharp", functools.partial(curriculum.reward_bell, alpha=1),
+                        raising=False)
+    monkeypatch.setattr(curriculum, "alpha_max", 0.8, raising=False)
+    o = named_options(difficulty_reward="sharp")
+    assert "reward_bell" in user_error("in curriculum.py", curriculum.try_functions, o)
+    assert "max" not in named("alpha_")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ SICK = {  # name: (epochs, fields of these last epochs, options, the one warning
     "starves": (1, dict(env_kept=1), {}, "starvation", "raise --k-min"),
     "starves far from alpha": (1, dict(env_kept=0, success_rate=0.9), {}, "starvation",
                                "move --alpha towards the success rate 0.90"),
+    "waits": (5, dict(env_steps=0), dict(env_passes=1), "starvation", "in 5 epochs: lower --env-batch"),
     "copies": (1, dict(invalid={"copy of the seed": 30}, distinct_tasks=15), {}, "copies", "30 of"),
     "babbles": (1, dict(invalid={"malformed": 20, "inconsistent": 10}, distinct_tasks=15), {},
                 "invalid", "30 of 48 generations are no task, most often 'malformed' (20)"),

@@ -19,7 +19,7 @@ from run import checkpoint
 from conftest import MICRO
 from helpers import same_run
 from common.files import read_jsonl
-from data_pool import Trace
+from data_pool import EnvRecord, Trace
 from worlds import ladder
 
 def run(out, small_ladder, *more):
@@ -47,8 +47,9 @@ def test_samples_begin_with_new_tasks_near_alpha():
         [(task(i, 1 if i == 8 else 3), 0.5, two) for i in range(8, 15)]
     attempts += [(task(0, 3), 0.5, two)] * 4  # tried again: it was not in the band when it was new
     run = SimpleNamespace(
-        state=SimpleNamespace(attempts=attempts, epoch=3, refused=[("s", "text", "malformed")]),
-        world=SimpleNamespace(), o=SimpleNamespace(k_min=0.26), train_pool=SimpleNamespace(tasks={}))
+        state=SimpleNamespace(attempts=attempts, epoch=3, refused=[("s", "text", "malformed")], records=[]),
+        world=SimpleNamespace(), o=SimpleNamespace(k_min=0.26, p_hat_unit="seed"),
+        train_pool=SimpleNamespace(tasks={}))
     *shown, refused = measure.samples(run, 0.5)
     assert len({r["task"] for r in shown}) == 8
     first = next(r for r in shown if r["task"] == "0")
@@ -56,6 +57,9 @@ def test_samples_begin_with_new_tasks_near_alpha():
     assert [r["p_hat"] for r in shown[:5]] == [0.5] * 4 + [1.0] and len(shown) == 8
     assert all(r["in_band"] == (r["p_hat"] == 0.5 and r["written_in"] == 3) for r in shown)
     assert [e["text"] for e in shown[0]["traces"]] == ["b", "a"] and refused["reason"] == "malformed"
+    # by the unit that the filter takes
+    run.state.records = [EnvRecord([], [], "", i, [], "", 0, 1.0, 0.5, 1.0, 3) for i in range(8)]
+    assert {r["in_band"] for r in measure.samples(run, 0.5)[:-1] if r["written_in"] == 3} == {True}
 
 
 def test_bar_and_line_count_the_same_tasks():

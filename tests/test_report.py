@@ -137,6 +137,20 @@ def test_a_run_of_one_epoch_and_without_samples(folder):
     assert "held-out success" in words and "->" not in words and "of 0 epochs" not in words
 
 
+def test_what_the_last_epoch_did_not_measure_is_a_dash(folder, no_figures):
+    """It was "0.00", or an older figure as that of the end; such epochs are none in the band."""
+    records, options = recorded("genenv")
+    silent = dict(distinct_tasks=0, written=0, success_rate=0.0, response_length=0.0, validated=3)
+    save(folder, [*records[:-1], {**records[-1], **silent}], vars(options), [SAMPLE])
+    words, page = screen.closing_words(folder), report.write(folder).read_text()
+    for name in ("held-out success", "success on generated tasks", "length of generated tasks"):
+        assert re.search(rf"{name} +[\d.]+ -> - ", words), words
+    assert re.search(r"responses [\d.]+ -> - tokens", words) and "of 0 written" not in page
+    assert page.count("\u2192 -<") == 2 and "<b>- (alpha" in page
+    wide = {**vars(options), "alpha": 0.5, "k_min": 0.5}
+    assert report.epochs_in_band([records[0], {**records[1], **silent}], wide) == 0
+
+
 def test_a_run_without_generated_tasks_says_nothing_of_them(folder, no_figures):
     """--variant base ended with "success rate 0.00 -> 0.00 on generated tasks"."""
     records, options = recorded("genenv")

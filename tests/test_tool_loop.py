@@ -125,6 +125,8 @@ def test_the_gate_stops_where_nothing_can_be_learned(model, tasks, tmp_path, no_
     out = str(tmp_path / "r")
     one_line(capsys, command(model, tasks, out, "--epochs", "1", *SILENT[1:]), "warm-start")
     assert len(read_jsonl(tmp_path / "r" / "metrics.jsonl")) == 1
+    one_line(capsys, genenv.main(["--resume", "--out", out]), "warm-start")  # it went on in silence
+    assert len(read_jsonl(tmp_path / "r" / "metrics.jsonl")) == 1
     assert genenv.main(["--no-gate", "--resume", "--out", out]) == 0
     assert [r["epoch"] for r in read_jsonl(tmp_path / "r" / "metrics.jsonl")] == [0, 1]
 

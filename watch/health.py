@@ -21,6 +21,7 @@ from curriculum import WITHOUT_SIMULATOR, steers, target_of
 from watch.report import validated
 
 MISMATCH_MEAN, MISMATCH_MAX = 0.02, 1.0  # nats per token, see warn_mismatch
+WAITING = 5  # epochs: D_env keeps a record for the four after its own
 # reasons in `invalid` that have a warning of their own
 OWN_WARNING = ("duplicate in the batch", "copy of the seed", "no agreement", "truncated")
 
@@ -64,6 +65,11 @@ def warn_collapse(r, history, o):
 def warn_starvation(r, history, o):
     """Almost nothing falls into the band, so the simulator learns from a handful of tasks."""
     tried = r["written"] - sum(r["invalid"].values())
+    still = [h for h in [*history, r] if h["epoch"]][-WAITING:]
+    if o.variant == "genenv" and o.env_passes and len(still) == WAITING \
+            and not any(h["env_steps"] for h in still):
+        return (f"starvation: too few tasks fell into the band for one step of the simulator in "
+                f"{WAITING} epochs: lower --env-batch {o.env_batch}, or raise --k-min")
     if o.variant != "genenv" or r["epoch"] == 0 or _stuck(r) or r["env_kept"] >= 0.05 * tried:
         return None
     far = abs(r["success_rate"] - r["alpha"]) > o.k_min and not steers(o.alpha_schedule)

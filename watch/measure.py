@@ -216,8 +216,9 @@ def samples(run, alpha: float, n=8) -> list:
     answer, the best and the worst trace; and texts that were refused, with the reason."""
     state, world = run.state, run.world
     # new tasks near alpha come first: it is those that the simulator imitates
+    rates = {r.task_id: r.success_rate(run.o.p_hat_unit) for r in state.records}
     inside = lambda task, p_hat: task.origin == "env" and task.epoch == state.epoch and \
-        curriculum.in_band(p_hat, alpha, run.o.k_min)
+        curriculum.in_band(rates.get(task.id, p_hat), alpha, run.o.k_min)
     near = [a for a in first_attempts(state) if inside(*a[:2])][:n // 2]
     ids = {a[0].id for a in near}
     rest = [a for a in once(state.attempts) if a[0].id not in ids]

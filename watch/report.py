@@ -38,9 +38,10 @@ def value(m: dict, key: str):
     """A figure of an epoch's record, None where that epoch did not measure it."""
     measured = {
         "validation": m.get("validated", m["epoch"]) == m["epoch"] and m["validation_by"],
+        "tuning": m.get("validated", m["epoch"]) == m["epoch"],
         "env": m.get("env_steps", m["env_ess"]) > 0, "replay_gain": m.get("replays", 1),
-        "env_kept": m["epoch"] > 0 and m["written"], "kl": m["epoch"] > 0,
-        "zero_variance": m["epoch"] > 0}
+        "env_kept": m["epoch"] > 0 and m["written"], "zero_variance": m["epoch"] > 0,
+        **dict.fromkeys(("kl", "grad", "clip", "trained", "mismatch", "agent"), m["epoch"] > 0)}
     kind = key if key in measured else key.partition("_")[0]
     known = m["distinct_tasks"] if key in OF_GENERATED else measured.get(kind, True)
     return m.get(key) if known else None
@@ -208,8 +209,8 @@ def write(folder) -> Path:
         page = _page(folder, metrics, options, pictures, samples)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder}: a record has no or a wrong value ({error}); metrics.jsonl, "
-                        "samples.jsonl or config.json was edited, or belongs to another version"
-                        ) from None
+                        "samples.jsonl, functions.json or config.json was edited, or belongs to "
+                        "another version") from None
     (folder / "figures").mkdir(exist_ok=True)
     for name, data in pictures.items():
         (folder / "figures" / name).write_bytes(data)
@@ -227,7 +228,12 @@ def epochs_in_band(metrics, options) -> int:
     """Epochs of training whose success rate lay within k_min of what alpha is to bring about."""
     schedule, alpha, k_min = (options.get(k) for k in ("alpha_schedule", "alpha", "k_min"))
     return sum(abs(m["success_rate"] - target_of(schedule, m["alpha"], alpha)) <= k_min
-               for m in metrics[1:])
+               for m in metrics[1:] if m["distinct_tasks"])
+
+
+def shown(m: dict, key: str, form: str) -> str:
+    """A figure of an epoch's record as text, a dash where that epoch did not measure it."""
+    return "-" if value(m, key) is None else format(m[key], form)
 
 
 def read_run(folder):
@@ -288,16 +294,18 @@ def gallery(curves) -> str:
 def _facts(metrics, options) -> list:
     """(name, value) of what matters most, at the head of the page."""
     first, last = metrics[0], metrics[-1]
-    arrow = lambda key, form: f"{first[key]:{form}} \u2192 {last[key]:{form}}"
+    arrow = lambda key, form: f"{shown(first, key, form)} \u2192 {shown(last, key, form)}"
     facts = [("held-out success", arrow("validation", ".3f"))] if last["validation_by"] else []
     if generates(metrics):
         facts += [
-            ("success on generated tasks", f"{last['success_rate']:.2f} (alpha "
+            ("success on generated tasks", f"{shown(last, 'success_rate', '.2f')} (alpha "
              f"{last['alpha']:.2f})"),
             ("length of generated tasks", arrow("task_length", ".2f")),
             ("epochs within alpha \u00b1 k_min",
-             f"{epochs_in_band(metrics, options)} of {len(metrics) - 1}"),
-            ("new tasks, last epoch", f"{last['distinct_tasks']} of {last['written']} written")]
+             f"{epochs_in_band(metrics, options)} of {len(metrics) - 1}")]
+        if last["written"]:
+            facts.append(("new tasks, last epoch",
+                          f"{last['distinct_tasks']} of {last['written']} written"))
     return facts
 
 
@@ -314,6 +322,8 @@ def _functions(folder) -> str:
     """A table of the functions to practise, the least solved first; "" for a run without a list."""
     path = folder / "functions.json"
     practised = json.loads(path.read_text()) if path.is_file() else {}
+    if not all(len(found) == 2 for found in practised.values()):
+        raise ValueError("functions.json")
     rows = sorted(practised.items(), key=lambda item: (not item[1][0], item[1][1] or 0, item[0]))
     rows = [[name, n, "never tried" if p is None else f"{p:.2f}"] for name, (n, p) in rows]
     head = ["function", "generated tasks that call it", "success when last tried"]

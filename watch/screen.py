@@ -8,7 +8,7 @@ Where it differs on purpose from what is usual: a figure that an epoch did not m
 not 0.00, and "success" never stands alone: on held-out tasks it should rise, on generated tasks it
 should stay away from 0 and 1.
 """
-from watch.report import epochs_in_band, generates, read_run, value
+from watch.report import epochs_in_band, generates, read_run, shown
 
 LEGEND = ("        success on           alpha  length   new    in    simulator's KL\n"
           " epoch  held-out  generated         of task  tasks  band  to its start    time")
@@ -37,11 +37,11 @@ def line(r: dict, left: float | None = None, verbose: bool = False) -> str:
 
     left: seconds to the end of the run, if known. verbose: below it the proof of training.
     """
-    shown = lambda key, form: "-" if value(r, key) is None else format(r[key], form)
-    text = [f"{r['epoch']:6d}  {shown('validation', '.3f'):>8}  {shown('success_rate', '.2f'):>9}  "
-            f"{r['alpha']:5.2f}  {shown('task_length', '.2f'):>7}  "
-            f"{r['distinct_tasks'] or '-':>5}  {shown('env_kept', 'd'):>4}  "
-            f"{shown('env_kl', '.3f'):>12}  {duration(r['seconds']):>6}"
+    cell = lambda key, form: shown(r, key, form)
+    text = [f"{r['epoch']:6d}  {cell('validation', '.3f'):>8}  {cell('success_rate', '.2f'):>9}  "
+            f"{r['alpha']:5.2f}  {cell('task_length', '.2f'):>7}  "
+            f"{r['distinct_tasks'] or '-':>5}  {cell('env_kept', 'd'):>4}  "
+            f"{cell('env_kl', '.3f'):>12}  {duration(r['seconds']):>6}"
             + (f", {duration(left)} left" if left else "")]
     if verbose and (r["agent_moved"] or r["env_moved"]):
         text.append(proof_line(r))
@@ -79,7 +79,7 @@ def closing_words(folder) -> str:
                     f"{epochs_in_band(metrics, options)} of {len(metrics) - 1} epochs within alpha "
                     f"+- {options['k_min']}" if last["epoch"] else "nothing was trained"),
             _change("length of generated tasks", metrics, "task_length", ".2f", "responses "
-                    + _arrow(metrics, *(f"{m['response_length']:.1f}" for m in (first, last)))
+                    + _arrow(metrics, *(shown(m, "response_length", ".1f") for m in (first, last)))
                     + " tokens"),
             _change("skills in generated tasks", metrics, "skill_entropy", ".2f",
                     "bits of entropy")]
@@ -94,7 +94,7 @@ def closing_words(folder) -> str:
 
 def _change(name, metrics, key, form, note) -> str:
     """`name   first -> last   note`, in columns."""
-    values = (f"{m[key]:{form}}" for m in (metrics[0], metrics[-1]))
+    values = (shown(m, key, form) for m in (metrics[0], metrics[-1]))
     return f"{name:<28}{_arrow(metrics, *values)}".ljust(46) + note
 
 
