@@ -394,7 +394,7 @@ def try_functions(o):
     """
     weigh, practise = named("seeds_")[o.seed_selection], named("functions_")[o.function_selection]
     p_hats = [k / o.G for k in range(o.G + 1)]  # all that Eq. 2 can give for one task
-    for alpha in sample_alphas(o, o.alpha_end):
+    for alpha in dict.fromkeys(sample_alphas(o, o.alpha_end)):
         for p_hat in p_hats:
             r_env(o.difficulty_reward, p_hat, alpha, o.beta)
         counts, means = list(range(len(p_hats) + 1)), [None, *p_hats]  # never practised: no p_hat

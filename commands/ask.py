@@ -105,8 +105,8 @@ def read_requests(args) -> list[str]:
     if args.request:
         numbered = [("the request", text) for text in args.request]
     else:
-        numbered = [(f"{where}, line {n}", _task_text(line, f"{where}, line {n}"))
-                    for n, line in enumerate(_lines(args.file), 1) if line.strip()]
+        lines = [(f"{where}, line {n}", line) for n, line in enumerate(_lines(args.file), 1)]
+        numbered = [(place, _task_text(line, place)) for place, line in lines if line.strip()]
     for place, text in numbered:
         if not text.strip():
             raise UserError(f"{place} is empty: say what is to be done")
@@ -188,12 +188,11 @@ def load_agent(o, adapter: str):
 
 def tasks_of(folder: Path, o) -> list[Task]:
     """The tasks that the agent learned on: base tasks, and those written for it in the run."""
-    option = lambda name: world_option(tool_calls, o, name)
-    listed = "" if option("tools") == "base" else option("tools")
-    base = o.base_tasks or ("" if listed else str(tool_calls.EXAMPLE_TASKS))
+    base, listed = tool_calls.task_files(o)
     # files may have been moved since: what the run wrote itself is enough then
     there = all(Path(file).is_file() for file in (base, listed or base))
-    tasks = list(tool_calls.read_tasks(base, listed, option("call_format"))) if there else []
+    call_format = world_option(tool_calls, o, "call_format")
+    tasks = list(tool_calls.read_tasks(base, listed, call_format)) if there else []
     train = folder / "train.jsonl"
     try:
         return tasks + [Task(**r["task"]) for r in (read_jsonl(train) if train.is_file() else [])]

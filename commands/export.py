@@ -83,8 +83,7 @@ def run_options(run_folder) -> SimpleNamespace:
         raise UserError(f"{run_folder} is no run folder: it has no config.json")
     try:
         options = json.loads(path.read_text(encoding="utf-8"))
-        load_world(str(options["world"]))
-        return SimpleNamespace(**{**defaults(), **options})
+        return SimpleNamespace(**{**defaults(), **options, "world": str(options["world"])})
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path}: not the options of a run ({error})") from None
 

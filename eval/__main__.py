@@ -86,10 +86,7 @@ def run(argv) -> int:
     for name in ("adapter", "quant", "max_prompt", "max_new"):
         if getattr(args, name) is not None and not args.model:
             raise UserError(f"--{name.replace('_', '-')} needs the --model that it is for")
-    for name in ("limit", "batch_size", "max_prompt", "max_new"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    common.refuse_below_one(args, "limit", "batch_size", "max_prompt", "max_new")
     benches = BENCHES if args.bench == "all" else (args.bench,)
     if args.variant and args.bench == "all":
         raise UserError("--variant belongs to one benchmark, not to `all`")
@@ -186,12 +183,8 @@ def load_policy(args):
         return Policy.load(args.model, adapters=(), quant=args.quant)
     if not (Path(args.adapter) / "adapter_config.json").is_file():
         raise UserError(f"--adapter {args.adapter}: no adapter_config.json, is it a PEFT folder?")
-    try:
-        return Policy.load(args.model, adapters=("agent",), quant=args.quant,
-                           adapter_paths={"agent": args.adapter})
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise UserError(f"--adapter {args.adapter} does not fit {args.model}: "
-                        f"{one_line(error)}") from None
+    return Policy.load(args.model, adapters=("agent",), quant=args.quant,
+                       adapter_paths={"agent": args.adapter})
 
 
 def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> dict:

@@ -29,7 +29,7 @@ from pathlib import Path
 from common.cli import Parser
 from common.files import UserError
 from eval.__main__ import BENCHES, MODULES, load_records
-from eval.common import exit_code, one_line, spread
+from eval.common import exit_code, one_line, refuse_below_one, spread
 
 
 def main(argv=None) -> int:
@@ -52,9 +52,8 @@ def run(argv) -> int:
     out = Path(args.out)
     if out.exists():
         raise UserError(f"--out {out} exists and is not overwritten: choose another name")
-    limits = {name: n for name in ("calls", "tools", "chars") if (n := vars(args)[name]) is not None}
-    if min(limits.values(), default=1) < 1:
-        raise UserError("--calls, --tools and --chars must be at least 1")
+    refuse_below_one(args, "limit", "calls", "tools", "chars")
+    limits = {name: vars(args)[name] for name in ("calls", "tools", "chars") if vars(args)[name]}
     tasks, faults = base_tasks(args.bench, args.data, args.limit, limits)
     text = "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
     try:

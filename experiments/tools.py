@@ -242,8 +242,9 @@ def over_tasks(runs) -> list[str]:
             gap = rate("genenv", how, both) - rate(name, how, both)
             known = np.array(next(iter(runs[name].values()))["known"])
             for half in (np.full(len(gap), True), known, ~known):
-                cells.append(_with_bounds(gap[half].mean(), 1.96 * gap[half].std(ddof=1) / np.sqrt(
-                    half.sum())) if half.sum() > 1 else "-")
+                n = half.sum()
+                cells.append("-" if n < 2 else _with_bounds(
+                    gap[half].mean(), 1.96 * gap[half].std(ddof=1) / np.sqrt(n)))
         rows += [f"| {name} | {' | '.join(cells)} |"] * bool(cells)
     return rows
 

@@ -111,19 +111,19 @@ def add_adapter(model, path, name: str):
     warns where an adapter of another model has other layers."""
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
-    shapes = lambda weights: {key: tuple(w.shape) for key, w in weights.items()}
     try:
-        with safe_open(Path(path) / "adapter_model.safetensors", "pt") as file:
-            given = shapes({key: file.get_tensor(key) for key in file.keys()})
+        with safe_open(Path(path) / "adapter_model.safetensors", "pt") as file:  # its header alone
+            given = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}
         if isinstance(model, PeftModel):
             model.load_adapter(path, name)
         else:
             model = PeftModel.from_pretrained(model, path, adapter_name=name)
-    except (SafetensorError, RuntimeError, LookupError) as error:  # cut short, or other shapes
+    # cut short, of other shapes, of layers that the model has not
+    except (SafetensorError, OSError, RuntimeError, LookupError, ValueError) as error:
         raise UserError(f"the adapter {path} does not load on this model: is it whole, and was it "
                         f"trained on it? ({first_line(error):.160})") from None
     own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    if given != shapes(own):
+    if given != {key: tuple(w.shape) for key, w in own.items()}:
         raise UserError(f"the adapter {path} was trained on another model: its layers are others")
     return model
 

@@ -522,7 +522,7 @@ def test_adapters_are_taken_until_there_is_a_checkpoint(tmp_path):
     assert policy_options(o)["adapter_paths"] == {}
 
 
-@pytest.mark.parametrize("fault", ["other width", "fewer layers", "cut short"])
+@pytest.mark.parametrize("fault", ["other width", "fewer layers", "other names", "cut short"])
 def test_an_adapter_of_another_model_is_one_clear_line(fault, tmp_path):
     """A traceback of torch, or a policy whose last layers stand still."""
     path = tmp_path / "agent" / "adapter_model.safetensors"
@@ -533,6 +533,9 @@ def test_an_adapter_of_another_model_is_one_clear_line(fault, tmp_path):
     elif fault == "fewer layers":
         weights = {key: w for key, w in weights.items() if "layers.0" in key}
     save_file(weights, path)
+    if fault == "other names":
+        config = json.loads((path.parent / "adapter_config.json").read_text())
+        (path.parent / "adapter_config.json").write_text(json.dumps({**config, "target_modules": ["c_attn"]}))
     if fault == "cut short":
         path.write_bytes(path.read_bytes()[:200])
     for names in (("agent",), ("env", "agent")):

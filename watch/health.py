@@ -18,10 +18,11 @@ shares are taken of what could have been right. Thresholds were set on recorded 
 import math
 
 from curriculum import WITHOUT_SIMULATOR, steers, target_of
+from data_pool import IMITATED
 from watch.report import validated
 
 MISMATCH_MEAN, MISMATCH_MAX = 0.02, 1.0  # nats per token, see warn_mismatch
-WAITING = 5  # epochs: D_env keeps a record for the four after its own
+WAITING = IMITATED + 1  # epochs in which a record of D_env may be imitated, with its own
 # reasons in `invalid` that have a warning of their own
 OWN_WARNING = ("duplicate in the batch", "copy of the seed", "no agreement", "truncated")
 
@@ -64,13 +65,14 @@ def warn_collapse(r, history, o):
 
 def warn_starvation(r, history, o):
     """Almost nothing falls into the band, so the simulator learns from a handful of tasks."""
-    tried = r["written"] - sum(r["invalid"].values())
-    still = [h for h in [*history, r] if h["epoch"]][-WAITING:]
-    if o.variant == "genenv" and o.env_passes and len(still) == WAITING \
-            and not any(h["env_steps"] for h in still):
+    if o.variant != "genenv" or r["epoch"] == 0:
+        return None
+    last = [*history, r][1:][-WAITING:]  # without epoch 0
+    if o.env_passes and len(last) == WAITING and not any(h["env_steps"] for h in last):
         return (f"starvation: too few tasks fell into the band for one step of the simulator in "
                 f"{WAITING} epochs: lower --env-batch {o.env_batch}, or raise --k-min")
-    if o.variant != "genenv" or r["epoch"] == 0 or _stuck(r) or r["env_kept"] >= 0.05 * tried:
+    tried = r["written"] - sum(r["invalid"].values())
+    if _stuck(r) or r["env_kept"] >= 0.05 * tried:
         return None
     far = abs(r["success_rate"] - r["alpha"]) > o.k_min and not steers(o.alpha_schedule)
     change = f"move --alpha towards the success rate {r['success_rate']:.2f}, or raise --k-min" \

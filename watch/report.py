@@ -36,9 +36,9 @@ OF_GENERATED = {"success_rate", "task_length", "response_length", "solved", "uns
 
 def value(m: dict, key: str):
     """A figure of an epoch's record, None where that epoch did not measure it."""
+    tried = bool(validated([m]))
     measured = {
-        "validation": m.get("validated", m["epoch"]) == m["epoch"] and m["validation_by"],
-        "tuning": m.get("validated", m["epoch"]) == m["epoch"],
+        "validation": tried and m["validation_by"], "tuning": tried,
         "env": m.get("env_steps", m["env_ess"]) > 0, "replay_gain": m.get("replays", 1),
         "env_kept": m["epoch"] > 0 and m["written"], "zero_variance": m["epoch"] > 0,
         **dict.fromkeys(("kl", "grad", "clip", "trained", "mismatch", "agent"), m["epoch"] > 0)}
@@ -207,7 +207,7 @@ def write(folder) -> Path:
         samples = _samples(folder, metrics)
         pictures = {name: png(figure) for name, figure in figures(metrics, options).items()}
         page = _page(folder, metrics, options, pictures, samples)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{folder}: a record has no or a wrong value ({error}); metrics.jsonl, "
                         "samples.jsonl, functions.json or config.json was edited, or belongs to "
                         "another version") from None
@@ -322,8 +322,6 @@ def _functions(folder) -> str:
     """A table of the functions to practise, the least solved first; "" for a run without a list."""
     path = folder / "functions.json"
     practised = json.loads(path.read_text()) if path.is_file() else {}
-    if not all(len(found) == 2 for found in practised.values()):
-        raise ValueError("functions.json")
     rows = sorted(practised.items(), key=lambda item: (not item[1][0], item[1][1] or 0, item[0]))
     rows = [[name, n, "never tried" if p is None else f"{p:.2f}"] for name, (n, p) in rows]
     head = ["function", "generated tasks that call it", "success when last tried"]

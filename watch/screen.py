@@ -8,6 +8,8 @@ Where it differs on purpose from what is usual: a figure that an epoch did not m
 not 0.00, and "success" never stands alone: on held-out tasks it should rise, on generated tasks it
 should stay away from 0 and 1.
 """
+from functools import partial
+
 from watch.report import epochs_in_band, generates, read_run, shown
 
 LEGEND = ("        success on           alpha  length   new    in    simulator's KL\n"
@@ -37,7 +39,7 @@ def line(r: dict, left: float | None = None, verbose: bool = False) -> str:
 
     left: seconds to the end of the run, if known. verbose: below it the proof of training.
     """
-    cell = lambda key, form: shown(r, key, form)
+    cell = partial(shown, r)
     text = [f"{r['epoch']:6d}  {cell('validation', '.3f'):>8}  {cell('success_rate', '.2f'):>9}  "
             f"{r['alpha']:5.2f}  {cell('task_length', '.2f'):>7}  "
             f"{r['distinct_tasks'] or '-':>5}  {cell('env_kept', 'd'):>4}  "

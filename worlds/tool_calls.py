@@ -364,16 +364,23 @@ def _task_of_line(line: bytes, where: str, listed: dict) -> Task:
     return make_task(tool_lists.own_record(record, listed), "base")
 
 
+def task_files(o) -> tuple[str, str]:
+    """(file of the base tasks, list of functions for tasks without tools), "" for none. With a list
+    there may be no base tasks: the simulator writes the first ones."""
+    tools = world_option(sys.modules[__name__], o, "tools")
+    listed = "" if tools == "base" else tools
+    return o.base_tasks or ("" if listed else str(EXAMPLE_TASKS)), listed
+
+
 def splits_of(o) -> dict:
     """`_splits` by the options of a run."""
     option = lambda name: world_option(sys.modules[__name__], o, name)
-    tools_file = "" if option("tools") == "base" else option("tools")
-    if tools_file and not o.base_tasks:  # functions alone: the simulator writes the first tasks
-        given = list(read_tasks(o.validation_tasks, tools_file, option("call_format"))) \
+    (base, listed), call_format = task_files(o), option("call_format")
+    if not base:
+        given = list(read_tasks(o.validation_tasks, listed, call_format)) \
             if o.validation_tasks else []
         return {"base": [], "validation": given, "tuning": []}
-    return _splits(o.base_tasks, o.validation_tasks, option("base_limit"), tools_file,
-                   option("call_format"))
+    return _splits(base, o.validation_tasks, option("base_limit"), listed, call_format)
 
 
 @lru_cache
@@ -384,7 +391,7 @@ def _splits(base_file: str, validation_file: str, limit: int = 0, tools: str = "
     Tasks that share a key stay together. A validation file takes the place of the held-out eighth.
     limit: base tasks that are kept, 0 for all. tools: file of --tools, in the call_format.
     """
-    tasks = read_tasks(base_file or str(EXAMPLE_TASKS), tools, call_format)
+    tasks = read_tasks(base_file, tools, call_format)
     given = read_tasks(validation_file, tools, call_format) if validation_file else ()
     taken = {key for task in given for key in same_task_key(task)}
     tasks = [task for task in tasks if taken.isdisjoint(same_task_key(task))]
@@ -393,7 +400,7 @@ def _splits(base_file: str, validation_file: str, limit: int = 0, tools: str = "
     names = sorted(set(family.values()), key=lambda k: hashlib.sha256(k.encode()).hexdigest())
     n = max(1, len(names) // HELD_OUT)
     if len(names) < 2 * n + 1:
-        raise UserError(f"{base_file or EXAMPLE_TASKS}: {len(names)} distinct tasks are too few: "
+        raise UserError(f"{base_file}: {len(names)} distinct tasks are too few: "
                         "some are held out for validation and tuning; give 3 or more, better 40")
     tuning, validation = set(names[:n]), set() if given else set(names[n:2 * n])
     pick = lambda chosen: [task for task in tasks if family[task.id] in chosen]
@@ -460,8 +467,8 @@ def prepare(o):
 
 def tools_file(o) -> str:
     """The file that --tools names: that of the base tasks for `base`; "" if there is none."""
-    given = world_option(sys.modules[__name__], o, "tools")
-    return (o.base_tasks or str(EXAMPLE_TASKS)) if given == "base" else given
+    base, listed = task_files(o)
+    return base if world_option(sys.modules[__name__], o, "tools") == "base" else listed
 
 
 def listed_tools(path: str, longest: int) -> dict:
@@ -642,7 +649,7 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     """
     base, draw = base_tasks(o), random.Random(turn)
     own = world_option(sys.modules[__name__], o, "own_values") and bool(_form.tools)
-    held_out = held_out_keys(sys.modules[__name__], o)
+    held_out = held_out_keys(sys.modules[__name__], o) if _form.tools else frozenset()
     written = [*base, *joined_tasks(base, held_out, draw)] if own else []
     tasks = with_other_values(base, held_out, draw) if _form.tools else base
     tasks = [*tasks, *joined_tasks(tasks, held_out, draw)]
