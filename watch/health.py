@@ -65,14 +65,14 @@ def warn_collapse(r, history, o):
 
 def warn_starvation(r, history, o):
     """Almost nothing falls into the band, so the simulator learns from a handful of tasks."""
-    if o.variant != "genenv" or r["epoch"] == 0:
+    if o.variant != "genenv" or r["epoch"] == 0 or _stuck(r):  # that has a warning of its own
         return None
     last = [*history, r][1:][-WAITING:]  # without epoch 0
     if o.env_passes and len(last) == WAITING and not any(h["env_steps"] for h in last):
         return (f"starvation: too few tasks fell into the band for one step of the simulator in "
                 f"{WAITING} epochs: lower --env-batch {o.env_batch}, or raise --k-min")
     tried = r["written"] - sum(r["invalid"].values())
-    if _stuck(r) or r["env_kept"] >= 0.05 * tried:
+    if r["env_kept"] >= 0.05 * tried:
         return None
     far = abs(r["success_rate"] - r["alpha"]) > o.k_min and not steers(o.alpha_schedule)
     change = f"move --alpha towards the success rate {r['success_rate']:.2f}, or raise --k-min" \
