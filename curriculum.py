@@ -19,8 +19,8 @@ and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a f
 (p_hat, alpha, beta) whose name starts with `reward_`, weights of records one of (r_env, group, lam)
 starting with `weights_`, a seed selection one starting with `seeds_`, a choice of functions to
 practise one of (practised, p_hats, alpha) starting with `functions_`, an agent reward one of
-(score, valid, truncated, tokens) starting with `agent_reward_`. No list names them: what a run must
-know of a schedule is an attribute of it, see `steers` below.
+(score, valid, truncated, tokens) starting with `agent_reward_`. There is no list to extend. If a
+schedule steers or ignores the run's length, set the attribute `steers` or `uses_length` below it.
 
 Where it differs on purpose: the paper keeps alpha at 0.5; here it may follow a schedule. The unit
 of p_hat is open in the paper: one task instance with G rollouts by default (--p-hat-unit).
@@ -51,19 +51,19 @@ def success_rate(rewards) -> float:
 
 # ---------------------------------------------------------------------------------------------
 # agent rewards: functions of (score, valid, truncated, tokens) -> the reward r that GRPO trains on
-# score: Eq. 1 as the world computes it, in [0, 1], and 0 where truncated: the attempt ran into a
-# limit of length or of turns; valid: the response has the form that the world asks for; tokens: its
-# length
+# score: Eq. 1 as the world computes it, in [0, 1], and 0 where truncated (worlds.attempt_score), as
+# the attempt ran into a limit of length or of turns; valid: the response has the form that the
+# world asks for; tokens: its length
 
 
 def agent_reward_plain(score, valid, truncated, tokens):
-    """Eq. 1 as the world gives it; a response that never ended earns nothing."""
-    return 0.0 if truncated else score
+    """Eq. 1."""
+    return score
 
 
 def agent_reward_length(score, valid, truncated, tokens):
     """Eq. 1 less up to a tenth for length, half of that at 100 tokens."""
-    return agent_reward_plain(score, valid, truncated, tokens) * (1 - 0.1 * tokens / (tokens + 100))
+    return score * (1 - 0.1 * tokens / (tokens + 100))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -137,8 +137,6 @@ def weights_advantage(r_env, group, lam):
 
 # ---------------------------------------------------------------------------------------------
 # alpha schedules: functions of a small context -> the alpha of this epoch
-# what the loop and the reports must know of a schedule is an attribute of its function, set only
-# where the default is wrong: `steers` and `uses_length`, see the functions of these names below
 
 
 @dataclass(frozen=True)
@@ -190,7 +188,8 @@ alpha_adaptive.steers, alpha_adaptive.uses_length = True, False
 
 
 def alpha_integral(c):
-    """Integral controller: add 0.3 x the last miss; stationary only where success is --alpha."""
+    """Integral controller: start at alpha / 2, then add 0.3 x (alpha - last success), within [0.05,
+    0.95]. Between these limits it rests only where success is --alpha."""
     # starts low: p_hat is measured before the agent's update, and tasks get easier by it
     start = c.previous if c.epoch > 1 else c.alpha / 2
     return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))
@@ -230,8 +229,8 @@ def signal_by_p_hat(replays) -> list:
 
 
 def steers(schedule: str) -> bool:
-    """Whether a schedule's alpha is a means only, and the target stays --alpha. Attribute `steers`,
-    by default False."""
+    """True: the schedule moves alpha to reach a success of --alpha. False: alpha is the target.
+    Attribute `steers`, by default False."""
     return getattr(named("alpha_").get(schedule), "steers", False)
 
 
@@ -257,7 +256,7 @@ def seeds_uniform(p_hats, alpha):
 
 
 def seeds_curated(p_hats, alpha):
-    """Prefer tasks that were near the target when last measured."""
+    """Prefer tasks that were near alpha when last measured."""
     return [math.exp(-20 * (p - alpha) ** 2) for p in p_hats]
 
 
@@ -293,7 +292,7 @@ def functions_uniform(practised, p_hats, alpha):
 
 
 def functions_near_alpha(practised, p_hats, alpha):
-    """Prefer functions never practised, and those whose tasks are solved near the target."""
+    """Prefer functions never practised, and those whose tasks are solved near alpha."""
     return [1.0 if n == 0 else 0.1 + math.exp(-8 * (p - alpha) ** 2)
             for n, p in zip(practised, p_hats)]
 
@@ -417,9 +416,9 @@ def try_weights(o):
 
 
 def sample_alphas(o, alpha_end: float) -> list[float]:
-    """What the schedule gives for weak to strong agents in a run's epochs, four at least: of many,
-    the first fifty, the middle and the last. If it does not depend on alpha_end, the schedule ignores
-    --alpha-end."""
+    """What the schedule gives for weak to strong agents in a run's epochs (four at least; of a long
+    run the first fifty, the middle and the last). Equal lists for two values of alpha_end mean that
+    it ignores --alpha-end."""
     signal = ((0.25, 0.1, 20), (0.5, 0.2, 20), (0.75, 0.1, 20))
     last = max(4, o.epochs)
     epochs = sorted({*range(1, min(last, 50) + 1), last // 2, last})

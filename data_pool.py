@@ -2,7 +2,7 @@
 
 What of the paper this is: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task
 with its valid traces, and D_env <- D_env + weighted generations keeps what the simulator wrote,
-from which context, and how hard it turned out to be.
+from which context, and how hard it turned out to be (from epoch 1 on).
 
 How it is run: genenv.py has one pool of each kind per run. Each is an append-only JSONL file in the
 run folder, and is read back from it when a run goes on.
@@ -20,9 +20,9 @@ from pathlib import Path
 from common.files import UserError, append_jsonl, read_jsonl
 
 # the oldest success rate that still counts, in epochs: the agent learns on, and it says ever less
-RECENT = 2         # D_train: until then its task may be a seed task, and the simulator is told it
+RECENT = 2         # D_train: with an older one a task is no seed task, and "unknown" in the prompt
 IMITATED = 4       # D_env: until then its record is imitated
-HALF_LIFE = 2.0    # D_env: after so many epochs a record is drawn half as often
+HALF_LIFE = 2.0    # D_env, if --env-passes is 0: after so many epochs it is drawn half as often
 
 
 @dataclass
@@ -68,7 +68,8 @@ class EnvRecord:
     p_hat_seed: float    # ... on all variations of its group
     p_hat_batch: float   # ... on all that was written in the same step
     epoch: int           # epoch in which these were measured
-    r_env: float = 0.0   # Eq. 3 at the alpha of the epoch that last computed it, 0 before that
+    r_env: float = 0.0   # R_env at the alpha of the epoch that last computed it; 0 if none did, as
+                         # for a task that was written once more in its epoch
 
     def success_rate(self, unit: str) -> float:
         """p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch"."""
@@ -181,7 +182,7 @@ def distinct(records) -> list[EnvRecord]:
 
 
 def priority(record: EnvRecord, epoch: int) -> float:
-    """How likely an old record is drawn into a mini-batch of RWR: halved every HALF_LIFE epochs."""
+    """How likely rwr.draw_batches draws an old record: half as likely every HALF_LIFE epochs."""
     return 0.5 ** ((epoch - record.epoch) / HALF_LIFE)
 
 

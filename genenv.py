@@ -123,8 +123,9 @@ class Generation:
 def generate(run, alpha) -> list[Generation]:
     """A task batch T_t: `variations` of each of `seed_tasks` seed tasks, checked to be tasks.
 
-    Where many generations are invalid, the simulator writes more, --write-rounds times as many at
-    most, until the batch has `seed_tasks` x `variations` valid tasks.
+    If some generations are invalid, the simulator writes again until the batch is full
+    (`seed_tasks` x `variations` valid tasks), or until --write-rounds times as many texts were
+    asked for.
     """
     o = run.o
     if o.variant in curriculum.WITHOUT_SIMULATOR:  # draw equally many ready-made tasks
@@ -319,8 +320,8 @@ def update_environment(run, kept, weights) -> dict:
     else:
         batches = draw_batches(n_fresh, [priority(r, t) for r in aged], o.env_updates,
                                o.env_batch, run.rng)
-    # a random part of all that was written, valid or not, so that drift towards malformed text is
-    # measured too
+    # a random part of all texts that were read, valid or not, so that drift towards malformed text
+    # is measured too
     order = torch.randperm(len(run.state.kl_sample), generator=run.rng)[:o.env_kl_sample].tolist()
     kl_sample = [Rollout(i, *run.state.kl_sample[i]) for i in order]
     records = [Rollout(i, r.prompt, r.response) for i, r in enumerate(kept)]
@@ -339,7 +340,8 @@ def update_environment(run, kept, weights) -> dict:
 
 
 def measure_untrained(run):
-    """Epoch 0: one batch is written and tried, nothing is trained."""
+    """Epoch 0: one batch is written and tried, nothing is trained. Its tasks are kept in D_train,
+    but the generations do not enter D_env."""
     if run.o.variant == "static":
         write_static(run)
     for task in run.teacher:

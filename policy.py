@@ -2,7 +2,8 @@
 
 What of the paper this is: pi_agent and pi_env of Algorithm 1, "both initialised from the same
 instruct model". Here they *are* the same model: adapter "agent", adapter "env", and with both
-switched off the initial policy, which is the reference of every KL term.
+switched off the initial policy, which is the reference of every KL term. (With --agent-adapter or
+--env-adapter a run starts elsewhere; the reference stays the base.)
 
 How it is run: it is not; genenv.py, grpo.py, rwr.py and eval/ call it.
 
@@ -21,7 +22,6 @@ N rollouts of a micro-batch (rows of its log-probs), L packed length, M predicte
 K cached keys, b groups still decoded, S slots of their rollouts (some are finished), T limit of a
 response's length.
 """
-import math
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Rollout:
     """A response to a prompt. Token ids are kept: sampled text is never tokenised again."""
     group: int                # rollouts of one group stand together and share their prompt
     prompt: list[int]         # (P,) ids
-    response: list[int]       # (R,) ids, the terminal EOS included unless it ran into a limit
+    response: list[int]       # (R,) ids, the terminal EOS included unless a length limit cut it
     logps: list[float] = ()   # (R,) log-probs at the sampling temperature; empty if not sampled
     limit: str = ""           # the limit that it ran into, such as "too many tokens"
     drawn: list[bool] | None = None  # (R,) drawn by the policy, not read; None: all of them
@@ -271,9 +271,9 @@ class Policy:
             for layer in self.lora_layers:
                 layer.cast = None
 
-    def optimizer(self, adapter, lr: float, weight_decay: float = 0.0):
+    def optimizer(self, adapter, lr: float):
         """AdamW over exactly the parameters of one adapter."""
-        return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=weight_decay)
+        return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=0.0)
 
     def save_adapter(self, adapter, folder):
         """Write `folder` in PEFT format: PeftModel.from_pretrained(base, folder) reads it."""
@@ -364,8 +364,8 @@ class Policy:
         return out, mask
 
     def _hidden(self, ids, grad_checkpoint, **where):
-        """Last hidden states (B, L, D). A layer in train mode is checkpointed, its parts stay as
-        they are; afterwards rollouts need eval mode, or the layer would drop the KV cache."""
+        """Last hidden states (B, L, D). A block is checkpointed only while it is in train mode. We
+        set this flag on the block alone, and reset it: in train mode a block drops the KV cache."""
         for block in self.blocks:
             block.training = grad_checkpoint and torch.is_grad_enabled()
         try:
@@ -382,7 +382,7 @@ class Policy:
         """G responses to each prompt, in prompt order: rollout i belongs to prompts[i // G].
 
         prompts: list of id lists. adapter: a name, or None for the base. temperature 0 is greedy.
-        max_rows bounds the rollouts that run at once.
+        max_rows bounds the rollouts that run at once, but the G of a prompt always run together.
         With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
         rollout i is an episode: observations are read where they come in, the turns are drawn.
         Its limits are max_turns turns without an end, max_turn_tokens in a turn without EOS, and
@@ -398,7 +398,7 @@ class Policy:
             for start in range(0, len(by_length), width):
                 members = by_length[start:start + width]
 
-                def answer(n, ids, members=members):  # rollout n of these rows is the caller's ...
+                def answer(n, ids, members=members):  # n counts here, the caller counts over all
                     return respond(members[n // G] * G + n % G, ids)
 
                 rows = self._sample_rows([prompts[i] for i in members], G, max_new_tokens,
@@ -469,7 +469,7 @@ class Policy:
         return [(tokens[n][:c], logps[n][:c], why[n], drawn[n][:c] if respond else None)
                 for n, c in enumerate(count.flatten().tolist())]
 
-    def _prefill(self, prompts, more=math.inf):
+    def _prefill(self, prompts, more):
         """Encode each prompt once. Returns the cache, owner (B, P) and the last hidden (B, D).
 
         Prompts are padded on the right: causality alone then hides the padding from real tokens.

@@ -8,15 +8,17 @@ How it is run: genenv.py calls `rwr_update` once per epoch.
 
 Where it differs on purpose: the paper gives neither the penalty's coefficient nor the cap's value.
 Here the step that crosses the cap is undone and ends the update; penalty and cap are measured on
-unfiltered generations of this epoch. Each task counts once in an epoch (data_pool.distinct): RWR
-would otherwise reinforce the simulator's own most frequent outputs. The estimator k1 is no penalty
-(grpo.token_kl).
+unfiltered generations of this epoch. A task has one record in an epoch, however often it was
+written (data_pool.distinct): RWR would otherwise reinforce the simulator's most frequent outputs.
+Do not use the estimator k1 here: the KL sample stays the same during an update, so from the second
+step on k1 pushes the simulator away from its start. k2 and k3 hold it back.
 
 How much the weights weigh: over all p_hat in [0, 1] the paper's lam = 1, beta = 2 give a largest
 ratio of exp(1 - exp(-0.5)) = 1.48, but the filter comes first. Inside its band |p_hat - 0.5| <= 0.1
 the ratio is at most exp(1 - exp(-0.02)) = 1.02, and with G = 8, where only 4/8 passes, it is 1:
-there beta and lam do nothing. They matter without a filter (--k-min 1) and sharp (--lam 6 --beta
-8); `env_weight_ratio` of each epoch's record has the measured ratio.
+there beta and lam do nothing; with our default band of 0.26 the ratio is at most 1.12. They matter
+when the band is wide (--k-min 0.45 or 1) and the weights are sharp (--lam 6 --beta 8). The metric
+`env_weight_ratio` is the measured ratio of an epoch.
 
 The weights themselves are functions weights_NAME of curriculum.py (--env-weights): two others stand
 beside exp(lam * R_env) for comparison.
@@ -39,7 +41,7 @@ from policy import split_groups
 
 
 def effective_sample_size(weights) -> float:
-    """(sum w)^2 / sum w^2: how many equally weighted generations the update amounts to."""
+    """(sum w)^2 / sum w^2: how many equally weighted records would count as much as these."""
     return float(weights.sum() ** 2 / (weights ** 2).sum().clamp(min=1e-12))
 
 
@@ -63,8 +65,8 @@ def rwr_loss(logp, ref_logp, mask, weights, unselected, tokens, kl_tokens, *, kl
 
     logp, ref_logp, mask (N, R). weights (N,): of the records, 0 in the other rows; unselected (N,)
     bool: rows of the KL sample. Records are selected for their success rate: a KL term on them
-    would work against imitating them. tokens, kl_tokens: of all records of the whole step, and of
-    its whole part of the KL sample.
+    would work against imitating them. tokens: of all records of the step; kl_tokens: of all its
+    texts of the KL sample.
     """
     imitation = weighted_nll(logp, mask, weights, tokens)  # RWR: -sum w_i log pi_env(y_i | x_i)
     kl = token_kl(logp, ref_logp, kl_estimator) * (mask & unselected[:, None])
@@ -103,7 +105,7 @@ def whole_passes(n_fresh, n_aged, passes, batch, generator):
 
     An AdamW step on three records moves the simulator as far as one on three hundred. So the number
     of steps follows from the number of records. Fewer than `batch` in all passes make no step: they
-    wait in D_env for more.
+    wait in D_env for more (IMITATED epochs). Old records count like fresh ones, without a limit.
     """
     n = n_fresh + n_aged
     if not n_fresh or passes * n < batch:
@@ -130,8 +132,6 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
     """
     stats = {"env_loss": 0.0, "env_steps": 0, "env_capped": 0, "env_skipped_steps": 0,
              "env_kl": 0.0, "env_kl_step": 0.0}
-    if not kl_sample:
-        return stats
     # log-probs of the sample under the initial simulator and under the one before this update
     with policy.use(None):
         initial = response_logps(policy, kl_sample, o)

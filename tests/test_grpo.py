@@ -268,7 +268,8 @@ def frozen_state(optimizer):
 def test_a_step_that_is_not_finite_is_skipped_to_the_bit(monkeypatch, how):
     """One NaN would stay in the weights and in Adam's moments for good."""
     policy, groups = tiny_policy(), random_groups(RAGGED)
-    optimizer = policy.optimizer("agent", 1e-2, weight_decay=0.1)
+    optimizer = policy.optimizer("agent", 1e-2)
+    optimizer.param_groups[0]["weight_decay"] = 0.1
     train_agent(policy, "agent", optimizer, groups, REWARDS)
     before, state = weights(policy, "agent"), frozen_state(optimizer)
     with monkeypatch.context() as patch:

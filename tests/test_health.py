@@ -104,8 +104,8 @@ SICK = {  # name: (epochs, fields of these last epochs, options, the one warning
                     "--agent-lr and --env-lr"),
     "is scored otherwise": (1, dict(mismatch_mean=0.03, mismatch_max=0.3), {}, "mismatch",
                             "0.030 nats"),
-    "is scored otherwise once": (1, dict(mismatch_mean=0.001, mismatch_max=1.5), {}, "mismatch",
-                                 "1.50 at most"),
+    "is scored otherwise once": (1, dict(mismatch_mean=0.001, mismatch_max=2.5), {}, "mismatch",
+                                 "2.50 at most"),
     "moves the agent": (1, dict(other_adapter_moved=True), {}, "leak", "policy.py"),
 }
 
