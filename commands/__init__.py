@@ -9,6 +9,8 @@
 None of them loads torch before what was given on the command line has turned out to be right.
 """
 import importlib
+import sys
+from contextlib import suppress
 
 from common.cli import exit_code
 from common.files import UserError, choose
@@ -30,6 +32,8 @@ HELP = "commands (each has --help):\n" + "\n".join(
 def dispatch(argv, train) -> int:
     """Do what the command line says; returns the exit code: 0, 2 for a user's mistake, 128 + n
     after a signal n. train: what a run calls with its Options."""
+    with suppress(AttributeError):  # a model may write any sign, and a terminal not know it
+        sys.stdout.reconfigure(errors="backslashreplace")
     return exit_code(lambda: command(argv) if argv and argv[0][:1] != "-" else run(argv, train))
 
 

@@ -27,14 +27,14 @@ import math
 import re
 import sys
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 
 from common.cli import Parser
 from common.files import UserError, read_jsonl
 from data_pool import Task
-from run.options import Options, threads_of
+from run.options import Options, device_fault, threads_of
 from worlds import InvalidTask, call_text, one_line_for_templates, special_token_in, tool_calls, \
     task_texts, tool_lists, world_option
 from worlds.schemas import check_calls, well_formed
@@ -175,6 +175,8 @@ def options_of(folder: Path):
                         "finish it with --resume")
     if not o.model:
         raise UserError(f"{path} names no model")
+    if device_fault(o.device):  # the run's own machine had a GPU
+        o = replace(o, device="auto")
     return o, "" if path == warm else str(adapter)
 
 
@@ -204,7 +206,10 @@ def functions(args, o, tasks) -> list[dict]:
     """The functions that may be offered, each name once. Raises UserError if there is none."""
     call_format = world_option(tool_calls, o, "call_format")
     listed = args.tools or tool_calls.tools_file(o)
-    tools = tool_lists.read_tools(listed, call_format)[0] if listed else []
+    tools, left_out = tool_lists.read_tools(listed, call_format) if listed else ([], {})
+    left_out = f"; left out: {tool_lists.reasons(left_out)}" if left_out else ""
+    if args.tools and left_out:
+        print(f"{listed}: {len(tools)} functions{left_out}", file=sys.stderr)
     if not args.tools:
         tools += [tool for task in tasks for tool in task.spec.get("tools", ())]
     by_name = {tool["name"]: tool for tool in reversed(tools)}  # the first of a name stays
@@ -212,7 +217,7 @@ def functions(args, o, tasks) -> list[dict]:
     unknown = [name for name in named if name not in by_name]
     if unknown:
         raise UserError(f"--functions: there is no function {unknown[0]!r:.80} among the "
-                        f"{len(by_name)} of {args.tools or 'the run'}")
+                        f"{len(by_name)} of {args.tools or 'the run'}{left_out}")
     if not by_name:
         raise UserError(f"{args.run} has no functions to offer: give --tools FILE")
     if named:

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from common.cli import Parser
 from common.files import UserError, write_whole
+from run import checkpoint
 from run import options as run_options
 from worlds import load_world, one_line_for_templates
 
@@ -63,8 +64,9 @@ def main(argv) -> int:
     world = load_world(o.world)
     if not hasattr(world, "warm_start_pairs"):
         raise UserError(f"the world {o.world} has no pairs to imitate (warm_start_pairs)")
+    settings = settings_of(s, o)  # with the files' hashes, before they are read
     world.prepare(o)
-    out = claim(s, o)
+    out, lock = claim(s.out, settings)
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": s.rank,
                                                  "adapter_paths": None})
     with one_line_for_templates(o.model):
@@ -76,9 +78,9 @@ def main(argv) -> int:
     merge(policy, o, out)
     rounds = [{k: v for k, v in report.items() if k != "pairs"} for report in state["rounds"]]
     write_whole(out / "warm_start.json", json.dumps(
-        {"settings": settings_of(s, o), "nats_per_token": state["nats"], "rounds": rounds},
-        indent=1))
+        {"settings": settings, "nats_per_token": state["nats"], "rounds": rounds}, indent=1))
     shutil.rmtree(out / "warm_start")
+    lock.close()
     print(f"the model is in {out}: go on with --model {out} and the same options of the world")
     return 0
 
@@ -103,6 +105,9 @@ def parse(argv):
     o = run_options.parse_options(rest)
     if not o.model:
         raise UserError("warm-start needs --model: what to start from")
+    for name in ("agent_adapter", "env_adapter", "resume"):
+        if getattr(o, name):
+            raise UserError(f"--{name.replace('_', '-')} does nothing in a warm start: leave it out")
     return s, o
 
 
@@ -118,25 +123,29 @@ def passes_for(pairs: int, batch: int, listed: bool) -> int:
 
 
 def settings_of(s, o) -> dict:
-    """All options, but for those that may change when it goes on: as JSON."""
+    """All options, but for those that may change when it goes on, and the hashes of the files of
+    tasks and functions: as JSON."""
     free = ("out", "save_every", "threads")
-    return {k: v for k, v in {**asdict(o), **asdict(s)}.items() if k not in free}
+    named = {k: v for k, v in {**asdict(o), **asdict(s)}.items() if k not in free}
+    return {**named, "files": checkpoint.hashes(o)}
 
 
-def claim(s, o) -> Path:
-    """The folder, with settings.json in it: new, or of this very warm start. Raises UserError."""
-    out, wanted = Path(s.out), settings_of(s, o)
+def claim(out, settings: dict):
+    """(the folder, its lock), with settings.json in it: new, or of this very warm start. Raises
+    UserError."""
+    out = Path(out)
     path = out / "warm_start" / "settings.json"
-    if path.is_file():
-        if json.loads(path.read_text()) != wanted:
-            raise UserError(f"{out} holds a warm start with other settings ({path}): give them "
-                            "again to go on, or choose another --out")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out} is not empty: choose another folder")
-    else:
+    if not path.is_file():
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UserError(f"--out {out} is not empty: choose another folder")
         path.parent.mkdir(parents=True)
-        write_whole(path, json.dumps(wanted, indent=1))
-    return out
+        write_whole(path, json.dumps(settings, indent=1))
+    lock = checkpoint.lock_folder(path.parent)
+    if json.loads(path.read_text()) != settings:
+        lock.close()
+        raise UserError(f"{out} holds a warm start with other settings or files ({path}): give "
+                        "them again to go on, or choose another --out")
+    return out, lock
 
 
 def census(world, o, pairs) -> str:

@@ -25,6 +25,11 @@ def choose(word: str, names) -> str:
     return f"{f'did you mean {near[0]}? ' if near else ''}choose from {', '.join(names)}"
 
 
+def no_file(path) -> str:
+    """What stands where a file should be."""
+    return "a folder, no file" if Path(path).is_dir() else "no such file"
+
+
 def first_line(error) -> str:
     """What an exception says, in one line: its kind where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -34,7 +39,7 @@ def read_jsonl(path) -> list[dict]:
     """Every record of a JSONL file. Raises UserError naming the file and the line at fault."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise UserError(f"{path}: {no_file(path)}")
     records = []
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):

@@ -99,7 +99,9 @@ def base_tasks(bench: str, data, limit=None, limits=None) -> tuple[list, Counter
 def unreadable(task: dict) -> str:
     """Why the reader of --base-tasks would refuse a task, or "". It is the reader that says so."""
     from worlds import InvalidTask
-    from worlds.tool_calls import make_task
+    from worlds.tool_calls import MIN_LETTERS, make_task
+    if sum(map(str.isalnum, task["task"])) < MIN_LETTERS:
+        return "trivial text"
     try:
         make_task(task, "base")
     except InvalidTask as fault:

@@ -330,6 +330,12 @@ def _size(path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
+def hashes(o) -> dict:
+    """{file of tasks or functions that an option names: its hash}."""
+    given = (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values())
+    return {path: sha256(path) for path in given if isinstance(path, str) and Path(path).is_file()}
+
+
 def sha256(path, size=None) -> str:
     """Hash of a file, or of its first `size` bytes; of one that is not there, of nothing."""
     data = Path(path).read_bytes()[:size] if Path(path).is_file() else b""

@@ -105,9 +105,7 @@ def prepare_run(o) -> Run:
         if path:
             check_adapter_folder(path, name, o.rank)
     world = load_world(o.world)
-    given = (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values())
-    sources = {path: checkpoint.sha256(path) for path in given  # before they are read
-               if isinstance(path, str) and Path(path).is_file()}
+    sources = checkpoint.hashes(o)  # before they are read
     world.prepare(o)
     if o.model:
         print(memory.check(model_config(o.model), o), flush=True)

@@ -209,6 +209,10 @@ def parse_options(argv, commands="") -> Options:
             curriculum.sample_alphas(o, 0.75):
         raise UserError(f"--alpha-end does nothing with --alpha-schedule {o.alpha_schedule}: leave "
                         "it out, or choose linear, cosine or step")
+    if "env_updates" in given and o.env_passes:
+        raise UserError(f"--env-updates does nothing with --env-passes {o.env_passes}, which makes "
+                        "the number of steps follow from that of the records: leave one of them "
+                        "out, or give --env-passes 0")
     return o
 
 

@@ -185,7 +185,10 @@ def test_texts_in_a_request(text, value, stands):
     ("$200,000 for the house", 20000, False), ("For an hour, please", 1, True),
     ("For a while, please", 1, False), ("For two and a half hours", 120, True),
     ("In the month of March", 3, True), ("It loses 3 degrees", -3, True),
-    ("For the next week", 7, True),
+    ("For the next week", 7, True), ("Today at 3 pm, please", 15, True),
+    ("Today at 3 pm, please", 3, False), ("Two hundred and fifty grams", 250, True),
+    ("Two hundred and fifty grams", 50, False), ("One thousand two hundred of it", 1200, True),
+    ("$100 annually for 5 years", 100, True), ("Twenty five of them please", 5, False),
 ])
 def test_numbers_in_a_request(text, value, stands):
     """Words, percentages and smaller units; another number of zeros is another number."""
@@ -208,9 +211,14 @@ def test_values_that_need_no_word_of_their_own():
         assert grounded("In which hall? Hours in celsius", value, None, **optional)
         assert grounded("In which hall, which hours?", value, None, **optional)
         assert not grounded("Whatever you like best", value, None, **optional)
-    record = task("The study's lamp to 30, quietly.", tools=[lamp_with(quiet={"anyOf": [
-        {"type": "boolean"}, {"type": "null"}], "default": None})])
-    assert uncalled(world.make_task(record, "env")) == "quiet"
+    for kind in ({"anyOf": [{"type": "boolean"}, {"type": "null"}]}, {"type": ["boolean", "null"]}):
+        record = task("The study's lamp to 30, quietly.",
+                      tools=[lamp_with(quiet={**kind, "default": None})])
+        assert uncalled(world.make_task(record, "env")) == "quiet"
+    # "on" says nothing elsewhere, but as a name it is all there is
+    record = task("Turn on the study's lamp, at 30.", lamp(on=True),
+                  tools=[lamp_with(on={"type": "boolean"})])
+    assert not ungrounded(world.make_task(record, "env"))
 
 
 @pytest.mark.parametrize("text, left", [

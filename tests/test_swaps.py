@@ -85,6 +85,9 @@ def test_an_optional_object_keeps_to_its_schema(union):
     ("see York Minster", {"a": "York", "b": "York Minster"}, {"a": TEXT, "b": TEXT}),  # one in the other
     ("see Lenny", {"a": "Lenny", "b": "docs/Lenny"}, {"a": TEXT, "b": TEXT}),
     ("come at 15:00", {"hour": 15, "at": "15:00"}, {"hour": WHOLE, "at": TEXT}),
+    ("at 7:30 on seven days", {"at": "07:30", "days": 7}, {"at": TEXT, "days": WHOLE}),
+    ("1,200 in one box", {"n": 1200, "boxes": 1}, {"n": WHOLE, "boxes": WHOLE}),
+    ("on 3/14/2026 for three", {"day": "2026-03-14", "people": 3}, {"day": TEXT, "people": WHOLE}),
 ])
 def test_what_is_not_sure_stays(text, arguments, schemas):
     """A request that says another thing than its calls teaches the model to guess."""

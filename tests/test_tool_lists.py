@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_tool_lists.py -q
 """
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -197,6 +198,8 @@ UNFIT = [
     (BOMB, "a schema of more than"), (schema(a=nested(60)), "a schema of more than"),
     (schema(a={"$ref": "other.json#/x"}), "a $ref to another file"),
     (schema(a={"$ref": "#/$defs/none"}), "a $ref to nothing"),
+    (schema(a={"$ref": "#none"}), "a $ref to an anchor"),
+    ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "only an alternative declares"),
     (schema(a={"patternProperties": {"x": TEXT}}), "unsupported keyword 'patternProperties'"),
     (schema(a={"not": TEXT}), "unsupported keyword 'not'"), (schema(a={"type": "text"}), "unknown type 'text'"),
     (schema(a={"anyOf": []}), "no list of schemas"), (schema(a={"anyOf": TEXT}), "no list of schemas"),
@@ -261,6 +264,8 @@ TASKS = {
         {"type": "tool_use", "name": "ring", "input": CALL["arguments"]}]},
     "arguments as parameters": {"task": ASKED, "tools": [RING], "calls": [
         {"name": "ring", "parameters": CALL["arguments"]}]},
+    "calls of OpenAI, tools of Google": {"task": ASKED, "tools": [{"functionDeclarations": [RING]}],
+                                         "tool_calls": [WRAPPED]},
     "a chat in parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": ASKED}]},
                                      CHAT[2]], "tools": [OPENAI], "parallel_tool_calls": False},
 }
@@ -268,6 +273,7 @@ TASKS = {
 
 def files(tmp_path, *lines):
     """A task file of these lines, and a list of two functions."""
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "tools.json").write_text(json.dumps([SHUT, RING]))
     path = tmp_path / "tasks.jsonl"
     path.write_text("\ufeff" + "\n".join(map(json.dumps, lines)), encoding="utf-8")
@@ -306,8 +312,11 @@ BAD_TASKS = [
     *(({"messages": [CHAT[1], {"role": "assistant", **answer}], "tools": [RING]}, "not under \"tool_calls\"")
       for answer in ({"content": [{"type": "tool_use", "name": "ring", "input": {"times": 3}}]},
                      {"content": '<tool_call>{"name": "ring"}</tool_call>'},
+                     {"content": "<function=ring>{}</function>"}, {"content": "ring(times=3)"},
+                     {"content": 'So: {"name": "ring", "parameters": {"times": 3}}'},
                      {"content": None, "function_call": {"name": "ring", "arguments": "{}"}})),
     ({"messages": "hello"}, "no list of objects"), ({"messages": [{"role": "user"}, CHAT[2]]}, "no text"),
+    ({"task": ASKED, "tools": [RING], "calls": CALL}, "calls is no list"),
     ({"task": ASKED, "tools": [RING], "calls": ["ring"]}, "name (text) and arguments"),
     ({"task": ASKED, "tools": [RING], "calls": [{"name": ["ring"]}]}, "name (text) and arguments"),
     ({"task": ASKED, "calls": [{"name": ["ring"]}]}, "not in the list"),
@@ -323,6 +332,9 @@ def test_all_bad_lines_are_named_at_once(tmp_path):
     lines = str(error.value).split("\n")
     for n, (line, (_, what)) in enumerate(zip(lines, BAD_TASKS, strict=True), 2):
         assert line.startswith(f"{path}, line {n}: ") and what in line, line
+    Path(tools).write_text(json.dumps([RING, {"name": "sing", "parameters": TREE}]))
+    with pytest.raises(UserError, match=r"left out: a recursive schema \(sing\): 1$"):
+        tool_calls.read_tasks(files(tmp_path / "b", BAD_TASKS[0][0])[0], tools)
     path, tools = files(tmp_path, *[{"task": 1}] * 30)
     with pytest.raises(UserError) as error:
         tool_calls.read_tasks(path, tools)

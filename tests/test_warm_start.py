@@ -138,7 +138,7 @@ def test_folder_is_a_model_and_its_report(done, model):
 
 def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
     s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"))
-    out = warm_start.claim(s, o)
+    out, _ = claim(s, o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     randomise(policy)
     groups = [([5, 6, 7, 8], [[9, 10, 11], [12, 13]])]
@@ -155,7 +155,7 @@ def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
 
 def test_four_bit_training_is_merged_into_the_weights_before(model, tasks, tmp_path):
     s, o = warm_start.parse(argv(model, tasks, tmp_path / "m", "--quant", "nf4"))
-    out = warm_start.claim(s, o)
+    out, _ = claim(s, o)
     policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
     imitate.merge(policy, o, out)  # a fresh adapter: B = 0
     merged, base = (load_file(Path(f) / "model.safetensors") for f in (out, model))
@@ -194,6 +194,10 @@ def test_killed_and_given_again_it_ends_at_the_same_bits(done, model, tasks, tmp
 
 # ---------------------------------------------------------------------------------------------
 # mistakes
+
+
+def claim(s, o):
+    return warm_start.claim(s.out, warm_start.settings_of(s, o))
 
 
 def refusal(arguments) -> str:
@@ -283,8 +287,16 @@ def test_a_template_without_a_system_role_is_one_line(tasks, tmp_path):
 
 def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):
     s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"))
-    warm_start.claim(s, o)
+    _, lock = claim(s, o)
+    assert "another program" in refusal(argv(model, tasks, tmp_path / "m"))
+    lock.close()
     assert "other settings" in refusal(argv(model, tasks, tmp_path / "m", "--lr", "0.02"))
+    whole = Path(tasks).read_text()
+    Path(tasks).write_text(whole + "\n")  # a file of tasks is no longer what it was
+    assert "settings or files" in refusal(argv(model, tasks, tmp_path / "m"))
+    Path(tasks).write_text(whole)
+    for option in ("--agent-adapter", "--env-adapter"):
+        assert f"{option} does nothing" in refusal(argv(model, tasks, tmp_path / "n", option, "x"))
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / "file").write_text("mine")
     assert "is not empty" in refusal(argv(model, tasks, tmp_path / "used"))

@@ -23,16 +23,17 @@ import unicodedata
 from typing import NamedTuple
 
 from data_pool import Task
-from worlds.schemas import branch, canonical, structured, tools_of
+from worlds.schemas import branch, canonical, kinds, structured, tools_of
 
-NUMBER_WORDS = {word: n for names in (
+COUNTING = {word: n for names in (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen", "zeroth first second third fourth fifth sixth seventh "
-    "eighth ninth tenth eleventh twelfth", "no once twice thrice", "none single double triple "
-    "quadruple", "no one both", "no one couple", "no one pair")
-    for n, word in enumerate(names.split())}
-NUMBER_WORDS |= {word: 10 * n for n, word in enumerate(
-    "twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)} | {
+    "eighth ninth tenth eleventh twelfth") for n, word in enumerate(names.split())}
+TENS = {word: 10 * n for n, word in enumerate(
+    "twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+NUMBER_WORDS = COUNTING | TENS | {word: n for names in (
+    "no once twice thrice", "none single double triple quadruple", "no one both", "no one couple",
+    "no one pair") for n, word in enumerate(names.split())} | {
     "dozen": 12, "half": 0.5, "quarter": 0.25, "decade": 10, "fortnight": 14, "quarterly": 4,
     "monthly": 12, "yearly": 1, "annually": 1}
 SCALES = {"hundred": 100, "thousand": 1e3, "k": 1e3, "million": 1e6, "m": 1e6, "billion": 1e9}
@@ -49,7 +50,8 @@ SAME = {word: group.split() for group in (  # words that stand for each other
 SIGNS = {"$": " dollar ", "€": " euro ", "£": " pound ", "¥": " yen ", "%": " percent "}
 # words that say nothing of a value, or of which argument is meant
 FILLERS = set("a an the of in on at and or to for is are with by from include has use show".split())
-YES_NO = {True: {"yes", "true"}, False: {"no", "not", "without", "off", "false"}}
+YES_NO = {True: {"yes", "true"},  # "don" is what is left of don't
+          False: {"no", "not", "without", "off", "false", "never", "don", "isn", "doesn"}}
 NOTHING = set("no none nothing empty without any all".split())
 WEEKDAYS = set("monday tuesday wednesday thursday friday saturday sunday".split())
 MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
@@ -99,8 +101,8 @@ def uncalled(task: Task) -> str:
         for name, schema in tools[call["name"]]["parameters"].get("properties", {}).items():
             value = call["arguments"].get(name, schema.get("default"))
             called += _leaves(value)
-            types = [one.get("type") for one in (schema, *schema.get("anyOf", ()))]
-            if "boolean" in types and value is not True and named(name, request) \
+            either = (schema, *schema.get("anyOf", ()), *schema.get("oneOf", ()))
+            if any("boolean" in kinds(one) for one in either) and value is not True and named(name, request) \
                     and YES_NO[False].isdisjoint(request.words):
                 return name
     if not called:
@@ -168,7 +170,7 @@ def stands(value, schema: dict, name: str, request: Request) -> bool:
 
 def named(name: str, request: Request) -> bool:
     """Whether one of the words of an argument's name stands in the request."""
-    words = [word for word in words_of(name) if word not in FILLERS]
+    words = [word for word in words_of(name) if word not in FILLERS] or words_of(name)
     return any(has(word, request) for word in words)
 
 
@@ -233,19 +235,23 @@ def _initials(value: str, request: Request) -> bool:
 
 
 def numbers_of(words) -> set:
-    """Numbers in words and digits: "twenty five", "2 million", "third"."""
-    found, n = set(), None
-    for word in words:
-        value = float(word) if word[0].isdecimal() and word.isascii() else NUMBER_WORDS.get(word)
-        if value is not None:
-            tens = n is not None and n >= 20 and n % 10 == 0 and 0 < value < 10
-            found.add(value)
-            n = n + value if tens else value
-        elif word in SCALES and n is not None:
-            n *= SCALES[word]
-        elif word != "and":
-            n = None
-        found |= set() if n is None else {n}
+    """Numbers in words and digits: "twenty five", "two hundred and fifty", "2 million", "third"."""
+    # total: what a scale has ended, in 1200 the thousand; n: what is said after it, and goes on with
+    # a word for less than `room`
+    found, total, n, room = set(), 0, None, 0
+    for word in [*words, ""]:
+        more = (COUNTING | TENS).get(word, 0)
+        if n is not None and 0 < more < room:
+            n, room = n + more, 10 * (word in TENS)
+        elif n is not None and word in SCALES:
+            found.add(n)  # "2 million" may also be 2 of something
+            room = SCALES[word]
+            total, n = (total, n * room) if room == 100 else (total + n * room, 0)
+        elif n is None or word != "and":
+            found |= set() if n is None else {total + n}
+            digits = word[:1].isdecimal() and word.isascii()
+            total, n = 0, float(word) if digits else NUMBER_WORDS.get(word)
+            room = 10 * (word in TENS)
     return found
 
 
@@ -316,7 +322,15 @@ def read(text: str) -> Request:
     for word in set(words):
         starts.setdefault(word[:3], []).append(word)
     known = {*words, *(other for word in words for other in SAME.get(word, ()))}
-    return Request(words, known, starts, numbers_of(words), dates_of(text), times_of(text.lower()))
+    # 3 pm is the number 15
+    numbers = numbers_of(words_of(re.sub(TIME, _of_the_day, text.lower())))
+    return Request(words, known, starts, numbers, dates_of(text), times_of(text.lower()))
+
+
+def _of_the_day(match) -> str:
+    """A time with am or pm as one of 24 hours; another as it is."""
+    hour, minute, half = match.groups()
+    return f"{int(hour) % 12 + 12 * (half == 'p')}:{minute or '00'}" if half else match[0]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -320,12 +320,22 @@ def check_calls(calls, tools: dict, least: int = 1):
 
 def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:
     """Checked calls as canonical texts, defaults filled in; sorted unless the order matters."""
-    texts = []
-    for call in calls:
-        properties = tools[call["name"]]["parameters"].get("properties", {})
-        defaults = {k: p["default"] for k, p in properties.items() if "default" in p}
-        texts.append(canonical([call["name"], {**defaults, **call["arguments"]}]))
+    texts = [canonical([call["name"], _filled(call["arguments"],
+                                              tools[call["name"]]["parameters"])]) for call in calls]
     return texts if ordered else sorted(texts)
+
+
+def _filled(value, schema: dict):
+    """A value with the defaults of the members that its objects leave out."""
+    schema = branch(value, schema)
+    if isinstance(value, dict):
+        inner = schema.get("properties", {})
+        defaults = {name: part["default"] for name, part in inner.items() if "default" in part}
+        return {name: _filled(part, inner.get(name, _others(schema)))
+                for name, part in {**defaults, **value}.items()}
+    if isinstance(value, list):
+        return [_filled(part, schema.get("items", {})) for part in value]
+    return value
 
 
 # ---------------------------------------------------------------------------------------------

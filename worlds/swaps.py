@@ -80,14 +80,16 @@ def _entangled(value, others) -> bool:
     """Whether a value stands within another one, or one within it: York and York Minster, 15 and
     "15:00". others: values as canonical JSON."""
     own = canonical(value)
-    return any(_places(value, _written(other)) or _places(other, _written(value))
+    return any(_places(value, _written(other).lstrip("0")) or _places(other, _written(value))
                for other in map(json.loads, others) if canonical(other) != own)
 
 
 def _places(value, text: str) -> list:
-    """Where a value stands in a text."""
+    """Where a value stands in a text; a number not as a part of 1,200 or of 3/14."""
     forms = {_written(value)} | ({f"{value:.2f}"} if isinstance(value, float) else set())
     either = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
+    if not isinstance(value, str):
+        either = rf"(?<!\d[,/])(?:{either})(?![,/]\d)"
     return list(re.finditer(rf"(?<![\w.-])(?:{either})(?!\w|\.\d)", text))
 
 

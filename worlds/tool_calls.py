@@ -63,7 +63,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from common.files import UserError
+from common.files import UserError, no_file
 from data_pool import Task, task_id
 from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, task_text, \
     tool_lists, try_prompts, world_option
@@ -85,7 +85,7 @@ HELD_OUT = 8          # one task in so many for validation, as many again for tu
 MIN_TASK_TOKENS, MIN_RESPONSE_TOKENS = 64, 32  # below them no JSON task, no call would fit
 MIN_PYTHON_TOKENS = 16  # the same in the short form
 MAX_RESULT = 2000     # characters of one result
-MIN_LETTERS = 10      # letters and digits that a task text needs to ask for anything
+MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
 
 # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
 REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
@@ -164,8 +164,9 @@ def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
     text = record.get("task")
     need(isinstance(text, str), "no text under 'task'")
     text = text.strip()
-    need(sum(map(str.isalnum, text)) >= MIN_LETTERS, "the task text says too little",
-         "trivial text")
+    # "Call Bob" of a user's is a task; a simulator's text of that length is mostly none
+    need(sum(map(str.isalnum, text)) >= (1 if origin == "base" else MIN_LETTERS),
+         "the task text says too little", "trivial text")
     need(("calls" in record) != ("reference" in record), "needs either 'calls' or 'reference'")
     fields = {"task", "tools", "calls", "ordered", "results"} if "calls" in record else \
         {"task", "reference"}
@@ -326,12 +327,14 @@ def read_tasks(path: str, tools: str = "", call_format: str = "json") -> tuple:
     them. Raises UserError with every line at fault, the first SHOWN_FAULTS in full.
     """
     if not Path(path).is_file():
-        raise UserError(f"{path}: no such file; --base-tasks and --validation-tasks take JSONL, "
+        raise UserError(f"{path}: {no_file(path)}; --base-tasks and --validation-tasks take JSONL, "
                         "see worlds/tool_calls.py for the format")
-    listed = tool_lists.read_tools(tools, call_format)[0] if tools else []
+    listed, left_out = tool_lists.read_tools(tools, call_format) if tools else ((), ())
     listed = {tool["name"]: tool for tool in listed}
     tasks, seen, faults = [], {}, []
     data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+    if data.lstrip().startswith(b"["):
+        raise UserError(f"{path}, line 1: a JSON array; write JSONL, one object a line, instead")
     for number, line in enumerate(data.split(b"\n"), 1):
         if not line.strip():
             continue
@@ -346,8 +349,11 @@ def read_tasks(path: str, tools: str = "", call_format: str = "json") -> tuple:
             faults.append(f"{where}: repeats line {first}; remove one of them")
         tasks.append(task)
     if faults:
-        more = [f"and {len(faults) - SHOWN_FAULTS} more lines of {path}"]
-        raise UserError("\n".join(faults[:SHOWN_FAULTS] + more * (len(faults) > SHOWN_FAULTS)))
+        more = [f"and {len(faults) - SHOWN_FAULTS} more lines of {path}"] * (
+            len(faults) > SHOWN_FAULTS)
+        if left_out and any(": unknown tool: " in fault for fault in faults):
+            more.append(f"of {tools} was left out: {tool_lists.reasons(left_out)}")
+        raise UserError("\n".join(faults[:SHOWN_FAULTS] + more))
     return tuple(tasks)
 
 
@@ -376,6 +382,9 @@ def splits_of(o) -> dict:
     """`_splits` by the options of a run."""
     option = lambda name: world_option(sys.modules[__name__], o, name)
     (base, listed), call_format = task_files(o), option("call_format")
+    if o.validation_tasks and not read_tasks(o.validation_tasks, listed, call_format):
+        raise UserError(f"{o.validation_tasks}: no task in it; leave --validation-tasks out, or "
+                        "name another file")
     if not base:
         given = list(read_tasks(o.validation_tasks, listed, call_format)) \
             if o.validation_tasks else []
@@ -400,8 +409,9 @@ def _splits(base_file: str, validation_file: str, limit: int = 0, tools: str = "
     names = sorted(set(family.values()), key=lambda k: hashlib.sha256(k.encode()).hexdigest())
     n = max(1, len(names) // HELD_OUT)
     if len(names) < 2 * n + 1:
-        raise UserError(f"{base_file}: {len(names)} distinct tasks are too few: "
-                        "some are held out for validation and tuning; give 3 or more, better 40")
+        left = " besides those of --validation-tasks" * bool(given)
+        raise UserError(f"{base_file}: {len(names)} distinct tasks{left} are too few: some are "
+                        "held out for validation and tuning; give 3 or more, better 40")
     tuning, validation = set(names[:n]), set() if given else set(names[n:2 * n])
     pick = lambda chosen: [task for task in tasks if family[task.id] in chosen]
     base, parts = pick(set(names) - tuning - validation), []
@@ -481,8 +491,8 @@ def listed_tools(path: str, longest: int) -> dict:
     if not tools:
         raise UserError(f"{path}: every function is too long: raise --max-prompt-tokens ({longest})")
     if left_out:
-        why = ", ".join(f"{reason}: {n}" for reason, n in left_out.most_common())
-        print(f"{path}: {len(tools)} functions; left out: {why}", file=sys.stderr)
+        print(f"{path}: {len(tools)} functions; left out: {tool_lists.reasons(left_out)}",
+              file=sys.stderr)
     return {tool["name"]: tool for tool in tools}
 
 

@@ -26,7 +26,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from urllib.parse import unquote
 
-from common.files import UserError
+from common.files import UserError, no_file
 from worlds import InvalidTask, call_text
 from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, \
     conforms, invalid, kinds, load_object
@@ -39,6 +39,7 @@ HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function_dec
 # under which of its keys a function has its arguments, and a call
 SCHEMAS = ("parameters", "inputSchema", "input_schema", "parametersJsonSchema")
 ARGUMENTS = ("arguments", "parameters", "input", "args")
+CALL_MARKS = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")  # of a call in a text
 # keywords that forbid values and that nothing here checks: without them a call would mean more
 CHECKS = {"not", "if", "then", "else", "patternProperties", "dependentRequired", "dependentSchemas",
           "dependencies", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef",
@@ -80,6 +81,11 @@ def read_tools(path, call_format: str = "json") -> tuple[list, Counter]:
     return list(tools.values()), left_out
 
 
+def reasons(left_out: Counter) -> str:
+    """What `read_tools` left out, as one line."""
+    return ", ".join(f"{reason}: {n}" for reason, n in left_out.most_common())
+
+
 def _few(names) -> str:
     distinct = list(dict.fromkeys(names))
     return ", ".join(distinct[:NAMED]) + ", ..." * (len(distinct) > NAMED)
@@ -89,7 +95,7 @@ def read_json(path) -> list:
     """Every JSON value of a file: one, or one after another. Raises UserError with the line."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{path}: no such file; --tools takes a list of functions as JSON or "
+        raise UserError(f"{path}: {no_file(path)}; --tools takes a list of functions as JSON or "
                         "JSONL, see worlds/README.md")
     if path.stat().st_size > MAX_BYTES:
         raise UserError(f"{path}: more than {MAX_BYTES // 2 ** 20} MB are no list of functions")
@@ -150,8 +156,7 @@ def own_tool(tool) -> dict:
 
     Raises InvalidTask with .detail, the reason.
     """
-    if isinstance(tool, dict) and isinstance(tool.get("function"), dict):
-        tool = tool["function"]
+    tool = _function_of(tool)
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise unfit("no function with a name")
     given = next((tool[key] for key in SCHEMAS if tool.get(key)), {})
@@ -162,6 +167,9 @@ def own_tool(tool) -> dict:
         raise unfit("a malformed schema") from None
     if parameters.get("type") != "object":
         raise unfit("the parameters are no object schema")
+    if any(part.get("properties", {}).keys() - parameters.get("properties", {}).keys()
+           for union in UNIONS for part in parameters.get(union, ())):
+        raise unfit("arguments that only an alternative declares")
     description = tool.get("description")
     own = {"name": tool["name"], "description": description if isinstance(description, str) else "",
            "parameters": parameters}
@@ -171,6 +179,12 @@ def own_tool(tool) -> dict:
     if "\\u0000" in text or not written(text):
         raise unfit("a text that no tokenizer takes")
     return own
+
+
+def _function_of(tool):
+    """What OpenAI wraps as {"type": "function", "function": ...}; else the value itself."""
+    wrapped = isinstance(tool, dict) and isinstance(tool.get("function"), dict)
+    return tool["function"] if wrapped else tool
 
 
 def written(text: str) -> bool:
@@ -284,6 +298,8 @@ def _look_up(root, ref: str):
     node = root
     if not ref.startswith("#"):
         raise unfit("a $ref to another file")
+    if ref != "#" and not ref.startswith("#/"):
+        raise unfit("a $ref to an anchor")
     for step in unquote(ref[1:]).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(node, list) and step.isdecimal() and int(step) < len(node):
@@ -362,20 +378,24 @@ def own_record(line: dict, listed=None) -> dict:
     Raises InvalidTask with .detail. What is not looked at here, make_task checks.
     """
     if "task" not in line and "messages" in line:
-        line = {**line, **_of_chat(line["messages"])}
+        line = {**line, **_of_chat(line["messages"], line.get("tools") or listed)}
         if "tools" in line and "reference" in line and "calls" not in line:
             line["calls"] = []  # it was free to call, and did not
         line = {k: v for k, v in line.items() if k != "reference" or "calls" not in line}
+    if "tool_calls" in line and "calls" not in line and "messages" not in line:
+        line = {**line, "calls": line["tool_calls"]}
     record = {key: line[key] for key in FIELDS if key in line}
-    if not isinstance(record.get("calls"), list):
+    if "calls" not in record:
         return record
+    if not isinstance(record["calls"], list):
+        raise invalid("malformed task", "calls is no list")
     record["calls"] = [_own_call(call) for call in record["calls"]]
     if "tools" not in record:
         if not listed:
             raise unfit("no tools: they stand in the line, or in the list of --tools")
         record["tools"] = _called(record, listed)
     elif isinstance(record["tools"], list):
-        record["tools"] = list(map(_own_tool_named, record["tools"]))
+        record["tools"] = list(map(_own_tool_named, _functions(record["tools"])))
     return record
 
 
@@ -402,25 +422,32 @@ def request_of(messages) -> dict:
     return {"task": _content(asked[0])}
 
 
-def _of_chat(messages) -> dict:
-    """A chat of one request and one answer -> {"task", "calls"} or {"task", "reference"}."""
+def _of_chat(messages, tools) -> dict:
+    """A chat of one request and one answer -> {"task", "calls"} or {"task", "reference"}. tools:
+    what it could call, in any shape."""
     task = request_of(messages)
     answers = [m for m in messages if m.get("role") == "assistant"]
     calling = [m["tool_calls"] for m in answers if m.get("tool_calls")]
     _need(len(calling) < 2, 'calls in two turns: write them as "calls" with "results"')
     _need(answers, "no answer of the assistant")
-    _need(calling or not any(map(_calls_elsewhere, answers)),
+    _need(calling or not any(_calls_elsewhere(m, tools) for m in answers),
           'a call that is not under "tool_calls": put it there')
     return {**task, "calls": calling[0]} if calling else \
         {**task, "reference": _content(answers[-1])}
 
 
-def _calls_elsewhere(message: dict) -> bool:
-    """Whether an answer has a call as Anthropic, Hermes or the older OpenAI form write it."""
-    content = message.get("content")
+def _calls_elsewhere(message: dict, tools) -> bool:
+    """Whether an answer has a call as Anthropic, Hermes, Llama, Mistral or the older OpenAI form
+    write it, or as a line of Python or JSON that names one of the tools."""
+    content, text = message.get("content"), str(_content(message))
     parts = content if isinstance(content, list) else []
-    return bool(message.get("function_call")) or "<tool_call>" in str(_content(message)) \
-        or any(isinstance(part, dict) and part.get("type") == "tool_use" for part in parts)
+    names = set(tools) if isinstance(tools, dict) else {
+        tool.get("name") for tool in map(_function_of, _functions(tools)) if isinstance(tool, dict)}
+    # the name before its arguments: in JSON, or as Python writes a call
+    written = re.findall(r'"name"\s*:\s*"([^"]*)"', text) + re.findall(r"([\w.-]+)\(", text)
+    return bool(message.get("function_call")) or any(mark in text for mark in CALL_MARKS) \
+        or any(isinstance(part, dict) and part.get("type") == "tool_use" for part in parts) \
+        or not names.isdisjoint(written)
 
 
 def _content(message: dict):
@@ -428,7 +455,7 @@ def _content(message: dict):
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
-        return "".join(part for part in parts if isinstance(part, str))
+        return "\n".join(part for part in parts if isinstance(part, str))
     return content
 
 
