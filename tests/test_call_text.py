@@ -302,6 +302,28 @@ def test_a_written_task_keeps_its_functions_and_grows(listed):
     assert max(sizes) == (3, 4) and sizes == sorted(sizes)
 
 
+def test_a_written_task_may_offer_more_functions_than_the_simulator_was_shown(listed, prepared):
+    """More to choose from makes it harder. They are drawn by its text, and again for its variations."""
+    listed = prepared(MORE, call_format="python", tools=listed.world_options["tools"], offered=3)
+    generator, seed_task, beside = torch.Generator().manual_seed(0), base_of(listed), Counter()
+    for n in range(60):
+        given = tool_calls._assigned(seed_task, LISTED[:1], [])
+        text = f"Call: mend(lamp={n})\nRequest: Please mend the lamp {n}."
+        task, again = (tool_calls.parse_task(text, given, 1) for _ in range(2))
+        beside.update(set(names_of(task.spec["tools"])) - {"mend"})
+        assert len(task.spec["tools"]) == 3 and task.spec == again.spec
+        check_task(tool_calls, task, given, frozenset())
+        to_call, shown = map(names_of, tool_calls.functions_for(
+            tool_calls.assign(task, ["wash", "ship", "paint"], generator)))
+        left = {"wash", "ship", "paint"}.difference(names_of(task.spec["tools"]))
+        assert to_call[0] == "mend" and set(to_call[1:] + shown) <= left
+    assert set(beside) == {"paint", "ship", "wash"} and min(beside.values()) > 25
+    shown = tool_calls._assigned(seed_task, LISTED[:2], LISTED[2:])  # more than --offered: all of them
+    assert len(tool_calls.parse_task(text, shown, 1).spec["tools"]) == 4
+    for more in (dict(offered=33, tools="base"), dict(offered=2), dict(offered=-1, tools="base")):
+        assert "--offered" in user_error(None, prepared, MORE, call_format="python", **more)
+
+
 def test_warm_start_imitates_tasks_for_given_functions(listed, monkeypatch):
     base, held_out = tool_calls.base_tasks(listed), held_out_keys(tool_calls, listed)
     pairs = tool_calls.warm_start_pairs(listed)

@@ -70,7 +70,7 @@ from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, 
 from worlds.call_text import MAX_CHARS
 from worlds.grounding import twin_marks, uncalled, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
-from worlds.schemas import MAX_CALLS, answering, canonical, check_calls, \
+from worlds.schemas import MAX_CALLS, MAX_TOOLS, answering, canonical, check_calls, \
     check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
     tools_of
 from worlds.swaps import swapped, words_of_tools
@@ -98,6 +98,8 @@ OPTIONS = {  # name: default, help, choices
                     ("json", "python")),
     "tools": ("", "functions to learn, JSON or JSONL (worlds/README.md); base: those of the base "
               "tasks; empty: the simulator invents some", None),
+    "offered": (0, "with --tools: functions that a written task offers the agent, at least; 0: only "
+                "those that the simulator was shown", None),
     "ground": (True, "refuse written tasks with a value that does not stand in the request", None),
     "own_values": (False, "in a warm start the simulator imitates the examples with their own names"
                    " and numbers: for half a billion weights and more", None),
@@ -120,6 +122,7 @@ class Form:
     ground: bool = True
     nothing: bool = False  # whether some task has nothing to call, so that every prompt says how
     tools: dict = field(default_factory=dict)  # {name: spec} of --tools; none: JSON tasks
+    offered: int = 0                           # functions that a written task has, at least
     known: frozenset = frozenset()             # functions that a base task calls
     base: frozenset = frozenset()              # what base tasks are recognised by (same_task_key)
 
@@ -226,6 +229,10 @@ def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
     to_call, beside = functions_for(seed_task)
     if lines and "calls" in record:
         tools = [*to_call, *beside]
+        # more to choose from make a task harder, and its calls stay right
+        tools += [_form.tools[name] for name in tool_lists.drawn_beside(
+            _form.tools, {tool["name"] for tool in tools}, _form.offered - len(tools),
+            record["task"])]
         if "to_call" in seed_task.spec:
             random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
         record |= {"tools": tools, "ordered": seed_task.spec["ordered"]}
@@ -281,8 +288,10 @@ def assign(seed_task: Task, names, generator) -> Task:
     two, n_beside = (int(torch.randint(n, (), generator=generator)) for n in (4, 3))
     own = {} if seed_task.origin == "base" else tools_of(seed_task)
     called = [own[name] for name in dict.fromkeys(skills(seed_task)) if own]
-    spare = [tool for tool in own.values() if tool not in called]
-    new = [_form.tools[name] for name in names if name not in own][:MOST_SHOWN - len(own)]
+    # with --offered most of these were never shown: parse_task draws others
+    spare = [tool for tool in own.values() if tool not in called] if not _form.offered else []
+    new = [_form.tools[name] for name in names if name not in own][
+        :MOST_SHOWN - len(called) - len(spare)]
     n_call = int(not own) + (two == 0 and len(called) < MOST_CALLED)
     more = (new or spare)[:n_call]
     beside = [tool for tool in spare + new[:n_call + n_beside] if tool not in more]
@@ -447,10 +456,14 @@ def prepare(o):
         raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                         "such as Qwen/Qwen2.5-7B-Instruct")
     option = lambda name: world_option(sys.modules[__name__], o, name)
-    for name, least in (("base_limit", 0), ("max_turns", 1), ("max_episode_tokens", 1)):
+    for name, least in (("base_limit", 0), ("offered", 0), ("max_turns", 1),
+                        ("max_episode_tokens", 1)):
         if option(name) < least:
             raise UserError(f"--{name.replace('_', '-')} is {option(name)}: must be at least "
                             f"{least}")
+    if option("offered") > MAX_TOOLS or option("offered") and not tools_file(o):
+        raise UserError(f"--offered {option('offered')}: needs --tools, a list of functions, and "
+                        f"takes {MAX_TOOLS} at most")
     short = option("call_format") == "python"
     for name, least, brief in (("max_task_tokens", MIN_TASK_TOKENS, short and option("tools")),
                                ("max_response_tokens", MIN_RESPONSE_TOKENS, short)):
@@ -468,7 +481,8 @@ def prepare(o):
                  known=frozenset(name for task in splits["base"] for name in skills(task)),
                  base=frozenset(key for task in splits["base"] for key in same_task_key(task)))
     if tools_file(o):
-        _form = replace(_form, tools=listed_tools(tools_file(o), o.max_prompt_tokens))
+        _form = replace(_form, tools=listed_tools(tools_file(o), o.max_prompt_tokens),
+                        offered=option("offered"))
     for task in every:
         if name := unwritable(task):
             raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "

@@ -482,10 +482,14 @@ def _called(record: dict, listed: dict) -> list:
         if not isinstance(name, str) or name not in listed:
             raise invalid("unknown tool", f"it calls {name!r:.80}, which is not in the list of "
                                           "--tools")
+    beside = drawn_beside(listed, names, OFFERED - len(set(names)), str(record.get("task")))
+    if not names and not beside:  # all are long, and one has to be there to be left alone
+        beside = [min(listed, key=lambda name: len(str(listed[name])))]
+    return [listed[name] for name in sorted({*names, *beside})]
+
+
+def drawn_beside(listed: dict, names, n: int, text: str) -> list[str]:
+    """Up to n other functions of a list than `names`, always the same ones for a text."""
     others = sorted(name for name, tool in listed.items()
                     if name not in names and len(str(tool)) <= LONGEST_BESIDE)
-    if not names and not others:  # all are long, and one has to be there to be left alone
-        others = [min(listed, key=lambda name: len(str(listed[name])))]
-    draw = random.Random(str(record.get("task")))  # always the same ones
-    missing = max(0, min(OFFERED - len(set(names)), len(others)))
-    return [listed[name] for name in sorted({*names, *draw.sample(others, missing)})]
+    return random.Random(text).sample(others, max(0, min(n, len(others))))
