@@ -57,13 +57,13 @@ def success_rate(rewards) -> float:
 
 
 def agent_reward_plain(score, valid, truncated, tokens):
-    """Eq. 1."""
-    return score
+    """Eq. 1; a response that never ended earns nothing, also where noise flips rewards (controls)."""
+    return 0.0 if truncated else score
 
 
 def agent_reward_length(score, valid, truncated, tokens):
     """Eq. 1 less up to a tenth for length, half of that at 100 tokens."""
-    return score * (1 - 0.1 * tokens / (tokens + 100))
+    return agent_reward_plain(score, valid, truncated, tokens) * (1 - 0.1 * tokens / (tokens + 100))
 
 
 # ---------------------------------------------------------------------------------------------

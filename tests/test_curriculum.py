@@ -267,6 +267,7 @@ def test_plain_agent_reward_is_eq_1():
     """The default would train on something else than the world's score."""
     for score in (0.0, 0.4, 1.0):
         assert curriculum.agent_reward("plain", score, True, False, 10) == score
+        assert curriculum.agent_reward("plain", score, True, True, 10) == 0
 
 
 @pytest.mark.parametrize("fields", [{}, {"alpha": 0.01, "alpha_end": 0.99}, {"epochs": 0, "G": 2}],
