@@ -132,6 +132,8 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
     """
     stats = {"env_loss": 0.0, "env_steps": 0, "env_capped": 0, "env_skipped_steps": 0,
              "env_kl": 0.0, "env_kl_step": 0.0}
+    if not kl_sample:
+        return stats
     # log-probs of the sample under the initial simulator and under the one before this update
     with policy.use(None):
         initial = response_logps(policy, kl_sample, o)

@@ -207,9 +207,7 @@ def functions(args, o, tasks) -> list[dict]:
     call_format = world_option(tool_calls, o, "call_format")
     listed = args.tools or tool_calls.tools_file(o)
     tools, left_out = tool_lists.read_tools(listed, call_format) if listed else ([], {})
-    left_out = f"; left out: {tool_lists.reasons(left_out)}" if left_out else ""
-    if args.tools and left_out:
-        print(f"{listed}: {len(tools)} functions{left_out}", file=sys.stderr)
+    without = f"; left out: {tool_lists.reasons(left_out)}" if left_out else ""
     if not args.tools:
         tools += [tool for task in tasks for tool in task.spec.get("tools", ())]
     by_name = {tool["name"]: tool for tool in reversed(tools)}  # the first of a name stays
@@ -217,9 +215,11 @@ def functions(args, o, tasks) -> list[dict]:
     unknown = [name for name in named if name not in by_name]
     if unknown:
         raise UserError(f"--functions: there is no function {unknown[0]!r:.80} among the "
-                        f"{len(by_name)} of {args.tools or 'the run'}{left_out}")
+                        f"{len(by_name)} of {args.tools or 'the run'}{without}")
     if not by_name:
         raise UserError(f"{args.run} has no functions to offer: give --tools FILE")
+    if args.tools and without:
+        print(f"{listed}: {len(by_name)} functions{without}", file=sys.stderr)
     if named:
         args.offered = args.offered or len(named)
     return [by_name[name] for name in named or reversed(by_name)]

@@ -105,7 +105,7 @@ def parse(argv):
     o = run_options.parse_options(rest)
     if not o.model:
         raise UserError("warm-start needs --model: what to start from")
-    for name in ("agent_adapter", "env_adapter", "resume"):
+    for name in ("agent_adapter", "env_adapter"):
         if getattr(o, name):
             raise UserError(f"--{name.replace('_', '-')} does nothing in a warm start: leave it out")
     return s, o

@@ -97,10 +97,10 @@ def base_tasks(bench: str, data, limit=None, limits=None) -> tuple[list, Counter
 
 
 def unreadable(task: dict) -> str:
-    """Why the reader of --base-tasks would refuse a task, or "". It is the reader that says so."""
+    """Why a task is no base task, or "": too short, or what the reader of --base-tasks says."""
     from worlds import InvalidTask
-    from worlds.tool_calls import MIN_LETTERS, make_task
-    if sum(map(str.isalnum, task["task"])) < MIN_LETTERS:
+    from worlds.tool_calls import make_task, too_short
+    if too_short(task["task"]):
         return "trivial text"
     try:
         make_task(task, "base")

@@ -242,8 +242,9 @@ def test_nothing_to_learn_from_is_a_no_op():
     optimizer = policy.optimizer("env", 1e-2)
     update(policy, "env", optimizer, records, [[0, 1]], kl_sample, env_kl_cap=1e9)
     before = weights(policy, "env")
-    stats = update(policy, "env", optimizer, [], [], kl_sample)
-    assert stats["env_steps"] == 0 and math.isfinite(stats["env_kl"])
+    for batches, measured in (([], kl_sample), ([], [])):
+        stats = update(policy, "env", optimizer, [], batches, measured)
+        assert stats["env_steps"] == 0 and math.isfinite(stats["env_kl"])
     assert same(weights(policy, "env"), before)
 
 

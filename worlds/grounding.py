@@ -25,13 +25,13 @@ from typing import NamedTuple
 from data_pool import Task
 from worlds.schemas import branch, canonical, kinds, structured, tools_of
 
-COUNTING = {word: n for names in (
+TENS = {word: 10 * n for n, word in enumerate(
+    "twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+COUNTING = TENS | {word: n for names in (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen", "zeroth first second third fourth fifth sixth seventh "
     "eighth ninth tenth eleventh twelfth") for n, word in enumerate(names.split())}
-TENS = {word: 10 * n for n, word in enumerate(
-    "twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
-NUMBER_WORDS = COUNTING | TENS | {word: n for names in (
+NUMBER_WORDS = COUNTING | {word: n for names in (
     "no once twice thrice", "none single double triple quadruple", "no one both", "no one couple",
     "no one pair") for n, word in enumerate(names.split())} | {
     "dozen": 12, "half": 0.5, "quarter": 0.25, "decade": 10, "fortnight": 14, "quarterly": 4,
@@ -240,7 +240,7 @@ def numbers_of(words) -> set:
     # a word for less than `room`
     found, total, n, room = set(), 0, None, 0
     for word in [*words, ""]:
-        more = (COUNTING | TENS).get(word, 0)
+        more = COUNTING.get(word, 0)
         if n is not None and 0 < more < room:
             n, room = n + more, 10 * (word in TENS)
         elif n is not None and word in SCALES:

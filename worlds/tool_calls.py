@@ -168,7 +168,7 @@ def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
     need(isinstance(text, str), "no text under 'task'")
     text = text.strip()
     # "Call Bob" of a user's is a task; a simulator's text of that length is mostly none
-    need(sum(map(str.isalnum, text)) >= (1 if origin == "base" else MIN_LETTERS),
+    need(any(map(str.isalnum, text)) if origin == "base" else not too_short(text),
          "the task text says too little", "trivial text")
     need(("calls" in record) != ("reference" in record), "needs either 'calls' or 'reference'")
     fields = {"task", "tools", "calls", "ordered", "results"} if "calls" in record else \
@@ -194,6 +194,11 @@ def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
              f"a result has more than {MAX_RESULT} characters")
         spec["results"] = results
     return _task(text, spec, origin, seed, epoch)
+
+
+def too_short(text: str) -> bool:
+    """Whether a text has fewer than MIN_LETTERS letters and digits."""
+    return sum(map(str.isalnum, text)) < MIN_LETTERS
 
 
 def _task(text, spec, *rest) -> Task:
@@ -391,13 +396,12 @@ def splits_of(o) -> dict:
     """`_splits` by the options of a run."""
     option = lambda name: world_option(sys.modules[__name__], o, name)
     (base, listed), call_format = task_files(o), option("call_format")
-    if o.validation_tasks and not read_tasks(o.validation_tasks, listed, call_format):
+    given = read_tasks(o.validation_tasks, listed, call_format) if o.validation_tasks else ()
+    if o.validation_tasks and not given:
         raise UserError(f"{o.validation_tasks}: no task in it; leave --validation-tasks out, or "
                         "name another file")
     if not base:
-        given = list(read_tasks(o.validation_tasks, listed, call_format)) \
-            if o.validation_tasks else []
-        return {"base": [], "validation": given, "tuning": []}
+        return {"base": [], "validation": list(given), "tuning": []}
     return _splits(base, o.validation_tasks, option("base_limit"), listed, call_format)
 
 

@@ -490,6 +490,8 @@ def _called(record: dict, listed: dict) -> list:
 
 def drawn_beside(listed: dict, names, n: int, text: str) -> list[str]:
     """Up to n other functions of a list than `names`, always the same ones for a text."""
+    if n <= 0:  # most often: a walk over a long list would cost something for each written text
+        return []
     others = sorted(name for name, tool in listed.items()
                     if name not in names and len(str(tool)) <= LONGEST_BESIDE)
-    return random.Random(text).sample(others, max(0, min(n, len(others))))
+    return random.Random(text).sample(others, min(n, len(others)))
