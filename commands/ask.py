@@ -32,7 +32,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from common.cli import Parser
-from common.files import UserError, read_jsonl
+from common.files import UserError, no_file, read_jsonl
 from data_pool import Task
 from run.options import Options, device_fault, threads_of
 from worlds import InvalidTask, call_text, one_line_for_templates, special_token_in, tool_calls, \
@@ -121,7 +121,7 @@ def read_requests(args) -> list[str]:
 
 def _lines(file: str) -> list[str]:
     if file and not Path(file).is_file():
-        raise UserError(f"--file {file}: no such file")
+        raise UserError(f"--file {file}: {no_file(file)}")
     data = Path(file).read_bytes() if file else sys.stdin.buffer.read()
     try:
         return data.decode("utf-8-sig").split("\n")

@@ -398,6 +398,15 @@ def test_a_valid_task_is_found_in_what_surrounds_it(text):
 TWO = world.make_task(record(calls=[HALL, LOCK]), "base")
 ORDERED = world.make_task(record(calls=[HALL, LOCK], ordered=True), "base")
 TWICE = world.make_task(record(calls=[HALL, HALL]), "base")
+@pytest.mark.parametrize("answer,reference,same", [
+    ("It is $1,200.50.", "1200.5", True), ("\u22125", "-5", True), ("(5)", "5", True), ("50%", "50", True),
+    ("-5", "5", False), ("1.5", "15", False), ("0.05", "0.5", False), ("3-4", "34", True),
+    ("the end.", "End", True)])
+def test_numbers_of_free_form_answers_keep_sign_and_point(answer, reference, same):
+    task = world.make_task({"task": "What is the result?", "reference": reference}, "base")
+    assert (world.score(task, answer)[0] >= 0.5) == same
+
+
 LETTERS = world.make_task({"task": "Which letters are these?", "reference": ["b c c d", "x y"]},
                           "base")
 NOTHING, WRONG, RIGHT = (0.0, False), (0.0, True), (1.0, True)

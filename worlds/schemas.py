@@ -366,3 +366,17 @@ def normal_words(text: str) -> list[str]:
     """Words for comparing free text as SQuAD does: lower case, no punctuation, no articles."""
     text = text.lower().translate(str.maketrans("", "", string.punctuation))
     return [word for word in text.split() if word not in ("a", "an", "the")]
+
+
+def answer_words(text: str) -> list[str]:
+    """normal_words of a free-form answer, but a number keeps sign and point: -5 is not 5."""
+    return [word for raw in text.replace("\u2212", "-").split()
+            for word in _number(raw) or normal_words(raw)]
+
+
+def _number(word: str) -> list[str]:
+    """["1200.5"] of "$1,200.50."; [] of what is no number."""
+    plain = word.lstrip("$\u20ac\u00a3(\"'").rstrip(string.punctuation).replace(",", "")
+    if not re.fullmatch(r"-?\d*\.?\d+", plain):
+        return []
+    return [plain.rstrip("0").rstrip(".") if "." in plain else plain]

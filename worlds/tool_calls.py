@@ -70,9 +70,9 @@ from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, 
 from worlds.call_text import MAX_CHARS
 from worlds.grounding import twin_marks, uncalled, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
-from worlds.schemas import MAX_CALLS, MAX_TOOLS, answering, canonical, check_calls, \
-    check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, structured, \
-    tools_of
+from worlds.schemas import MAX_CALLS, MAX_TOOLS, answer_words, answering, canonical, check_calls, \
+    check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, \
+    structured, tools_of
 from worlds.swaps import swapped, words_of_tools
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
@@ -774,7 +774,7 @@ def task_as_written(task: Task) -> str:
 
 def token_f1(answer: str, reference: str) -> float:
     """Harmonic mean of the precision and recall of words, in [0, 1]; 0 if either has none."""
-    a, b = normal_words(answer), normal_words(reference)
+    a, b = answer_words(answer), answer_words(reference)
     common = sum((Counter(a) & Counter(b)).values())
     return 2 * common / (len(a) + len(b)) if common else 0.0
 
