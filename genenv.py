@@ -207,11 +207,9 @@ def agreed(run, generations) -> list[Generation]:
     o = run.o
     if not (o.agreement and generations):
         return generations
-    prompts = [run.policy.encode(run.world.agent_prompt(g.task)) for g in generations]
-    rows = rollout_rows(o, o.agreement, max(map(len, prompts)))
     with run.phase("agreement check"):
         rollouts, texts = play(run.world, o, run.policy, "env", [g.task for g in generations],
-                               o.agreement, o.temperature, run.sampler, rows)
+                               o.agreement, o.temperature, run.sampler)
     solved = {r.group for r, text in zip(rollouts, texts)
               if trace_of(run, generations[r.group].task, r, text).reward >= curriculum.SUCCESS}
     run.state.invalid["no agreement"] += len(generations) - len(solved)

@@ -65,7 +65,7 @@ def parser() -> Parser:
               token_budget=8192)
     g.add_argument("--cpu", action="store_true", help="the 7B shape on a CPU, one short epoch")
     g.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
-    g.add_argument("--out", default="", help="JSON file; default bench/results/gpu-7b.json")
+    g.add_argument("--out", default="", help="JSON file; default in bench/results")
     s = bench("memory", bench_memory, "a preset's peaks, estimated and simulated", "")
     s.add_argument("--preset", choices=("7b-24gb", "7b-80gb", "7b-9k", "1.5b-16gb"),
                    default="7b-24gb")

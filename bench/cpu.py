@@ -102,7 +102,7 @@ def product_peak(dtype, clock, size=2048) -> float:
 
 
 def weight_products(policy, tokens: int, responses: int) -> float:
-    """Operations of the products with weights in one training pass: see the docstring of bench."""
+    """Operations of the products with weights in one training pass: see the head of this file."""
     lora = sum(p.numel() for p in policy.params["agent"])
     head = policy.lm.get_output_embeddings().weight.numel()
     layers = sum(m.base_layer.weight.numel() for m in policy.lora_layers)

@@ -314,7 +314,6 @@ def bench_memory(o):
     """Print the estimate of a preset beside its simulated peaks."""
     quiet()
     options, config = preset_options(o.preset, o.dtype)
-    # the page's rows: a phase, bytes estimated, bytes simulated
     estimate = memory.estimate(config, options, 4 if o.dtype == "fp32" else 2)
     print(f"{o.preset}, {o.dtype}; capability {o.capability}.0: see bench/simulation.py for what is "
           "assumed\n| phase | estimate GB | simulated GB | ratio | kernels | of a token |")

@@ -31,7 +31,7 @@ from grpo import group_advantages, grpo_loss, grpo_update
 from policy import Policy
 from run.options import Options
 
-CLIP, KL_COEF, TRL_ADAPTER = 0.2, 0.04, "default"
+CLIP, KL_COEF = 0.2, 0.04
 
 
 def clock_of(o):
@@ -163,7 +163,7 @@ def check_against_trl(o, base, policy, prompts, tolerance=1e-3):
     trainer = trl_trainer(o, base, policy.tokenizer, 1, prompts,
                           [callback(on_pre_optimizer_step=capture)])
     trainer.args.max_grad_norm = 0.0  # compare gradients before clipping
-    names = {n: n.replace(".agent.", f".{TRL_ADAPTER}.")
+    names = {n: n.replace(".agent.", ".default.")
              for n, _ in policy.model.named_parameters()}
     theirs = dict(trainer.model.named_parameters())
     with torch.no_grad():

@@ -34,7 +34,11 @@ def dispatch(argv, train) -> int:
     after a signal n. train: what a run calls with its Options."""
     with suppress(AttributeError):  # a model may write any sign, and a terminal not know it
         sys.stdout.reconfigure(errors="backslashreplace")
-    return exit_code(lambda: command(argv) if argv and argv[0][:1] != "-" else run(argv, train))
+    if not argv or argv[0][:1] == "-":
+        return exit_code(lambda: run(argv, train))
+    goes_on = "the same command goes on where it stopped"
+    return exit_code(lambda: command(argv), go_on=goes_on if argv[0] == "warm-start" else
+                     "mend that, then give the same command again")
 
 
 def command(argv):

@@ -71,11 +71,11 @@ def main(argv) -> int:
 def parser():
     """The command line of `ask`."""
     p = Parser(prog="genenv.py ask", allow_abbrev=False,
-                           description="Print the calls that a trained agent makes for a request. "
-                                       "Nothing is executed.")
+               description="Print the calls that a trained agent makes for a request. Nothing is "
+                           "executed.")
     p.add_argument("run", help="run folder, such as runs/001-genenv, or that of a warm start")
-    p.add_argument("request", nargs="*", help="what is asked for; without it: --file, or the "
-                                              "lines of standard input")
+    p.add_argument("request", nargs="*", help="what is asked for; without it: --file, or the lines "
+                                              "of standard input")
     p.add_argument("--file", default="", help="requests, one a line, or tasks as JSONL")
     p.add_argument("--tools", default="", help="functions to offer instead of the run's own")
     p.add_argument("--functions", default="", metavar="A,B", help="offer these alone, all of them")

@@ -61,7 +61,8 @@ def export_verl(run_folder, out) -> int:
     records = verl_records(run_folder)
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such folder to write {out.name} to; create it first")
-    write_whole(out, (_as_parquet if out.suffix == ".parquet" else _as_jsonl)(records))
+    write_whole(out, _as_parquet(records) if out.suffix == ".parquet" else "".join(
+        json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     return len(records)
 
 
@@ -71,8 +72,9 @@ def verl_records(run_folder) -> list[dict]:
     world = load_world(o.world)
     world.prepare(o)  # prompts depend on the world's options, and on whether a chat model played
     pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks(o))
-    form = world_form(o)
-    return [_record(world, o.world + form, n, task, pool.p_hat.get(task.id, (-1.0, 0))[0])
+    form = getattr(o, "world_options", {}).get("call_format", "json")
+    source = o.world if form == "json" else f"{o.world}/{form}"  # as compute_score reads it
+    return [_record(world, source, n, task, pool.p_hat.get(task.id, (-1.0, 0))[0])
             for n, task in enumerate(pool.tasks.values())]
 
 
@@ -86,12 +88,6 @@ def run_options(run_folder) -> SimpleNamespace:
         return SimpleNamespace(**{**defaults(), **options, "world": str(options["world"])})
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path}: not the options of a run ({error})") from None
-
-
-def world_form(o) -> str:
-    """What a data source says after the world's name: "/python" if calls are written so."""
-    form = getattr(o, "world_options", {}).get("call_format", "json")
-    return "" if form == "json" else f"/{form}"
 
 
 def _record(world, source: str, index: int, task: Task, p_hat: float) -> dict:
@@ -123,10 +119,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
     elif form:
         raise UserError(f"{data_source!r} is no data source of genenv: {name} has one form")
     return world.score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1
-
-
-def _as_jsonl(records) -> str:
-    return "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
 
 
 def _as_parquet(records) -> bytes:

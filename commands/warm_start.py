@@ -56,17 +56,17 @@ class Settings:
 def main(argv) -> int:
     """Parse, warm-start, print the report. Returns 0; raises UserError."""
     s, o = parse(argv)
-    import torch  # here and not above: --help and mistakes are answered at once
-    from commands.imitate import ADAPTER, learn, listed, merge, pairs_of_pass
-    from models.loading import policy_options
-    from policy import Policy
-    torch.set_num_threads(run_options.threads_of(o))
     world = load_world(o.world)
     if not hasattr(world, "warm_start_pairs"):
         raise UserError(f"the world {o.world} has no pairs to imitate (warm_start_pairs)")
     settings = settings_of(s, o)  # with the files' hashes, before they are read
     world.prepare(o)
     out, lock = claim(s.out, settings)
+    import torch  # here and not above: --help and mistakes are answered at once
+    from commands.imitate import ADAPTER, learn, listed, merge, pairs_of_pass
+    from models.loading import policy_options
+    from policy import Policy
+    torch.set_num_threads(run_options.threads_of(o))
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": s.rank,
                                                  "adapter_paths": None})
     with one_line_for_templates(o.model):
@@ -87,9 +87,8 @@ def main(argv) -> int:
 
 def parse(argv):
     """argv -> (Settings, Options). What is no option of a warm start is one of a run."""
-    p = Parser(prog="genenv.py warm-start", allow_abbrev=False,
-                           argument_default=argparse.SUPPRESS,
-                           epilog="besides, every option of a run: python genenv.py --help")
+    p = Parser(prog="genenv.py warm-start", allow_abbrev=False, argument_default=argparse.SUPPRESS,
+               epilog="besides, every option of a run: python genenv.py --help")
     run_options.add_fields(p, Settings)
     known, rest = p.parse_known_args(argv)
     s = Settings(**vars(known))

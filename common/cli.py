@@ -11,11 +11,7 @@ from common.files import UserError
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved everything; `signal` says by which signal."""
-
-    def __init__(self, signal_number, message):
-        super().__init__(message)
-        self.signal = signal_number
+    """The run was asked to stop and has saved everything: (number of the signal, message)."""
 
 
 def exit_code(command, program="genenv", go_on="--resume goes on from the last checkpoint") -> int:
@@ -31,8 +27,9 @@ def exit_code(command, program="genenv", go_on="--resume goes on from the last c
         print(f"{program}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except Stopped as stopped:
-        print(stopped)
-        return 128 + stopped.signal
+        number, message = stopped.args
+        print(message)
+        return 128 + number
     except ModuleNotFoundError as missing:
         print(f"{program}: the package {missing.name} is not installed: pip install -r "
               "requirements.txt", file=sys.stderr)

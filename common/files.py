@@ -1,7 +1,6 @@
 """Files that nothing tears, and the one kind of error that a user sees.
 
-What of the paper this is: nothing. How it is run: every other file reads and
-writes with it.
+What of the paper this is: nothing. How it is run: what a run reads and writes goes through it.
 
 Where it differs on purpose from a plain loop over json.loads: every fault names the file and the
 line, and a write that fails leaves the file as it was.
@@ -118,10 +117,10 @@ def set_torn_line_aside(path) -> str:
     """
     path = Path(path)
     data = path.read_bytes() if path.is_file() else b""
-    whole, torn = data[:data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1:]
+    torn = data.rpartition(b"\n")[2]
     if not torn:
         return ""
     with open(path.with_name(path.name + ".torn"), "ab") as file:
         file.write(torn + b"\n")
-    os.truncate(path, len(whole))
+    os.truncate(path, len(data) - len(torn))
     return f"{path}: the last line was torn; set aside in {path.name}.torn ({len(torn)} bytes)"

@@ -212,11 +212,13 @@ def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> 
     with open(path, "a", encoding="utf-8") as file:
         for row in made:
             rows[row["id"]] = row
-            file.write(json.dumps(row, ensure_ascii=True) + "\n")
+            file.write(json.dumps(row) + "\n")
             file.flush()
     # scores are never taken from an earlier run: a corrected scorer must show
     verdicts = [verdict_of(bench_module, record, rows[record["id"]], args) for record in records]
-    write_rows(path, [rows[r["id"]] for r in records], verdicts)
+    # the results file with verdicts, in the order of the records, replaced in one step
+    write_whole(path, "".join(json.dumps({**rows[r["id"]], "verdict": vars(v)}) + "\n"
+                              for r, v in zip(records, verdicts)))
     summary = summarise(bench, records, verdicts, rows, settings, args,
                         time.perf_counter() - began)
     write_whole(folder / f"{name}.json", json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
@@ -229,7 +231,7 @@ def digest(value) -> str:
 
 
 def run_settings(bench: str, policy, args) -> dict:
-    """Everything that decides the responses; its hash is part of the file names."""
+    """Everything that decides the responses or the interval; its hash is part of the file names."""
     settings = {"benchmark": bench, "variant": args.variant, "limit": args.limit,
                 "model": args.model, "adapter": args.adapter, "quant": args.quant,
                 "batch_size": args.batch_size, "seed": args.seed,
@@ -404,13 +406,6 @@ def verdict_of(bench_module, record, row: dict, args) -> Verdict:
         # the extras of an empty response keep the aggregates complete
         return Verdict(False, 0.0, row["problem"], scorer(record, "", **options).extra)
     return scorer(record, row["response"], **options)
-
-
-def write_rows(path: Path, rows: list, verdicts: list):
-    """The results file with verdicts, in the order of the records, replaced in one step."""
-    write_whole(path, "".join(
-        json.dumps({**row, "verdict": vars(v)}, ensure_ascii=True) + "\n"
-        for row, v in zip(rows, verdicts)))
 
 
 def summarise(bench, records, verdicts, rows, settings, args, seconds) -> dict:

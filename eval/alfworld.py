@@ -218,8 +218,7 @@ def aggregate(records: list, verdicts: list) -> dict:
     """Exact score in percent; by split and task type; the softer scores as means under "extra"."""
     categories = mean_by(records, verdicts, lambda r: r["category"].split("/")[0])
     categories |= mean_by(records, verdicts, lambda r: r["category"].split("/")[-1])
-    # a verdict given without reading a response (prompt too long) has no extras: count zero
-    soft = {key: 100 * sum(v.extra.get(key, 0.0) for v in verdicts) / max(1, len(verdicts))
+    soft = {key: 100 * sum(v.extra[key] for v in verdicts) / max(1, len(verdicts))
             for key in ("admissible", "acts", "verl_agent_exact")}
     return {**mean_score(records, verdicts), "categories": categories, "extra": soft}
 

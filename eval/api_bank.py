@@ -12,7 +12,7 @@ Two scorers:
   nor its database is here. What can be known without them: arguments are read by the same pattern,
   declared names and types are enforced, and each API's comparison of its *inputs* is applied
   (COMPARE); the output is taken to follow from the input. Two things need no database to be known:
-  steps that depend on an earlier call (FRESH_FAILS) and checks that never pass (NEVER).
+  steps that depend on an earlier call (`fails_fresh`) and checks that never pass (NEVER).
 
 Unclear in the paper: it cites ToRL for the protocol of this column, but ToRL is about computation
 with code and reports no API-Bank. What fits the figures is *ToolRL*: 61.6 = 368/597 and
@@ -126,19 +126,14 @@ def convert(value: str, kind: str):
     return value
 
 
-def strip(value):
-    """Without blanks at the ends."""
-    return value.strip() if isinstance(value, str) else value
+def of_text(change):
+    """A function that changes texts and leaves other values alone."""
+    return lambda value: change(value) if isinstance(value, str) else value
 
 
-def fold(value):
-    """Without blanks at the ends, in one case."""
-    return value.strip().lower() if isinstance(value, str) else value
-
-
-def unspaced(value):
-    """Without any blank (formulas)."""
-    return re.sub(r"\s", "", value) if isinstance(value, str) else value
+strip = of_text(str.strip)                                # without blanks at the ends
+fold = of_text(lambda text: text.strip().lower())         # ... and in one case
+unspaced = of_text(lambda text: re.sub(r"\s", "", text))  # without any blank (formulas)
 
 
 def moment(value):
@@ -398,15 +393,17 @@ def load_damo(folder: Path) -> list[dict]:
             with one_line_for(f"{path}, record {number}"):
                 line = lines[places[row["id"]]]
                 assert line["role"] == "API", "no call at this place of the dialogue"
-            records.append(damo_record(f"{row['file']}#{row['id']}", level, line["api_name"],
-                                       line.get("result", {}).get("input") or line["param_dict"],
-                                       low, row, accounts))
+                records.append(damo_record(f"{row['file']}#{row['id']}", level, line["api_name"],
+                                           line.get("result", {}).get("input")
+                                           or line["param_dict"], low, row, accounts))
     scenarios = read_array(folder / "official/test-data/level-3.json", ("apis",))
     path = folder / "official/test-data/level-3-batch-inf.json"
-    for row in read_array(path, ("sample_id", "api_id", "instruction", "input")):
-        api = scenarios[row["sample_id"]]["apis"][row["api_id"]]
-        records.append(damo_record(f"{row['sample_id']}#{row['api_id']}", 3, api["api_name"],
-                                   api["input"], high, row, accounts))
+    rows = read_array(path, ("sample_id", "api_id", "instruction", "input"))
+    for number, row in enumerate(rows):
+        with one_line_for(f"{path}, record {number}"):
+            api = scenarios[row["sample_id"]]["apis"][row["api_id"]]
+            records.append(damo_record(f"{row['sample_id']}#{row['api_id']}", 3, api["api_name"],
+                                       api["input"], high, row, accounts))
     return [r for r in records if r["gold"]["name"] != "ToolSearcher"]
 
 

@@ -101,7 +101,7 @@ def metrics(prediction: str | None, golds) -> dict:
     """em, cover_em, f1, precision, recall, each the best over the gold answers.
 
     prediction: answer text, None (nothing extracted) scores 0; golds: one text or a list of them.
-    Source: RULES (Search-R1 and FlashRAG agree on all of it).
+    Search-R1 and FlashRAG agree on all of it.
     """
     golds = [golds] if isinstance(golds, str) else golds
     result = {"em": 0, "cover_em": 0, "f1": 0.0, "precision": 0.0, "recall": 0.0}

@@ -9,8 +9,7 @@ How to run: `python -m eval bfcl --data DIR --model M`. `python -m eval.bfcl DIR
 derived/long_context_turns.jsonl from the official questions and answers (needs `bfcl-eval`).
 
 Two scorers:
-* single-turn Python categories and (ir)relevance: the official AST rules, numbered 1-7 below as in
-  the rule text, for both response formats (`[f(a=1)]` and Qwen's `<tool_call>` blocks);
+* single-turn Python categories and (ir)relevance: the official AST rules, numbered 1-7 below, for both response formats (`[f(a=1)]` and Qwen's `<tool_call>` blocks);
 * long-context turns: a rule without simulator (`score`), or the official one (`score_official`,
   optional package `bfcl-eval`), which runs the calls that our literal parser accepted.
 
@@ -90,7 +89,7 @@ class Undecodable(Exception):
 
 
 def decode(text: str, fmt: str | None = None) -> list:
-    """Calls of a response as (name, arguments) pairs. Raises Undecodable, nothing else.
+    """Calls of a response as (name, arguments) pairs. Raises Undecodable, UserError for another fmt.
 
     fmt: "prompt" (`[f(a=1)]`), "qwen_fc" (`<tool_call>` blocks), None = by the look of the text.
     """
@@ -233,12 +232,11 @@ def decode_qwen(text: str) -> list:
             call = json.loads(block)
         except (ValueError, RecursionError):
             continue
-        calls.append(call)
-    for call in calls:
         if not isinstance(call, dict) or not isinstance(call.get("arguments"), dict) \
                 or isinstance(call.get("name", []), (list, dict)):
             raise Undecodable("a <tool_call> block is no call")
-    return [(call["name"], dict(call["arguments"])) for call in calls]
+        calls.append((call["name"], dict(call["arguments"])))
+    return calls
 
 
 # ---------------------------------------------------------------------------------------------
@@ -443,7 +441,7 @@ def key_of(call: tuple, doc: dict) -> tuple:
                 and argument.endswith("_id"):
             value = int(value)
         # documents write the default None as the text "None"
-        default = spec.get("default", kept)
+        default = spec.get("default", key_of)  # without one: what equals no value
         if not (value is None and default == "None" or type(value) is type(default)
                 and value == default):
             kept[argument] = value

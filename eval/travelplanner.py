@@ -555,7 +555,7 @@ def _show(value) -> str:
 
 # ------------------------------------------------------------- eight commonsense constraints
 # A rule takes (query, plan, db) and returns (passed, reason); it raises what the official code
-# raises on the same plan. The numbers are those of the rules text.
+# raises on the same plan.
 
 def _route(query, plan):
     """(cities in order, None), or (None, reason) when the trip starts in a wrong city."""

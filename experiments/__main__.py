@@ -178,16 +178,16 @@ def make_shared(world, o, scratch: Path, bases=()):
 
 
 def start(name, seed, options, settings, scratch) -> dict:
-    """Launch one run on one thread, or let one go on that has a checkpoint in `scratch`; its output
-    goes to a file in case it fails."""
+    """Launch one run on one thread, or let one go on that was begun in `scratch` with the same
+    options (with others genenv.py refuses); its output goes to a file in case it fails."""
     folder = scratch / f"{''.join(c if c.isalnum() else '-' for c in name)}-{seed}"
     control = [x[1:] for x in options if x[0] == "@" and x[1:] in CONTROLS]
     program = ["-m", "experiments.controls", *control] if control else ["genenv.py"]
     shared = lambda x: scratch / (f"base-{seed}" if x == "@base" else f"{x[1:]}.jsonl")
     given = [str(shared(x)) if x.startswith("@") else x for x in options if x[1:] not in control]
     given = ["--seed", str(seed), "--threads", "1", *settings, *given]
-    if any((folder / "checkpoints").glob("*")):
-        given = ["--resume"]
+    if (folder / "config.json").is_file():
+        given.append("--resume")
     log = open(f"{folder}.log", "a")
     process = subprocess.Popen([sys.executable, *program, "--out", str(folder), *given], cwd=ROOT,
                                stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})

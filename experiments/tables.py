@@ -72,14 +72,9 @@ def by_name(results: Path) -> dict:
     return {name: table[name] for name in sorted(table, key=place)}
 
 
-def last(metrics, key):
-    """The value after the last epoch."""
-    return metrics[-1][key]
-
-
-def band_share(metrics, low=0.4, high=0.6):
-    """Share of the epochs from the second on with a success rate inside [low, high]."""
-    inside = [low <= m["success_rate"] <= high for m in metrics if m["epoch"] >= 2]
+def band_share(metrics):
+    """Share of the epochs from the second on with a success rate inside [0.4, 0.6]."""
+    inside = [0.4 <= m["success_rate"] <= 0.6 for m in metrics if m["epoch"] >= 2]
     return sum(inside) / max(1, len(inside))
 
 
@@ -103,25 +98,25 @@ def lost(metrics):
 
 
 COLUMNS = [
-    ("tuning", lambda m: last(m, "tuning")),
-    ("validation", lambda m: last(m, "validation")),
+    ("tuning", lambda m: m[-1]["tuning"]),
+    ("validation", lambda m: m[-1]["validation"]),
     # how fast: over the epochs in which it was measured
     ("mean of epochs", lambda m: np.mean([x["validation"] for x in validated(m)[1:]])),
-    ("greedy", lambda m: last(m, "validation_greedy")),
-    ("never solved in 8", lambda m: last(m, "validation_unsolved")),
+    ("greedy", lambda m: m[-1]["validation_greedy"]),
+    ("never solved in 8", lambda m: m[-1]["validation_unsolved"]),
     ("success, mean", lambda m: np.mean([x["success_rate"] for x in m[2:] or m])),
     ("epochs in [.4, .6]", band_share),
     # also tasks at which no attempt was well-formed; D_train, where "distinct tasks" is counted,
     # does not keep these
     ("generated, never solved", lambda m: np.mean([x["unsolved"] for x in m[-(len(m) // 2):]])),
     ("response growth", growth),
-    ("tool entropy kept", lambda m: last(m, "skill_entropy") / (m[0]["skill_entropy"] or 1)),
+    ("tool entropy kept", lambda m: m[-1]["skill_entropy"] / (m[0]["skill_entropy"] or 1)),
     ("lost on base tools", lost),
     ("kept by noise", lambda m: np.mean([x["kept_by_noise"] for x in m[1:]])),
-    ("synthetic tasks", lambda m: last(m, "synthetic")),
-    ("distinct tasks", lambda m: last(m, "generated")),
+    ("synthetic tasks", lambda m: m[-1]["synthetic"]),
+    ("distinct tasks", lambda m: m[-1]["generated"]),
     (f"thousand rollouts to {TARGET}", lambda m: cost(m) / 1000),
-    ("minutes", lambda m: last(m, "minutes")),  # of a core, with other work beside it
+    ("minutes", lambda m: m[-1]["minutes"]),  # of a core, with other work beside it
 ]
 
 
@@ -137,8 +132,8 @@ def refused(metrics, *reasons) -> float:
 # of worlds with episodes: how long they are, and what the simulator writes that is no task
 EPISODE_COLUMNS = [
     ("plan, first", lambda m: m[0]["task_length"]),
-    ("plan, last", lambda m: last(m, "task_length")),
-    ("turns, last", lambda m: last(m, "turns")),
+    ("plan, last", lambda m: m[-1]["task_length"]),
+    ("turns, last", lambda m: m[-1]["turns"]),
     ("no task", refused),
     ("inconsistent or unsolvable", lambda m: refused(m, "inconsistent", "unsolvable")),
 ]
@@ -225,7 +220,7 @@ def by_base(runs) -> list[str]:
             "|---" * (len(runs) + 1) + "|"]
     for seed in seeds:
         found = [of_variant.get(seed) for of_variant in runs.values()]
-        cells = [f"{m[0]['validation']:.3f} to {last(m, 'validation'):.3f}" if m else "-"
+        cells = [f"{m[0]['validation']:.3f} to {m[-1]['validation']:.3f}" if m else "-"
                  for m in found]
         rows.append(f"| {seed} | {' | '.join(cells)} |")
     return rows
@@ -267,7 +262,7 @@ def claims(runs) -> list[str]:
     lines = []
     mean_of = lambda name, f: np.mean([f(m) for m in runs[name].values()])
     if {"genenv", "random"} <= set(runs):
-        ours, theirs = (mean_of(n, lambda m: last(m, "validation_unsolved"))
+        ours, theirs = (mean_of(n, lambda m: m[-1]["validation_unsolved"])
                         for n in ("genenv", "random"))
         lines.append(f"* never-solved validation tasks: genenv {ours:.3f}, random {theirs:.3f} "
                      f"({1 - ours / max(theirs, 1e-9):+.0%} fewer)")
@@ -289,7 +284,7 @@ def equal_time(runs, rival) -> str:
         at = np.cumsum([m["seconds"] for m in runs["genenv"][seed]])
         reached = [m for m, t in zip(runs["genenv"][seed], at) if t <= spent]
         if reached:  # the rival may be done before genenv's first epoch
-            gains.append(reached[-1]["validation"] - last(runs[rival][seed], "validation"))
+            gains.append(reached[-1]["validation"] - runs[rival][seed][-1]["validation"])
     found = _with_bounds(*interval(gains)) if gains else "-"
     return f"* validation in the training time of {rival}, genenv minus {rival}: {found}"
 
@@ -298,9 +293,9 @@ def data_efficiency(runs, rival) -> str:
     """How many synthetic tasks genenv needs to reach the rival's final validation."""
     ratios = []
     for seed in sorted(set(runs["genenv"]) & set(runs[rival])):
-        goal = last(runs[rival][seed], "validation")
+        goal = runs[rival][seed][-1]["validation"]
         need = next((m["synthetic"] for m in runs["genenv"][seed] if m["validation"] >= goal), None)
-        ratios.append(None if not need else last(runs[rival][seed], "synthetic") / need)
+        ratios.append(None if not need else runs[rival][seed][-1]["synthetic"] / need)
     reached = [r for r in ratios if r]
     mean = f"{np.mean(reached):.2f}" if reached else "-"
     return (f"* synthetic tasks of {rival} / those genenv needs for the same validation: {mean} "

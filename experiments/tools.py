@@ -30,6 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
+from commands.ask import load_agent
 from common.cli import Parser, exit_code
 from common.files import UserError, append_jsonl, read_jsonl
 from curriculum import SUCCESS
@@ -39,8 +40,6 @@ from eval.__main__ import load_records
 from eval.make_base import unreadable
 from experiments import __main__ as suite
 from experiments.tables import CURVES, _with_bounds, figure, means, paired, refused
-from models.loading import policy_options
-from policy import Policy
 from run.options import parse_options
 from worlds import call_text, load_world
 
@@ -120,9 +119,7 @@ def is_right(record, task, response: str) -> bool:
 def score_model(model: str, settings, goal, seed, adapter=None) -> dict:
     """`scores` of a model folder, with the adapter in a folder or as it is."""
     o = parse_options([*settings, "--model", model, "--threads", "1"])
-    paths = {"agent": str(adapter)} if adapter else None
-    policy = Policy.load(o.model, ("agent",) if adapter else (),
-                         **{**policy_options(o), "adapter_paths": paths})
+    policy = load_agent(o, str(adapter or ""))
     return scores(policy, "agent" if adapter else None, goal, seed, o.max_response_tokens)
 
 

@@ -180,11 +180,19 @@ def step_mask(config, dtype, rollout, owner):
     -inf, as kernels take it, each row beginning at a multiple of 8 numbers.
     """
     (b, S), K = rollout.shape, owner.shape[1]
-    heads = config.num_attention_heads
-    narrow = S <= (getattr(config, "head_dim", None) or config.hidden_size // heads)
-    sharing = heads // (getattr(config, "num_key_value_heads", None) or heads) if narrow else 1
+    heads, key_heads, head_dim = heads_of(config)
+    sharing = heads // key_heads if S <= head_dim else 1
     mask = owner.new_full((b, 1, sharing * S, -(-K // 8) * 8), -math.inf, dtype=dtype)[..., :K]
     return mask.masked_fill_(group_mask(rollout, owner, False).repeat(1, 1, sharing, 1), 0)
+
+
+def heads_of(config):
+    """(query heads, key heads, head dimension) of a configuration."""
+    heads = config.num_attention_heads
+    # families differ in which of these they write down
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, key_heads, head_dim
 
 
 # ordinary calls keep the library's masks: only calls that bring a layout are treated differently

@@ -7,7 +7,8 @@ the append-only files were. It is whole or absent, and its checksum says if it w
 
 How it is run: `python genenv.py --resume --out runs/000-genenv`. On resuming the files are cut back
 to the lengths in the checkpoint (the rest moves to FILE.torn), the pools are read from them, and
-the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine. On
+the run continues as if nothing had happened: 2 + 2 epochs equal 4, bit for bit on one machine (with
+--val-every, epoch 2 of the former is validated as its last). On
 another kind of device, or with another --max-rows, it goes on too, and says that the bits differ.
 Only one program at a time works in a run folder. Its lock goes when it dies, also by SIGKILL.
 
@@ -15,6 +16,7 @@ Where it differs on purpose from common practice: the reference policy needs no 
 the base with both adapters off and so cannot drift at a resume.
 """
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -27,11 +29,6 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system
-    fcntl = None
 
 from common.cli import Stopped
 from common.files import UserError, read_jsonl, set_torn_line_aside, write_whole
@@ -112,17 +109,16 @@ def write_config(folder: Path, o):
 def lock_folder(folder: Path):
     """The run folder's lock, an open file: it is held until that is closed or the process is dead.
 
-    Raises UserError if another program is at work there. Where the system or the file system has no
-    such locks, one line says that nothing guards the folder.
+    Raises UserError if another program is at work there. Where the file system has no such locks, one
+    line says that nothing guards the folder.
     """
-    path, missing = folder / LOCK, fcntl is None
+    path, missing = folder / LOCK, False
     try:
         handle = open(path, "ab")
     except OSError as error:
         raise _unwritable(folder, error) from None
     try:
-        if fcntl:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # a run that could not begin may have removed the file that was opened here
         taken = not path.exists() or not os.path.samestat(os.fstat(handle.fileno()), path.stat())
     except OSError as error:

@@ -30,7 +30,7 @@ from itertools import product
 import torch
 
 from common.files import UserError
-from models.attention import SHORT
+from models.attention import SHORT, heads_of
 from models.loading import choose_dtype
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
 from worlds import rollout_rows
@@ -115,7 +115,7 @@ def base_bytes(counts: dict, quant: str, e: int) -> int:
 
 def kv_bytes_per_token(config, e: int) -> int:
     """Keys and values of one token in all layers."""
-    heads, head_dim = _heads(config)[1:]
+    heads, head_dim = heads_of(config)[1:]
     return config.num_hidden_layers * 2 * heads * head_dim * e
 
 
@@ -131,7 +131,7 @@ def rollout_instants(config, e, prompts, G, P, R, max_rows, lora=0) -> list:
     lora: parameters of an adapter, of which a copy in the compute type is there throughout.
     """
     D, I, V = config.hidden_size, _inner(config), config.vocab_size
-    heads, key_heads, head_dim = _heads(config)
+    heads, key_heads, head_dim = heads_of(config)
     B = min(prompts, max(1, max_rows // G))
     columns = min(P, max(1, PREFILL_TOKENS // B))
     cached = lambda keys: {"keys and values": B * keys * kv_bytes_per_token(config, e),
@@ -194,7 +194,7 @@ def layer_bytes(config, e: int, rank: int, gpu, tokens, own=0, keys=0, pairs=0, 
     head, the mask as the additive one that kernels take, the responses' own queries and outputs.
     """
     D, I = config.hidden_size, _inner(config)
-    heads, key_heads, head_dim = _heads(config)
+    heads, key_heads, head_dim = heads_of(config)
     queries, shared = heads * head_dim, key_heads * head_dim
     # inputs (in fp32, but for the one kernel of a GPU), outputs, 1 / rms
     norms = 2 * D * (e + (e if gpu else FP32)) + 2 * FP32
@@ -214,7 +214,7 @@ def training_instants(config, e, rank, gpu, grad_checkpoint, batch: dict) -> lis
     """
     D, I, V, layers = (config.hidden_size, _inner(config), config.vocab_size,
                        config.num_hidden_layers)
-    tokens, targets, (heads, _, head_dim) = batch["tokens"], batch["targets"], _heads(config)
+    tokens, targets, (heads, _, head_dim) = batch["tokens"], batch["targets"], heads_of(config)
     plain, grouped = layer_bytes(config, e, rank, gpu, **batch)
     inputs = tokens * layers * D * e if grad_checkpoint else 0
     copies = 2 * batch.get("keys", 0) * heads * head_dim * e
@@ -242,7 +242,7 @@ def attention_weights(config, o, e: int, batch: dict, P: int) -> dict:
     if e == FP32 or _on_gpu(o.device) or "pairs" not in batch:
         return {}
     layers = 1 if o.grad_checkpoint else config.num_hidden_layers
-    heads, _, head_dim = _heads(config)
+    heads, _, head_dim = heads_of(config)
     pairs, vectors = batch["pairs"] + batch["tokens"] * P, 2 * batch["keys"] + 4 * batch["tokens"]
     return {"attention weights": layers * heads * (pairs + vectors * head_dim) * FP32}
 
@@ -391,12 +391,3 @@ def _on_gpu(device: str) -> bool:
 def _inner(config):
     """Width of the MLP; older families leave it out where it is four times the hidden size."""
     return getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-
-
-def _heads(config):
-    """(query heads, key heads, head dimension) of a configuration."""
-    heads = config.num_attention_heads
-    # families differ in which of these they write down
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, key_heads, head_dim

@@ -229,7 +229,7 @@ def _of_file(path, own: dict) -> dict:
 
 def _world_of(argv) -> str:
     """The world by what the command line says: --world, the run that goes on, preset or config."""
-    p = Parser(add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
+    p = Parser(prog="genenv.py", add_help=False, allow_abbrev=False, argument_default=SUPPRESS)
     for name in ("world", "preset", "out", "config"):
         p.add_argument(f"--{name}")
     p.add_argument("--resume", action="store_true")

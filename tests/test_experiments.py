@@ -266,6 +266,19 @@ def test_results_of_another_meaning_are_not_taken_for_these(tmp_path, capsys):
         assert "move it away" in err and err.count("\n") == 1
 
 
+def test_a_folder_that_holds_a_run_goes_on_only_with_its_own_options(in_process, tmp_path, small_ladder):
+    """The runs of one experiment would be collected as those of another."""
+    go = lambda *more: experiments.start("a", 0, [], [*TINY, "--base-model", small_ladder, *more], tmp_path)
+    experiments.refuse_failed(go())
+    (tmp_path / "a-0" / "report.html").touch()
+    experiments.refuse_failed(go())  # the same once more: nothing is left to do
+    with pytest.raises(UserError, match="--rank was 4 .* cannot become 8"):
+        experiments.refuse_failed(go("--rank", "8"))
+    for checkpoint in (tmp_path / "a-0" / "checkpoints").iterdir():  # killed in its first epoch
+        checkpoint.unlink()
+    experiments.refuse_failed(go())
+
+
 def test_a_run_that_fails_ends_the_suite_with_its_last_line(tmp_path, small_ladder, in_process,
                                                          monkeypatch):
     """The reason must not stay in a temporary file, and what was finished is kept."""

@@ -401,7 +401,8 @@ TWICE = world.make_task(record(calls=[HALL, HALL]), "base")
 @pytest.mark.parametrize("answer,reference,same", [
     ("It is $1,200.50.", "1200.5", True), ("\u22125", "-5", True), ("(5)", "5", True), ("50%", "50", True),
     ("-5", "5", False), ("1.5", "15", False), ("0.05", "0.5", False), ("3-4", "34", True),
-    ("the end.", "End", True)])
+    ("the end.", "End", True),
+    ("**1.5**", "1.5", True), ("**1.5**", "15", False), ("`-5`", "5", False), ("-$5", "-5", True), ("+1.5", "15", False)])
 def test_numbers_of_free_form_answers_keep_sign_and_point(answer, reference, same):
     task = world.make_task({"task": "What is the result?", "reference": reference}, "base")
     assert (world.score(task, answer)[0] >= 0.5) == same

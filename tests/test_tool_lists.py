@@ -308,6 +308,8 @@ BAD_TASKS = [
     ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "arguments": "{3}"}]}, "no JSON object"),
     ({"messages": CHAT[2:], "tools": [RING]}, "0 of the user"),
     ({"messages": CHAT[:2], "tools": [RING]}, "no answer"),
+    ({"messages": [CHAT[1], {"role": "assistant", "content": "Done."}],
+      "tools": [{"name": ["ring"], "parameters": {}}]}, "no function with a name"),
     ({"messages": CHAT + [CHAT[2]], "tools": [RING]}, "calls in two turns"),
     *(({"messages": [CHAT[1], {"role": "assistant", **answer}], "tools": [RING]}, "not under \"tool_calls\"")
       for answer in ({"content": [{"type": "tool_use", "name": "ring", "input": {"times": 3}}]},

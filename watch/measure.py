@@ -20,7 +20,7 @@ from common.files import UserError
 import curriculum
 from policy import distance
 from watch import health
-from worlds import attempt_score, play, rollout_rows
+from worlds import attempt_score, play
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
@@ -28,12 +28,9 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     if not tasks:  # a list of functions alone has no held-out tasks
         return []
     o, world = run.o, run.world
-    prompts = [run.policy.encode(world.agent_prompt(task)) for task in tasks]
     generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
-    rows = rollout_rows(o, G, max(map(len, prompts)))
     with run.phase("validation"):
-        rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator,
-                               rows)
+        rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator)
     rewards = [attempt_score(world, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
     return [curriculum.success_rate(rewards[b * G:(b + 1) * G]) for b in range(len(tasks))]
 
@@ -68,7 +65,7 @@ def validate(run) -> dict:
     return record
 
 
-def epoch_record(run, env_stats: dict, alpha: float, practice=()) -> dict:
+def epoch_record(run, env_stats: dict, alpha: float, practice) -> dict:
     """The metrics of the epoch in run.state, JSON-ready. Rates in [0, 1], lengths in the world's
     units or tokens, KL in nats per token, entropy in bits. practice: as Run.practice gives it."""
     state, world = run.state, run.world
@@ -120,7 +117,7 @@ def by_function(practice) -> dict:
 
 def coverage(practice) -> dict:
     """How much of the world's list of functions has been practised so far, and ever solved."""
-    p_hats = practice.values() if practice else ()
+    p_hats = practice.values()
     return {"functions": len(p_hats), "functions_practised": sum(map(bool, p_hats)),
             "functions_solved": sum(map(any, p_hats))} if p_hats else {}
 

@@ -137,12 +137,14 @@ def try_prompts(world, o, policy, tasks):
                                 f"raise --max-prompt-tokens ({o.max_prompt_tokens}) or remove it")
 
 
-def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows):
+def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=None):
     """G attempts at every task -> (rollouts, texts), in the order of the tasks.
 
     A text is the response, or of an episode the list of turns and observations in turn.
+    max_rows: as policy.sample takes it; None: what `rollout_rows` says for these prompts.
     """
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
+    max_rows = max_rows or rollout_rows(o, G, max(map(len, prompts)))
     states = [world.start(task) for task in tasks for _ in range(G)] \
         if hasattr(world, "respond") else []
     if all(state is None for state in states):

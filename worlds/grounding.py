@@ -153,7 +153,7 @@ def _missing(value, schema: dict, name: str, request: Request) -> str:
 
 def stands(value, schema: dict, name: str, request: Request) -> bool:
     """Whether a value without parts stands in a request, or its argument if it is one of few."""
-    if value in (None, "", [], {}) and not isinstance(value, bool):
+    if value in (None, "", [], {}):
         return not NOTHING.isdisjoint(request.words)
     if isinstance(value, bool):
         return named(name, request) or not YES_NO[value].isdisjoint(request.words)
@@ -205,11 +205,11 @@ def text_stands(value: str, name: str, request: Request) -> bool:
     """Whether half of a text's words stand in the request; a date, a time or a number as such."""
     if value != value.strip():
         return False  # no answer would have that space
-    when, date = value.lower(), dates_of(value, whole=True)
-    if date or is_time(when):
-        known = request.dates if date else request.times
-        return any(agree(a, b) for a in date for b in known) if date else \
-            not times_of(when, exact=True).isdisjoint(known)
+    when = value.lower()
+    if dates := dates_of(value, whole=True):
+        return any(agree(a, b) for a in dates for b in request.dates)
+    if is_time(when):
+        return not times_of(when, exact=True).isdisjoint(request.times)
     if re.fullmatch(r"-?\d+(\.\d+)?", when):
         return number_stands(float(when), name, request)
     words = [word for word in words_of(value) if word not in FILLERS] or words_of(value)

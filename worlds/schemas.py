@@ -22,6 +22,7 @@ from worlds import InvalidTask
 from worlds.call_text import MAX_CHARS, MAX_DEPTH, MAX_DIGITS, NAME
 
 MAX_CALLS, MAX_TOOLS = 8, 32
+MARKS = string.punctuation.replace("-", "").replace(".", "")  # may stand before a number
 
 
 def invalid(reason: str, detail: str) -> InvalidTask:
@@ -375,8 +376,8 @@ def answer_words(text: str) -> list[str]:
 
 
 def _number(word: str) -> list[str]:
-    """["1200.5"] of "$1,200.50."; [] of what is no number."""
-    plain = word.lstrip("$\u20ac\u00a3(\"'").rstrip(string.punctuation).replace(",", "")
+    """["1200.5"] of "**$1,200.50.**"; [] of what is no number."""
+    plain = re.sub("[,$\u20ac\u00a3]", "", word).lstrip(MARKS).rstrip(string.punctuation)
     if not re.fullmatch(r"-?\d*\.?\d+", plain):
         return []
     return [plain.rstrip("0").rstrip(".") if "." in plain else plain]

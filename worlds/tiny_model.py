@@ -102,11 +102,9 @@ def save(model, tokenizer, folder):
 
 def load_trained(model, tokenizer, o):
     """The policy of a model that has just been trained."""
-    folder = tempfile.TemporaryDirectory()
-    save(model, tokenizer, folder.name)
-    policy = open_policy(folder.name, o)
-    policy.folder = folder  # removed with the policy: PEFT looks into it when adapters are saved
-    return policy
+    with tempfile.TemporaryDirectory() as folder:
+        save(model, tokenizer, folder)
+        return open_policy(folder, o)
 
 
 def base_folder(o, world: str, words) -> str:

@@ -19,8 +19,8 @@ asked, and the agent then answers `none`, which its prompt mentions only if some
 Other shapes of tools, calls and whole lines (OpenAI's, MCP's, chats) are those of
 worlds/tool_lists.py, which also says what of JSON schema is checked; fields of a user's own are
 ignored. With --tools FILE, tasks without tools have those of the list that they call, and others up
-to three. Every line is checked, and all bad ones are named at once. An eighth of the file is held out for validation, another
-for tuning.
+to three. Every line is checked, and all bad ones are named at once. An eighth of the file is held
+out for validation, another for tuning.
 
 When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0, and
 both are integers as JSON schema has it), but 5 is not "5" and true is not 1; strings must agree in
@@ -520,8 +520,7 @@ def read_answers_as(call_format: str, nothing: bool = False):
     global _form
     if call_format not in OPTIONS["call_format"][2]:
         raise UserError(f"{call_format!r} is no form of calls: json or python")
-    if (_form.call_format, _form.nothing) != (call_format, nothing):
-        _form = replace(_form, call_format=call_format, nothing=nothing)
+    _form = replace(_form, call_format=call_format, nothing=nothing)
 
 
 def base_tasks(o) -> list[Task]:
@@ -627,12 +626,6 @@ def _record(task: Task) -> dict:
     return record if record["ordered"] else {k: record[k] for k in ("task", "tools", "calls")}
 
 
-def fits_tools(task: Task, seed_task: Task) -> bool:
-    """Whether a task's calls are calls of its seed task's tools; always so for two questions."""
-    return kind(task) == kind(seed_task) and (
-        not structured(task) or fitting(task.spec["calls"], tools_of(seed_task)) is not None)
-
-
 def tools_text(tools) -> str:
     """Tool specs, one a line, as --call-format says; "" if there are none."""
     write = call_text.signature if _form.call_format == "python" else _json
@@ -735,7 +728,7 @@ def functions_beside(task: Task, draw) -> list[dict]:
 
 
 def teachable(task: Task) -> bool:
-    """Whether a run would take such a task from its simulator."""
+    """Whether a simulator may imitate a task: one with calls only if a run would take it from it."""
     return not structured(task) or bool(task.spec["calls"]) and not (
         given_away(task) or loopholes(task) or ungrounded(task) or uncalled(task))
 
@@ -744,14 +737,16 @@ def shown_with(task: Task, tasks) -> list[Task]:
     """The tasks that the simulator may be shown to write this one: others of its kind, and where it
     is not told the functions, of such functions."""
     told, keys = _form.tools and kind(task) == "calls", set(same_task_key(task))
+    fits = lambda other: told or not structured(task) or \
+        fitting(task.spec["calls"], tools_of(other)) is not None
     return [other for other in tasks if kind(other) == kind(task)
-            and keys.isdisjoint(same_task_key(other)) and (told or fits_tools(task, other))
+            and keys.isdisjoint(same_task_key(other)) and fits(other)
             and task.text not in other.text and other.text not in task.text]  # nor a part of it
 
 
 def joined_tasks(tasks, held_out, draw) -> list[Task]:
     """With --tools, a task with the calls of two for every eight of `tasks`, none of them like a
-    held-out one; else none."""
+    held-out one or longer than a task may be; else none."""
     single, out = [task for task in tasks if kind(task) == "calls" and skills(task)], []
     for one in draw.sample(single, len(single) // 8) if _form.tools else ():
         other = draw.choice(single)
@@ -760,7 +755,8 @@ def joined_tasks(tasks, held_out, draw) -> list[Task]:
             spec = {"tools": [*one.spec["tools"], *other.spec["tools"]], "ordered": False,
                     "calls": [*one.spec["calls"], *other.spec["calls"]]}
             out.append(_task(text, spec, "base"))
-    return [task for task in out if held_out.isdisjoint(same_task_key(task))]
+    return [task for task in out if held_out.isdisjoint(same_task_key(task))
+            and len(task.spec["calls"]) <= MAX_CALLS and len(task.spec["tools"]) <= MAX_TOOLS]
 
 
 def task_as_written(task: Task) -> str:

@@ -28,7 +28,7 @@ from urllib.parse import unquote
 
 from common.files import UserError, no_file
 from worlds import InvalidTask, call_text
-from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, SIZES, TYPES, UNIONS, check_schema, \
+from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, NUMBERS, TYPES, UNIONS, check_schema, \
     conforms, invalid, kinds, load_object
 
 MAX_BYTES = 2 ** 26  # of a file
@@ -44,6 +44,11 @@ CALL_MARKS = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")  # 
 CHECKS = {"not", "if", "then", "else", "patternProperties", "dependentRequired", "dependentSchemas",
           "dependencies", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef",
           "uniqueItems"}
+# the keywords that speak of one type alone
+SPEAK_OF = {"object": {"properties", "required", "additionalProperties", "minProperties",
+                       "maxProperties"},
+            "array": {"items", "minItems", "maxItems"},
+            "string": {"pattern", "minLength", "maxLength"}, "number": NUMBERS}
 NAMED = 3  # functions that are named beside each reason
 
 
@@ -57,7 +62,7 @@ def read_tools(path, call_format: str = "json") -> tuple[list, Counter]:
     Of two functions of one name the first is taken. call_format: with "python", functions with an
     argument that it cannot write are left out. Raises UserError if there is no function to use.
     """
-    tools, faults, seen = {}, defaultdict(list), {}
+    tools, faults, seen = {}, defaultdict(list), defaultdict(list)
     for found in _functions(read_json(path)):
         try:
             tool = own_tool(found)
@@ -70,7 +75,7 @@ def read_tools(path, call_format: str = "json") -> tuple[list, Counter]:
             faults[reason].append(str(name or "no name")[:60])
             continue
         first = tools.setdefault(tool["name"], tool)
-        if first != tool and seen.setdefault(tool["name"], []).count(tool) == 0:
+        if first != tool and tool not in seen[tool["name"]]:
             seen[tool["name"]].append(tool)
             faults["another function of the same name came first"].append(tool["name"])
     left_out = Counter({f"{why} ({_few(names)})": len(names) for why, names in faults.items()})
@@ -163,7 +168,7 @@ def own_tool(tool) -> dict:
     try:
         parameters = own_schema(given) if given else {"type": "object", "properties": {}}
         check_schema(parameters, "the schema")
-    except (TypeError, AttributeError, OverflowError):  # such as a number where a list should be
+    except (TypeError, AttributeError, OverflowError, RecursionError):  # such as a list for a number
         raise unfit("a malformed schema") from None
     if parameters.get("type") != "object":
         raise unfit("the parameters are no object schema")
@@ -287,8 +292,9 @@ def _allow_null(own: dict):
     """`nullable`: null is a value too."""
     if "type" in own:
         own["type"] = list(dict.fromkeys([*kinds(own), "null"]))
-    elif "anyOf" in own:
-        own["anyOf"] = [*own["anyOf"], {"type": "null"}]
+    for union in UNIONS if "type" not in own else ():
+        if union in own:
+            own[union] = [*own[union], {"type": "null"}]
     if "enum" in own and None not in own["enum"]:
         own["enum"] = [*own["enum"], None]
 
@@ -350,16 +356,8 @@ def _inferred(own: dict):
         order = ("string", "boolean", "integer", "number", "array", "object", "null")
         named = [next(kind for kind in order if fits(kind, value)) for value in own["enum"]]
         return named[0] if len(set(named)) == 1 else list(dict.fromkeys(named))
-    sized = {kind: unit for unit, kind in SIZES.items()}
-    for kind, keys in (("object", {"properties", "required", "additionalProperties"}),
-                       ("array", {"items"}), ("string", {"pattern"}),
-                       ("number", {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
-                                   "multipleOf"})):
-        unit = sized.get(TYPES[kind]) if kind != "number" else None
-        keys = keys | ({"min" + unit, "max" + unit} if unit else set())
-        if keys & set(own):
-            return kind
-    return [kind for kind in TYPES if kind != "integer"]
+    return next((kind for kind, keys in SPEAK_OF.items() if not keys.isdisjoint(own)),
+                [kind for kind in TYPES if kind != "integer"])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -373,9 +371,8 @@ LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds 
 def own_record(line: dict, listed=None) -> dict:
     """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
 
-    listed: {name: spec} of --tools; a task without tools of its own has those that it
-    calls, and others.
-    Raises InvalidTask with .detail. What is not looked at here, make_task checks.
+    listed: {name: spec} of --tools; a task without tools of its own has those that it calls, and
+    others. Raises InvalidTask with .detail. What is not looked at here, make_task checks.
     """
     if "task" not in line and "messages" in line:
         line = {**line, **_of_chat(line["messages"], line.get("tools") or listed)}
@@ -442,7 +439,8 @@ def _calls_elsewhere(message: dict, tools) -> bool:
     content, text = message.get("content"), str(_content(message))
     parts = content if isinstance(content, list) else []
     names = set(tools) if isinstance(tools, dict) else {
-        tool.get("name") for tool in map(_function_of, _functions(tools)) if isinstance(tool, dict)}
+        name for tool in map(_function_of, _functions(tools)) if isinstance(tool, dict)
+        if isinstance(name := tool.get("name"), str)}
     # the name before its arguments: in JSON, or as Python writes a call
     written = re.findall(r'"name"\s*:\s*"([^"]*)"', text) + re.findall(r"([\w.-]+)\(", text)
     return bool(message.get("function_call")) or any(mark in text for mark in CALL_MARKS) \
