@@ -509,9 +509,14 @@ def listed_tools(path: str, longest: int) -> dict:
     if not tools:
         raise UserError(f"{path}: every function is too long: raise --max-prompt-tokens ({longest})")
     if left_out:
-        print(f"{path}: {len(tools)} functions; left out: {tool_lists.reasons(left_out)}",
-              file=sys.stderr)
+        say_once(f"{path}: {len(tools)} functions; left out: {tool_lists.reasons(left_out)}")
     return {tool["name"]: tool for tool in tools}
+
+
+@lru_cache
+def say_once(note: str):
+    """A note on stderr: a run prepares its world before torch is loaded and once more after it."""
+    print(note, file=sys.stderr)
 
 
 def read_answers_as(call_format: str, nothing: bool = False):
