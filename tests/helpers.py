@@ -173,12 +173,15 @@ def same_run(a, b):
         assert x == y, name
 
 
-def user_error(match, call, *args, **options) -> str:
-    """The one line of the UserError that `call` ends in."""
-    with pytest.raises(UserError, match=match) as error:
+def raised(kind, match, call, *args, **options) -> str:
+    """The one line of the exception of this kind that `call` ends in."""
+    with pytest.raises(kind, match=match) as error:
         call(*args, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
+
+
+user_error = partial(raised, UserError)
 
 
 def one_line(capsys, code, *words):
@@ -188,6 +191,30 @@ def one_line(capsys, code, *words):
     assert err.startswith("genenv: ") and err.count("\n") == 1, err
     assert all(str(w) in err for w in words), err
     return out
+
+
+class Speaker:
+    """A policy that says what it is told to: a list of turns for each rollout; a token is a text. An
+    episode that has not ended with its turns ran into `limit`."""
+
+    def __init__(self, replies, limit="too many turns"):
+        self.replies, self.limit, self.read = replies, limit, []
+
+    encode = encode_observation = staticmethod(lambda text: [str(text)])
+    decode = staticmethod(lambda ids: ids[0])
+
+    def sample(self, adapter, prompts, G, tokens, temperature, generator, max_rows, respond,
+               max_turns, max_turn_tokens):
+        self.limits, out = (tokens, max_turn_tokens), []
+        for i, turns in enumerate(self.replies):
+            heard = [""]
+            for turn in turns[:max_turns]:
+                heard = respond(i, [turn])
+                if heard is None:
+                    break
+                self.read += heard
+            out.append(Rollout(i // G, [], [], [], "" if heard is None else self.limit))
+        return out
 
 
 class Frozen:

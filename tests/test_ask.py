@@ -5,13 +5,14 @@ Run: python -m pytest tests/test_ask.py -q
 import dataclasses
 import io
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from commands import ask, warm_start
 import genenv
-from helpers import EXAMPLE_LIST, randomise
+from helpers import EXAMPLE_LIST, one_line, randomise
 from policy import Policy
 from worlds import tool_calls, tool_lists
 
@@ -114,9 +115,7 @@ def test_which_functions_are_offered(run, monkeypatch, capsys, tmp_path):
     copy = tmp_path / "run"
     config = json.loads((run / "config.json").read_text())
     config.update(base_tasks=str(tmp_path / "gone"), world_options={"call_format": "python"})
-    (copy / "adapters" / "agent").mkdir(parents=True)
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        (copy / "adapters" / "agent" / name).write_bytes((run / "adapters" / "agent" / name).read_bytes())
+    shutil.copytree(run / "adapters", copy / "adapters")
     (copy / "config.json").write_text(json.dumps(config))
     task = tool_calls.make_task({"task": "Ring the bell, please.", "calls": [{"name": "ring", "arguments": {}}],
                                  "tools": tool_lists.read_tools(path)[0]}, "env", "seed", 1)
@@ -197,10 +196,9 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         (broken / "adapters" / "agent" / name).write_text("{}")
     torn = changed(run, tmp_path / "torn")
-    (torn / "adapters" / "agent").mkdir(parents=True)
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        whole = (run / "adapters" / "agent" / name).read_bytes()
-        (torn / "adapters" / "agent" / name).write_bytes(whole[:2000])
+    shutil.copytree(run / "adapters", torn / "adapters")
+    for path in (torn / "adapters" / "agent").iterdir():
+        path.write_bytes(path.read_bytes()[:2000])
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "config.json").write_text("{")
     (tmp_path / "plain").mkdir()
@@ -223,6 +221,4 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
             ([tmp_path / "plain", DENTIST], "names no world"), ([ladder, DENTIST], "world ladder"),
             ([bare, DENTIST], "no adapters/agent"), ([model, DENTIST], "does not exist"),
             ([broken, DENTIST], "damaged"), ([torn, DENTIST], "does not load")):
-        assert genenv.main(["ask", *map(str, argv)]) == 2, argv
-        out, err = capsys.readouterr()
-        assert message in err and err.startswith("genenv: ") and err.count("\n") == 1 and not out, err
+        assert not one_line(capsys, genenv.main(["ask", *map(str, argv)]), message), argv

@@ -12,7 +12,7 @@ from bench import cpu, gpu
 from bench.__main__ import main
 from bench.models import QWEN_7B, qwen2_config, random_nf4, random_prompts, reward_of, \
     rewards_of, small_config, word_tokenizer
-from helpers import flat, randomise
+from helpers import clear, flat, gradients, randomise
 from policy import Policy
 
 
@@ -61,9 +61,8 @@ def test_a_rollout_changes_no_gradient_of_a_four_bit_model():
         with policy.use("agent"):
             logp, mask = policy.logprobs(flat(groups))
             (logp * mask).sum().backward()
-        grads.append([p.grad.clone() for p in policy.params["agent"]])
-        for p in policy.params["agent"]:
-            p.grad = None
+        grads.append(gradients(policy, "agent"))
+        clear(policy)
         policy.sample("agent", [[1, 2, 3]], G=2, max_new_tokens=3)
     assert all(torch.equal(a, b) and a.abs().max() > 0 for a, b in zip(*grads))
 

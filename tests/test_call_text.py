@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.files import UserError, read_jsonl
-from helpers import user_error
+from common.files import read_jsonl
+from helpers import raised, user_error
 from worlds import InvalidTask, call_text, check_task, held_out_keys, tool_calls
 from worlds.tool_calls import EXAMPLE_TASKS, canonical, check_calls, check_tools
 
@@ -188,8 +188,7 @@ def prepared(tmp_path):
                             world_options=own)
         tool_calls.prepare(o)
         return o
-    yield prepare
-    tool_calls._form = tool_calls.Form()
+    return prepare
 
 
 def base_of(o, kind="Please dim"):
@@ -264,9 +263,7 @@ def test_what_is_written_for_a_function_is_a_task_with_all_that_was_shown(listed
     for calls, reason in (("Call: ship(lamp=70)", "none of its functions"),
                           ("Call: dim(lamp=70)", "unknown tool"), ("Call: wash(lamp=7)", "unknown tool"),
                           ("Call: mend(lamp=70)\nCall: dim(lamp=70)", "unknown tool")):
-        with pytest.raises(InvalidTask) as error:
-            parse(calls)
-        assert str(error.value) == reason and reason in tool_calls.REASONS, calls
+        assert raised(InvalidTask, None, parse, calls) == reason in tool_calls.REASONS, calls
     firsts = [names_of(tool_calls.parse_task(f"Call: mend(lamp={n})\nRequest: Please mend the lamp {n}.",
                                              seed_task, 1).spec["tools"])[0] for n in range(60)]
     assert all(8 < firsts.count(name) < 32 for name in ("mend", "paint", "ship"))  # tells nothing
@@ -361,8 +358,7 @@ def test_functions_that_python_cannot_write_are_left_out(prepared, tmp_path, cap
     assert tool_calls.functions(prepared(MORE, call_format="python", tools=str(path))) == ["mend"]
     assert "too long for --max-prompt-tokens: 1" in capsys.readouterr().err
     path.write_text(json.dumps([wide]))
-    with pytest.raises(UserError, match="raise --max-prompt-tokens"):
-        prepared(MORE, tools=str(path))
+    user_error("raise --max-prompt-tokens", prepared, MORE, tools=str(path))
 
 
 def test_arguments_that_python_cannot_write_are_one_line(prepared):
@@ -374,8 +370,7 @@ def test_arguments_that_python_cannot_write_are_one_line(prepared):
                call_format="python")
     # a tool that the simulator makes up
     o = prepared(call_format="python")
-    with pytest.raises(InvalidTask, match="tool schema"):
-        tool_calls.parse_task(json.dumps(odd), base_of(o), 0)
+    raised(InvalidTask, "tool schema", tool_calls.parse_task, json.dumps(odd), base_of(o), 0)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -437,8 +432,7 @@ def test_records_whose_results_do_not_fit_are_refused(prepared):
             tool_calls.make_task({**good, **bad}, "base")
         assert str(error.value) == "malformed task" and error.value.detail, bad
     for name in ("max_turns", "max_episode_tokens"):
-        with pytest.raises(UserError, match="at least 1"):
-            prepared(ANSWERING, **{name: 0})
+        user_error("at least 1", prepared, ANSWERING, **{name: 0})
 
 
 @pytest.mark.parametrize("tools", ["", "base"])
@@ -455,8 +449,7 @@ def test_the_simulator_writes_results_for_a_seed_task_that_has_them(prepared, to
     without = tool_calls.task_as_written(tool_calls.make_task(
         {k: v for k, v in answering("Fay").items() if k != "results"}, "base"))
     for text, seed in ((without, seed_task), (text, plain)):
-        with pytest.raises(InvalidTask):
-            tool_calls.parse_task(text, seed, 2)
+        raised(InvalidTask, None, tool_calls.parse_task, text, seed, 2)
     if tools:
         for lines in ("Result: 1\nCall: where(who='A')", "Call: where(who='A')\nResult: 1\nResult: 2",
                       "Call: where(who='A')\nResult: {1", 'Call: where(who="A")\nResult: 1, "x": 2',

@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from common.files import UserError
+from helpers import Speaker, user_error
 from eval import alfworld
 from eval.common import read_rows
 from test_eval_harness import SHARED, needs_data
@@ -120,8 +120,7 @@ def test_first_commands_of_all_orders_by_hand():
 def test_episodes_without_the_package_are_one_clear_line(tmp_path, monkeypatch):
     import sys
     monkeypatch.setitem(sys.modules, "textworld", None)
-    with pytest.raises(UserError, match="pip install alfworld"):
-        next(alfworld.episodes(tmp_path, None, [step()]))
+    user_error("pip install alfworld", next, alfworld.episodes(tmp_path, None, [step()]))
 
 
 @needs_data
@@ -129,19 +128,17 @@ def test_game_files_are_unpacked_by_name(tmp_path):
     game = alfworld.load(SHARED)[0]["game"]
     paths = alfworld.unpack_games(SHARED, [game], tmp_path)
     assert set(json.loads(paths[game].read_text())) >= {"pddl_problem", "grammar", "walkthrough"}
-    with pytest.raises(UserError, match="no game file for valid_seen/none"):
-        alfworld.unpack_games(SHARED, ["valid_seen/none"], tmp_path)
+    user_error("no game file for valid_seen/none", alfworld.unpack_games, SHARED, ["valid_seen/none"],
+               tmp_path)
 
 
 def test_damaged_archive_is_one_clear_line(tmp_path):
     (tmp_path / "alfworld").mkdir()
     path = tmp_path / "alfworld" / "json_2.1.1.valid_seen+valid_unseen.tar.xz"
-    with pytest.raises(UserError, match="no such file"):
-        alfworld.unpack_games(tmp_path, ["x"], tmp_path)
+    user_error("no such file", alfworld.unpack_games, tmp_path, ["x"], tmp_path)
     for content in (b"", b"no archive", gzip.compress(b"x" * 2000)):
         path.write_bytes(content)
-        with pytest.raises(UserError, match="cannot be read"):
-            alfworld.unpack_games(tmp_path, ["x"], tmp_path)
+        user_error("cannot be read", alfworld.unpack_games, tmp_path, ["x"], tmp_path)
 
 
 class Game:
@@ -164,30 +161,8 @@ def dialogue(monkeypatch, turns, **limits):
     monkeypatch.setattr(alfworld, "unpack_games", lambda data, games, folder: dict.fromkeys(games))
     record = {**step(), "id": "g", "game": "g",
               "observation": "You see a mug 1.\n\nYour task is to: put it."}
-    speaker = Speaker(turns)
+    speaker = Speaker([turns], "turn too long")
     return alfworld.dialogues(None, speaker, None, [record], **limits)[0], speaker
-
-
-class Speaker:
-    """A policy that says what it is told to; a token is a character."""
-
-    def __init__(self, turns):
-        self.turns, self.read = list(turns), []
-
-    encode = encode_observation = staticmethod(lambda text: [str(text)])
-    decode = staticmethod(lambda ids: ids[0])
-
-    def sample(self, adapter, prompts, G, tokens, temperature, generator, max_rows, respond,
-               max_turns, max_turn_tokens):
-        from policy import Rollout
-        self.limits, limit = (tokens, max_turn_tokens), "turn too long"
-        for turn in self.turns[:max_turns]:
-            heard = respond(0, [turn])
-            if heard is None:
-                limit = ""
-                break
-            self.read += heard
-        return [Rollout(0, [], [], [], limit)]
 
 
 def test_a_dialogue_is_played_turn_by_turn_until_the_game_is_won(monkeypatch):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from common.files import UserError
+from helpers import user_error
 from eval import api_bank
 from test_eval_harness import SHARED, needs_data, never_passes, writable_copy
 
@@ -133,8 +133,7 @@ def test_values_too_deep_to_print():
     rec = record("RecordHealthData", {"health_data": [{"name": "a", "value": "1"}]},
                  {"health_data": "list"})
     assert not api_bank.score(rec, f"[RecordHealthData({deep})]", "damo").ok
-    with pytest.raises(UserError, match="unknown rule"):
-        api_bank.score(RECORD, "", rule="other")
+    user_error("unknown rule", api_bank.score, RECORD, "", rule="other")
 
 
 # ---- data
@@ -201,13 +200,10 @@ def test_training_file_is_used_unless_evaluated(tmp_path):
 @needs_data
 def test_bad_data_is_named(tmp_path):
     folder = writable_copy("api_bank", tmp_path)
-    with pytest.raises(UserError, match="no data folder"):
-        api_bank.load(tmp_path / "nowhere")
+    user_error("no data folder", api_bank.load, tmp_path / "nowhere")
     path = folder / "toolrl" / "level-2-api_processed.json"
     rows = json.loads(path.read_text())
     for bad in (7, {"system": "s"}, rows[1] | {"answer": []}, rows[1] | {"answer": {"name": 1}}):
         path.write_text(json.dumps([rows[0], bad]))
-        with pytest.raises(UserError, match="level-2.*record 1"):
-            api_bank.load(tmp_path)
-    with pytest.raises(UserError, match="unknown split"):
-        api_bank.load(tmp_path, split="dev")
+        user_error("level-2.*record 1", api_bank.load, tmp_path)
+    user_error("unknown split", api_bank.load, tmp_path, split="dev")

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from common.files import UserError
 from helpers import user_error
 from eval import bfcl
 from test_eval_harness import SHARED, lines, needs_data, never_passes, writable_copy
@@ -241,8 +240,7 @@ def test_train_and_test_are_disjoint():
     assert not {json.dumps(r["function"]) for r in test} & {json.dumps(r["function"])
                                                             for r in train}
     assert all(bfcl.base_task(r) is None for r in test)
-    with pytest.raises(UserError):
-        bfcl.load(SHARED, split="train", categories=[bfcl.LONG_CONTEXT])
+    user_error(None, bfcl.load, SHARED, split="train", categories=[bfcl.LONG_CONTEXT])
 
 
 @needs_data
@@ -253,15 +251,12 @@ def test_bad_data_is_named(tmp_path):
     for bad, message in (({"id": 1}, "record 2"), (rows[1] | {"function": [{}]}, "parallel_1"),
                          (rows[1] | {"id": "new"}, "no answer for new")):
         path.write_text(lines(rows[0], bad, *rows[2:]))
-        with pytest.raises(UserError, match=message):
-            bfcl.load(tmp_path, categories=["parallel"])
+        user_error(message, bfcl.load, tmp_path, categories=["parallel"])
     path = folder / "derived" / "long_context_turns.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for change in ({"gt_calls_kw": ["nothing()", "cd()"]}, {"gt_results": []}, {"turn": 7},
                    {"id": "unknown", "turn": 0}, {"gt_calls_kw": ["x y"]}):
         path.write_text(lines(rows[0], rows[1] | change, *rows[2:]))
-        with pytest.raises(UserError, match="record 2"):
-            bfcl.load(tmp_path)
+        user_error("record 2", bfcl.load, tmp_path)
     path.unlink()
-    with pytest.raises(UserError, match="python -m eval.bfcl"):
-        bfcl.load(tmp_path)
+    user_error("python -m eval.bfcl", bfcl.load, tmp_path)

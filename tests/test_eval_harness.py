@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from common.files import UserError
+from helpers import user_error
 from eval import __main__ as harness
 from eval import common, make_base
 from eval.common import Verdict
@@ -264,7 +264,6 @@ OPTIONS = {
     "both": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--model", "m"],
     "variant": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--variant", "moon"],
     "verify": ["verify"], "verify none": ["verify", "bamboogle", "none", "--data", "{data}"],
-    "gold": ["gold", "moon", "--data", "{data}"], "seed": ["bamboogle", "--seed", "x"],
     "out": ["bamboogle", "--data", "{data}", "--responses", "{good}", "--out", "{file}"],
     "variant of all": ["all", "--data", "{data}", "--model", "m", "--variant", "fixed"],
     "variant for responses": ["bamboogle", "--data", "{data}", "--model", "m", "--variant",
@@ -276,7 +275,6 @@ OPTIONS = {
     "adapter missing": ["bamboogle", "--data", "{data}", "--model", "{tmp}", "--adapter",
                         "{tmp}/a"],
     "all from one file": ["all", "--data", "{data}", "--responses", "{file}"],
-    "verify all": ["verify", "all", "{good}", "--data", "{data}"],
     "verify empty": ["verify", "bfcl", "{empty}", "--data", "{data}"],
     "gold of no data": ["gold", "bfcl", "--data", "{data}/none"],
 }
@@ -488,8 +486,7 @@ def test_spread_is_even_deterministic_and_ordered():
     records = [{"id": i, "category": i % 7 if i < 90 else "rare"} for i in range(100)]
     for limit in (1, 2, 3, 5, 7, 50, 99, 100):
         assert len(common.spread(records, limit)) == limit
-    with pytest.raises(UserError, match="at least 1"):
-        common.spread(records, 0)
+    user_error("at least 1", common.spread, records, 0)
 
 
 @pytest.mark.parametrize("k, n", [(0, 10), (5, 10), (10, 10), (14, 200), (472, 597), (1, 1)])

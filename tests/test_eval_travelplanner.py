@@ -7,7 +7,6 @@ import json
 
 import pytest
 
-from common.files import UserError
 from helpers import user_error
 from eval import travelplanner as tp
 from test_eval_harness import TRAVEL as QUERY, never_passes, tiny_travelplanner
@@ -273,8 +272,7 @@ def test_broken_data_is_one_line_with_file_and_record(folder):
         assert path.name in user_error(hint, lambda: tp.database(tp.load(folder)[0]["data"]))
         path.write_text(good)
     (folder / "validation_ref_info.jsonl").unlink()  # a missing file: test_eval_harness.py
-    with pytest.raises(UserError, match="split"):
-        tp.load(folder, "valid")
+    user_error("split", tp.load, folder, "valid")
 
 
 def test_hostile_text_is_scored_quickly_and_never_passes(folder, tmp_path):

@@ -22,7 +22,6 @@ from experiments import __main__ as experiments, controls, suites, tables, tools
 import genenv
 from policy import Policy
 from run.options import parse_options
-from test_tool_calls import chat_model
 from watch import report
 from worlds import ladder, tool_calls
 
@@ -235,7 +234,7 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, small_ladder, in_process, mo
 
 
 @pytest.mark.slow
-def test_any_world_runs_a_suite(tmp_path, capsys):
+def test_any_world_runs_a_suite(model, tmp_path, capsys):
     """A world with files and a model of its own, and without a teacher: what it needs is handed
     on, what it lacks is left out, and its results lie beside those of the ladder."""
     assert set(suites.variants("paper", tool_calls)) == \
@@ -244,7 +243,6 @@ def test_any_world_runs_a_suite(tmp_path, capsys):
                                       "--world", "tool_calls", "--out", str(tmp_path / "out")]
     assert experiments.main(command) == 2 and "--model" in capsys.readouterr().err
     assert not out.exists()
-    model = chat_model(tmp_path / "model", hidden=32)
     assert experiments.main([
         *command, "--model", model, *TINY, "--max-task-tokens", "64", "--max-response-tokens",
         "32", "--max-prompt-tokens", "4096", "--device", "cpu"]) == 0

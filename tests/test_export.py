@@ -9,20 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from commands import export
-from common.files import UserError
+from helpers import user_error
 from data_pool import Trace, TrainPool
 from test_tool_calls import SEED, VALID, options, said
 from worlds import call_text, load_world
-
-
-@pytest.fixture(autouse=True)
-def default_form():
-    """Worlds keep the form of the last run that was prepared, here or in another file."""
-    world = load_world("tool_calls")
-    world._form = world.Form()
-    yield
-    world._form = world.Form()
-    load_world("household")._mode["chat"] = False
 
 
 def run_folder(tmp_path, world="tool_calls", tried=(), **given):
@@ -79,7 +69,7 @@ def test_a_world_of_plain_text_becomes_one_user_message(tmp_path):
     assert export.compute_score("genenv/ladder", "s1", truth) == 0.0
 
 
-def test_prompts_and_rewards_are_in_the_form_of_the_run(tmp_path):
+def test_prompts_and_rewards_are_in_the_form_of_the_run(tmp_path, monkeypatch):
     """Calls in Python: the prompt shows signatures, and a process that has prepared nothing reads
     such an answer. In the household a chat model has messages with rules."""
     world = load_world("tool_calls")
@@ -96,9 +86,9 @@ def test_prompts_and_rewards_are_in_the_form_of_the_run(tmp_path):
     assert export.compute_score("genenv/tool_calls", answer, reward) == 0.0
     for source, word in (("genenv/tool_calls/xml", "form"), ("genenv/ladder/python", "form"),
                          ("gsm8k", "no data source")):
-        with pytest.raises(UserError, match=word):
-            export.compute_score(source, answer, reward)
+        user_error(word, export.compute_score, source, answer, reward)
     (tmp_path / "h").mkdir()
+    monkeypatch.setitem(load_world("household")._mode, "chat", False)  # put back afterwards
     rooms = export.verl_records(run_folder(tmp_path / "h", world="household"))
     assert rooms[0]["prompt"][0]["role"] == "system" and "one command" in rooms[0]["prompt"][0]["content"]
 
@@ -114,6 +104,5 @@ def test_parquet_round_trip(tmp_path):
 def test_parquet_without_pyarrow_says_what_to_do(tmp_path, monkeypatch):
     """It is no requirement of ours; nothing half-written may stay behind."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match="pip install pyarrow"):
-        export.export_verl(written(tmp_path)[1], tmp_path / "out.parquet")
+    user_error("pip install pyarrow", export.export_verl, written(tmp_path)[1], tmp_path / "out.parquet")
     assert not list(tmp_path.glob("out*"))

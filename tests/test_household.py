@@ -13,8 +13,8 @@ import pytest
 
 from common.files import read_jsonl
 import genenv
-from helpers import noisy, tiny_lm, user_error
-from policy import Policy, Rollout
+from helpers import Speaker, noisy, raised, tiny_lm, user_error
+from policy import Policy
 from worlds import InvalidTask, NO_SEED, attempt_score, household as h, play, transcript
 from worlds.tiny_model import word_tokenizer
 
@@ -31,10 +31,9 @@ def turns(task, *commands):
 
 def reason(text):
     """Why a text is refused."""
-    with pytest.raises(InvalidTask) as error:
-        h.parse_task(text, NO_SEED, 0)
-    assert str(error.value) in h.REASONS
-    return str(error.value)
+    said = raised(InvalidTask, None, h.parse_task, text, NO_SEED, 0)
+    assert said in h.REASONS
+    return said
 
 
 @pytest.fixture(autouse=True)
@@ -285,35 +284,12 @@ def fake_base(monkeypatch):
     monkeypatch.setattr(h, "validation_tasks", lambda o=None, split="validation": tasks[split])
 
 
-class Script:
-    """A policy that says what it is told: its rollouts are the plan, cut or led astray."""
-
-    def __init__(self, replies):
-        self.replies = replies
-
-    def encode(self, prompt):
-        return [1]
-
-    encode_observation, decode = encode, lambda self, ids: ids
-
-    def sample(self, adapter, prompts, G, T, temperature, generator, max_rows, respond, max_turns,
-               max_turn_tokens):
-        out = []
-        for i, reply in enumerate(self.replies):
-            observation = [""]
-            for turn in reply:
-                observation = respond(i, turn)
-            why = "" if observation is None else "too many turns"
-            out.append(Rollout(i // G, [1], [1], [0.0], why))
-        return out
-
-
 def test_play_scores_what_happened():
     """Turns of one rollout would reach another's household, or the score would be another's."""
     o = SimpleNamespace(max_response_tokens=8)
     plan = h.plan(TASK)
     replies = [plan, plan[:-1], ["look", "sing"], plan]
-    rollouts, texts = play(h, o, Script(replies), "agent", [TASK, TASK], 2, 1.0, None, 8)
+    rollouts, texts = play(h, o, Speaker(replies), "agent", [TASK, TASK], 2, 1.0, None, 8)
     scores = [attempt_score(h, TASK, r, text) for r, text in zip(rollouts, texts)]
     assert scores == [(1.0, True), (0.0, True), (0.0, False), (1.0, True)]
     assert [text[::2] for text in texts] == replies

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.files import UserError
+from helpers import raised, user_error
 import genenv
 from worlds import InvalidTask, attempt_score, check_task, held_out_keys, household, ladder, play
 
@@ -70,12 +70,7 @@ def test_reward_is_binary_for_every_single_wrong_digit():
     for i in (2, 5, 8):
         for digit in "0123456789":
             changed = words[:i] + [digit] + words[i + 1:]
-            assert ladder.score(t, " ".join(changed))[0] == float(changed == words)
-
-
-def test_wrong_but_well_formed_responses_are_valid():
-    """Valid(E_t) would keep successes only."""
-    assert ladder.score(task(3, "inc"), "s1 inc 7") == (0.0, True)
+            assert ladder.score(t, " ".join(changed)) == (float(changed == words), True)  # valid
 
 
 # ---------------------------------------------------------------------------------------------
@@ -86,10 +81,8 @@ def test_base_tasks_are_544_distinct_easy_chains():
     """Duplicates, hard tools or another number than the paper's."""
     base = ladder.base_tasks()
     assert len(base) == len({t.id for t in base}) == len({t.text for t in base}) == 544
-    assert {t.origin for t in base} == {"base"}
     assert {len(t.spec["tools"]) for t in base} == {1, 2, 3}
     assert {s for t in base for s in t.spec["tools"]} == set(ladder.NAMES[:ladder.BASE_TOOLS])
-    assert base == ladder.base_tasks()  # the same in every run
 
 
 @pytest.mark.parametrize("split", ["validation", "tuning"])
@@ -126,8 +119,7 @@ def test_written_task_is_read_back():
     "٣ s1 inc", "3 s1 inc s2", "3 s01 inc", "vary b4 3 s1 inc =>", "3 3 s1 inc"])
 def test_text_that_is_no_task_is_malformed(text):
     """Nonsense would be tried by the agent, or crash the run."""
-    with pytest.raises(InvalidTask, match="^malformed$"):
-        ladder.parse_task(text, SEED, 1)
+    raised(InvalidTask, "^malformed$", ladder.parse_task, text, SEED, 1)
 
 
 def test_each_other_reason_of_rejection():
@@ -136,8 +128,7 @@ def test_each_other_reason_of_rejection():
     for text, reason in ((SEED.text, "copy of the seed"),
                          ("3 " + ladder._chain(["inc"] * 6), "too long"),
                          *((t.text, "held-out task") for t in held_out)):
-        with pytest.raises(InvalidTask, match=f"^{reason}$"):
-            accepted(text)
+        raised(InvalidTask, f"^{reason}$", accepted, text)
     assert accepted("3 " + ladder._chain(["inc"] * 5))
 
 
@@ -208,7 +199,7 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch, capsys):
     o = genenv.Options(base_model=str(tmp_path / "a"), rank=4, device="cpu")
     assert set(ladder.load_policy(o).params) == {"agent", "env"}
     for folder, what in ((tmp_path / "a", "does not know the words"), (tmp_path, "no base model in")):
-        with pytest.raises(UserError, match=f"{what}.*python -m worlds.household train 0 {folder}"):
-            household.load_policy(replace(o, base_model=str(folder)))
+        user_error(f"{what}.*python -m worlds.household train 0 {folder}", household.load_policy,
+                   replace(o, base_model=str(folder)))
     assert ladder.main(["train", "x", str(tmp_path / "d")]) == 2 and not (tmp_path / "d").exists()
     assert "usage: python -m worlds.ladder [FOLDER | train SEED FOLDER" in capsys.readouterr().err

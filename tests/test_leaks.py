@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.files import UserError
+from helpers import user_error
 from data_pool import Task
 from experiments import grounding as measured
 from worlds import InvalidTask, check_task, read_teacher
@@ -139,8 +139,7 @@ def test_a_teachers_fair_tasks_are_spared(tmp_path):
     path.write_text("".join(json.dumps({"text": json.dumps(r)}) + "\n" for r in fair))
     assert len(read_teacher(world, str(path))) == len(fair)
     path.write_text(json.dumps({"text": json.dumps(TRICKS["backwards"][0])}))
-    with pytest.raises(UserError, match="record 1: answer leaked"):
-        read_teacher(world, str(path))
+    user_error("record 1: answer leaked", read_teacher, world, str(path))
 
 
 def test_benchmark_tasks_are_spared(tmp_path):
@@ -293,16 +292,10 @@ def test_a_held_out_tasks_twin_is_left_out_of_the_base(tmp_path):
     assert len(parts["validation"]) == 10 and 40 < sum(map(len, parts.values())) < 80
 
 
-def test_the_option_switches_the_check_off():
+def test_the_option_switches_the_check_off(monkeypatch):
     """A study of the check needs runs without it."""
-    record = TRICKS["value out of the air"][0]
-    form = world._form
-    try:
-        world._form = world.replace(form, ground=False)
-        assert verdict(record) == ""
-    finally:
-        world._form = form
-    assert verdict(record) == GROUND
+    monkeypatch.setattr(world, "_form", world.replace(world._form, ground=False))
+    assert verdict(TRICKS["value out of the air"][0]) == ""
 
 
 def test_the_table_of_what_was_read(tmp_path, capsys):

@@ -12,9 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import BloomConfig, Qwen2Config, Qwen2ForCausalLM
 
 from bench import models as bench
-from common.files import UserError
 import genenv
-from helpers import flat
+from helpers import flat, user_error
 from models import attention
 from models.attention import attention_layout, pack
 import policy as policy_module
@@ -23,7 +22,7 @@ from run import memory
 from run.presets import PRESETS
 from test_tool_calls import chat_model
 from watch.measure import peak_memory
-from worlds import rollout_rows, tool_calls
+from worlds import tool_calls
 
 QWEN_7B = dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
                num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
@@ -238,15 +237,6 @@ def test_each_option_moves_the_part_it_is_named_under():
             assert size(options(**after), part) < size(options(**before), part), (part, name)
 
 
-def test_validation_prefills_no_more_than_the_agents_rollouts():
-    """Greedy attempts, one per prompt, must not meet a card with max_rows long prompts at once; see
-    test_the_readme_states_what_check_prints for the memory that this takes."""
-    o = options(max_rows=64, max_prompt_tokens=1024)
-    assert rollout_rows(o, 1, 1024) == 8      # as many prompts as 64 // G
-    assert rollout_rows(o, 1, 32) == 32       # short ones: the tokens of one long prompt
-    assert rollout_rows(o, 1, 4) == 64 == rollout_rows(o, 128, 4)
-
-
 # ---------------------------------------------------------------------------------------------
 # the check
 
@@ -286,14 +276,12 @@ def test_the_readme_states_what_check_prints():
 def test_check_refuses_in_one_line_that_names_what_to_lower():
     """It comes before hours of download and loading."""
     config = Qwen2Config(**QWEN_7B)
-    with pytest.raises(UserError) as error:
-        memory.check(config, options(quant="", grad_checkpoint=False), available=24e9)
-    message = str(error.value)
-    assert "\n" not in message and "24.0 GB are free" in message
+    message = user_error("24.0 GB are free", memory.check, config,
+                         options(quant="", grad_checkpoint=False), available=24e9)
     assert "--token-budget (now 8192)" in message and "--grad-checkpoint" in message
-    with pytest.raises(UserError) as error:  # the base alone is too much
-        memory.check(config, options(quant="", token_budget=1, max_rows=8), available=10e9)
-    assert "--quant nf4" in str(error.value) and "a smaller --model" in str(error.value)
+    message = user_error("--quant nf4", memory.check, config,  # the base alone is too much
+                         options(quant="", token_budget=1, max_rows=8), available=10e9)
+    assert "a smaller --model" in message
 
 
 @pytest.mark.parametrize("response, task, named", [
@@ -302,10 +290,8 @@ def test_check_refuses_lengths_that_the_model_cannot_read(response, task, named)
     """Beyond its positions a model writes noise, and nothing says why."""
     config = Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 1, "max_position_embeddings": 6144})
     o = options(max_response_tokens=response, max_task_tokens=task)
-    with pytest.raises(UserError) as error:
-        memory.check(config, o, available=1e12)
-    message = str(error.value)
-    assert "\n" not in message and "6144 tokens at most" in message and "may have 6145" in message
+    message = user_error("6144 tokens at most", memory.check, config, o, available=1e12)
+    assert "may have 6145" in message
     assert "--max-prompt-tokens (now 1024)" in message
     assert f"--{named.replace('_', '-')} (now 5121)" in message
     setattr(o, named, 5120)  # to the last position

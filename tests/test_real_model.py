@@ -10,7 +10,6 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from common.files import UserError
 from models import gguf, loading
 from helpers import flat, randomise, user_error
 from policy import Policy
@@ -141,8 +140,7 @@ def gguf_bytes(architecture=b"llama") -> bytes:
 
 def refusal(path) -> str:
     """What load_model says of a file; loading.model_config must refuse it as well."""
-    with pytest.raises(UserError):
-        loading.model_config(str(path))
+    user_error(None, loading.model_config, str(path))
     return user_error(re.escape(str(path)), loading.load_model, str(path), device="cpu")
 
 
@@ -163,8 +161,7 @@ def test_files_of_no_architecture_or_no_weights(tmp_path):
     path.write_bytes(gguf_bytes(b"mystery9"))
     assert "mystery9 is not supported" in refusal(path)
     path.write_bytes(gguf_bytes())
-    with pytest.raises(UserError, match="is cut short or damaged"):
-        loading.load_model(str(path), device="cpu")
+    user_error("is cut short or damaged", loading.load_model, str(path), device="cpu")
 
 
 def test_the_optional_package_is_named(tmp_path, monkeypatch):
@@ -175,8 +172,7 @@ def test_the_optional_package_is_named(tmp_path, monkeypatch):
 
 def test_a_folder_with_a_gguf_file_says_how_to_name_it(tmp_path):
     (tmp_path / "m.Q4.gguf").write_bytes(gguf_bytes())
-    with pytest.raises(UserError, match=f"--model {tmp_path / 'm.Q4.gguf'}"):
-        loading.load_model(str(tmp_path), device="cpu")
+    user_error(f"--model {tmp_path / 'm.Q4.gguf'}", loading.load_model, str(tmp_path), device="cpu")
 
 
 def test_path_of_the_package(monkeypatch, capsys):
@@ -207,15 +203,7 @@ def test_auto_takes_bf16_where_it_is_faster(monkeypatch):
         assert choose("auto", "cuda", config=small(64)) == torch.bfloat16
         assert choose("bf16", "cpu", config=small(64)) == torch.bfloat16
         assert choose("fp32", "cuda:0", config=small(576)) == torch.float32
-    with pytest.raises(UserError, match="fp16"):
-        choose("fp16", "cpu")
-
-
-def test_the_probe_is_quick_and_says_the_same_twice():
-    loading.bf16_is_faster.cache_clear()
-    first = loading.bf16_is_faster()
-    loading.bf16_is_faster.cache_clear()
-    assert loading.bf16_is_faster() == first
+    user_error("fp16", choose, "fp16", "cpu")
 
 
 def test_memory_estimate_follows_dtype():

@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
 from data_pool import Trace, TrainPool
 import genenv
-from helpers import randomise, user_error
+from helpers import gradients, raised, randomise, same, user_error, weights
 from policy import Policy
 from run.presets import PRESETS
 from worlds import InvalidTask, check_task, held_out_keys, load_world, task_keys
@@ -236,9 +236,8 @@ OF_REASON = {
             "a": {"type": "integer", "default": "1"}}}}])],
     "unknown tool": [json.dumps(record(tools=[DOOR]))],
     "wrong arguments": [json.dumps(record(calls=[c])) for c in (
-        light(level=None), light(size=1), light(level="5"), light(level=5.5), light(level=True),
-        light(level=101), light(room="attic"), light(hours=[1, "2"]), light(fade={"seconds": "1"}),
-        light(fade={}), light(fade={"seconds": 1, "x": 2}), light(colour=None, room=None))],
+        light(level=None), light(size=1), light(level="5"), light(level=101), light(hours=[1, "2"]),
+        light(fade={}))],
     "other kind than the seed": [json.dumps({"task": "Who wrote Emma, do you know?",
                                              "reference": "Jane Austen"})],
     "answer leaked": [json.dumps(record(task=t)) for t in (
@@ -287,9 +286,7 @@ def test_each_reason_is_given_for_what_it_names(reason):
         texts = [json.dumps(r) for r, why in GIVEN_AWAY.values() if why == reason]
     assert texts
     for text in texts:
-        with pytest.raises(InvalidTask) as error:
-            accepted(text, SEED, held_out)
-        assert str(error.value) == reason, text
+        assert raised(InvalidTask, None, accepted, text, SEED, held_out) == reason, text
 
 
 def noted(**notes):
@@ -402,7 +399,8 @@ TWICE = world.make_task(record(calls=[HALL, HALL]), "base")
     ("It is $1,200.50.", "1200.5", True), ("\u22125", "-5", True), ("(5)", "5", True), ("50%", "50", True),
     ("-5", "5", False), ("1.5", "15", False), ("0.05", "0.5", False), ("3-4", "34", True),
     ("the end.", "End", True),
-    ("**1.5**", "1.5", True), ("**1.5**", "15", False), ("`-5`", "5", False), ("-$5", "-5", True), ("+1.5", "15", False)])
+    ("**1.5**", "1.5", True), ("**1.5**", "15", False), ("`-5`", "5", False), ("-$5", "-5", True),
+    ("+1.5", "15", False)])
 def test_numbers_of_free_form_answers_keep_sign_and_point(answer, reference, same):
     task = world.make_task({"task": "What is the result?", "reference": reference}, "base")
     assert (world.score(task, answer)[0] >= 0.5) == same
@@ -457,14 +455,10 @@ def test_score_table(task, response, expected, why):
 
 
 def test_load_policy_refuses_what_cannot_work(tmp_path, folder):
-    """Found before the first epoch: no template, no system role, prompts over the limit."""
-    plain = chat_model(tmp_path / "plain", template=None)
+    """Found before the first epoch; test_tool_loop.py has folders and templates that are missing."""
     gemma_like = chat_model(tmp_path / "strict", template=NO_SYSTEM)
-    for changes, message in ((dict(model=plain), "no chat template"),
-                             (dict(model=gemma_like), "no system role"),
-                             (dict(model=folder, max_prompt_tokens=600), "--max-prompt-tokens"),
-                             (dict(model=str(tmp_path / "absent")), "does not exist")):
-        user_error(message, world.load_policy, options(**changes))
+    user_error("no system role", world.load_policy, options(model=gemma_like))
+    user_error("--max-prompt-tokens", world.load_policy, options(model=folder, max_prompt_tokens=600))
 
 
 def test_nf4_samples_scores_and_trains_only_the_named_adapter(nf4):
@@ -473,9 +467,7 @@ def test_nf4_samples_scores_and_trains_only_the_named_adapter(nf4):
     assert type(linear).__name__ == "Linear4bit" and linear.weight.dtype == torch.uint8
     prompt = nf4.encode(world.agent_prompt(ASK))
     rollouts = nf4.sample("agent", [prompt], G=4, max_new_tokens=12, generator=nf4.generator(1))
-    before = {name: [p.detach().clone() for p in ps] for name, ps in nf4.params.items()}
-    base = [p.detach().clone() for n, p in nf4.model.named_parameters() if "lora" not in n]
-    grads = []
+    agent, env, base, grads = weights(nf4, "agent"), weights(nf4, "env"), weights(nf4), []
     for checkpointing in (False, True):
         optimizer = nf4.optimizer("agent", lr=1e-2)
         optimizer.zero_grad(set_to_none=True)
@@ -485,15 +477,13 @@ def test_nf4_samples_scores_and_trains_only_the_named_adapter(nf4):
                 logp[mask].detach(), torch.tensor([x for r in rollouts for x in r.logps]),
                 atol=1e-4, rtol=1e-4)
             (-logp.sum()).backward()
-        grads.append([p.grad.clone() for p in nf4.params["agent"]])
+        grads.append(gradients(nf4, "agent"))
     assert all(float(g.abs().max()) > 0 for g in grads[1])
     for plain, recomputed in zip(*grads):
         torch.testing.assert_close(plain, recomputed, atol=1e-5, rtol=1e-4)
     optimizer.step()
-    assert all(not torch.equal(a, b) for a, b in zip(before["agent"], nf4.params["agent"]))
-    assert all(torch.equal(a, b) for a, b in zip(before["env"], nf4.params["env"]))
-    after = [p for n, p in nf4.model.named_parameters() if "lora" not in n]
-    assert all(torch.equal(a, b) for a, b in zip(base, after))
+    assert all(not torch.equal(a, b) for a, b in zip(agent, nf4.params["agent"]))
+    assert same(env, weights(nf4, "env")) and same(base, weights(nf4))
 
 
 @pytest.mark.parametrize("quant", ["", "nf4"])

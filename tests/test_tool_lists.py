@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from common.files import UserError
-from helpers import user_error
+from helpers import raised, user_error
 from worlds import InvalidTask, call_text, tool_calls
 from worlds.grounding import ungrounded
 from worlds.schemas import argument_fault, check_schema, conforms, quick_pattern
@@ -93,8 +93,7 @@ def test_a_list_without_a_function_is_one_line(data, tmp_path):
     path = tmp_path / "tools.json"
     path.write_bytes(data)
     assert user_error(BAD_LISTS[data], read_tools, path).startswith(str(path))
-    with pytest.raises(UserError, match="no such file"):
-        read_tools(tmp_path / "absent")
+    user_error("no such file", read_tools, tmp_path / "absent")
 
 
 def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
@@ -103,8 +102,7 @@ def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
         call = {"name": name, "arguments": {"from": "x", "is": 1}}
         assert call_text.parse_calls(call_text.write_calls([call])) == [call]
     for name in ("", "a b", "1a", "a(b", "n" * 129, "a\nb"):
-        with pytest.raises(InvalidTask):
-            own_tool({"name": name})
+        raised(InvalidTask, None, own_tool, {"name": name})
     path = tmp_path / "tools.json"
     path.write_text(json.dumps([RING, {"name": "f", "parameters": schema(**{"user id": TEXT})}]))
     assert len(read_tools(path)[0]) == 2
@@ -367,8 +365,7 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
             assert tool_calls.category(task) == "no call"
     again = tool_calls.make_task({**NOTHING, "task": "Water the roses, please."}, "base")
     assert not set(tool_calls.same_task_key(task)) & set(tool_calls.same_task_key(again))
-    with pytest.raises(InvalidTask):  # a simulator would write it of anything
-        tool_calls.make_task(NOTHING, "env")
+    raised(InvalidTask, None, tool_calls.make_task, NOTHING, "env")  # it would be written of anything
 
 
 def test_a_chat_that_calls_nothing_is_such_a_task(tmp_path):

@@ -15,10 +15,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.files import UserError, read_jsonl
+from common.files import read_jsonl
 from data_pool import Task
 import genenv
-from helpers import stub_run, toy_tokenizer
+from helpers import raised, stub_run, toy_tokenizer, user_error
 from policy import Rollout
 from run.frame import EpochState
 import worlds
@@ -82,8 +82,7 @@ def test_held_out_tasks_share_no_key_with_the_base_or_each_other(given):
     assert not base & validation and not base & tuning and not validation & tuning
     assert held_out_keys(world, o) == validation | tuning
     for task in world.validation_tasks(o, "tuning"):
-        with pytest.raises(InvalidTask, match="^held-out task$"):
-            check_task(world, task, NO_SEED, held_out_keys(world, o))
+        raised(InvalidTask, "^held-out task$", check_task, world, task, NO_SEED, held_out_keys(world, o))
 
 
 def test_prompts_say_an_unknown_success_otherwise_than_any_known_one(given):
@@ -187,10 +186,8 @@ def test_worlds_are_found_by_name():
     assert not {"tiny_model", "template", "__init__"} & set(worlds.world_names())
     assert load_world("template") is template
     for name in ("chess", "", "../x", "os", "a.b", "tool-calls"):
-        with pytest.raises(UserError, match="unknown world .*: .*choose from .*ladder.*tool_calls"):
-            load_world(name)
-    with pytest.raises(UserError, match="tiny_model.py is no world, it has no prepare"):
-        load_world("tiny_model")
+        user_error("unknown world .*: .*choose from .*ladder.*tool_calls", load_world, name)
+    user_error("tiny_model.py is no world, it has no prepare", load_world, "tiny_model")
 
 
 @pytest.fixture
@@ -262,8 +259,8 @@ def test_control_tokens_are_refused_wherever_they_stand(text, spec):
     task = Task(text, {"n": 1, **spec})
     assert reason_for(template, task, tokenizer=toy_tokenizer()) == "special tokens"
     assert reason_for(template, task) == ""  # a policy without a tokenizer has none
-    with pytest.raises(UserError, match="control token of this model: remove or reword it"):
-        worlds.refuse_special_tokens([OTHER, task], toy_tokenizer())
+    user_error("control token of this model: remove or reword it", worlds.refuse_special_tokens,
+               [OTHER, task], toy_tokenizer())
     worlds.refuse_special_tokens([OTHER], toy_tokenizer())
 
 
@@ -295,5 +292,4 @@ def test_a_teachers_file_passes_the_same_checks(tmp_path):
     assert (task.id, task.origin) == (OTHER.id, "teacher")
     for text, reason in ((HELD.text, "held-out task"), ("dbl 1", "malformed")):
         path.write_text(json.dumps({"text": OTHER.text}) + "\n" + json.dumps({"text": text}))
-        with pytest.raises(UserError, match=f"record 2: {reason}"):
-            worlds.read_teacher(template, path, task_keys(template, HELD))
+        user_error(f"record 2: {reason}", worlds.read_teacher, template, path, task_keys(template, HELD))
