@@ -38,7 +38,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from common.files import UserError
+from common.files import UserError, first_line
 from eval.common import Verdict, between, check_record, data_dir, mean_by, mean_score, read_rows
 from worlds import play
 
@@ -445,7 +445,7 @@ def unpack_games(data, games: list, folder) -> dict:
                     paths[game] = Path(folder) / f"{len(paths)}.tw-pddl"
                     paths[game].write_bytes(tar.extractfile(member).read())
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{archive}: cannot be read ({error})") from None
+        raise UserError(f"{archive}: cannot be read ({first_line(error)})") from None
     missing = [game for game in games if game not in paths]
     if missing:
         raise UserError(f"{archive}: no game file for {missing[0]} ({len(missing)} missing)")
