@@ -137,7 +137,8 @@ def run(args, extra):
     world.prepare(o)
     goal = target(args.data, o)
     halves = [known for _, _, known in goal]
-    results, work = Path(args.results), Path(args.work)
+    results = Path(args.results)
+    work = Path(args.work or f"runs/tools-{results.stem}")
     work.mkdir(parents=True, exist_ok=True)
     there = read_jsonl(results) if results.is_file() else []
     # a seed may have a start of its own; with other options it would be another experiment
@@ -147,7 +148,8 @@ def run(args, extra):
     wanted = [(name, seed) for seed in range(args.seeds) for name in args.only or VARIANTS
               if (name, seed) not in done]
     for seed in sorted({seed for _, seed in wanted if ("warm start", seed) not in done}):
-        append_jsonl(results, [{"name": "warm start", "seed": seed, "known": halves,
+        append_jsonl(results, [{"name": "warm start", "seed": seed, "settings": settings,
+                                "known": halves,
                                 "scores": score_model(args.model, settings, goal, seed)}])
     given = [*settings, "--model", args.model]
     with closing(suite.finished(VARIANTS, wanted, given, args.jobs, work)) as ended:
@@ -310,7 +312,8 @@ def main(argv=None) -> int:
     p.add_argument("--only", nargs="+", choices=VARIANTS, default=(), help="variants (default: all)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     p.add_argument("--read", type=int, default=20, help="tasks of a run to be read by hand")
-    p.add_argument("--work", default="runs/tools", help="folder of the run folders")
+    p.add_argument("--work", default="", help="folder of the run folders (default: runs/tools-NAME "
+                   "for --results NAME.jsonl)")
     p.add_argument("--results", default=str(RESULTS / "tools.jsonl"), help="file of the results")
     def command():
         args, extra = p.parse_known_args(argv)
