@@ -12,7 +12,7 @@ flat module with the same few functions, so that a reader who knows one knows al
     verify(data, rows)        -> yields (kind, agrees, detail) per recorded verdict (golden format);
                                  agrees None = cannot be decided here, counted apart
     base_task(record)         -> optional: a training record as {"task", "tools"?, "calls"?,
-                                 "reference"?}, the record format of --base-tasks
+                                 "results"?, "reference"?}, the record format of --base-tasks
 
 and the constants NAME, PAPER (the paper's figures in percent, by system), MAX_NEW_TOKENS, VARIANTS
 ({name: (arguments of load, arguments of score)}, other protocols or parts of the benchmark) and
