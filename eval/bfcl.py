@@ -9,7 +9,8 @@ How to run: `python -m eval bfcl --data DIR --model M`. `python -m eval.bfcl DIR
 derived/long_context_turns.jsonl from the official questions and answers (needs `bfcl-eval`).
 
 Two scorers:
-* single-turn Python categories and (ir)relevance: the official AST rules, numbered 1-7 below, for both response formats (`[f(a=1)]` and Qwen's `<tool_call>` blocks);
+* single-turn Python categories and (ir)relevance: the official AST rules, numbered 1-7 below, for
+  both response formats (`[f(a=1)]` and Qwen's `<tool_call>` blocks);
 * long-context turns: a rule without simulator (`score`), or the official one (`score_official`,
   optional package `bfcl-eval`), which runs the calls that our literal parser accepted.
 
