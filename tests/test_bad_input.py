@@ -123,6 +123,9 @@ MISTAKES = {
     "own schedule not there": (["--alpha-schedule", "mine"], "choose from constant"),
     "function without its prefix": (["--difficulty-reward", "reward_bell"], "did you mean bell"),
     "world misspelt": (["--world", "lader"], "did you mean ladder"),
+    "fork not there": (["--world", "mine"], "choose from household"),
+    "comma": (["--alpha", "0,5"], "--alpha"),
+    "fast": (["--device", "gpu"], "choose from auto, cpu, cuda"),
     "config not there": (["--config", "{tmp}/none"], "none"),
     "config is no config": (["--config", "{tmp}/file"], "not a JSON object"),
     "config is a folder": (["--config", "{tmp}"], "directory"),
@@ -144,15 +147,19 @@ MISTAKES = {
               "--max-task-tokens"),
     "teacher alone": (["--variant", "teacher"], "--teacher-tasks"),
     "teacher tasks alone": (["--teacher-tasks", "{tmp}/none"], "only --variant teacher"),
+    "teacher missing": (["--variant", "teacher", "--teacher-tasks", "{tmp}/none"], "none"),
     "teacher folder": (["--variant", "teacher", "--teacher-tasks", "{tmp}"], "{tmp}"),
     "resume alone": (["--resume"], "--out"),
     "resume nothing": (["--resume", "--out", "{tmp}/none"], "nothing to resume"),
+    "resume a file": (["--resume", "--out", "{tmp}/file"], "nothing to resume"),
     "out is a file": (["--out", "{tmp}/file"], "is a file"),
     "out below a file": (["--out", "{tmp}/file/run"], "file"),
     "out is not empty": (["--out", "{tmp}"], "not empty"),
     "export alone": (["export"], "run"), "export nothing": (["export", "{tmp}/none"], "none"),
     "export no run": (["export", "{tmp}"], "no run folder: it has no config.json"),
+    "export a file": (["export", "{tmp}/file"], "file"),
     "export format": (["export", "{tmp}", "--format", "moon"], "moon"),
+    "export unknown": (["export", "{tmp}", "--moon"], "--moon"),
     "export out": (["export", "{run}", "--out", "{tmp}/none/x.jsonl"], "no such folder"),
     "export to a folder": (["export", "{run}", "--out", "{tmp}"], "{tmp}"),
     "compare alone": (["compare"], "RUN"), "compare nothing": (["compare", "{tmp}/none"], "none"),
@@ -161,6 +168,8 @@ MISTAKES = {
     "compare too many": (["compare", *7 * ["{run}"]], "at most 6"),
     "warm-start alone": (["warm-start"], "--out"),
     "warm-start without a model": (["warm-start", "--out", "{tmp}/m"], "--model"),
+    "warm-start option": (["warm-start", "--out", "{tmp}/m", "--model", "m", "--epoch", "3"],
+                          "did you mean --epochs"),
     **{f"warm-start {flag} {value}": ([*WARM, flag, value], flag) for flag, value in (
         ("--passes", "-1"), ("--lr", "-1"), ("--lr", "nan"), ("--lr", "inf"), ("--batch", "x"),
         ("--rounds", "-1"), ("--call-format", "yaml"), ("--out", ""), ("--model", ""))},
@@ -251,9 +260,12 @@ def changed(**fields):
 
 
 CONFIG = {
-    "list": lambda c: [], "null": lambda c: None, "unknown option": changed(moon=1),
-    "G float": changed(G=8.0), "G bool": changed(G=True), "alpha list": changed(alpha=[0.5]),
-    "G one": changed(G=1), "variant": changed(variant="moon"), "world": changed(world="moon"),
+    "list": lambda c: [], "text": lambda c: "run", "null": lambda c: None, "number": lambda c: 3,
+    "unknown option": changed(moon=1), "G text": changed(G="8"), "G float": changed(G=8.0),
+    "G one": changed(G=1), "G bool": changed(G=True), "alpha list": changed(alpha=[0.5]),
+    "alpha 2": changed(alpha=2.0), "variant": changed(variant="moon"),
+    "variant number": changed(variant=1), "world": changed(world="moon"),
+    "resume text": changed(resume="no"), "schedule": changed(alpha_schedule="moon"),
 }
 
 
@@ -295,6 +307,12 @@ def test_resumed_with_another_option(flag, value, folder, tmp_path, capsys):
     """A resumed run is the same run: what would change it is refused by name."""
     refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder, flag, value],
             flag, "cannot become")
+
+
+def test_resumed_with_a_preset_of_another_world(folder, tmp_path, capsys):
+    """Its options of that world are none here."""
+    refused(capsys, tmp_path, genenv.main, ["--resume", "--out", folder, "--preset", "1.5b-16gb"],
+            "--preset 1.5b-16gb is for --world tool_calls")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -369,15 +387,19 @@ TOOLS = {
     "report: nothing": (report.main, []), "report: two": (report.main, ["a", "b"]),
     "report: none": (report.main, ["{tmp}/none"]), "report: no run": (report.main, ["{tmp}"]),
     "experiments: nothing": (experiments.main, []),
+    "experiments: suite": (experiments.main, ["moon"]),
     "experiments: seeds": (experiments.main, ["paper", "--seeds", "0", "--out", "{tmp}/e"]),
+    "experiments: seeds text": (experiments.main, ["paper", "--seeds", "x"]),
     "experiments: jobs": (experiments.main, ["paper", "--jobs", "0", "--out", "{tmp}/e"]),
     "experiments: nothing to draw": (experiments.main, ["paper", "--only-draw", "--out",
                                                         "{tmp}/e"]),
     "experiments: option": (experiments.main, ["paper", "--moon", "1", "--out", "{tmp}/e"]),
+    "experiments: value": (experiments.main, ["paper", "--alpha", "7", "--out", "{tmp}/e"]),
     "experiments: no base to train": (experiments.main, [
         "bases", "--world", "tool_calls", "--model", "m", "--out", "{tmp}/e"]),
     "experiments: variant": (experiments.main, ["paper", "--only", "moon", "--out", "{tmp}/e"]),
     "bench: nothing": (bench.main, []), "bench: suite": (bench.main, ["moon"]),
+    "bench: value": (bench.main, ["trl", "--steps", "x"]),
     "bench: steps": (bench.main, ["trl", "--steps", "0"]),
     "bench: G": (bench.main, ["trl", "--G", "1"]), "bench: option": (bench.main, ["trl", "--moon"]),
     "bench: shape": (bench.main, ["gpu", "--tiny", "--prompt", "8"]),
@@ -389,14 +411,17 @@ TOOLS = {
     "tools: nothing to draw": (tools.main, ["table", "--results", "none"]),
     "tools: option": (tools.main, ["table", "--nonsense"]),
     "make_base: nothing": (eval.make_base.main, []),
+    "make_base: bench": (eval.make_base.main, ["moon", "--data", "{tmp}", "--out", "{tmp}/o"]),
     "make_base: exists": (eval.make_base.main, ["bfcl", "--data", "{tmp}", "--out", "{tmp}/file"]),
     "make_base: limit": (eval.make_base.main, ["bfcl", "--data", "{tmp}", "--tools", "0", "--out",
                                                "{tmp}/o"]),
     "make_base: none to make": (eval.make_base.main, ["bamboogle", "--data", "{tmp}/data", "--out",
                                                       "{tmp}/o"]),
+    "ladder: number": (ladder.main, ["teacher", "x", "{tmp}/o"]),
     "ladder: nothing": (ladder.main, ["teacher"]),
     "ladder: zero": (ladder.main, ["teacher", "0", "{tmp}/o"]),
     "ladder: folder": (ladder.main, ["teacher", "3", "{tmp}/none/o"]),
+    "ladder: command": (ladder.main, ["moon"]),
 }
 
 

@@ -31,6 +31,7 @@ from run.frame import EpochState
 from watch import measure
 
 pytestmark = pytest.mark.usefixtures("small_ladder")
+POOLS = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
 
 def run(out, small_ladder, *more):
@@ -54,6 +55,21 @@ def names(out):
 def contents(folder):
     """{path: bytes} of all files below a folder."""
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# ---------------------------------------------------------------------------------------------
+# what is there
+
+
+def test_two_checkpoints_are_kept_and_hold_what_they_should(quiet_run):
+    """The last and the one before; adapters, optimisers, generators, the account of the epoch."""
+    assert names(quiet_run) == ["e0003-s000.pt", "e0004-s000.pt"]
+    for path in checkpoint._checkpoints(quiet_run):
+        state = checkpoint._read(path)
+        assert set(state["adapters"]) == {"agent", "env"} and len(state["generators"]) == 2
+        assert all(o["state"] for o in state["optimizers"]) and state["device"] == "cpu"
+        assert set(state["sizes"]) == set(POOLS)
+    assert all(state["sizes"][name] == (quiet_run / name).stat().st_size for name in POOLS)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -87,7 +103,6 @@ def test_killed_before_the_first_checkpoint(quiet_run, tmp_path, small_ladder, c
 def test_the_checkpoint_before_takes_over(quiet_run, copy, capsys):
     """The newest is damaged: the message names it, and without it the run goes on from the one
     before, to the same end."""
-    assert names(copy) == ["e0003-s000.pt", "e0004-s000.pt"]  # two are kept
     newest = copy / "checkpoints" / "e0004-s000.pt"
     whole = newest.read_bytes()
     for damaged in (whole[:-100], b"", whole[:5000] + bytes([whole[5000] ^ 16]) + whole[5001:]):

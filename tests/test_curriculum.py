@@ -38,7 +38,9 @@ def schedule(name, **fields):
 
 def test_success_rate_is_k_over_n():
     """Eq. 2 would count something else than successes."""
+    assert success_rate([1, 0, 0, 1]) == 0.5
     assert success_rate([0.5, 0.49]) == 0.5  # from SUCCESS on
+    assert success_rate([0.0] * 8) == 0 and success_rate([1.0] * 8) == 1
     assert [success_rate([1] * k + [0] * (8 - k)) for k in range(9)] == EIGHTHS
     raised(ValueError, "no attempts", success_rate, [])
 
@@ -70,6 +72,7 @@ def test_other_difficulty_rewards():
 
 def test_band_includes_its_edges_in_spite_of_rounding():
     """0.8 - 0.7 exceeds 0.1 in floating point: the edge of the paper's filter would be lost."""
+    assert 0.8 - 0.7 > 0.1 and 0.4 - 0.3 > 0.1  # the trap is real
     for p_hat, alpha in ((0.8, 0.7), (0.3, 0.4), (0.4, 0.3), (0.6, 0.5), (0.4, 0.5)):
         assert in_band(p_hat, alpha, 0.1)
     assert not in_band(0.601, 0.5, 0.1) and not in_band(0.399, 0.5, 0.1)

@@ -86,9 +86,11 @@ def test_judgments(judgment, ok, crash):
 
 # --------------------------------------------------------------------------------- bad data
 
-def test_bad_data_is_one_line_with_file_and_record(tmp_path):
-    (tmp_path / "bamboogle.json").write_text('[{"Question": "a", "Answer": 1}]')
-    user_error("bamboogle.json.*record 0", bamboogle.load, tmp_path)
+@pytest.mark.parametrize("content, hint", [
+    ("[", "not JSON"), ("{}", "array"), ('[{"Question": "a", "Answer": 1}]', "record 0")])
+def test_bad_data_is_one_line_with_file_and_record(content, hint, tmp_path):
+    (tmp_path / "bamboogle.json").write_text(content)
+    user_error(f"bamboogle.json.*{hint}", bamboogle.load, tmp_path)
 
 
 def test_there_is_no_training_part(tmp_path):

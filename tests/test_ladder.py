@@ -81,8 +81,10 @@ def test_base_tasks_are_544_distinct_easy_chains():
     """Duplicates, hard tools or another number than the paper's."""
     base = ladder.base_tasks()
     assert len(base) == len({t.id for t in base}) == len({t.text for t in base}) == 544
+    assert {t.origin for t in base} == {"base"}
     assert {len(t.spec["tools"]) for t in base} == {1, 2, 3}
     assert {s for t in base for s in t.spec["tools"]} == set(ladder.NAMES[:ladder.BASE_TOOLS])
+    assert base == ladder.base_tasks()  # the same in every run
 
 
 @pytest.mark.parametrize("split", ["validation", "tuning"])

@@ -22,7 +22,7 @@ from run import memory
 from run.presets import PRESETS
 from test_tool_calls import chat_model
 from watch.measure import peak_memory
-from worlds import tool_calls
+from worlds import rollout_rows, tool_calls
 
 QWEN_7B = dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
                num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False)
@@ -235,6 +235,15 @@ def test_each_option_moves_the_part_it_is_named_under():
                                   grad_checkpoint=part == "checkpointed layer inputs"))
             after = {**before, name: thrifty[name] if name in thrifty else before[name] // 4}
             assert size(options(**after), part) < size(options(**before), part), (part, name)
+
+
+def test_validation_prefills_no_more_than_the_agents_rollouts():
+    """Greedy attempts, one per prompt, must not meet a card with max_rows long prompts at once; see
+    test_the_readme_states_what_check_prints for the memory that this takes."""
+    o = options(max_rows=64, max_prompt_tokens=1024)
+    assert rollout_rows(o, 1, 1024) == 8      # as many prompts as 64 // G
+    assert rollout_rows(o, 1, 32) == 32       # short ones: the tokens of one long prompt
+    assert rollout_rows(o, 1, 4) == 64 == rollout_rows(o, 128, 4)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -377,6 +377,8 @@ def test_the_proof_of_movement_tells_which_adapter_moved():
         policy.params["agent"][0].view(-1)[1] -= 4
     agent, env = proofs(far)
     assert agent["moved"] == pytest.approx(5, rel=1e-5) and env["other_moved"]
+    agent, env = proofs(lambda: None)
+    assert agent == env == {"moved": 0, "other_moved": False}
 
 
 @pytest.mark.parametrize("quant", ["", "nf4"])

@@ -206,6 +206,13 @@ def test_auto_takes_bf16_where_it_is_faster(monkeypatch):
     user_error("fp16", choose, "fp16", "cpu")
 
 
+def test_the_probe_is_quick_and_says_the_same_twice():
+    loading.bf16_is_faster.cache_clear()
+    first = loading.bf16_is_faster()
+    loading.bf16_is_faster.cache_clear()
+    assert loading.bf16_is_faster() == first
+
+
 def test_memory_estimate_follows_dtype():
     def weights(dtype):
         o = Options(device="cpu", dtype=dtype)

@@ -236,8 +236,9 @@ OF_REASON = {
             "a": {"type": "integer", "default": "1"}}}}])],
     "unknown tool": [json.dumps(record(tools=[DOOR]))],
     "wrong arguments": [json.dumps(record(calls=[c])) for c in (
-        light(level=None), light(size=1), light(level="5"), light(level=101), light(hours=[1, "2"]),
-        light(fade={}))],
+        light(level=None), light(size=1), light(level="5"), light(level=5.5), light(level=True),
+        light(level=101), light(room="attic"), light(hours=[1, "2"]), light(fade={"seconds": "1"}),
+        light(fade={}), light(fade={"seconds": 1, "x": 2}), light(colour=None, room=None))],
     "other kind than the seed": [json.dumps({"task": "Who wrote Emma, do you know?",
                                              "reference": "Jane Austen"})],
     "answer leaked": [json.dumps(record(task=t)) for t in (
@@ -455,10 +456,14 @@ def test_score_table(task, response, expected, why):
 
 
 def test_load_policy_refuses_what_cannot_work(tmp_path, folder):
-    """Found before the first epoch; test_tool_loop.py has folders and templates that are missing."""
+    """Found before the first epoch: no template, no system role, prompts over the limit."""
+    plain = chat_model(tmp_path / "plain", template=None)
     gemma_like = chat_model(tmp_path / "strict", template=NO_SYSTEM)
-    user_error("no system role", world.load_policy, options(model=gemma_like))
-    user_error("--max-prompt-tokens", world.load_policy, options(model=folder, max_prompt_tokens=600))
+    for changes, message in ((dict(model=plain), "no chat template"),
+                             (dict(model=gemma_like), "no system role"),
+                             (dict(model=folder, max_prompt_tokens=600), "--max-prompt-tokens"),
+                             (dict(model=str(tmp_path / "absent")), "does not exist")):
+        user_error(message, world.load_policy, options(**changes))
 
 
 def test_nf4_samples_scores_and_trains_only_the_named_adapter(nf4):
