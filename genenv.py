@@ -166,15 +166,15 @@ def write_tasks(run, seed_tasks, variations, alpha, batch=(), wanted=math.inf,
     o, state = run.o, run.state
     seed_tasks = assigned(run, seed_tasks, alpha)
     # the simulator is told how often a seed task was solved, if that was measured recently
-    prompts = [run.policy.encode(run.world.env_prompt(
+    prompts = [run.simulator.encode(run.world.env_prompt(
         s, run.train_pool.recent_p_hat(s, state.epoch), alpha)) for s in seed_tasks]
     rows = rollout_rows(o, variations, max(map(len, prompts)))
     with run.phase("simulator rollouts"):
-        rollouts = run.policy.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
-                                     run.sampler, max_rows=rows)
+        rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens,
+                                        o.temperature, run.sampler, max_rows=rows)
     out = []
     for r, text, task, reason in written_tasks(
-            run.world, o, run.policy, rollouts, seed_tasks, alpha, state.epoch, run.held_out,
+            run.world, o, run.policies, rollouts, seed_tasks, alpha, state.epoch, run.held_out,
             [g.task for g in batch]):
         state.written += 1
         state.kl_sample.append([r.prompt, r.response])  # the KL of 2b is measured on these
@@ -208,7 +208,7 @@ def agreed(run, generations) -> list[Generation]:
     if not (o.agreement and generations):
         return generations
     with run.phase("agreement check"):
-        rollouts, texts = play(run.world, o, run.policy, "env", [g.task for g in generations],
+        rollouts, texts = play(run.world, o, run.simulator, "env", [g.task for g in generations],
                                o.agreement, o.temperature, run.sampler)
     solved = {r.group for r, text in zip(rollouts, texts)
               if trace_of(run, generations[r.group].task, r, text).reward >= curriculum.SUCCESS}
@@ -324,7 +324,7 @@ def update_environment(run, kept, weights) -> dict:
     kl_sample = [Rollout(i, *run.state.kl_sample[i]) for i in order]
     records = [Rollout(i, r.prompt, r.response) for i, r in enumerate(kept)]
     with run.phase("simulator update (RWR)", "env") as moved:
-        stats = rwr_update(run.policy, "env", run.env_optimizer, records, weights, batches,
+        stats = rwr_update(run.simulator, "env", run.env_optimizer, records, weights, batches,
                            kl_sample, o)
     if batches:
         first = sum(i < n_fresh for i in batches[0])

@@ -3,7 +3,8 @@
 What of the paper this is: pi_agent and pi_env of Algorithm 1, "both initialised from the same
 instruct model". Here they *are* the same model: adapter "agent", adapter "env", and with both
 switched off the initial policy, which is the reference of every KL term. (With --agent-adapter or
---env-adapter a run starts elsewhere; the reference stays the base.)
+--env-adapter a run starts elsewhere; the reference stays the base. With --env-model there are two
+Policies of one adapter each.)
 
 How it is run: it is not; genenv.py, grpo.py, rwr.py and eval/ call it.
 

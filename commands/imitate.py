@@ -99,7 +99,7 @@ def write(world, policy, s, o, n: int) -> dict:
     prompts = [policy.encode(world.env_prompt(seed_task, None, o.alpha)) for seed_task in seeds]
     rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, o.temperature,
                              policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
-    read = list(written_tasks(world, o, policy, rollouts, seeds, o.alpha, 0, held_out))
+    read = list(written_tasks(world, o, [policy], rollouts, seeds, o.alpha, 0, held_out))
     pairs = [(r.prompt, r.response) for r, _, task, _ in read if task]
     reasons = Counter(reason for *_, reason in read if reason)
     return {"valid": len(pairs) / s.texts, "invalid": dict(reasons.most_common()),

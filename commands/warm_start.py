@@ -104,7 +104,7 @@ def parse(argv):
     o = run_options.parse_options(rest)
     if not o.model:
         raise UserError("warm-start needs --model: what to start from")
-    for name in ("agent_adapter", "env_adapter"):
+    for name in ("agent_adapter", "env_adapter", "env_model"):
         if getattr(o, name):
             raise UserError(f"--{name.replace('_', '-')} does nothing in a warm start: leave it out")
     return s, o

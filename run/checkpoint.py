@@ -175,7 +175,7 @@ def save(run):
         torn.unlink()
     write_whole(folder / f"e{run.state.epoch:04d}-s{run.state.step:03d}.pt", _packed({
         "adapters": {name: [p.detach().cpu() for p in params]
-                     for name, params in run.policy.params.items()},
+                     for name, params in run.params.items()},
         "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
         "generators": [run.rng.get_state(), run.sampler.get_state()],
         "device": run.sampler.device.type, "success": run.last_success,
@@ -266,10 +266,10 @@ def _rewind(folder: Path, known: dict):
 
 def _restore(run, path, state):
     """Everything that a checkpoint holds into `run`."""
-    for name, params in run.policy.params.items():  # the model may have been replaced
+    for name, params in run.params.items():  # the model may have been replaced
         if [p.shape for p in params] != [t.shape for t in state["adapters"][name]]:
             raise _damaged(path, ValueError("its adapters do not fit this model"))
-    for name, params in run.policy.params.items():
+    for name, params in run.params.items():
         for p, value in zip(params, state["adapters"][name]):
             p.data.copy_(value)
     for optimizer, value in zip((run.agent_optimizer, run.env_optimizer), state["optimizers"]):

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -26,7 +26,8 @@ from models.loading import check_adapter_folder, model_config, policy_options
 from policy import Policy
 from run import checkpoint, memory, options
 from watch import health, measure, report, screen
-from worlds import held_out_keys, load_world, read_teacher, refuse_special_tokens
+from worlds import held_out_keys, load_world, open_policy, read_teacher, refuse_special_tokens, \
+    try_prompts
 
 SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
 
@@ -54,7 +55,8 @@ class Run:
     """A run as it goes on: what it was told, what it works with, and how far it has come."""
     o: object                         # run.options.Options
     world: ModuleType                 # the domain, see worlds/__init__.py
-    policy: Policy                    # one frozen base, adapters "agent" and "env"
+    policy: Policy                    # the agent's: a frozen base, adapters "agent" and "env"
+    simulator: Policy                 # the same one, or that of --env-model
     folder: Path                      # where everything is written
     agent_optimizer: torch.optim.Optimizer
     env_optimizer: torch.optim.Optimizer
@@ -81,8 +83,18 @@ class Run:
         """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak memory
         and, if an adapter is trained in it, how far that one and no other moved."""
         with measure.peak_memory(self.peaks, name, self.policy.device):
-            with measure.movement(self.policy, adapter) if adapter else nullcontext() as moved:
+            with measure.movement(self.params, adapter) if adapter else nullcontext() as moved:
                 yield moved
+
+    @property
+    def policies(self) -> list:
+        """The simulator's, then the agent's if that is another one."""
+        return [self.simulator, self.policy][:1 + (self.policy is not self.simulator)]
+
+    @property
+    def params(self) -> dict:
+        """{adapter: its parameters}, of both players."""
+        return {name: params for p in self.policies for name, params in p.params.items()}
 
     def count_seconds(self):
         """Bring state.seconds up to date."""
@@ -108,7 +120,8 @@ def prepare_run(o) -> Run:
     sources = checkpoint.hashes(o)  # before they are read
     world.prepare(o)
     if o.model:
-        print(memory.check(model_config(o.model), o), flush=True)
+        of_simulator = model_config(o.env_model) if o.env_model else None
+        print(memory.check(model_config(o.model), o, of_simulator), flush=True)
     folder = checkpoint.choose_folder(o)  # before the slow part; it is made after that
     lock = checkpoint.lock_folder(folder) if o.resume else None
     held_out = held_out_keys(world, o)
@@ -116,13 +129,14 @@ def prepare_run(o) -> Run:
     base, policy = world.base_tasks(o), world.load_policy(o)
     given = base + teacher + world.validation_tasks(o, "validation")
     refuse_special_tokens(given, policy.tokenizer)
+    simulator = open_simulator(world, o, base) if o.env_model else policy
     if not o.resume:
         folder, lock = checkpoint.create_folder(folder, o)
     run = Run(
-        o=o, world=world, policy=policy, folder=folder, held_out=held_out,
+        o=o, world=world, policy=policy, simulator=simulator, folder=folder, held_out=held_out,
         progress=sys.stderr.isatty(), teacher=teacher, lock=lock, sources=sources,
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
-        env_optimizer=policy.optimizer("env", o.env_lr),
+        env_optimizer=simulator.optimizer("env", o.env_lr),
         # three streams per --seed, and none shared with another --seed (measure.py has the third)
         rng=torch.Generator().manual_seed(3 * o.seed), sampler=policy.generator(3 * o.seed + 1))
     if o.resume:
@@ -134,6 +148,16 @@ def prepare_run(o) -> Run:
         run.clock = time.perf_counter(), run.state.epoch - 1
     say(run, f"epoch {run.state.epoch}: the agent tries tasks ...")
     return run
+
+
+def open_simulator(world, o, tasks) -> Policy:
+    """The simulator's policy on a base of its own (in the paper both start from one model). Raises
+    UserError as the world does for the agent's."""
+    o = replace(o, model=o.env_model)
+    policy = open_policy(o.model, o, ("env",))
+    refuse_special_tokens(tasks, policy.tokenizer)
+    try_prompts(world, o, policy, tasks)
+    return policy
 
 
 def say(run, what: str):
@@ -236,8 +260,8 @@ def look_before(run, record) -> tuple[str, str]:
 def finish(run):
     """Adapters, figures, report and the closing words."""
     say(run, "")
-    for name in run.policy.params:
-        run.policy.save_adapter(name, run.folder / "adapters" / name)
+    for policy, name in ((run.policy, "agent"), (run.simulator, "env")):
+        policy.save_adapter(name, run.folder / "adapters" / name)
     if run.o.model:  # the embedded world's few MB are of no interest
         print(measure.peaks_line(run.peaks, run.policy.device))
         write_whole(run.folder / "memory.json", json.dumps(run.peaks, indent=1))

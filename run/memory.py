@@ -35,7 +35,8 @@ from models.loading import choose_dtype
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
 from worlds import rollout_rows
 
-MARGIN = 1.08   # what the allocator holds beyond what is in use
+OF_SIMULATOR = "simulator rollouts", "agreement check", "simulator update (RWR)"
+MARGIN = 1.08  # what the allocator holds beyond what is in use
 FP32, FP64 = 4, 8
 OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
     "base weights": ("quant", "model"),
@@ -318,14 +319,32 @@ def total_peak(phases: dict) -> int:
         phase_peak(parts) for name, parts in phases.items() if name != "always")
 
 
-def check(config, o, available=None) -> str:
+def two_models(agent: dict, simulator: dict) -> dict:
+    """Of two estimates, each for both players on one model: that of a run with a model for each."""
+    mean = lambda a, b, part: (a[part] + b[part]) // 2  # each estimate has two adapters of its own
+    always = [phases["always"] for phases in (agent, simulator)]
+    adapters, copies = "adapters and optimisers", "copies of the adapters"
+    phases = {**agent, **{name: simulator[name] for name in OF_SIMULATOR if name in simulator}}
+    for name, parts in phases.items():
+        if copies in parts:
+            before = (e["agent update (GRPO)"] for e in (agent, simulator))
+            phases[name] = {**parts, copies: mean(*before, copies)}
+    return {**phases, "always": {"base weights": sum(a["base weights"] for a in always),
+                                 adapters: mean(*always, adapters)}}
+
+
+def check(config, o, simulator=None, available=None) -> str:
     """The estimate as a table to print. Raises UserError if it does not fit, naming what to lower.
 
-    Also where prompts and responses are longer than the model can read. available: bytes free on
-    the device; None asks the device, and where that is not known either the table is all there is.
+    Also where prompts and responses are longer than a model can read. simulator: configuration of
+    --env-model. available: bytes free on the device; None asks the device, and where that is not
+    known either the table is all there is.
     """
     check_lengths(config, o)
     phases = estimate(config, o)
+    if simulator:
+        check_lengths(simulator, o)
+        phases = two_models(phases, estimate(simulator, o))
     available = free_memory(o.device) if available is None else available
     peak = MARGIN * total_peak(phases)
     if available is not None and peak > available:

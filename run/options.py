@@ -38,6 +38,7 @@ class Options:
     verbose: bool = False             # also print the proof of training in every epoch
     # models
     model: str = ""                   # local folder, hub name or .gguf file of a chat model
+    env_model: str = ""               # the simulator's own model; empty: the agent's, one base
     base_model: str = ""              # embedded worlds: folder of another tiny model than their own
     base_tasks: str = ""              # JSONL of base tasks (the embedded worlds have their own)
     validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
@@ -329,6 +330,7 @@ def check_options(o):
          "only --variant teacher reads it")
     need(own_base or not o.base_model, "base_model",
          "only a world that trains its own base model takes one, and none with --model")
+    need(o.model or not o.env_model, "env_model", "it goes beside the agent's --model: give both")
     for name in (*CHOICES, *NAMED):
         need(getattr(o, name) in choices(name), name, choose(getattr(o, name), choices(name)))
     fault = device_fault(o.device)

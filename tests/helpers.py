@@ -113,7 +113,8 @@ def scores(policy, groups, temperature=1.0, token_budget=10_000, drawn=None):
 def stub_run(**given):
     """A Run of nothing but what is given."""
     fields = ("o", "world", "policy", "folder", "agent_optimizer", "env_optimizer", "rng", "sampler")
-    return Run(**{**dict.fromkeys(fields), "held_out": frozenset(), **given})
+    return Run(**{**dict.fromkeys(fields), "simulator": given.get("policy"), "held_out": frozenset(),
+                  **given})
 
 
 def noisy(monkeypatch, share):

@@ -117,7 +117,8 @@ class Scripted:
         generator = torch.Generator().manual_seed(o.seed)
         draw = lambda scale: scale * torch.randn(V, V, generator=generator, dtype=torch.float64)
         self.base, self.active, self.tape, self.saved = draw(1.0), None, [], []
-        self.params = {name: [torch.nn.Parameter(draw(0.05))] for name in ("agent", "env")}
+        names = ("agent",) if o.env_model else ("agent", "env")
+        self.params = {name: [torch.nn.Parameter(draw(0.05))] for name in names}
         self.rates = {}  # {adapter: learning rate of its optimiser}
         self.checkpointed, self.widest = set(), 0  # of micro-batches: the flag, padded tokens
 

@@ -138,6 +138,7 @@ MISTAKES = {
     "model for the ladder": (["--model", "x"], "--model"),
     "base model of a chat model": (["--world", "household", "--model", "m", "--base-model", "b"],
                                    "--base-model"),
+    "simulator's model alone": (["--world", "ladder", "--env-model", "m"], "--env-model"),
     "base model where is none": (["--world", "template", "--base-model", "b"], "--base-model"),
     "tasks for the ladder": (["--base-tasks", "x"], "--base-tasks"),
     "preset without a model folder": (["--preset", "7b-24gb", "--model", "{tmp}/none"], "none"),

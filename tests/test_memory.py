@@ -293,6 +293,29 @@ def test_check_refuses_in_one_line_that_names_what_to_lower():
     assert "a smaller --model" in message
 
 
+def test_two_models_take_the_room_of_both():
+    """Two bases and an adapter on each; every phase is that of the model at work in it."""
+    large, small = Qwen2Config(**QWEN_7B), Qwen2Config(**{**QWEN_7B, "num_hidden_layers": 4})
+    o = options(agreement=2)
+    mine, theirs = (memory.estimate(config, o, e=2) for config in (large, small))
+    twice = memory.two_models(mine, mine)
+    base = twice["always"].pop("base weights")
+    assert base == 2 * mine["always"].pop("base weights") and twice == mine
+    mine = memory.estimate(large, o, e=2)
+    both, size = memory.two_models(mine, theirs), lambda parts: sum(parts.values())
+    assert both["always"]["base weights"] == sum(e["always"]["base weights"] for e in (mine, theirs))
+    assert both["agreement check"] == theirs["agreement check"]
+    assert both["validation"] == mine["validation"]
+    update = "simulator update (RWR)"  # beside it lie copies of one adapter of either size
+    gap = size(both[update]) - size(theirs[update])
+    counts = [memory.count_parameters(config)["lora"] for config in (large, small)]
+    assert gap == 4 * (counts[0] - counts[1])
+    message = user_error("16.0 GB are free", memory.check, large, o, large, available=16e9)
+    assert memory.check(large, o, small, available=16e9) and "base weights" in message
+    user_error("reads 600 tokens", memory.check, large, o, Qwen2Config(
+        **{**QWEN_7B, "num_hidden_layers": 1, "max_position_embeddings": 600}), available=1e12)
+
+
 @pytest.mark.parametrize("response, task, named", [
     (5121, 512, "max_response_tokens"), (512, 5121, "max_task_tokens")])
 def test_check_refuses_lengths_that_the_model_cannot_read(response, task, named):

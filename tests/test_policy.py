@@ -363,7 +363,8 @@ def test_the_proof_of_movement_tells_which_adapter_moved():
     policy = tiny_policy()
     first = policy.params["agent"][3].view(-1)
     def proofs(change):
-        with torch.no_grad(), movement(policy, "agent") as agent, movement(policy, "env") as env:
+        with torch.no_grad(), movement(policy.params, "agent") as agent, \
+                movement(policy.params, "env") as env:
             change()
         return agent, env
     agent, env = proofs(lambda: first[:1].copy_(torch.nextafter(first[:1], torch.tensor(9.0))))

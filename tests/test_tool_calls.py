@@ -68,7 +68,7 @@ def options(**changes):
     return SimpleNamespace(**{**dict(model="m", base_tasks="", validation_tasks="", rank=4, seed=0,
                                      quant="", device="cpu", max_prompt_tokens=8192,
                                      max_task_tokens=64, max_response_tokens=32, dtype="auto",
-                                     resume=False, agent_adapter="", env_adapter="",
+                                     resume=False, agent_adapter="", env_adapter="", env_model="",
                                      chat_template_kwargs=""), **changes})
 
 

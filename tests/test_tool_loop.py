@@ -10,13 +10,15 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file
 
 from common.files import append_jsonl, read_jsonl
 import genenv
-from helpers import noisy, one_line
+from helpers import noisy, one_line, same_run
 from models.loading import model_config
 from policy import Policy
 from run import memory
+from test_tool_calls import chat_model
 from watch import report, screen
 
 SMALL = ["--threads", "1", "--device", "cpu", "--rank", "4", "--seed-tasks", "2", "--G", "2",
@@ -90,6 +92,27 @@ def test_a_run_where_tools_answer(model, tmp_path, no_figures, capsys, monkeypat
     assert record["epoch"] == 1 and record["agent_moved"] > 0
     kept = read_jsonl(tmp_path / "r" / "train.jsonl")
     assert {"results" in r["task"]["spec"] for r in kept} == {True, False}
+
+
+def test_a_simulator_on_a_model_of_its_own(model, tasks, tmp_path, no_figures, capsys, monkeypatch):
+    """Another width and another seed: each adapter is its own model's, and a stopped run goes on to
+    the bit."""
+    noisy(monkeypatch, 0.4)
+    other = chat_model(tmp_path / "other", hidden=64)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    two = ["--env-model", other, *SILENT]
+    assert command(model, tasks, whole, "--epochs", "2", *two) == 0
+    assert f"model    {model}, simulator {other}" in capsys.readouterr().out
+    assert command(model, tasks, parts, "--epochs", "1", *two) == 0
+    assert genenv.main(["--resume", "--out", str(parts), "--epochs", "2"]) == 0
+    same_run(whole, parts)
+    for name, width in (("agent", 32), ("env", 64)):
+        weights = load_file(whole / "adapters" / name / "adapter_model.safetensors")
+        assert {w.shape[1] for key, w in weights.items() if "q_proj.lora_A" in key} == {width}
+    one_line(capsys, command(model, tasks, tmp_path / "r", "--env-model", "./none"), "does not exist")
+    one_line(capsys, command(model, tasks, tmp_path / "r", "--env-model", other,
+                             "--env-adapter", str(whole / "adapters" / "agent")), "does not load")
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.slow

@@ -754,6 +754,26 @@ def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
     assert "ANOTHER ADAPTER MOVED TOO" in run.frame.screen.line(record, verbose=True)
 
 
+def test_a_simulator_with_a_model_of_its_own(tmp_path, monkeypatch):
+    """--env-model: it alone writes, is asked whether it agrees, and learns what was written."""
+    own = micro.Scripted(genenv.Options(seed=8))
+    del own.params["agent"]
+    start = own.params["env"][0].detach().clone()
+    monkeypatch.setattr(run.frame, "open_simulator", lambda world, o, tasks: own)
+    with pytest.MonkeyPatch.context() as patch:
+        _, agent, _ = micro.run_micro(patch, tmp_path / "r", **{
+            **BASE, "epochs": 2, "env_model": "other", "agreement": 2})
+    for policy, name, update in ((agent, "agent", "grpo_update"), (own, "env", "rwr_update")):
+        calls = Counter((event.call, event.adapter) for event in policy.tape if event.adapter)
+        assert set(calls) == {("sample", name), (update, name)} and min(calls.values()) >= 2
+        assert policy.saved == [(name, tmp_path / "r" / "adapters" / name)]
+    asked = {(event.prompts[0].split()[0], event.G) for event in own.tape if event.call == "sample"}
+    assert asked == {("vary", BASE["variations"]), ("task", 2)}
+    last = read_jsonl(tmp_path / "r" / "metrics.jsonl")[-1]
+    assert last["agent_moved"] > 0 and not last["other_adapter_moved"]
+    assert not torch.equal(own.params["env"][0], start)
+
+
 def test_a_clock_that_is_set_back_is_not_read(tmp_path):
     """Seconds were negative, and tokens per second 10 ** 11."""
     with pytest.MonkeyPatch.context() as patch:
@@ -780,8 +800,8 @@ def test_options_of_the_policy_reach_it(monkeypatch, name, model):
     import importlib
     world, found = importlib.import_module(f"worlds.{name}"), {}
 
-    def load(model, **kwargs):
-        found.update(kwargs, model=model)
+    def load(model, adapters, **kwargs):
+        found.update(kwargs, model=model, adapters=adapters)
         raise Loaded
 
     monkeypatch.setattr(Policy, "load", load)
@@ -790,13 +810,14 @@ def test_options_of_the_policy_reach_it(monkeypatch, name, model):
         monkeypatch.setattr(world, "train", lambda *a, **k: train(*a, **{**k, "steps": 3}))
     else:
         monkeypatch.setattr(world, "base_folder", lambda o, *rest: o.base_model, raising=False)
-    o = genenv.Options(model=model, rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
+    o = genenv.Options(model=model, env_model="other" if name == "tool_calls" else "", rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
                        agent_adapter="a", env_adapter="b", base_model="some-base",
                        chat_template_kwargs='{"enable_thinking": false}')
     with pytest.raises(Loaded):
         world.load_policy(o)
     where = found.pop("model")
     assert name == "template" or where == {"tool_calls": "some-model"}.get(name, "some-base")
+    assert found.pop("adapters") == (("agent",) if o.env_model else ("agent", "env"))
     assert found == dict(rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
                          adapter_paths={"agent": "a", "env": "b"},
                          chat_template_kwargs={"enable_thinking": False})
@@ -830,7 +851,7 @@ def test_threads(monkeypatch):
 # test_functions.py, test_screen.py and above
 ELSEWHERE = set(
     "out resume threads world world_options gate base_tasks validation_tasks teacher_tasks model rank "
-    "quant dtype device agent_adapter env_adapter base_model chat_template_kwargs write_rounds "
+    "quant dtype device agent_adapter env_adapter base_model env_model chat_template_kwargs write_rounds "
     "env_passes verbose function_selection".split())
 
 

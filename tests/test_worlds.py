@@ -276,12 +276,21 @@ def test_a_simulator_that_writes_control_tokens_is_counted(tmp_path):
     world.parse_task = lambda *a: replace(template.parse_task(*a), text="inc <eos>") \
         if a[0] == "neg 1 2 3" else template.parse_task(*a)
     state = EpochState()
-    run = stub_run(o=genenv.Options(), world=world, policy=policy, state=state,
-                   train_pool=SimpleNamespace(recent_p_hat=lambda *a: None))
-    written = genenv.write_tasks(run, [SEED], len(texts), 0.5)
-    assert [g.text for g in written] == texts[:1]
+    def written(state, agent=policy, **options):
+        run = stub_run(o=genenv.Options(**options), world=world, policy=agent, simulator=policy,
+                       state=state, train_pool=SimpleNamespace(recent_p_hat=lambda *a: None))
+        return [g.text for g in genenv.write_tasks(run, [SEED], len(texts), 0.5)]
+
+    assert written(state) == texts[:1]
     assert state.invalid == {"copy of the seed": 1, "special tokens": 1, "malformed": 1,
                             "duplicate in the batch": 1}
+    # an agent on another model: with control tokens of its own, and more tokens for the same text
+    agent = lambda tokens, *special: SimpleNamespace(
+        tokenizer=SimpleNamespace(all_special_tokens=special), device="cpu",
+        encode=lambda prompt: [1] * tokens)
+    for other, reason, n in ((agent(1, "inc"), "special tokens", 3), (agent(9), "prompt too long", 2)):
+        state = EpochState()
+        assert written(state, other, max_prompt_tokens=8) == [] and state.invalid[reason] == n
 
 
 def test_a_teachers_file_passes_the_same_checks(tmp_path):

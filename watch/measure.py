@@ -138,18 +138,18 @@ def first_attempts(state) -> list:
 
 
 @contextmanager
-def movement(policy, adapter):
-    """Proof of training: within, `adapter` may move and no other may. Yields a dictionary that is
-    filled at the end: moved, the L2 distance that the adapter has gone; other_moved, whether a bit
+def movement(adapters: dict, adapter):
+    """Proof of training: within, `adapter` may move and no other of the {adapter: its parameters}
+    may. Yields a dictionary that is filled at the end: moved, the L2 distance that the adapter has gone; other_moved, whether a bit
     of another adapter has changed."""
-    before = {name: [p.detach().clone() for p in params] for name, params in policy.params.items()}
+    before = {name: [p.detach().clone() for p in params] for name, params in adapters.items()}
     found = {}
     yield found
     # compared where they lie, as whole numbers (a NaN is not itself), and read once
     changed = [(p.detach().view(torch.int32) != old.view(torch.int32)).any()
-               for name, params in policy.params.items() if name != adapter
+               for name, params in adapters.items() if name != adapter
                for p, old in zip(params, before[name])]
-    found.update(moved=distance(before[adapter], policy.params[adapter]),
+    found.update(moved=distance(before[adapter], adapters[adapter]),
                  other_moved=bool(changed) and bool(torch.stack(changed).any()))
 
 

@@ -20,9 +20,10 @@ def banner(o, folder, threads: int) -> str:
     """Four lines, before anything slow begins: world, model, device, run folder."""
     model = o.model or o.base_model or "the world's own"
     quant = f", {o.quant}" if o.quant else ""
+    theirs = f", simulator {o.env_model}" if o.env_model else ""
     return "\n".join([
         f"world    {o.world}, variant {o.variant}, seed {o.seed}",
-        f"model    {model}{quant}, two LoRA adapters of rank {o.rank}",
+        f"model    {model}{theirs}{quant}, two LoRA adapters of rank {o.rank}",
         f"device   {o.device}, {threads} thread{'s' * (threads > 1)}",
         f"folder   {folder}, epochs 0 to {o.epochs}; from epoch 1 on the time left is shown"])
 

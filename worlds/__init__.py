@@ -200,12 +200,18 @@ def world_option(world, o, name: str):
     return getattr(o, "world_options", {}).get(name, world.OPTIONS[name][0])
 
 
-def open_policy(model: str, o=None):
-    """The Policy of a model folder or hub name, as the options say; without them no adapters."""
+def open_policy(model: str, o=None, adapters=None):
+    """The Policy of a model folder or hub name, as the options say; without them no adapters.
+
+    adapters: those that it gets; None: both, or the agent's alone beside an --env-model.
+    """
     # here and not above: options and --help are read without torch and transformers
     from models.loading import policy_options
     from policy import Policy
-    return Policy.load(model, **policy_options(o)) if o else Policy.load(model, adapters=())
+    if not o:
+        return Policy.load(model, adapters=())
+    both = ("agent",) if o.env_model else ("agent", "env")
+    return Policy.load(model, adapters or both, **policy_options(o))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -246,11 +252,11 @@ def special_token_in(value, tokenizer) -> str:
     return next((t for text in task_texts(value) for t in sorted(tokens) if t in text), "")
 
 
-def check_task(world, task: Task, seed_task: Task, held_out, tokenizer=None):
+def check_task(world, task: Task, seed_task: Task, held_out, *tokenizers):
     """Raise InvalidTask unless a task that parse_task has passed may be used.
 
-    held_out: the keys of held-out tasks. tokenizer: the policy's, None if there is none. The reason
-    is one of CHECKS, or what the world's own `leaks` says.
+    held_out: the keys of held-out tasks. tokenizers: of the models that will read it. The reason is
+    one of CHECKS, or what the world's own `leaks` says.
     """
     keys = task_keys(world, task)
     if seed_task.spec and keys & task_keys(world, seed_task):
@@ -258,25 +264,26 @@ def check_task(world, task: Task, seed_task: Task, held_out, tokenizer=None):
     if keys & held_out:
         raise InvalidTask("held-out task")
     # such a text could close the user's turn and go on as the assistant
-    if special_token_in(task, tokenizer):
+    if any(special_token_in(task, tokenizer) for tokenizer in tokenizers):
         raise InvalidTask("special tokens")
     leak = world.leaks(task) if hasattr(world, "leaks") else ""
     if leak:
         raise InvalidTask(leak)
 
 
-def written_tasks(world, o, policy, rollouts, seed_tasks, alpha, epoch, held_out, kept=()):
+def written_tasks(world, o, policies, rollouts, seed_tasks, alpha, epoch, held_out, kept=()):
     """Read what the simulator wrote: yields (rollout, text, Task, ""), or (rollout, text, None, the
     reason why it is no valid task).
 
-    rollouts: their group is the index of their seed task; kept: tasks that the batch holds already.
+    policies: the simulator's, then the agent's if that is another one. rollouts: their group is the
+    index of their seed task; kept: tasks that the batch holds already.
     """
     seen = {key for task in kept for key in task_keys(world, task)}
     for r in rollouts:
-        text = policy.decode(r.response)
+        text = policies[0].decode(r.response)
         try:
             seed_task = seed_tasks[r.group]
-            task = written_task(world, o, policy, r, text, seed_task, alpha, epoch, held_out)
+            task = written_task(world, o, policies, r, text, seed_task, alpha, epoch, held_out)
             # not in the paper: a task counts once in a batch, however often it was written, or RWR
             # would reinforce the simulator's own most frequent outputs
             if seen & task_keys(world, task):
@@ -288,15 +295,16 @@ def written_tasks(world, o, policy, rollouts, seed_tasks, alpha, epoch, held_out
         yield r, text, task, ""
 
 
-def written_task(world, o, policy, rollout, text, seed_task, alpha, epoch, held_out) -> Task:
+def written_task(world, o, policies, rollout, text, seed_task, alpha, epoch, held_out) -> Task:
     """The task that a generation describes. Raises InvalidTask with the reason to count."""
     if rollout.limit:
         raise InvalidTask("truncated")
     task = world.parse_task(text, seed_task, epoch)
-    check_task(world, task, seed_task, held_out, policy.tokenizer)
+    check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
     # must fit both prompts, the agent's and, as a seed task, the simulator's; 0.5 for any p_hat
     prompts = world.agent_prompt(task), world.env_prompt(task, 0.5, alpha)
-    if max(len(policy.encode(prompt)) for prompt in prompts) > o.max_prompt_tokens:
+    if max(len(policy.encode(prompt)) for policy in policies for prompt in prompts) \
+            > o.max_prompt_tokens:
         raise InvalidTask("prompt too long")
     return task
 
