@@ -35,7 +35,7 @@ from models.loading import choose_dtype
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
 from worlds import rollout_rows
 
-OF_SIMULATOR = "simulator rollouts", "agreement check", "simulator update (RWR)"
+OF_SIMULATOR = "simulator rollouts", "agreement check", "simulator update (RWR)"  # phases
 MARGIN = 1.08  # what the allocator holds beyond what is in use
 FP32, FP64 = 4, 8
 OPTIONS_OF = {  # what to lower when a part is too large, the most telling first
@@ -320,17 +320,14 @@ def total_peak(phases: dict) -> int:
 
 
 def two_models(agent: dict, simulator: dict) -> dict:
-    """Of two estimates, each for both players on one model: that of a run with a model for each."""
-    mean = lambda a, b, part: (a[part] + b[part]) // 2  # each estimate has two adapters of its own
-    always = [phases["always"] for phases in (agent, simulator)]
-    adapters, copies = "adapters and optimisers", "copies of the adapters"
+    """The estimate of a run with a model for each player, from those of two runs that have both
+    players on the one and on the other: two bases, and of the adapters half of each."""
+    base, adapters, copies = "base weights", "adapters and optimisers", "copies of the adapters"
+    both = lambda phase, part: agent[phase][part] + simulator[phase][part]
     phases = {**agent, **{name: simulator[name] for name in OF_SIMULATOR if name in simulator}}
-    for name, parts in phases.items():
-        if copies in parts:
-            before = (e["agent update (GRPO)"] for e in (agent, simulator))
-            phases[name] = {**parts, copies: mean(*before, copies)}
-    return {**phases, "always": {"base weights": sum(a["base weights"] for a in always),
-                                 adapters: mean(*always, adapters)}}
+    for name in ("agent update (GRPO)", "simulator update (RWR)"):
+        phases[name] = {**phases[name], copies: both(name, copies) // 2}
+    return {**phases, "always": {base: both("always", base), adapters: both("always", adapters) // 2}}
 
 
 def check(config, o, simulator=None, available=None) -> str:

@@ -210,8 +210,8 @@ def open_policy(model: str, o=None, adapters=None):
     from policy import Policy
     if not o:
         return Policy.load(model, adapters=())
-    both = ("agent",) if o.env_model else ("agent", "env")
-    return Policy.load(model, adapters or both, **policy_options(o))
+    usual = ("agent",) if o.env_model else ("agent", "env")
+    return Policy.load(model, adapters or usual, **policy_options(o))
 
 
 # ---------------------------------------------------------------------------------------------
