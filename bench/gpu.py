@@ -115,11 +115,11 @@ def run_epoch(policy, measure, prompts, G, R, budget):
     rollouts = measure("agent rollouts", tokens, lambda: sample("agent"))
     written = [replace(r, group=i) for i, r in enumerate(written)]
     proof = {}
-    with movement(policy, "agent") as moved:
+    with movement(policy.params, "agent") as moved:
         proof["agent"] = measure("agent update (GRPO)", tokens, lambda: grpo_update(
             policy, "agent", optimizers["agent"], rollouts, rewards_of(rollouts, G), train))
     proof["agent"].update(moved)
-    with movement(policy, "env") as moved:
+    with movement(policy.params, "env") as moved:
         proof["env"] = measure("simulator update (RWR)", tokens, lambda: rwr_update(
             policy, "env", optimizers["env"], written, torch.ones(len(written)),
             [list(range(len(written)))], written[:2], train))

@@ -267,7 +267,7 @@ def grpo_phase(policy, optimizer, o):
     for R in sorted({o.max_response_tokens, max(2, o.max_response_tokens // 8), 8}):
         n, g, P = memory.fullest(o.mini_batch or 64, G, o.max_prompt_tokens, R, o.token_budget)
         batch = [Rollout(i // g, [7] * P, [7] * R, [-1.0] * R) for i in range(n * g)]
-        with movement(policy, "agent"):
+        with movement(policy.params, "agent"):
             grpo_update(policy, "agent", optimizer, batch, torch.tensor([[0.0, *[1.0] * (g - 1)]] * n),
                         dataclasses.replace(o, mini_batch=0))
 
@@ -277,7 +277,7 @@ def rwr_phase(policy, optimizer, o):
     R = o.max_task_tokens
     n, _, P = memory.fullest(o.env_batch, 1, o.max_prompt_tokens, R, o.token_budget)
     texts = [Rollout(i, [7] * P, [7] * R) for i in range(n)]
-    with movement(policy, "env"):
+    with movement(policy.params, "env"):
         rwr_update(policy, "env", optimizer, texts, torch.ones(n), [list(range(n))] * 2, texts, o)
 
 

@@ -97,7 +97,7 @@ print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights
 batches = draw_batches(len(kept), [], o.env_updates, o.env_batch, run.rng)
 records = [Rollout(i, r.prompt, r.response) for i, r in enumerate(kept)]
 kl_sample = [Rollout(i, *text) for i, text in enumerate(state.kl_sample[:o.env_kl_sample])]
-with measure.movement(policy, "env") as moved:
+with measure.movement(policy.params, "env") as moved:
     stats = rwr_update(policy, "env", run.env_optimizer, records, weights, batches, kl_sample, o)
 print(f"\nRWR: {stats['env_steps']} steps of {len(batches[0])} records, KL of the update "
       f"{stats['env_kl_step']:.3f} of at most {o.env_kl_cap}; the agent's adapter moved: "

@@ -139,9 +139,10 @@ def first_attempts(state) -> list:
 
 @contextmanager
 def movement(adapters: dict, adapter):
-    """Proof of training: within, `adapter` may move and no other of the {adapter: its parameters}
-    may. Yields a dictionary that is filled at the end: moved, the L2 distance that the adapter has gone; other_moved, whether a bit
-    of another adapter has changed."""
+    """Proof of training: within, `adapter` may move and no other of the {name: its parameters} may.
+
+    Yields a dictionary that is filled at the end: moved, the L2 distance that the adapter has gone;
+    other_moved, whether a bit of another adapter has changed."""
     before = {name: [p.detach().clone() for p in params] for name, params in adapters.items()}
     found = {}
     yield found

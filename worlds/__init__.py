@@ -211,7 +211,7 @@ def open_policy(model: str, o=None, adapters=None):
     if not o:
         return Policy.load(model, adapters=())
     usual = ("agent",) if o.env_model else ("agent", "env")
-    return Policy.load(model, adapters or usual, **policy_options(o))
+    return Policy.load(model, adapters=adapters or usual, **policy_options(o))
 
 
 # ---------------------------------------------------------------------------------------------
