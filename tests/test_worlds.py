@@ -8,6 +8,7 @@ options need more than the defaults gets a line in GIVEN.
 import json
 import random
 import shutil
+import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -196,7 +197,8 @@ def copied(tmp_path, monkeypatch):
     (tmp_path / "worlds").mkdir()
     shutil.copy(template.__file__, tmp_path / "worlds" / "mine.py")
     monkeypatch.setattr(worlds, "__path__", [*worlds.__path__, str(tmp_path / "worlds")])
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("worlds.mine", None)
 
 
 @pytest.mark.slow
