@@ -5,7 +5,8 @@
     python -m bench model --model DIR --base-tasks FILE          # a real model on a CPU, beside TRL
     python -m bench episodes --turns 8                           # several turns beside one, and re-encoding
     python -m bench gpu                                          # the 7B shape on one CUDA device
-    python -m bench memory --preset 7b-24gb                      # its memory, simulated without one
+    python -m bench memory --preset 7b-24gb                      # a preset's memory, simulated without a GPU
+    python -m bench memory --preset 7b-24gb --card 24            # and measured, on 24 GB of one
 
 What of the paper this is: nothing; it measures the two updates of Algorithm 1 as this project makes
 them. `trl` and `gpu` build a random Qwen2 of a stated size, as speed does not depend on the weights.
@@ -63,13 +64,14 @@ def parser() -> Parser:
     g = bench("gpu", bench_gpu, "the 7B shape on one GPU, an epoch of both updates",
               "prompt response prompts G token_budget", prompt=0, response=0, prompts=1,
               token_budget=8192)
-    g.add_argument("--cpu", action="store_true", help="the 7B shape on a CPU, one short epoch")
     g.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
     g.add_argument("--out", default="", help="JSON file; default in bench/results")
     s = bench("memory", bench_memory, "a preset's peaks, estimated and simulated", "")
     s.add_argument("--preset", choices=("7b-24gb", "7b-80gb", "7b-9k", "1.5b-16gb"),
                    default="7b-24gb")
     s.add_argument("--dtype", choices=("auto", "fp32"), default="auto", help="auto: bf16")
+    s.add_argument("--card", type=float, default=0, help="measure on a CUDA device, so many GB of "
+                   "it; 0: simulate one")
     s.add_argument("--capability", type=int, default=8, help="compute capability of the card")
     return p
 

@@ -1,18 +1,15 @@
-"""The 7B shape: an epoch of both updates, phase by phase, on one GPU or, slowly, on a CPU.
+"""The 7B shape: an epoch of both updates, phase by phase, on one GPU.
 
     python -m bench gpu                # one CUDA device; nothing is downloaded, weights are random
-    python -m bench gpu --cpu          # the same model on a CPU, one short epoch: half an hour and more
     python -m bench gpu --tiny         # the same script, small, on a CPU
 
 What of the paper this is: nothing; it measures the two updates of Algorithm 1.
 
-On a GPU the rollouts and the training pass are taken once more with the prompt repeated in every row
-(what TRL and most peers do), through the same code. Rows that share no prompt are plain causal
-attention. On a CPU the products are in fp32, as bf16 products of 4-bit weights have a backward pass
-there that takes 150 times as long.
+The rollouts and the training pass are taken once more with the prompt repeated in every row (what TRL
+and most peers do), through the same code. Rows that share no prompt are plain causal attention.
 """
 import json
-import math
+import resource
 import time
 from dataclasses import replace
 from datetime import date
@@ -31,17 +28,15 @@ from watch.measure import movement
 
 LEARNING_RATE, RANK = 1e-5, 16
 SHAPES = {  # prompt, response tokens; the last of a GPU is 9,000 in all
-    "7b": [(1024, 256), (4096, 512), (8488, 512)], "tiny": [(32, 8), (64, 16), (96, 8)],
-    "cpu": [(8, 4)]}
+    "7b": [(1024, 256), (4096, 512), (8488, 512)], "tiny": [(32, 8), (64, 16), (96, 8)]}
 PROMPT_ROWS = {1024: 8, 4096: 2}  # prompts per step at a prompt length, else --prompts
 
 
 def bench_gpu(o):
-    """An epoch of both updates per shape, on a GPU both layouts side by side. Writes a JSON file."""
-    kind = "tiny" if o.tiny else "cpu" if o.cpu else "7b"
+    """An epoch of both updates per shape, both layouts side by side. Writes a JSON file."""
+    kind = "tiny" if o.tiny else "7b"
     if kind == "7b" and not torch.cuda.is_available():
-        raise UserError("no CUDA device: --cpu runs the 7B shape on a CPU, in half an hour and more; "
-                        "--tiny a small one in seconds")
+        raise UserError("no CUDA device: --tiny runs a small model on the CPU, in seconds")
     if (o.prompt == 0) != (o.response == 0) or min(o.prompt, o.response) < 0 or o.prompts < 1:
         raise UserError("give --prompt and --response together, both positive, or neither")
     quiet()
@@ -84,8 +79,6 @@ def run_shape(policy, o, P, R) -> dict:
     measure = meter(policy.device)
     rollouts, proof = run_epoch(policy, measure, prompts, G, R, budget)
     shape = {"prompt": P, "response": R, "prompts": B, "phases": measure.phases, "proof": proof}
-    if o.cpu:
-        return shape
     # the two layouts beside each other
     measure("rollouts, prompt repeated", B * G * R, lambda: policy.sample(
         "agent", [p for p in prompts for _ in range(G)], 1, R, 1.0, policy.generator(0)))
@@ -130,22 +123,21 @@ def run_epoch(policy, measure, prompts, G, R, budget):
 def meter(device):
     """A function measure(name, tokens, f) that runs f and notes time, tokens/s and peak memory.
 
-    On a GPU the peak is what torch had allocated in the phase; on Linux the most that the process
-    held in it, Python and its libraries included.
+    On a GPU the peak is what torch had allocated in the phase; else the most that the process ever
+    held, Python and its libraries included.
     """
     def measure(name, tokens, f):
         on_gpu = device.type == "cuda"
         if on_gpu:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-        else:
-            reset_resident_peak()
         started, cpu = time.perf_counter(), time.process_time()
         out = f()
         if on_gpu:
             torch.cuda.synchronize()
         seconds, peak = time.perf_counter() - started, \
-            torch.cuda.max_memory_allocated() if on_gpu else resident_peak()
+            torch.cuda.max_memory_allocated() if on_gpu else \
+            1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         cpu = time.process_time() - cpu
         measure.phases[name] = {"seconds": seconds, "cpu_seconds": cpu, "peak_gb": peak / 1e9,
                                 "response_tokens_per_s": tokens / seconds}
@@ -154,23 +146,6 @@ def meter(device):
 
     measure.phases = {}
     return measure
-
-
-def reset_resident_peak():
-    """Let the kernel's record of the most memory this process held begin anew (Linux)."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:  # another system: peaks only grow
-        pass
-
-
-def resident_peak() -> float:
-    """The most bytes that this process held since `reset_resident_peak`; nan if not on Linux."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return math.nan
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def training_pass(policy, rollouts, token_budget, checkpoint=True):
@@ -187,9 +162,8 @@ def markdown(result) -> str:
     """The table of bench/README.md."""
     versions = ", ".join(f"{name} {v}" for name, v in result["versions"].items())
     phases = list(result["shapes"][0]["phases"])
-    compared = "efficiency" in result["shapes"][0]
     ratios = ["rollouts: once vs repeated", "training: once vs repeated", "token-count limit",
-              "share of the limit"] if compared else []
+              "share of the limit"]
     lines = [f"{result['model']}, {result['quantisation']}, two adapters r={result['rank']}, "
              f"G = {result['G']}; {result['device']}, {result['dtype']}; {versions}; "
              f"{result['date']}. Each phase: seconds, response tokens/s, peak GB.", "",
@@ -198,10 +172,9 @@ def markdown(result) -> str:
     for s in result["shapes"]:
         cells = [f"{p['seconds']:.1f} s, {p['response_tokens_per_s']:.2g}/s, {p['peak_gb']:.1f} GB"
                  for p in s["phases"].values()]
-        if compared:
-            cells += [f"{s[name]:.2f}x" for name in ("rollout_speed_up", "training_speed_up",
-                                                     "token_count_limit")]
-            cells.append(f"{100 * s['efficiency']:.0f} %")
+        cells += [f"{s[name]:.2f}x" for name in ("rollout_speed_up", "training_speed_up",
+                                                 "token_count_limit")]
+        cells.append(f"{100 * s['efficiency']:.0f} %")
         lines.append(f"| {s['prompt']} / {s['response']} | {s['prompts']} | "
                      + " | ".join(cells) + " |")
     return "\n".join(lines)

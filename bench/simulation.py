@@ -1,6 +1,7 @@
 """The GPU path without a GPU: torch's meta device in the role of "cuda".
 
-    python -m bench memory --preset 7b-24gb          # estimate beside simulated peak, phase by phase
+    python -m bench memory --preset 7b-24gb             # estimate beside simulated peak, by phase
+    python -m bench memory --preset 7b-24gb --card 24   # the same phases on a CUDA device, 24 GB of it
 
 What of the paper this is: nothing; it is what stands in for a card where none is at hand.
 
@@ -29,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench.models import QWEN_7B, qwen2_config, quiet, random_nf4
+from common.files import UserError
 from grpo import grpo_update
 from policy import Policy, Rollout
 from run import memory
@@ -74,9 +76,11 @@ def site() -> str:
 class Simulation(TorchDispatchMode):
     """Bytes, kernels and host reads of all that runs inside `with Simulation():`.
 
-    live, peak (bytes), kernels, reads {what at file:line: times}, math (calls of attention that no
-    fused kernel takes). Raises RuntimeError on an operation that mixes devices, or a product of types.
+    live, peak (bytes), where it was, kernels, reads {what at file:line: times}, math (calls of
+    attention that no fused kernel takes). Raises RuntimeError on an operation that mixes devices, or a product of types.
     """
+
+    device = "meta"
 
     def __init__(self, capability=8):
         super().__init__()
@@ -164,7 +168,7 @@ class Simulation(TorchDispatchMode):
         if made or here:
             most = self.live + inside(name, args)
             if most > self.peak:
-                self.peak, self.where = most, f"{name} at {site()}"
+                self.peak, self.where = most, f"largest at {name} at {site()}"
             if not func.is_view and name not in FREE:
                 self.kernels += LAUNCHES.get(name, 1)
         return out
@@ -220,11 +224,46 @@ def fitting(mask, query):
 # the phases of a preset
 
 
-def simulated_policy(o, config) -> Policy:
-    """Two policies on the simulated GPU."""
+class Card:
+    """A CUDA device in the place of the simulated one; torch may take `gigabytes` of it.
+
+    What is simulated is measured here, so nothing is counted: kernels and reads are 0.
+    """
+    device, kernels, math, reads = "cuda", 0, 0, Counter()
+
+    def __init__(self, gigabytes: float):
+        if not torch.cuda.is_available():
+            raise UserError("no CUDA device: leave --card out, and the device is simulated")
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+    def begin(self):
+        """Peaks from here on. Returns the bytes that are there already."""
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+    @property
+    def peak(self):
+        return torch.cuda.max_memory_allocated()
+
+    @property
+    def where(self):
+        """What the allocator held for it: a card must have this much, and the driver's own."""
+        return f"most held by the allocator {torch.cuda.max_memory_reserved() / 1e9:.2f} GB"
+
+
+def simulated_policy(o, config, device="meta") -> Policy:
+    """Two policies on the simulated GPU, or on a real one."""
     dtype = torch.float32 if o.dtype == "fp32" else torch.bfloat16
-    lm = random_nf4(config, "meta", dtype, nf4=o.quant == "nf4")
-    with torch.device("meta"):
+    lm = random_nf4(config, device, dtype, nf4=o.quant == "nf4")
+    with torch.device(device):
         policy = Policy(lm, SimpleNamespace(eos_token_id=config.vocab_size), rank=o.rank)
     policy.generator = lambda seed: None
     return policy
@@ -248,7 +287,7 @@ def rollouts(simulation, policy, adapter, prompts, P, G, R, rows, drawn=4) -> in
         cache, owner, hidden = prefill(prompts, G * (R - 1))
         for layer in cache.layers:
             B, heads, _, d = layer.keys.shape
-            block = layer.keys.new_empty(1).expand(B, heads, G * (R - drawn), d)
+            block = layer.keys.new_zeros(1).expand(B, heads, G * (R - drawn), d)
             layer.update(block, block)
         filled.kernels = simulation.kernels
         return cache, torch.cat([owner, owner.new_zeros(len(prompts), G * (R - drawn))], 1), hidden
@@ -281,12 +320,15 @@ def rwr_phase(policy, optimizer, o):
         rwr_update(policy, "env", optimizer, texts, torch.ones(n), [list(range(n))] * 2, texts, o)
 
 
-def simulate(o, config, capability=8):
-    """Yield (phase, bytes of its peak beside what is always there, Simulation, kernels per token)."""
+def simulate(o, config, capability=8, card=None):
+    """Yield (phase, bytes of its peak beside what is always there, Simulation, kernels per token).
+
+    card: a Card to measure on instead.
+    """
     tasks = o.seed_tasks * o.variations + round(o.seed_tasks * o.variations * o.replay)
     P, R = o.max_prompt_tokens, o.max_response_tokens
-    with Simulation(capability) as simulation:
-        policy = simulated_policy(o, config)
+    with card or Simulation(capability) as simulation:
+        policy = simulated_policy(o, config, simulation.device)
         optimizers = resident(policy)
         yield "always", simulation.begin(), simulation, 0
         for phase, run in {
@@ -315,13 +357,16 @@ def bench_memory(o):
     quiet()
     options, config = preset_options(o.preset, o.dtype)
     estimate = memory.estimate(config, options, 4 if o.dtype == "fp32" else 2)
-    print(f"{o.preset}, {o.dtype}; capability {o.capability}.0: see bench/simulation.py for what is "
-          "assumed\n| phase | estimate GB | simulated GB | ratio | kernels | of a token |")
-    for phase, peak, simulation, per_token in simulate(options, config, o.capability):
+    card = Card(o.card) if o.card else None
+    device, column = (f"{o.card} GB of {torch.cuda.get_device_name()}, torch {torch.__version__}",
+                      "measured") if card else (f"capability {o.capability}.0", "simulated")
+    print(f"{o.preset}, {o.dtype}; {device}: see bench/simulation.py for what is assumed\n"
+          f"| phase | estimate GB | {column} GB | ratio | kernels | of a token |")
+    for phase, peak, simulation, per_token in simulate(options, config, o.capability, card):
         said = memory.phase_peak(estimate[phase])
         print(f"| {phase} | {said / 1e9:.2f} | {peak / 1e9:.2f} | {said / peak:.2f} | "
-              f"{simulation.kernels} | {per_token or ''} |", flush=True)
+              f"{simulation.kernels or ''} | {per_token or ''} |", flush=True)
         if phase != "always":
-            print(f"    largest at {simulation.where}; " + ", ".join(
+            print(f"    {simulation.where}; " + ", ".join(
                 f"{n} x {what}" for what, n in simulation.reads.most_common())
                 + (f"; {simulation.math} calls of the math kernel" if simulation.math else ""))

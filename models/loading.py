@@ -216,7 +216,7 @@ def choose_dtype(dtype, device: str, model: str = "", config=None) -> torch.dtyp
 
     auto: bf16 on a GPU, fp32 below compute capability 8.0, where no fused attention takes bf16. On
     a CPU bf16 where its products are faster there and the model is a real one, else fp32; so the
-    embedded worlds, whose results must not move, always get fp32.
+    embedded worlds, whose results must not move, get fp32 on every CPU.
     device: "cpu" or "cuda..."; model or config: what to look at. Raises UserError.
     """
     if isinstance(dtype, torch.dtype):
