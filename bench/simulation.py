@@ -234,14 +234,18 @@ class Card:
     def __init__(self, gigabytes: float):
         if not torch.cuda.is_available():
             raise UserError("no CUDA device: leave --card out, and the device is simulated")
+        if gigabytes < 1:
+            raise UserError(f"--card {gigabytes:g}: give how many GB of the card torch may take")
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total))
 
     def __enter__(self):
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, kind, *error):
         torch.cuda.set_per_process_memory_fraction(1.0)
+        if kind and issubclass(kind, torch.OutOfMemoryError):
+            raise UserError("out of memory in the phase after the last of these") from None
 
     def begin(self):
         """Peaks from here on. Returns the bytes that are there already."""
@@ -358,7 +362,7 @@ def bench_memory(o):
     options, config = preset_options(o.preset, o.dtype)
     estimate = memory.estimate(config, options, 4 if o.dtype == "fp32" else 2)
     card = Card(o.card) if o.card else None
-    device, column = (f"{o.card} GB of {torch.cuda.get_device_name()}, torch {torch.__version__}",
+    device, column = (f"{o.card:g} GB of {torch.cuda.get_device_name()}, torch {torch.__version__}",
                       "measured") if card else (f"capability {o.capability}.0", "simulated")
     print(f"{o.preset}, {o.dtype}; {device}: see bench/simulation.py for what is assumed\n"
           f"| phase | estimate GB | {column} GB | ratio | kernels | of a token |")
@@ -367,6 +371,6 @@ def bench_memory(o):
         print(f"| {phase} | {said / 1e9:.2f} | {peak / 1e9:.2f} | {said / peak:.2f} | "
               f"{simulation.kernels or ''} | {per_token or ''} |", flush=True)
         if phase != "always":
-            print(f"    {simulation.where}; " + ", ".join(
-                f"{n} x {what}" for what, n in simulation.reads.most_common())
+            print(f"    {simulation.where}" + "".join(
+                f"; {n} x {what}" for what, n in simulation.reads.most_common())
                 + (f"; {simulation.math} calls of the math kernel" if simulation.math else ""))

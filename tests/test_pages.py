@@ -26,12 +26,13 @@ PAGES = ["README.md", "TROUBLESHOOTING.md", "run/README.md", "worlds/README.md",
          "bench/README.md"]
 STUDY = ["EXPERIMENTS.md", *(f"experiments/results/{name}.md" for name in
                              ("ladder", "parts", "schedules", "household", "real-model",
-                              "bring-your-tools"))]
+                              "bring-your-tools", "bring-your-tools-bfcl",
+                              "bring-your-tools-larger"))]
 GONE = {"--seeds", "--env-probe", "--keep-tools", "--offer", "--exemplars", "--cache-dir", "--measured",
         "--random-weights", "--env-update", "--filter-scope", "--control", "--reward-noise",
         "--pool-age", "--env-age", "--env-fresh", "--success-at"}
 OF_A_RUN = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json",
-            "memory.json", "report.html", "gpu-7b.json", "tasks.jsonl", "base.jsonl", "mine.py",
+            "memory.json", "report.html", "tasks.jsonl", "base.jsonl", "mine.py",
             "SUITE.jsonl", "SUITE.md"}  # any suite of experiments
 
 
