@@ -9,7 +9,6 @@ The rollouts and the training pass are taken once more with the prompt repeated 
 and most peers do), through the same code. Rows that share no prompt are plain causal attention.
 """
 import json
-import resource
 import time
 from dataclasses import replace
 from datetime import date
@@ -24,10 +23,10 @@ from grpo import grpo_update
 from policy import Policy, split_groups
 from run.options import Options
 from rwr import rwr_update
-from watch.measure import movement
+from watch.measure import movement, peak_bytes
 
 LEARNING_RATE, RANK = 1e-5, 16
-SHAPES = {  # prompt, response tokens; the last of a GPU is 9,000 in all
+SHAPES = {  # prompt, response tokens; the last of the 7B is 9,000 in all
     "7b": [(1024, 256), (4096, 512), (8488, 512)], "tiny": [(32, 8), (64, 16), (96, 8)]}
 PROMPT_ROWS = {1024: 8, 4096: 2}  # prompts per step at a prompt length, else --prompts
 
@@ -135,9 +134,7 @@ def meter(device):
         out = f()
         if on_gpu:
             torch.cuda.synchronize()
-        seconds, peak = time.perf_counter() - started, \
-            torch.cuda.max_memory_allocated() if on_gpu else \
-            1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        seconds, peak = time.perf_counter() - started, peak_bytes(device)
         cpu = time.process_time() - cpu
         measure.phases[name] = {"seconds": seconds, "cpu_seconds": cpu, "peak_gb": peak / 1e9,
                                 "response_tokens_per_s": tokens / seconds}

@@ -77,7 +77,8 @@ class Simulation(TorchDispatchMode):
     """Bytes, kernels and host reads of all that runs inside `with Simulation():`.
 
     live, peak (bytes), where it was, kernels, reads {what at file:line: times}, math (calls of
-    attention that no fused kernel takes). Raises RuntimeError on an operation that mixes devices, or a product of types.
+    attention that no fused kernel takes). Raises RuntimeError on an operation that mixes devices, or
+    a product of types.
     """
 
     device = "meta"
@@ -236,10 +237,11 @@ class Card:
             raise UserError("no CUDA device: leave --card out, and the device is simulated")
         if gigabytes < 1:
             raise UserError(f"--card {gigabytes:g}: give how many GB of the card torch may take")
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gigabytes * 1e9 / total))
+        self.gigabytes = gigabytes
 
     def __enter__(self):
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, self.gigabytes * 1e9 / total))
         return self
 
     def __exit__(self, kind, *error):
@@ -324,17 +326,17 @@ def rwr_phase(policy, optimizer, o):
         rwr_update(policy, "env", optimizer, texts, torch.ones(n), [list(range(n))] * 2, texts, o)
 
 
-def simulate(o, config, capability=8, card=None):
-    """Yield (phase, bytes of its peak beside what is always there, Simulation, kernels per token).
+def simulate(o, config, simulation):
+    """Yield (phase, bytes of its peak beside what is always there, kernels per token).
 
-    card: a Card to measure on instead.
+    simulation: a Simulation, or a Card to measure on. Between two phases it holds what it counted.
     """
     tasks = o.seed_tasks * o.variations + round(o.seed_tasks * o.variations * o.replay)
     P, R = o.max_prompt_tokens, o.max_response_tokens
-    with card or Simulation(capability) as simulation:
+    with simulation:
         policy = simulated_policy(o, config, simulation.device)
         optimizers = resident(policy)
-        yield "always", simulation.begin(), simulation, 0
+        yield "always", simulation.begin(), 0
         for phase, run in {
                 "simulator rollouts": lambda: rollouts(
                     simulation, policy, "env", o.seed_tasks * o.write_rounds, P, o.variations,
@@ -345,7 +347,7 @@ def simulate(o, config, capability=8, card=None):
                 "simulator update (RWR)": lambda: rwr_phase(policy, optimizers["env"], o)}.items():
             before = simulation.begin()
             per_token = run()
-            yield phase, simulation.peak - before, simulation, per_token
+            yield phase, simulation.peak - before, per_token
 
 
 def preset_options(name, dtype="auto"):
@@ -361,12 +363,12 @@ def bench_memory(o):
     quiet()
     options, config = preset_options(o.preset, o.dtype)
     estimate = memory.estimate(config, options, 4 if o.dtype == "fp32" else 2)
-    card = Card(o.card) if o.card else None
+    simulation = Card(o.card) if o.card else Simulation(o.capability)
     device, column = (f"{o.card:g} GB of {torch.cuda.get_device_name()}, torch {torch.__version__}",
-                      "measured") if card else (f"capability {o.capability}.0", "simulated")
+                      "measured") if o.card else (f"capability {o.capability}.0", "simulated")
     print(f"{o.preset}, {o.dtype}; {device}: see bench/simulation.py for what is assumed\n"
           f"| phase | estimate GB | {column} GB | ratio | kernels | of a token |")
-    for phase, peak, simulation, per_token in simulate(options, config, o.capability, card):
+    for phase, peak, per_token in simulate(options, config, simulation):
         said = memory.phase_peak(estimate[phase])
         print(f"| {phase} | {said / 1e9:.2f} | {peak / 1e9:.2f} | {said / peak:.2f} | "
               f"{simulation.kernels or ''} | {per_token or ''} |", flush=True)

@@ -34,7 +34,8 @@ def test_the_estimate_is_at_most_a_fifth_above_the_simulated_peak(preset, dtype,
     layers = config.num_hidden_layers = 2
     config.layer_types = config.layer_types[:layers]
     estimate, phases = memory.estimate(config, o, 4 if dtype == "fp32" else 2), set()
-    for phase, peak, device, _ in simulate(o, config, capability):
+    device = Simulation(capability)
+    for phase, peak, _ in simulate(o, config, device):
         assert 1.0 <= round(memory.phase_peak(estimate[phase]) / peak, 3) <= 1.2, phase
         assert not device.math, "scores of all pairs are stored"
         phases.add(phase)

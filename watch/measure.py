@@ -175,11 +175,14 @@ def peak_memory(peaks: dict, phase: str, device):
                         f"--resume --out RUN and {advice}; PYTORCH_ALLOC_CONF="
                         "expandable_segments:True in the environment leaves fewer gaps") from None
     finally:
-        if device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(device)
-        else:
-            peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        peaks[phase] = max(peak, peaks.get(phase, 0))
+        peaks[phase] = max(peak_bytes(device), peaks.get(phase, 0))
+
+
+def peak_bytes(device) -> int:
+    """The most memory so far: as `peak_memory` says, of a GPU since its record was reset."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def peaks_line(peaks: dict, device) -> str:
