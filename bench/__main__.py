@@ -12,6 +12,7 @@ What of the paper this is: nothing; it measures the two updates of Algorithm 1 a
 them. `trl` and `gpu` build a random Qwen2 of a stated size, as speed does not depend on the weights.
 How they measure: trl.py (trl), cpu.py (model, episodes), gpu.py, and simulation.py (memory).
 """
+import argparse
 import sys
 
 from bench.cpu import bench_episodes, bench_model
@@ -32,6 +33,16 @@ NUMBERS = {  # whole numbers of several benches: (default, what it is)
     "observation": (16, "tokens of an observation"), "rounds": (5, "measured rounds")}
 
 
+def at_least(least: int):
+    """An argparse type: a whole number, `least` or more."""
+    def number(text):
+        if int(text) < least:  # no number at all: argparse says so
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
+        return int(text)
+    number.__name__ = "int"  # argparse names the type in its message
+    return number
+
+
 def parser() -> Parser:
     """One subcommand for each bench."""
     p = Parser(prog="python -m bench", description="Speed and memory of the two updates, measured.")
@@ -41,8 +52,10 @@ def parser() -> Parser:
         command = sub.add_parser(name, help=text)
         for number in numbers.split():
             default, what = NUMBERS[number]
-            command.add_argument("--" + number.replace("_", "-"), type=int,
-                                 default=defaults.get(number, default), help=what)
+            default = defaults.get(number, default)
+            least = 0 if number == "trl_rows" or not default else 2 if number == "G" else 1
+            command.add_argument("--" + number.replace("_", "-"), type=at_least(least),
+                                 default=default, help=what)
         command.set_defaults(run=run)
         return command
 

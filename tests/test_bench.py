@@ -26,6 +26,14 @@ def test_the_7b_shape_has_the_published_number_of_parameters():
     assert total == 7_615_616_512 and round((total - embeddings) / 1e9, 2) == 6.53
 
 
+@pytest.mark.parametrize("argv, why", [
+    ("trl --G 1", "--G: must be at least 2, not 1"), ("trl --prompt x", "--prompt: invalid int value: 'x'"),
+    ("gpu --prompt -1", "--prompt: must be at least 0, not -1"), ("episodes --turns 0", "at least 1, not 0")])
+def test_a_number_that_measures_nothing_is_refused(argv, why, capsys):
+    assert main(argv.split()) == 2
+    assert why in capsys.readouterr().err
+
+
 def test_every_response_has_full_length():
     """The two sides of a comparison would train on different numbers of tokens."""
     config = small_config(64, 1, 16)
