@@ -12,35 +12,24 @@ What of the paper this is: nothing; it measures the two updates of Algorithm 1 a
 them. `trl` and `gpu` build a random Qwen2 of a stated size, as speed does not depend on the weights.
 How they measure: trl.py (trl), cpu.py (model, episodes), gpu.py, and simulation.py (memory).
 """
-import argparse
 import sys
 
 from bench.cpu import bench_episodes, bench_model
 from bench.gpu import bench_gpu
 from bench.simulation import bench_memory
 from bench.trl import bench_trl
-from common.cli import Parser, exit_code
+from common.cli import Parser, at_least, exit_code
 
-NUMBERS = {  # whole numbers of several benches: (default, what it is)
-    "prompt": (256, "prompt tokens"), "response": (64, "response tokens"),
-    "prompts": (4, "prompts per step"), "G": (8, "rollouts per prompt"),
-    "steps": (5, "timed pairs of steps"), "hidden": (256, "hidden size, a multiple of 64"),
-    "layers": (4, "layers"), "threads": (1, "torch threads"),
-    "vocab": (1600, "1600 gives the output head 8 %% of the weights, as in the 7B; 32000 63 %%"),
-    "token_budget": (16384, "tokens per micro-batch of ours"),
-    "trl_rows": (8, "rows per micro-batch of TRL; 8 is its own default; 0 = all"),
-    "turns": (8, "turns of an episode"), "turn": (8, "tokens of a turn, on average"),
-    "observation": (16, "tokens of an observation"), "rounds": (5, "measured rounds")}
-
-
-def at_least(least: int):
-    """An argparse type: a whole number, `least` or more."""
-    def number(text):
-        if int(text) < least:  # no number at all: argparse says so
-            raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
-        return int(text)
-    number.__name__ = "int"  # argparse names the type in its message
-    return number
+NUMBERS = {  # whole numbers of several benches: (default, least, what it is)
+    "prompt": (256, 1, "prompt tokens"), "response": (64, 2, "response tokens"),
+    "prompts": (4, 1, "prompts per step"), "G": (8, 2, "rollouts per prompt"),
+    "steps": (5, 1, "timed pairs of steps"), "hidden": (256, 64, "hidden size, a multiple of 64"),
+    "layers": (4, 1, "layers"), "threads": (1, 1, "torch threads"),
+    "vocab": (1600, 1, "1600 gives the output head 8 %% of the weights, as in the 7B; 32000 63 %%"),
+    "token_budget": (16384, 1, "tokens per micro-batch of ours"),
+    "trl_rows": (8, 0, "rows per micro-batch of TRL; 8 is its own default; 0 = all"),
+    "turns": (8, 1, "turns of an episode"), "turn": (8, 2, "tokens of a turn, on average"),
+    "observation": (16, 1, "tokens of an observation"), "rounds": (5, 1, "measured rounds")}
 
 
 def parser() -> Parser:
@@ -51,11 +40,10 @@ def parser() -> Parser:
     def bench(name, run, text, numbers, **defaults):
         command = sub.add_parser(name, help=text)
         for number in numbers.split():
-            default, what = NUMBERS[number]
-            default = defaults.get(number, default)
-            least = 0 if number == "trl_rows" or not default else 2 if number == "G" else 1
-            command.add_argument("--" + number.replace("_", "-"), type=at_least(least),
-                                 default=default, help=what)
+            default, least, what = NUMBERS[number]
+            default = defaults.get(number, default)  # of gpu it may be 0: three lengths of its own
+            command.add_argument("--" + number.replace("_", "-"), default=default, help=what,
+                                 type=at_least(min(least, default)))
         command.set_defaults(run=run)
         return command
 

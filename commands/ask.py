@@ -21,7 +21,6 @@ another number, --functions names them.
 Where it differs on purpose: there is one answer to each request. No tool answers, as one does in an
 episode, so of a task in several steps the agent does the first.
 """
-import argparse
 import json
 import math
 import re
@@ -31,7 +30,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 
-from common.cli import Parser
+from common.cli import Parser, at_least
 from common.files import UserError, no_file, read_jsonl
 from data_pool import Task
 from run.options import Options, device_fault, threads_of
@@ -79,16 +78,10 @@ def parser():
     p.add_argument("--file", default="", help="requests, one a line, or tasks as JSONL")
     p.add_argument("--tools", default="", help="functions to offer instead of the run's own")
     p.add_argument("--functions", default="", metavar="A,B", help="offer these alone, all of them")
-    p.add_argument("--offered", type=_positive, default=0, metavar="N",
+    p.add_argument("--offered", type=at_least(1), default=0, metavar="N",
                    help="functions in a prompt; without it: as many as a task of training had")
     p.add_argument("--json", action="store_true", help="one JSON object a request")
     return p
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
-    return int(text)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -50,6 +50,17 @@ def _safetensor_error():
     return SafetensorError
 
 
+def at_least(least: int):
+    """An argparse type: a whole number in plain digits, `least` or more."""
+    def number(text):
+        if not text.removeprefix("-").isdecimal():
+            raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
+        return int(text)
+    return number
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose mistakes are UserErrors: one line each, like all others."""
 

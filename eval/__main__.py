@@ -27,7 +27,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.cli import Parser
+from common.cli import Parser, at_least
 from common.files import UserError, write_whole
 from eval import alfworld, api_bank, bamboogle, bfcl, common, travelplanner
 from eval.common import Verdict, exit_code, one_line
@@ -63,11 +63,11 @@ def arguments() -> Parser:
                         "`all` a folder that holds BENCH.jsonl files")
     parser.add_argument("--variant", help="other protocol or part of one benchmark: " + "; ".join(
         f"{bench}: {', '.join(m.VARIANTS)}" for bench, m in MODULES.items()))
-    parser.add_argument("--limit", type=int, metavar="N", help="N records, evenly spread")
-    parser.add_argument("--batch-size", type=int, default=16, metavar="N")
-    parser.add_argument("--max-prompt", type=int, metavar="TOKENS",
+    parser.add_argument("--limit", type=at_least(1), metavar="N", help="N records, evenly spread")
+    parser.add_argument("--batch-size", type=at_least(1), default=16, metavar="N")
+    parser.add_argument("--max-prompt", type=at_least(1), metavar="TOKENS",
                         help="longer prompts fail (default: what the model's context leaves)")
-    parser.add_argument("--max-new", type=int, metavar="TOKENS",
+    parser.add_argument("--max-new", type=at_least(1), metavar="TOKENS",
                         help="response length (default: that of the benchmark)")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap intervals")
     parser.add_argument("--out", default="results", metavar="DIR")
@@ -86,7 +86,6 @@ def run(argv) -> int:
     for name in ("adapter", "quant", "max_prompt", "max_new"):
         if getattr(args, name) is not None and not args.model:
             raise UserError(f"--{name.replace('_', '-')} needs the --model that it is for")
-    common.refuse_below_one(args, "limit", "batch_size", "max_prompt", "max_new")
     benches = BENCHES if args.bench == "all" else (args.bench,)
     if args.variant and args.bench == "all":
         raise UserError("--variant belongs to one benchmark, not to `all`")

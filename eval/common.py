@@ -183,14 +183,6 @@ def file_name(text: str) -> str:
 # which records, and how sure the score is
 
 
-def refuse_below_one(args, *names):
-    """Raises UserError for the first of these options that is given and below 1."""
-    for name in names:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
-
-
 def spread(records: list, limit) -> list:
     """At most `limit` records, evenly spread over the categories; no chance involved.
 

@@ -26,10 +26,10 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from common.cli import Parser
+from common.cli import Parser, at_least
 from common.files import UserError
 from eval.__main__ import BENCHES, MODULES, load_records
-from eval.common import exit_code, one_line, refuse_below_one, spread
+from eval.common import exit_code, one_line, spread
 
 
 def main(argv=None) -> int:
@@ -43,16 +43,18 @@ def run(argv) -> int:
     parser.add_argument("bench", choices=BENCHES)
     parser.add_argument("--data", required=True, metavar="DIR")
     parser.add_argument("--out", required=True, metavar="FILE")
-    parser.add_argument("--limit", type=int, metavar="N", help="N records, evenly spread")
-    parser.add_argument("--calls", type=int, metavar="N", help="only tasks of at most N calls")
-    parser.add_argument("--tools", type=int, metavar="N", help="only tasks of at most N tools")
-    parser.add_argument("--chars", type=int, metavar="N", help="only tasks whose request, tools "
-                        "and answer, as signatures and python calls, have at most N characters")
+    parser.add_argument("--limit", type=at_least(1), metavar="N", help="N records, evenly spread")
+    parser.add_argument("--calls", type=at_least(1), metavar="N",
+                        help="only tasks of at most N calls")
+    parser.add_argument("--tools", type=at_least(1), metavar="N",
+                        help="only tasks of at most N tools")
+    parser.add_argument("--chars", type=at_least(1), metavar="N",
+                        help="only tasks whose request, tools and answer, as signatures and "
+                             "python calls, have at most N characters")
     args = parser.parse_args(argv)
     out = Path(args.out)
     if out.exists():
         raise UserError(f"--out {out} exists and is not overwritten: choose another name")
-    refuse_below_one(args, "limit", "calls", "tools", "chars")
     limits = {name: vars(args)[name] for name in ("calls", "tools", "chars") if vars(args)[name]}
     tasks, faults = base_tasks(args.bench, args.data, args.limit, limits)
     text = "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks)
