@@ -37,7 +37,7 @@ from types import SimpleNamespace
 import numpy as np
 from tqdm import tqdm
 
-from common.cli import Parser, exit_code
+from common.cli import Parser, at_least, exit_code
 from common.files import UserError, append_jsonl, read_jsonl
 from curriculum import SUCCESS, in_band
 from data_pool import Task
@@ -83,13 +83,11 @@ def planned(suite: str, seeds: int, quick: bool, out: Path, extra, only=()):
                            settings=settings, done=done, shared=shared, wanted=wanted)
 
 
-def refuse_set_here(seeds: int, jobs: int, extra):
-    """Raises UserError for too few seeds or jobs, and for options that differ from run to run."""
+def refuse_set_here(extra):
+    """Raises UserError for options that differ from run to run."""
     for flag in ("--seed", "--out", "--threads", "--resume", "--variant"):
         if any(x == flag or x.startswith(flag + "=") for x in extra):
             raise UserError(f"{flag} is set by the experiment itself, run by run")
-    if seeds < 1 or jobs < 1:
-        raise UserError("--seeds and --jobs must be at least 1")
 
 
 def run_suite(plan, jobs: int):
@@ -277,8 +275,8 @@ def main(argv=None) -> int:
     p = Parser(prog="python -m experiments", description=__doc__.splitlines()[0],
                allow_abbrev=False)
     p.add_argument("suite", choices=SUITES)
-    p.add_argument("--seeds", type=int, help="runs of each variant (default 3; which: 5)")
-    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    p.add_argument("--seeds", type=at_least(1), help="runs of each variant (default 3; which: 5)")
+    p.add_argument("--jobs", type=at_least(1), default=os.cpu_count(), help="processes at a time")
     p.add_argument("--only", nargs="+", default=(), help="names of variants (default: all)")
     p.add_argument("--quick", action="store_true", help="tiny runs, to see that it works")
     p.add_argument("--out", default="experiments/results", help="folder of the results")
@@ -289,7 +287,7 @@ def main(argv=None) -> int:
         o = parse_options(extra)  # what is not ours is genenv.py's: refused now, not in each run
         seeds, out = args.seeds, Path(args.out)
         seeds = SEEDS.get(args.suite, 3) if seeds is None else seeds
-        refuse_set_here(seeds, args.jobs, extra)
+        refuse_set_here(extra)
         results = results_file(out, args.suite, o.world, args.quick)
         if not args.only_draw:
             plan = planned(args.suite, seeds, args.quick, out, extra, args.only)

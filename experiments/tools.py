@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from commands.ask import load_agent
-from common.cli import Parser, exit_code
+from common.cli import Parser, at_least, exit_code
 from common.files import UserError, append_jsonl, read_jsonl
 from curriculum import SUCCESS
 from data_pool import Task
@@ -145,7 +145,8 @@ def run(args, extra):
     if any(r.get("settings", settings) != settings or r["known"] != halves for r in there):
         raise UserError(f"{results} holds runs with other settings: give another --results")
     done = {(r["name"], r["seed"]) for r in there}
-    wanted = [(name, seed) for seed in range(args.seeds) for name in args.only or VARIANTS
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    wanted = [(name, seed) for seed in seeds for name in args.only or VARIANTS
               if (name, seed) not in done]
     for seed in sorted({seed for _, seed in wanted if ("warm start", seed) not in done}):
         append_jsonl(results, [{"name": "warm start", "seed": seed, "settings": settings,
@@ -308,10 +309,11 @@ def main(argv=None) -> int:
     p.add_argument("--base-tasks", help="file of examples; beside --data one of eval.make_base")
     p.add_argument("--tools", default="", help="list of functions (default: those of --base-tasks)")
     p.add_argument("--model", help="folder of the warm start")
-    p.add_argument("--seeds", type=int, default=3, help="runs of each variant")
+    p.add_argument("--seeds", type=at_least(1), default=3, help="runs of each variant")
+    p.add_argument("--first-seed", type=at_least(0), default=0, help="the lowest seed of these runs")
     p.add_argument("--only", nargs="+", choices=VARIANTS, default=(), help="variants (default: all)")
-    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
-    p.add_argument("--read", type=int, default=20, help="tasks of a run to be read by hand")
+    p.add_argument("--jobs", type=at_least(1), default=os.cpu_count(), help="processes at a time")
+    p.add_argument("--read", type=at_least(0), default=20, help="tasks of a run to be read by hand")
     p.add_argument("--work", default="", help="folder of the run folders (default: runs/tools-NAME "
                    "for --results NAME.jsonl)")
     p.add_argument("--results", default=str(RESULTS / "tools.jsonl"), help="file of the results")
@@ -322,7 +324,7 @@ def main(argv=None) -> int:
             for name in ("base_tasks", "model"):
                 if not vars(args)[name]:
                     raise UserError(f"run needs --{name.replace('_', '-')}")
-            suite.refuse_set_here(args.seeds, args.jobs, extra)
+            suite.refuse_set_here(extra)
             run(args, extra)
         elif extra or not results.is_file():
             raise UserError(f"unknown option {extra[0]}" if extra else f"{results}: no such file")

@@ -103,14 +103,14 @@ def test_the_start_is_scored_once_for_each_seed_that_is_run(monkeypatch, tmp_pat
         (model, seed)) or {"T = 1": [0] * len(goal), "greedy": [0] * len(goal)})
     monkeypatch.setattr(tools.suite, "finished", lambda *_: (job for job in ()))
     o = dict(zip(["tools", "base_tasks", "validation_tasks"], EXAMPLE_LIST[1::2]))
-    for model, seeds in (("first", 1), ("second", 2), ("third", 2)):
+    for model, first, seeds in (("first", 0, 1), ("second", 0, 2), ("third", 0, 2), ("first", 7, 1)):
         tools.run(SimpleNamespace(
-            model=model, seeds=seeds, only=["genenv"], jobs=1, data=None, tools=o["tools"],
+            model=model, first_seed=first, seeds=seeds, only=["genenv"], jobs=1, data=None, tools=o["tools"],
             base_tasks=o["base_tasks"], work=tmp_path / "work", results=tmp_path / "r.jsonl"),
             ["--validation-tasks", o["validation_tasks"]])
-    assert seen == [("first", 0), ("second", 1)]
+    assert seen == [("first", 0), ("second", 1), ("first", 7)]
     assert [(r["name"], r["seed"], len(r["known"])) for r in read_jsonl(tmp_path / "r.jsonl")] == [
-        ("warm start", 0, 58), ("warm start", 1, 58)]
+        ("warm start", seed, 58) for seed in (0, 1, 7)]
 
 
 def test_no_run_is_mixed_with_others_nor_named_after_another(monkeypatch, tmp_path, capsys):
