@@ -19,8 +19,9 @@ and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a f
 (p_hat, alpha, beta) whose name starts with `reward_`, weights of records one of (r_env, group, lam)
 starting with `weights_`, a seed selection one starting with `seeds_`, a choice of functions to
 practise one of (practised, p_hats, alpha) starting with `functions_`, an agent reward one of
-(score, valid, truncated, tokens) starting with `agent_reward_`. There is no list to extend. If a
-schedule steers or ignores the run's length, set the attribute `steers` or `uses_length` below it.
+(score, valid, truncated, tokens) starting with `agent_reward_`. There is no list to extend. Below a
+schedule that moves alpha to reach a success write `alpha_NAME.steers = True`; below one that looks
+neither at epochs nor at progress `alpha_NAME.uses_length = False`, so that runs can be prolonged.
 
 Where it differs on purpose: the paper keeps alpha at 0.5; here it may follow a schedule. The unit
 of p_hat is open in the paper: one task instance with G rollouts by default (--p-hat-unit).

@@ -31,7 +31,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from common.cli import Parser, at_least
-from common.files import UserError, no_file, read_jsonl
+from common.files import UserError, first_line, no_file, read_jsonl
 from data_pool import Task
 from run.options import Options, device_fault, threads_of
 from worlds import InvalidTask, call_text, one_line_for_templates, special_token_in, tool_calls, \
@@ -53,6 +53,8 @@ def main(argv) -> int:
     number = args.offered or max([LEAST, *(len(t.spec.get("tools", ())) for t in tasks)])
     tool_calls.read_answers_as(world_option(tool_calls, o, "call_format"),
                                any(t.spec.get("calls") == [] for t in tasks))
+    if not args.functions:
+        tools = short_enough(tools, o.max_prompt_tokens)
     import torch  # here and not above: --help and mistakes are answered at once
     torch.set_num_threads(threads_of(o))
     policy = load_agent(o, adapter)
@@ -92,7 +94,7 @@ def read_requests(args) -> list[str]:
     """The requests of the command line, of --file or of standard input. Raises UserError."""
     if args.request and args.file:
         raise UserError("ask takes a request or --file, not both")
-    if not args.request and not args.file and sys.stdin.isatty():
+    if not args.request and not args.file and (sys.stdin is None or sys.stdin.isatty()):
         raise UserError('ask needs a request, such as: ask RUN "Dim the study", or --file FILE')
     where = args.file or "standard input"
     if args.request:
@@ -126,14 +128,17 @@ def _task_text(line: str, place: str) -> str:
     """A line, or the request in it if it is a task of a task file. Raises UserError."""
     try:
         task = json.loads(line) if line.lstrip().startswith("{") else None
-    except (ValueError, RecursionError):
-        return line
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place}: not JSON ({first_line(error)}); a request in words begins with none "
+                        "of its braces") from None
     if task and "messages" in task and "task" not in task:
         try:
             task = tool_lists.request_of(task["messages"])
         except InvalidTask as fault:
             raise UserError(f"{place}: {fault.detail}") from None
-    return task["task"] if task and isinstance(task.get("task"), str) else line
+    if task is not None and not isinstance(task.get("task"), str):
+        raise UserError(f"{place}: a JSON object without a text under 'task'")
+    return line if task is None else task["task"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -184,10 +189,11 @@ def load_agent(o, adapter: str):
 def tasks_of(folder: Path, o) -> list[Task]:
     """The tasks that the agent learned on: base tasks, and those written for it in the run."""
     base, listed = tool_calls.task_files(o)
-    # files may have been moved since: what the run wrote itself is enough then
-    there = all(Path(file).is_file() for file in (base, listed or base))
     call_format = world_option(tool_calls, o, "call_format")
-    tasks = list(tool_calls.read_tasks(base, listed, call_format)) if there else []
+    try:
+        tasks = list(tool_calls.read_tasks(base, listed, call_format)) if base else []
+    except UserError:  # moved or edited since: what the run wrote itself is enough then
+        tasks = []
     train = folder / "train.jsonl"
     try:
         return tasks + [Task(**r["task"]) for r in (read_jsonl(train) if train.is_file() else [])]
@@ -199,12 +205,18 @@ def functions(args, o, tasks) -> list[dict]:
     """The functions that may be offered, each name once. Raises UserError if there is none."""
     call_format = world_option(tool_calls, o, "call_format")
     listed = args.tools or tool_calls.tools_file(o)
-    tools, left_out = tool_lists.read_tools(listed, call_format) if listed else ([], {})
+    try:
+        tools, left_out = tool_lists.read_tools(listed, call_format) if listed else ([], {})
+    except UserError as fault:
+        if args.tools or not tasks:
+            raise
+        print(f"{fault}; without it, the functions of the run's tasks", file=sys.stderr)
+        tools, left_out = [], {}
     without = f"; left out: {tool_lists.reasons(left_out)}" if left_out else ""
     if not args.tools:
         tools += [tool for task in tasks for tool in task.spec.get("tools", ())]
     by_name = {tool["name"]: tool for tool in reversed(tools)}  # the first of a name stays
-    named = [name.strip() for name in args.functions.split(",") if name.strip()]
+    named = list(dict.fromkeys(filter(None, map(str.strip, args.functions.split(",")))))
     unknown = [name for name in named if name not in by_name]
     if unknown:
         raise UserError(f"--functions: there is no function {unknown[0]!r:.80} among the "
@@ -216,6 +228,15 @@ def functions(args, o, tasks) -> list[dict]:
     if named:
         args.offered = args.offered or len(named)
     return [by_name[name] for name in named or reversed(by_name)]
+
+
+def short_enough(tools, longest: int) -> list[dict]:
+    """The functions that a run would take, too (tool_calls.listed_tools); all if none is."""
+    short = [tool for tool in tools if len(tool_calls.tools_text([tool])) <= longest]
+    if short and len(short) < len(tools):
+        print(f"{len(tools) - len(short)} functions are too long to be offered: name them with "
+              "--functions", file=sys.stderr)
+    return short or tools
 
 
 @lru_cache(maxsize=2 ** 15)

@@ -91,6 +91,8 @@ def parse(argv):
                epilog="besides, every option of a run: python genenv.py --help")
     run_options.add_fields(p, Settings)
     known, rest = p.parse_known_args(argv)
+    if "--resume" in rest:
+        raise UserError("--resume is for runs: a warm start goes on by the same command without it")
     s = Settings(**vars(known))
     for f in fields(Settings):
         value = getattr(s, f.name)
@@ -138,9 +140,11 @@ def claim(out, settings: dict):
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise UserError(f"--out {out} is not empty: choose another folder")
         path.parent.mkdir(parents=True)
-        write_whole(path, json.dumps(settings, indent=1))
+        path.touch()
     lock = checkpoint.lock_folder(path.parent)
-    if json.loads(path.read_text()) != settings:
+    if not (path.parent / "state.pt").is_file():  # refused or stopped before its first saved state
+        write_whole(path, json.dumps(settings, indent=1))
+    elif json.loads(path.read_text()) != settings:
         lock.close()
         raise UserError(f"{out} holds a warm start with other settings or files ({path}): give "
                         "them again to go on, or choose another --out")

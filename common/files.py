@@ -26,7 +26,8 @@ def choose(word: str, names) -> str:
 
 def no_file(path) -> str:
     """What stands where a file should be."""
-    return "a folder, no file" if Path(path).is_dir() else "no such file"
+    there = "a pipe or device: save what it holds as a file" if Path(path).exists() else "no such file"
+    return "a folder, no file" if Path(path).is_dir() else there
 
 
 def first_line(error) -> str:

@@ -109,8 +109,11 @@ def test_which_functions_are_offered(run, monkeypatch, capsys, tmp_path):
     assert offered("--functions", "set_timer, add_event,translate") == [
         "set_timer", "add_event", "translate"]
     path = tmp_path / "mine.json"
+    wide = {"type": "object", "properties": {f"argument_{n}": {"type": "string"} for n in range(200)}}
+    path.write_text(json.dumps([{"name": "wide", "parameters": wide}, {"name": "ring"}]))
+    assert offered("--tools", path) == ["ring"]  # one too long for any prompt would refuse the request
     path.write_text(json.dumps([{"name": "ring"}]))
-    assert offered("--tools", path) == ["ring"]
+    assert offered("--tools", path, "--functions", "ring,ring") == ["ring"]
     # what the run wrote counts too, also where its base tasks are gone
     copy = tmp_path / "run"
     config = json.loads((run / "config.json").read_text())
@@ -123,6 +126,12 @@ def test_which_functions_are_offered(run, monkeypatch, capsys, tmp_path):
         "task": dataclasses.asdict(task), "p_hat": 0.5, "epoch": 1, "traces": []}) + "\n")
     out = asked(monkeypatch, capsys, Says("ring()"), copy, DENTIST, "--json")
     assert json.loads(out)["offered"] == ["ring"]
+    # a list that was moved since is said, and the tasks' functions serve
+    config.update(world_options={"call_format": "python", "tools": str(tmp_path / "gone")})
+    (copy / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(Policy, "load", lambda *args, **options: Says("ring()"))
+    assert genenv.main(["ask", str(copy), DENTIST]) == 0
+    assert "no such file" in (printed := capsys.readouterr()).err and printed.out == "ring()\n"
     # a list alone: no example task's functions beside it; examples whose list is gone are no matter
     for base_tasks, listed in (("", path), (REQUESTS, tmp_path / "gone")):
         config.update(base_tasks=base_tasks, world_options={"call_format": "python", "tools": str(listed)})
@@ -204,6 +213,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "empty.txt").write_text("\n\n")
+    (tmp_path / "other.txt").write_text('{"request": "Dim the study"}')
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     for argv, message in (
@@ -213,6 +223,9 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
             ([run, "--file", tmp_path / "empty.txt"], "holds no request"),
             ([run, "--file", tmp_path / "latin.txt"], "not UTF-8"),
             ([run, "--file", tmp_path / "none.txt"], "no such file"),
+            ([run, "--file", "/dev/null"], "a pipe or device"),
+            ([run, "--file", tmp_path / "other.txt"], "line 1: a JSON object without a text"),
+            ([run, "--file", tmp_path / "text" / "config.json"], "line 1: not JSON"),
             ([run, DENTIST, "--file", "x"], "not both"), ([run, DENTIST, "--offered", "0"], "--offered"),
             ([run, DENTIST, "--functions", "fly"], "no function 'fly' among the 32"),
             ([run, DENTIST, "--tools", tmp_path / "none.json"], "no such file"), ([], "arguments are required"),

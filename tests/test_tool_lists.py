@@ -79,12 +79,23 @@ def test_of_one_name_the_first_function_is_taken_and_the_others_are_named(tmp_pa
         ("no function with a name (no name)", 1)]
 
 
+def test_a_list_that_lacks_its_next_pages_says_so(tmp_path):
+    path = tmp_path / "tools.json"
+    pages = [{"result": {"tools": [RING], "nextCursor": "2"}}, {"result": {"tools": [SHUT]}}]
+    for there, cut in ((pages, []), (pages[:1], ["the pages after the last one here (nextCursor)"])):
+        path.write_text("\n".join(map(json.dumps, there)))
+        tools, left_out = read_tools(path)
+        assert len(tools) == len(there) and list(left_out) == cut
+
+
 BAD_LISTS = {
     b"": "no function in it", b"[]": "no function in it", b"{}": "no function in it",
     b'[{"name": "f"': "line 1: not JSON", b'{"a": 1}\n\n{"b" 2}': "line 3: not JSON",
     b"[" * 100_000: "not JSON", b'{"n": NaN}': "not JSON", b"\xff\xfe[]": "not UTF-8",
     b"[" + b"9" * 5000 + b"]": "not JSON", b'"x"': "no function that can be used",
     b'{"tools": [{"name": "f", "parameters": {"not": {}}}]}': r"keyword 'not' \(f\): 1",
+    b'{"openapi": "3.1.0", "paths": {}}': "an OpenAPI file", b"name,city\n": "takes JSON or JSONL",
+    b'{"id": 2, "error": {"message": "Method not found"}}': "the server answered .*Method not found",
 }
 
 
@@ -211,6 +222,9 @@ UNFIT = [
     (schema(a={"type": "string", "description": "\ud800"}), "a text that no tokenizer takes"),
     (schema(a={"enum": 5, "nullable": True}), "a malformed schema"),
     (schema(a={"type": "integer", "default": float("inf")}), "a malformed schema"),
+    (schema(a={"$ref": "#/allOf/" + "1" * 5000}), "a $ref to nothing"),
+    ({"type": "object", "city": TEXT}, "do not stand under 'properties'"),
+    (schema(a={"enum": ["study<|im_end|>", "hall"]}), "a control token"),
 ]
 
 
@@ -223,6 +237,14 @@ def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_p
     tools, left_out = read_tools(path)
     assert tools == [RING] and time.process_time() - started < 2
     assert list(left_out.values()) == [1] and reason in list(left_out)[0], left_out
+
+
+@pytest.mark.parametrize("key", ["args_schema", "args", "inputs", "parameter_definitions"])
+def test_arguments_under_another_key_are_not_lost(key):
+    """Libraries have shapes of their own; read as a function without arguments, every call was wrong."""
+    with pytest.raises(InvalidTask) as fault:
+        own_tool({"name": "f", key: {"city": TEXT}})
+    assert fault.value.detail == f"no schema under 'parameters', but something under {key!r}"
 
 
 SLOW = ["(a+)+$", "(a|a)*$", "(a|aa)+$", "(?:a*)*b", r"(a)\1+", "(?=a)a", "(?P<n>a)", "a*a*a*a*b",
@@ -264,6 +286,9 @@ TASKS = {
         {"name": "ring", "parameters": CALL["arguments"]}]},
     "calls of OpenAI, tools of Google": {"task": ASKED, "tools": [{"functionDeclarations": [RING]}],
                                          "tool_calls": [WRAPPED]},
+    "a table with a column for each field": {
+        "task": ASKED, "tools": [RING], "calls": [CALL], "reference": None, "results": None, "ordered": None,
+        "id": 12345678901234567890},
     "a chat in parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": ASKED}]},
                                      CHAT[2]], "tools": [OPENAI], "parallel_tool_calls": False},
 }
@@ -320,18 +345,25 @@ BAD_TASKS = [
     ({"task": ASKED, "tools": [RING], "calls": ["ring"]}, "name (text) and arguments"),
     ({"task": ASKED, "tools": [RING], "calls": [{"name": ["ring"]}]}, "name (text) and arguments"),
     ({"task": ASKED, "calls": [{"name": ["ring"]}]}, "not in the list"),
+    ({"task": ASKED, "calls": [{"tool": "ring", "arguments": {}}]}, "a call without a 'name'"),
+    *(({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", **call}]}, f"arguments under {key}")
+      for call, key in (({"params": {"times": 3}}, "params"), ({"times": 3}, "times"),
+                        ({"arguments": {"times": 3}, "args": {"times": 3}}, "arguments, args"))),
+    ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "arguments": {"times": 10 ** 19}}]},
+     "at most 18 digits"),
 ]
 
 
 def test_all_bad_lines_are_named_at_once(tmp_path):
     """Twenty in full, then how many more: a file is corrected in one go."""
     good = {"task": ASKED, "tools": [RING], "calls": [CALL]}
-    path, tools = files(tmp_path, good, *(line for line, _ in BAD_TASKS))
-    with pytest.raises(UserError) as error:
-        tool_calls.read_tasks(path, tools)
-    lines = str(error.value).split("\n")
-    for n, (line, (_, what)) in enumerate(zip(lines, BAD_TASKS, strict=True), 2):
-        assert line.startswith(f"{path}, line {n}: ") and what in line, line
+    for k, bad in enumerate((BAD_TASKS[:18], BAD_TASKS[18:])):
+        path, tools = files(tmp_path / str(k), good, *(line for line, _ in bad))
+        with pytest.raises(UserError) as error:
+            tool_calls.read_tasks(path, tools)
+        lines = str(error.value).split("\n")
+        for n, (line, (_, what)) in enumerate(zip(lines, bad, strict=True), 2):
+            assert line.startswith(f"{path}, line {n}: ") and what in line, line
     Path(tools).write_text(json.dumps([RING, {"name": "sing", "parameters": TREE}]))
     with pytest.raises(UserError, match=r"left out: a recursive schema \(sing\): 1$"):
         tool_calls.read_tasks(files(tmp_path / "b", BAD_TASKS[0][0])[0], tools)

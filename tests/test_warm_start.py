@@ -3,6 +3,7 @@
 Run: python -m pytest tests/test_warm_start.py -q. With a small random chat model of one token per
 byte; the real one is in test_real_model.py.
 """
+import gc
 import json
 import os
 import signal
@@ -277,6 +278,11 @@ def test_too_few_tasks_are_one_line(model, tmp_path):
     path.write_text("".join(json.dumps(record("dim", n)) + "\n" for n in range(6)))
     assert "too few of 4 base tasks to imitate as the agent (4; 0 prompts" in refusal(
         argv(model, str(path), tmp_path / "n"))
+    gc.collect()  # the lock goes with the process, else
+    with path.open("a") as file:  # as it was told, and into the same folder
+        file.write(json.dumps(record("dim", 6)) + "\n")
+    assert "too few of 5 base tasks" in refusal(argv(model, str(path), tmp_path / "n"))
+    assert "without it" in refusal(argv(model, str(path), tmp_path / "n", "--resume"))
 
 
 def test_a_template_without_a_system_role_is_one_line(tasks, tmp_path):
@@ -290,6 +296,7 @@ def test_other_settings_or_a_used_folder_are_refused(model, tasks, tmp_path):
     _, lock = claim(s, o)
     assert "another program" in refusal(argv(model, tasks, tmp_path / "m"))
     lock.close()
+    (tmp_path / "m" / "warm_start" / "state.pt").touch()  # there is work to be lost
     assert "other settings" in refusal(argv(model, tasks, tmp_path / "m", "--lr", "0.02"))
     whole = Path(tasks).read_text()
     Path(tasks).write_text(whole + "\n")  # a file of tasks is no longer what it was

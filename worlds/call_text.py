@@ -67,7 +67,7 @@ def unwritable(schema: dict) -> str:
     """The first argument name of a schema that is no keyword argument, such as "user id"; or ""."""
     for name in schema.get("properties", {}):
         if not name.isidentifier() or not name.isascii() or _heard(spoken(name)) != name:
-            return name
+            return name or "(empty)"
     return "(any name)" if isinstance(schema.get("additionalProperties"), dict) else ""
 
 

@@ -4,7 +4,7 @@ What of the paper this is: a task instance carries a prompt (tool specs, goal) a
 spec (the calls it takes, or a reference answer), and `score` is both branches of Eq. 1.
 
 How it is run: `python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE`. The file holds one
-JSON object per line, of either kind (worlds/example_tasks.jsonl has 51, and is the default):
+JSON object per line, of one of these kinds (worlds/example_tasks.jsonl has 51, and is the default):
 
     {"task": "Dim the study to 30 percent.",
      "tools": [{"name": "set_light", "description": "...", "parameters": JSON schema}, ...],
@@ -37,8 +37,8 @@ seed, since a drift to free-form answers, whose references nothing checks, would
 Two tasks with the same calls, the same words, or the same values for functions with a word in
 common, count as one where copies, duplicates and held-out tasks are looked for (same_task_key). So
 rewordings of one task stay on one side of the validation split, and a held-out task's twin under
-other names is left out; each has an id of its own. What the simulator is told leaves alpha out: an
-old record would name an older target.
+other names is left out; each has an id of its own. The simulator's prompt does not name alpha: a
+record of an earlier epoch would name an older target.
 
 Tools and calls are written as JSON, or as signatures and `name(argument=value)` where --call-format
 is python (worlds/call_text.py): another spelling, with the same rules for arguments and equality.
@@ -63,14 +63,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from common.files import UserError, no_file
+from common.files import UserError, first_line, no_file
 from data_pool import Task, task_id
 from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, task_text, \
     tool_lists, try_prompts, world_option
 from worlds.call_text import MAX_CHARS
 from worlds.grounding import twin_marks, uncalled, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
-from worlds.schemas import MAX_CALLS, MAX_TOOLS, answer_words, answering, canonical, check_calls, \
+from worlds.schemas import MAX_CALLS, MAX_DEPTH, MAX_TOOLS, answer_words, answering, canonical, check_calls, \
     check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, \
     structured, tools_of
 from worlds.swaps import swapped, words_of_tools
@@ -375,13 +375,19 @@ def _task_of_line(line: bytes, where: str, listed: dict) -> Task:
     """A line of a task file as a task. Raises InvalidTask with .detail; UserError for an encoding,
     which is the whole file's."""
     try:
-        record = load_object(line.decode("utf-8"))
+        record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError:
         raise UserError(f"{where}: not UTF-8; save the file in that encoding") from None
+    except (ValueError, RecursionError) as error:
+        raise invalid("not one JSON object", f"{first_line(error)}; write one object a line") from None
+    if not isinstance(record, dict):
+        raise invalid("not one JSON object", "write one object a line")
+    # only what is kept of a line is held to what a model can write
+    record = load_object(_json(tool_lists.own_record(record, listed)))
     if record is None:
-        raise invalid("not one JSON object", f"integers have at most {call_text.MAX_DIGITS} digits "
-                      "and there is no NaN; correct or remove it")
-    return make_task(tool_lists.own_record(record, listed), "base")
+        raise invalid("malformed task", f"integers have at most {call_text.MAX_DIGITS} digits, there is "
+                      f"no NaN, no NUL, no half of a character and no nesting over {MAX_DEPTH} levels")
+    return make_task(record, "base")
 
 
 def task_files(o) -> tuple[str, str]:
@@ -480,6 +486,9 @@ def prepare(o):
     _splits.cache_clear()
     splits = splits_of(o)
     every = [task for tasks in splits.values() for task in tasks]
+    if not splits["base"] and o.variant in ("base", "static"):
+        raise UserError(f"--variant {o.variant} trains on base tasks or on variations of them: give "
+                        "--base-tasks FILE")
     _form = Form(option("call_format"), option("ground"),
                  any(task.spec.get("calls") == [] for task in every),
                  known=frozenset(name for task in splits["base"] for name in skills(task)),

@@ -38,12 +38,18 @@ HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function_dec
            "function")  # of functions
 # under which of its keys a function has its arguments, and a call
 SCHEMAS = ("parameters", "inputSchema", "input_schema", "parametersJsonSchema")
+OTHER_SCHEMAS = {"args_schema", "args", "inputs", "parameter_definitions", "schema", "arguments",
+                 "params", "properties", "input"}  # of other libraries: what they mean differs
 ARGUMENTS = ("arguments", "parameters", "input", "args")
+CALL_KEYS = ("name", "id", "call_id", "type", "index")  # beside the arguments
 CALL_MARKS = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")  # of a call in a text
 # keywords that forbid values and that nothing here checks: without them a call would mean more
 CHECKS = {"not", "if", "then", "else", "patternProperties", "dependentRequired", "dependentSchemas",
           "dependencies", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef",
           "uniqueItems"}
+# keywords that may hold an object's arguments in place of `properties`
+PARTS = {"properties", "allOf", "anyOf", "oneOf", "$ref", "additionalProperties"}
+CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|<(?:start|end)_of_turn>")  # a text may not end a turn
 # the keywords that speak of one type alone
 SPEAK_OF = {"object": {"properties", "required", "additionalProperties", "minProperties",
                        "maxProperties"},
@@ -63,7 +69,8 @@ def read_tools(path, call_format: str = "json") -> tuple[list, Counter]:
     argument that it cannot write are left out. Raises UserError if there is no function to use.
     """
     tools, faults, seen = {}, defaultdict(list), defaultdict(list)
-    for found in _functions(read_json(path)):
+    values = read_json(path)
+    for found in _functions(values):
         try:
             tool = own_tool(found)
             if call_format == "python" and call_text.unwritable(tool["parameters"]):
@@ -79,16 +86,35 @@ def read_tools(path, call_format: str = "json") -> tuple[list, Counter]:
             seen[tool["name"]].append(tool)
             faults["another function of the same name came first"].append(tool["name"])
     left_out = Counter({f"{why} ({_few(names)})": len(names) for why, names in faults.items()})
+    if _more_pages(values):
+        left_out["the pages after the last one here (nextCursor)"] = 1
     if not tools:
         why = "; ".join(f"{reason}: {n}" for reason, n in left_out.most_common(3))
         raise UserError(f"{path}: no function " + (f"that can be used: {why}" if why else
-                        "in it: --tools takes JSON or JSONL, see worlds/README.md"))
+                        f"in it{_instead(values)}: --tools takes JSON or JSONL, see worlds/README.md"))
     return list(tools.values()), left_out
 
 
 def reasons(left_out: Counter) -> str:
     """What `read_tools` left out, as one line."""
     return ", ".join(f"{reason}: {n}" for reason, n in left_out.most_common())
+
+
+def _instead(values) -> str:
+    """What a file without any function seems to be."""
+    for value in filter(lambda value: isinstance(value, dict), values):
+        if "openapi" in value or "swagger" in value:
+            return "; of an OpenAPI file each operation has to be written as a function first"
+        if "error" in value:
+            return f"; the server answered {json.dumps(value['error'], ensure_ascii=False)[:200]}"
+    return ""
+
+
+def _more_pages(values) -> bool:
+    """Whether the last page of an MCP server's list says that another one follows."""
+    answers = [value.get("result", value) for value in values if isinstance(value, dict)]
+    pages = [answer for answer in answers if isinstance(answer, dict) and "tools" in answer]
+    return bool(pages) and bool(pages[-1].get("nextCursor"))
 
 
 def _few(names) -> str:
@@ -115,7 +141,8 @@ def read_json(path) -> list:
         except (ValueError, RecursionError) as error:  # of JSON: where; of a huge number: nowhere
             line = text.count("\n", 0, getattr(error, "pos", at)) + 1
             what = getattr(error, "msg", "nested too deep or a number out of range")
-            raise UserError(f"{path}, line {line}: not JSON ({what}); correct it") from None
+            hint = "" if text[at:at + 1] in ("{", "[") else ": --tools takes JSON or JSONL"
+            raise UserError(f"{path}, line {line}: not JSON ({what}); correct it{hint}") from None
         values.append(value)
         at = _next(text, end)
     return values
@@ -165,9 +192,15 @@ def own_tool(tool) -> dict:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise unfit("no function with a name")
     given = next((tool[key] for key in SCHEMAS if tool.get(key)), {})
+    if not set(SCHEMAS) & set(tool) and (other := sorted(key for key in OTHER_SCHEMAS if tool.get(key))):
+        raise unfit(f"no schema under 'parameters', but something under {other[0]!r}")
+    if isinstance(given, dict) and not PARTS & set(given) and any(
+            isinstance(value, dict) and "type" in value for value in given.values()):
+        raise unfit("arguments that do not stand under 'properties'")
     try:
         parameters = own_schema(given) if given else {"type": "object", "properties": {}}
         check_schema(parameters, "the schema")
+        text = json.dumps([tool["name"], tool.get("description"), parameters], ensure_ascii=False)
     except (TypeError, AttributeError, OverflowError, RecursionError):  # such as a list for a number
         raise unfit("a malformed schema") from None
     if parameters.get("type") != "object":
@@ -180,9 +213,10 @@ def own_tool(tool) -> dict:
            "parameters": parameters}
     if not re.fullmatch(call_text.NAME, own["name"]):
         raise unfit("a name of other signs than letters, digits and _.-/")
-    text = json.dumps(own, ensure_ascii=False)
     if "\\u0000" in text or not written(text):
         raise unfit("a text that no tokenizer takes")
+    if CONTROL.search(text):
+        raise unfit("a control token of a chat template")
     return own
 
 
@@ -308,7 +342,7 @@ def _look_up(root, ref: str):
         raise unfit("a $ref to an anchor")
     for step in unquote(ref[1:]).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and step.isdecimal() and int(step) < len(node):
+        if isinstance(node, list) and re.fullmatch(r"\d{1,9}", step) and int(step) < len(node):
             node = node[int(step)]
         elif isinstance(node, dict) and step in node:
             node = node[step]
@@ -381,7 +415,10 @@ def own_record(line: dict, listed=None) -> dict:
         line = {k: v for k, v in line.items() if k != "reference" or "calls" not in line}
     if "tool_calls" in line and "calls" not in line and "messages" not in line:
         line = {**line, "calls": line["tool_calls"]}
-    record = {key: line[key] for key in FIELDS if key in line}
+    # a table of mixed kinds has a column for each; null says that a field is not there
+    record = {key: line[key] for key in FIELDS if line.get(key) is not None}
+    if listed and "calls" in record and record.get("tools") == []:
+        del record["tools"]
     if "calls" not in record:
         return record
     if not isinstance(record["calls"], list):
@@ -463,7 +500,12 @@ def _own_call(call):
         call = call["function"]
     if not isinstance(call, dict):
         return call  # for make_task to refuse
-    arguments = next((call[key] for key in ARGUMENTS if key in call), None)
+    given = [key for key in ARGUMENTS if call.get(key) not in (None, "", {})]
+    others = sorted(map(str, call.keys() - {*CALL_KEYS, *ARGUMENTS}))
+    if len(given) > 1 or others and not set(ARGUMENTS) & set(call):  # some would be lost
+        raise invalid("malformed task", f"the call of {call.get('name')!r:.80} has its arguments under "
+                      f"{', '.join(given or others)[:80]}: write them under 'arguments'")
+    arguments = next((call[key] for key in (*given, *ARGUMENTS) if key in call), None)
     if isinstance(arguments, str):
         arguments = load_object(arguments) if arguments.strip() else {}
         if arguments is None:
@@ -477,6 +519,8 @@ def _called(record: dict, listed: dict) -> list:
     alone, nobody would see whether an agent can choose."""
     names = [call.get("name") for call in record["calls"] if isinstance(call, dict)]
     for name in names:
+        if name is None:
+            raise invalid("malformed task", "a call without a 'name'")
         if not isinstance(name, str) or name not in listed:
             raise invalid("unknown tool", f"it calls {name!r:.80}, which is not in the list of "
                                           "--tools")
