@@ -376,14 +376,19 @@ def _task_of_line(line: bytes, where: str, listed: dict) -> Task:
     which is the whole file's."""
     try:
         record = json.loads(line.decode("utf-8"))
+        own = tool_lists.own_record(record, listed) if isinstance(record, dict) else None
+    except InvalidTask:
+        raise
     except UnicodeDecodeError:
         raise UserError(f"{where}: not UTF-8; save the file in that encoding") from None
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise invalid("not one JSON object", f"{first_line(error)}; write one object a line") from None
-    if not isinstance(record, dict):
+    except ValueError as error:  # of json.loads, too: a number of thousands of digits
+        raise invalid("malformed task", first_line(error)) from None
+    if own is None:
         raise invalid("not one JSON object", "write one object a line")
     # only what is kept of a line is held to what a model can write
-    record = load_object(_json(tool_lists.own_record(record, listed)))
+    record = load_object(_json(own))
     if record is None:
         raise invalid("malformed task", f"integers have at most {call_text.MAX_DIGITS} digits, there is "
                       f"no NaN, no NUL, no half of a character and no nesting over {MAX_DEPTH} levels")
