@@ -54,7 +54,7 @@ def main(argv) -> int:
     tool_calls.read_answers_as(world_option(tool_calls, o, "call_format"),
                                any(t.spec.get("calls") == [] for t in tasks))
     if not args.functions:
-        tools = short_enough(tools, o.max_prompt_tokens)
+        tools = without_long(tools, o.max_prompt_tokens)
     import torch  # here and not above: --help and mistakes are answered at once
     torch.set_num_threads(threads_of(o))
     policy = load_agent(o, adapter)
@@ -205,13 +205,14 @@ def functions(args, o, tasks) -> list[dict]:
     """The functions that may be offered, each name once. Raises UserError if there is none."""
     call_format = world_option(tool_calls, o, "call_format")
     listed = args.tools or tool_calls.tools_file(o)
+    tools, left_out = [], {}
     try:
-        tools, left_out = tool_lists.read_tools(listed, call_format) if listed else ([], {})
+        if listed:
+            tools, left_out = tool_lists.read_tools(listed, call_format)
     except UserError as fault:
         if args.tools or not tasks:
             raise
         print(f"{fault}; without it, the functions of the run's tasks", file=sys.stderr)
-        tools, left_out = [], {}
     without = f"; left out: {tool_lists.reasons(left_out)}" if left_out else ""
     if not args.tools:
         tools += [tool for task in tasks for tool in task.spec.get("tools", ())]
@@ -230,9 +231,9 @@ def functions(args, o, tasks) -> list[dict]:
     return [by_name[name] for name in named or reversed(by_name)]
 
 
-def short_enough(tools, longest: int) -> list[dict]:
-    """The functions that a run would take, too (tool_calls.listed_tools); all if none is."""
-    short = [tool for tool in tools if len(tool_calls.tools_text([tool])) <= longest]
+def without_long(tools, longest: int) -> list[dict]:
+    """The functions that a run would take, too, of at most so many characters; all if none is."""
+    short = tool_calls.short_enough(tools, longest)
     if short and len(short) < len(tools):
         print(f"{len(tools) - len(short)} functions are too long to be offered: name them with "
               "--functions", file=sys.stderr)

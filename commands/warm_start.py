@@ -62,6 +62,14 @@ def main(argv) -> int:
     settings = settings_of(s, o)  # with the files' hashes, before they are read
     world.prepare(o)
     out, lock = claim(s.out, settings)
+    with lock:
+        make(world, s, o, settings, out)
+    print(f"the model is in {out}: go on with --model {out} and the same options of the world")
+    return 0
+
+
+def make(world, s, o, settings: dict, out: Path):
+    """Imitate, merge and write the model and its report into the claimed folder. Raises UserError."""
     import torch  # here and not above: --help and mistakes are answered at once
     from commands.imitate import ADAPTER, learn, listed, merge, pairs_of_pass
     from models.loading import policy_options
@@ -80,9 +88,6 @@ def main(argv) -> int:
     write_whole(out / "warm_start.json", json.dumps(
         {"settings": settings, "nats_per_token": state["nats"], "rounds": rounds}, indent=1))
     shutil.rmtree(out / "warm_start")
-    lock.close()
-    print(f"the model is in {out}: go on with --model {out} and the same options of the world")
-    return 0
 
 
 def parse(argv):

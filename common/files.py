@@ -26,8 +26,9 @@ def choose(word: str, names) -> str:
 
 def no_file(path) -> str:
     """What stands where a file should be."""
-    there = "a pipe or device: save what it holds as a file" if Path(path).exists() else "no such file"
-    return "a folder, no file" if Path(path).is_dir() else there
+    if Path(path).is_dir():
+        return "a folder, no file"
+    return "a pipe or device: save what it holds as a file" if Path(path).exists() else "no such file"
 
 
 def first_line(error) -> str:

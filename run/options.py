@@ -191,7 +191,8 @@ def parse_options(argv, commands="") -> Options:
     try:
         given = vars(parser(world, commands).parse_args(argv))
     except UserError as fault:
-        raise UserError(f"{fault}{_of_tool_calls(argv, name)}") from None
+        theirs = re.search(r"unrecognized arguments:.*--tools\b", str(fault))
+        raise UserError(f"{fault}{'; --tools belongs to --world tool_calls' * bool(theirs)}") from None
     preset, config = given.pop("preset", None), given.pop("config", None)
     if preset is not None and preset not in PRESETS:
         raise UserError(f"unknown preset {preset!r}: {choose(preset, PRESETS)}")
@@ -218,12 +219,6 @@ def parse_options(argv, commands="") -> Options:
                         "the number of steps follow from that of the records: leave one of them "
                         "out, or give --env-passes 0")
     return o
-
-
-def _of_tool_calls(argv, name: str) -> str:
-    """What helps who gives --tools without the world that has it; "" for any other mistake."""
-    theirs = any(argument.partition("=")[0] == "--tools" for argument in argv)
-    return "; --tools belongs to --world tool_calls" * (theirs and name != "tool_calls")
 
 
 def defaults() -> dict:

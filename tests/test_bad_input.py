@@ -115,6 +115,10 @@ WARM = ["warm-start", "--out", "{tmp}/m", "--model", "m", "--base-tasks", "b"]
 MISTAKES = {
     "unknown": (["--moon", "1"], "--moon"), "stray": (["--alpha", "0.5", "moon"], "moon"),
     "option misspelt": (["--epoch", "3"], "did you mean --epochs"),
+    "option of another world": (["--tools", "list.json"], "--tools belongs to --world tool_calls"),
+    **{f"{variant} without base tasks": (["--world", "tool_calls", "--model", "m", "--variant", variant, "--tools",
+                                          "worlds/example_tools.json"], "give --base-tasks")
+       for variant in ("base", "static")},
     "underscore": (["--seed_tasks=4"], "did you mean --seed-tasks"),
     "abbreviated": (["--alph", "0.5"], "did you mean --alpha"),
     "command misspelt": (["warmstart"], "did you mean warm-start"),

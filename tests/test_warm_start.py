@@ -3,7 +3,6 @@
 Run: python -m pytest tests/test_warm_start.py -q. With a small random chat model of one token per
 byte; the real one is in test_real_model.py.
 """
-import gc
 import json
 import os
 import signal
@@ -278,7 +277,6 @@ def test_too_few_tasks_are_one_line(model, tmp_path):
     path.write_text("".join(json.dumps(record("dim", n)) + "\n" for n in range(6)))
     assert "too few of 4 base tasks to imitate as the agent (4; 0 prompts" in refusal(
         argv(model, str(path), tmp_path / "n"))
-    gc.collect()  # the lock goes with the process, else
     with path.open("a") as file:  # as it was told, and into the same folder
         file.write(json.dumps(record("dim", 6)) + "\n")
     assert "too few of 5 base tasks" in refusal(argv(model, str(path), tmp_path / "n"))

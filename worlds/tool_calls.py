@@ -376,19 +376,16 @@ def _task_of_line(line: bytes, where: str, listed: dict) -> Task:
     which is the whole file's."""
     try:
         record = json.loads(line.decode("utf-8"))
-        own = tool_lists.own_record(record, listed) if isinstance(record, dict) else None
-    except InvalidTask:
-        raise
     except UnicodeDecodeError:
         raise UserError(f"{where}: not UTF-8; save the file in that encoding") from None
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # bad JSON, or a number of thousands of digits
         raise invalid("not one JSON object", f"{first_line(error)}; write one object a line") from None
-    except ValueError as error:  # of json.loads, too: a number of thousands of digits
-        raise invalid("malformed task", first_line(error)) from None
-    if own is None:
+    if not isinstance(record, dict):
         raise invalid("not one JSON object", "write one object a line")
-    # only what is kept of a line is held to what a model can write
-    record = load_object(_json(own))
+    try:  # only what is kept of a line is held to what a model can write
+        record = load_object(_json(tool_lists.own_record(record, listed)))
+    except RecursionError:  # a parser may go deeper than what reads its values
+        record = None
     if record is None:
         raise invalid("malformed task", f"integers have at most {call_text.MAX_DIGITS} digits, there is "
                       f"no NaN, no NUL, no half of a character and no nesting over {MAX_DEPTH} levels")
@@ -517,14 +514,19 @@ def listed_tools(path: str, longest: int) -> dict:
     """{name: spec} of a --tools file; what of it cannot be used is counted on stderr. Raises
     UserError if nothing can. longest: characters of a function, in the form that prompts have."""
     read, left_out = tool_lists.read_tools(path, _form.call_format)
-    # of the tokens of a prompt that is some third: room for an example and another function
-    tools = [tool for tool in read if len(tools_text([tool])) <= longest]
+    tools = short_enough(read, longest)
     left_out += Counter({"too long for --max-prompt-tokens": len(read) - len(tools)})
     if not tools:
         raise UserError(f"{path}: every function is too long: raise --max-prompt-tokens ({longest})")
     if left_out:
         say_once(f"{path}: {len(tools)} functions; left out: {tool_lists.reasons(left_out)}")
     return {tool["name"]: tool for tool in tools}
+
+
+def short_enough(tools, longest: int) -> list[dict]:
+    """Functions of at most so many characters in a prompt. With as many as a prompt has tokens that
+    is some third of it: room for an example and another function."""
+    return [tool for tool in tools if len(tools_text([tool])) <= longest]
 
 
 @lru_cache

@@ -48,7 +48,7 @@ CHECKS = {"not", "if", "then", "else", "patternProperties", "dependentRequired",
           "dependencies", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef",
           "uniqueItems"}
 # keywords that may hold an object's arguments in place of `properties`
-PARTS = {"properties", "allOf", "anyOf", "oneOf", "$ref", "additionalProperties"}
+PARTS = {"properties", "allOf", *UNIONS, "$ref", "additionalProperties"}
 CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|<(?:start|end)_of_turn>")  # a text may not end a turn
 # the keywords that speak of one type alone
 SPEAK_OF = {"object": {"properties", "required", "additionalProperties", "minProperties",
