@@ -33,7 +33,7 @@ bell, k_min half width of the band that the environment learns from, lam sharpne
 import math
 from dataclasses import dataclass
 
-from common.files import UserError
+from support.files import UserError
 
 WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants with ready-made tasks alone
 SUCCESS = 0.5  # reward from which an attempt is a success: the paper does not say

@@ -17,7 +17,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.files import UserError, append_jsonl, read_jsonl
+from support.files import UserError, append_jsonl, read_jsonl
 
 # the oldest success rate that still counts, in epochs: the agent learns on, and it says ever less
 RECENT = 2         # D_train: with an older one a task is no seed task, and "unknown" in the prompt

@@ -39,21 +39,22 @@ warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about
 if __name__ == "__main__":  # as a program: --help and mistakes are answered before torch is loaded
     if not sys.stderr.isatty():
         os.environ.setdefault("TQDM_DISABLE", "1")  # bars of libraries would fill a log
-    from commands import dispatch
+    from scripts.dispatch import dispatch
     sys.exit(dispatch(sys.argv[1:], lambda o: importlib.import_module("genenv").train(o)))
 
 import torch
 
-import commands
+from scripts import dispatch as commands
 import curriculum
 from data_pool import EnvRecord, Task, Trace, distinct, priority
 from grpo import grpo_update
 from policy import Rollout
-from run import checkpoint, frame
-from run.frame import Run
-from run.options import Options
+from support import checkpoint
+from support import run as frame
+from support.run import Run
+from support.options import Options
 from rwr import draw_batches, effective_sample_size, rwr_update, weight_ratio, whole_passes
-from watch import measure
+from support import metrics as measure
 from worlds import NO_SEED, attempt_score, play, rollout_rows, task_keys, transcript, written_tasks
 
 # ---------------------------------------------------------------------------------------------

@@ -35,10 +35,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from common.files import UserError
-from models.attention import PADDING, PROMPT, GrowingLayer, attention_layout, cast_lora, \
+from support.files import UserError
+from support.attention import PADDING, PROMPT, GrowingLayer, attention_layout, cast_lora, \
     fused_norm, group_mask, is_plain_lora, lora_linear, pack, step_mask
-from models.loading import add_adapter, check_adapter_folder, find_eos_ids, load_model, \
+from support.loading import add_adapter, check_adapter_folder, find_eos_ids, load_model, \
     refuse_unlike_heads
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k

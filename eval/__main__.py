@@ -27,8 +27,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.cli import Parser, at_least
-from common.files import UserError, write_whole
+from support.cli import Parser, at_least
+from support.files import UserError, write_whole
 from eval import alfworld, api_bank, bamboogle, bfcl, common, travelplanner
 from eval.common import Verdict, exit_code, one_line
 from worlds import one_line_for_templates

@@ -38,7 +38,7 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-from common.files import UserError, first_line
+from support.files import UserError, first_line
 from eval.common import Verdict, between, check_record, data_dir, mean_by, mean_score, read_rows
 from worlds import play
 

@@ -35,7 +35,7 @@ import re
 from itertools import groupby
 from pathlib import Path
 
-from common.files import UserError
+from support.files import UserError
 from eval.common import (Verdict, agreement, check_record, data_dir, mean_score, one_line,
                          one_line_for, read_array, read_rows, verdict)
 

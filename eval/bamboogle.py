@@ -31,7 +31,7 @@ import string
 import warnings
 from collections import Counter
 
-from common.files import UserError
+from support.files import UserError
 from eval.common import Verdict, between, check_record, data_dir, read_array
 
 NAME = "bamboogle"

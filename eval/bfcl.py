@@ -55,7 +55,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from common.files import UserError
+from support.files import UserError
 from eval.common import (Verdict, agreement, between, check_record, data_dir, exit_code, mean_by,
                          mean_score, one_line, one_line_for, read_rows, verdict)
 

@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import cli
-from common.files import UserError
+from support import cli
+from support.files import UserError
 
 
 @dataclass

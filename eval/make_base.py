@@ -26,8 +26,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from common.cli import Parser, at_least
-from common.files import UserError
+from support.cli import Parser, at_least
+from support.files import UserError
 from eval.__main__ import BENCHES, MODULES, load_records
 from eval.common import exit_code, one_line, spread
 

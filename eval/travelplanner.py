@@ -39,7 +39,7 @@ import warnings
 from bisect import bisect_left
 from pathlib import Path
 
-from common.files import UserError
+from support.files import UserError
 from eval.common import Verdict, check_record, data_dir, one_line_for, read_rows, read_text
 
 NAME = "travelplanner"

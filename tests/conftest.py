@@ -11,7 +11,7 @@ import pytest
 
 import genenv
 import policy
-from watch import report
+from support import report
 from worlds import ladder, tiny_model, tool_calls
 
 # it ends its lines and knows a few tools, which is all that tests of the loop need

@@ -3,19 +3,19 @@
 A reference here is slow and obvious on purpose: one forward pass per token, python loops, no mask,
 no cache. The code under test must agree with it.
 """
+import dataclasses
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from common.files import UserError, read_jsonl
-from experiments import controls
+from support.files import UserError, read_jsonl
 import genenv
 import grpo
 from policy import Policy, Rollout
-from run.frame import Run
-from run.options import Options
+from support.run import Run
+from support.options import Options
 
 WORLDS = Path(__file__).resolve().parents[1] / "worlds"
 EXAMPLE_LIST = [  # options that take our own list of functions, its few examples and held-out requests
@@ -25,6 +25,13 @@ WORDS = ["<pad>", "<eos>", "<stop>", "<bos>", *(f"w{i}" for i in range(36))]  # 
 PAD, EOS, STOP, BOS = range(4)
 TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor %}"
             "{% if add_generation_prompt %}w1{% endif %}")
+
+
+def noise(share, trace_of, run, *attempt):
+    """A reward r becomes 1 - r with probability `share`, before p_hat is taken."""
+    trace = trace_of(run, *attempt)
+    flip = torch.rand((), generator=run.rng) < share
+    return dataclasses.replace(trace, reward=1 - trace.reward) if flip else trace
 
 
 def toy_tokenizer(chat=False, bos=False):
@@ -119,7 +126,7 @@ def stub_run(**given):
 
 def noisy(monkeypatch, share):
     """Every run from here on turns this share of its rewards r into 1 - r."""
-    monkeypatch.setattr(genenv, "trace_of", partial(controls.noise, share, genenv.trace_of))
+    monkeypatch.setattr(genenv, "trace_of", partial(noise, share, genenv.trace_of))
 
 
 def naive_logps(policy, prompt, response, temperature=1.0):

@@ -19,10 +19,9 @@ from functools import partial
 import torch
 
 from data_pool import Task
-from experiments import controls
 import genenv
 from policy import Rollout, by_group
-import run.frame
+import support.run
 from worlds import InvalidTask
 
 EOS, WORDS = 0, ["<eos>", "task", "x", "right", "wrong", "half", "junk", *"0123456789", "=", "=>"]
@@ -203,11 +202,11 @@ def run_micro(monkeypatch, folder, control="", **options):
     """
     world = micro_world()
     monkeypatch.setattr(run.frame, "load_world", lambda name: world)
-    monkeypatch.setattr(run.frame.report, "write", lambda folder: None)
+    monkeypatch.setattr(support.run.report, "write", lambda folder: None)
     monkeypatch.setattr(genenv.checkpoint, "save",
                         lambda run: (run.train_pool.save(), run.env_pool.save()))
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    monkeypatch.setattr(run.frame.screen, "closing_words", lambda folder: "")
+    monkeypatch.setattr(support.run.screen, "closing_words", lambda folder: "")
     for name in ("grpo_update", "rwr_update"):
         monkeypatch.setattr(genenv, name, _taped_update(name, getattr(genenv, name), world))
     if control:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from commands import ask, warm_start
+from scripts import ask, warm_start
 import genenv
 from helpers import EXAMPLE_LIST, one_line, randomise
 from policy import Policy

@@ -15,15 +15,14 @@ import sys
 import pytest
 import torch
 
-from bench import __main__ as bench
 from conftest import MICRO, write_report
 import eval.__main__
 import eval.make_base
-from experiments import __main__ as experiments, tools
+from scripts import experiments
 import genenv
-from run import checkpoint
-from run.options import CHOICES, NAMED
-from watch import report
+from support import checkpoint
+from support.options import CHOICES, NAMED
+from support import report
 from worlds import ladder
 
 pytestmark = pytest.mark.usefixtures("no_training")

@@ -8,9 +8,8 @@ import math
 import pytest
 import torch
 
-from bench import cpu, gpu
-from bench.__main__ import main
-from bench.models import QWEN_7B, qwen2_config, random_nf4, random_prompts, reward_of, \
+from scripts import bench_gpu as gpu
+from scripts.bench_models import QWEN_7B, qwen2_config, random_nf4, random_prompts, reward_of, \
     rewards_of, small_config, word_tokenizer
 from helpers import clear, flat, gradients, randomise
 from policy import Policy

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.files import read_jsonl
+from support.files import read_jsonl
 from helpers import raised, user_error
 from worlds import InvalidTask, call_text, check_task, held_out_keys, tool_calls
 from worlds.tool_calls import EXAMPLE_TASKS, canonical, check_calls, check_tools

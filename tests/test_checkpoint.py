@@ -23,12 +23,12 @@ from safetensors.torch import load_file, save_file
 import genenv
 from conftest import MICRO
 from helpers import one_line, same_run, tiny_lm, tiny_policy, toy_tokenizer, user_error
-from common.files import UserError, append_jsonl, read_jsonl
-from models.loading import check_adapter_folder, policy_options
+from support.files import UserError, append_jsonl, read_jsonl
+from support.loading import check_adapter_folder, policy_options
 from policy import Policy
-from run import checkpoint, options
-from run.frame import EpochState
-from watch import measure
+from support import checkpoint, options
+from support.run import EpochState
+from support import metrics as measure
 
 pytestmark = pytest.mark.usefixtures("small_ladder")
 POOLS = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")

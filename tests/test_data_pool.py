@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers import user_error
-from common.files import append_jsonl, read_jsonl, set_torn_line_aside
+from support.files import append_jsonl, read_jsonl, set_torn_line_aside
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct, priority, task_id
 
 

@@ -8,9 +8,9 @@ import torch
 from grpo import grpo_update, response_logps
 from helpers import (EOS, PAD, STOP, clear, close, flat, gradients, random_groups, tiny_policy,
                      train_agent, weights)
-from models.attention import pack
+from support.attention import pack
 from policy import by_group
-from run.options import Options
+from support.options import Options
 
 ENDINGS = [EOS, *range(4, 12)]
 OBSERVATIONS = [[30], [31, 32, EOS], [33, 34, 35, 36, 37]]  # one holds an EOS: it ends no turn

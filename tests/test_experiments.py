@@ -17,12 +17,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.files import UserError, append_jsonl, read_jsonl
-from experiments import __main__ as experiments, controls, suites, tables, tools
+from support.files import UserError, append_jsonl, read_jsonl
+from scripts import experiments, suites, tables
 import genenv
 from policy import Policy
-from run.options import parse_options
-from watch import report
+from support.options import parse_options
+from support import report
 from worlds import ladder, tool_calls
 
 ROOT = Path(__file__).parent.parent

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from commands import export
+from scripts import export
 from helpers import user_error
 from data_pool import Trace, TrainPool
 from test_tool_calls import SEED, VALID, options, said

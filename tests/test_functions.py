@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 import torch
 
-from common.files import read_jsonl
+from support.files import read_jsonl
 import curriculum
 import genenv
 import micro_world

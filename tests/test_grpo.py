@@ -184,7 +184,7 @@ def test_recomputed_old_logprobs_start_at_ratio_one(monkeypatch, options):
 @pytest.mark.parametrize("options", [dict(), dict(inner_epochs=2, mini_batch=3)])
 def test_ratio_starts_at_exactly_one_in_bf16(monkeypatch, options, checkpointing, short):
     """Old log-probs of other micro-batches: up to .1 away in bf16, a clip before any step."""
-    monkeypatch.setattr("models.attention.SHORT", short)
+    monkeypatch.setattr("support.attention.SHORT", short)
     policy, seen = tiny_policy(dtype=torch.bfloat16), spy_on_ratios(monkeypatch)
     groups = random_groups(RAGGED)
     train_agent(policy, "agent", policy.optimizer("agent", 0), groups, REWARDS,

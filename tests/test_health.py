@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 import genenv
-from watch import health, report
+from support import health, report
 from conftest import MICRO, write_report
-from common.files import read_jsonl
+from support.files import read_jsonl
 
 GOLDEN = Path(__file__).with_name("golden") / "health"
 ROOT = Path(__file__).parent.parent

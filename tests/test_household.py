@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.files import read_jsonl
+from support.files import read_jsonl
 import genenv
 from helpers import Speaker, noisy, raised, tiny_lm, user_error
 from policy import Policy

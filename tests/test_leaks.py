@@ -10,7 +10,6 @@ import pytest
 
 from helpers import user_error
 from data_pool import Task
-from experiments import grounding as measured
 from worlds import InvalidTask, check_task, read_teacher
 from worlds import tool_calls as world
 from worlds.grounding import uncalled, ungrounded

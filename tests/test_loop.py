@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 import genenv
-from run import checkpoint
+from support import checkpoint
 from conftest import MICRO
 from helpers import same_run
-from common.files import read_jsonl
+from support.files import read_jsonl
 from data_pool import EnvRecord, Trace
 from worlds import ladder
 
@@ -40,7 +40,7 @@ def test_both_policies_were_trained_and_nothing_held_out_was(quiet_run, small_la
 
 def test_samples_begin_with_new_tasks_near_alpha():
     """At most half of what is shown; the rest is spread over the epoch, and marked as what it is."""
-    from watch import measure
+    from support import metrics as measure
     task = lambda i, t: SimpleNamespace(origin="env", epoch=t, text=str(i), id=i, seed_task="")
     two = [Trace("a", 0.0, True, False, 1), Trace("b", 1.0, True, False, 1)]
     attempts = [(task(i, 3), 1.0, two[1:]) for i in range(8)] + \
@@ -64,7 +64,7 @@ def test_samples_begin_with_new_tasks_near_alpha():
 
 def test_bar_and_line_count_the_same_tasks():
     """New tasks, each once: neither base tasks, nor replays, nor a window of the latest."""
-    from watch import measure
+    from support import metrics as measure
     task = lambda i, origin, t: SimpleNamespace(origin=origin, epoch=t, id=i)
     attempts = [(task(i, "env", 3), float(i < 50), []) for i in range(100)]
     attempts += [(task(0, "env", 3), 0.0, []), (task(200, "base", 0), 0.0, []),

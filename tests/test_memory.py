@@ -11,17 +11,17 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import BloomConfig, Qwen2Config, Qwen2ForCausalLM
 
-from bench import models as bench
+from scripts import bench_models as bench
 import genenv
 from helpers import flat, user_error
-from models import attention
-from models.attention import attention_layout, pack
+from support import attention
+from support.attention import attention_layout, pack
 import policy as policy_module
 from policy import Policy, by_group
-from run import memory
-from run.presets import PRESETS
+from support import memory
+from support.presets import PRESETS
 from test_tool_calls import chat_model
-from watch.measure import peak_memory
+from support.metrics import peak_memory
 from worlds import rollout_rows, tool_calls
 
 QWEN_7B = dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,

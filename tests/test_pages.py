@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from commands import warm_start
-from common.files import UserError
+from scripts import warm_start
+from support.files import UserError
 import curriculum
-import bench.__main__ as bench
 import genenv
-from run.options import parse_options
-from run.presets import PRESETS
+from support.options import parse_options
+from support.presets import PRESETS
 from test_health import recorded
 from test_report import save
-from watch import screen
+from support import screen
 from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
-from bench import models as bench
+from scripts import bench_models as bench
 from helpers import (BOS, EOS, MIXED, clear, close, flat, gradients, naive_logps, raised, random_groups,
                      randomise, tiny_lm, tiny_policy, toy_tokenizer, user_error)
-from models import attention
-from models.attention import pack
-from models.loading import model_config
+from support import attention
+from support.attention import pack
+from support.loading import model_config
 import policy as policy_module
 from policy import Policy, by_group, draw, split_groups
-from run import memory
-from watch.measure import movement
+from support import memory
+from support.metrics import movement
 
 ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
 

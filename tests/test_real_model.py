@@ -10,11 +10,11 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from models import gguf, loading
+from support import gguf, loading
 from helpers import flat, randomise, user_error
 from policy import Policy
-from run import memory
-from run.options import Options
+from support import memory
+from support.options import Options
 
 FILE = gguf.wheel_file()
 real = pytest.mark.skipif(FILE is None or find_spec("gguf") is None,

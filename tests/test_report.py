@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from test_health import recorded
-from watch import report, screen
+from support import report, screen
 
 HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=alert(1)>",
            "</pre></div></body></html>", "\"'><svg/onload=alert(1)>", "&lt;b&gt; & <b>",

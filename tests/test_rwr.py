@@ -14,7 +14,7 @@ import grpo
 from helpers import (Frozen, clear, close, flat, gradients, naive_logps, random_groups,
                      same, scores, tiny_policy, weights)
 from policy import Rollout
-from run.options import Options
+from support.options import Options
 import rwr
 from rwr import draw_batches, mean_kl, rwr_loss, rwr_update, weighted_nll
 from walkthroughs.toy import TablePolicy

@@ -13,21 +13,21 @@ from types import SimpleNamespace
 
 import pytest
 
-import commands
-from commands import compare
+from scripts import dispatch as commands
+from scripts import compare
 from helpers import user_error
-from run import frame
-from run.options import parse_options
+from support import run as frame
+from support.options import parse_options
 from test_health import recorded
 from test_report import Tags, save
-from watch import report, screen
+from support import report, screen
 
 ROOT = Path(__file__).resolve().parent.parent
 
 LIGHT = """
 import sys
 sys.path.insert(0, {root!r})
-from commands import COMMANDS, dispatch
+from scripts.dispatch import COMMANDS, dispatch
 from worlds import world_names
 def answer(*argv):
     try:

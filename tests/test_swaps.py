@@ -10,7 +10,7 @@ import pytest
 
 from data_pool import Task
 from helpers import EXAMPLE_LIST
-from run.options import parse_options
+from support.options import parse_options
 from worlds import swaps, tool_calls
 from worlds.grounding import uncalled, ungrounded
 from worlds.schemas import check_calls, tools_of

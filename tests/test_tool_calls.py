@@ -20,7 +20,7 @@ from data_pool import Trace, TrainPool
 import genenv
 from helpers import gradients, raised, randomise, same, user_error, weights
 from policy import Policy
-from run.presets import PRESETS
+from support.presets import PRESETS
 from worlds import InvalidTask, check_task, held_out_keys, load_world, task_keys
 from worlds import tool_calls as world
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.files import UserError
+from support.files import UserError
 from helpers import raised, user_error
 from worlds import InvalidTask, call_text, tool_calls
 from worlds.grounding import ungrounded

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
-from common.files import append_jsonl, read_jsonl
+from support.files import append_jsonl, read_jsonl
 import genenv
 from helpers import noisy, one_line, same_run
-from models.loading import model_config
+from support.loading import model_config
 from policy import Policy
-from run import memory
+from support import memory
 from test_tool_calls import chat_model
-from watch import report, screen
+from support import report, screen
 
 SMALL = ["--threads", "1", "--device", "cpu", "--rank", "4", "--seed-tasks", "2", "--G", "2",
          "--val-samples", "1", "--env-updates", "2", "--env-kl-sample", "8",

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from run import options
+from support import options
 import walkthroughs
 from walkthroughs import notebook
 from walkthroughs.__main__ import HERE, differences

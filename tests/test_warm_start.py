@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from commands import imitate, warm_start
-from common.files import UserError, append_jsonl
+from scripts import imitate, warm_start
+from support.files import UserError, append_jsonl
 import genenv
 from helpers import flat, randomise, user_error
-from models.loading import policy_options
+from support.loading import policy_options
 from policy import Policy, Rollout
 from test_tool_calls import NO_SYSTEM, chat_model
 from worlds import load_world
@@ -168,7 +168,7 @@ def test_four_bit_training_is_merged_into_the_weights_before(model, tasks, tmp_p
 # interruptions
 
 
-COMMAND = ("import sys, genenv; from commands import warm_start; "
+COMMAND = ("import sys, genenv; from scripts import warm_start; "
            "sys.exit(warm_start.main(sys.argv[1:]))")
 
 

@@ -21,15 +21,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import commands
-from common.files import read_jsonl
+from scripts import dispatch as commands
+from support.files import read_jsonl
 from data_pool import Trace
-from experiments import controls
 import genenv
 import micro_world as micro
 from policy import Policy
-import run.frame
-import run.options
+import support.run
+import support.options
 
 BASE = dict(  # no default anywhere: a constant in the place of an option is seen
     seed=5, epochs=4, steps=2, seed_tasks=4, variations=3, G=4, replay=0.4, base_share=0.4,
@@ -751,7 +750,7 @@ def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
         micro.run_micro(patch, tmp_path / "r", **{**BASE, "epochs": 1})
     record = read_jsonl(tmp_path / "r" / "metrics.jsonl")[1]
     assert record["other_adapter_moved"]
-    assert "ANOTHER ADAPTER MOVED TOO" in run.frame.screen.line(record, verbose=True)
+    assert "ANOTHER ADAPTER MOVED TOO" in support.run.screen.line(record, verbose=True)
 
 
 def test_a_simulator_with_a_model_of_its_own(tmp_path, monkeypatch):
@@ -828,8 +827,8 @@ def test_world_and_its_options_reach_the_world(tmp_path, monkeypatch):
     world, names = micro.micro_world(), []
     for module in (run.frame, run.options, commands):
         monkeypatch.setattr(module, "load_world", lambda name: names.append(name) or world)
-    monkeypatch.setattr(run.frame.report, "write", lambda folder: "")
-    monkeypatch.setattr(run.frame.screen, "closing_words", lambda folder: "")
+    monkeypatch.setattr(support.run.report, "write", lambda folder: "")
+    monkeypatch.setattr(support.run.screen, "closing_words", lambda folder: "")
     assert genenv.main(["--world", "micro", "--flavour", "3", "--out", str(tmp_path / "r"),
                         "--threads", "1", "--epochs", "0", "--no-gate"]) == 0
     assert set(names) == {"micro"} and world.prepared[0].world_options == {"flavour": 3}

@@ -16,12 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.files import read_jsonl
+from support.files import read_jsonl
 from data_pool import Task
 import genenv
 from helpers import raised, stub_run, toy_tokenizer, user_error
 from policy import Rollout
-from run.frame import EpochState
+from support.run import EpochState
 import worlds
 from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, load_world, task_keys, template
 

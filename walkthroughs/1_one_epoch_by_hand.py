@@ -16,10 +16,10 @@ import curriculum
 from data_pool import distinct, priority
 import genenv
 from policy import Rollout
-from run.options import parse_options
+from support.options import parse_options
 from rwr import draw_batches, rwr_update, weight_ratio
 from walkthroughs import canvas, fingerprint, keep_picture, quote
-from watch import measure
+from support import metrics as measure
 
 STEPS = 6  # agent updates in an epoch, as in a run
 o = parse_options(["--out", f"{tempfile.mkdtemp()}/run", "--threads", "1"])

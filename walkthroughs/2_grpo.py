@@ -14,7 +14,7 @@ import torch
 from curriculum import success_rate
 from grpo import aggregate, group_advantages, grpo_loss, grpo_update, has_signal, surrogate, token_kl
 from policy import Rollout
-from run.options import Options
+from support.options import Options
 from walkthroughs import canvas, keep_picture
 from walkthroughs.toy import TablePolicy
 

@@ -13,7 +13,7 @@ import torch
 
 from curriculum import in_band, reward_bell, weights_rwr
 from policy import Rollout
-from run.options import Options
+from support.options import Options
 from rwr import effective_sample_size, rwr_update, weight_ratio
 from walkthroughs import canvas, keep_picture
 from walkthroughs.toy import TablePolicy

@@ -58,7 +58,7 @@ What it may have:
                            an episode's response is its list of turns and observations
     train_base(seed)       the base model that a world brings, (model, tokenizer), by a seed of its
                            recipe (worlds/tiny_model.py); such a world takes --base-model
-    write_teacher(n, path) for `python -m experiments`: n tasks of a stronger teacher, as read_teacher reads them
+    write_teacher(n, path) for `python -m scripts.experiments`: n tasks of a stronger teacher, as read_teacher reads them
 
 Not a world's business: whether a generated task is a copy of its seed, a held-out task, a duplicate
 in its batch, or has control tokens in it. `check_task` says so for all of them.
@@ -70,7 +70,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.files import UserError, choose, read_jsonl
+from support.files import UserError, choose, read_jsonl
 from data_pool import Task
 
 FUNCTIONS = ("prepare", "load_policy", "base_tasks", "validation_tasks", "env_prompt", "parse_task",
@@ -206,7 +206,7 @@ def open_policy(model: str, o=None, adapters=None):
     adapters: those that it gets; None: both, or the agent's alone beside an --env-model.
     """
     # here and not above: options and --help are read without torch and transformers
-    from models.loading import policy_options
+    from support.loading import policy_options
     from policy import Policy
     if not o:
         return Policy.load(model, adapters=())

@@ -5,7 +5,7 @@ reference that does not follow from the request is met by luck alone. A small si
 such references than right ones.
 
 How it is run: `ungrounded(task)` and `uncalled(task)` by worlds/tool_calls.py on every task that the
-simulator writes (world option `ground`). `python -m experiments.grounding` measures both on tasks
+simulator writes (world option `ground`). `python -m scripts.experiments.grounding` measures both on tasks
 read by hand.
 
 What counts: a text stands in the request if half of its words do ("Berkeley, CA" for Berkeley). A

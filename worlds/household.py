@@ -28,7 +28,7 @@ from collections import deque
 from functools import lru_cache
 from types import SimpleNamespace
 
-from common.files import UserError
+from support.files import UserError
 from data_pool import Task
 from worlds import InvalidTask, attempt_score, open_policy, play, try_prompts, world_option
 from worlds.tiny_model import SPECIAL, base_folder, program, train

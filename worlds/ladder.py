@@ -24,7 +24,7 @@ import re
 import sys
 from functools import lru_cache
 
-from common.files import UserError
+from support.files import UserError
 from data_pool import Task
 from worlds import InvalidTask, open_policy
 from worlds.tiny_model import MODEL, SPECIAL, base_folder, program, train

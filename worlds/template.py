@@ -4,7 +4,7 @@
 """
 import random
 
-from common.files import UserError
+from support.files import UserError
 from data_pool import Task
 from worlds import InvalidTask
 from worlds.tiny_model import SPECIAL, load_trained, train

@@ -18,8 +18,8 @@ import random
 import tempfile
 from pathlib import Path
 
-from common.cli import exit_code
-from common.files import UserError
+from support.cli import exit_code
+from support.files import UserError
 from worlds import open_policy
 
 SPECIAL = ["<pad>", "<eos>"]  # the first two words of every vocabulary; unknown words become <pad>

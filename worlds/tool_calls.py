@@ -63,7 +63,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from common.files import UserError, first_line, no_file
+from support.files import UserError, first_line, no_file
 from data_pool import Task, task_id
 from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, task_text, \
     tool_lists, try_prompts, world_option

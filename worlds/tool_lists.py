@@ -26,7 +26,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from urllib.parse import unquote
 
-from common.files import UserError, no_file
+from support.files import UserError, no_file
 from worlds import InvalidTask, call_text
 from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, NUMBERS, TYPES, UNIONS, check_schema, \
     conforms, invalid, kinds, load_object

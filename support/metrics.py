@@ -1,0 +1,242 @@
+"""What a run reports of itself: validation, one metrics record per epoch, warnings.
+
+What of the paper this is: the curves of its Figures 4-8 as numbers: success rate on generated
+tasks, validation, task and response length, solved and unsolved tasks; and what a careful reader
+asks beside them: diversity, KL, effective sample size, and what the simulator got wrong.
+
+How it is run: genenv.py calls `epoch_record` at the end of every epoch; report.py draws the record.
+
+Where it differs on purpose: `validation` is the mean over several sampled attempts per task, which
+moves smoothly; `validation_greedy` is the usual one attempt at temperature 0.
+"""
+import math
+import resource
+from collections import Counter
+from contextlib import contextmanager
+
+import torch
+
+from support.files import UserError
+import curriculum
+from policy import distance
+from support import health
+from worlds import attempt_score, play
+
+
+def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
+    """Success rate of the agent on each of the tasks, G attempts each."""
+    if not tasks:  # a list of functions alone has no held-out tasks
+        return []
+    o, world = run.o, run.world
+    generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
+    with run.phase("validation"):
+        rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator)
+    rewards = [attempt_score(world, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
+    return [curriculum.success_rate(rewards[b * G:(b + 1) * G]) for b in range(len(tasks))]
+
+
+def validation(run) -> dict:
+    """What the record says of held-out tasks: measured every --val-every epochs and after the last
+    one, as last measured in between. "validated" is the epoch of the measurement."""
+    epoch = run.state.epoch
+    if epoch % run.o.val_every == 0 or epoch == run.o.epochs:
+        return {"validated": epoch, **validate(run)}
+    return {k: v for k, v in run.history[-1].items() if k.startswith("validat") or k == "tuning"}
+
+
+def validate(run) -> dict:
+    """Held-out tasks: success of sampled and greedy attempts, per category, share never solved.
+
+    With --tuning also the same on a second, disjoint split: settings are to be chosen by that one.
+    """
+    o = run.o
+    tasks = run.world.validation_tasks(o, "validation")
+    sampled = rates_on(run, tasks, o.val_samples, o.temperature)
+    by = {}
+    for task, rate in zip(tasks, sampled):
+        by.setdefault(run.world.category(task), []).append(rate)
+    record = {"validation": mean(sampled),
+              "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
+              "validation_unsolved": mean(r == 0 for r in sampled),
+              "validation_by": {name: round(mean(values), 4) for name, values in by.items()}}
+    if o.tuning:
+        split = run.world.validation_tasks(o, "tuning")
+        record["tuning"] = mean(rates_on(run, split, o.val_samples, o.temperature))
+    return record
+
+
+def epoch_record(run, env_stats: dict, alpha: float, practice) -> dict:
+    """The metrics of the epoch in run.state, JSON-ready. Rates in [0, 1], lengths in the world's
+    units or tokens, KL in nats per token, entropy in bits. practice: as Run.practice gives it."""
+    state, world = run.state, run.world
+    new = [(task, p_hat) for task, p_hat, _ in first_attempts(state)]
+    traces = [e for _, _, es in state.attempts for e in es]
+    old = [(before, now) for before, age, now in state.replays if age >= 2 and 0 < before < 1]
+    record = {
+        "epoch": state.epoch, "alpha": alpha, "success_rate": mean(p for _, p in new),
+        **validation(run),
+        "reward": mean(e.reward for e in traces),
+        "task_length": mean(world.task_length(task) for task, _ in new),
+        "response_length": mean(e.tokens for task, _, es in state.attempts
+                                for e in es if task.origin != "base"),
+        "solved": mean(p == 1 for _, p in new), "unsolved": mean(p == 0 for _, p in new),
+        "distinct_tasks": len(new),
+        "skill_entropy": entropy(s for task, _ in new for s in world.skills(task)),
+        "written": state.written, "invalid": dict(state.invalid),
+        "truncated": mean(bool(e.truncated) for e in traces),
+        "replay_gain": mean(now - before for before, now in old), "replays": len(old),
+        "replay_signal": curriculum.signal_by_p_hat(state.replays),
+        **{key: mean(a[key] for a in state.agent) for key in
+           ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens",
+            "mismatch_mean")},
+        "mismatch_max": max((a["mismatch_max"] for a in state.agent), default=0.0),
+        "skipped_steps": sum(a["skipped_steps"] for a in state.agent),
+        "agent_moved": sum(a["moved"] for a in state.agent),
+        "other_adapter_moved": any(a["other_moved"] for a in [*state.agent, env_stats]
+                                   if "other_moved" in a),
+        **{key: env_stats.get(key, 0) for key in
+           ("env_kept", "env_batch_fresh", "env_batch_aged", "env_weight_ratio", "env_kl",
+            "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped_steps",
+            "env_moved")},
+        **coverage(practice),
+        "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
+        "tokens_per_s": state.rollout_tokens / max(1e-9, state.rollout_seconds),
+        "seconds": state.seconds,
+    }
+    record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
+    record["warnings"] = health.warnings(record, run.history, run.o)
+    return record
+
+
+def by_function(practice) -> dict:
+    """{name: [generated tasks that call it, mean of their last p_hats or None]} of every function
+    of the world's list. practice: as Run.practice gives it."""
+    return {name: [len(p_hats), round(mean(p_hats), 4) if p_hats else None]
+            for name, p_hats in practice.items()}
+
+
+def coverage(practice) -> dict:
+    """How much of the world's list of functions has been practised so far, and ever solved."""
+    p_hats = practice.values()
+    return {"functions": len(p_hats), "functions_practised": sum(map(bool, p_hats)),
+            "functions_solved": sum(map(any, p_hats))} if p_hats else {}
+
+
+def once(attempts) -> list:
+    """(task, p_hat, traces) of every task when it was first tried in the epoch: a new task may be
+    tried again in it, and its first p_hat counts."""
+    first = {}
+    for attempt in attempts:
+        first.setdefault(attempt[0].id, attempt)
+    return list(first.values())
+
+
+def first_attempts(state) -> list:
+    """(task, p_hat, traces) of the tasks that are new in this epoch, each once."""
+    return once(a for a in state.attempts if a[0].origin != "base"
+                and (a[0].epoch == state.epoch or a[0].origin != "env"))
+
+
+@contextmanager
+def movement(adapters: dict, adapter):
+    """Proof of training: within, `adapter` may move and no other of the {name: its parameters} may.
+
+    Yields a dictionary that is filled at the end: moved, the L2 distance that the adapter has gone;
+    other_moved, whether a bit of another adapter has changed."""
+    before = {name: [p.detach().clone() for p in params] for name, params in adapters.items()}
+    found = {}
+    yield found
+    # compared where they lie, as whole numbers (a NaN is not itself), and read once
+    changed = [(p.detach().view(torch.int32) != old.view(torch.int32)).any()
+               for name, params in adapters.items() if name != adapter
+               for p, old in zip(params, before[name])]
+    found.update(moved=distance(before[adapter], adapters[adapter]),
+                 other_moved=bool(changed) and bool(torch.stack(changed).any()))
+
+
+@contextmanager
+def peak_memory(peaks: dict, phase: str, device):
+    """`with peak_memory(peaks, "agent rollouts", policy.device)`: record the phase's peak in bytes.
+
+    peaks[phase] becomes the largest seen so far. On a GPU it is what torch had allocated; on a CPU
+    the process's resident high-water mark, which cannot be reset and so never falls. Raises
+    UserError, naming the phase and what to lower, where the GPU runs out of memory.
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        yield peaks
+    except torch.OutOfMemoryError:
+        # rows at once also decide which random numbers a rollout gets
+        advice = "a lower --token-budget, or --grad-checkpoint" if "update" in phase else \
+            "a lower --max-rows (from there on no longer to the bit)"
+        raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
+                        f"--resume --out RUN and {advice}; PYTORCH_ALLOC_CONF="
+                        "expandable_segments:True in the environment leaves fewer gaps") from None
+    finally:
+        peaks[phase] = max(peak_bytes(device), peaks.get(phase, 0))
+
+
+def peak_bytes(device) -> int:
+    """The most memory so far: as `peak_memory` says, of a GPU since its record was reset."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def peaks_line(peaks: dict, device) -> str:
+    """The measured peaks as a line to print, and what was measured."""
+    what = "peak memory" if torch.device(device).type == "cuda" else \
+        "peak memory of the process, Python and its libraries included, at the end of each phase"
+    return f"{what}: " + ", ".join(f"{k} {v / 1e9:.2f} GB" for k, v in peaks.items())
+
+
+def mean(values) -> float:
+    """Arithmetic mean, 0 for nothing."""
+    values = list(values)
+    return sum(values) / len(values) if values else 0.0
+
+
+def entropy(labels) -> float:
+    """Entropy of a list of labels in bits."""
+    counts = Counter(labels)
+    total = sum(counts.values())
+    return sum(n / total * math.log2(total / n) for n in counts.values())
+
+
+def postfix(state) -> dict:
+    """What the progress bar shows of the steps so far, of the tasks that an epoch's line counts."""
+    new = first_attempts(state)
+    return {"success on generated": f"{mean(p for _, p, _ in new):.2f}" if new else "-",
+            "new tasks": len(new)}
+
+
+def samples(run, alpha: float, n=8) -> list:
+    """What a person should read: tasks of the epoch beside the task that they vary, the expected
+    answer, the best and the worst trace; and texts that were refused, with the reason."""
+    state, world = run.state, run.world
+    # new tasks near alpha come first: it is those that the simulator imitates
+    rates = {r.task_id: r.success_rate(run.o.p_hat_unit) for r in state.records}
+    inside = lambda task, p_hat: task.origin == "env" and task.epoch == state.epoch and \
+        curriculum.in_band(rates.get(task.id, p_hat), alpha, run.o.k_min)
+    near = [a for a in first_attempts(state) if inside(*a[:2])][:n // 2]
+    ids = {a[0].id for a in near}
+    rest = [a for a in once(state.attempts) if a[0].id not in ids]
+    step = max(1, len(rest) // (n - len(near)))
+    shown = []
+    for task, p_hat, traces in near + rest[::step][:n - len(near)]:
+        parent = run.train_pool.tasks.get(task.seed_task)
+        by_reward = sorted(traces, key=lambda e: -e.reward)
+        told = {e.text: e for e in (by_reward[0], by_reward[-1])}  # once if they are the same
+        shown.append({"epoch": state.epoch, "written_in": task.epoch, "task": task.text,
+                      "origin": task.origin, "p_hat": p_hat,
+                      "in_band": inside(task, p_hat),
+                      "seed_task": parent.text if parent else "",
+                      "expected": world.gold(task) if hasattr(world, "gold") else "",
+                      "picture": world.picture(task) if hasattr(world, "picture") else "",
+                      "traces": [{"text": e.text, "reward": e.reward} for e in told.values()]})
+    if shown and hasattr(world, "KEY"):  # how to read the pictures: once an epoch is enough
+        shown[0]["key"] = world.KEY
+    return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
+                     "reason": reason} for seed_task, text, reason in state.refused]
