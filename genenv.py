@@ -46,14 +46,14 @@ import torch
 
 from scripts import dispatch as commands
 import curriculum
-from data_pool import EnvRecord, Task, Trace, distinct, priority
+from data_pool import EnvRecord, Task, Trace, distinct
 from grpo import grpo_update
 from policy import Rollout
 from support import checkpoint
 from support import run as frame
 from support.run import Run
 from support.options import Options
-from rwr import draw_batches, effective_sample_size, rwr_update, weight_ratio, whole_passes
+from rwr import KL_SEEDS, effective_sample_size, rwr_update, rwr_weights, weight_ratio, whole_passes
 from support import metrics as measure
 from worlds import NO_SEED, attempt_score, play, rollout_rows, task_keys, transcript, written_tasks
 
@@ -101,7 +101,7 @@ def epoch(run: Run):
             o.difficulty_reward, r.success_rate(o.p_hat_unit), alpha, o.beta)
     kept = [r for r in records  # filter: |p_hat - alpha| <= k_min
             if curriculum.in_band(r.success_rate(o.p_hat_unit), alpha, o.k_min)]
-    weights = curriculum.record_weights(o.env_weights, kept, o.lam)  # RWR: w ~ exp(lam * R_env)
+    weights = rwr_weights(torch.tensor([r.r_env for r in kept]), o.lam)  # RWR: w ~ exp(lam * R_env)
     env_stats = update_environment(run, kept, weights)  # RWR
     # 3b. aggregate the simulator's side: all valid generations, in the band or not
     run.env_pool.add(state.records)  # D_env <- D_env + weighted env generations
@@ -194,7 +194,7 @@ def assigned(run, seed_tasks, alpha) -> list[Task]:
     practice = run.practice()
     if not practice:
         return seed_tasks
-    weigh = curriculum.named("functions_")[run.o.function_selection]
+    weigh = lambda counts, p_hats, alpha: [1.0] * len(counts)
     drawn = curriculum.select_functions(practice, len(seed_tasks), weigh, alpha, run.rng)
     return [run.world.assign(task, few, run.rng) for task, few in zip(seed_tasks, drawn)]
 
@@ -314,14 +314,11 @@ def update_environment(run, kept, weights) -> dict:
     n_fresh = len(kept) - len(aged)
     if o.variant != "genenv":  # the simulator is never trained
         return {"env_kept": n_fresh}
-    if o.env_passes:  # the number of steps follows from the number of records
-        batches = whole_passes(n_fresh, len(aged), o.env_passes, o.env_batch, run.rng)
-    else:
-        batches = draw_batches(n_fresh, [priority(r, t) for r in aged], o.env_updates,
-                               o.env_batch, run.rng)
+    # the number of steps follows from the number of records
+    batches = whole_passes(n_fresh, len(aged), o.env_passes, o.env_batch, run.rng)
     # a random part of all texts that were read, valid or not, so that drift towards malformed text
     # is measured too
-    order = torch.randperm(len(run.state.kl_sample), generator=run.rng)[:o.env_kl_sample].tolist()
+    order = torch.randperm(len(run.state.kl_sample), generator=run.rng)[:KL_SEEDS * o.variations].tolist()
     kl_sample = [Rollout(i, *run.state.kl_sample[i]) for i in order]
     records = [Rollout(i, r.prompt, r.response) for i, r in enumerate(kept)]
     with run.phase("simulator update (RWR)", "env") as moved:

@@ -93,7 +93,7 @@ class Options:
     env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
     env_updates: int = 16             # optimiser steps per epoch
     env_batch: int = 32               # generations per optimiser step
-    env_passes: int = 0               # k > 0: k passes over the records in place of --env-updates
+    env_passes: int = 2               # passes over the records of an epoch and of D_env
     env_kl: float = 0.02              # KL coefficient to the initial simulator
     env_kl_cap: float = 0.5           # largest KL of one update, nats per token
     env_kl_sample: int = 96           # fresh generations on which both KLs are measured

@@ -113,7 +113,6 @@ class Run:
 def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
     torch.set_num_threads(options.threads_of(o))
-    curriculum.try_weights(o)
     for name, path in policy_options(o)["adapter_paths"].items():
         if path:
             check_adapter_folder(path, name, o.rank)
