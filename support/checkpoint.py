@@ -36,7 +36,8 @@ def choose_folder(o) -> Path:
     folder = Path(o.out)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file: name a folder")
-    if not o.resume and folder.is_dir() and any(folder.iterdir()):
+    left_by_kill = ("lock", "tmp-config.json")  # before the run had begun
+    if not o.resume and folder.is_dir() and any(f.name not in left_by_kill for f in folder.iterdir()):
         what = "holds a run: add --resume to go on with it" if (folder / "config.json").is_file() \
             else "is not empty"
         raise UserError(f"--out {folder} {what}, or choose another")
