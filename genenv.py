@@ -165,7 +165,7 @@ def write_tasks(run, seed_tasks, variations, alpha, batch=(), wanted=math.inf,
     first seed task's group.
     """
     o, state = run.o, run.state
-    seed_tasks = assigned(run, seed_tasks, alpha)
+    seed_tasks = [run.world.seed_for(task, run.rng) for task in seed_tasks]
     # the simulator is told how often a seed task was solved, if that was measured recently
     prompts = [run.simulator.encode(run.world.env_prompt(
         s, run.train_pool.recent_p_hat(s, state.epoch), alpha)) for s in seed_tasks]
@@ -186,17 +186,6 @@ def write_tasks(run, seed_tasks, variations, alpha, batch=(), wanted=math.inf,
         if len(batch) + len(out) >= wanted:
             break
     return out
-
-
-def assigned(run, seed_tasks, alpha) -> list[Task]:
-    """In a world with a list of functions to practise: the seed tasks, each with some functions to
-    write for, drawn by --function-selection. Elsewhere the seed tasks as they are."""
-    practice = run.practice()
-    if not practice:
-        return seed_tasks
-    weigh = curriculum.named("functions_")[run.o.function_selection]
-    drawn = curriculum.select_functions(practice, len(seed_tasks), weigh, alpha, run.rng)
-    return [run.world.assign(task, few, run.rng) for task, few in zip(seed_tasks, drawn)]
 
 
 def agreed(run, generations) -> list[Generation]:

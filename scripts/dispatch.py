@@ -54,7 +54,7 @@ def run(argv, train):
     o = parse_options(argv, HELP)
     if o.resume and checkpoint.is_complete(o):
         return
-    load_world(o.world).prepare(o)
+    load_world(o.world)(o)
     print(screen.banner(o, checkpoint.choose_folder(o), threads_of(o)))
     print("loading torch and the model ...", flush=True)
     train(o)

@@ -37,9 +37,8 @@ class Options:
     threads: int = 0                  # torch threads; 0 = OMP_NUM_THREADS if set, else all cores
     verbose: bool = False             # also print the proof of training in every epoch
     # models
-    model: str = ""                   # local folder, hub name or .gguf file of a chat model
+    model: str = ""                   # folder, hub name or .gguf file of a chat model; or a tiny model
     env_model: str = ""               # the simulator's own model; empty: the agent's, one base
-    base_model: str = ""              # embedded worlds: folder of another tiny model than their own
     base_tasks: str = ""              # JSONL of base tasks (the embedded worlds have their own)
     validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
     teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
@@ -134,7 +133,7 @@ def parser(world=None, commands="") -> Parser:
                formatter_class=RawDescriptionHelpFormatter)
     add_fields(p, Options)
     own = p.add_argument_group("of this world")
-    for name, (default, text, values) in getattr(world, "OPTIONS", {}).items():
+    for name, (default, text, values) in (world.OPTIONS if world else {}).items():
         _add(own, name, type(default), default, text, values)
     return p
 
@@ -203,9 +202,9 @@ def parse_options(argv, commands="") -> Options:
     if config and given.get("resume"):
         raise UserError("--config is for a new run, --resume goes on with a run's own options: "
                         "leave one of them out")
-    own = {key: default for key, (default, _, _) in getattr(world, "OPTIONS", {}).items()}
+    own = {key: default for key, (default, _, _) in world.OPTIONS.items()}
     former = resumed_options(asked, own) if given.get("resume") else \
-        {**getattr(world, "DEFAULTS", {}), **(_of_file(config, own) if config else {})}
+        {**world.defaults(asked), **(_of_file(config, own) if config else {})}
     values = {**own, **former, **asked}
     # what belongs to the world goes into one field of its own
     theirs = {key: values.pop(key) for key in own}
@@ -329,11 +328,8 @@ def check_options(o):
         need(getattr(o, name) > 0, name, "must be greater than 0")
     need(o.seed < 2 ** 60, "seed", "must be below 2 ** 60")
     need(o.threads <= 1024, "threads", "more than 1024 threads are of no use")
-    own_base = hasattr(load_world(o.world), "train_base") and not o.model
     need(o.variant == "teacher" or not o.teacher_tasks, "teacher_tasks",
          "only --variant teacher reads it")
-    need(own_base or not o.base_model, "base_model",
-         "only a world that trains its own base model takes one, and none with --model")
     need(o.model or not o.env_model, "env_model", "it goes beside the agent's --model: give both")
     for name in (*CHOICES, *NAMED):
         need(getattr(o, name) in choices(name), name, choose(getattr(o, name), choices(name)))
@@ -341,7 +337,7 @@ def check_options(o):
     need(not fault, "device", fault)
     need(template_options(o) is not None, "chat_template_kwargs",
          'must be a JSON object, such as {"enable_thinking": false}')
-    for name, (default, _, values) in getattr(load_world(o.world), "OPTIONS", {}).items():
+    for name, (default, _, values) in load_world(o.world).OPTIONS.items():
         value = o.world_options[name]
         if values and value not in values:
             raise UserError(f"--{name.replace('_', '-')} is {value!r}: "

@@ -14,7 +14,6 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from tqdm import tqdm
@@ -27,7 +26,7 @@ from policy import Policy
 from support import checkpoint, memory, options
 from support import health, report, screen
 from support import metrics as measure
-from worlds import held_out_keys, load_world, open_policy, read_teacher, refuse_special_tokens, \
+from worlds import World, held_out_keys, load_world, open_policy, read_teacher, refuse_special_tokens, \
     try_prompts
 
 SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
@@ -55,7 +54,7 @@ class EpochState:
 class Run:
     """A run as it goes on: what it was told, what it works with, and how far it has come."""
     o: object                         # run.options.Options
-    world: ModuleType                 # the domain, see worlds/__init__.py
+    world: World                      # the domain, see worlds/__init__.py
     policy: Policy                    # the agent's: a frozen base, adapters "agent" and "env"
     simulator: Policy                 # the same one, or that of --env-model
     folder: Path                      # where everything is written
@@ -102,13 +101,6 @@ class Run:
         now = time.perf_counter()
         self.state.seconds, self.since = self.state.seconds + now - self.since, now
 
-    def practice(self) -> dict:
-        """{function of the world's list: last p_hats of the generated tasks that call it}; {} in a
-        world without a list. Tasks without a valid trace are not counted."""
-        names = self.world.functions(self.o) if hasattr(self.world, "functions") else []
-        found = self.train_pool.practice(self.world.skills) if names else {}
-        return {name: found.get(name, []) for name in names}
-
 
 def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
@@ -117,18 +109,17 @@ def prepare_run(o) -> Run:
     for name, path in policy_options(o)["adapter_paths"].items():
         if path:
             check_adapter_folder(path, name, o.rank)
-    world = load_world(o.world)
     sources = checkpoint.hashes(o)  # before they are read
-    world.prepare(o)
+    world = load_world(o.world)(o)
     if o.model:
         of_simulator = model_config(o.env_model) if o.env_model else None
         print(memory.check(model_config(o.model), o, of_simulator), flush=True)
     folder = checkpoint.choose_folder(o)  # before the slow part; it is made after that
     lock = checkpoint.lock_folder(folder) if o.resume else None
-    held_out = held_out_keys(world, o)
+    held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
-    base, policy = world.base_tasks(o), world.load_policy(o)
-    given = base + teacher + world.validation_tasks(o, "validation")
+    base, policy = world.base_tasks(), world.load_policy()
+    given = base + teacher + world.validation_tasks()
     refuse_special_tokens(given, policy.tokenizer)
     simulator = open_simulator(world, o, base) if o.env_model else policy
     if not o.resume:
@@ -204,8 +195,7 @@ def end_epoch(run, env_stats, alpha):
     """Measure, print one line, put everything on disk, begin the next epoch: t <- t + 1."""
     run.count_seconds()
     say(run, f"epoch {run.state.epoch}: the agent tries held-out tasks ...")
-    practice = run.practice()
-    record = measure.epoch_record(run, env_stats, alpha, practice)
+    record = measure.epoch_record(run, env_stats, alpha)
     if record["distinct_tasks"]:
         run.last_success = record["success_rate"]
     looked, verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ("", "")
@@ -213,8 +203,6 @@ def end_epoch(run, env_stats, alpha):
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))
-    if practice:
-        write_whole(run.folder / "functions.json", json.dumps(measure.by_function(practice)))
     say(run, "")
     if not run.legend_shown:
         print(screen.LEGEND)
