@@ -50,7 +50,7 @@ def validate(run) -> dict:
     With --tuning also the same on a second, disjoint split: settings are to be chosen by that one.
     """
     o = run.o
-    tasks = run.world.validation_tasks(o, "validation")
+    tasks = run.world.validation_tasks()
     sampled = rates_on(run, tasks, o.val_samples, o.temperature)
     by = {}
     for task, rate in zip(tasks, sampled):
@@ -60,14 +60,14 @@ def validate(run) -> dict:
               "validation_unsolved": mean(r == 0 for r in sampled),
               "validation_by": {name: round(mean(values), 4) for name, values in by.items()}}
     if o.tuning:
-        split = run.world.validation_tasks(o, "tuning")
+        split = run.world.validation_tasks("tuning")
         record["tuning"] = mean(rates_on(run, split, o.val_samples, o.temperature))
     return record
 
 
-def epoch_record(run, env_stats: dict, alpha: float, practice) -> dict:
+def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     """The metrics of the epoch in run.state, JSON-ready. Rates in [0, 1], lengths in the world's
-    units or tokens, KL in nats per token, entropy in bits. practice: as Run.practice gives it."""
+    units or tokens, KL in nats per token, entropy in bits."""
     state, world = run.state, run.world
     new = [(task, p_hat) for task, p_hat, _ in first_attempts(state)]
     traces = [e for _, _, es in state.attempts for e in es]
@@ -98,7 +98,6 @@ def epoch_record(run, env_stats: dict, alpha: float, practice) -> dict:
            ("env_kept", "env_batch_fresh", "env_batch_aged", "env_weight_ratio", "env_kl",
             "env_kl_step", "env_ess", "env_loss", "env_steps", "env_capped", "env_skipped_steps",
             "env_moved")},
-        **coverage(practice),
         "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
         "tokens_per_s": state.rollout_tokens / max(1e-9, state.rollout_seconds),
         "seconds": state.seconds,
@@ -106,20 +105,6 @@ def epoch_record(run, env_stats: dict, alpha: float, practice) -> dict:
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
     record["warnings"] = health.warnings(record, run.history, run.o)
     return record
-
-
-def by_function(practice) -> dict:
-    """{name: [generated tasks that call it, mean of their last p_hats or None]} of every function
-    of the world's list. practice: as Run.practice gives it."""
-    return {name: [len(p_hats), round(mean(p_hats), 4) if p_hats else None]
-            for name, p_hats in practice.items()}
-
-
-def coverage(practice) -> dict:
-    """How much of the world's list of functions has been practised so far, and ever solved."""
-    p_hats = practice.values()
-    return {"functions": len(p_hats), "functions_practised": sum(map(bool, p_hats)),
-            "functions_solved": sum(map(any, p_hats))} if p_hats else {}
 
 
 def once(attempts) -> list:
@@ -233,10 +218,8 @@ def samples(run, alpha: float, n=8) -> list:
                       "origin": task.origin, "p_hat": p_hat,
                       "in_band": inside(task, p_hat),
                       "seed_task": parent.text if parent else "",
-                      "expected": world.gold(task) if hasattr(world, "gold") else "",
-                      "picture": world.picture(task) if hasattr(world, "picture") else "",
+                      "expected": world.gold(task),
+                      "picture": world.picture(task),
                       "traces": [{"text": e.text, "reward": e.reward} for e in told.values()]})
-    if shown and hasattr(world, "KEY"):  # how to read the pictures: once an epoch is enough
-        shown[0]["key"] = world.KEY
     return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
                      "reason": reason} for seed_task, text, reason in state.refused]

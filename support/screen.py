@@ -18,7 +18,7 @@ LEGEND = ("        success on           alpha  length   new    in    simulator's
 
 def banner(o, folder, threads: int) -> str:
     """Four lines, before anything slow begins: world, model, device, run folder."""
-    model = o.model or o.base_model or "the world's own"
+    model = o.model or "the world's own"
     quant = f", {o.quant}" if o.quant else ""
     theirs = f", simulator {o.env_model}" if o.env_model else ""
     return "\n".join([
