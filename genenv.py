@@ -246,6 +246,7 @@ def interact(run, tasks) -> list[Trial]:
                                run.sampler, o.max_rows)
     state.rollout_seconds += time.perf_counter() - started
     state.rollout_tokens += sum(len(r.response) for r in rollouts)
+    state.surprise += measure.surprise(rollouts)
     trials = []
     for b, task in enumerate(tasks):
         members = rollouts[b * o.G:(b + 1) * o.G]

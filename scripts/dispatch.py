@@ -23,7 +23,7 @@ COMMANDS = {  # name: (module, what it is for)
     "warm-start": ("warm_start", "a small model imitates tasks in both roles before its first run"),
     "ask": ("ask", "the trained agent of a run answers a request of yours"),
     "export": ("export", "the tasks of a run for veRL"),
-    "compare": ("compare", "curves of several runs on one page, or as CSV"),
+    "compare": ("compare", "curves of several runs on one page; of one run, its report"),
 }
 HELP = "commands (each has --help):\n" + "\n".join(
     f"  {name:<12}{text}" for name, (_, text) in COMMANDS.items())

@@ -48,6 +48,7 @@ class EpochState:
     kl_sample: list = field(default_factory=list)      # [prompt, response] of all generations
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
     rollout_tokens: int = 0
+    surprise: float = 0.0        # -log-prob of all tokens that the agent drew, in nats
     rollout_seconds: float = 0.0
 
 
@@ -170,7 +171,7 @@ def say(run, what: str):
 def context_of(run) -> curriculum.Context:
     """What an alpha schedule may look at."""
     o = run.o
-    signal = tuple(tuple(row) for r in run.history[-4:] for row in r["replay_signal"])
+    signal = ()
     return curriculum.Context(run.state.epoch, o.epochs, run.last_success, o.alpha, o.alpha_end,
                               run.history[-1]["alpha"], signal)
 
@@ -204,25 +205,20 @@ def end_epoch(run, env_stats, alpha):
     """Measure, print one line, put everything on disk, begin the next epoch: t <- t + 1."""
     run.count_seconds()
     say(run, f"epoch {run.state.epoch}: the agent tries held-out tasks ...")
-    practice = run.practice()
-    record = measure.epoch_record(run, env_stats, alpha, practice)
+    record = measure.epoch_record(run, env_stats, alpha)
     if record["distinct_tasks"]:
         run.last_success = record["success_rate"]
-    looked, verdict = look_before(run, record) if record["epoch"] == 0 and run.o.epochs else ("", "")
-    record |= {"gate": verdict} if verdict else {}
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))
-    if practice:
-        write_whole(run.folder / "functions.json", json.dumps(measure.by_function(practice)))
     say(run, "")
     if not run.legend_shown:
         print(screen.LEGEND)
         run.legend_shown = True
-    print(screen.line(record, time_left(run), run.o.verbose), flush=True)
+    print(screen.line(record, time_left(run)), flush=True)
     silent = [r for r in run.history[-SILENT_EPOCHS:] if r["written"] and not r["distinct_tasks"]]
-    if looked:
-        print(looked, flush=True)
+    if record["epoch"] == 0 and run.o.epochs:
+        print(health.judge(record), flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
     run.since = time.perf_counter()  # validation and saving are no training
@@ -249,15 +245,6 @@ def time_left(run) -> float | None:
     return (now - started) / (epoch - first) * (run.o.epochs - epoch) if epoch > first else None
 
 
-def look_before(run, record) -> tuple[str, str]:
-    """(what the batch of epoch 0 holds, why nothing can be learned from it or "")."""
-    attempts = run.state.attempts
-    valid = record["written"] - sum(record["invalid"].values())
-    return health.judge(record["written"], valid, [p for _, p, _ in attempts], run.o.G,
-                        [[e.reward for e in traces] for _, _, traces in attempts],
-                        own_model=not run.o.model)
-
-
 def finish(run):
     """Adapters, figures, report and the closing words."""
     say(run, "")
@@ -266,6 +253,6 @@ def finish(run):
     if run.o.model:  # the embedded world's few MB are of no interest
         print(measure.peaks_line(run.peaks, run.policy.device))
         write_whole(run.folder / "memory.json", json.dumps(run.peaks, indent=1))
-    print("drawing figures ...", flush=True)
+    print("drawing the report ...", flush=True)
     report.write(run.folder)
     print(screen.closing_words(run.folder))
