@@ -43,7 +43,7 @@ from policy import Rollout
 from rwr import KL_SEEDS, effective_sample_size, rwr_update, rwr_weights, weight_ratio, whole_passes
 from support import checkpoint
 from support.files import UserError, choose
-from support.metrics import mean
+from support.metrics import mean, surprise
 from support.options import Options, exit_code, parse_options
 from support.run import Run, Trial, alpha_of, end_epoch, finish, note_refused, prepare_run
 from worlds import NO_SEED, attempt_score, play, rollout_rows, task_keys, transcript, written_tasks
@@ -219,6 +219,8 @@ def interact(run, tasks) -> list[Trial]:
                                run.sampler, o.max_rows)
     state.rollout_seconds += time.perf_counter() - started
     state.rollout_tokens += sum(len(r.response) for r in rollouts)
+    state.surprise += surprise(rollouts)
+    state.surprise += measure.surprise(rollouts)
     trials = []
     for b, task in enumerate(tasks):
         members = slice(b * o.G, (b + 1) * o.G)

@@ -208,14 +208,14 @@ def parse_options(argv, commands="") -> Options:
     if found.resume:
         if not found.out:
             raise UserError("--resume needs --out: which run folder is to go on?")
-        saved = flat(load_options(found.out))
+        saved = flat(saved_options(found.out))
     world = load_world(saved.get("world") or found.world or preset.get("world", Options.world))
     given = vars(parser(world, commands).parse_args(argv))
     given.pop("preset", None)
     if preset.get("world", given.get("world")) != given.get("world", preset.get("world")):
         raise UserError(f"--preset {found.preset} is for --world {preset['world']}")
     own = {name: default for name, (default, _, _) in world.OPTIONS.items()}
-    values = {**own, **(saved or world.DEFAULTS), **preset, **given}
+    values = {**own, **(saved or world.defaults({**preset, **given})), **preset, **given}
     for name in saved.keys() - MAY_CHANGE:
         if values[name] != saved[name]:
             raise UserError(f"{_flag(name)} was {saved[name]!r} in this run and cannot become "
@@ -230,14 +230,20 @@ def flat(o: Options) -> dict:
     return {**values, **values.pop("world_options")}
 
 
-def load_options(folder) -> Options:
-    """The options of the run in a folder, from its config.json. Raises UserError if there is none,
-    or if another version wrote it."""
-    path = Path(folder) / "config.json"
+def saved_options(path, **changes) -> Options:
+    """The options of a run by its folder or config.json, or those in the warm_start.json of a warm
+    start, with changes. Raises UserError if there are none, or if another version wrote them."""
+    path = Path(path)
     if not path.is_file():
-        raise UserError(f"{folder} is not a run folder: it has no config.json")
+        path = path / "config.json"
+    if not path.is_file():
+        raise UserError(f"{path.parent} is not a run folder: it has no config.json")
     try:
-        return Options(**json.loads(path.read_text()))
+        saved = json.loads(path.read_text())
+        if "settings" in saved:  # of a warm start: its own next to those of a run
+            own = {f.name for f in fields(Options)}
+            saved = {name: value for name, value in saved["settings"].items() if name in own}
+        return Options(**{**saved, **changes})
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} is not of this version ({error}): go on with the version that wrote "
                         "it, or start a new run") from None
@@ -265,8 +271,11 @@ def check_options(o: Options) -> Options:
     need(o.variant == "teacher" or not o.teacher_tasks, "teacher_tasks", "only --variant teacher reads it")
     need(o.alpha_schedule != "constant" or o.alpha_end in (o.alpha, Options.alpha_end), "alpha_end",
          "--alpha-schedule constant does not read it")
-    need(template_options(o) is not None, "chat_template_kwargs",
-         'must be a JSON object, such as {"enable_thinking": false}')
+    try:
+        need(isinstance(json.loads(o.chat_template_kwargs or "{}"), dict), "chat_template_kwargs",
+             'must be a JSON object, such as {"enable_thinking": false}')
+    except ValueError as error:
+        need(False, "chat_template_kwargs", f"not valid JSON ({error})")
     if o.p_hat_unit == "task" and o.alpha_schedule == "constant" and o.variant == "genenv":
         need(any(curriculum.in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)), "k_min",
              f"with --G {o.G} no p_hat lies within it of --alpha {o.alpha}, so the simulator would "
@@ -274,13 +283,10 @@ def check_options(o: Options) -> Options:
     return o
 
 
-def template_options(o):
-    """--chat-template-kwargs as a dictionary, None if it is not one."""
-    try:
-        value = json.loads(o.chat_template_kwargs or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
+def threads_of(o) -> int:
+    """torch threads of a run: --threads, else torch's own choice."""
+    import torch  # here and not above: a command line is checked without it
+    return o.threads or torch.get_num_threads()
 
 
 # ---------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from policy import Policy
 from support import checkpoint, memory
 from support import health, report, screen
 from support import metrics as measure
-from support.options import Options
+from support.options import Options, threads_of
 from worlds import World, held_out_keys, load_world, open_policy, read_teacher, \
     refuse_special_tokens, try_prompts
 
@@ -51,6 +51,12 @@ class EpochState:
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
     rollout_tokens: int = 0
     rollout_seconds: float = 0.0
+    surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
+
+    @property
+    def attempts(self) -> list:
+        """(task, p_hat, traces) of every Trial."""
+        return [(x.task, x.p_hat, x.traces) for x in self.trials]
 
     def saved(self) -> dict:
         """Plain lists, dictionaries and numbers, for a checkpoint."""
@@ -121,12 +127,12 @@ class Run:
 def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked. Raises
     UserError for anything the user can fix; nothing is written before all could be loaded."""
-    if o.threads:
-        torch.set_num_threads(o.threads)
+    torch.set_num_threads(threads_of(o))
     # a chat template may name the day: it stays that on which the run began
     o = replace(o, date=o.date or datetime.date.today().isoformat())
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
+    print(screen.banner(o, folder, threads_of(o)), flush=True)
     sources = checkpoint.hashes(o)  # before they are read
     world = load_world(o.world)(o)
     if o.model:
@@ -196,20 +202,10 @@ def end_epoch(run, env_stats, alpha):
         print(screen.LEGEND)
     print(screen.line(record), flush=True)
     if record["epoch"] == 0 and run.o.epochs:
-        print(verdict(run, record), flush=True)
+        print(health.judge(record), flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
     run.since = time.perf_counter()  # validation and saving are not training
-
-
-def verdict(run, record) -> str:
-    """What the batch of epoch 0 holds, and why nothing can be learned from it, if so."""
-    trials, written = run.state.trials, record["written"]
-    looked, reason = health.judge(written, written - sum(record["invalid"].values()),
-                                  [x.p_hat for x in trials], run.o.G,
-                                  [[e.reward for e in x.traces] for x in trials],
-                                  own_model=not run.o.model)
-    return f"{looked}\n{reason}".strip()
 
 
 def finish(run):
