@@ -220,7 +220,7 @@ def interact(run, tasks) -> list[Trial]:
     state.rollout_seconds += time.perf_counter() - started
     state.rollout_tokens += sum(len(r.response) for r in rollouts)
     state.surprise += surprise(rollouts)
-    state.surprise += measure.surprise(rollouts)
+    state.surprise += surprise(rollouts)
     trials = []
     for b, task in enumerate(tasks):
         members = slice(b * o.G, (b + 1) * o.G)

@@ -227,7 +227,7 @@ def parse_options(argv, commands="") -> Options:
 def flat(o: Options) -> dict:
     """{option: value}, those of the world among the others."""
     values = asdict(o)
-    return {**values, **values.pop("world_options")}
+    return values.pop("world_options") | values
 
 
 def saved_options(path, **changes) -> Options:
