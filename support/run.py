@@ -210,8 +210,8 @@ def end_epoch(run, env_stats, alpha):
 
 def finish(run):
     """Adapters, report and the closing words."""
-    for policy, name in ((run.policy, "agent"), (run.simulator, "env")):
-        policy.save_adapter(name, run.folder / "adapters" / name)
+    for policy in run.policies:
+        policy.save_adapters(run.folder / "adapters")
     if run.o.model:  # the embedded world's few MB are of no interest
         print(measure.peaks_line(run.peaks, run.policy.device))
     report.write(run.folder)
