@@ -53,7 +53,7 @@ from support import checkpoint
 from support import run as frame
 from support.run import Run
 from support.options import Options
-from rwr import KL_SEEDS, effective_sample_size, rwr_update, rwr_weights, weight_ratio, whole_passes
+from rwr import draw_kl_sample, rwr_update
 from support import metrics as measure
 from worlds import NO_SEED, attempt_score, play, rollout_rows, task_keys, transcript, written_tasks
 
@@ -96,13 +96,12 @@ def epoch(run: Run):
         checkpoint.stop_if_asked(run)
     # 2b. environment update, on this epoch's generations and on those of D_env, each task once
     records = distinct(state.records) + old_records(run)
-    for r in records:
-        r.r_env = curriculum.r_env(  # Eq. 3; for old ones anew, as alpha may have moved
-            o.difficulty_reward, r.success_rate(o.p_hat_unit), alpha, o.beta)
+    R = curriculum.named("reward_")[o.difficulty_reward]
+    for r in records:  # Eq. 3; for old ones anew, as alpha may have moved
+        r.r_env = R(r.p_hat_of(o.p_hat_unit), alpha, o.beta)
     kept = [r for r in records  # filter: |p_hat - alpha| <= k_min
-            if curriculum.in_band(r.success_rate(o.p_hat_unit), alpha, o.k_min)]
-    weights = rwr_weights(torch.tensor([r.r_env for r in kept]), o.lam)  # RWR: w ~ exp(lam * R_env)
-    env_stats = update_environment(run, kept, weights)  # RWR
+            if curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)]
+    env_stats = update_environment(run, kept)  # RWR: w ~ exp(lam * R_env)
     # 3b. aggregate the simulator's side: all valid generations, in the band or not
     run.env_pool.add(state.records)  # D_env <- D_env + weighted env generations
     frame.end_epoch(run, env_stats, alpha)
@@ -178,7 +177,7 @@ def write_tasks(run, seed_tasks, variations, alpha, batch=(), wanted=math.inf,
             run.world, o, run.policies, rollouts, seed_tasks, alpha, state.epoch, run.held_out,
             [g.task for g in batch]):
         state.written += 1
-        state.kl_sample.append([r.prompt, r.response])  # the KL of 2b is measured on these
+        state.kl_sample.append([first_group + r.group, r.prompt, r.response])  # the KL of 2b is measured on these
         if reason:
             frame.note_refused(run, seed_tasks[r.group], text, reason)
         else:
@@ -274,8 +273,9 @@ def update_agent(run, trials) -> dict:
     that reward."""
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G of them
+    reward = curriculum.named("agent_reward_")[o.agent_reward]
     rewards = torch.tensor([
-        [curriculum.agent_reward(o.agent_reward, e.reward, e.valid, e.truncated, e.tokens)
+        [reward(e.reward, e.valid, e.truncated, e.tokens)
          for e in trial.traces] for trial in trials])  # (B, G)
     with run.phase("agent update (GRPO)", "agent") as moved:
         stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
@@ -305,29 +305,19 @@ def old_records(run) -> list[EnvRecord]:
     return [r for r in distinct(run.env_pool.aged(run.state.epoch)) if again.isdisjoint(r.keys)]
 
 
-def update_environment(run, kept, weights) -> dict:
+def update_environment(run, kept) -> dict:
     """One update of the simulator on the records inside the band: those of this epoch first, then
     of D_env, under the KL penalty to the initial simulator and the cap on the update's own KL.
     """
     o, t = run.o, run.state.epoch
-    aged = [r for r in kept if r.epoch < t]
-    n_fresh = len(kept) - len(aged)
+    fresh, old = [r for r in kept if r.epoch == t], [r for r in kept if r.epoch < t]
+    n_fresh = len(fresh)
     if o.variant != "genenv":  # the simulator is never trained
         return {"env_kept": n_fresh}
-    # the number of steps follows from the number of records
-    batches = whole_passes(n_fresh, len(aged), o.env_passes, o.env_batch, run.rng)
-    # a random part of all texts that were read, valid or not, so that drift towards malformed text
-    # is measured too
-    order = torch.randperm(len(run.state.kl_sample), generator=run.rng)[:KL_SEEDS * o.variations].tolist()
-    kl_sample = [Rollout(i, *run.state.kl_sample[i]) for i in order]
-    records = [Rollout(i, r.prompt, r.response) for i, r in enumerate(kept)]
+    # all texts that were read, valid or not, so that drift towards malformed text is measured too
+    kl_sample = draw_kl_sample([Rollout(*text) for text in run.state.kl_sample], run.rng)
     with run.phase("simulator update (RWR)", "env") as moved:
-        stats = rwr_update(run.simulator, "env", run.env_optimizer, records, weights, batches,
-                           kl_sample, o)
-    if batches:
-        first = sum(i < n_fresh for i in batches[0])
-        stats.update(env_ess=effective_sample_size(weights), env_weight_ratio=weight_ratio(weights),
-                     env_batch_fresh=first, env_batch_aged=len(batches[0]) - first)
+        stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, o, run.rng)
     return {**stats, "env_kept": n_fresh, "env_moved": moved["moved"],
             "other_moved": moved["other_moved"]}
 
@@ -341,7 +331,7 @@ def measure_untrained(run):
     if run.o.variant == "static":
         write_static(run)
     for task in run.teacher:
-        run.train_pool.add_untried(task)
+        run.train_pool.add(task, [], None)
     for trial in interact(run, [g.task for g in generate(run, run.o.alpha)]):
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, 0)
     frame.end_epoch(run, {}, run.o.alpha)
@@ -350,7 +340,7 @@ def measure_untrained(run):
 def write_static(run):
     """GenEnv-Static: the untrained simulator writes five variations of every base task, once."""
     for g in agreed(run, write_tasks(run, run.train_pool.base, 5, run.o.alpha)):
-        run.train_pool.add_untried(dataclasses.replace(g.task, origin="static"))
+        run.train_pool.add(dataclasses.replace(g.task, origin="static"), [], None)
 
 
 def main(argv=None) -> int:

@@ -17,12 +17,12 @@ shares are taken of what could have been right. Thresholds were set on recorded 
 """
 import math
 
-from curriculum import WITHOUT_SIMULATOR, steers, target_of
-from data_pool import IMITATED
+from curriculum import WITHOUT_SIMULATOR
+from data_pool import MAX_AGE
 from support.report import validated
 
 MISMATCH_MEAN, MISMATCH_MAX = 0.02, 2.0  # nats per token, see warn_mismatch
-WAITING = IMITATED + 1  # epochs in which a record of D_env may be imitated, with its own
+WAITING = MAX_AGE + 1  # epochs in which a record of D_env may be imitated, with its own
 # reasons in `invalid` that have a warning of their own
 OWN_WARNING = ("duplicate in the batch", "copy of the seed", "no agreement", "truncated")
 
@@ -74,7 +74,7 @@ def warn_starvation(r, history, o):
     tried = r["written"] - sum(r["invalid"].values())
     if r["env_kept"] >= 0.05 * tried:
         return None
-    far = abs(r["success_rate"] - r["alpha"]) > o.k_min and not steers(o.alpha_schedule)
+    far = abs(r["success_rate"] - r["alpha"]) > o.k_min
     change = f"move --alpha towards the success rate {r['success_rate']:.2f}, or raise --k-min" \
         if far else "raise --k-min"
     return (f"starvation: {r['env_kept']} of {tried} tasks fell into the band "
@@ -181,7 +181,7 @@ def warn_exploitation(r, history, o):
     gain = sum(h["replay_gain"] * h["replays"] for h in recent) / max(1, n)
     # standard error of a mean of n differences of two success rates of G attempts at p = 0.5
     error = math.sqrt(0.5 / (o.G * max(1, n)))
-    near = all(abs(h["success_rate"] - target_of(o.alpha_schedule, h["alpha"], o.alpha)) < 0.15
+    near = all(abs(h["success_rate"] - o.alpha) < 0.15
                for h in recent)
     better = improvement([*history, r], recent[0]["epoch"])
     if n >= 20 and near and gain + error < 0.05 and better < 0.02:

@@ -85,7 +85,6 @@ def epoch_record(run, env_stats: dict, alpha: float, practice) -> dict:
         "written": state.written, "invalid": dict(state.invalid),
         "truncated": mean(bool(e.truncated) for e in traces),
         "replay_gain": mean(now - before for before, now in old), "replays": len(old),
-        "replay_signal": curriculum.signal_by_p_hat(state.replays),
         **{key: mean(a[key] for a in state.agent) for key in
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens",
             "mismatch_mean")},
@@ -217,7 +216,7 @@ def samples(run, alpha: float, n=8) -> list:
     answer, the best and the worst trace; and texts that were refused, with the reason."""
     state, world = run.state, run.world
     # new tasks near alpha come first: it is those that the simulator imitates
-    rates = {r.task_id: r.success_rate(run.o.p_hat_unit) for r in state.records}
+    rates = {r.task_id: r.p_hat_of(run.o.p_hat_unit) for r in state.records}
     inside = lambda task, p_hat: task.origin == "env" and task.epoch == state.epoch and \
         curriculum.in_band(rates.get(task.id, p_hat), alpha, run.o.k_min)
     near = [a for a in first_attempts(state) if inside(*a[:2])][:n // 2]

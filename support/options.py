@@ -111,7 +111,7 @@ CHOICES = {"variant": ("genenv", "random", *curriculum.WITHOUT_SIMULATOR),
            "quant": ("", "nf4")}
 NAMED = {  # option: prefix of its functions in curriculum.py
     "alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
-    "env_weights": "weights_", "seed_selection": "seeds_", "function_selection": "functions_"}
+    "seed_selection": "seeds_"}
 AT_LEAST_ONE = ("seed_tasks", "variations", "write_rounds", "steps", "rank", "max_task_tokens",
                 "val_samples", "val_every", "max_response_tokens", "max_prompt_tokens",
                 "inner_epochs", "env_batch", "env_kl_sample", "token_budget", "max_rows")
@@ -210,10 +210,6 @@ def parse_options(argv, commands="") -> Options:
     # what belongs to the world goes into one field of its own
     theirs = {key: values.pop(key) for key in own}
     o = check_options(Options(**values, world_options=theirs))
-    if "alpha_end" in given and curriculum.sample_alphas(o, 0.25) == \
-            curriculum.sample_alphas(o, 0.75):
-        raise UserError(f"--alpha-end does nothing with --alpha-schedule {o.alpha_schedule}: leave "
-                        "it out, or choose linear, cosine or step")
     if "env_updates" in given and o.env_passes:
         raise UserError(f"--env-updates does nothing with --env-passes {o.env_passes}, which makes "
                         "the number of steps follow from that of the records: leave one of them "
@@ -270,8 +266,7 @@ def resumed_options(asked: dict, own: dict) -> dict:
         raise UserError(f"nothing to resume: {path} does not exist")
     saved = defaults() | own | saved_options(path, own, "go on with the version that made it, or "
                                              "start a new run in another --out")
-    free = FREE | OTHER_BITS
-    free |= set() if curriculum.uses_length(saved["alpha_schedule"]) else {"epochs"}
+    free = FREE | OTHER_BITS | {"epochs"}
     changed = sorted(name for name, value in asked.items() if value != saved.get(name))
     was = lambda name: f"--{name.replace('_', '-')} was {saved.get(name)!r} in this run and"
     for name in changed:

@@ -169,9 +169,8 @@ def say(run, what: str):
 def context_of(run) -> curriculum.Context:
     """What an alpha schedule may look at."""
     o = run.o
-    signal = tuple(tuple(row) for r in run.history[-4:] for row in r["replay_signal"])
     return curriculum.Context(run.state.epoch, o.epochs, run.last_success, o.alpha, o.alpha_end,
-                              run.history[-1]["alpha"], signal)
+                              run.history[-1]["alpha"])
 
 
 def steps(run):
