@@ -18,6 +18,7 @@ import genenv
 from helpers import tiny_policy
 import micro_world
 from micro_world import HELD_OUT, N_BASE, MicroWorld, Scripted, make_task, run_micro
+import rwr
 from support.files import read_jsonl
 import support.run
 from worlds import InvalidTask
@@ -25,8 +26,8 @@ from worlds import InvalidTask
 BASE = dict(  # no default anywhere: a constant in the place of an option is seen
     seed=5, epochs=5, steps=2, seed_tasks=4, variations=3, G=4, base_share=0.4, temperature=0.7,
     max_task_tokens=7, max_response_tokens=9, max_prompt_tokens=8, val_samples=3, agent_lr=0.013,
-    alpha=0.35, alpha_end=0.65, alpha_schedule="linear", beta=5.0, k_min=0.25, lam=4.0, env_lr=0.017,
-    env_batch=7, env_passes=3, max_rows=41)
+    alpha=0.35, alpha_end=0.65, alpha_schedule="linear", beta=5.0, k_min=0.25, env_lr=0.017,
+    max_rows=41)
 RUNS = {
     "base": {}, "seed unit": dict(p_hat_unit="seed"), "batch unit": dict(p_hat_unit="batch", k_min=0.1),
     "agreement": dict(agreement=2), "random": dict(variant="random"), "from kept": dict(base_share=0.0),
@@ -192,23 +193,21 @@ class Plain:
         old = [r for r in old if inside(r) and r["keys"] not in written]
         self.d_env += self.fresh if t else []
         if t and o.variant == "genenv":
-            self.update_environment(fresh + old, bool(fresh))
+            self.update_environment(fresh, old)
         return fresh
 
-    def update_environment(self, mine, has_fresh):
-        """What RWR was given."""
+    def update_environment(self, mine_fresh, mine_old):
+        """What RWR was given: R_env, and a KL sample of all texts of some seed tasks."""
         o, update = self.o, self.take("rwr_update", "env")
-        records, weights, batches, kl_sample, options = update.given
-        assert update.optimizer is self.run.env_optimizer and options == o
-        assert [(r.prompt, r.response) for r in records] == [(r["prompt"], r["response"]) for r in mine]
-        w = [math.exp(o.lam * math.exp(-o.beta * (r[UNIT[o.p_hat_unit]] - self.alpha) ** 2)) for r in mine]
-        assert weights.tolist() == pytest.approx([x / mean(w) for x in w], rel=1e-4)
-        enough = has_fresh and o.env_passes * len(mine) >= o.env_batch
-        assert Counter(i for batch in batches for i in batch) == dict.fromkeys(
-            range(len(mine)), o.env_passes) if enough else not batches
-        # the KL sample: every text, valid or not, of some seed tasks
+        fresh, old, kl_sample, options, generator = update.given
+        assert update.optimizer is self.run.env_optimizer
+        assert options == o and generator == 3 * o.seed
+        for given, mine in ((fresh, mine_fresh), (old, mine_old)):
+            assert [(r.prompt, r.response) for r in given] == [(r["prompt"], r["response"]) for r in mine]
+            R = [math.exp(-o.beta * (r[UNIT[o.p_hat_unit]] - self.alpha) ** 2) for r in mine]  # Eq. 3
+            assert [r.r_env for r in given] == pytest.approx(R)
         chosen = sorted({r.group for r in kl_sample})
-        assert len(chosen) == min(genenv.KL_SEEDS, len(self.texts))
+        assert len(chosen) == min(rwr.KL_SEEDS, len(self.texts))
         listed = [(r.prompt, r.response) for i in chosen for r in kl_sample if r.group == i]
         assert listed == [(self.texts[i][0], text) for i in chosen for text in self.texts[i][1]]
         self.seen["not the first"] += chosen != list(range(len(chosen)))
@@ -243,7 +242,7 @@ def once(records):
 @pytest.mark.parametrize("name", RUNS)
 def test_the_loop_does_what_the_options_say(name, tmp_path, monkeypatch):
     """A whole run, call by call; and what could go wrong came up in it."""
-    monkeypatch.setattr(genenv, "KL_SEEDS", 5)
+    monkeypatch.setattr(rwr, "KL_SEEDS", 5)
     o, tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, **RUNS[name]})
     plain = Plain(o, tape, run).check()
     if name == "base":
