@@ -22,7 +22,6 @@ from support.files import UserError, append_jsonl, read_jsonl
 # the oldest success rate that still counts, in epochs: the agent learns on, and it says ever less
 RECENT = 2         # D_train: with an older one a task is no seed task, and "unknown" in the prompt
 IMITATED = 4       # D_env: until then its record is imitated
-HALF_LIFE = 2.0    # D_env, if --env-passes is 0: after so many epochs it is drawn half as often
 
 
 @dataclass
@@ -179,11 +178,6 @@ def distinct(records) -> list[EnvRecord]:
             kept.append(r)
         seen.update(r.keys)
     return kept[::-1]
-
-
-def priority(record: EnvRecord, epoch: int) -> float:
-    """How likely rwr.draw_batches draws an old record: half as likely every HALF_LIFE epochs."""
-    return 0.5 ** ((epoch - record.epoch) / HALF_LIFE)
 
 
 def _read_pool(path, build) -> list:

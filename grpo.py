@@ -22,11 +22,16 @@ import torch
 
 from policy import split_groups
 
+# Choices that the paper leaves open; each is switchable here, for both policies
+CLIP = 0.2              # epsilon of the clipped surrogate
+KL_ESTIMATOR = "k3"     # or k1, k2: see token_kl
+SCALE = "std"           # or none: see group_advantages
+AGGREGATION = "token"   # or sequence: see aggregate
 STD_EPS = 1e-4  # a near-tie of 1e-6 must not become an advantage of 1
 GRAD_CLIP = 1.0  # largest norm of a step's gradient, as in the official configuration
 
 
-def group_advantages(rewards, scale: str = "std"):
+def group_advantages(rewards, scale: str = SCALE):
     """Advantages within each group: rewards (B, G) -> (B, G).
 
     Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std" divides
@@ -51,7 +56,7 @@ def has_signal(rewards):
     return (rewards.max(dim=1).values - rewards.min(dim=1).values) > 1e-6
 
 
-def token_kl(logp, ref_logp, kind: str = "k3"):
+def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
     """Per-token estimate of KL(pi || ref) from tokens sampled by pi: (N, R) -> (N, R).
 
     The one place where the estimators stand (grpo.py and rwr.py both use it). As *values* all
@@ -97,8 +102,8 @@ def aggregate(per_token, mask, aggregation: str, tokens: int, rows: int):
     raise ValueError(f"unknown aggregation {aggregation!r}: token or sequence")
 
 
-def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip, kl_coef,
-              kl_estimator="k3", aggregation="token"):
+def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_coef,
+              clip=CLIP, kl_estimator=KL_ESTIMATOR, aggregation=AGGREGATION):
     """The GRPO objective of one micro-batch -> (loss, statistics).
 
     advantages (N,), one per rollout; tokens, rows: see aggregate. Loss and statistics are already
@@ -122,8 +127,7 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     """Train one adapter on a batch of groups. Groups without signal cost no forward pass.
 
     rollouts: B groups of G Rollouts one after another; rewards (B, G): theirs, in the same order.
-    o: Options, of which temperature, clip, agent_kl, kl_estimator, scale, aggregation,
-    inner_epochs, mini_batch, token_budget and grad_checkpoint are read. generator: shuffles the
+    o: Options, of which temperature, agent_kl, mini_batch and token_budget are read. generator: shuffles the
     groups where there are several steps. An empty batch changes nothing.
     Returns zero_variance (share of groups without signal); kl (to the reference, nats per token),
     clip_fraction and grad_norm (before clipping), each a mean over the steps taken; trained_tokens;
@@ -139,8 +143,8 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     B, G = int(mixed.sum()), rewards.shape[1]
     rollouts = [r for r, kept in zip(rollouts, mixed.repeat_interleave(G).tolist(), strict=True)
                 if kept]
-    advantages = group_advantages(rewards[mixed], o.scale).flatten()  # Eq. 4: (B*G,), as rollouts
-    steps = plan_steps(B, G, o.mini_batch or B, o.inner_epochs, generator)
+    advantages = group_advantages(rewards[mixed]).flatten()  # Eq. 4: (B*G,), as rollouts
+    steps = plan_steps(B, G, o.mini_batch or B, generator)
     with policy.use(adapter):
         # the reference policy is the same model with its adapters switched off
         with policy.use(None):
@@ -162,16 +166,13 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     return {**stats, "zero_variance": 1 - B / len(mixed), "skipped_steps": len(done) - len(taken)}
 
 
-def plan_steps(B, G, size, inner_epochs, generator) -> list:
+def plan_steps(B, G, size, generator) -> list:
     """The rollouts of each optimiser step: tuples of ascending indices, of at most `size` groups.
 
-    Each inner epoch is a pass over all B groups, shuffled anew if there is more than one step.
+    Together they are one pass over all B groups, shuffled if there is more than one step.
     """
-    steps = []
-    for _ in range(inner_epochs):
-        order = torch.randperm(B, generator=generator).tolist() if inner_epochs > 1 or size < B \
-            else range(B)
-        steps += [sorted(order[i:i + size]) for i in range(0, B, size)]
+    order = torch.randperm(B, generator=generator).tolist() if size < B else range(B)
+    steps = [sorted(order[i:i + size]) for i in range(0, B, size)]
     return [tuple(b * G + g for b in step for g in range(G)) for step in steps]
 
 
@@ -201,12 +202,12 @@ def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
     parts = []
     for rows in split_groups(rollouts, o.token_budget):  # N indices of rollouts
         batch = [rollouts[i] for i in rows]
-        logp, mask = policy.logprobs(batch, o.temperature, o.grad_checkpoint)        # (N, R)
+        logp, mask = policy.logprobs(batch, o.temperature, policy.device.type != "cpu")  # (N, R)
         ref_logp = pad_rows([ref[i] for i in rows])                                  # (N, R)
         old_logp = pad_rows([old[i] for i in rows]) if old else logp.detach()        # (N, R)
         loss, stats = grpo_loss(
             logp, old_logp, ref_logp, advantages[rows].to(logp), mask, tokens, len(rollouts),
-            clip=o.clip, kl_coef=o.agent_kl, kl_estimator=o.kl_estimator, aggregation=o.aggregation)
+            kl_coef=o.agent_kl)
         loss.backward()
         sampled = pad_rows([torch.tensor(r.logps) for r in batch]).to(logp) if batch[0].logps \
             else old_logp                                                            # (N, R)

@@ -20,9 +20,6 @@ there beta and lam do nothing; with our default band of 0.26 the ratio is at mos
 when the band is wide (--k-min 0.45 or 1) and the weights are sharp (--lam 6 --beta 8). The metric
 `env_weight_ratio` is the measured ratio of an epoch.
 
-The weights themselves are functions weights_NAME of curriculum.py (--env-weights): two others stand
-beside exp(lam * R_env) for comparison.
-
 Words: a record is a generation whose success rate has been measured, here one that passed the
 filter; the KL sample is text of the simulator as it comes, unselected. Fresh records are of this
 epoch, aged ones from D_env. Shapes: n records, m texts of the KL sample; a step has n + m texts, a
@@ -33,11 +30,25 @@ from dataclasses import replace
 
 import torch
 
-from grpo import finite_step, response_logps, token_kl
+from grpo import KL_ESTIMATOR, finite_step, response_logps, token_kl
 from policy import split_groups
 
+KL_SEEDS = 24  # the KL sample of an epoch: the texts written for so many seed tasks
+
 # ---------------------------------------------------------------------------------------------
-# pure functions: what weights amount to, the objective, mini-batches
+# pure functions: weights, the objective, mini-batches
+
+
+def rwr_weights(r_env, lam: float):
+    """R_env (n,) of n records -> their weights (n,): proportional to exp(lam * R_env), mean one.
+
+    The maximum is subtracted first, so no lam overflows; mean one keeps the learning rate's
+    meaning the same for every lam.
+    """
+    if not len(r_env):
+        return r_env
+    w = (lam * r_env - (lam * r_env).max()).exp()  # RWR: w ~ exp(lam * R_env)
+    return w / w.mean()
 
 
 def effective_sample_size(weights) -> float:
@@ -60,7 +71,7 @@ def weighted_nll(logp, mask, weights, tokens: int):
 
 
 def rwr_loss(logp, ref_logp, mask, weights, unselected, tokens, kl_tokens, *, kl_coef,
-             kl_estimator="k3"):
+             kl_estimator=KL_ESTIMATOR):
     """The objective of one micro-batch: weighted imitation of records, KL on the KL sample.
 
     logp, ref_logp, mask (N, R). weights (N,): of the records, 0 in the other rows; unselected (N,)
@@ -73,39 +84,13 @@ def rwr_loss(logp, ref_logp, mask, weights, unselected, tokens, kl_tokens, *, kl
     return imitation + kl_coef * kl.sum() / max(kl_tokens, 1)  # KL to the initial simulator
 
 
-def draw_batches(n_fresh, aged_priority, n_batches, batch, generator):
-    """Mini-batches over the fresh records and those of D_env: lists of at most `batch` indices.
-
-    Indices 0 .. n_fresh-1 mean fresh records, the following ones aged records, drawn by priority.
-    Fresh records are walked through in random order: none is met twice while others wait.
-    """
-    if not n_fresh:  # no step on old records alone: nothing new speaks for them
-        return []
-    # old records keep earlier curricula alive in the simulator, but at most a quarter of a
-    # mini-batch is old, also where few records are fresh and the mini-batch is small
-    n_aged = min(len(aged_priority), batch // 4, n_fresh // 3)
-    waiting, batches = [], []
-    for _ in range(n_batches):
-        picks = []
-        while len(picks) < min(n_fresh, batch - n_aged):
-            if not waiting:  # a new round; who is in this mini-batch already comes last
-                order = torch.randperm(n_fresh, generator=generator).tolist()
-                waiting = [i for i in order if i in picks] + [i for i in order if i not in picks]
-            picks.append(waiting.pop())
-        if n_aged:
-            ids = torch.multinomial(torch.tensor(aged_priority), n_aged, generator=generator)
-            picks += (n_fresh + ids).tolist()
-        batches.append(picks)
-    return batches
-
-
 def whole_passes(n_fresh, n_aged, passes, batch, generator):
     """Mini-batches of `passes` rounds over all records, fresh ones and those of D_env alike: lists
-    of indices as in draw_batches, at least `batch` in each.
+    of indices, at least `batch` in each. The fresh ones come first.
 
     An AdamW step on three records moves the simulator as far as one on three hundred. So the number
     of steps follows from the number of records. Fewer than `batch` in all passes make no step: they
-    wait in D_env for more (IMITATED epochs). Old records count like fresh ones, without a limit.
+    wait in D_env for more (some epochs). Old records count like fresh ones, without a limit.
     """
     n = n_fresh + n_aged
     if not n_fresh or passes * n < batch:
@@ -121,11 +106,11 @@ def whole_passes(n_fresh, n_aged, passes, batch, generator):
 def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample, o) -> dict:
     """Imitate weighted generations; stop, and undo the last step, where the KL cap is crossed.
 
-    records: Rollouts; weights (n,), theirs; batches: lists of indices into them (draw_batches).
+    records: Rollouts; weights (n,), theirs; batches: lists of indices into them (whole_passes).
     kl_sample: Rollouts of this epoch, *unfiltered*, of the simulator as it was before this update.
     Both KL terms are measured on it: the penalty of a step on a part of it, the cap on all of it
-    after every step. o: Options, of which temperature, env_kl, kl_estimator,
-    env_kl_cap, token_budget and grad_checkpoint are read.
+    after every step. o: Options, of which temperature, env_kl, env_kl_cap and
+    token_budget are read.
     Returns env_kl (to the initial simulator, nats per token, of the one that wrote kl_sample: as it
     was *before* this update), env_kl_step (how far this update moved), env_loss, env_steps,
     env_capped and env_skipped_steps (not finite).
@@ -184,12 +169,12 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=device)
     for rows in split_groups(texts, o.token_budget):  # N indices of texts
-        logp, mask = policy.logprobs([texts[i] for i in rows], o.temperature, o.grad_checkpoint)
+        logp, mask = policy.logprobs([texts[i] for i in rows], o.temperature, policy.device.type != "cpu")
         ref_logp = _filled([initial[i - n] if i >= n else None for i in rows], logp)   # (N, R)
         unselected = torch.tensor([i >= n for i in rows], device=device)               # (N,)
         loss = rwr_loss(  # RWR
             logp, ref_logp, mask, weight_of_text[rows].to(logp), unselected, tokens, kl_tokens,
-            kl_coef=o.env_kl, kl_estimator=o.kl_estimator)
+            kl_coef=o.env_kl)
         loss.backward()
         total += loss.detach()
     norm, finite = finite_step(policy.params[adapter], optimizer, total)

@@ -27,7 +27,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.cli import Parser, at_least
+from support.options import Parser, at_least
 from support.files import UserError, write_whole
 from eval import alfworld, api_bank, bamboogle, bfcl, common, travelplanner
 from eval.common import Verdict, exit_code, one_line

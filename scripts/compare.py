@@ -9,7 +9,7 @@ Deviations: a run is one seed; a difference between two curves is not a result b
 show it (python -m scripts.experiments).
 """
 from support import report
-from support.cli import Parser
+from support.options import Parser
 
 
 def main(argv) -> int:

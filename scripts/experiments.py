@@ -94,8 +94,8 @@ def run_suite(plan, jobs: int):
 
     Raises UserError if the world refuses the options, or a run fails.
     """
-    world, o = plan.world, plan.o
-    world.prepare(o)  # what is wrong with its files is said once, before any run
+    o = plan.o
+    world = plan.world(o)  # what is wrong with its files is said once, before any run
     plan.results.parent.mkdir(parents=True, exist_ok=True)
     if plan.shared:
         append_jsonl(plan.results, plan.shared)
@@ -104,7 +104,7 @@ def run_suite(plan, jobs: int):
         scratch = Path(folder)
         make_shared(world, o, scratch, {seed for name, seed in plan.wanted
                                         if "@base" in plan.options[name]})
-        base = {world.category(task) for task in world.base_tasks(o)}
+        base = {world.category(task) for task in world.base_tasks()}
         with closing(finished(plan.options, plan.wanted, plan.settings, jobs, scratch)) as ended:
             for job in ended:
                 append_jsonl(plan.results, [collect(job, world, base, plan.settings)])
@@ -162,9 +162,9 @@ def make_shared(world, o, scratch: Path, bases=()):
     Raises UserError if such a base model is not there: training one takes minutes, and several can
     be trained at once, so it is a step of its own. The shipped one is that of seed 0.
     """
-    if hasattr(world, "write_teacher"):
+    if "write_teacher" in vars(type(world)):
         for n in TEACHERS:  # the paper's sizes relative to its base set
-            world.write_teacher(round(n * len(world.base_tasks(o)) / PAPER_BASE),
+            world.write_teacher(round(n * len(world.base_tasks()) / PAPER_BASE),
                                 scratch / f"teacher-{n}.jsonl")
     for seed in sorted(bases):
         folder = Path("runs/base") / f"{o.world}-{seed}" if seed else BASES / o.world
@@ -209,7 +209,7 @@ def collect(job, world, base: set, settings) -> dict:
     metrics, records = (read_jsonl(job["folder"] / f) for f in ("metrics.jsonl", "train.jsonl"))
     o = json.loads((job["folder"] / "config.json").read_text())
     shutil.rmtree(job["folder"])  # a real model's checkpoints are large
-    episodes = EPISODES if hasattr(world, "respond") else ()
+    episodes = EPISODES if world.EPISODES else ()
     seen, generated = set(), set()  # tasks that taught something; all generated ones
     for m in metrics:
         here = [r for r in records if r["epoch"] == m["epoch"]]

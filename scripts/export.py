@@ -69,11 +69,9 @@ def export_verl(run_folder, out) -> int:
 def verl_records(run_folder) -> list[dict]:
     """Every task of D_train of a run as a veRL record, base tasks first."""
     o = run_options(run_folder)
-    world = load_world(o.world)
-    world.prepare(o)  # prompts depend on the world's options, and on whether a chat model played
-    pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks(o))
-    form = getattr(o, "world_options", {}).get("call_format", "json")
-    source = o.world if form == "json" else f"{o.world}/{form}"  # as compute_score reads it
+    world = load_world(o.world)(o)
+    pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks())
+    source = "/".join(filter(None, (o.world, world.form)))  # as compute_score reads it
     return [_record(world, source, n, task, pool.p_hat.get(task.id, (-1.0, 0))[0])
             for n, task in enumerate(pool.tasks.values())]
 
@@ -113,11 +111,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
     if project != "genenv":
         raise UserError(f"{data_source!r} is no data source of genenv: expected genenv/WORLD")
     name, _, form = source.partition("/")
-    world = load_world(name)
-    if hasattr(world, "read_answers_as"):  # always: the last record may have had another form
-        world.read_answers_as(form or "json")
-    elif form:
-        raise UserError(f"{data_source!r} is no data source of genenv: {name} has one form")
+    world = load_world(name).scorer(form)
     return world.score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1
 
 

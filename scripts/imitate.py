@@ -21,7 +21,7 @@ from support.files import UserError, first_line, write_whole
 from support.loading import load_model
 from policy import Rollout
 from rwr import rwr_step
-from worlds import held_out_keys, world_option, written_tasks
+from worlds import held_out_keys, written_tasks
 
 ADAPTER = "warm"
 WARM_UP = 8         # steps over which the learning rate rises: AdamW's moments know nothing yet
@@ -40,7 +40,7 @@ def learn(world, policy, s, o, path: Path) -> dict:
     """
     optimizer = policy.optimizer(ADAPTER, s.lr)
     state = load_state(path, policy, optimizer)
-    rounds = s.rounds if listed(world, o) else 0
+    rounds = s.rounds if listed(o) else 0
     while True:
         n, own = state["stage"], []
         if n >= s.passes:
@@ -82,20 +82,18 @@ def imitate(policy, optimizer, batches, s, o, state, path: Path):
     save_state(path, policy, optimizer, state)
 
 
-def listed(world, o) -> list:
-    """The functions that the world has a list of, if it has one."""
-    return world.functions(o) if hasattr(world, "functions") else []
+def listed(o) -> bool:
+    """Whether the world has a list of functions."""
+    return bool(o.world_options.get("tools"))
 
 
 def write(world, policy, s, o, n: int) -> dict:
     """What the simulator writes now, for base tasks and functions drawn at random: {"valid": share
     of --texts, "invalid": {reason: how many}, "texts": all, "pairs": (prompt, response) ids}."""
     draw = torch.Generator().manual_seed(1000 * o.seed + n)
-    base, names, held_out = world.base_tasks(o), listed(world, o), held_out_keys(world, o)
+    base, held_out = world.base_tasks(), held_out_keys(world)
     seeds = [base[i] for i in torch.randint(len(base), (s.texts,), generator=draw).tolist()]
-    for k in range(s.texts if names else 0):
-        few = torch.randperm(len(names), generator=draw)[:4].tolist()
-        seeds[k] = world.assign(seeds[k], [names[i] for i in few], draw)
+    seeds = [world.seed_for(task, draw) for task in seeds]
     prompts = [policy.encode(world.env_prompt(seed_task, None, o.alpha)) for seed_task in seeds]
     rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, o.temperature,
                              policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
@@ -122,7 +120,7 @@ def pairs_of_pass(world, policy, o, number: int) -> dict:
 
     alone: tasks that are imitated as the agent only; long: pairs left out as over a limit.
     """
-    given = world.warm_start_pairs(o, number)
+    given = world.warm_start_pairs(number)
     every = {role: [spoken(policy, *pair) for pair in given[role]] for role in ("agent", "env")}
     # what a run would cut off, or refuse, is not to be learned
     kept = {role: [r for r in pairs if len(r.prompt) <= o.max_prompt_tokens
@@ -147,7 +145,7 @@ def within_limits(world, o, role, drawn) -> bool:
     if role == "env":
         return len(drawn) <= o.max_task_tokens
     turns = [len(list(run)) for mine, run in groupby(drawn) if mine]
-    whole = len(drawn) if all(drawn) else world_option(world, o, "max_episode_tokens")
+    whole = len(drawn) if all(drawn) else world.max_episode_tokens
     return max(turns) <= o.max_response_tokens and len(drawn) <= whole
 
 

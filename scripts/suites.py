@@ -90,9 +90,9 @@ WHICH = {
 }
 # @base stands for a base model trained by the run's own seed, so the intervals are over base models
 BASES = {
-    "genenv": ["--base-model", "@base"],
-    "random": ["--base-model", "@base", "--variant", "random"],
-    "random, curated seeds": ["--base-model", "@base", "--variant", "random", "--seed-selection",
+    "genenv": ["--model", "@base"],
+    "random": ["--model", "@base", "--variant", "random"],
+    "random, curated seeds": ["--model", "@base", "--variant", "random", "--seed-selection",
                               "curated"],
 }
 SUITES = {"paper": PAPER, "alpha": ALPHA, "open": OPEN, "levers": LEVERS, "which": WHICH,
@@ -104,8 +104,8 @@ QUICK = ["--no-gate", "--epochs", "2", "--steps", "2", "--seed-tasks", "4", "--v
 def variants(suite: str, world) -> dict:
     """The variants of a suite that a world can run: teacher sets need its `write_teacher`, base
     models its `train_base`."""
-    lacks = lambda x: x.startswith("@teacher") and not hasattr(world, "write_teacher") or \
-        x == "@base" and not hasattr(world, "train_base")
+    lacks = lambda x: x.startswith("@teacher") and "write_teacher" not in vars(world) or \
+        x == "@base" and not world.OWN_MODEL
     return {name: options for name, options in SUITES[suite].items() if not any(map(lacks, options))}
 
 

@@ -365,7 +365,7 @@ def looks() -> dict:
     of all suites, and two lines of one panel have different colours."""
     used, of = Counter(), {}  # colours given so far; {options: look}
     # from which base model a run starts is another question than what it does
-    key_of = lambda options: tuple(x for x in options if x not in ("--base-model", "@base"))
+    key_of = lambda options: tuple(x for x in options if x not in ("--model", "@base"))
     shown = [(options, members) for suite, options in SUITES.items()
              for members in panels(suite, options).values()]
     for options, members in [(SUITES["paper"], EVERYWHERE), *shown]:

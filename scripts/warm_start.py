@@ -56,11 +56,10 @@ class Settings:
 def main(argv) -> int:
     """Parse, warm-start, print the report. Returns 0; raises UserError."""
     s, o = parse(argv)
-    world = load_world(o.world)
-    if not hasattr(world, "warm_start_pairs"):
-        raise UserError(f"the world {o.world} has no pairs to imitate (warm_start_pairs)")
     settings = settings_of(s, o)  # with the files' hashes, before they are read
-    world.prepare(o)
+    world = load_world(o.world)(o)
+    if not world.warm_start_pairs():
+        raise UserError(f"the world {o.world} has no pairs to imitate (warm_start_pairs)")
     out, lock = claim(s.out, settings)
     with lock:
         make(world, s, o, settings, out)
@@ -81,7 +80,7 @@ def make(world, s, o, settings: dict, out: Path):
         pairs = pairs_of_pass(world, policy, o, 0)
     print(census(world, o, pairs), flush=True)
     s = replace(s, passes=s.passes or passes_for(len(pairs["agent"]) + len(pairs["env"]), s.batch,
-                                                 bool(listed(world, o))))
+                                                 bool(listed(o))))
     state = learn(world, policy, s, o, out / "warm_start" / "state.pt")
     merge(policy, o, out)
     rounds = [{k: v for k, v in report.items() if k != "pairs"} for report in state["rounds"]]
@@ -161,7 +160,7 @@ def census(world, o, pairs) -> str:
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
         if len(pairs[role]) < FEWEST:
             raise UserError(
-                f"{o.base_tasks or 'the base tasks'}: too few of {len(world.base_tasks(o))} base "
+                f"{o.base_tasks or 'the base tasks'}: too few of {len(world.base_tasks())} base "
                 f"tasks to imitate as {name} ({len(pairs[role])}; {pairs['long']} prompts or "
                 "responses are longer than --max-prompt-tokens, --max-task-tokens, "
                 "--max-response-tokens or --max-episode-tokens): give more tasks, or raise these")

@@ -70,11 +70,8 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
 
 def policy_options(o) -> dict:
     """What Policy.load takes of a run's Options."""
-    return dict(rank=o.rank, quant=o.quant or None, dtype=o.dtype, device=o.device, seed=o.seed,
-                # a run that goes on has its adapters in its checkpoint, once there is one
-                adapter_paths={} if o.resume and any(Path(o.out).glob("checkpoints/e*.pt")) else {
-                    "agent": o.agent_adapter, "env": o.env_adapter},
-                chat_template_kwargs=json.loads(o.chat_template_kwargs or "{}"))
+    return dict(rank=o.rank, quant=o.quant or None, dtype=o.dtype, seed=o.seed,
+                chat_template_kwargs={**json.loads(o.chat_template_kwargs or "{}"), "date": o.date})
 
 
 def check_adapter_folder(path, name: str, rank=None):

@@ -48,7 +48,7 @@ def validation(run) -> dict:
 def validate(run) -> dict:
     """Held-out tasks: success of sampled and of greedy attempts, by category, share never solved."""
     o = run.o
-    tasks = run.world.validation_tasks(o, "validation")
+    tasks = run.world.validation_tasks()
     sampled = rates_on(run, tasks, o.val_samples, o.temperature)
     by_category = {}
     for task, rate in zip(tasks, sampled):
@@ -220,7 +220,7 @@ def samples(run, alpha: float, n=8) -> list:
         shown.append({"epoch": state.epoch, "written_in": task.epoch, "task": task.text,
                       "origin": task.origin, "p_hat": p_hat, "in_band": inside(task, p_hat),
                       "seed_task": parent.text if parent else "",
-                      "expected": world.gold(task) if hasattr(world, "gold") else "",
+                      "expected": world.gold(task),
                       "traces": [{"text": e.text, "reward": e.reward}
                                  for e in best_and_worst.values()]})
     return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,

@@ -22,6 +22,7 @@ from data_pool import Task
 import genenv
 from policy import Rollout, by_group
 import support.run
+import worlds
 from worlds import InvalidTask
 
 EOS, WORDS = 0, ["<eos>", "task", "x", "right", "wrong", "half", "junk", *"0123456789", "=", "=>"]
@@ -39,44 +40,61 @@ def make_task(n, x=0, origin="env", seed_task="", epoch=0) -> Task:
     return Task(text, {"n": n, "x": x}, origin, seed_task, epoch)
 
 
-def env_prompt(seed_task, success, alpha) -> str:
-    """Says everything that the loop may tell a simulator."""
-    return f"vary {success!r} {alpha:.6f} {seed_task.text} =>"
+class World(worlds.World):
+    """`prepared` collects the Options it was given, `policies` the policies."""
+    REASONS, OPTIONS = ("malformed",), {"flavour": (1, "a number", None)}
 
+    def __init__(self):
+        self.prepared, self.policies = [], []
 
-def parse_task(text, seed_task, epoch) -> Task:
-    found = re.fullmatch(r"task (\d) (\d)((?: x)*)", text)
-    if not found:
-        raise InvalidTask("malformed")
-    return make_task(int(found[1] + found[2]), found[3].count("x"), "env", seed_task.id, epoch)
+    def __call__(self, o):
+        """The class of a world is called with the Options of a run."""
+        self.o = o
+        self.prepared.append(o)
+        return self
 
+    def load_policy(self):
+        self.policies.append(Scripted(self.o))
+        return self.policies[-1]
 
-def score(task, response):
-    """1 for "right", .4 and .7 for one and two "half"; valid unless there is junk in it."""
-    words = response.split()
-    reward = 1.0 if words[:1] == ["right"] else {1: 0.4, 2: 0.7}.get(words.count("half"), 0.0)
-    valid = bool(words) and "junk" not in words
-    return (reward if valid else 0.0), valid
+    def base_tasks(self):
+        return [make_task(n, 0, "base") for n in range(N_BASE)]
 
+    def validation_tasks(self, split="validation"):
+        numbers = VALIDATION if split == "validation" else TUNING
+        return [make_task(n, 0, split) for n in numbers]
 
-def micro_world() -> types.SimpleNamespace:
-    """The module that a world is; `prepared` collects the Options it was given."""
-    prepared, policies = [], []
+    def env_prompt(self, seed_task, success, alpha) -> str:
+        """Says everything that the loop may tell a simulator."""
+        return f"vary {success!r} {alpha:.6f} {seed_task.text} =>"
 
-    def load_policy(o):
-        policies.append(Scripted(o))
-        return policies[-1]
+    def agent_prompt(self, task):
+        return f"{task.text} ="
 
-    splits = {"validation": VALIDATION, "tuning": TUNING}
-    return types.SimpleNamespace(
-        __name__="worlds.micro", REASONS=("malformed",), prepared=prepared, policies=policies,
-        prepare=prepared.append, load_policy=load_policy,
-        base_tasks=lambda o: [make_task(n, 0, "base") for n in range(N_BASE)],
-        validation_tasks=lambda o, split: [make_task(n, 0, split) for n in splits[split]],
-        env_prompt=env_prompt, parse_task=parse_task, agent_prompt=lambda t: f"{t.text} =",
-        score=score, skills=lambda t: [f"tens-{t.spec['n'] // 10}"],
-        task_length=lambda t: 1 + t.spec["x"], category=lambda t: "odd" if t.spec["n"] % 2 else "even",
-        same_task_key=lambda t: f"n{t.spec['n']}", OPTIONS={"flavour": (1, "a number", None)})
+    def parse_task(self, text, seed_task, epoch) -> Task:
+        found = re.fullmatch(r"task (\d) (\d)((?: x)*)", text)
+        if not found:
+            raise InvalidTask("malformed")
+        return make_task(int(found[1] + found[2]), found[3].count("x"), "env", seed_task.id, epoch)
+
+    def score(self, task, response):
+        """1 for "right", .4 and .7 for one and two "half"; valid unless there is junk in it."""
+        words = response.split()
+        reward = 1.0 if words[:1] == ["right"] else {1: 0.4, 2: 0.7}.get(words.count("half"), 0.0)
+        valid = bool(words) and "junk" not in words
+        return (reward if valid else 0.0), valid
+
+    def skills(self, task):
+        return [f"tens-{task.spec['n'] // 10}"]
+
+    def task_length(self, task):
+        return 1 + task.spec["x"]
+
+    def category(self, task):
+        return "odd" if task.spec["n"] % 2 else "even"
+
+    def same_task_key(self, task):
+        return f"n{task.spec['n']}"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -200,8 +218,8 @@ def run_micro(monkeypatch, folder, control="", **options):
     grpo_update and rwr_update are the real ones; the tape has what they were given and returned,
     and both adapters before and after. Report and checkpoints are left out: they have own tests.
     """
-    world = micro_world()
-    monkeypatch.setattr(run.frame, "load_world", lambda name: world)
+    world = World()
+    monkeypatch.setattr(support.run, "load_world", lambda name: world)
     monkeypatch.setattr(support.run.report, "write", lambda folder: None)
     monkeypatch.setattr(genenv.checkpoint, "save",
                         lambda run: (run.train_pool.save(), run.env_pool.save()))

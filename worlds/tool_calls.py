@@ -65,7 +65,8 @@ from pathlib import Path
 
 from support.files import UserError, first_line, no_file
 from data_pool import Task, task_id
-from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, task_text, \
+import worlds
+from worlds import NO_SEED, InvalidTask, call_text, open_policy, task_text, \
     tool_lists, try_prompts, world_option
 from worlds.call_text import MAX_CHARS
 from worlds.grounding import twin_marks, uncalled, ungrounded
@@ -691,7 +692,8 @@ def warm_start_pairs(o, turn: int = 0) -> dict:
     """
     base, draw = base_tasks(o), random.Random(turn)
     own = world_option(sys.modules[__name__], o, "own_values") and bool(_form.tools)
-    held_out = held_out_keys(sys.modules[__name__], o) if _form.tools else frozenset()
+    held_out = frozenset(key for split in ("validation", "tuning") if _form.tools
+                         for task in validation_tasks(o, split) for key in same_task_key(task))
     written = [*base, *joined_tasks(base, held_out, draw)] if own else []
     tasks = with_other_values(base, held_out, draw) if _form.tools else base
     tasks = [*tasks, *joined_tasks(tasks, held_out, draw)]
@@ -905,3 +907,49 @@ def category(task: Task) -> str:
     names = {0: "no call" if structured(task) else "free-form", 1: "1 call", 2: "2 calls"}
     new = ", new function" if _form.tools and not _form.known.issuperset(calls) else ""
     return names.get(len(calls), "3+ calls") + new
+
+
+# ---------------------------------------------------------------------------------------------
+# the world: delegates to the functions above
+
+
+class World(worlds.World):
+    """The domain of tool calls, see the head of this module."""
+    REASONS, OPTIONS, DEFAULTS, EPISODES = REASONS, OPTIONS, DEFAULTS, True
+
+    def __init__(self, o):
+        super().__init__(o)
+        prepare(o)
+        self.form = self.option(o, "call_format")
+        self.max_turns = self.option(o, "max_turns")
+        self.max_episode_tokens = self.option(o, "max_episode_tokens")
+
+    @classmethod
+    def scorer(cls, form):
+        """See worlds.World; the empty form is json."""
+        read_answers_as(form or "json")
+        return super().scorer(form)
+
+    def load_policy(self):
+        return load_policy(self.o)
+
+    def base_tasks(self):
+        return base_tasks(self.o)
+
+    def validation_tasks(self, split="validation"):
+        return validation_tasks(self.o, split)
+
+    def seed_for(self, task, generator):
+        """Four functions of --tools, drawn at random, to write for."""
+        import torch
+        names = functions(self.o)
+        few = torch.randperm(len(names), generator=generator)[:4].tolist() if names else []
+        return assign(task, [names[i] for i in few], generator)
+
+    def warm_start_pairs(self, turn=0):
+        return warm_start_pairs(self.o, turn)
+
+    env_prompt, agent_prompt, parse_task = map(staticmethod, (env_prompt, agent_prompt, parse_task))
+    score, gold, leaks, same_task_key = map(staticmethod, (score, gold, leaks, same_task_key))
+    skills, task_length, category = map(staticmethod, (skills, task_length, category))
+    start, respond = map(staticmethod, (start, respond))
