@@ -220,7 +220,6 @@ def interact(run, tasks) -> list[Trial]:
     state.rollout_seconds += time.perf_counter() - started
     state.rollout_tokens += sum(len(r.response) for r in rollouts)
     state.surprise += surprise(rollouts)
-    state.surprise += surprise(rollouts)
     trials = []
     for b, task in enumerate(tasks):
         members = slice(b * o.G, (b + 1) * o.G)
@@ -296,7 +295,7 @@ COMMANDS = {  # name: what it is for; each is a module of scripts/
     "warm-start": "a small model imitates tasks in both roles before its first run",
     "ask": "the trained agent of a run answers a request of yours",
     "export": "the tasks of a run for veRL",
-    "compare": "the curves of several runs on one page",
+    "compare": "the curves of several runs on one page; of one run, its report",
 }
 
 

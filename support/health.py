@@ -70,7 +70,7 @@ def no_signal(r, history, o) -> str:
     """Attempts earn nothing because of a limit, or nearly all groups have equal rewards."""
     if r["truncated"] > 0.2:
         return (f"{r['truncated']:.0%} of the responses are cut off and earn nothing: raise "
-                f"--max-response-tokens {o.max_response_tokens} (in episodes also --max-turns)")
+                f"--max-response-tokens {o.max_response_tokens}, or an episode's own limits")
     if r["epoch"] == 0 or r["zero_variance"] <= 0.9:
         return ""
     found = f"{r['zero_variance']:.0%} of the groups have equal rewards: "
@@ -181,5 +181,5 @@ def judge(r: dict) -> str:
     verdict = "near alpha"
     if not TOO_HARD <= r["success_rate"] <= STALE:
         verdict = "stale" if r["success_rate"] > STALE else "too hard"
-    return (f"before training: the simulator's tasks are {verdict} (success "
-            f"{r['success_rate']:.2f}), rewards are mixed in {r['mixed_share']:.0%} of the groups")
+    return (f"before training: generated tasks are {verdict} (success {r['success_rate']:.2f}), "
+            f"{r['mixed_share']:.0%} of the groups are mixed")

@@ -190,13 +190,6 @@ def entropy(labels) -> float:
     return sum(n / total * math.log2(total / n) for n in counts.values())
 
 
-def postfix(state) -> dict:
-    """What the progress bar shows of the steps so far, of the tasks that an epoch's line counts."""
-    new = first_attempts(state)
-    return {"success on generated": f"{mean(p for _, p, _ in new):.2f}" if new else "-",
-            "new tasks": len(new)}
-
-
 def samples(run, alpha: float, n=8) -> list:
     """What a person should read: tasks of the epoch next to the task that they vary, the expected
     answer, the best and the worst trace; and texts that were refused, with the reason."""

@@ -38,34 +38,28 @@ PANELS = (
         "validation": "sampled attempts", "validation_greedy": "one greedy attempt"},
         "Success on tasks that neither model is trained on. It should rise and then stay up."),
     Panel("Success on generated tasks", "share", {
-        "success_rate": "success, p_hat", "solved": "fully solved", "unsolved": "never solved"},
-        "The agent's success on the simulator's new tasks, before it trains on them. It should "
-        "stay away from 0 and 1. The band is alpha \u00b1 k_min, what the simulator aims at."),
+        "success_rate": "p_hat", "solved": "fully solved", "unsolved": "never solved"},
+        "Success on new tasks, before the agent trains on them. It should stay away from 0 and 1; "
+        "the band is alpha \u00b1 k_min, what the simulator aims at."),
     Panel("Mixed groups", "share", {
         "mixed_share": "generated tasks with mixed rewards",
-        "zero_variance": "equal rewards, of all groups", "truncated": "attempts cut off"},
-        "Only groups of attempts whose rewards differ teach the agent something: the more the "
-        "better. Attempts that are cut off earn nothing."),
-    Panel("Entropy of the agent", "nats per token", {"entropy": "agent"},
-          "Mean of -log-prob over the sampled tokens. A fall towards 0 says that attempts at a task "
-          "become alike; a steady climb, that answers become noise."),
+        "zero_variance": "all tasks with equal rewards", "truncated": "attempts cut off"},
+        "Only groups of attempts whose rewards differ teach the agent something."),
+    Panel("Entropy of the agent", "nats per token", {"entropy": "mean of -log-prob"},
+          "A fall towards 0 says that attempts at a task become alike, a steady climb that they "
+          "become noise."),
     Panel("Length of generated tasks", "relative to the first epoch", {
         "task_length": "task length", "response_length": "tokens of a response",
         "skill_entropy": "entropy over skills"},
-        "Length of tasks and responses, and how evenly skills are used. Skill entropy that falls "
-        "far below its start says that the simulator repeats itself.", relative=True),
+        "A fall of the entropy over skills says that the simulator repeats itself.", relative=True),
     Panel("KL to the start", "nats per token", {
-        "env_kl": "simulator, before the update", "env_kl_step": "simulator, this update alone",
-        "kl": "agent"},
-        "How far the policies are from the base model. A slow rise that levels off is healthy; "
-        "above 2 the simulator's texts can no longer be trusted."),
+        "env_kl": "simulator", "env_kl_step": "simulator, one update alone", "kl": "agent"},
+        "A slow rise that levels off is healthy; above 2 texts can no longer be trusted."),
     Panel("What the simulator learns from", "tasks", {
-        "env_kept": "new tasks in the band", "env_ess": "effective sample size, with earlier ones"},
-        "Tasks with p_hat within alpha \u00b1 k_min. As many as a mini-batch (--env-batch) is "
-        "healthy; a handful is too few."),
+        "env_kept": "new tasks in the band", "env_ess": "effective sample size, with old ones"},
+        "As many as a mini-batch (--env-batch) is healthy; a handful is too few."),
     Panel("Refused texts", "share", {"refused": "texts that are not new tasks"},
-          "A share of refused texts that climbs says that the simulator loses the form, or repeats "
-          "itself."))
+          "A share that climbs says that the simulator loses the form, or repeats itself."))
 OF_GENERATED = {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
                 "response_length", "skill_entropy"}
 OF_UPDATES = {"kl", "zero_variance", "env_kept"}
@@ -123,10 +117,13 @@ def draw(panel: Panel, lines, band=()) -> str:
     axis = figure.subplots()
     if band:
         axis.fill_between(*zip(*band), color="tab:green", alpha=0.15, lw=0, label="band")
-    for i, (label, values) in enumerate(lines):  # thinner and thinner, to be seen where they coincide
-        axis.plot(*zip(*values), marker="o", ms=3.5, lw=1.5 + 0.6 * (len(lines) - 1 - i), label=label)
+    for i, (label, values) in enumerate(lines):  # ever thinner: both are seen where they coincide
+        if values:
+            axis.plot(*zip(*values), marker="o", ms=3.5, lw=1.5 + 0.7 * (len(lines) - 1 - i),
+                      color=f"C{i}", label=label)
+    top = max(value for _, values in lines for _, value in values)
     axis.set(title=panel.title, xlabel="epoch", ylabel=panel.unit)
-    axis.set_ylim(0, 1.02 if panel.unit == "share" else None)
+    axis.set_ylim(0, 1.02 if panel.unit == "share" else 1.06 * top or 1)
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
     axis.legend(fontsize=9, framealpha=0.6)
@@ -143,9 +140,9 @@ def curves_of_run(metrics, options) -> list:
     for panel in PANELS:
         lines = [(label, points(metrics, key)) for key, label in panel.lines.items()]
         if panel.relative:
-            lines = [(label, [(t, v / values[0][1]) for t, v in values])
-                     for label, values in lines if values and values[0][1]]
-        if lines := [line for line in lines if line[1]]:
+            lines = [(label, [(t, v / (values[0][1] or 1)) for t, v in values])
+                     for label, values in lines]
+        if any(values for _, values in lines):
             shade = band if "success_rate" in panel.lines else ()
             curves.append((draw(panel, lines, shade), panel.caption))
     return curves
@@ -155,12 +152,12 @@ def curves_of_runs(runs: dict) -> list:
     """(picture, caption) of the first line of every panel, of {name: (records, options)}."""
     curves = []
     for panel in PANELS:
-        key = next(iter(panel.lines))
+        key, label = next(iter(panel.lines.items()))
         lines = [(name, points(metrics, key)) for name, (metrics, _) in runs.items()]
-        if lines := [line for line in lines if line[1]]:
+        if any(values for _, values in lines):
             unit = "length" if panel.relative else panel.unit
-            curves.append((draw(panel._replace(unit=unit), lines),
-                           f"{panel.lines[key]}. {panel.caption}".capitalize()))
+            one = panel._replace(title=f"{panel.title}: {label}", unit=unit)
+            curves.append((draw(one, lines), panel.caption))
     return curves
 
 
@@ -172,11 +169,9 @@ def curves_of_runs(runs: dict) -> list:
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = Path(__file__).with_suffix(".css")
 EXPLANATION = (
-    "Tasks of the first, the middle and the last epoch; samples.jsonl has those of every epoch. "
-    "p_hat: share of the agent's attempts that solved the task. In the band: new, and p_hat near "
-    "alpha; the simulator imitates such tasks of its own, if it is trained. Shown are the best and "
-    "the worst attempt, once if they are alike, with the reward r; of an episode the agent's turns "
-    "(>) and what it was told.")
+    "Tasks of the first, the middle and the last epoch; samples.jsonl has more. p_hat: share of "
+    "attempts that solved the task. In the band: new, and p_hat near alpha, as a trained simulator "
+    "imitates. Below: the best and the worst attempt with the reward r.")
 
 
 def write(folder) -> Path:
@@ -201,12 +196,13 @@ def compare(folders, out) -> Path:
     """Write a page with the curves of several runs over each other; returns its path, by default
     compare.html in the first of the folders. Raises UserError as read_run does."""
     runs = {str(folder): read_run(folder) for folder in folders}
-    keys = {next(iter(p.lines)): p.title for p in PANELS}
-    last = [[title, *[(shown(metrics[-1], key, ".4g")) for metrics, _ in runs.values()]]
-            for key, title in keys.items()]
-    epochs = ["epochs", *[metrics[-1]["epoch"] for metrics, _ in runs.values()]]
-    minutes = ["minutes of training", *[f"{sum(m['seconds'] for m in metrics) / 60:.1f}"
-                                        for metrics, _ in runs.values()]]
+    records = [metrics for metrics, _ in runs.values()]
+    last = [["", *runs], ["epochs", *[metrics[-1]["epoch"] for metrics in records]]]
+    for panel in PANELS:
+        key = next(iter(panel.lines))
+        last.append([panel.title, *[shown(metrics[-1], key, ".4g") for metrics in records]])
+    last.append(["minutes of training",
+                 *[f"{sum(m['seconds'] for m in metrics) / 60:.1f}" for metrics in records]])
     names = dict.fromkeys(name for _, options in runs.values() for name in options)
     differ = [[name, *[json.dumps(options.get(name)) for _, options in runs.values()]]
               for name in names if name not in ("out", "resume", "threads")]
@@ -214,7 +210,7 @@ def compare(folders, out) -> Path:
     out = Path(out or Path(folders[0]) / "compare.html")
     write_whole(out, page("Runs compared", [
         _paragraph("One run is one seed: a difference is a result only when several seeds have it."),
-        "<h2>Last epoch</h2>", table([["", *runs], epochs, *last, minutes]),
+        "<h2>Last epoch</h2>", table(last),
         "<h2>Options that differ</h2>", table([["", *runs], *differ]) if differ else "None.",
         "<h2>Curves</h2>", _gallery(curves_of_runs(runs))]))
     return out

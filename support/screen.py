@@ -34,17 +34,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def line(r: dict, left: float | None = None) -> str:
-    """An epoch in one line of less than 100 characters, under LEGEND; its warnings below it.
-
-    left: seconds to the end of the run, if known.
-    """
+def line(r: dict) -> str:
+    """An epoch in one line of less than 100 characters, under LEGEND; its warnings below it."""
     cell = partial(shown, r)
     text = (f"{r['epoch']:6d}  {cell('validation', '.3f'):>8}  {cell('success_rate', '.2f'):>9}  "
             f"{cell('entropy', '.3f'):>7}  {r['alpha']:5.2f}  {cell('task_length', '.2f'):>7}  "
             f"{r['distinct_tasks'] or '-':>5}  {cell('env_kept', 'd'):>4}  "
             f"{cell('env_kl', '.3f'):>7}  {duration(r['seconds']):>6}")
-    text += f", {duration(left)} left" if left else ""
     return "\n".join([text, *(wrapped(f"  ! {w}", "    ") for w in r["warnings"])])
 
 
@@ -66,8 +62,8 @@ def closing_words(folder) -> str:
 
     lines = [""]
     if last["validation_by"]:
-        lines.append(change("held-out success", "validation", ".3f", "tasks that neither model is "
-                            f"trained on, attempts at each: {options['val_samples']}"))
+        lines.append(change("held-out success", "validation", ".3f",
+                            "tasks that neither model is trained on"))
     if any(m["distinct_tasks"] for m in metrics):
         lines += [
             change("success on generated tasks", "success_rate", ".2f",

@@ -48,7 +48,7 @@ def test_samples_begin_with_new_tasks_near_alpha():
     attempts += [(task(0, 3), 0.5, two)] * 4  # tried again: it was not in the band when it was new
     run = SimpleNamespace(
         state=SimpleNamespace(attempts=attempts, epoch=3, refused=[("s", "text", "malformed")], records=[]),
-        world=SimpleNamespace(), o=SimpleNamespace(k_min=0.26, p_hat_unit="seed"),
+        world=SimpleNamespace(gold=lambda task: ""), o=SimpleNamespace(k_min=0.26, p_hat_unit="seed"),
         train_pool=SimpleNamespace(tasks={}))
     *shown, refused = measure.samples(run, 0.5)
     assert len({r["task"] for r in shown}) == 8
@@ -57,23 +57,22 @@ def test_samples_begin_with_new_tasks_near_alpha():
     assert [r["p_hat"] for r in shown[:5]] == [0.5] * 4 + [1.0] and len(shown) == 8
     assert all(r["in_band"] == (r["p_hat"] == 0.5 and r["written_in"] == 3) for r in shown)
     assert [e["text"] for e in shown[0]["traces"]] == ["b", "a"] and refused["reason"] == "malformed"
-    # by the unit that the filter takes
+    # by the unit that the filter takes; of a single task, by the p_hat that is shown with it
     run.state.records = [EnvRecord([], [], "", i, [], "", 0, 1.0, 0.5, 1.0, 3) for i in range(8)]
     assert {r["in_band"] for r in measure.samples(run, 0.5)[:-1] if r["written_in"] == 3} == {True}
+    run.o.p_hat_unit = "task"
+    assert all(r["in_band"] == (r["p_hat"] == 0.5) for r in measure.samples(run, 0.5)[:5])
 
 
-def test_bar_and_line_count_the_same_tasks():
-    """New tasks, each once: neither base tasks, nor replays, nor a window of the latest."""
+def test_new_tasks_count_once():
+    """Neither base tasks nor replays count, and of a new task that is tried again the first p_hat."""
     from support import metrics as measure
     task = lambda i, origin, t: SimpleNamespace(origin=origin, epoch=t, id=i)
     attempts = [(task(i, "env", 3), float(i < 50), []) for i in range(100)]
     attempts += [(task(0, "env", 3), 0.0, []), (task(200, "base", 0), 0.0, []),
                  (task(201, "env", 2), 0.0, [])] * 9
-    state = SimpleNamespace(attempts=attempts, epoch=3, rollout_tokens=1, rollout_seconds=1.0)
-    new = measure.first_attempts(state)
-    bar = measure.postfix(state)
-    assert bar["new tasks"] == len(new) == 100 and bar["success on generated"] == "0.50"
-    assert measure.postfix(SimpleNamespace(**{**vars(state), "attempts": []}))["success on generated"] == "-"
+    new = measure.first_attempts(SimpleNamespace(attempts=attempts, epoch=3))
+    assert len(new) == 100 and measure.mean(p for _, p, _ in new) == 0.5
 
 
 def test_two_epochs_and_one_more_equal_three(quiet_run, tmp_path, small_ladder):
