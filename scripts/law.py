@@ -1,8 +1,8 @@
 """When does training the simulator pay? Its gain against the share of tasks with mixed rewards.
 
 Paper: the claim behind Eq. 3 and RWR. An agent learns from a task only if some of its G attempts
-succeed and some fail, so a trained simulator has something to give only where it writes more such
-tasks than an untrained one does.
+succeed and some fail, so a trained simulator should help where it writes more such tasks than an
+untrained one does.
 
 Usage: `python -m scripts.law` makes results/law.md and results/law.png from results/law.json, a list
 of settings. To add one, append {"setting", "kind", "starts", "trained": [FILE, NAME], "untrained":
