@@ -7,7 +7,8 @@ untrained one does.
 Usage: `python -m scripts.law` makes results/law.md and results/law.png from results/law.json, a list
 of settings. To add one, append {"setting", "kind", "starts", "trained": [FILE, NAME], "untrained":
 [FILE, NAME]}: its figures are measured and filled in. FILE is JSONL with a run a line: "name",
-"seed", and "metrics", a list over epochs; "starts" has the base model or warm start of each seed.
+"seed", and "metrics", a list over epochs (results of scripts.experiments are); "starts" has the base
+model or warm start of each seed.
 """
 import json
 from pathlib import Path
@@ -35,7 +36,7 @@ def figures(metrics) -> dict:
     """Mixed share of all epochs and of the second half, success there, held-out success at the end."""
     epochs = [m for m in metrics if m["epoch"] > 0]
     late = epochs[len(epochs) // 2:]
-    mixed = lambda some: np.mean([1 - m["solved"] - m["unsolved"] for m in some])
+    mixed = lambda some: np.mean([m["mixed_share"] for m in some])
     return {"mixed": mixed(epochs), "mixed_late": mixed(late), "held_out": metrics[-1]["validation"],
             "success_late": np.mean([m["success_rate"] for m in late])}
 
