@@ -13,15 +13,14 @@ model or warm start of each seed.
 import json
 from pathlib import Path
 
-import matplotlib
-import numpy as np
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]  # up to ten pairs
-HEAD = """| kind | setting | mixed, trained | mixed, untrained | ratio | success | gain | pairs | starts |
+HEAD = """What the columns mean: [Experiments](../EXPERIMENTS.md#when-does-training-the-simulator-pay).
+
+| kind | setting | mixed, trained (late) | untrained | ratio | success, untrained | gain | pairs | starts |
 |---|---|---|---|---|---|---|---|---|
 """
 
@@ -75,7 +74,7 @@ def row(s) -> str:
 
 def picture(settings):
     """Gain against ratio: a point a setting, a colour a kind."""
-    figure, axis = plt.subplots(figsize=(7, 4.6), dpi=150)
+    figure, axis = plt.subplots(figsize=(7, 4.6), dpi=150, layout="constrained")
     for i, kind in enumerate(dict.fromkeys(s["kind"] for s in settings)):
         x, y, half = zip(*((ratio(s, "mixed"), *gain(s)) for s in settings if s["kind"] == kind))
         axis.errorbar(x, y, np.nan_to_num(half), fmt="osD^vP*X"[i], color=f"C{i}", label=kind)
@@ -83,7 +82,6 @@ def picture(settings):
     axis.set(xlabel="share of generated tasks with mixed rewards, trained / untrained simulator",
              ylabel="gain in held-out success")
     axis.legend(frameon=False)
-    figure.tight_layout()
     figure.savefig(RESULTS / "law.png")
 
 
