@@ -22,7 +22,7 @@ from tqdm import tqdm
 from support.files import UserError, append_jsonl, write_whole
 import curriculum
 from data_pool import EnvPool, TrainPool
-from support.loading import check_adapter_folder, model_config, policy_options
+from support.loading import model_config
 from policy import Policy
 from support import checkpoint, memory, options
 from support import health, report, screen
@@ -114,9 +114,6 @@ def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked."""
     torch.set_num_threads(options.threads_of(o))
     curriculum.try_weights(o)
-    for name, path in policy_options(o)["adapter_paths"].items():
-        if path:
-            check_adapter_folder(path, name, o.rank)
     world = load_world(o.world)
     sources = checkpoint.hashes(o)  # before they are read
     world.prepare(o)
@@ -261,8 +258,8 @@ def look_before(run, record) -> tuple[str, str]:
 def finish(run):
     """Adapters, figures, report and the closing words."""
     say(run, "")
-    for policy, name in ((run.policy, "agent"), (run.simulator, "env")):
-        policy.save_adapter(name, run.folder / "adapters" / name)
+    for policy in run.policies:
+        policy.save_adapters(run.folder / "adapters")
     if run.o.model:  # the embedded world's few MB are of no interest
         print(measure.peaks_line(run.peaks, run.policy.device))
         write_whole(run.folder / "memory.json", json.dumps(run.peaks, indent=1))

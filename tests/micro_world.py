@@ -137,8 +137,8 @@ class Scripted:
         self.rates[adapter] = lr
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=0.0)
 
-    def save_adapter(self, adapter, folder):
-        self.saved.append((adapter, folder))
+    def save_adapters(self, folder):
+        self.saved += [(adapter, folder / adapter) for adapter in self.params]
 
     @contextmanager
     def use(self, adapter):
