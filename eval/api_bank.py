@@ -14,9 +14,10 @@ Usage: python -m eval api_bank --data DIR --model M. Two scorers:
 
 Deviations: the damo evaluator executes the call on a fresh database and compares input, output and
 exception, differently from API to API. Here arguments are read by the same pattern, declared names
-and types are enforced, and every value must then equal the expected one: 97.6 % of the official
-verdicts. (Some APIs forgive case, spacing or other words: there it says false.) Two things are known
-without a database: steps that depend on an earlier call, and one check that never passes.
+and types are enforced, and every value must then equal the expected one (eight of them whatever the
+case): 98.2 % of the recorded official verdicts. Some APIs forgive other words too; there it says
+false. Two things are known without a database: steps that depend on an earlier call, and one check
+that never passes.
 
 Known oddities, left as they are because the figures contain them: 8 level-1 golds use an argument
 that the tool does not document; 10 prompts are duplicates; 6 level-2 golds call a tool that the
