@@ -832,4 +832,4 @@ def json_schema(spec: dict) -> dict:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(make_turns, *sys.argv[1:]))
+    sys.exit(exit_code(make_turns, "".join(sys.argv[1:2])))
