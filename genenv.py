@@ -40,7 +40,7 @@ import curriculum
 from data_pool import EnvRecord, Task, Trace, distinct
 from grpo import grpo_update
 from policy import Rollout
-from rwr import KL_SEEDS, effective_sample_size, rwr_update, rwr_weights, weight_ratio, whole_passes
+from rwr import draw_kl_sample, rwr_update
 from support import checkpoint
 from support.files import UserError, choose
 from support.metrics import mean, surprise
@@ -93,9 +93,9 @@ def epoch(run: Run, train=True):
     # 2b. environment update, on this epoch's generations and on those of D_env, each task once
     fresh, old = distinct(state.records), old_records(run)
     for r in fresh + old:  # the old ones anew, as alpha may have moved
-        r.r_env = R(r.success_rate(o.p_hat_unit), alpha, o.beta)  # Eq. 3
+        r.r_env = R(r.p_hat_of(o.p_hat_unit), alpha, o.beta)  # Eq. 3
     fresh, old = ([r for r in records  # filter: |p_hat - alpha| <= k_min
-                   if curriculum.in_band(r.success_rate(o.p_hat_unit), alpha, o.k_min)]
+                   if curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)]
                   for records in (fresh, old))
     env_stats = {"env_kept": len(fresh)}
     if train and o.variant == "genenv":  # all others never train the simulator
@@ -145,20 +145,20 @@ def write_tasks(run, seed_tasks, variations, alpha, kept=()) -> tuple[list[Task]
     with run.phase("simulator rollouts"):
         rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                         run.sampler, max_rows=rows)
-    first_group = len(state.kl_sample)  # groups are numbered through the epoch
-    state.kl_sample += [[prompt, []] for prompt in prompts]
+    first_group = state.seeds  # groups are numbered through the epoch
+    state.seeds += len(seed_tasks)
     tasks, records = [], []
     for r, text, task, reason in written_tasks(world, o, run.policies, rollouts, seed_tasks, alpha,
                                                state.epoch, run.held_out, kept):
         group = first_group + r.group
-        state.kl_sample[group][1].append(r.response)  # valid or not: drift towards junk is measured
+        state.texts.append([group, r.prompt, r.response])  # valid or not: KL sees a drift to junk
         state.written += 1
         if reason:
             note_refused(run, seed_tasks[r.group], text, reason)
             continue
         tasks.append(task)
         records.append(EnvRecord(r.prompt, r.response, text, task.id, sorted(task_keys(world, task)),
-                                 task.seed_task, group, None, None, None, state.epoch))
+                                 task.seed_task, group, epoch=state.epoch))
     return tasks, records
 
 
@@ -191,13 +191,13 @@ def add_ready_made(run):
     """Tasks from before training: the teacher's, or those that the untrained simulator writes for
     GenEnv-Static, several variations of every base task."""
     for task in run.teacher:
-        run.train_pool.add_untried(task)
+        run.train_pool.add(task, [], None)
     if run.o.variant == "static":
         tasks, records = write_tasks(run, run.train_pool.base, STATIC_PER_BASE, run.o.alpha)
         if run.o.agreement:
             tasks, records = keep_solvable(run, tasks, records)
         for task in tasks:
-            run.train_pool.add_untried(dataclasses.replace(task, origin="static"))
+            run.train_pool.add(dataclasses.replace(task, origin="static"), [], None)
 
 
 def draw_ready_made(run) -> list[Task]:
@@ -247,9 +247,9 @@ def update_agent(run, trials) -> dict:
     that reward."""
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G of them
-    rewards = torch.tensor([
-        [curriculum.agent_reward(o.agent_reward, e.reward, e.valid, e.truncated, e.tokens)
-         for e in trial.traces] for trial in trials])  # (B, G)
+    reward = curriculum.named("agent_reward_")[o.agent_reward]
+    rewards = torch.tensor([[reward(e.reward, e.valid, e.truncated, e.tokens) for e in trial.traces]
+                            for trial in trials])  # (B, G)
     with run.phase("agent update (GRPO)", "agent") as moved:
         stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
     for trial in trials:
@@ -282,19 +282,9 @@ def old_records(run) -> list[EnvRecord]:
 def update_environment(run, fresh, old) -> dict:
     """One update of the simulator on the records inside the band, those of this epoch and those of
     D_env, under the KL penalty to the initial simulator and the cap on the update's own KL."""
-    o, records = run.o, fresh + old
-    weights = rwr_weights(torch.tensor([r.r_env for r in records]), o.lam)  # RWR: w ~ exp(lam * R_env)
-    batches = whole_passes(len(fresh), len(old), o.env_passes, o.env_batch, run.rng)
-    # the KL sample: all texts of some seed tasks, valid or not
-    seeds = torch.randperm(len(run.state.kl_sample), generator=run.rng)[:KL_SEEDS].tolist()
-    kl_sample = [Rollout(i, run.state.kl_sample[i][0], response)
-                 for i in seeds for response in run.state.kl_sample[i][1]]
+    kl_sample = draw_kl_sample([Rollout(*text) for text in run.state.texts], run.rng)
     with run.phase("simulator update (RWR)", "env") as moved:
-        stats = rwr_update(run.simulator, "env", run.env_optimizer,
-                           [Rollout(i, r.prompt, r.response) for i, r in enumerate(records)],
-                           weights, batches, kl_sample, o)
-    if batches:
-        stats |= {"env_ess": effective_sample_size(weights), "env_weight_ratio": weight_ratio(weights)}
+        stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o, run.rng)
     return {**stats, "env_moved": moved["moved"], "other_moved": moved["other_moved"]}
 
 

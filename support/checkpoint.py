@@ -63,10 +63,12 @@ def lock_folder(folder: Path):
 
 
 def hashes(o) -> dict:
-    """{file of tasks or functions that an option names: its hash}, {model: its digest}."""
+    """{file of tasks or tools, or model, that an option names: its hash}."""
+    from support.loading import model_digest  # here and not above: it loads torch
     given = (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values())
-    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in given
-            if isinstance(path, str) and Path(path).is_file()}
+    files = [path for path in given if isinstance(path, str) and Path(path).is_file()]
+    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files} | {
+        model: model_digest(model) for model in (o.model, o.env_model) if model}
 
 
 # ---------------------------------------------------------------------------------------------

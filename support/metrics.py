@@ -194,7 +194,7 @@ def samples(run, alpha: float, n=8) -> list:
     """What a person should read: tasks of the epoch next to the task that they vary, the expected
     answer, the best and the worst trace; and texts that were refused, with the reason."""
     state, world, unit = run.state, run.world, run.o.p_hat_unit
-    of_unit = {} if unit == "task" else {r.task_id: r.success_rate(unit) for r in state.records}
+    of_unit = {} if unit == "task" else {r.task_id: r.p_hat_of(unit) for r in state.records}
 
     def inside(task, p_hat) -> bool:  # by the p_hat of the task that the card shows, see Eq. 2
         return task.origin == "env" and task.epoch == state.epoch and \

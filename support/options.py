@@ -280,6 +280,7 @@ def check_options(o: Options) -> Options:
         need(any(curriculum.in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)), "k_min",
              f"with --G {o.G} no p_hat lies within it of --alpha {o.alpha}, so the simulator would "
              "never learn: raise --k-min or --G")
+    curriculum.try_functions(o)
     return o
 
 

@@ -47,7 +47,8 @@ class EpochState:
     replays: list = field(default_factory=list)        # (p_hat before, epochs ago, p_hat now)
     agent: list = field(default_factory=list)          # statistics of each grpo_update
     records: list = field(default_factory=list)        # EnvRecords of this epoch
-    kl_sample: list = field(default_factory=list)      # for each seed task [prompt, [response, ...]]
+    seeds: int = 0               # seed tasks varied so far; their numbers are the groups of texts
+    texts: list = field(default_factory=list)          # [group, prompt, response] of all generations
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
     rollout_tokens: int = 0
     rollout_seconds: float = 0.0
@@ -210,8 +211,8 @@ def end_epoch(run, env_stats, alpha):
 
 def finish(run):
     """Adapters, report and the closing words."""
-    for policy, name in ((run.policy, "agent"), (run.simulator, "env")):
-        policy.save_adapter(name, run.folder / "adapters" / name)
+    for policy in run.policies:
+        policy.save_adapters(run.folder / "adapters")
     if run.o.model:  # the embedded world's few MB are of no interest
         print(measure.peaks_line(run.peaks, run.policy.device))
     report.write(run.folder)

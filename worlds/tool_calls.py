@@ -915,12 +915,12 @@ def category(task: Task) -> str:
 
 class World(worlds.World):
     """The domain of tool calls, see the head of this module."""
-    REASONS, OPTIONS, DEFAULTS, EPISODES = REASONS, OPTIONS, DEFAULTS, True
+    REASONS, OPTIONS, DEFAULTS, EPISODES, FORMS = REASONS, OPTIONS, DEFAULTS, True, ("", "python")
 
     def __init__(self, o):
         super().__init__(o)
         prepare(o)
-        self.form = self.option(o, "call_format")
+        self.form = "python" if self.option(o, "call_format") == "python" else ""
         self.max_turns = self.option(o, "max_turns")
         self.max_episode_tokens = self.option(o, "max_episode_tokens")
 
