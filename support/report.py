@@ -113,7 +113,7 @@ def read_run(folder):
 def draw(panel: Panel, lines, band=()) -> str:
     """A figure as the address of an embedded PNG. lines: (label, [(epoch, value)]); band: (epoch,
     lower edge, upper edge) of each epoch."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axis = figure.subplots()
     if band:
@@ -122,9 +122,9 @@ def draw(panel: Panel, lines, band=()) -> str:
         if values:
             axis.plot(*zip(*values), marker="o", ms=3.5, lw=1.5 + 0.7 * (len(lines) - 1 - i),
                       color=f"C{i}", label=label)
-    top = max(value for _, values in lines for _, value in values)
     axis.set(title=panel.title, xlabel="epoch", ylabel=panel.unit)
-    top = 1 if panel.unit == "share" else top or 1
+    top = max(value for _, values in lines for _, value in values) or 1
+    top = 1 if panel.unit == "share" else top
     axis.set_ylim(-0.02 * top, 1.06 * top)  # a line at 0 or 1 is not hidden by the frame
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
