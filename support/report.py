@@ -51,7 +51,8 @@ PANELS = (
     Panel("Length of generated tasks", "relative to the first epoch", {
         "task_length": "task length", "response_length": "tokens of a response",
         "skill_entropy": "entropy over skills"},
-        "A fall of the entropy over skills says that the simulator repeats itself.", relative=True),
+        "Tasks may grow with the agent. Should the entropy over skills fall, the simulator repeats "
+        "itself.", relative=True),
     Panel("KL to the start", "nats per token", {
         "env_kl": "simulator", "env_kl_step": "simulator, one update alone", "kl": "agent"},
         "A slow rise that levels off is healthy; above 2 texts can no longer be trusted."),
@@ -112,7 +113,7 @@ def read_run(folder):
 def draw(panel: Panel, lines, band=()) -> str:
     """A figure as the address of an embedded PNG. lines: (label, [(epoch, value)]); band: (epoch,
     lower edge, upper edge) of each epoch."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axis = figure.subplots()
     if band:
@@ -121,9 +122,10 @@ def draw(panel: Panel, lines, band=()) -> str:
         if values:
             axis.plot(*zip(*values), marker="o", ms=3.5, lw=1.5 + 0.7 * (len(lines) - 1 - i),
                       color=f"C{i}", label=label)
-    top = max(value for _, values in lines for _, value in values)
     axis.set(title=panel.title, xlabel="epoch", ylabel=panel.unit)
-    axis.set_ylim(0, 1.02 if panel.unit == "share" else 1.06 * top or 1)
+    top = max(value for _, values in lines for _, value in values) or 1
+    top = 1 if panel.unit == "share" else top
+    axis.set_ylim(-0.02 * top, 1.06 * top)  # a line at 0 or 1 is not hidden by the frame
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
     axis.legend(fontsize=9, framealpha=0.6)
