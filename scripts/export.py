@@ -19,6 +19,7 @@ PEFT folders: PeftModel.from_pretrained(model, "RUN/adapters/agent").
 """
 import json
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 # veRL loads this file by its path: the modules of the project lie one folder up
@@ -75,5 +76,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
     name, _, form = source.partition("/")
     if project != "genenv":
         raise UserError(f"{data_source!r} is not a data source of genenv: expected genenv/WORLD")
+    return _world(name, form).score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1
+
+
+@lru_cache
+def _world(name, form):
     o = parse_options(["--world", name, *(["--call-format", form] if form else [])])
-    return load_world(name)(o).score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1
+    return load_world(name)(o)
