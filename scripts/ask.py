@@ -162,9 +162,8 @@ def answers(world, adapter, requests, shown) -> list[str]:
     from support.loading import policy_options
     o = world.o
     torch.set_num_threads(threads_of(o))
-    policy = Policy.load(o.model, (), **policy_options(o))
-    if adapter:
-        policy.load_adapter("agent", adapter)
+    policy = Policy.load(o.model, ("agent",) if adapter else (), adapter_folder=adapter or None,
+                         **policy_options(o))
     prompts = []
     for request, tools in zip(requests, shown):
         if token := special_token_in(request, policy.tokenizer):

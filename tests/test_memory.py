@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import BloomConfig, Qwen2Config, Qwen2ForCausalLM
 
-from scripts import bench_models as bench
+from scripts import bench_gpu as bench
 import genenv
 from helpers import flat, user_error
 from support import attention
