@@ -97,25 +97,18 @@ def ungrounded(task: Task) -> str:
 
 
 def uncalled(task: Task) -> str:
-    """A number in digits, a weekday or a boolean's argument that the request names and no call has; or ""."""
+    """A number in digits or a weekday that the request names and no call has; or ""."""
     tools, words, called = tools_of(task), words_of(task.text), []
     for call in task.spec.get("calls", ()):
-        called.append(call["name"])
-        for name, schema in tools[call["name"]]["parameters"].get("properties", {}).items():
-            value = call["arguments"].get(name, schema.get("default"))
-            called.append(canonical(value))
-            either = [schema, *schema.get("anyOf", ())]
-            if any("boolean" in kinds(one) for one in either) and value is not True \
-                    and has(name, words) and NO.isdisjoint(words):
-                return name
-    if not called:
-        return ""
-    known = " ".join(called).lower()
-    numbers = {n * f for n in numbers_of(known) for f in (1, *(1 / g for g in factors(words)))}
-    said = [digits for digits in DIGITS.findall(_joined(task.text)) if not {
-        float(digits), float(digits) + 12} & numbers and float(digits)]
-    days = [word for word in words if word in WEEKDAYS and word[:3] not in known and "-" not in known]
-    return next(iter(said + days), "")
+        defaults = {name: schema["default"] for name, schema in tools[call["name"]]["parameters"].get(
+            "properties", {}).items() if "default" in schema}
+        called.append(canonical([call["name"], {**defaults, **call["arguments"]}]).lower())
+    known = " ".join(called)
+    numbers = {n / factor for n in numbers_of(known) for factor in (1, *factors(words))}
+    said = [digits for digits in DIGITS.findall(_joined(task.text))
+            if float(digits) and numbers.isdisjoint((float(digits), float(digits) + 12))]
+    days = [word for word in words if word in WEEKDAYS and word[:3] not in known]
+    return next(iter(said + days), "") if called else ""
 
 
 def leaves(value, schema: dict, name: str = ""):

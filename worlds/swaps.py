@@ -71,7 +71,7 @@ def _written(value) -> str:
 
 def _places(value: str, text: str) -> list:
     """Where a value stands in a text, not as a part of a word or of another number."""
-    return list(re.finditer(rf"(?<![\w.,:/-]){re.escape(value)}(?!\w|[.,:/-]\d)", text)) if value else []
+    return list(re.finditer(rf"(?<![\w.,:/-]){re.escape(value)}(?!\w|[.,/-]\d)", text)) if value else []
 
 
 def _other(value, schema: dict, words, draw):

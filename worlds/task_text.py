@@ -4,20 +4,23 @@ This is the simulator's side of the tool_calls world with --tools. The tools are
 its calls are all that can go wrong, and they are a fifth of the tokens of a JSON task: a small model can
 write them. What it is shown, and what it writes:
 
-    Call: add_event(name="dentist", date="2026-03-14")             <- an example, any task
+    Level: 1 of 4                                                  <- an example, any task
+    Call: add_event(name="dentist", date="2026-03-14")
     Request: Put the dentist on 2026-03-14 into my calendar.
     Solved: 50 % of the time
-    Write for:
+    Functions:
     set_light(room: str, brightness: int)
-    Not called:
     set_heating(room: str, degrees: float)
 
+    Level: 1 of 2
     Call: set_light(room="study", brightness=30)
     Request: Dim the study to 30 percent.
 
-The calls come first: a request for given calls only has to name their values, and a small model can
-copy; calls for a given request it would have to get right. A free-form question has `Answer: ...` in
-place of the calls, and no tools. Calls are written as --call-format says.
+The level comes first: how many calls the request takes, and among how many tools the assistant has to
+choose. So the simulator decides how hard a task is before it writes it, and reward-weighted regression
+can move that choice. The calls come before the request: a request for given calls only has to name their
+values, and a small model can copy; calls for a given request it would have to get right. A free-form
+question has `Answer: ...` in place of level and calls, and no tools.
 """
 import re
 
@@ -25,27 +28,36 @@ from worlds import call_text
 
 SYSTEM = {
     True: "You write practice requests for an assistant that calls functions. You are given one "
-          "example, how often the assistant solved it, and functions to write for. Call these "
-          "functions with values of your own, and then write a request that names each of these "
+          "example, how often the assistant solved it, and functions. Choose a level: how many calls "
+          "the request takes, and how many functions the assistant has to choose from. Call some of "
+          "these functions with values of your own, and then write a request that names each of these "
           "values.",
     False: "You write practice questions. You are given one after its answer and how often an "
            "assistant solved it. Write another short answer, and then a question that has it."}
-NO_EXAMPLE = ("You write practice requests for an assistant that calls functions. Call the functions "
-              "that you are given with values of your own, and then write a request that names each "
-              "of these values. Write lines of this form:\n")
-FORM = {"task": "what the user says", "calls": [{"name": "function", "arguments": {"argument": "value"}}]}
-MARKED = re.compile(r"^\s*(Call|Answer|Request|Solved):", re.MULTILINE)  # no line of a request
+NO_EXAMPLE = ("You write practice requests for an assistant that calls functions. Choose a level: how many "
+              "calls the request takes, and how many functions the assistant has to choose from. Call some "
+              "of the functions that you are given with values of your own, and then write a request that "
+              "names each of these values. Write lines of this form:\n")
+FORM = {"task": "what the user says", "tools": [{}, {}],
+        "calls": [{"name": "function", "arguments": {"argument": "value"}}]}
+LEVEL = re.compile(r"Level: (\d) of (\d)")
+MARKED = re.compile(r"^\s*(Level|Call|Answer|Request|Solved):", re.MULTILINE)  # no line of a request
 
 
 def write(record: dict, write_call) -> str:
-    """{"task", "calls"}, or {"task", "reference"} with a text, as lines. write_call: a call -> one line."""
-    lines = [f"Answer: {record['reference']}"] if "reference" in record else \
-        [f"Call: {write_call(call)}" for call in record["calls"]] or [f"Call: {call_text.NOTHING}"]
+    """{"task", "tools", "calls"}, or {"task", "reference"} with a text, as lines. write_call: a call -> one
+    line."""
+    if "reference" in record:
+        lines = [f"Answer: {record['reference']}"]
+    else:
+        lines = [f"Level: {len(record['calls'])} of {len(record['tools'])}"]
+        lines += [f"Call: {write_call(call)}" for call in record["calls"]]
     return "\n".join([*lines, f"Request: {record['task'].strip()}"])
 
 
 def read(text: str, parse_call):
-    """The inverse of `write`: lines -> {"task", "calls"} or {"task", "reference"}, or None.
+    """The inverse of `write`: lines -> {"task", "level": (calls, tools), "calls"}, or {"task", "reference"},
+    or None.
 
     parse_call: a line -> a call, or None. The request comes last and may have several lines.
     """
@@ -55,20 +67,26 @@ def read(text: str, parse_call):
         return None
     if lines[0].startswith("Answer:"):
         return {"task": request, "reference": " ".join(lines)[len("Answer:"):].strip()}
+    level = LEVEL.fullmatch(lines[0])
     calls = [parse_call(line[len("Call:"):].strip()) if line.startswith("Call:") else None
-             for line in lines[:call_text.MAX_LINES]]
-    return None if None in calls else {"task": request, "calls": calls}
+             for line in lines[1:call_text.MAX_LINES]]
+    if level is None or None in calls:
+        return None
+    return {"task": request, "level": (int(level[1]), int(level[2])), "calls": calls}
 
 
-def prompt(example: dict, success, write_call, to_call: str, beside: str) -> list[dict]:
+def prompt(example: dict, success, write_call, functions: str) -> list[dict]:
     """Chat messages that ask for a task.
 
     example: a record, with an empty text if there is none. success: p_hat in [0, 1] on it, or None.
-    to_call, beside: tools to write for and to leave alone, as text; empty for a question, or if there
-    are none.
+    functions: tools to write for, as text; empty for a question.
     """
-    solved = "unknown" if success is None else f"{100 * success:.0f} % of the time"
-    lines = [write(example, write_call), f"Solved: {solved}"] if example["task"] else []
-    lines += [f"Write for:\n{to_call}"] * bool(to_call) + [f"Not called:\n{beside}"] * bool(beside)
+    lines = [write(example, write_call), f"Solved: {solved(success)}"] if example["task"] else []
+    lines += [f"Functions:\n{functions}"] * ("calls" in example)
     system = SYSTEM["calls" in example] if example["task"] else NO_EXAMPLE + write(FORM, write_call)
     return [{"role": "system", "content": system}, {"role": "user", "content": "\n".join(lines)}]
+
+
+def solved(success) -> str:
+    """A success rate in [0, 1], or None if it is unknown, in words."""
+    return "unknown" if success is None else f"{100 * success:.0f} % of the time"
