@@ -12,7 +12,7 @@ import pytest
 import genenv
 import policy
 from support import report
-from worlds import ladder, tiny_model, tool_calls
+from worlds import ladder, tiny_model
 
 # it ends its lines and knows a few tools, which is all that tests of the loop need
 SMALL_MODEL = {**ladder.MODEL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
@@ -21,13 +21,6 @@ write_report, whole_split = report.write, ladder.World.validation_tasks  # where
 # a run of the small world in a second an epoch; all p_hat are in the band
 MICRO = ["--threads", "1", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1", "--rank", "4",
          "--k-min", "0.5"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def usual_form():
-    """The tool-call world keeps the form that it was last prepared for: not beyond a module."""
-    yield
-    tool_calls._form = tool_calls.Form()
 
 
 @pytest.fixture(scope="session")
