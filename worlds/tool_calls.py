@@ -332,6 +332,7 @@ def token_f1(answer: str, reference: str) -> float:
 
 class World(worlds.World):
     """The domain of tool calls and short answers."""
+    FORMS = ("json", "python")
     # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
     REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
                "unknown tool", "wrong level", "wrong arguments", "other kind than the seed",
