@@ -311,8 +311,6 @@ def exit_code(command, program="genenv") -> int:
     except KeyboardInterrupt:
         print("stopped at once", file=sys.stderr)
         return 130
-    except ModuleNotFoundError as missing:
-        line = f"the package {missing.name} is not installed: pip install -r requirements.txt"
     except OSError as error:  # a full disk, a file that may not be written
         line = f"{error.filename or 'cannot write'}: {error.strerror or error}"
     except UserError as error:

@@ -134,8 +134,8 @@ def prepare_run(o) -> Run:
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
     print(screen.banner(o, folder, threads_of(o)), flush=True)
-    sources = checkpoint.hashes(o)  # before they are read
     world = load_world(o.world)(o)
+    sources = checkpoint.hashes(o)
     if o.model:
         print(memory.check(model_config(o.model), o, model_config(o.env_model) if o.env_model else None),
               flush=True)
