@@ -179,9 +179,9 @@ def call_user(f, *args):
     try:
         return f(*args)
     except Exception as error:  # whatever such a function may raise
-        inside = [t.lineno for t in traceback.extract_tb(error.__traceback__) if t.name == f.__name__]
-        line = inside[-1] if inside else f.__code__.co_firstlineno
-        raise UserError(f"{f.__code__.co_filename}, line {line}: {f.__name__} raised "
+        code, calls = f.__code__, traceback.extract_tb(error.__traceback__)
+        line = [code.co_firstlineno, *(t.lineno for t in calls if t.name == code.co_name)][-1]
+        raise UserError(f"{code.co_filename}, line {line}: {f.__name__} raised "
                         f"{type(error).__name__}: {' '.join(str(error).split())}") from None
 
 
