@@ -110,8 +110,7 @@ def kl(r, history, o) -> str:
     """The simulator moves too fast or too far; two epochs running, as one may be chance."""
     last = [*history, r][-2:]
     if len(last) == 2 and all(m["env_capped"] and not m["env_steps"] for m in last):
-        return (f"two epochs running --env-kl-cap {o.env_kl_cap} undid the simulator's first step: "
-                "lower --env-lr or raise the cap")
+        return f"the simulator's first step crossed --env-kl-cap {o.env_kl_cap}: lower --env-lr"
     if len(last) == 2 and min(m["env_kl"] for m in last) > 2.0:
         return (f"the simulator is {r['env_kl']:.1f} nats per token away from its start, and its "
                 "text can no longer be trusted: raise --env-kl, lower --env-lr")
@@ -164,20 +163,19 @@ def warnings(record: dict, history: list, o) -> list[str]:
 
     record: the epoch's metrics (metrics.epoch_record); history: the records of earlier epochs.
     """
-    found = {name: check(record, history, o) for name, check in CHECKS.items()}
-    return [f"{name}: {text}" for name, text in found.items() if text]
+    texts = {name: check(record, history, o) for name, check in CHECKS.items()}
+    return [f"{name}: {text}" for name, text in texts.items() if text]
 
 
 def judge(r: dict) -> str:
-    """What the record of epoch 0 says before anything is trained: is there something to learn?
+    """One line on the record of epoch 0, before anything is trained: is there something to learn?
 
     Training the simulator pays where the untrained one's tasks go stale, that is, where the agent
-    solves nearly all of them; near alpha there is nothing to correct. "" without a simulator.
+    solves nearly all of them; near alpha there is nothing to correct.
     """
-    if not r["written"]:
-        return ""
     if not r["distinct_tasks"]:
-        return f"before training: none of {r['written']} generated texts is a task"
+        return f"before training: no generated tasks ({r['written']} texts written), reward " \
+            f"{r['reward']:.2f} on the others"
     verdict = "near alpha"
     if not TOO_HARD <= r["success_rate"] <= STALE:
         verdict = "stale" if r["success_rate"] > STALE else "too hard"

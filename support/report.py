@@ -51,7 +51,8 @@ PANELS = (
     Panel("Length of generated tasks", "relative to the first epoch", {
         "task_length": "task length", "response_length": "tokens of a response",
         "skill_entropy": "entropy over skills"},
-        "A fall of the entropy over skills says that the simulator repeats itself.", relative=True),
+        "Tasks may grow with the agent. Should the entropy over skills fall, the simulator repeats "
+        "itself.", relative=True),
     Panel("KL to the start", "nats per token", {
         "env_kl": "simulator", "env_kl_step": "simulator, one update alone", "kl": "agent"},
         "A slow rise that levels off is healthy; above 2 texts can no longer be trusted."),
@@ -61,7 +62,7 @@ PANELS = (
     Panel("Refused texts", "share", {"refused": "texts that are not new tasks"},
           "A share that climbs says that the simulator loses the form, or repeats itself."))
 OF_GENERATED = {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
-                "response_length", "skill_entropy"}
+                "response_length", "skill_entropy", "env_kept"}
 OF_UPDATES = {"kl", "zero_variance", "env_kept"}
 OF_SIMULATOR = {"env_kl", "env_kl_step", "env_ess"}
 
@@ -87,11 +88,24 @@ def shown(m: dict, key: str, form: str) -> str:
     return format(measured(m)[key], form) if key in measured(m) else "-"
 
 
-def epochs_in_band(metrics, options) -> int:
-    """Epochs of training whose success rate lay within k_min of what they aimed at."""
-    o = SimpleNamespace(**options)
-    return sum(abs(m["success_rate"] - aim(m, o)) <= o.k_min
-               for m in metrics[1:] if m["distinct_tasks"])
+def facts(metrics, options) -> dict:
+    """{name: value as text} of what matters most in a run, at its start and now."""
+    first, last = metrics[0], metrics[-1]
+
+    def change(key, form):
+        now = shown(last, key, form)
+        return f"{shown(first, key, form)} -> {now}" if len(metrics) > 1 else now
+
+    found = {"held-out success": change("validation", ".3f")} if last["validation_by"] else {}
+    if any(m["distinct_tasks"] for m in metrics):
+        o, tried = SimpleNamespace(**options), [m for m in metrics[1:] if m["distinct_tasks"]]
+        near = sum(abs(m["success_rate"] - aim(m, o)) <= o.k_min for m in tried)
+        found |= {"success on generated tasks": change("success_rate", ".2f"),
+                  f"epochs within alpha +- {o.k_min:.2g}": f"{near} of {len(metrics) - 1}",
+                  "mixed groups": change("mixed_share", ".0%"),
+                  "length of generated tasks": change("task_length", ".2f"),
+                  "skill entropy, bits": change("skill_entropy", ".2f")}
+    return found | {"agent's entropy, nats": change("entropy", ".2f")}
 
 
 def read_run(folder):
@@ -112,7 +126,7 @@ def read_run(folder):
 def draw(panel: Panel, lines, band=()) -> str:
     """A figure as the address of an embedded PNG. lines: (label, [(epoch, value)]); band: (epoch,
     lower edge, upper edge) of each epoch."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
     figure = Figure(figsize=(5, 3.6), layout="constrained")
     axis = figure.subplots()
     if band:
@@ -121,9 +135,10 @@ def draw(panel: Panel, lines, band=()) -> str:
         if values:
             axis.plot(*zip(*values), marker="o", ms=3.5, lw=1.5 + 0.7 * (len(lines) - 1 - i),
                       color=f"C{i}", label=label)
-    top = max(value for _, values in lines for _, value in values)
     axis.set(title=panel.title, xlabel="epoch", ylabel=panel.unit)
-    axis.set_ylim(0, 1.02 if panel.unit == "share" else 1.06 * top or 1)
+    top = max(value for _, values in lines for _, value in values) or 1
+    top = 1 if panel.unit == "share" else top
+    axis.set_ylim(-0.02 * top, 1.06 * top)  # a line at 0 or 1 is not hidden by the frame
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
     axis.legend(fontsize=9, framealpha=0.6)
@@ -132,33 +147,36 @@ def draw(panel: Panel, lines, band=()) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def curves_of_run(metrics, options) -> list:
-    """(picture, caption) of every panel of a run that has a measured value."""
+def panels_of_run(metrics, options) -> list:
+    """(panel, lines, band) of every panel, for `gallery`."""
     band = [(m["epoch"], m["alpha"] - options["k_min"], m["alpha"] + options["k_min"])
             for m in metrics]
-    curves = []
+    found = []
     for panel in PANELS:
         lines = [(label, points(metrics, key)) for key, label in panel.lines.items()]
         if panel.relative:
             lines = [(label, [(t, v / (values[0][1] or 1)) for t, v in values])
                      for label, values in lines]
-        if any(values for _, values in lines):
-            shade = band if "success_rate" in panel.lines else ()
-            curves.append((draw(panel, lines, shade), panel.caption))
-    return curves
+        found.append((panel, lines, band if "success_rate" in panel.lines else ()))
+    return found
 
 
-def curves_of_runs(runs: dict) -> list:
-    """(picture, caption) of the first line of every panel, of {name: (records, options)}."""
-    curves = []
+def panels_of_runs(runs: dict) -> list:
+    """(panel, lines, no band) of the first line of every panel; runs: {name: records}."""
+    found = []
     for panel in PANELS:
         key, label = next(iter(panel.lines.items()))
-        lines = [(name, points(metrics, key)) for name, (metrics, _) in runs.items()]
-        if any(values for _, values in lines):
-            unit = "length" if panel.relative else panel.unit
-            one = panel._replace(title=f"{panel.title}: {label}", unit=unit)
-            curves.append((draw(one, lines), panel.caption))
-    return curves
+        one = panel._replace(title=f"{panel.title}: {label}",
+                             unit="length" if panel.relative else panel.unit)
+        found.append((one, [(name, points(metrics, key)) for name, metrics in runs.items()], ()))
+    return found
+
+
+def gallery(panels) -> str:
+    """The figures side by side, each with its caption; those without a single value are left out."""
+    return _grid(f'<figure><img alt="" src="{draw(panel, lines, band)}"><figcaption>'
+                 f"{_text(panel.caption)}</figcaption></figure>"
+                 for panel, lines, band in panels if any(values for _, values in lines))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -180,39 +198,38 @@ def write(folder) -> Path:
     metrics, options = read_run(folder)
     path = folder / "samples.jsonl"
     samples = read_jsonl(path) if path.is_file() else []
-    settings = _details("Options", table([[k, json.dumps(v)] for k, v in options.items()]))
+    numbers = "".join(f"<div><span>{_text(name)}</span><b>{_text(value)}</b></div>"
+                      for name, value in facts(metrics, options).items())
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         _paragraph(f"{options['variant']} on {options['world']}, seed {options['seed']}, "
                    f"epochs 0 to {metrics[-1]['epoch']}"),
-        _facts(metrics, options), "<h2>Warnings</h2>", _warnings(metrics),
-        _categories(metrics), "<h2>Curves</h2>", _gallery(curves_of_run(metrics, options)),
+        f"<div class=facts>{numbers}</div>", "<h2>Warnings</h2>", _warnings(metrics),
+        _categories(metrics), "<h2>Curves</h2>", gallery(panels_of_run(metrics, options)),
         "<h2>Tasks and answers</h2>", _paragraph(EXPLANATION), _samples(metrics, samples),
-        settings]))
+        _details("Options", table([[k, json.dumps(v)] for k, v in options.items()]))]))
     return folder / "report.html"
 
 
 def compare(folders, out) -> Path:
     """Write a page with the curves of several runs over each other; returns its path, by default
     compare.html in the first of the folders. Raises UserError as read_run does."""
-    runs = {str(folder): read_run(folder) for folder in folders}
-    records = [metrics for metrics, _ in runs.values()]
-    last = [["", *runs], ["epochs", *[metrics[-1]["epoch"] for metrics in records]]]
+    records, options = zip(*map(read_run, folders))
+    last = [["", *folders], ["epochs", *[metrics[-1]["epoch"] for metrics in records]]]
     for panel in PANELS:
         key = next(iter(panel.lines))
         last.append([panel.title, *[shown(metrics[-1], key, ".4g") for metrics in records]])
     last.append(["minutes of training",
                  *[f"{sum(m['seconds'] for m in metrics) / 60:.1f}" for metrics in records]])
-    names = dict.fromkeys(name for _, options in runs.values() for name in options)
-    differ = [[name, *[json.dumps(options.get(name)) for _, options in runs.values()]]
-              for name in names if name not in ("out", "resume", "threads")]
-    differ = [row for row in differ if len(set(row[1:])) > 1]
+    rows = [[name, *[json.dumps(o.get(name)) for o in options]] for name in options[0]
+            if name not in ("out", "resume", "threads")]
+    differ = [row for row in rows if len(set(row[1:])) > 1]
     out = Path(out or Path(folders[0]) / "compare.html")
     write_whole(out, page("Runs compared", [
         _paragraph("One run is one seed: a difference is a result only when several seeds have it."),
         "<h2>Last epoch</h2>", table(last),
-        "<h2>Options that differ</h2>", table([["", *runs], *differ]) if differ else "None.",
-        "<h2>Curves</h2>", _gallery(curves_of_runs(runs))]))
+        "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
+        "<h2>Curves</h2>", gallery(panels_of_runs(dict(zip(folders, records))))]))
     return out
 
 
@@ -224,24 +241,6 @@ def page(title, parts) -> str:
         '<meta name=viewport content="width=device-width,initial-scale=1">',
         f"<title>{_text(title)}</title><style>{STYLE.read_text(encoding='utf-8')}</style></head>",
         f"<body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
-
-
-def _facts(metrics, options) -> str:
-    """What matters most, at the head of the page."""
-    first, last = metrics[0], metrics[-1]
-    change = lambda key, form: f"{shown(first, key, form)} \u2192 {shown(last, key, form)}"
-    facts = {"held-out success": change("validation", ".3f")} if last["validation_by"] else {}
-    facts["entropy of the agent, nats"] = change("entropy", ".2f")
-    if any(m["distinct_tasks"] for m in metrics):
-        facts |= {
-            "mixed groups, start \u2192 now": change("mixed_share", ".0%"),
-            "success on generated tasks": f"{change('success_rate', '.2f')} "
-                                          f"(alpha {last['alpha']:.2f})",
-            "length of generated tasks": change("task_length", ".2f"),
-            "epochs within alpha \u00b1 k_min":
-                f"{epochs_in_band(metrics, options)} of {len(metrics) - 1}"}
-    return "<div class=facts>" + "".join(
-        f"<div><span>{_text(k)}</span><b>{_text(v)}</b></div>" for k, v in facts.items()) + "</div>"
 
 
 def _warnings(metrics) -> str:
@@ -304,11 +303,6 @@ def _card(tag, r, parts) -> str:
 
 def _pre(text, kind="", more="") -> str:
     return f"<pre class='{kind}'>{_text(text[:900])}{more}</pre>"
-
-
-def _gallery(curves) -> str:
-    return _grid(f'<figure><img alt="" src="{picture}"><figcaption>{_text(caption)}</figcaption></figure>'
-                 for picture, caption in curves)
 
 
 def _grid(cells) -> str:

@@ -9,7 +9,7 @@ alone: on held-out tasks it should rise, on generated tasks it should stay away 
 import textwrap
 from functools import partial
 
-from support.report import epochs_in_band, read_run, shown
+from support.report import facts, read_run, shown
 
 LEGEND = ("        success on           agent's         length    new    in     sim.\n"
           " epoch  held-out  generated  entropy  alpha  of task  tasks  band       KL    time")
@@ -51,30 +51,10 @@ def wrapped(text: str, indent="  ") -> str:
 
 
 def closing_words(folder) -> str:
-    """The last lines of a run: what to see in it."""
+    """The last lines of a run: what matters most, at its start and now."""
     metrics, options = read_run(folder)
-    first, last = metrics[0], metrics[-1]
-
-    def change(name, key, form, note) -> str:  # `name   first -> last   note`, in columns
-        values = shown(last, key, form)
-        values = f"{shown(first, key, form)} -> {values}" if len(metrics) > 1 else values
-        return f"{name:<28}{values}".ljust(46) + note
-
-    lines = [""]
-    if last["validation_by"]:
-        lines.append(change("held-out success", "validation", ".3f",
-                            "tasks that neither model is trained on"))
-    if any(m["distinct_tasks"] for m in metrics):
-        lines += [
-            change("success on generated tasks", "success_rate", ".2f",
-                   f"{epochs_in_band(metrics, options)} of {len(metrics) - 1} epochs within alpha "
-                   f"+- {options['k_min']}"),
-            change("mixed groups, start -> now", "mixed_share", ".0%",
-                   "generated tasks that teach the agent something"),
-            change("length of generated tasks", "task_length", ".2f", "in the world's units"),
-            change("skills in generated tasks", "skill_entropy", ".2f", "bits of entropy")]
-    lines.append(change("entropy of the agent", "entropy", ".2f", "nats per token"))
+    lines = ["", *(f"{name:<28}{value}" for name, value in facts(metrics, options).items())]
     warned = sum(bool(m["warnings"]) for m in metrics)
     if warned:
-        lines.append(f"warnings                    in {warned} epochs, see TROUBLESHOOTING.md")
+        lines.append(f"{'warnings':<28}in {warned} epochs, see TROUBLESHOOTING.md")
     return "\n".join([*lines, f"{folder}/report.html shows the curves, tasks and attempts"])

@@ -67,7 +67,7 @@ def test_hostile_text_stays_text_in_a_page_of_one_file(tmp_path):
 
 def test_warnings_of_one_name_do_not_replace_each_other(tmp_path, monkeypatch):
     """Those that differ in their figures alone are one box with its epochs, all others their own."""
-    monkeypatch.setattr(report, "curves_of_run", lambda metrics, options: [])
+    monkeypatch.setattr(report, "panels_of_run", lambda metrics, options: [])
     texts = {1: "invalid: 9 of 48, malformed", 2: "invalid: 8 of 47, truncated",
              4: "invalid: 7 of 46, malformed"}
     records = [record(t, warnings=[texts[t]] if t in texts else []) for t in range(6)]

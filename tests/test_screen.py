@@ -25,7 +25,7 @@ def test_what_was_not_measured_is_a_dash(tmp_path):
     """Not 0.00: neither in the line of an epoch nor in the closing words."""
     silent = record(2, distinct_tasks=0, success_rate=0.0, validated=1, env_steps=0, env_kl=0.0)
     assert screen.line(record(2)).split().count("-") == 0
-    assert screen.line(silent).split().count("-") == 5
+    assert screen.line(silent).split().count("-") == 6
     words = screen.closing_words(save(tmp_path, [record(0), silent]))
     assert "0.50 -> -" in words and "80% -> -" in words
 
