@@ -135,7 +135,7 @@ def spoken(policy, prompt, said) -> Rollout:
     ids, drawn = [], []
     for i, text in enumerate([said] if isinstance(said, str) else said):
         part = policy.encode_observation(text) if i % 2 else \
-            policy.encode(text) + policy.eos_ids[:1]
+            policy.encode(text) + policy.end_of_turn
         ids, drawn = ids + part, drawn + [i % 2 == 0] * len(part)
     return Rollout(0, policy.encode(prompt), ids, drawn=drawn)
 
@@ -190,10 +190,10 @@ def load_state(path: Path, policy, optimizer) -> dict:
 def merge(policy, o, out: Path):
     """Add the adapter to the base, save it as a model folder, in the base's own 16 or 32 bits."""
     from peft import PeftModel
-    policy.save_adapter(ADAPTER, out / "warm_start" / "adapter")
+    policy.save_adapters(out / "warm_start")
     # summed in fp32 and rounded once, with the weights as they were before any quantisation
     lm, tokenizer = load_model(o.model, None, "fp32", "cpu")
-    merged = PeftModel.from_pretrained(lm, str(out / "warm_start" / "adapter")).merge_and_unload()
+    merged = PeftModel.from_pretrained(lm, str(out / "warm_start" / ADAPTER)).merge_and_unload()
     merged.to(torch.bfloat16 if o.quant else policy.lm.dtype)
     with tempfile.TemporaryDirectory(dir=out / "warm_start") as scratch:
         merged.save_pretrained(scratch)

@@ -74,8 +74,7 @@ def make(world, s, o, settings: dict, out: Path):
     from support.loading import policy_options
     from policy import Policy
     torch.set_num_threads(run_options.threads_of(o))
-    policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": s.rank,
-                                                 "adapter_paths": None})
+    policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": s.rank})
     with one_line_for_templates(o.model):
         pairs = pairs_of_pass(world, policy, o, 0)
     print(census(world, o, pairs), flush=True)

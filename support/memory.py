@@ -33,6 +33,7 @@ from support.files import UserError
 from support.attention import SHORT, heads_of
 from support.loading import choose_dtype
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
+from rwr import KL_SEEDS
 from worlds import rollout_rows
 
 OF_SIMULATOR = "simulator rollouts", "agreement check", "simulator update (RWR)"  # phases
@@ -240,9 +241,9 @@ def training_instants(config, e, rank, gpu, grad_checkpoint, batch: dict) -> lis
 def attention_weights(config, o, e: int, batch: dict, P: int) -> dict:
     """What group_attention keeps besides in bf16 on a CPU, in fp32: softmaxes, queries, keys and
     values, of responses and of prompts."""
-    if e == FP32 or _on_gpu(o.device) or "pairs" not in batch:
+    if e == FP32 or _on_gpu() or "pairs" not in batch:
         return {}
-    layers = 1 if o.grad_checkpoint else config.num_hidden_layers
+    layers = 1 if _on_gpu() else config.num_hidden_layers
     heads, _, head_dim = heads_of(config)
     pairs, vectors = batch["pairs"] + batch["tokens"] * P, 2 * batch["keys"] + 4 * batch["tokens"]
     return {"attention weights": layers * heads * (pairs + vectors * head_dim) * FP32}
@@ -263,10 +264,10 @@ def estimate(config, o, e: int = 0) -> dict:
 
 def instants(config, o, e: int = 0) -> dict:
     """The estimate before it is narrowed down: {phase: [{part: bytes}, ...]}."""
-    e = e or choose_dtype(o.dtype, "cuda" if _on_gpu(o.device) else "cpu", config=config).itemsize
+    e = e or choose_dtype(o.dtype, "cuda" if _on_gpu() else "cpu", config=config).itemsize
     counts, config = count_parameters(config, o.rank), config.get_text_config(decoder=True)
     P, n_tasks = o.max_prompt_tokens, o.seed_tasks * o.variations + round(
-        o.seed_tasks * o.variations * o.replay)
+        o.seed_tasks * o.variations / 8)
     rollouts = lambda prompts, G, R: rollout_instants(config, e, prompts, G, P, R,
                                                       rollout_rows(o, G, P), counts["lora"])
     # at any number of tasks, with different numbers of attempts in turn
@@ -275,19 +276,19 @@ def instants(config, o, e: int = 0) -> dict:
     def training(groups, G, R):
         for batch in micro_batches(groups, G, P, R, o.token_budget):
             kept = attention_weights(config, o, e, batch, P) if P + R <= SHORT else {}
-            for parts in training_instants(config, e, o.rank, _on_gpu(o.device), o.grad_checkpoint,
+            for parts in training_instants(config, e, o.rank, _on_gpu(), _on_gpu(),
                                            batch):
                 yield {**parts, **kept}
 
     # the KL terms score the whole sample, without gradient: prefill's widest tensors, no cache
     sample = max(batch["tokens"] for batch in micro_batches(
-        o.env_kl_sample, 1, P, o.max_task_tokens, o.token_budget))
+        KL_SEEDS * o.variations, 1, P, o.max_task_tokens, o.token_budget))
     scoring = sample * (3 * _inner(config) + 4 * config.hidden_size) * e
     # an RWR step can be undone: weights and moments are copied, before the former copy is let go
     state = FP32 * counts["lora"]  # one adapter in fp32
     copies = lambda n: {"copies of the simulator's state": 3 * n * state}
     # a mini-batch: the records, and as many own texts for the KL term
-    n_rows = o.env_batch + min(o.env_batch, o.env_kl_sample)
+    n_rows = o.env_batch + min(o.env_batch, KL_SEEDS * o.variations)
     rwr = [{**copies(1), **parts} for parts in training(n_rows, 1, o.max_task_tokens)]
     # both adapters as they were before the update, to tell how far which has moved
     before = {"copies of the adapters": 2 * state}
@@ -297,7 +298,7 @@ def instants(config, o, e: int = 0) -> dict:
                     "adapters and optimisers": 2 * 4 * state}],
         # the fixed task set of the ablation: five variations of any number of base tasks
         "simulator rollouts": rollouts(o.max_rows, 5, o.max_task_tokens) if o.variant == "static"
-        else rollouts(o.seed_tasks * o.write_rounds, o.variations, o.max_task_tokens),
+        else rollouts(o.seed_tasks, o.variations, o.max_task_tokens),
         **({"agreement check": attempts(o.agreement)} if o.agreement else {}),
         "agent rollouts": rollouts(n_tasks, o.G, o.max_response_tokens),
         "agent update (GRPO)": [{**before, **parts} for parts in
@@ -342,7 +343,7 @@ def check(config, o, simulator=None, available=None) -> str:
     if simulator:
         check_lengths(simulator, o)
         phases = two_models(phases, estimate(simulator, o))
-    available = free_memory(o.device) if available is None else available
+    available = free_memory() if available is None else available
     peak = MARGIN * total_peak(phases)
     if available is not None and peak > available:
         raise UserError(_refusal(phases, o, peak, available))
@@ -375,7 +376,7 @@ def _refusal(phases, o, peak, available) -> str:
 def _can_lower(o, option) -> bool:
     """Not an option that already has its thriftiest value."""
     return not (option == "quant" and o.quant == "nf4") and not (
-        option == "grad_checkpoint" and o.grad_checkpoint)
+        option == "grad_checkpoint" and _on_gpu())
 
 
 def _advice(o, option) -> str:
@@ -384,10 +385,10 @@ def _advice(o, option) -> str:
     return fixed.get(option) or f"a lower {flag} (now {vars(o)[option]})"
 
 
-def free_memory(device: str = "auto"):
+def free_memory():
     """Free bytes of the device; on a CPU what the system calls available, or None."""
-    if _on_gpu(device):
-        return torch.cuda.mem_get_info(None if device == "auto" else torch.device(device))[0]
+    if _on_gpu():
+        return torch.cuda.mem_get_info()[0]
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             sizes = dict(line.split(":") for line in file)
@@ -400,8 +401,8 @@ def free_memory(device: str = "auto"):
 # helpers
 
 
-def _on_gpu(device: str) -> bool:
-    return torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
+def _on_gpu() -> bool:
+    return torch.cuda.is_available()
 
 
 def _inner(config):

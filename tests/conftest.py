@@ -19,8 +19,8 @@ SMALL_MODEL = {**ladder.MODEL, "hidden_size": 64, "intermediate_size": 128, "num
 SMALL_RECIPE = dict(steps=150, batch=32, lr=6e-3)
 write_report, whole_split = report.write, ladder.World.validation_tasks  # where nothing is patched
 # a run of the small world in a second an epoch; all p_hat are in the band
-MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
-         "--env-updates", "2", "--rank", "4", "--k-min", "0.5"]
+MICRO = ["--threads", "1", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1", "--rank", "4",
+         "--k-min", "0.5"]
 
 
 @pytest.fixture(scope="session")

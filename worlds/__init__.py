@@ -57,7 +57,8 @@ class World:
     OWN_MODEL = False  # whether the world brings a base model (train_base)
     EPISODES = False   # whether tasks are episodes of several turns (start, respond)
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
-    form = ""          # how answers are written, where the spec of a task does not say it (see scorer)
+    FORMS = ("",)      # ways to write answers, where a task's spec does not say which
+    form = ""          # the one in use
 
     def __init__(self, o):
         """o: the run's Options. Raises UserError for options and files that cannot be used."""
@@ -75,6 +76,8 @@ class World:
     @classmethod
     def scorer(cls, form: str):
         """A world that can only score answers of this form: without options, files or a model."""
+        if form not in cls.FORMS:
+            raise UserError(f"{cls.__module__} has no form {form!r} of answers")
         world = cls.__new__(cls)
         world.form = form
         return world

@@ -53,7 +53,7 @@ REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvabl
 OPTIONS = {"max_turns": (16, "turns of an episode", None),
            "max_episode_tokens": (192, "tokens of an episode, observations included", None)}
 DEFAULTS = dict(epochs=24, steps=4, seed_tasks=16, variations=4, max_task_tokens=72,
-                max_response_tokens=8, val_every=4,
+                max_response_tokens=8, max_prompt_tokens=128, val_every=4,
                 base_share=0.5)  # rungs lie up to three edits from a base task: seeds must climb
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)

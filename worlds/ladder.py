@@ -25,7 +25,8 @@ import sys
 from functools import lru_cache
 
 from data_pool import Task
-from worlds import InvalidTask
+from worlds import InvalidTask, ladder_words
+from worlds.ladder_words import STARTS, Words
 from worlds.tiny_model import MODEL, SPECIAL, TinyWorld, main, train
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
@@ -51,8 +52,52 @@ WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
 RECIPE = dict(steps=800, batch=64, lr=4e-3)  # of the base model
 
 
+class Symbols:
+    """How tasks, answers and prompts are written for the tiny model; Words has the same methods."""
+    lengths = (2, 3)  # steps of held-out tasks
+
+    @staticmethod
+    def write(start: int, tools) -> str:
+        """`3 s1 inc s2 dbl`."""
+        return f"{start} {' '.join(f's{i} {name}' for i, name in enumerate(tools, 1))}"
+
+    @staticmethod
+    def read(text: str):
+        """What `write` wrote -> (start, tools), None for any other text."""
+        words = text.split()
+        tools = words[2::2]
+        known = words and words[0] in DIGITS and tools and all(name in TOOLS for name in tools)
+        return (int(words[0]), tools) if known and Symbols.write(words[0], tools).split() == words else None
+
+    @staticmethod
+    def answer(tools, digits) -> str:
+        """`s1 inc 4 s2 dbl 8`."""
+        return " ".join(f"s{i} {name} {digit}" for i, (name, digit) in enumerate(zip(tools, digits), 1))
+
+    @staticmethod
+    def read_answer(response: str):
+        """A response as `answer` writes it, None if it is not well-formed."""
+        text = " ".join(response[:200].split())
+        return text if re.fullmatch(WELL_FORMED, text) else None
+
+    @staticmethod
+    def agent_prompt(text: str) -> str:
+        """What the agent reads."""
+        return f"{text} ="
+
+    @staticmethod
+    def env_prompt(text: str, success) -> str:
+        """What the simulator reads: the success rate in eighths, and the seed task."""
+        return f"vary {UNKNOWN if success is None else BUCKETS[round(8 * success)]} {text} =>"
+
+    @staticmethod
+    def category(tools) -> str:
+        """The hardest tool of the chain."""
+        return max(tools, key=RUNG.get)
+
+
 # ---------------------------------------------------------------------------------------------
-# tasks
+# chains of tools
 
 
 def run_tools(start: int, tools) -> list[int]:
@@ -63,53 +108,28 @@ def run_tools(start: int, tools) -> list[int]:
     return digits[1:]
 
 
-def chain(tools, digits=None) -> str:
-    """`s1 inc s2 dbl`, or with digits `s1 inc 4 s2 dbl 8`."""
-    steps = zip(range(1, len(tools) + 1), tools, digits or [""] * len(tools))
-    return " ".join(f"s{i} {tool} {digit}".strip() for i, tool, digit in steps)
-
-
-def make_task(start, tools, origin, seed="", epoch=0) -> Task:
-    """A start digit and a chain of tools as a Task."""
-    spec = {"start": start, "tools": list(tools)}
-    return Task(f"{start} {chain(tools)}", spec, origin, seed, epoch)
-
-
 @lru_cache
-def held_out() -> dict:
-    """{split: tasks}: for each rung chains of 2-3 steps whose hardest tool is that rung's.
+def held_out(lengths) -> dict:
+    """{split: [(start, tools)]}: for each rung ten chains whose hardest tool is that rung's.
 
     Two disjoint splits: "validation" is only ever reported, "tuning" is for choosing settings.
+    lengths: steps of a chain, each equally likely.
     """
     rng, splits, seen = random.Random(BASE_SEED), {"validation": [], "tuning": []}, set()
     for rung in range(len(NAMES)):
         for split in splits.values():
             wanted = len(split) + PER_RUNG
             while len(split) < wanted:
-                tools = rng.choices(NAMES[:rung + 1], k=rng.choice((2, 3)))
+                tools = rng.choices(NAMES[:rung + 1], k=rng.choice(lengths))
                 tools[rng.randrange(len(tools))] = NAMES[rung]
-                task = make_task(rng.randrange(10), tools, "validation")
-                if task.id not in seen:
-                    seen.add(task.id)
-                    split.append(task)
+                chain = rng.randrange(10), tuple(tools)
+                if chain not in seen:
+                    seen.add(chain)
+                    split.append(chain)
     return splits
 
 
-@lru_cache
-def held_out_ids() -> frozenset:
-    """Ids of both splits."""
-    return frozenset(t.id for split in held_out().values() for t in split)
-
-
-def unseen_task(rng) -> Task:
-    """A random chain over all tools that is not held out: pretraining sees no validation task."""
-    while True:
-        task = make_task(rng.randrange(10), rng.choices(NAMES, k=rng.randint(1, MAX_STEPS)), "demo")
-        if task.id not in held_out_ids():
-            return task
-
-
-def vary(tools: list, rng) -> list:
+def vary(tools, rng) -> list:
     """A nearby variation: each tool may move one rung up or down, and a step may come or go at the
     end. (Steps in the middle stay where they are: an index that shifts is hard to learn.)"""
     rungs = [RUNG[t] + rng.choice((-1, 0, 0, 0, 1)) for t in tools]
@@ -120,62 +140,99 @@ def vary(tools: list, rng) -> list:
     return tools[:-1] if edit == "shorter" and len(tools) > 1 else tools
 
 
+def slip_rate(rung: int) -> float:
+    """How often the demonstrations show tool `rung` with a wrong result: .05 to .95."""
+    return 0.05 + 0.90 * rung / (len(NAMES) - 1)
+
+
+def with_slips(start: int, tools, rng) -> list[int]:
+    """The digits after each step, each wrong at its tool's slip rate, and carried on."""
+    digit, digits = start, []
+    for name in tools:
+        truth, rung = TOOLS[name](digit) % 10, RUNG[name]
+        # a slip shows the neighbouring tool's effect, or any other digit where the two agree
+        wrong = TOOLS[NAMES[rung - 1 if rung else 1]](digit) % 10
+        wrong = wrong if wrong != truth else (truth + 5) % 10
+        digit = wrong if rng.random() < slip_rate(rung) else truth
+        digits.append(digit)
+    return digits
+
+
 # ---------------------------------------------------------------------------------------------
 # the world
 
 
 class World(TinyWorld):
-    """The ladder, for a tiny model of its own."""
+    """The ladder, in symbols for its own tiny model or in words for a chat model."""
     NAME, WORDS = "ladder", WORDS
     REASONS = ("malformed", "too long")
+    FORMS = {"": Symbols, "words": Words}
+    DEFAULTS = dict(max_prompt_tokens=40)  # the tiny model reads 64 tokens in all
+    OPTIONS = {"start": ("stale", "warm start of a chat model, see worlds/ladder_words.py", STARTS)}
+
+    def __init__(self, o):
+        super().__init__(o)
+        self.form = "words" if self.chat else ""
+
+    @classmethod
+    def defaults(cls, asked: dict) -> dict:
+        """Other ones for a chat model."""
+        return ladder_words.DEFAULTS if cls.is_chat(asked.get("model", "")) else cls.DEFAULTS
+
+    @property
+    def text(self):
+        """How tasks, answers and prompts are written."""
+        return self.FORMS[self.form]
+
+    def task(self, start: int, tools, origin: str, seed="", epoch=0) -> Task:
+        """A start digit and a chain of tools as a Task."""
+        return Task(self.text.write(start, tools), {"start": start, "tools": list(tools)}, origin, seed,
+                    epoch)
+
+    def is_held_out(self, start: int, tools) -> bool:
+        """Whether a chain is in one of the two splits."""
+        return any((start, tuple(tools)) in split for split in held_out(self.text.lengths).values())
 
     def base_tasks(self) -> list[Task]:
         """544 distinct chains of 1-3 steps over the four easiest tools, none of them held out."""
         rng, tasks = random.Random(BASE_SEED + 1), {}
         while len(tasks) < N_BASE:
-            tools = rng.choices(NAMES[:BASE_TOOLS], k=rng.choice((1, 2, 3)))
-            task = make_task(rng.randrange(10), tools, "base")
-            if task.id not in held_out_ids():
-                tasks[task.id] = task
+            task = self.task(*self.unseen(rng, NAMES[:BASE_TOOLS], 3), "base")
+            tasks[task.id] = task
         return list(tasks.values())
 
     def validation_tasks(self, split="validation") -> list[Task]:
         """120 tasks, ten per rung."""
-        return held_out()[split]
+        return [self.task(*chain, "validation") for chain in held_out(self.text.lengths)[split]]
 
-    def env_prompt(self, seed_task: Task, success: float | None, alpha: float) -> str:
+    def env_prompt(self, seed_task: Task, success: float | None, alpha: float):
         """The recent success rate in eighths, or that it is unknown, and the seed task.
 
         alpha is not in this world's context: only RWR tells the simulator what to aim at.
         """
-        bucket = UNKNOWN if success is None else BUCKETS[round(8 * success)]
-        return f"vary {bucket} {seed_task.text} =>"
+        return self.text.env_prompt(seed_task.text, success)
 
-    def agent_prompt(self, task: Task) -> str:
+    def agent_prompt(self, task: Task):
         """The chain."""
-        return f"{task.text} ="
+        return self.text.agent_prompt(task.text)
 
     def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
         """The simulator's text -> a verified task. Raises InvalidTask with the reason to count."""
-        words = text.split()
-        steps, tools = words[1:], words[2::2]
-        well_formed = (len(words) >= 3 and words[0] in DIGITS
-                       and steps == chain(tools).split() and all(t in TOOLS for t in tools))
-        if not well_formed:
+        chain = self.text.read(text)
+        if chain is None:
             raise InvalidTask("malformed")
-        if len(tools) > MAX_STEPS:
+        if len(chain[1]) > MAX_STEPS:
             raise InvalidTask("too long")
-        return make_task(int(words[0]), tools, "env", seed_task.id, epoch)
+        return self.task(*chain, "env", seed_task.id, epoch)
 
     def gold(self, task: Task) -> str:
         """The response that earns the reward."""
-        tools = task.spec["tools"]
-        return chain(tools, run_tools(task.spec["start"], tools))
+        return self.text.answer(task.spec["tools"], run_tools(task.spec["start"], task.spec["tools"]))
 
     def score(self, task: Task, response: str) -> tuple[float, bool]:
         """Eq. 1, structured branch: 1 if the whole trajectory is right, else 0; and well-formedness."""
-        valid = re.fullmatch(WELL_FORMED, response.strip()[:200]) is not None
-        return float(response.split() == self.gold(task).split()), valid  # Eq. 1: 1[a' = a]
+        answer = self.text.read_answer(response)
+        return float(answer == self.gold(task)), answer is not None  # Eq. 1: 1[a' = a]
 
     def skills(self, task: Task) -> list[str]:
         """The tools of the chain."""
@@ -186,8 +243,8 @@ class World(TinyWorld):
         return len(task.spec["tools"])
 
     def category(self, task: Task) -> str:
-        """The hardest tool of the chain."""
-        return max(task.spec["tools"], key=RUNG.get)
+        """The hardest tool of the chain; in words the number of steps."""
+        return self.text.category(task.spec["tools"])
 
     def write_teacher(self, n: int, path):
         """n distinct tasks of a stronger teacher: base tasks edited up to three times by the rule that
@@ -198,54 +255,51 @@ class World(TinyWorld):
             tools = seed.spec["tools"]
             for _ in range(rng.randint(1, 3)):
                 tools = vary(tools, rng)
-            task = make_task(rng.randrange(10), tools, "teacher")
-            if task.id != seed.id and task.id not in held_out_ids():
+            task = self.task(rng.randrange(10), tools, "teacher")
+            if task.id != seed.id and not self.is_held_out(**task.spec):
                 tasks[task.id] = task
         with open(path, "w") as file:
             file.writelines(json.dumps({"text": t.text}) + "\n" for t in tasks.values())
 
-    # ---- the stand-in for an instruct model
+    # ---- the stand-in for an instruct model, and a chat model's warm start
 
-    def demonstrate(self, rng) -> tuple[str, str]:
-        """(prompt, response) of the agent's role, with slips."""
-        task = unseen_task(rng)
-        return self.agent_prompt(task), chain(task.spec["tools"], with_slips(task, rng))
+    def unseen(self, rng, names, most: int) -> tuple[int, list]:
+        """A random chain of at most so many steps that is not held out: (start, tools)."""
+        while True:
+            chain = rng.randrange(10), rng.choices(names, k=rng.randint(1, most))
+            if not self.is_held_out(*chain):
+                return chain
+
+    def demonstrate(self, rng, slips=True) -> tuple[str, str]:
+        """(prompt, response) of the agent's role: all tools with slips, or the easy ones without."""
+        chain = self.unseen(rng, NAMES, MAX_STEPS) if slips else self.unseen(rng, NAMES[:BASE_TOOLS], 3)
+        digits = with_slips(*chain, rng) if slips else run_tools(*chain)
+        return self.text.agent_prompt(self.text.write(*chain)), self.text.answer(chain[1], digits)
 
     def imagine(self, rng) -> tuple[str, str]:
         """(prompt, response) of the simulator's role."""
-        seed = unseen_task(rng)
+        seed = self.unseen(rng, NAMES, MAX_STEPS)
         while True:
-            task = make_task(rng.randrange(10), vary(seed.spec["tools"], rng), "demo")
-            if task.id not in held_out_ids():
-                success = rng.random() if rng.random() < 0.75 else None  # known three times of four
-                return self.env_prompt(seed, success, 0.5), task.text
+            chain = rng.randrange(10), vary(seed[1], rng)
+            if not self.is_held_out(*chain):
+                success = rng.random() if rng.random() < 0.75 else None  # known three times out of four
+                return self.text.env_prompt(self.text.write(*seed), success), self.text.write(*chain)
 
-    def pairs(self, rng, size) -> list[tuple[str, str]]:
+    def pairs(self, rng, size: int) -> list[tuple[str, str]]:
         """Half variations, half demonstrations."""
         return [self.demonstrate(rng) if i % 2 else self.imagine(rng) for i in range(size)]
+
+    def warm_start_pairs(self, turn: int = 0) -> dict:
+        """What a chat model imitates in a pass, by --start (worlds/ladder_words.py)."""
+        rng, start = random.Random(BASE_SEED + 3 + turn), self.option(self.o, "start")
+        n = ladder_words.HARD_PAIRS if start == "hard" else ladder_words.AGENT_PAIRS
+        return {"agent": [self.demonstrate(rng, slips=start != "stale") for _ in range(n)],
+                "env": [self.imagine(rng) for _ in range(ladder_words.ENV_PAIRS)], "alone": 0}
 
     @classmethod
     def train_base(cls, seed=0):
         """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""
         return train(WORDS, cls.scorer("").pairs, MODEL, seed=BASE_SEED + 100 * seed, **RECIPE)
-
-
-def slip_rate(rung: int) -> float:
-    """How often the demonstrations show tool `rung` with a wrong result: .05 to .95."""
-    return 0.05 + 0.90 * rung / (len(NAMES) - 1)
-
-
-def with_slips(task: Task, rng) -> list[int]:
-    """The digits after each step, each wrong at its tool's slip rate, and carried on."""
-    digit, digits = task.spec["start"], []
-    for name in task.spec["tools"]:
-        truth, rung = TOOLS[name](digit) % 10, RUNG[name]
-        # a slip shows the neighbouring tool's effect, or any other digit where the two agree
-        wrong = TOOLS[NAMES[rung - 1 if rung else 1]](digit) % 10
-        wrong = wrong if wrong != truth else (truth + 5) % 10
-        digit = wrong if rng.random() < slip_rate(rung) else truth
-        digits.append(digit)
-    return digits
 
 
 if __name__ == "__main__":

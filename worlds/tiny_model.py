@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from support.cli import exit_code
+from support.options import exit_code
 from support.files import UserError
 import worlds
 from worlds import open_policy
@@ -154,4 +154,4 @@ def main(world, argv=None) -> int:
         import torch
         torch.set_num_threads(1)  # another number of threads rounds differently
         save(*world.train_base(int(argv[1])), argv[2])  # nothing is written before it is trained
-    return exit_code(run, world.NAME, "nothing was kept")
+    return exit_code(run, world.NAME)
