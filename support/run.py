@@ -54,11 +54,6 @@ class EpochState:
     rollout_seconds: float = 0.0
     surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
 
-    @property
-    def attempts(self) -> list:
-        """(task, p_hat, traces) of every Trial."""
-        return [(x.task, x.p_hat, x.traces) for x in self.trials]
-
     def saved(self) -> dict:
         """Plain lists, dictionaries and numbers, for a checkpoint."""
         trials = [replace(trial, rollouts=[]) for trial in self.trials]
