@@ -110,3 +110,22 @@ def test_a_warm_start_shows_all_levels_alike_and_only_tasks_that_a_run_would_tak
     answers = [json.dumps(prompt) for prompt, _ in prompts["agent"]]
     assert all(any(name in answer for answer in answers) for name in NAMES)
     assert _keys_of(world.base_tasks()).isdisjoint(held_out_keys(world))
+
+
+def test_joined_and_changed_examples_are_not_held_out_tasks(tmp_path):
+    """Two examples may be the halves of a held-out request, and one with another value may be one: it would
+    be imitated."""
+    rooms = [f"room{letter}" for letter in "abcdef"]
+    enum = {"type": "object", "properties": {"where": {"enum": rooms}}, "required": ["where"]}
+    call = lambda name, room: {"name": name, "arguments": {"where": room}}
+    one = [{"task": f"Please {name} the {room}.", "calls": [call(name, room)]}
+           for name in ("light", "lock") for room in rooms]
+    held_out = one[1::2] + [{"task": f"Light the {a} and lock the {b}.", "calls": [call("light", a), call("lock", b)]}
+                            for a in rooms for b in rooms[:3]]
+    world = World(options(
+        tools=lines(tmp_path / "tools.jsonl", [{"name": name, "parameters": enum} for name in ("light", "lock")]),
+        base_tasks=lines(tmp_path / "base.jsonl", one[::2]), call_format="python",
+        validation_tasks=lines(tmp_path / "held.jsonl", held_out)))
+    taken = {frozenset(world.gold(task).split("\n")) for task in world.validation_tasks()}
+    said = [frozenset(gold.split("\n")) for turn in range(20) for _, gold in world.warm_start_pairs(turn)["agent"]]
+    assert taken.isdisjoint(said) and {len(calls) for calls in said} == {1, 2}
