@@ -207,8 +207,8 @@ AGENT_CALLS = """\
 You answer requests by calling tools. These are the tools, as JSON, one per line:
 {tools}
 
-Reply with every call that the request needs, in the order it asks for, and no other. Write each \
-one as a JSON object between tags, on a line of its own:
+Reply with every call that the request needs, in the order it asks for, and no other. Write each one as a \
+JSON object between tags, on a line of its own:
 <tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>"""
 
 AGENT_PYTHON = """\
@@ -220,22 +220,21 @@ NONE_FITS = f"\n\nIf no function does what is asked, reply: {call_text.NOTHING}"
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
 
 ENV_SYSTEM = """\
-You write practice tasks for an assistant. You are given one task and, if it was tried recently, \
-how often the assistant solved it, and you write a new one.
-The new task is a variation, not a copy: another situation that asks for other {answers}. Every \
-value of the answer must follow from the task text, exactly one answer may be right, and the text \
-must not state the answer itself.
+You write practice tasks for an assistant. You are given one task and, if it was tried recently, how often \
+the assistant solved it, and you write a new one.
+The new task is a variation, not a copy: another situation that asks for other {answers}. Every value of the \
+answer must follow from the task text, exactly one answer may be right, and the text must not state the \
+answer itself.
 Aim for a task that the assistant solves sometimes but not always.
 Reply with one JSON object and nothing else, of this form:
 {form}"""
 
 CALLS_FORM = """\
-{"task": "what the user says", "tools": [{"name": "tool_name", "description": "what it does", \
-"parameters": {"type": "object", "properties": {"argument": {"type": "string", "description": \
-"what it means"}}, "required": ["argument"]}}], "calls": [{"name": "tool_name", "arguments": \
-{"argument": "value"}}]}
-"calls" are the calls that the task needs. Add "ordered": true only if they must come in that \
-order. Tools that the task does not need make it harder."""
+{"task": "what the user says", "tools": [{"name": "tool_name", "description": "what it does", "parameters": \
+{"type": "object", "properties": {"argument": {"type": "string", "description": "what it means"}}, \
+"required": ["argument"]}}], "calls": [{"name": "tool_name", "arguments": {"argument": "value"}}]}
+"calls" are the calls that the task needs. Add "ordered": true only if they must come in that order. Tools \
+that the task does not need make it harder."""
 ANSWER_FORM = '{"task": "a question with a short answer", "reference": "the answer"}'
 
 ENV_USER = """\
@@ -383,11 +382,11 @@ class World(worlds.World):
     def summary(self, notes) -> str:
         """What was read, in a line or two."""
         n = {name: len(part) for name, part in self.splits.items()}
-        lost = sum(count for what, count in notes.items() if what.startswith("left out"))
-        lines = [f"{len(self.tools)} of {len(self.tools) + lost} functions; "] if self.tools else [""]
-        lines[0] += f"{sum(n.values())} examples: {n['base']} train, {n['tuning']} tuning, " \
-                    f"{n['validation']} held out"
-        return "\n".join(lines + ([tool_lists.as_line(notes)] if notes else []))
+        every = len(self.tools) + sum(k for what, k in notes.items() if what.startswith("left out"))
+        return f"{len(self.tools)} of {every} functions; " * bool(self.tools) \
+            + f"{sum(n.values())} examples: {n['base']} train, {n['tuning']} tuning, " \
+            + f"{n['validation']} held out" \
+            + f"\n{tool_lists.as_line(notes)}" * bool(notes)
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""
@@ -412,7 +411,8 @@ class World(worlds.World):
         for name in spelt:
             del self.tools[name]
         if spelt:
-            print(f"left out, a text of a control token of this model ({', '.join(spelt):.200}): {len(spelt)}")
+            print(f"left out, a control token of this model ({', '.join(spelt):.200}): {len(spelt)}",
+                flush=True)
         try_prompts(self, self.o, policy, self.all_tasks())
         for task in self.all_tasks():
             gold, text = self.gold(task), self.task_as_written(task)
@@ -445,8 +445,8 @@ class World(worlds.World):
                 {"role": "user", "content": user}]
 
     def seed_for(self, task: Task, generator) -> Task:
-        """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list, and the same
-        id. Without any example (NO_SEED) the tools stand alone. Questions stay as they are. generator:
+        """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list, and the
+        same id. Without any example (NO_SEED) the tools stand alone. Questions stay as they are. generator:
         torch.Generator.
         """
         import torch
@@ -456,7 +456,7 @@ class World(worlds.World):
         return _showing(task, self._tools_with([], MOST_SHOWN, draw))
 
     def _tools_with(self, tools, number: int, draw) -> list[dict]:
-        """`tools` and others of the list, as many as are wanted and a prompt has room for, in random order."""
+        """`tools` and others of the list, as many as wanted and as a prompt has room for, in random order."""
         chosen, room = list(tools), ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.call_format))
         names = {tool["name"] for tool in tools}
         for tool in draw.sample(list(self.tools.values()), len(self.tools)):
@@ -481,7 +481,8 @@ class World(worlds.World):
             n_calls, n_tools = record.pop("level")
             called = {call["name"] for call in record["calls"] if well_formed(call)}
             shown = sorted(_shown(seed_task), key=lambda tool: tool["name"] not in called)
-            if not len(called) <= n_tools <= len(shown) or not 0 < n_calls == len(record["calls"]) <= MOST_CALLED:
+            if not len(called) <= n_tools <= len(shown) \
+                    or not 0 < n_calls == len(record["calls"]) <= MOST_CALLED:
                 raise InvalidTask("wrong level")
             tools = shown[:n_tools]
             random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
@@ -493,7 +494,8 @@ class World(worlds.World):
 
     def _read(self, text: str, seed_task: Task):
         """What the simulator wrote as a record, or None."""
-        return task_text.read(text, self._call_of_line) if self.tools and seed_task.spec else first_object(text)
+        lines = self.tools and seed_task.spec
+        return task_text.read(text, self._call_of_line) if lines else first_object(text)
 
     def _call_of_line(self, line: str):
         return call_text.parse_call(line) if self.call_format == "python" else load_object(line)
