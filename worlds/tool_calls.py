@@ -35,6 +35,7 @@ simulator's prompt does not name alpha: a record of an earlier epoch would name 
 a simulator may not get away with is in worlds/leaks.py.
 """
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -56,6 +57,7 @@ from worlds.tool_lists import need
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
+LOOKED_AT = 200       # examples, or tools, among which these are looked for
 SWAPPED = 0.75        # of the examples of a pass of a warm start have other values
 MOST_CALLED, MOST_SHOWN = 3, 6  # calls of a written task, tools that the simulator is shown
 ROOM = 2              # characters of these tools per token of --max-prompt-tokens
@@ -459,7 +461,7 @@ class World(worlds.World):
         """`tools` and others of the list, as many as wanted and as a prompt has room for, in random order."""
         chosen, room = list(tools), ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.call_format))
         names = {tool["name"] for tool in tools}
-        for tool in draw.sample(list(self.tools.values()), len(self.tools)):
+        for tool in draw.sample(list(self.tools.values()), min(len(self.tools), LOOKED_AT)):
             size = len(tools_text([tool], self.call_format))
             if len(chosen) >= number:
                 break
@@ -577,8 +579,7 @@ class World(worlds.World):
             tasks = self._of_all_levels(tasks, draw)
         env = []  # for each task the pairs in which it is written
         for task in tasks:
-            seeds = self._shown_with(task, tasks) if teachable(task) else []
-            seeds = draw.sample(seeds, min(SHOWN_WITH, len(seeds)))
+            seeds = self._shown_with(task, tasks, draw) if teachable(task) else []
             if self.tools and structured(task):
                 tools = list(tools_of(task).values())
                 seeds = [_showing(seed, self._tools_with(tools, MOST_SHOWN, draw)) for seed in seeds]
@@ -603,14 +604,16 @@ class World(worlds.World):
                 out[i] = _task(task.text, {**task.spec, "tools": tools}, task.origin)
         return out
 
-    def _shown_with(self, task: Task, tasks) -> list[Task]:
-        """The tasks that the simulator may be shown to write this one: others of its kind, and if it is
-        not told the tools, of such tools."""
+    def _shown_with(self, task: Task, tasks, draw) -> list[Task]:
+        """SHOWN_WITH of the tasks that the simulator may be shown to write this one: others of its kind, and
+        if it is not told the tools, of such tools."""
         told, keys = bool(self.tools) or not structured(task), set(same_task_key(task))
-        return [other for other in tasks if structured(other) == structured(task)
-                and keys.isdisjoint(same_task_key(other))
-                and (told or fits(task.spec["calls"], tools_of(other)))
-                and task.text not in other.text and other.text not in task.text]
+        candidates = draw.sample(tasks, min(len(tasks), LOOKED_AT if told else len(tasks)))
+        fitting = (other for other in candidates if structured(other) == structured(task)
+                   and (told or fits(task.spec["calls"], tools_of(other)))
+                   and keys.isdisjoint(same_task_key(other))
+                   and task.text not in other.text and other.text not in task.text)
+        return list(itertools.islice(fitting, SHOWN_WITH))
 
 
 def read_list(path: str, call_format: str, longest: int) -> tuple[dict, dict]:
@@ -655,10 +658,11 @@ def _joined(tasks, singles, draw) -> list[Task]:
     for one in tasks:
         calls = one.spec.get("calls", [])
         names = {call["name"] for call in calls}
-        others = [task for task in singles if len(calls) + len(task.spec["calls"]) <= MOST_CALLED
+        candidates = draw.sample(singles, min(len(singles), LOOKED_AT // 10))
+        others = [task for task in candidates if len(calls) + len(task.spec["calls"]) <= MOST_CALLED
                   and names.isdisjoint(call["name"] for call in task.spec["calls"])]
         if calls and others:
-            other = draw.choice(others)
+            other = others[0]
             tools = {**tools_of(one), **tools_of(other)}
             spec = {"tools": list(tools.values()), "calls": calls + other.spec["calls"], "ordered": False}
             out.append(_task(draw.choice(JOINTS).format(one.text, other.text), spec, "base"))
