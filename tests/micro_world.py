@@ -10,6 +10,7 @@ import copy
 import os
 import re
 from types import SimpleNamespace
+from zlib import crc32
 
 import torch
 
@@ -89,15 +90,16 @@ class Scripted:
     tape = []
 
     def __init__(self, o, names=None):
-        self.words, self.active = ["<eos>"], None
+        self.words, self.active = {}, None
         self.tokenizer, self.device = SimpleNamespace(), torch.device("cpu")
         names = names or (("agent",) if o.env_model else ("agent", "env"))
         self.params = {name: [torch.nn.Parameter(torch.zeros(2))] for name in names}
         self.rates, self.saved = {}, []
 
     def encode(self, text):
-        self.words += [word for word in dict.fromkeys(text.split()) if word not in self.words]
-        return [self.words.index(word) for word in text.split()]
+        ids = [crc32(word.encode()) for word in text.split()]  # the same in every run
+        self.words.update(zip(ids, text.split()))
+        return ids
 
     def decode(self, ids):
         return " ".join(self.words[i] for i in ids if i != EOS)
