@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from support.cli import Parser
 from support.files import UserError, write_whole
 from data_pool import Task, TrainPool
-from support.options import defaults
+from support.options import defaults, parse_options
 from worlds import load_world
 
 
@@ -71,7 +71,8 @@ def verl_records(run_folder) -> list[dict]:
     o = run_options(run_folder)
     world = load_world(o.world)(o)
     pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks())
-    source = "/".join(filter(None, (o.world, world.form)))  # as compute_score reads it
+    form = o.world_options.get("call_format", "")
+    source = f"{o.world}/{form}" if form else o.world  # as compute_score reads it
     return [_record(world, source, n, task, pool.p_hat.get(task.id, (-1.0, 0))[0])
             for n, task in enumerate(pool.tasks.values())]
 
@@ -111,7 +112,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
     if project != "genenv":
         raise UserError(f"{data_source!r} is no data source of genenv: expected genenv/WORLD")
     name, _, form = source.partition("/")
-    world = load_world(name).scorer(form)
+    world = load_world(name)(parse_options(["--world", name, *(["--call-format", form] if form else [])]))
     return world.score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1
 
 

@@ -26,8 +26,7 @@ from policy import Policy
 from support import checkpoint, memory, options
 from support import health, report, screen
 from support import metrics as measure
-from worlds import World, held_out_keys, load_world, open_policy, read_teacher, refuse_special_tokens, \
-    try_prompts
+from worlds import World, held_out_keys, load_world, open_policy, probe, read_teacher
 
 SILENT_EPOCHS = 3  # so many without a single valid task, and a run gives up
 
@@ -119,9 +118,9 @@ def prepare_run(o) -> Run:
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base, policy = world.base_tasks(), world.load_policy()
-    given = base + teacher + world.validation_tasks()
-    refuse_special_tokens(given, policy.tokenizer)
-    simulator = open_simulator(world, o, base) if o.env_model else policy
+    simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",)) if o.env_model else policy
+    for player in {policy, simulator}:
+        probe(world, player, teacher)
     if not o.resume:
         folder, lock = checkpoint.create_folder(folder, o)
     run = Run(
@@ -140,16 +139,6 @@ def prepare_run(o) -> Run:
         run.clock = time.perf_counter(), run.state.epoch - 1
     say(run, f"epoch {run.state.epoch}: the agent tries tasks ...")
     return run
-
-
-def open_simulator(world, o, tasks) -> Policy:
-    """The simulator's policy on a base of its own (in the paper both start from one model). Raises
-    UserError as the world does for the agent's."""
-    o = replace(o, model=o.env_model)
-    policy = open_policy(o.model, o, ("env",))
-    refuse_special_tokens(tasks, policy.tokenizer)
-    try_prompts(world, o, policy, tasks)
-    return policy
 
 
 def say(run, what: str):

@@ -67,7 +67,7 @@ from support.files import UserError, first_line, no_file
 from data_pool import Task, task_id
 import worlds
 from worlds import NO_SEED, InvalidTask, call_text, open_policy, task_text, \
-    tool_lists, try_prompts, world_option
+    tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.grounding import twin_marks, uncalled, ungrounded
 from worlds.leaks import leaks as given_away, loopholes
@@ -126,6 +126,11 @@ class Form:
     offered: int = 0                           # functions that a written task has, at least
     known: frozenset = frozenset()             # functions that a base task calls
     base: frozenset = frozenset()              # what base tasks are recognised by (same_task_key)
+
+
+def world_option(module, o, name: str):
+    """The value of one of OPTIONS: as given, else its default."""
+    return getattr(o, "world_options", {}).get(name, OPTIONS[name][0])
 
 
 _form = Form()  # set by prepare: the functions of a world are not given the options
@@ -674,10 +679,7 @@ def load_policy(o):
     Raises UserError if the model does not load, has no usable chat template, or a prompt is over
     the limit.
     """
-    policy = open_policy(o.model, o)
-    every = [task for tasks in splits_of(o).values() for task in tasks]
-    try_prompts(sys.modules[__name__], o, policy, every)
-    return policy
+    return open_policy(o.model, o)
 
 
 def warm_start_pairs(o, turn: int = 0) -> dict:
@@ -915,20 +917,13 @@ def category(task: Task) -> str:
 
 class World(worlds.World):
     """The domain of tool calls, see the head of this module."""
-    REASONS, OPTIONS, DEFAULTS, EPISODES, FORMS = REASONS, OPTIONS, DEFAULTS, True, ("", "python")
+    REASONS, OPTIONS, DEFAULTS, EPISODES = REASONS, OPTIONS, DEFAULTS, True
 
     def __init__(self, o):
         super().__init__(o)
         prepare(o)
-        self.form = "python" if self.option(o, "call_format") == "python" else ""
         self.max_turns = self.option(o, "max_turns")
         self.max_episode_tokens = self.option(o, "max_episode_tokens")
-
-    @classmethod
-    def scorer(cls, form):
-        """See worlds.World; the empty form is json."""
-        read_answers_as(form or "json")
-        return super().scorer(form)
 
     def load_policy(self):
         return load_policy(self.o)
