@@ -80,7 +80,7 @@ TRAVEL = {"org": "Home", "dest": "Reno", "days": 3, "visiting_city_number": 1, "
 
 
 def tiny_travelplanner(folder, **train):
-    """The tables that test_eval_travelplanner.py has as DB, in the official layout, and a query."""
+    """Tables in the official layout (test_eval_travelplanner.py uses them too) and a query per part."""
     tables = {
         "restaurants/clean_restaurant_2022.csv":
             'Name,City,Cuisines,Average Cost\nBlue Door,Reno,"Pizza, Indian",10\n'
@@ -271,6 +271,15 @@ def test_an_interrupted_run_continues_where_it_stopped(data, tmp_path, capsys, m
     assert code == 0 and len(second.asked) == 2 and summary["score"] == 100.0
     rows = read_jsonl(path)
     assert [r["id"] for r in rows] == [r["id"] for r in harness.MODULES["alfworld"].load(data)]
+
+
+def test_whole_games_are_scored_by_who_won_them(data, tmp_path, capsys, monkeypatch):
+    def episodes(data, respond, games):
+        for game, won in zip(games, (True, False)):
+            yield {"id": game["id"], "won": won, "reason": "lost", "commands": ["look"]}
+    monkeypatch.setattr(harness.alfworld, "episodes", episodes)
+    code, summary = evaluated(Scripted(data), data, tmp_path, monkeypatch, capsys, "--variant", "episodes")
+    assert code == 0 and (summary["n"], summary["score"]) == (2, 50.0)
 
 
 @pytest.mark.slow
