@@ -91,7 +91,8 @@ class Scripted:
 
     def __init__(self, o, names=None):
         self.words, self.active = {}, None
-        self.tokenizer, self.device = SimpleNamespace(), torch.device("cpu")
+        self.tokenizer, self.eos_ids = SimpleNamespace(all_special_ids=[EOS]), [EOS]
+        self.device = torch.device("cpu")
         names = names or (("agent",) if o.env_model else ("agent", "env"))
         self.params = {name: [torch.nn.Parameter(torch.zeros(2))] for name in names}
         self.rates, self.saved = {}, []
