@@ -27,7 +27,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.cli import Parser, at_least
+from support.options import Parser, at_least
 from support.files import UserError, write_whole
 from eval import alfworld, api_bank, bamboogle, bfcl, common, travelplanner
 from eval.common import Verdict, exit_code, one_line
@@ -183,7 +183,7 @@ def load_policy(args):
     if not (Path(args.adapter) / "adapter_config.json").is_file():
         raise UserError(f"--adapter {args.adapter}: no adapter_config.json, is it a PEFT folder?")
     return Policy.load(args.model, adapters=("agent",), quant=args.quant,
-                       adapter_paths={"agent": args.adapter})
+                       adapter_folder=args.adapter)
 
 
 def evaluate(bench: str, records: list, policy, answers, args, folder: Path) -> dict:

@@ -26,7 +26,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from support.cli import Parser, at_least
+from support.options import Parser, at_least
 from support.files import UserError
 from eval.__main__ import BENCHES, MODULES, load_records
 from eval.common import exit_code, one_line, spread

@@ -12,22 +12,15 @@ import pytest
 import genenv
 import policy
 from support import report
-from worlds import ladder, tiny_model, tool_calls
+from worlds import ladder, tiny_model
 
 # it ends its lines and knows a few tools, which is all that tests of the loop need
 SMALL_MODEL = {**ladder.MODEL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
 SMALL_RECIPE = dict(steps=150, batch=32, lr=6e-3)
 write_report, whole_split = report.write, ladder.World.validation_tasks  # where nothing is patched
 # a run of the small world in a second an epoch; all p_hat are in the band
-MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
-         "--env-updates", "2", "--rank", "4", "--k-min", "0.5"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def usual_form():
-    """The tool-call world keeps the form that it was last prepared for: not beyond a module."""
-    yield
-    tool_calls._form = tool_calls.Form()
+MICRO = ["--threads", "1", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1", "--rank", "4",
+         "--k-min", "0.5"]
 
 
 @pytest.fixture(scope="session")

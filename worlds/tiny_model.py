@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from support.cli import exit_code
+from support.options import exit_code
 from support.files import UserError
 import worlds
 from worlds import open_policy
@@ -149,4 +149,4 @@ def main(world, argv=None) -> int:
         from support.options import Options
         torch.set_num_threads(1)  # another number of threads rounds differently
         save(*world(Options()).train_base(int(argv[1])), argv[2])  # nothing is written before that
-    return exit_code(run, world.NAME, "nothing was kept")
+    return exit_code(run, world.NAME)
