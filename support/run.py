@@ -136,7 +136,7 @@ def prepare_run(o) -> Run:
     simulator = policy  # in the paper both start from one model
     if o.env_model:
         simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
-    for player in {policy, simulator}:
+    for player in dict.fromkeys((policy, simulator)):
         probe(world, player, teacher)
     if not o.resume:
         folder.mkdir(parents=True, exist_ok=bool(o.out))

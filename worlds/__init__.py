@@ -178,13 +178,13 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=N
     if all(state is None for state in states):
         rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
                                  max_rows=max_rows)
-        spoilt = [i for i, r in enumerate(rollouts) if has_control_tokens(policy, r.response)]
+        spoilt = [i for i, r in enumerate(rollouts) if policy.has_control_tokens(r.response)]
         return marked(rollouts, spoilt), [policy.decode(r.response) for r in rollouts]
     said, spoilt = [[] for _ in states], set()
 
     def respond(i, ids):
         said[i].append(policy.decode(ids))
-        if has_control_tokens(policy, ids):
+        if policy.has_control_tokens(ids):
             spoilt.add(i)
             return None
         observation = world.respond(tasks[i // G], states[i], said[i][-1])
@@ -203,12 +203,6 @@ def marked(rollouts, spoilt) -> list:
     """The rollouts; those with an index in `spoilt` end as a limit would end them."""
     return [dataclasses.replace(r, limit="special tokens") if i in spoilt else r
             for i, r in enumerate(rollouts)]
-
-
-def has_control_tokens(policy, ids) -> bool:
-    """Whether ids hold a control token before the one that ends them: `decode` does not show it."""
-    body = ids[:-1] if ids and ids[-1] in policy.eos_ids else ids
-    return not set(policy.tokenizer.all_special_ids).isdisjoint(body)
 
 
 def rollout_rows(o, G: int, longest: int) -> int:
@@ -327,10 +321,9 @@ def probe_texts(world, policy, task) -> str:
         ids = policy.encode(prompt)
         if len(ids) > world.o.max_prompt_tokens:
             return f"makes a prompt of {len(ids)} tokens: raise --max-prompt-tokens or remove it"
-        # white space apart, which templates trim
-        shown = "".join(policy.tokenizer.decode(ids).split())
         for message in prompt if isinstance(prompt, list) else ():
-            if "".join(message["content"].split()) not in shown:
+            # white space apart, which templates trim
+            if "".join(message["content"].split()) not in "".join(policy.tokenizer.decode(ids).split()):
                 return f"loses its {message['role']} message in the prompt: choose a model whose chat " \
                        "template and tokenizer keep it"
     written = lambda text: policy.decode(policy.encode(text))
@@ -424,7 +417,7 @@ def written_task(world, o, policies, rollout, text, seed_task, alpha, epoch, hel
     """The task that a generation describes. Raises InvalidTask with the reason to count."""
     if rollout.limit:
         raise InvalidTask("truncated")
-    if has_control_tokens(policies[0], rollout.response):
+    if policies[0].has_control_tokens(rollout.response):
         raise InvalidTask("special tokens")
     task = world.parse_task(text, seed_task, epoch)
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
