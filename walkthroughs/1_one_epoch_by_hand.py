@@ -28,7 +28,7 @@ state.epoch = 1  # t of Algorithm 1
 held_out = run.world.validation_tasks()
 start = mean(rates_on(run, held_out, 4, 1.0))
 print(f"held-out success before: {start:.3f}")
-print(f"D_train {len(run.train_pool.tasks)} tasks, all of them base; D_env {len(run.env_pool.records)} records")
+print(f"D_train {len(run.train_pool.tasks)} tasks, all base; D_env {len(run.env_pool.records)} records")
 
 # %% An epoch is `steps` small steps, so that new tasks can serve as seed tasks immediately.
 for state.step in range(o.steps):
@@ -48,8 +48,8 @@ for state.step in range(o.steps):
             seed_task = run.train_pool.tasks[trial.task.seed_task]
             print(f"  {seed_task.text}  ->  {trial.task.text} =  {trial.traces[0].text}   "
                   f"r {trial.traces[0].reward:.0f}, p_hat {trial.p_hat:.3f}")
-    print(f"step {state.step}: {len(trials)} tasks, {stats['zero_variance']:.2f} of the groups without signal, "
-          f"gradient norm {stats['grad_norm']:.2f}, KL to the start {stats['kl']:.3f}")
+    print(f"step {state.step}: {stats['zero_variance']:.2f} of the groups without signal, gradient norm "
+          f"{stats['grad_norm']:.2f}, KL to the start {stats['kl']:.3f}")
 print(f"D_train {len(run.train_pool.tasks)} tasks; records of this epoch {len(state.records)}")
 
 # %% 2b. Environment update. Count each task once, compute R_env, keep the band, weight it.
