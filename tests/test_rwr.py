@@ -44,7 +44,8 @@ def test_weights_do_not_overflow():
     assert rwr_weights(torch.tensor([0.1, 1.0, 0.99]), 1e4).tolist() == pytest.approx([0, 3, 0])
 
 
-@pytest.mark.parametrize("n, passes, batch, steps", [(10, 1, 4, 2), (10, 3, 4, 7), (3, 2, 6, 1), (3, 1, 4, 0)])
+@pytest.mark.parametrize("n, passes, batch, steps", [
+    (10, 1, 4, 2), (10, 3, 4, 7), (3, 2, 6, 1), (3, 1, 4, 0)])
 def test_every_record_is_met_once_in_a_pass(n, passes, batch, steps):
     """A part of the records would never be learned from, or a step be made on very few."""
     batches = whole_passes(n, passes, batch, seeded())
@@ -164,7 +165,8 @@ def test_kl_to_the_initial_simulator_is_measured_with_adapters_off():
     """The reference would move with the simulator (as it does in the released code)."""
     policy = tiny_policy(live=False)
     optimizer = policy.optimizer("env", 3e-3)
-    assert update(policy, optimizer, env_passes=6, env_kl=0.0)["env_kl"] == 0  # fresh adapters are the reference
+    # fresh adapters are the reference
+    assert update(policy, optimizer, env_passes=6, env_kl=0.0)["env_kl"] == 0
     groups = [(r.prompt, [r.response]) for r in KL_SAMPLE]
     with policy.use("env"):
         now = sum(scores(policy, groups), [])
