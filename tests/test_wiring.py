@@ -290,6 +290,7 @@ def test_a_simulator_with_a_model_of_its_own(tmp_path, monkeypatch):
     """--env-model: it alone writes, is asked whether it agrees, and learns what was written."""
     own = Scripted(genenv.Options(), ("env",))
     monkeypatch.setattr(support.run, "open_simulator", lambda world, o, tasks: own)
+    monkeypatch.setattr(support.run.checkpoint, "hashes", lambda o: {})  # there is no such model
     _, tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "env_model": "other", "agreement": 2})
     assert {e.policy for e in tape if e.call == "rwr_update"} == {own}
     assert {e.policy for e in tape if e.call == "grpo_update"} == {run.policy} != {own}

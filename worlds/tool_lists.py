@@ -192,8 +192,8 @@ def own_tool(tool, remarks=None) -> dict:
         call_text.plain(own)
     except InvalidTask:
         raise
-    except (TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
-        raise unfit(f"a malformed schema ({error})"[:120]) from None
+    except (TypeError, AttributeError, ValueError, OverflowError, RecursionError):
+        raise unfit("a malformed schema") from None
     if parameters.get("type") != "object":
         raise unfit("the parameters are not an object schema")
     if not PARTS & given.keys() and any(isinstance(x, dict) and "type" in x for x in given.values()):
@@ -248,7 +248,8 @@ def _keywords(node: dict, inner, remarks) -> dict:
         del own["required"]
     if "properties" in own:
         members = {name: part for name, part in own["properties"].items() if part is not None}
-        marked = [name for name, part in members.items() if part is not True and part.get("required") is True]
+        marked = [name for name, part in members.items() if isinstance(part, dict)
+                  and part.get("required") is True]
         if marked:
             own["required"] = [*own.get("required", ()), *marked]
         own["properties"] = {name: inner(part) for name, part in members.items()}
