@@ -63,21 +63,21 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     """The metrics of the epoch in run.state, JSON-ready. Rates and shares in [0, 1], lengths in
     tokens or the world's units, KL and `entropy` in nats per token, `skill_entropy` in bits."""
     state, world = run.state, run.world
-    new = first_attempts(state)
-    traces = [e for _, _, es in state.attempts for e in es]
+    new = new_trials(state)
+    traces = [e for x in state.trials for e in x.traces]
     old = [(before, now) for before, age, now in state.replays if age >= 2 and 0 < before < 1]
     record = {
-        "epoch": state.epoch, "alpha": alpha, "success_rate": mean(p for _, p, _ in new),
+        "epoch": state.epoch, "alpha": alpha, "success_rate": mean(x.p_hat for x in new),
         **validation(run),
         "reward": mean(e.reward for e in traces),
         "entropy": state.surprise / max(1, sum(e.tokens for e in traces)),
-        "mixed_share": mean(len({e.reward for e in es}) > 1 for _, _, es in new),
-        "task_length": mean(world.task_length(task) for task, _, _ in new),
-        "response_length": mean(e.tokens for task, _, es in state.attempts
-                                for e in es if task.origin != "base"),
-        "solved": mean(p == 1 for _, p, _ in new), "unsolved": mean(p == 0 for _, p, _ in new),
+        "mixed_share": mean(len({e.reward for e in x.traces}) > 1 for x in new),
+        "task_length": mean(world.task_length(x.task) for x in new),
+        "response_length": mean(e.tokens for x in state.trials if x.task.origin != "base"
+                                for e in x.traces),
+        "solved": mean(x.p_hat == 1 for x in new), "unsolved": mean(x.p_hat == 0 for x in new),
         "distinct_tasks": len(new),
-        "skill_entropy": entropy(s for task, _, _ in new for s in world.skills(task)),
+        "skill_entropy": entropy(s for x in new for s in world.skills(x.task)),
         "written": state.written, "invalid": dict(state.invalid),
         "truncated": mean(bool(e.truncated) for e in traces),
         "replay_gain": mean(now - before for before, now in old), "replays": len(old),
@@ -107,19 +107,19 @@ def surprise(rollouts) -> float:
                 for logp, drawn in zip(r.logps, r.drawn or [True] * len(r.logps)) if drawn)
 
 
-def once(attempts) -> list:
-    """(task, p_hat, traces) of every task when it was first tried in the epoch: a new task may be
-    tried again in it, and its first p_hat counts."""
+def first_trials(trials) -> list:
+    """The first Trial of every task: a new task may be tried again in its epoch, and its first p_hat
+    counts."""
     first = {}
-    for attempt in attempts:
-        first.setdefault(attempt[0].id, attempt)
+    for trial in trials:
+        first.setdefault(trial.task.id, trial)
     return list(first.values())
 
 
-def first_attempts(state) -> list:
-    """(task, p_hat, traces) of the tasks that are new in this epoch, each once."""
-    return once(a for a in state.attempts if a[0].origin != "base"
-                and (a[0].epoch == state.epoch or a[0].origin != "env"))
+def new_trials(state) -> list:
+    """The first Trials of the tasks that are new in this epoch."""
+    return first_trials(x for x in state.trials if x.task.origin != "base"
+                        and (x.task.epoch == state.epoch or x.task.origin != "env"))
 
 
 @contextmanager
@@ -201,14 +201,15 @@ def samples(run, alpha: float, n=8) -> list:
             curriculum.in_band(of_unit.get(task.id, p_hat), alpha, run.o.k_min)
 
     # new tasks near alpha come first: those are the ones that the simulator imitates
-    near = [a for a in first_attempts(state) if inside(*a[:2])][:n // 2]
-    ids = {a[0].id for a in near}
-    rest = [a for a in once(state.attempts) if a[0].id not in ids]
+    near = [x for x in new_trials(state) if inside(x.task, x.p_hat)][:n // 2]
+    ids = {x.task.id for x in near}
+    rest = [x for x in first_trials(state.trials) if x.task.id not in ids]
     step = max(1, len(rest) // (n - len(near)))
     shown = []
-    for task, p_hat, traces in near + rest[::step][:n - len(near)]:
+    for x in near + rest[::step][:n - len(near)]:
+        task, p_hat = x.task, x.p_hat
         parent = run.train_pool.tasks.get(task.seed_task)
-        by_reward = sorted(traces, key=lambda e: -e.reward)
+        by_reward = sorted(x.traces, key=lambda e: -e.reward)
         best_and_worst = {e.text: e for e in (by_reward[0], by_reward[-1])}  # once if alike
         shown.append({"epoch": state.epoch, "written_in": task.epoch, "task": task.text,
                       "origin": task.origin, "p_hat": p_hat, "in_band": inside(task, p_hat),

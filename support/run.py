@@ -22,8 +22,7 @@ from support import checkpoint, memory
 from support import health, report, screen
 from support import metrics as measure
 from support.options import Options, threads_of
-from worlds import World, held_out_keys, load_world, open_policy, read_teacher, \
-    refuse_special_tokens, try_prompts
+from worlds import World, held_out_keys, load_world, open_policy, probe, read_teacher
 
 
 @dataclass
@@ -53,11 +52,6 @@ class EpochState:
     rollout_tokens: int = 0
     rollout_seconds: float = 0.0
     surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
-
-    @property
-    def attempts(self) -> list:
-        """(task, p_hat, traces) of every Trial."""
-        return [(x.task, x.p_hat, x.traces) for x in self.trials]
 
     def saved(self) -> dict:
         """Plain lists, dictionaries and numbers, for a checkpoint."""
@@ -142,8 +136,9 @@ def prepare_run(o) -> Run:
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base, policy = world.base_tasks(), world.load_policy()
-    refuse_special_tokens(base + teacher + world.validation_tasks(), policy.tokenizer)
-    simulator = open_simulator(world, o, base) if o.env_model else policy
+    simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",)) if o.env_model else policy
+    for player in dict.fromkeys((policy, simulator)):
+        probe(world, player, teacher)
     if not o.resume:
         folder.mkdir(parents=True, exist_ok=bool(o.out))
         lock = checkpoint.lock_folder(folder)
@@ -162,16 +157,6 @@ def prepare_run(o) -> Run:
     run.train_pool = TrainPool(folder / "train.jsonl", base)
     run.env_pool = EnvPool(folder / "env.jsonl")
     return run
-
-
-def open_simulator(world, o, tasks) -> Policy:
-    """The simulator's policy on a base of its own (in the paper both start from one model). Raises
-    UserError as the world does for the agent's."""
-    o = replace(o, model=o.env_model)
-    policy = open_policy(o.model, o, ("env",))
-    refuse_special_tokens(tasks, policy.tokenizer)
-    try_prompts(world, o, policy, tasks)
-    return policy
 
 
 def alpha_of(run) -> float:

@@ -102,6 +102,9 @@ class Scripted:
     def decode(self, ids):
         return " ".join(self.words[i] for i in ids if i != EOS)
 
+    def has_control_tokens(self, ids):
+        return False
+
     def generator(self, seed):
         return torch.Generator().manual_seed(seed)
 
