@@ -128,7 +128,7 @@ def load_policy(args):
     if not (Path(args.adapter) / "adapter_config.json").is_file():
         raise UserError(f"--adapter {args.adapter}: no adapter_config.json, is it a PEFT folder?")
     return Policy.load(args.model, adapters=("agent",), quant=args.quant,
-                       adapter_paths={"agent": args.adapter})
+                       adapter_folder=args.adapter)
 
 
 def evaluate(bench: str, records: list, policy, answers, args) -> dict:

@@ -40,6 +40,8 @@ def choose_folder(o) -> Path:
     if not o.resume and folder.is_dir() and any(f.name not in left_by_kill for f in folder.iterdir()):
         what = "holds a run: add --resume to go on with it" if (folder / "config.json").is_file() \
             else "is not empty"
+        if (folder / "warm_start.json").is_file():
+            what = "is the model of a warm start, not a run: give it as --model"
         raise UserError(f"--out {folder} {what}, or choose another")
     return folder
 

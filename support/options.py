@@ -234,6 +234,8 @@ def saved_options(path, **changes) -> Options:
     """The options of a run by its folder or config.json, or those in the warm_start.json of a warm
     start, with changes. Raises UserError if there are none, or if another version wrote them."""
     path = Path(path)
+    if (path / "warm_start.json").is_file():
+        raise UserError(f"{path} is the model of a warm start, not a run: give it as --model")
     if not path.is_file():
         path = path / "config.json"
     if not path.is_file():

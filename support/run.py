@@ -39,6 +39,7 @@ class EpochState:
     epoch: int = 0               # t of Algorithm 1; 0 is the state before training
     step: int = 0                # agent updates made in it
     seconds: float = 0.0         # of training; validation not counted
+    cpu_seconds: float = 0.0     # CPU time of this process in them: other work on the machine is not in it
     written: int = 0             # generations of the simulator, valid or not
     invalid: Counter = field(default_factory=Counter)  # {reason: how many of them were invalid}
     trials: list = field(default_factory=list)         # Trials
@@ -88,6 +89,7 @@ class Run:
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
     peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
     since: float = field(default_factory=time.perf_counter)  # until then state.seconds is counted
+    cpu_since: float = field(default_factory=time.process_time)  # and state.cpu_seconds
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
     sources: dict = field(default_factory=dict)  # {file of tasks or model: its hash}
@@ -111,9 +113,10 @@ class Run:
         return {name: params for p in self.policies for name, params in p.params.items()}
 
     def count_seconds(self):
-        """Bring state.seconds up to date."""
-        now = time.perf_counter()
+        """Bring state.seconds and state.cpu_seconds up to date."""
+        now, cpu = time.perf_counter(), time.process_time()
         self.state.seconds, self.since = self.state.seconds + now - self.since, now
+        self.state.cpu_seconds, self.cpu_since = self.state.cpu_seconds + cpu - self.cpu_since, cpu
 
 
 def prepare_run(o) -> Run:
@@ -190,7 +193,8 @@ def end_epoch(run, env_stats, alpha):
         print(health.judge(record), flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
-    run.since = time.perf_counter()  # validation and saving are not training
+    # validation and saving are not training
+    run.since, run.cpu_since = time.perf_counter(), time.process_time()
 
 
 def finish(run):

@@ -344,6 +344,6 @@ def test_a_stopped_run_goes_on_to_the_same_end(variant, at, tmp_path, monkeypatc
     *_, again = run_micro(monkeypatch, tmp_path / "b", resume=True, **options)
     for name in ("train.jsonl", "env.jsonl", "samples.jsonl"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    clock = ("seconds", "tokens_per_s")
+    clock = ("seconds", "cpu_seconds", "tokens_per_s")
     assert [{k: v for k, v in r.items() if k not in clock} for r in quiet.history] == \
         [{k: v for k, v in r.items() if k not in clock} for r in again.history]
