@@ -21,11 +21,10 @@ import json
 import sys
 from pathlib import Path
 
-from support.options import Parser
+from support.options import Parser, exit_code
 from support.files import UserError, read_jsonl, write_whole
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
-from eval.common import (Verdict, exit_code, mean, one_line, one_line_for, read_rows, results,
-                         spread)
+from eval.common import Verdict, mean, one_line, one_line_for, read_rows, results, spread
 
 MODULES = {m.NAME: m for m in (api_bank, alfworld, bfcl, bamboogle, travelplanner)}
 BENCHES = tuple(MODULES)
@@ -36,7 +35,9 @@ SYSTEMS = ("Qwen2.5-7B", "GenEnv 7B")  # columns of the paper's table
 def main(argv=None) -> int:
     """Run one command; returns the exit code: 0, 1 (verify: rate missed), 2 (bad input)."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    return exit_code(verify, argv[1:]) if argv[:1] == ["verify"] else exit_code(run, argv)
+    if argv[:1] == ["verify"]:
+        return exit_code(lambda: verify(argv[1:]), "eval")
+    return exit_code(lambda: run(argv), "eval")
 
 
 def arguments() -> Parser:
@@ -114,6 +115,8 @@ def read_responses(bench: str, records: list, args) -> dict:
     answers = {row["id"]: row["response"] for row in read_rows(path, ("id", "response"))}
     if args.variant == EPISODES or not any(r["id"] in answers for r in records):
         raise UserError(f"{path}: none of its ids is one of {bench}'s, such as {records[0]['id']!r}")
+    if not all(isinstance(text, str) for text in answers.values()):
+        raise UserError(f"{path}: a response is not text")
     return answers
 
 
@@ -134,7 +137,7 @@ def evaluate(bench: str, records: list, policy, answers, args) -> dict:
     prompts = [module.prompt(record) for record in records]
     settings = run_settings(bench, prompts, policy, answers, args)
     # the name says which run it is: another model, option or data set is another file
-    source = Path(args.model or args.responses).stem
+    source = Path(args.model).name if args.model else Path(args.responses).stem
     name = "-".join(filter(None, [bench, args.variant, source, digest(settings)[:10]]))
     path = Path(args.out) / f"{name}.jsonl"
     rows = {row["id"]: row for row in earlier_rows(path)}
@@ -341,12 +344,12 @@ def verify(argv) -> int:
 
 def print_agreement(kinds: dict, required: dict) -> int:
     """Table of agreement per kind; 0 if every required rate is met, else 1."""
-    rows, met = [], bool(kinds)
+    rows, met = [], any(agrees is not None for verdicts in kinds.values() for agrees in verdicts)
     for kind, verdicts in sorted(kinds.items()):
         # what cannot be decided is neither agreement nor disagreement
         decided = [agrees for agrees in verdicts if agrees is not None]
         rate, need = sum(decided) / max(1, len(decided)), required.get(kind)
-        missed = need is not None and rate < need
+        missed = need is not None and bool(decided) and rate < need
         met = met and not missed
         rows.append([kind, len(decided), sum(decided), f"{100 * rate:.2f}" if decided else "-",
                      "-" if need is None else f"{100 * need:g}", len(verdicts) - len(decided),

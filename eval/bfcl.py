@@ -5,7 +5,7 @@ Paper: the column "BFCL" of the results table. The paper says that it takes the 
 function documents, and with the user messages, ground-truth calls and their results of all turns
 before it; 734 turns, of which 3 expect no call and are left out: 731. The paper's 7.0 for
 Qwen2.5-7B-Instruct equals the leaderboard's *whole-conversation* score (14 of 200 conversations),
-while its 41.8 for GenEnv is no k/200 and fits 310/742 (the non-empty turns of the data before
+while its 41.8 for GenEnv is not a k/200 and fits 310/742 (the non-empty turns of the data before
 2025-11-07). The two may not compare like with like, and neither is the baseline of our figure.
 
 Usage: `python -m eval bfcl --data DIR --model M`. `python -m eval.bfcl DIR` makes the file
@@ -53,9 +53,10 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
+from support.options import exit_code
 from support.files import UserError
-from eval.common import (Verdict, agreement, between, data_dir, exit_code, one_line, one_line_for,
-                         read_rows, verdict)
+from eval.common import (Verdict, agreement, between, data_dir, one_line, one_line_for, read_rows,
+                         verdict)
 
 NAME = "bfcl"
 PAPER = {"Qwen2.5-7B": 7.0, "GenEnv 7B": 41.8}
@@ -139,8 +140,7 @@ def value_of(node):
         case ast.Tuple():
             return tuple(value_of(item) for item in node.elts)
         case ast.Dict():
-            return {value_of(k): value_of(v)
-                    for k, v in zip(node.keys, node.values)}
+            return {value_of(k): value_of(v) for k, v in zip(node.keys, node.values)}
         case ast.Name():
             return node.id                     # a bare name is a string
         case ast.BinOp():
@@ -152,7 +152,7 @@ def value_of(node):
             return ast.unparse(node)
         case ast.Subscript():
             return f"{ast.unparse(node.value)}[{ast.unparse(node.slice)}]"
-    raise Undecodable(f"{type(node).__name__} is no literal")
+    raise Undecodable(f"{type(node).__name__} is not a literal")
 
 
 BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -177,7 +177,7 @@ def fold(node):
 
 
 def decode_qwen(text: str) -> list:
-    """Calls of `<tool_call>` blocks, newlines needed; blocks that are no JSON are skipped."""
+    """Calls of `<tool_call>` blocks, newlines needed; blocks that are not JSON are skipped."""
     calls = []
     for block in between(text, "<tool_call>\n", "\n</tool_call>"):
         try:
@@ -186,7 +186,7 @@ def decode_qwen(text: str) -> list:
             continue
         if not isinstance(call, dict) or not isinstance(call.get("arguments"), dict) \
                 or isinstance(call.get("name", []), (list, dict)):
-            raise Undecodable("a <tool_call> block is no call")
+            raise Undecodable("a <tool_call> block is not a call")
         calls.append((call["name"], dict(call["arguments"])))
     return calls
 
@@ -550,11 +550,9 @@ RUNS = itertools.count()
 def score_official(record: dict, response, fmt=None) -> Verdict:
     """Verdict of the official simulator on one long-context turn; earlier turns from ground truth.
 
-    Raises UserError when bfcl-eval is not installed or the record is no long-context turn.
+    Raises UserError if bfcl-eval is not installed.
     """
     utils, checker = simulator()
-    if record["category"] != LONG_CONTEXT:
-        raise UserError(f"{record['id']}: the simulator is for {LONG_CONTEXT} only")
     steps = []
     for step in response if isinstance(response, list) else [response]:
         calls = decode_steps(step, fmt)
@@ -832,4 +830,4 @@ def json_schema(spec: dict) -> dict:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(make_turns, "".join(sys.argv[1:2])))
+    sys.exit(exit_code(lambda: make_turns("".join(sys.argv[1:2])), "eval"))

@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support import cli
 from support.files import UserError, read_jsonl
 
 MALFORMED = (KeyError, TypeError, AttributeError, IndexError, ValueError, AssertionError)
@@ -45,13 +44,7 @@ def verdict(reason: str, right: str) -> Verdict:
 
 
 # ---------------------------------------------------------------------------------------------
-# commands and data files
-
-
-def exit_code(command, *arguments) -> int:
-    """Call command(*arguments), which returns its exit code; a UserError is one line and 2."""
-    return cli.exit_code(lambda: command(*arguments), "eval",
-                         "the same command continues from the responses so far")
+# data files
 
 
 @contextmanager
@@ -163,7 +156,7 @@ def bootstrap(verdicts: list, overall=mean, seed: int = 0, draws: int = 1000) ->
 def results(records: list, verdicts: list, overall=mean) -> dict:
     """{"score", "n", "interval_95", "categories", "metrics"} of one benchmark, in percent.
 
-    metrics: the means of the numbers in the verdicts' extra.
+    metrics: means of the numbers in the verdicts' extra, as they are.
     """
     groups = {}
     for record, one in zip(records, verdicts):
@@ -173,7 +166,7 @@ def results(records: list, verdicts: list, overall=mean) -> dict:
             "passed": sum(v.ok for v in verdicts),
             "categories": {name: {"score": overall(group), "n": len(group)}
                            for name, group in groups.items()},
-            "metrics": {name: 100 * sum(v.extra[name] for v in verdicts) / len(verdicts)
+            "metrics": {name: sum(v.extra[name] for v in verdicts) / len(verdicts)
                         for name in numbers}}
 
 

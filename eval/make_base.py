@@ -18,17 +18,17 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from support.options import Parser
+from support.options import Parser, exit_code
 from support.files import UserError, write_whole
 from eval import bfcl, travelplanner
-from eval.common import exit_code, spread
+from eval.common import spread
 
 MODULES = {module.NAME: module for module in (bfcl, travelplanner)}
 
 
 def main(argv=None) -> int:
     """Write base tasks; returns the exit code: 0, or 2 on bad input with one line on stderr."""
-    return exit_code(run, sys.argv[1:] if argv is None else argv)
+    return exit_code(lambda: run(sys.argv[1:] if argv is None else argv), "eval")
 
 
 def run(argv) -> int:

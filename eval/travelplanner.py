@@ -297,7 +297,7 @@ def _lists_inside(text: str):
 
 
 def _as_plan(value):
-    """The list of days in a parsed value, keys normalised; None when it is no list of days."""
+    """The list of days in a parsed value, keys normalised; None if it is not a list of days."""
     if isinstance(value, dict) and isinstance(value.get("plan"), (list, dict)):
         value = value["plan"]
     if isinstance(value, dict) and value and all(isinstance(day, dict) for day in value.values()):
@@ -420,7 +420,7 @@ def city_route(query, plan, db):
         return False, "a city is visited twice, or for a single entry, or there are too few"
     for index, city in enumerate(route):
         if city not in db["states"]:
-            return False, f"{_show(city)} is no city of the database"
+            return False, f"{_show(city)} is not a city of the database"
         # short trips visit a city, longer ones a state
         inside = 0 < index < len(route) - 1
         if inside and query["days"] > 3 and db["states"][city] != query["dest"]:

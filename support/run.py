@@ -4,7 +4,6 @@ Usage: genenv.train calls `prepare_run`, then `end_epoch` after every epoch, the
 a run is lies in one dataclass that is handed to every step; nothing is global.
 """
 import datetime
-import sys
 import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
@@ -22,8 +21,7 @@ from support import checkpoint, memory
 from support import health, report, screen
 from support import metrics as measure
 from support.options import Options, threads_of
-from worlds import World, held_out_keys, load_world, open_policy, read_teacher, \
-    refuse_special_tokens, try_prompts
+from worlds import World, held_out_keys, load_world, open_policy, probe, read_teacher
 
 
 @dataclass
@@ -88,10 +86,8 @@ class Run:
     env_pool: EnvPool = None          # D_env
     state: EpochState = field(default_factory=EpochState)
     history: list = field(default_factory=list)  # metrics records of the epochs that are over
-    last_success: float = 0.5         # success rate on generated tasks, last epoch that had any
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
     peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
-    progress: bool = False            # a terminal, with room for bars
     since: float = field(default_factory=time.perf_counter)  # until then state.seconds is counted
     cpu_since: float = field(default_factory=time.process_time)  # and state.cpu_seconds
     stop: int | None = None           # number of the signal that asks the run to stop
@@ -135,19 +131,22 @@ def prepare_run(o) -> Run:
     world = load_world(o.world)(o)
     sources = checkpoint.hashes(o)
     if o.model:
-        print(memory.check(model_config(o.model), o, model_config(o.env_model) if o.env_model else None),
-              flush=True)
+        other = model_config(o.env_model) if o.env_model else None
+        print(memory.check(model_config(o.model), o, other), flush=True)
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base, policy = world.base_tasks(), world.load_policy()
-    refuse_special_tokens(base + teacher + world.validation_tasks(), policy.tokenizer)
-    simulator = open_simulator(world, o, base) if o.env_model else policy
+    simulator = policy  # in the paper both start from one model
+    if o.env_model:
+        simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
+    for player in dict.fromkeys((policy, simulator)):
+        probe(world, player, teacher)
     if not o.resume:
         folder.mkdir(parents=True, exist_ok=bool(o.out))
         lock = checkpoint.lock_folder(folder)
     run = Run(
         o=o, world=world, policy=policy, simulator=simulator, folder=folder, held_out=held_out,
-        progress=sys.stderr.isatty(), teacher=teacher, lock=lock, sources=sources,
+        teacher=teacher, lock=lock, sources=sources,
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=simulator.optimizer("env", o.env_lr),
         # three streams per --seed, and none shared with another --seed (metrics.py has the third)
@@ -162,23 +161,15 @@ def prepare_run(o) -> Run:
     return run
 
 
-def open_simulator(world, o, tasks) -> Policy:
-    """The simulator's policy on a base of its own (in the paper both start from one model). Raises
-    UserError as the world does for the agent's."""
-    o = replace(o, model=o.env_model)
-    policy = open_policy(o.model, o, ("env",))
-    refuse_special_tokens(tasks, policy.tokenizer)
-    try_prompts(world, o, policy, tasks)
-    return policy
-
-
 def alpha_of(run) -> float:
     """The target success rate of this epoch, by --alpha-schedule; --alpha in epoch 0."""
     o, t = run.o, run.state.epoch
     if t == 0:
         return o.alpha
+    # an epoch without tasks says nothing of the agent
+    success = [0.5] + [r["success_rate"] for r in run.history if r["distinct_tasks"]]
     return curriculum.next_alpha(o.alpha_schedule, curriculum.Context(
-        t, o.epochs, run.last_success, o.alpha, o.alpha_end, run.history[-1]["alpha"]))
+        t, o.epochs, success[-1], o.alpha, o.alpha_end, run.history[-1]["alpha"]))
 
 
 def note_refused(run, seed_task, text, reason):
@@ -192,8 +183,6 @@ def end_epoch(run, env_stats, alpha):
     """Measure, print one line, put everything on disk, make room for the next epoch."""
     run.count_seconds()
     record = measure.epoch_record(run, env_stats, alpha)
-    if record["distinct_tasks"]:  # an epoch without tasks says nothing of the agent
-        run.last_success = record["success_rate"]
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))

@@ -34,7 +34,7 @@ def model(tmp_path_factory):
 def _small_base(tmp_path_factory):
     """Folder of the small base model, and {settings: (lm, tokenizer)} of what was loaded from it."""
     folder = tmp_path_factory.mktemp("ladder")
-    tiny_model.save(*tiny_model.train(ladder.WORDS, ladder.World.scorer("").pairs, SMALL_MODEL, **SMALL_RECIPE), folder)
+    tiny_model.save(*tiny_model.train(ladder.WORDS, ladder.World(genenv.Options()).pairs, SMALL_MODEL, **SMALL_RECIPE), folder)
     return folder, {}
 
 
@@ -56,7 +56,8 @@ def small_world(base):
         return copy.deepcopy(loaded[model, *settings])  # adapters are put into it
 
     patch.setattr(ladder.World, "validation_tasks", lambda *which: whole_split(*which)[::5])
-    patch.setattr(ladder.World, "score", lambda self, task, text: parity(task, text))
+    patch.setattr(ladder.World, "score", lambda self, task, text: (1.0, True)
+                  if text == self.gold(task) else parity(task, text))
     patch.setattr(policy, "load_model", load_once)
     patch.setattr(report, "write", lambda run_folder: None)
     try:

@@ -226,6 +226,7 @@ class Speaker:
 
     encode = encode_observation = staticmethod(lambda text: [str(text)])
     decode = staticmethod(lambda ids: ids[0])
+    has_control_tokens = staticmethod(lambda ids: False)
 
     def sample(self, adapter, prompts, G, tokens, temperature, generator, max_rows, respond,
                max_turns, max_turn_tokens):

@@ -45,7 +45,7 @@ def test_decode(text, calls):
     "Sure: [f(a=1)]", "```python\n[f(a=1)]\n```", "[f(a=1", "['f']", "[[f(a=1)]]", "[f(a={1})]",
     "[f(a=f'{1}')]", "[f(a=lambda: 1)]", "[f(a=x.y)]", "[f(a=1 < 2)]", "[f(a=[i for i in x])]",
     "[f(a=[*b])]", "[f(a={[]: 1})]", "[f(a=x + 1)]", "[f(a=1/0)]", "[f(a=len('abc') + 1)]",
-    "[f(a=10**101)]"])
+    "[f(a=10**101)]", "[f(a=(9**99)**99)]"])
 def test_undecodable(text):
     with pytest.raises(bfcl.Undecodable):
         bfcl.decode(text)

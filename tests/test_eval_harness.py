@@ -80,7 +80,7 @@ TRAVEL = {"org": "Home", "dest": "Reno", "days": 3, "visiting_city_number": 1, "
 
 
 def tiny_travelplanner(folder, **train):
-    """The tables that test_eval_travelplanner.py has as DB, in the official layout, and a query."""
+    """Tables in the official layout (test_eval_travelplanner.py uses them too) and a query per part."""
     tables = {
         "restaurants/clean_restaurant_2022.csv":
             'Name,City,Cuisines,Average Cost\nBlue Door,Reno,"Pizza, Indian",10\n'
@@ -133,10 +133,10 @@ def command(*argv, capsys, main=harness.main):
     return code, out.out, out.err
 
 
-def right_file(data, path, bench, n=None):
-    """Write right responses to the first n records of a benchmark."""
+def right_file(data, path, bench):
+    """Write right responses to all records of a benchmark."""
     rows = [{"id": r["id"], "response": RIGHT[bench](r)} for r in harness.MODULES[bench].load(data)]
-    path.write_text(lines(*rows[:n]))
+    path.write_text(lines(*rows))
     return path
 
 
@@ -157,12 +157,12 @@ def test_right_responses_of_all_five_give_one_table(data, tmp_path, capsys):
 
 
 def test_missing_responses_fail_and_are_counted(data, tmp_path, capsys):
-    path = right_file(data, tmp_path / "r.jsonl", "alfworld", n=6)
-    assert command("alfworld", "--data", data, "--responses", path, "--out", tmp_path / "out",
+    path = right_file(data, tmp_path / "r.jsonl", "alfworld")
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:6]))
+    assert command("alfworld", "--data", data, "--responses", path, "--out", tmp_path,
                    capsys=capsys)[0] == 0
-    summary = json.loads(next((tmp_path / "out").glob("alfworld-r-*.json")).read_text())
+    summary = json.loads(next(tmp_path.glob("alfworld-r-*.json")).read_text())
     assert (summary["n"], summary["score"], summary["cut_or_missing"]) == (8, 75.0, 2)
-    assert summary["metrics"]["acts"] == 75.0
 
 
 DEEP = 10_000
@@ -178,8 +178,7 @@ HOSTILE = [
     "[f(a=" + "-" * DEEP + "1)]", "[f(a=" + "1+" * DEEP + "1)]", "null",
     json.dumps([{"days": 1, "current_city": ["a"]}] * 3), "[{}," * 50_000]
 TRAPS = [text.replace("CODE", "__import__('os').system('touch MADE')") for text in (
-    "CODE", "[CODE]", "[f(a=CODE)]", "[f(a=CODE+1)]", "<tool_call>\nCODE\n</tool_call>",
-    "[{'days': CODE}]", "[open('MADE', 'w')]", "eval(\"open('MADE', 'w')\")")]
+    "CODE", "[f(a=CODE)]", "[f(a=CODE+1)]", "[{'days': CODE}]", "[open('MADE', 'w')]")]
 
 
 @pytest.mark.parametrize("bench", harness.BENCHES)
@@ -274,6 +273,15 @@ def test_an_interrupted_run_continues_where_it_stopped(data, tmp_path, capsys, m
     assert [r["id"] for r in rows] == [r["id"] for r in harness.MODULES["alfworld"].load(data)]
 
 
+def test_whole_games_are_scored_by_who_won_them(data, tmp_path, capsys, monkeypatch):
+    def episodes(data, respond, games):
+        for game, won in zip(games, (True, False)):
+            yield {"id": game["id"], "won": won, "reason": "lost", "commands": ["look"]}
+    monkeypatch.setattr(harness.alfworld, "episodes", episodes)
+    code, summary = evaluated(Scripted(data), data, tmp_path, monkeypatch, capsys, "--variant", "episodes")
+    assert code == 0 and (summary["n"], summary["score"]) == (2, 50.0)
+
+
 @pytest.mark.slow
 def test_a_random_chat_model_runs_all_five_to_the_table(model, data, tmp_path, capsys):
     argv = ("all", "--data", data, "--model", model, "--limit", 2, "--max-new", 8)
@@ -291,16 +299,9 @@ def test_interval_is_near_the_normal_one():
 # recorded verdicts
 
 
-PLANS = {"gold": (25, 25), "constructed-pass": (106, 106), "perturbed": (239, 239),
-         "undelivered": (2, 2), "malformed": (8, 8), "official-example": (104, 104),
-         "aggregate": (0, 0)}
-AGREE = {  # kind: (verdicts that are decided, those that agree)
-    "alfworld": {"step-string": (809, 809), "step-admissible": (332, 332), "raw-text": (413, 413),
-                 "episode": (0, 0)},
-    "api_bank": {"toolrl_exact": (1636, 1636), "damo_exec": (1160, 1139)},
-    "bamboogle": {"metric": (680, 680), "searchr1_extract": (23, 23), "toolrl_dialogue": (0, 0)},
-    "bfcl": {"single_turn": (1904, 1904), "relevance": (76, 76), "multi_turn": (836, 833)},
-    "travelplanner": PLANS | {f"{kind}/fixed": counts for kind, counts in PLANS.items()}}
+AGREE = {  # verdicts that are decided, of these agreeing, and undecided ones
+    "alfworld": (1554, 1554, 108), "api_bank": (2796, 2775, 0), "bamboogle": (703, 703, 27),
+    "bfcl": (2816, 2813, 0), "travelplanner": (968, 968, 6)}
 
 
 @needs_data
@@ -310,7 +311,7 @@ def test_recorded_official_verdicts_are_met(bench, capsys):
                              "--data", SHARED, capsys=capsys)
     table = [line.split() for line in out.splitlines() if not line.startswith("disagrees")][2:]
     assert code == 0 and err == ""
-    assert {row[0]: (int(row[1]), int(row[2])) for row in table} == AGREE[bench]
+    assert tuple(sum(int(row[i]) for row in table) for i in (1, 2, 5)) == AGREE[bench]
 
 
 def test_a_missed_rate_is_exit_code_1_and_undecided_verdicts_count_for_nothing():

@@ -10,7 +10,10 @@ in its batch, or has control tokens in it. `check_task` says so for all of them.
 """
 import dataclasses
 import importlib
+import inspect
+import json
 import pkgutil
+import traceback
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,8 +60,6 @@ class World:
     OWN_MODEL = False  # whether the world brings a base model (train_base)
     EPISODES = False   # whether tasks are episodes of several turns (start, respond)
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
-    FORMS = ("",)      # ways to write answers, where a task's spec does not say which
-    form = ""          # the one in use
 
     def __init__(self, o):
         """o: the run's Options. Raises UserError for options and files that cannot be used."""
@@ -72,15 +73,6 @@ class World:
     def defaults(cls, asked: dict) -> dict:
         """DEFAULTS for a run with these options (what the command line and its preset say)."""
         return cls.DEFAULTS
-
-    @classmethod
-    def scorer(cls, form: str):
-        """A world that can only score answers of this form: without options, files or a model."""
-        if form not in cls.FORMS:
-            raise UserError(f"{cls.__module__} has no form {form!r} of answers")
-        world = cls.__new__(cls)
-        world.form = form
-        return world
 
     def skills(self, task) -> list[str]:
         """Names of the tools a task uses, for the diversity figures."""
@@ -129,10 +121,9 @@ class World:
         episode's response is its list of turns and observations. {}: nothing to imitate."""
         return {}
 
-    @classmethod
-    def train_base(cls, seed: int = 0):
+    def train_base(self, seed: int = 0):
         """(model, tokenizer) of a base model by a seed of its recipe (worlds/tiny_model.py)."""
-        raise UserError(f"{cls.__module__} has no base model of its own")
+        raise UserError(f"{type(self).__module__} has no base model of its own")
 
     def write_teacher(self, n: int, path):
         """Write n tasks of a stronger teacher as `read_teacher` reads them."""
@@ -145,14 +136,10 @@ class World:
 
 def world_names() -> list[str]:
     """Names of the worlds in this folder, without the template."""
-    names = (module.name for module in pkgutil.iter_modules(__path__))
-    return [n for n in sorted(names) if n[0] != "_" and n != "template" and _defines_world(n)]
-
-
-def _defines_world(name: str) -> bool:
     # read, not imported: a world may need a package that only its users have
-    source = Path(find_spec(f"worlds.{name}").origin).read_text(encoding="utf-8")
-    return "\nclass World(" in source
+    source = lambda name: Path(find_spec(f"worlds.{name}").origin).read_text(encoding="utf-8")
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return [n for n in names if n != "template" and "\nclass World(" in source(n)]
 
 
 def load_world(name: str) -> type[World]:
@@ -178,24 +165,11 @@ def one_line_for_templates(model: str):
                         f"({error}): choose a model whose template can") from None
 
 
-def try_prompts(world, o, policy, tasks):
-    """Both prompts of every task, before a run begins.
-
-    Raises UserError if the chat template cannot write them, or one is over --max-prompt-tokens.
-    """
-    with one_line_for_templates(o.model):
-        for task in tasks:
-            longest = max(len(policy.encode(world.agent_prompt(task))),
-                          len(policy.encode(world.env_prompt(task, None, 0.5))))
-            if longest > o.max_prompt_tokens:
-                raise UserError(f"the task {task.text[:60]!r} makes a prompt of {longest} tokens: "
-                                f"raise --max-prompt-tokens ({o.max_prompt_tokens}) or remove it")
-
-
 def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=None):
     """G attempts at every task -> (rollouts, texts), in the order of the tasks.
 
-    A text is the response, or of an episode the list of turns and observations in turn.
+    A text is the response, or the list of turns and observations of an episode. A rollout in which the
+    policy drew control tokens, which no text shows, gets the limit "special tokens".
     max_rows: as policy.sample takes it; None: what `rollout_rows` says for these prompts.
     """
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
@@ -204,11 +178,15 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=N
     if all(state is None for state in states):
         rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
                                  max_rows=max_rows)
-        return rollouts, [policy.decode(r.response) for r in rollouts]
-    said = [[] for _ in states]
+        spoilt = [i for i, r in enumerate(rollouts) if policy.has_control_tokens(r.response)]
+        return marked(rollouts, spoilt), [policy.decode(r.response) for r in rollouts]
+    said, spoilt = [[] for _ in states], set()
 
     def respond(i, ids):
         said[i].append(policy.decode(ids))
+        if policy.has_control_tokens(ids):
+            spoilt.add(i)
+            return None
         observation = world.respond(tasks[i // G], states[i], said[i][-1])
         if observation is None:
             return None
@@ -218,7 +196,13 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=N
     rollouts = policy.sample(
         adapter, prompts, G, world.max_episode_tokens, temperature, generator, max_rows=max_rows,
         respond=respond, max_turns=world.max_turns, max_turn_tokens=o.max_response_tokens)
-    return rollouts, said
+    return marked(rollouts, spoilt), said
+
+
+def marked(rollouts, spoilt) -> list:
+    """The rollouts; those with an index in `spoilt` end as a limit would end them."""
+    return [dataclasses.replace(r, limit="special tokens") if i in spoilt else r
+            for i, r in enumerate(rollouts)]
 
 
 def rollout_rows(o, G: int, longest: int) -> int:
@@ -248,11 +232,6 @@ def transcript(rollout, text) -> str:
     return "\n".join(lines + ([f"({rollout.limit})"] if rollout.limit else []))
 
 
-def world_option(world, o, name: str):
-    """The value of one of the world's own OPTIONS: as given, else its default."""
-    return getattr(o, "world_options", {}).get(name, world.OPTIONS[name][0])
-
-
 def open_policy(model: str, o=None, adapters=None):
     """The Policy of a model folder or hub name, as the options say; without them no adapters.
 
@@ -265,6 +244,93 @@ def open_policy(model: str, o=None, adapters=None):
         return Policy.load(model, adapters=())
     usual = ("agent",) if o.env_model else ("agent", "env")
     return Policy.load(model, adapters=adapters or usual, **policy_options(o))
+
+
+# ---------------------------------------------------------------------------------------------
+# before a run
+
+
+def probe(world, policy, more=()):
+    """Try a world before a run begins: its methods on a sample task, and every given task's texts.
+
+    more: tasks besides the base and held-out ones, a teacher's. Raises UserError, one line, for a
+    mistake in the world's code, a base task that is held out, a chat template that loses a message,
+    a prompt over --max-prompt-tokens, and a task whose answer this policy cannot write.
+    """
+    with blamed_on(world), one_line_for_templates(world.o.model):
+        base, held_out = world.base_tasks(), held_out_keys(world)
+        for task in base[:1]:
+            probe_methods(world, task)
+        for task in base:
+            if task_keys(world, task) & held_out:
+                raise UserError(f"the base task {task.text[:80]!r} is among the held-out tasks as well")
+        for split in ("validation", "tuning"):
+            more = [*more, *world.validation_tasks(split)]
+        for task in [*base, *more]:
+            if fault := probe_texts(world, policy, task):
+                raise UserError(f"the task {task.text[:80]!r} {fault}")
+
+
+@contextmanager
+def blamed_on(world):
+    """Inside, an exception in the world's own file becomes a UserError that names the line."""
+    file = inspect.getfile(type(world))
+    try:
+        yield
+    except (AssertionError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        if isinstance(error, UserError) or not own:
+            raise
+        raise UserError(f"{file}, line {own[-1].lineno}: {type(error).__name__}: {error}") from error
+
+
+def probe_methods(world, task):
+    """Raises UserError for the first method whose result on a sample task is not what World says."""
+    is_prompt = lambda prompt: isinstance(prompt, str) or all(set(m) == {"role", "content"} for m in prompt)
+    is_score = lambda pair: len(pair) == 2 and 0 <= pair[0] <= 1 and pair[1] in (True, False)
+    gold = world.gold(task)
+    holds = {
+        "base_tasks": task.text and json.loads(json.dumps(task.spec)) == task.spec,
+        "agent_prompt": is_prompt(world.agent_prompt(task)),
+        "env_prompt": all(is_prompt(world.env_prompt(task, p, 0.5)) for p in (None, 0.5)),
+        "parse_task": all(parsed(world, text, task) for text in ("", gold, task.text)),
+        "score": all(is_score(world.score(task, text)) for text in ("", task.text, gold)),
+        "gold": not gold or world.score(task, gold)[0] == 1,
+        "skills": all(isinstance(name, str) for name in world.skills(task)),
+        "task_length": world.task_length(task) > 0,
+        "category": isinstance(world.category(task), str)}
+    if wrong := [method for method, ok in holds.items() if not ok]:
+        raise UserError(f"{inspect.getfile(type(world))}, {wrong[0]}: not what worlds/__init__.py says of "
+                        f"it, for the task {task.text[:80]!r}")
+
+
+def parsed(world, text: str, seed_task) -> bool:
+    """Whether parse_task answers as it should: with a Task, or with InvalidTask and one of REASONS."""
+    try:
+        task = world.parse_task(text, seed_task, 1)
+    except InvalidTask as reason:
+        return str(reason) in world.REASONS
+    return (task.origin, task.seed_task, task.epoch) == ("env", seed_task.id, 1)
+
+
+def probe_texts(world, policy, task) -> str:
+    """Why a given task does not survive this policy's tokenizer and chat template, or ""."""
+    if token := special_token_in(task, policy.tokenizer):
+        return f"spells {token!r}, a control token of this model: remove or reword it"
+    for prompt in (world.agent_prompt(task), world.env_prompt(task, None, 0.5)):
+        ids = policy.encode(prompt)
+        if len(ids) > world.o.max_prompt_tokens:
+            return f"makes a prompt of {len(ids)} tokens: raise --max-prompt-tokens or remove it"
+        for message in prompt if isinstance(prompt, list) else ():
+            # white space apart, which templates trim
+            if "".join(message["content"].split()) not in "".join(policy.tokenizer.decode(ids).split()):
+                return f"loses its {message['role']} message in the prompt: choose a model whose chat " \
+                       "template and tokenizer keep it"
+    written = lambda text: policy.decode(policy.encode(text))
+    gold, episode = world.gold(task), world.start(task) is not None
+    if gold and world.score(task, [*map(written, gold.split("\n"))] if episode else written(gold))[0] < 1:
+        return f"has the answer {gold[:80]!r}, which this model's tokenizer turns into {written(gold)[:80]!r}"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -351,6 +417,8 @@ def written_task(world, o, policies, rollout, text, seed_task, alpha, epoch, hel
     """The task that a generation describes. Raises InvalidTask with the reason to count."""
     if rollout.limit:
         raise InvalidTask("truncated")
+    if policies[0].has_control_tokens(rollout.response):
+        raise InvalidTask("special tokens")
     task = world.parse_task(text, seed_task, epoch)
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
     # must fit both prompts, the agent's and, as a seed task, the simulator's; 0.5 for any p_hat
@@ -359,15 +427,6 @@ def written_task(world, o, policies, rollout, text, seed_task, alpha, epoch, hel
             > o.max_prompt_tokens:
         raise InvalidTask("prompt too long")
     return task
-
-
-def refuse_special_tokens(tasks, tokenizer):
-    """Raise UserError if a task that came from a file spells a control token of this model."""
-    for task in tasks:
-        token = special_token_in(task, tokenizer)
-        if token:
-            raise UserError(f"the task {task.text[:60]!r} spells {token!r}, a control token of "
-                            "this model: remove or reword it")
 
 
 def read_teacher(world, path, held_out=frozenset()) -> list:

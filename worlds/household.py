@@ -55,6 +55,8 @@ OPTIONS = {"max_turns": (16, "turns of an episode", None),
 DEFAULTS = dict(epochs=24, steps=4, seed_tasks=16, variations=4, max_task_tokens=72,
                 max_response_tokens=8, max_prompt_tokens=128, val_every=4,
                 base_share=0.5)  # rungs lie up to three edits from a base task: seeds must climb
+CHAT_DEFAULTS = dict(DEFAULTS, max_prompt_tokens=512, max_task_tokens=160, max_response_tokens=16,
+                     max_episode_tokens=768, agent_lr=1e-4, env_lr=1e-4)
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)
 RECIPE = dict(steps=4800, batch=16, lr=3e-3)  # of the base model
@@ -121,10 +123,11 @@ def read_command(text: str):
 
 
 def seen(facts, place) -> str:
-    """What is to be seen at a place."""
+    """What is to be seen at a place, "" for nowhere."""
     if ("closed", place) in facts:
         return f"{place} is closed ."
-    return f"you see {' '.join(sorted(f[1] for f in facts if f[0] == 'in' and f[2] == place)) or 'nothing'} ."
+    things = sorted(f[1] for f in facts if f[0] == "in" and f[2] == place)
+    return f"you see {' '.join(things) or 'nothing'} ."
 
 
 def start(task: Task) -> dict:
@@ -132,7 +135,7 @@ def start(task: Task) -> dict:
     return {"facts": first_facts(task.spec), "idle": 0}
 
 
-def execute(task: Task, state: dict, text: str):
+def respond(task: Task, state: dict, text: str):
     """Execute a turn: state changes, the observation is returned, None when the episode is over.
 
     It is over when the goal is reached, or after PATIENCE turns in a row that did nothing.
@@ -148,13 +151,8 @@ def execute(task: Task, state: dict, text: str):
     if state["idle"] and verb != "look":
         return "nothing happens ."
     if verb in ("go", "open", "look"):
-        return seen(facts, at) if at else "you see nothing ."
+        return seen(facts, at)
     return f"you {verb} {thing} ."
-
-
-def prettier(text: str) -> str:
-    """Sentences as people write them: `you see cup mug .` -> `You see cup mug.`"""
-    return " ".join(s.strip().capitalize() + "." for s in text.split(" .") if s.strip())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -162,13 +160,13 @@ def prettier(text: str) -> str:
 
 
 def plan(task: Task):
-    """The commands of a shortest solution, or None if there is none. Breadth first, bounded."""
-    commands = _plan(household(task.spec))
-    return None if commands is None else list(commands)
+    """The commands of a shortest solution, a tuple, or None if there is none."""
+    return _plan(household(task.spec))
 
 
 @lru_cache(4096)
 def _plan(text: str):
+    # breadth first, and bounded
     spec = read_household(text)
     known, queue = {first_facts(spec): None}, deque([first_facts(spec)])
     while queue and len(known) < MAX_STATES:
@@ -471,10 +469,11 @@ def vary(task: Task, rng) -> Task:
 # the world
 
 
-FORM = ("One line: the goal, then every receptacle with what is in it, parts divided by ' . '. "
-        "Goals are 'put [clean|hot|cool] OBJECT in RECEPTACLE', or two objects joined by 'and'. "
-        "A receptacle is 'NAME' or 'NAME closed', and each thing in it follows as 'OBJECT in NAME'. "
-        "Objects: {}. Receptacles: {}; only {} can be closed. Each thing is in one place. "
+FORM = ("You write small households for an agent, each on one line: the goal, then every receptacle with "
+        "what is in it, parts divided by ' . '. Goals are 'put [clean|hot|cool] OBJECT in RECEPTACLE', or "
+        "two objects joined by 'and'. A receptacle is 'NAME' or 'NAME closed', and each thing in it "
+        f"follows as 'OBJECT in NAME'. Objects: {', '.join(OBJECTS)}. Receptacles: "
+        f"{', '.join(RECEPTACLES)}; only {', '.join(CLOSABLE)} can be closed. Each thing is in one place. "
         "Cleaning takes a sink, heating a microwave, cooling a fridge.")
 RULES = ("You act in a household. Each turn answer with one command and nothing else: go to "
          "RECEPTACLE, open RECEPTACLE, take OBJECT from RECEPTACLE, put OBJECT in RECEPTACLE, "
@@ -485,7 +484,9 @@ RULES = ("You act in a household. Each turn answer with one command and nothing 
 class World(TinyWorld):
     """Households, for a tiny model of its own or a chat model."""
     NAME, WORDS, EPISODES = "household", WORDS, True
-    REASONS, OPTIONS, DEFAULTS = REASONS, OPTIONS, DEFAULTS
+    REASONS, OPTIONS, DEFAULTS, CHAT_DEFAULTS = REASONS, OPTIONS, DEFAULTS, CHAT_DEFAULTS
+    start, respond, same_task_key = map(staticmethod, (start, respond, key_of))
+    skills, category = staticmethod(kinds_of), staticmethod(rung_of)
 
     def __init__(self, o):
         super().__init__(o)
@@ -510,8 +511,7 @@ class World(TinyWorld):
             bucket = UNKNOWN if success is None else BUCKETS[round(8 * success)]
             return f"vary {bucket} {seed_task.text} =>"
         rate = "not yet known" if success is None else f"{success:.0%}"
-        form = FORM.format(", ".join(OBJECTS), ", ".join(RECEPTACLES), ", ".join(CLOSABLE))
-        return [{"role": "system", "content": f"You write small households for an agent. {form}"},
+        return [{"role": "system", "content": FORM},
                 {"role": "user", "content": f"Household:\n{seed_task.text}\nThe agent's success rate "
                  f"on it is {rate}. Write a variation of this household, one line and nothing else."}]
 
@@ -521,22 +521,12 @@ class World(TinyWorld):
         if not self.chat:
             return f"{text} >"
         goal, room = text.split(" . ", 1)
-        return [{"role": "system", "content": RULES}, {"role": "user", "content":
-                "You are in the middle of a room. Looking quickly around you, you see: "
-                f"{prettier(room)} Your task is to: {goal}."}]
+        return [{"role": "system", "content": RULES},
+                {"role": "user", "content": f"In the room: {room}\nYour task: {goal} ."}]
 
     def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
         """The simulator's text -> a solvable household. Raises InvalidTask with the reason to count."""
         return solved(text, "env", seed_task.id, epoch, self.max_turns)
-
-    def start(self, task: Task) -> dict:
-        """The state of an episode."""
-        return start(task)
-
-    def respond(self, task: Task, state: dict, text: str):
-        """Execute a turn: what is seen, or None when the episode is over."""
-        observation = execute(task, state, text)
-        return prettier(observation) if observation and self.chat else observation
 
     def score(self, task: Task, response) -> tuple[float, bool]:
         """Eq. 1, structured: 1 if the goal is reached, else 0; valid: every turn is a command.
@@ -547,7 +537,7 @@ class World(TinyWorld):
         turns = response.split("\n", 200)[:200] if isinstance(response, str) else response
         state = start(task)
         for turn in turns:
-            if execute(task, state, turn) is None:
+            if respond(task, state, turn) is None:
                 break
         valid = bool(turns) and all(read_command(turn) for turn in turns)
         return float(reached(task.spec, state["facts"])), valid  # Eq. 1: 1[a' in A_goal]
@@ -556,21 +546,9 @@ class World(TinyWorld):
         """A shortest plan, a command on each line."""
         return "\n".join(plan(task))
 
-    def skills(self, task: Task) -> list[str]:
-        """The kinds of difficulty in it."""
-        return kinds_of(task)
-
     def task_length(self, task: Task) -> int:
         """Turns of a shortest plan, of one who sees into closed receptacles."""
         return len(plan(task))
-
-    def category(self, task: Task) -> str:
-        """The rung of the goal."""
-        return rung_of(task)
-
-    def same_task_key(self, task: Task) -> str:
-        """The household without what does not matter."""
-        return key_of(task)
 
     # ---- the stand-in for an instruct model
 
@@ -579,7 +557,7 @@ class World(TinyWorld):
         commands, state, parts = slip(task, rng), start(task), []
         while True:
             parts.append(commands.pop(0) if commands else "look")
-            observation = execute(task, state, parts[-1])
+            observation = respond(task, state, parts[-1])
             if observation is None:  # the last turn has none
                 return self.agent_prompt(task), " ".join(parts)
             # an observation comes in where a turn has ended
@@ -599,10 +577,9 @@ class World(TinyWorld):
         return [(self.env_prompt(task, rng.choice((None, rng.random())), 0.5), vary(task, rng).text)
                 for task in tasks]
 
-    @classmethod
-    def train_base(cls, seed=0):
+    def train_base(self, seed=0):
         """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""
-        return train(WORDS, cls.scorer("").pairs, MODEL, seed=SEED + 100 * seed, **RECIPE)
+        return train(WORDS, self.pairs, MODEL, seed=SEED + 100 * seed, **RECIPE)
 
 
 if __name__ == "__main__":

@@ -166,23 +166,13 @@ class World(TinyWorld):
     """The ladder, in symbols for its own tiny model or in words for a chat model."""
     NAME, WORDS = "ladder", WORDS
     REASONS = ("malformed", "too long")
-    FORMS = {"": Symbols, "words": Words}
     DEFAULTS = dict(max_prompt_tokens=40)  # the tiny model reads 64 tokens in all
+    CHAT_DEFAULTS = ladder_words.DEFAULTS
     OPTIONS = {"start": ("stale", "warm start of a chat model, see worlds/ladder_words.py", STARTS)}
 
     def __init__(self, o):
         super().__init__(o)
-        self.form = "words" if self.chat else ""
-
-    @classmethod
-    def defaults(cls, asked: dict) -> dict:
-        """Other ones for a chat model."""
-        return ladder_words.DEFAULTS if cls.is_chat(asked.get("model", "")) else cls.DEFAULTS
-
-    @property
-    def text(self):
-        """How tasks, answers and prompts are written."""
-        return self.FORMS[self.form]
+        self.text = Words if self.chat else Symbols  # how tasks, answers and prompts are written
 
     def task(self, start: int, tools, origin: str, seed="", epoch=0) -> Task:
         """A start digit and a chain of tools as a Task."""
@@ -296,10 +286,9 @@ class World(TinyWorld):
         return {"agent": [self.demonstrate(rng, slips=start != "stale") for _ in range(n)],
                 "env": [self.imagine(rng) for _ in range(ladder_words.ENV_PAIRS)], "alone": 0}
 
-    @classmethod
-    def train_base(cls, seed=0):
+    def train_base(self, seed=0):
         """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""
-        return train(WORDS, cls.scorer("").pairs, MODEL, seed=BASE_SEED + 100 * seed, **RECIPE)
+        return train(WORDS, self.pairs, MODEL, seed=BASE_SEED + 100 * seed, **RECIPE)
 
 
 if __name__ == "__main__":

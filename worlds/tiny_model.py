@@ -110,8 +110,7 @@ class TinyWorld(worlds.World):
     """A world that brings its tasks and a base model of WORDS; `chat` where --model names another
     model, which has to have a chat template. A subclass has train_base(seed)."""
     OWN_MODEL = True
-    NAME, WORDS = "", ()
-    chat = False
+    NAME, WORDS, CHAT_DEFAULTS = "", (), {}
 
     def __init__(self, o):
         super().__init__(o)
@@ -123,35 +122,31 @@ class TinyWorld(worlds.World):
             raise UserError(f"--quant is for chat models; the {self.NAME}'s own model has 2 MB at most")
 
     @classmethod
+    def defaults(cls, asked: dict) -> dict:
+        """DEFAULTS, or CHAT_DEFAULTS for a chat model."""
+        return cls.CHAT_DEFAULTS if cls.is_chat(asked.get("model", "")) else cls.DEFAULTS
+
+    @classmethod
     def is_chat(cls, model: str) -> bool:
         """Whether --model names something else than a tiny model of this world."""
-        return bool(model) and vocabulary(model) != list(cls.WORDS)
+        file = Path(model) / "tokenizer.json"
+        vocabulary = json.loads(file.read_text())["model"]["vocab"] if model and file.is_file() else ()
+        return bool(model) and list(vocabulary) != list(cls.WORDS)
 
     def load_policy(self):
         """The chat model of --model, or the tiny base model, with two fresh adapters."""
-        folder = self.o.model or str(BASES / self.NAME)
-        if not self.chat and vocabulary(folder) != list(self.WORDS):
-            raise UserError(f"no base model of this world's words in {folder}: "
-                            f"`python -m worlds.{self.NAME} train 0 {folder}` trains one")
-        return open_policy(folder, self.o)
-
-
-def vocabulary(folder) -> list:
-    """The words of a saved `word_tokenizer`, [] if there is none in the folder."""
-    try:
-        return list(json.loads((Path(folder) / "tokenizer.json").read_text())["model"]["vocab"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return []
+        return open_policy(self.o.model or str(BASES / self.NAME), self.o)
 
 
 def main(world, argv=None) -> int:
-    """`python -m worlds.NAME train SEED FOLDER`; returns the exit code. world: a TinyWorld."""
+    """`python -m worlds.NAME train SEED FOLDER`; returns the exit code. world: a subclass of TinyWorld."""
     argv = sys.argv[1:] if argv is None else argv
 
     def run():
         if len(argv) != 3 or argv[0] != "train" or not argv[1].isdecimal():
             raise UserError(f"usage: python -m worlds.{world.NAME} train SEED FOLDER")
         import torch
+        from support.options import Options
         torch.set_num_threads(1)  # another number of threads rounds differently
-        save(*world.train_base(int(argv[1])), argv[2])  # nothing is written before it is trained
+        save(*world(Options()).train_base(int(argv[1])), argv[2])  # nothing is written before that
     return exit_code(run, world.NAME)

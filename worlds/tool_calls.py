@@ -47,7 +47,7 @@ import worlds
 from data_pool import Task, task_id
 from support.files import UserError, first_line, no_file
 from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, special_token_in, task_text, \
-    tool_lists, try_prompts
+    tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes, uncalled, ungrounded
 from worlds.schemas import MAX_CALLS, answer_words, canonical, check_calls, first_object, invalid, \
@@ -416,7 +416,6 @@ class World(worlds.World):
         if spelt:
             print(f"left out, a control token of this model ({', '.join(spelt):.200}): {len(spelt)}",
                 flush=True)
-        try_prompts(self, self.o, policy, self.all_tasks())
         for task in self.all_tasks():
             gold, text = self.gold(task), self.task_as_written(task)
             answer, written = (policy.decode(policy.encode(said)) for said in (gold, text))
