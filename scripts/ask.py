@@ -86,15 +86,13 @@ def read_requests(args) -> list[str]:
 
 def who_answers(folder: Path):
     """(options, folder of the agent's adapter or "") of a run's or a warm start's folder."""
-    warm = folder / "warm_start.json"
-    o = saved_options(warm, model=str(folder)) if warm.is_file() else saved_options(folder)
-    if o.world != "tool_calls":
-        raise UserError(f"{folder} is of the world {o.world}: ask is for tool_calls")
-    adapter = folder / "adapters" / "agent"
-    if not warm.is_file() and not adapter.is_dir():
-        raise UserError(f"{folder} has no adapters/agent yet, it is written when a run ends: finish it "
-                        "with --resume")
-    return o, "" if warm.is_file() else str(adapter)
+    if (folder / "warm_start.json").is_file():
+        return saved_options(folder / "warm_start.json", model=str(folder)), ""
+    o, adapter = saved_options(folder), folder / "adapters" / "agent"
+    if o.world != "tool_calls" or not adapter.is_dir():
+        raise UserError(f"ask needs a run of the world tool_calls that has ended: {folder} is of the world "
+                        f"{o.world}, adapters/agent {'exists' if adapter.is_dir() else 'is missing'}")
+    return o, str(adapter)
 
 
 def offered(args, world):

@@ -9,7 +9,6 @@ with CUDA graphs (as a run has them) and without; that both draw the same tokens
 Prints what it measures, and writes it to a JSON file.
 """
 import argparse
-import copy
 import json
 import logging
 import sys
@@ -52,28 +51,14 @@ def qwen2_config(hidden, layers, vocab, heads, kv_heads, intermediate):
 
 
 def random_model(config, device, dtype, nf4):
-    """A random Qwen2, its linear layers NF4 or in `dtype`: one layer is drawn, the others are copies,
-    so it is never whole in 16 bits."""
-    from transformers import Qwen2ForCausalLM
-    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-    layers, config.num_hidden_layers = config.num_hidden_layers, 0
-    former = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device(device), torch.random.fork_rng():
-            torch.manual_seed(0)
-            lm = Qwen2ForCausalLM(config)  # embeddings, final norm and head only
-            config.num_hidden_layers = layers
-            layer = Qwen2DecoderLayer(config, 0).requires_grad_(False)
-            for name, module in list(layer.named_modules()):
-                if nf4 and isinstance(module, torch.nn.Linear):
-                    layer.set_submodule(name, nf4_linear(module, device, dtype))
-            for i in range(layers):
-                one = copy.deepcopy(layer, {id(config): config})  # all read one configuration
-                one.self_attn.layer_idx = i
-                lm.model.layers.append(one)
-    finally:
-        torch.set_default_dtype(former)
+    """A random Qwen2 in `dtype`, the linear layers of its blocks NF4 if asked."""
+    from transformers import AutoModelForCausalLM
+    with torch.device(device), torch.random.fork_rng():
+        torch.manual_seed(0)
+        lm = AutoModelForCausalLM.from_config(config, dtype=dtype).requires_grad_(False)
+    for name, module in list(lm.model.layers.named_modules()):
+        if nf4 and isinstance(module, torch.nn.Linear):
+            lm.model.layers.set_submodule(name, nf4_linear(module, device, dtype))
     lm.is_loaded_in_4bit = nf4  # as the library's loader marks it; PEFT asks
     return lm
 

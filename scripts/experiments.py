@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAPER_BASE = 544  # tasks in the base set of the paper, which its teacher sets extend
 BASES = {"ladder": ["--model", "runs/base/ladder-{seed}"],
          "household": ["--world", "household", "--model", "runs/base/household-{seed}"],
-         "words": ["--world", "ladder"],  # with --model "FOLDER-{seed}", which a warm start has made
+         "words": [],  # with --model "FOLDER-{seed}", which a warm start has made
          "tools": ["--world", "tool_calls"]}
 RIVALS = {"genenv": [],
           "random": ["--variant", "random"],

@@ -21,7 +21,6 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 
 from support import checkpoint
@@ -130,13 +129,8 @@ def as_rollout(policy, prompt, response):
 def within_limits(world, role, r) -> bool:
     """Whether a run would let the simulator, or the agent, say this much."""
     o = world.o
-    if len(r.prompt) > o.max_prompt_tokens:
-        return False
-    if role == "env":
-        return len(r.response) <= o.max_task_tokens
-    turns = [len(list(run)) for mine, run in groupby(r.drawn) if mine]
-    whole = len(r.response) if all(r.drawn) else world.max_episode_tokens
-    return max(turns) <= o.max_response_tokens and len(r.response) <= whole
+    said = o.max_task_tokens if role == "env" else world.max_episode_tokens or o.max_response_tokens
+    return len(r.prompt) <= o.max_prompt_tokens and len(r.response) <= said
 
 
 def passes_for(world, pairs) -> int:
