@@ -23,14 +23,16 @@ def tool(name, note=""):
 
 
 def lamp(n, name):
-    return {"task": f"Please {name} lamp number {n} for me.", "calls": [{"name": name, "arguments": {"lamp": n}}]}
+    return {"task": f"Please {name} lamp number {n} for me.",
+        "calls": [{"name": name, "arguments": {"lamp": n}}]}
 
 
 @pytest.fixture(scope="module", params=["json", "python"])
 def world(request, tmp_path_factory):
     """A world with a list of eight tools, examples of three of them and a question."""
     folder = tmp_path_factory.mktemp("list")
-    examples = [lamp(n, NAMES[n % 3]) for n in range(30, 54)] + [{"task": "Who made lamp 7?", "reference": "Jo"}]
+    examples = [lamp(n, NAMES[n % 3]) for n in range(30, 54)]
+    examples.append({"task": "Who made lamp 7?", "reference": "Jo"})
     return World(options(base_tasks=lines(folder / "base.jsonl", examples), call_format=request.param,
                          tools=lines(folder / "tools.jsonl", map(tool, NAMES)), max_prompt_tokens=640))
 
@@ -45,7 +47,8 @@ def test_a_seed_task_is_shown_six_tools_of_the_list(world, tmp_path):
     for _ in range(100):
         seed = world.seed_for(example, generator)
         seen.update(names_of(seed.spec["shown"]))
-        assert seed.id == example.id and "shown" not in example.spec and len(set(names_of(seed.spec["shown"]))) == 6
+        assert seed.id == example.id and "shown" not in example.spec
+        assert len(set(names_of(seed.spec["shown"]))) == 6
     assert set(seen) == set(NAMES) and min(seen.values()) > 50
     alone = world.seed_for(NO_SEED, generator)
     assert alone.id != NO_SEED.id and "Level: 1 of 2" in world.env_prompt(alone, None, 0.5)[0]["content"]
@@ -65,7 +68,8 @@ def test_a_written_task_has_as_many_calls_and_tools_as_its_level_says(world):
 
     def parse(level, *names, n=7):
         calls = [f"Call: {write({'name': name, 'arguments': {'lamp': n}})}" for name in names]
-        return world.parse_task("\n".join([f"Level: {level}", *calls, f"Request: Please see to lamp {n}."]), seed, 1)
+        return world.parse_task("\n".join([f"Level: {level}", *calls, f"Request: Please see to lamp {n}."]),
+            seed, 1)
     first = set()
     for n_tools in range(2, 7):
         for n in range(70, 90):
@@ -78,7 +82,8 @@ def test_a_written_task_has_as_many_calls_and_tools_as_its_level_says(world):
     for level, names, reason in (("1 of 3", shown[:2], "wrong level"), ("2 of 3", shown[:1], "wrong level"),
                                  ("2 of 1", shown[:2], "wrong level"), ("1 of 7", shown[:1], "wrong level"),
                                  ("4 of 6", shown[:4], "wrong level"), ("0 of 2", [], "wrong level"),
-                                 ("1 of 3", [other], "unknown tool"), ("one of 3", shown[:1], "no request and call")):
+                                 ("1 of 3", [other], "unknown tool"),
+                                 ("one of 3", shown[:1], "no request and call")):
         assert raised(InvalidTask, None, parse, level, *names) == reason in world.REASONS, (level, names)
 
 
@@ -89,7 +94,8 @@ def test_a_written_copy_of_any_base_task_is_refused(world):
     seed = world.seed_for(shown, torch.Generator().manual_seed(0))
     seed.spec["shown"] = [tool(name) for name in NAMES[:6]]
     text, n = world.task_as_written(copied), copied.spec["calls"][0]["arguments"]["lamp"]
-    for changed, reason in ((text, "copy of a base task"), (text.replace("Request: ", "Request: Now, please: "),
+    for changed, reason in ((text, "copy of a base task"),
+        (text.replace("Request: ", "Request: Now, please: "),
                             "copy of a base task"), (text.replace(str(n), "9999"), "")):
         assert world.leaks(world.parse_task(changed, seed, 1)) == reason
 
@@ -106,7 +112,30 @@ def test_a_warm_start_shows_all_levels_alike_and_only_tasks_that_a_run_would_tak
         assert task.text not in seed.text and seed.text not in task.text
         levels[len(world.skills(task))] += 1
         menus[len(task.spec.get("tools", ()))] += 1
-    assert min(levels[n] for n in (1, 2, 3)) > 0.6 * levels.most_common(1)[0][1] and min(menus[n] for n in range(1, 7))
+    assert min(levels[n] for n in (1, 2, 3)) > 0.6 * max(levels.values())
+    assert min(menus[n] for n in range(1, 7)) > 0
     answers = [json.dumps(prompt) for prompt, _ in prompts["agent"]]
     assert all(any(name in answer for answer in answers) for name in NAMES)
     assert _keys_of(world.base_tasks()).isdisjoint(held_out_keys(world))
+
+
+def test_joined_and_changed_examples_are_not_held_out_tasks(tmp_path):
+    """Two examples may be the halves of a held-out request, and one with another value may be one: it would
+    be imitated."""
+    rooms = [f"room{letter}" for letter in "abcdef"]
+    enum = {"type": "object", "properties": {"where": {"enum": rooms}}, "required": ["where"]}
+    call = lambda name, room: {"name": name, "arguments": {"where": room}}
+    one = [{"task": f"Please {name} the {room}.", "calls": [call(name, room)]}
+           for name in ("light", "lock") for room in rooms]
+    held_out = one[1::2] + [{"task": f"Light the {a} and lock the {b}.",
+        "calls": [call("light", a), call("lock", b)]}
+                            for a in rooms for b in rooms[:3]]
+    world = World(options(
+        tools=lines(tmp_path / "tools.jsonl",
+            [{"name": name, "parameters": enum} for name in ("light", "lock")]),
+        base_tasks=lines(tmp_path / "base.jsonl", one[::2]), call_format="python",
+        validation_tasks=lines(tmp_path / "held.jsonl", held_out)))
+    taken = {frozenset(world.gold(task).split("\n")) for task in world.validation_tasks()}
+    pairs = [pair for turn in range(20) for pair in world.warm_start_pairs(turn)["agent"]]
+    said = [frozenset(gold.split("\n")) for _, gold in pairs]
+    assert taken.isdisjoint(said) and {len(calls) for calls in said} == {1, 2}

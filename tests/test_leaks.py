@@ -44,20 +44,25 @@ def noted(note):
 
 
 TRICKS = [  # (record, the reason; "" if it is a fair task)
-    (task("Please do the usual thing with the light."), GROUND), (task("Light the lamp in the study."), GROUND),
+    (task("Please do the usual thing with the light."), GROUND),
+    (task("Light the lamp in the study."), GROUND),
     (task(FAIR, lamp(quiet=True)), GROUND), (task(FAIR, lamp(colour="green")), GROUND),
     (task(FAIR, lamp(days=[])), GROUND), (task(FAIR, lamp(), lamp()), CHANCE),
     (task(FAIR, lamp(), lamp(), lamp()), CHANCE), (task(FAIR, lamp(), lamp(colour="red")), CHANCE),
-    (task("I want lamp(room='study', level=30)."), LEAKED), (task("Make it room = study and level: 30."), LEAKED),
+    (task("I want lamp(room='study', level=30)."), LEAKED),
+    (task("Make it room = study and level: 30."), LEAKED),
     (task(f"Use {{ as in {json.dumps(lamp()['arguments'])}."), LEAKED), (noted(json.dumps(lamp())), LEAKED),
     (noted("Say lamp(...) as you know."), LEAKED), (task("<tool_call> the lamp of the study at 30"), LEAKED),
     (ask("Frank Herbert wrote Dune. Who wrote Dune?", "Frank Herbert"), LEAKED),
     (ask("Which season is it?", "spring", "summer"), CHANCE),
     (task(FAIR), ""), (task("Lamp (the one in the study) to 30, please."), ""),
-    (task("The study's lamp on thirty, quietly.", lamp(quiet=True)), ""), (task(FAIR, lamp(colour="red")), ""),
+    (task("The study's lamp on thirty, quietly.", lamp(quiet=True)), ""),
+    (task(FAIR, lamp(colour="red")), ""),
     (task("Ring in the hall twice.", *2 * [{"name": "ring", "arguments": {"room": "hall"}}]), ""),
-    (task("Clamp(s) aside: the study lamp at level 30."), ""), (noted("Room and level, from 0 to 100 (5: dim)."), ""),
-    (ask("Which planet is larger, Jupiter or Saturn?", "Jupiter"), ""), (ask("Is 3 or 4 more than 3?", "4"), ""),
+    (task("Clamp(s) aside: the study lamp at level 30."), ""),
+    (noted("Room and level, from 0 to 100 (5: dim)."), ""),
+    (ask("Which planet is larger, Jupiter or Saturn?", "Jupiter"), ""),
+    (ask("Is 3 or 4 more than 3?", "4"), ""),
 ]
 
 
@@ -85,7 +90,8 @@ def test_tricks_are_refused_under_their_name_and_fair_tasks_taken(record, reason
 
 def test_a_teachers_fair_tasks_are_spared(tmp_path, world):
     """One false refusal would end the run; a teacher has several references and other words."""
-    fair = [*map(json.loads, EXAMPLE_TASKS.read_text().splitlines()), ask("Which season?", "spring", "summer"),
+    fair = [*map(json.loads, EXAMPLE_TASKS.read_text().splitlines()),
+        ask("Which season?", "spring", "summer"),
             task("Light the lamp in the study.")]
     path = lines(tmp_path / "teacher.jsonl", [{"text": json.dumps(record)} for record in fair])
     assert len(read_teacher(world, path)) == len(fair)
@@ -99,16 +105,19 @@ def test_the_option_switches_the_check_off():
 
 GROUNDED = [  # (request, value, whether it stands there)
     ("In Berkeley, please", "Berkeley, CA", True), ("Weather in Berkeley", "Boston, MA", False),
-    ("In Berkeley, please", "Boston, MA, USA, Berkeley", False), ("In Portland, please", "Portscendra", False),
+    ("In Berkeley, please", "Boston, MA, USA, Berkeley", False),
+    ("In Portland, please", "Portscendra", False),
     ("Historical novels, please", "history", True), ("São Paulo, please", "Sao Paulo", True),
     ("On April 1st, 2023 please", "2023-04-01", True), ("Next Monday please", "2023-04-01", False),
     ("Wake me at 7 pm today", "19:00", True), ("Anything goes here", "", False),
     ("请给小明发送一条消息", "小明", True), ("请给小明发送一条消息", "小红", False),
     ("Twenty five of them please", 25, True), ("Three million people", 3e6, True),
     ("At a rate of 7.5% a year", 0.075, True), ("$200,000 for the house", 200000, True),
-    ("$200,000 for the house", 20000, False), ("For two hours, please", 120, True), ("In the month of March", 3, True),
+    ("$200,000 for the house", 20000, False), ("For two hours, please", 120, True),
+    ("In the month of March", 3, True),
     ("It loses 3 degrees", -3, True), ("For the next 2 weeks", 14, True), ("Today at 3 pm, please", 15, True),
-    ("For a while, please", 7, False), ("Whatever you like best", True, False), ("Show the hours as well", True, True),
+    ("For a while, please", 7, False), ("Whatever you like best", True, False),
+    ("Show the hours as well", True, True),
     ("Not today, please", False, True), ("The hall and the study", ["hall", "attic"], False),
 ]
 

@@ -125,7 +125,8 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path, capsys
     """Same calls in other words, or same words: either would make every validation number a lie."""
     several = [record(f"{how} hall light to level {n}, please.", calls=[light(level=n)])
                for n in range(40) for how in ("Set the", "I would like the")]
-    several += [record(f"Set the hall light to level {n}, please.", calls=[light(level=n + 50)]) for n in range(40)]
+    several += [record(f"Set the hall light to level {n}, please.",
+        calls=[light(level=n + 50)]) for n in range(40)]
     base = lines(tmp_path / "tasks.jsonl", several)
     given = lines(tmp_path / "given.jsonl", several[:5])
     for validation in ("", given):
@@ -155,7 +156,8 @@ def test_each_kind_of_bad_line_is_one_line(tmp_path):
     unreadable = record("Say it as it is.", calls=[light(colour="</tool_call>")])
     user_error("read back", read_tasks, lines(tmp_path / "tag.jsonl", [unreadable]))
     user_error("name in Python", read_tasks, lines(tmp_path / "id.jsonl", [record(tools=[LIGHT, {
-        **DOOR, "parameters": {"type": "object", "properties": {"user id": {"type": "string"}}}}])]), None, "python")
+        **DOOR, "parameters": {"type": "object", "properties": {"user id": {"type": "string"}}}}])]), None,
+        "python")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -166,7 +168,8 @@ OF_REASON = {
     "no JSON object": ["", "I would rather not.", "{'task': 'x'}", "[1]", '{"task": ' + "[" * 9000],
     # an object within a broken one is found
     "malformed task": [VALID.replace("five", "\\ud800"), VALID.replace('"level": 5', '"level": 1e999'),
-                       VALID.replace('"level": 5', '"level": 5, "level": 6'), "{}", json.dumps(record(calls=[])), json.dumps(record(calls=[{"name": "set_light"}])),
+                       VALID.replace('"level": 5', '"level": 5, "level": 6'), "{}",
+                       json.dumps(record(calls=[])), json.dumps(record(calls=[{"name": "set_light"}])),
                        json.dumps(record(calls=9 * [HALL])), json.dumps(record(reference="x"))],
     "trivial text": [json.dumps(record(task=t)) for t in ("", " do it ", "?" * 50)],
     "tool schema": [json.dumps(record(tools=t)) for t in (
@@ -201,7 +204,8 @@ def test_each_reason_is_given_for_what_it_names(reason, world):
         assert raised(InvalidTask, None, accepted) == reason, text
 
 
-@pytest.mark.parametrize("text", [VALID, f"```json\n{VALID}\n```", f"Sure! Here {{it}} is:\n{VALID}\nBye {{:}}"])
+@pytest.mark.parametrize("text",
+    [VALID, f"```json\n{VALID}\n```", f"Sure! Here {{it}} is:\n{VALID}\nBye {{:}}"])
 def test_a_valid_task_is_found_in_what_surrounds_it(text, world):
     """Chat models wrap their JSON."""
     task = world.parse_task(text, SEED, 3)
@@ -289,11 +293,13 @@ def test_numbers_of_free_form_answers_keep_sign_and_point(answer, reference, rig
 def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
     """`none` counts as an answer only if the prompts mention it, and other runs' prompts stay as they are."""
     others = [record(f"Hall light on level {n}, please.", calls=[light(level=n)]) for n in range(8)]
-    for records, mentioned in ((others, False), ([*others, record("Sing the anthem, please.", calls=[])], True)):
+    for records, mentioned in ((others, False),
+        ([*others, record("Sing the anthem, please.", calls=[])], True)):
         world = World(options(base_tasks=lines(tmp_path / "tasks.jsonl", records)))
         assert ("reply: none" in world.agent_prompt(SEED)[0]["content"]) == mentioned
         assert world.score(SEED, "none") == (0.0, mentioned)
-    assert not set(same_task_key(NONE)) & set(same_task_key(make_task(record("Roses, please!", calls=[]), "base")))
+    other = make_task(record("Roses, please!", calls=[]), "base")
+    assert not set(same_task_key(NONE)) & set(same_task_key(other))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -301,7 +307,7 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
 
 
 def test_load_policy_refuses_what_cannot_work(tmp_path):
-    """Found before the first epoch: a prompt over the limit, an answer that the tokenizer does not give back."""
+    """Found before the first epoch: a prompt over the limit, an answer that the tokenizer changes."""
     good, lower = (chat_model(tmp_path / name) for name in ("good", "lower"))
     file = tmp_path / "lower" / "tokenizer.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": {"type": "Lowercase"}}))

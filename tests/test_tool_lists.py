@@ -24,14 +24,17 @@ def schema(**properties):
 RING = {"name": "ring", "description": "Ring a bell.", "parameters": schema(times=WHOLE)}
 SHUT = {"name": "shut", "description": "", "parameters": {"type": "object", "properties": {}}}
 MCP = {"tools": [{"name": "ring", "title": "Ring", "description": "Ring a bell.", "inputSchema": {
-    **RING["parameters"], "$schema": "draft"}, "annotations": {"readOnlyHint": True}, "outputSchema": schema(x=TEXT)},
+    **RING["parameters"], "$schema": "draft"}, "annotations": {"readOnlyHint": True},
+    "outputSchema": schema(x=TEXT)},
                  {"name": "shut", "inputSchema": {"type": "object"}, "description": None}]}
 SHAPES = {  # the same two tools, as the JSON values of a file
     "ours": [[RING, SHUT]], "one per line": [RING, SHUT],
-    "OpenAI": [[{"type": "function", "function": {**RING, "strict": True}}, {"type": "function", "function": SHUT}]],
+    "OpenAI": [[{"type": "function", "function": {**RING, "strict": True}},
+        {"type": "function", "function": SHUT}]],
     "MCP": [MCP], "a transcript": [{"jsonrpc": "2.0", "id": 1, "result": {"serverInfo": {"name": "bells"}}},
                                    {"jsonrpc": "2.0", "id": 2, "result": MCP}],
-    "Anthropic": [[{"name": "ring", "description": "Ring a bell.", "input_schema": RING["parameters"]}, SHUT]],
+    "Anthropic": [[{"name": "ring", "description": "Ring a bell.", "input_schema": RING["parameters"]},
+        SHUT]],
     "a field result": [[{**RING, "result": {"type": "object"}}, SHUT]],
     "tasks": [{"task": "Ring it twice, please.", "tools": [RING, SHUT], "calls": []},
               {"task": "Who wrote it, again?", "reference": "x"}],
@@ -58,8 +61,10 @@ def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
     built_in = [{"type": "web_search"}, {"type": "bash_20250124", "name": "bash"}]
     noted = {"name": "f", "parameters": schema(a={"type": "string", "pattern": "^a$"}, b={
         "type": "object", "propertyNames": {"enum": ["x"]}})}
-    tools, notes = read_tools(listed(tmp_path / "tools.json", RING, {**RING, "description": "Another."}, {"name": "a b"},
-                                     {"name": "g", "args_schema": {"city": TEXT}}, *names_only, *built_in, noted))
+    tools, notes = read_tools(listed(tmp_path / "tools.json", RING, {**RING, "description": "Another."},
+                                     {"name": "a b"}, {"name": "g", "args_schema": {"city": TEXT}},
+                                     *names_only, *built_in,
+                                     noted))
     assert [tool["name"] for tool in tools] == ["ring", "zpa0", "zpa1", "zpa2", "zpa3", "zpa4", "f"]
     assert tools[-1]["parameters"]["properties"]["a"]["pattern"] == "^a$"  # the models still read it
     assert notes == {"left out, another tool of the same name came first (ring)": 1,
@@ -70,7 +75,8 @@ def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
                      "left out, of type bash_20250124, not a function (bash)": 1,
                      "pattern is not checked (f)": 1, "propertyNames is not checked (f)": 1}
     assert len(as_line(notes)) < 900
-    user_error("of type custom", read_tools, listed(tmp_path / "x", {"type": "custom", "name": "apply_patch"}))
+    user_error("of type custom", read_tools,
+        listed(tmp_path / "x", {"type": "custom", "name": "apply_patch"}))
 
 
 @pytest.mark.parametrize("data, what", [
@@ -113,7 +119,8 @@ FITS = [
     ({"enum": [1, "x", None]}, '1 | "x" | None', [1, "x", None], [True, "1"]),
     ({"type": "integer", "exclusiveMinimum": 0, "maximum": 9}, "int", [1, 9], [0, 10, 9.5]),
     ({"type": "number", "minimum": 2, "maximum": 10}, "float", [2, 10, 9.5], [1.5, 10.5, 11]),
-    ({"type": "number", "minimum": 0, "exclusiveMinimum": True, "exclusiveMaximum": 1}, "float", [0.1], [0, 1]),
+    ({"type": "number", "minimum": 0, "exclusiveMinimum": True, "exclusiveMaximum": 1}, "float", [0.1],
+        [0, 1]),
     ({"maximum": 18446744073709551615, "type": "integer"}, "int", [10 ** 17], ["a"]),
     ({"type": "string", "minLength": "2", "maxLength": 3}, "str", ["ab", "abc"], ["a", "abcd", ["a", "b"]]),
     ({"items": TEXT, "minItems": "1", "maxItems": 2}, "list[str]", [["a"]], [[], ["a"] * 3, [1]]),
@@ -125,7 +132,8 @@ FITS = [
     (PLACE, "{x: float}", [{"x": 1}], [{}, {"x": 1, "y": 1}]),
     ({"$ref": "#/$defs/Place", "description": "d"}, "{x: float}", [{"x": 1}], [{"x": "1"}]),
     ({"allOf": [{"$ref": "#/$defs/Place"}], "title": "t"}, "{x: float}", [{"x": 1}], [{"x": "1"}]),
-    ({"type": "object", "properties": {"a": TEXT, "b": TEXT}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    ({"type": "object", "properties": {"a": TEXT, "b": TEXT},
+        "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
      "{a: str = ..., b: str = ...}", [{"a": "x"}, {"b": "x"}], [{}, {"c": "x"}]),
     ({"anyOf": [{"not": {}}, TEXT]}, "str", ["a"], [1]),
     ({"description": "d"}, "any", ["a", 1, True, None, [], {"a": 1}], []),
@@ -150,18 +158,24 @@ def nested(depth):
 BOMB = {"$ref": "#/$defs/a0", "$defs": {  # 2 ** 40 parts when written out
     f"a{n}": schema(x={"$ref": f"#/$defs/a{n + 1}"}, y={"$ref": f"#/$defs/a{n + 1}"}) for n in range(40)}}
 UNFIT = [
-    ({"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}}, "a recursive schema"),
-    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "a recursive schema"),
+    ({"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}},
+        "a recursive schema"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+        "a recursive schema"),
     (BOMB, "a schema of more than"), (schema(a=nested(60)), "a schema of more than"),
-    (schema(a={"$ref": "other.json#/x"}), "a $ref to nothing"), (schema(a={"$ref": "#/$defs/n"}), "a $ref to nothing"),
+    (schema(a={"$ref": "other.json#/x"}), "a $ref to nothing"),
+    (schema(a={"$ref": "#/$defs/n"}), "a $ref to nothing"),
     ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "only an alternative declares"),
-    (schema(a={"patternProperties": {"x": TEXT}}), "unsupported keyword"), (schema(a={"not": TEXT}), "unsupported keyword"),
+    (schema(a={"patternProperties": {"x": TEXT}}), "unsupported keyword"),
+    (schema(a={"not": TEXT}), "unsupported keyword"),
     (schema(a={"type": "text"}), "unknown type"), (schema(a={"type": {"a": 1}}), "malformed"),
     (schema(a={"anyOf": []}), "without a schema"), (schema(a={"allOf": [TEXT, WHOLE]}), "several schemas"),
     (schema(a=7), "not an object"), (schema(a={"type": "string", "minLength": "x"}), "a malformed schema"),
-    ({"type": "object", "required": ["a"]}, "required names"), (TEXT, "not an object schema"), ("object", "not an object"),
+    ({"type": "object", "required": ["a"]}, "required names"), (TEXT, "not an object schema"),
+    ("object", "not an object"),
     (schema(a={"enum": "a"}), "enum is not a list"), ({"properties": [1]}, "a malformed schema"),
-    (schema(a={"description": "\ud800"}), "a malformed schema"), (schema(a={"enum": [float("inf")]}), "a malformed schema"),
+    (schema(a={"description": "\ud800"}), "a malformed schema"),
+    (schema(a={"enum": [float("inf")]}), "a malformed schema"),
     ({"type": "object", "city": TEXT}, "do not stand under 'properties'"),
 ]
 
@@ -182,15 +196,18 @@ CALL = {"name": "ring", "arguments": {"times": 3}}
 WRAPPED = {"id": "1", "type": "function", "function": {"name": "ring", "arguments": '{"times": 3}'}}
 OPENAI = {"type": "function", "function": RING}
 USER = {"role": "user", "content": ASKED}
-CHAT = [{"role": "system", "content": "Be kind."}, USER, {"role": "assistant", "content": None, "tool_calls": [WRAPPED]},
+CHAT = [{"role": "system", "content": "Be kind."}, USER,
+    {"role": "assistant", "content": None, "tool_calls": [WRAPPED]},
         {"role": "tool", "content": "ok"}, {"role": "assistant", "content": "Done."}]
 TASKS = {
     "ours": {"task": ASKED, "tools": [RING], "calls": [CALL]},
     "arguments as text": {"id": 7, "task": ASKED, "tools": [OPENAI], "tool_calls": [WRAPPED], "by": "me"},
     "a chat": {"messages": CHAT, "tools": [OPENAI]},
-    "a chat in parts": {"messages": [{**USER, "content": [{"type": "text", "text": ASKED}]}, CHAT[2]], "tools": [OPENAI]},
+    "a chat in parts": {"messages": [{**USER, "content": [{"type": "text", "text": ASKED}]}, CHAT[2]],
+        "tools": [OPENAI]},
     "the list's tools": {"task": ASKED, "calls": [CALL]},
-    "a table with nulls": {"task": ASKED, "tools": [{**RING, "parameters": {**RING["parameters"], "anyOf": None}}],
+    "a table with nulls": {"task": ASKED,
+        "tools": [{**RING, "parameters": {**RING["parameters"], "anyOf": None}}],
                            "calls": [{"name": "ring", "arguments": {"times": 3, "door": None}, "id": None}],
                            "reference": None, "messages": None, "ordered": None},
 }
@@ -222,7 +239,8 @@ def test_a_task_without_tools_has_the_right_one_and_others():
     ({"messages": CHAT[2:], "tools": [RING]}, "0 of the user"), ({"messages": CHAT[:2]}, "no answer"),
     ({"messages": CHAT + [CHAT[2]], "tools": [RING]}, "calls in two turns"),
     *(({"messages": [USER, {"role": "assistant", "content": text}], "tools": [RING]}, 'under "tool_calls"')
-      for text in ("ring(times=3)", '<tool_call>{"name": "ring"}</tool_call>', "<function=ring>{}</function>")),
+      for text in ("ring(times=3)", '<tool_call>{"name": "ring"}</tool_call>',
+          "<function=ring>{}</function>")),
     ({"task": ASKED, "tools": [RING], "calls": [{**CALL, "arguments": {"times": 10 ** 19}}]}, "JSON"),
 ])
 def test_a_line_that_would_lose_something_is_refused(line, what, tmp_path):
@@ -235,12 +253,14 @@ def test_a_chat_that_calls_nothing_is_such_a_task(tmp_path):
     spoken = [USER, {"role": "assistant", "content": "I cannot."}]
     both = lines(tmp_path / "t.jsonl", [{"messages": spoken, "tools": [OPENAI]}, {"messages": spoken}])
     first, second = read_tasks(both)
-    assert first.spec["calls"] == [] and first.spec["tools"] == [RING] and second.spec == {"reference": ["I cannot."]}
+    assert first.spec["calls"] == [] and first.spec["tools"] == [RING]
+    assert second.spec == {"reference": ["I cannot."]}
 
 
 def test_what_was_read_is_said_in_one_line(tmp_path, capsys):
     tools = listed(tmp_path / "tools.json", RING, {"name": "sing", "parameters": {"not": {}}}, SHUT)
-    tasks = [{"task": f"Ring {n} times, please.", "calls": [{"name": "ring", "arguments": {"times": n}}]} for n in range(8)]
+    tasks = [{"task": f"Ring {n} times, please.",
+        "calls": [{"name": "ring", "arguments": {"times": n}}]} for n in range(8)]
     World(options(tools=str(tools), base_tasks=lines(tmp_path / "tasks.jsonl", tasks)))
     said = capsys.readouterr().out.split("\n")
     assert said[:2] == ["2 of 3 functions; 8 examples: 6 train, 1 tuning, 1 held out",

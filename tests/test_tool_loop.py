@@ -12,7 +12,8 @@ from support import memory, report
 from support.files import append_jsonl, read_jsonl
 from test_tool_calls import chat_model
 
-SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2", "--steps", "1",
+SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2", 
+         "--steps", "1",
          "--val-samples", "1", "--max-task-tokens", "32", "--max-response-tokens", "24", "--epochs", "1",
          "--max-prompt-tokens", "2048", "--call-format", "python"]
 TOOL = {"name": "dim", "description": "Dim a lamp.", "parameters": {
@@ -24,7 +25,8 @@ BASE = [*({"task": f"Please dim lamp {n} for me.", "tools": [TOOL],
 
 def command(model, tasks, out, *more):
     """python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE, made small -> exit code."""
-    return genenv.main(["--preset", "7b-24gb", "--model", model, "--base-tasks", str(tasks), "--out", str(out),
+    return genenv.main(["--preset", "7b-24gb", "--model", model, "--base-tasks", str(tasks),
+                        "--out", str(out),
                         *SMALL, *more])
 
 
@@ -36,7 +38,8 @@ def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, capsys, m
     assert command(model, tasks, tmp_path / "r", "--env-model", other, "--tools", "base") == 0
     assert "1 of 1 functions; 12 examples: 10 train, 1 tuning, 1 held out\n" in capsys.readouterr().out
     records = read_jsonl(tmp_path / "r" / "metrics.jsonl")
-    assert [r["epoch"] for r in records] == [0, 1] and all(r["written"] == sum(r["invalid"].values()) for r in records)
+    assert [r["epoch"] for r in records] == [0, 1]
+    assert all(r["written"] == sum(r["invalid"].values()) for r in records)
     kept = read_jsonl(tmp_path / "r" / "train.jsonl")
     assert {r["task"]["origin"] for r in kept} == {"base"}
     for name, width in (("agent", 32), ("env", 64)):

@@ -35,6 +35,7 @@ simulator's prompt does not name alpha: a record of an earlier epoch would name 
 a simulator may not get away with is in worlds/leaks.py.
 """
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -56,6 +57,7 @@ from worlds.tool_lists import need
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
+LOOKED_AT = 200       # examples, or tools, among which these are looked for
 SWAPPED = 0.75        # of the examples of a pass of a warm start have other values
 MOST_CALLED, MOST_SHOWN = 3, 6  # calls of a written task, tools that the simulator is shown
 ROOM = 2              # characters of these tools per token of --max-prompt-tokens
@@ -207,8 +209,8 @@ AGENT_CALLS = """\
 You answer requests by calling tools. These are the tools, as JSON, one per line:
 {tools}
 
-Reply with every call that the request needs, in the order it asks for, and no other. Write each \
-one as a JSON object between tags, on a line of its own:
+Reply with every call that the request needs, in the order it asks for, and no other. Write each one as a \
+JSON object between tags, on a line of its own:
 <tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>"""
 
 AGENT_PYTHON = """\
@@ -220,22 +222,21 @@ NONE_FITS = f"\n\nIf no function does what is asked, reply: {call_text.NOTHING}"
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
 
 ENV_SYSTEM = """\
-You write practice tasks for an assistant. You are given one task and, if it was tried recently, \
-how often the assistant solved it, and you write a new one.
-The new task is a variation, not a copy: another situation that asks for other {answers}. Every \
-value of the answer must follow from the task text, exactly one answer may be right, and the text \
-must not state the answer itself.
+You write practice tasks for an assistant. You are given one task and, if it was tried recently, how often \
+the assistant solved it, and you write a new one.
+The new task is a variation, not a copy: another situation that asks for other {answers}. Every value of the \
+answer must follow from the task text, exactly one answer may be right, and the text must not state the \
+answer itself.
 Aim for a task that the assistant solves sometimes but not always.
 Reply with one JSON object and nothing else, of this form:
 {form}"""
 
 CALLS_FORM = """\
-{"task": "what the user says", "tools": [{"name": "tool_name", "description": "what it does", \
-"parameters": {"type": "object", "properties": {"argument": {"type": "string", "description": \
-"what it means"}}, "required": ["argument"]}}], "calls": [{"name": "tool_name", "arguments": \
-{"argument": "value"}}]}
-"calls" are the calls that the task needs. Add "ordered": true only if they must come in that \
-order. Tools that the task does not need make it harder."""
+{"task": "what the user says", "tools": [{"name": "tool_name", "description": "what it does", "parameters": \
+{"type": "object", "properties": {"argument": {"type": "string", "description": "what it means"}}, \
+"required": ["argument"]}}], "calls": [{"name": "tool_name", "arguments": {"argument": "value"}}]}
+"calls" are the calls that the task needs. Add "ordered": true only if they must come in that order. Tools \
+that the task does not need make it harder."""
 ANSWER_FORM = '{"task": "a question with a short answer", "reference": "the answer"}'
 
 ENV_USER = """\
@@ -384,11 +385,11 @@ class World(worlds.World):
     def summary(self, notes) -> str:
         """What was read, in a line or two."""
         n = {name: len(part) for name, part in self.splits.items()}
-        lost = sum(count for what, count in notes.items() if what.startswith("left out"))
-        lines = [f"{len(self.tools)} of {len(self.tools) + lost} functions; "] if self.tools else [""]
-        lines[0] += f"{sum(n.values())} examples: {n['base']} train, {n['tuning']} tuning, " \
-                    f"{n['validation']} held out"
-        return "\n".join(lines + ([tool_lists.as_line(notes)] if notes else []))
+        every = len(self.tools) + sum(k for what, k in notes.items() if what.startswith("left out"))
+        return f"{len(self.tools)} of {every} functions; " * bool(self.tools) \
+            + f"{sum(n.values())} examples: {n['base']} train, {n['tuning']} tuning, " \
+            + f"{n['validation']} held out" \
+            + f"\n{tool_lists.as_line(notes)}" * bool(notes)
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""
@@ -413,7 +414,8 @@ class World(worlds.World):
         for name in spelt:
             del self.tools[name]
         if spelt:
-            print(f"left out, a text of a control token of this model ({', '.join(spelt):.200}): {len(spelt)}")
+            print(f"left out, a control token of this model ({', '.join(spelt):.200}): {len(spelt)}",
+                  flush=True)
         for task in self.all_tasks():
             gold, text = self.gold(task), self.task_as_written(task)
             answer, written = (policy.decode(policy.encode(said)) for said in (gold, text))
@@ -445,8 +447,8 @@ class World(worlds.World):
                 {"role": "user", "content": user}]
 
     def seed_for(self, task: Task, generator) -> Task:
-        """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list, and the same
-        id. Without any example (NO_SEED) the tools stand alone. Questions stay as they are. generator:
+        """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list, and the
+        same id. Without any example (NO_SEED) the tools stand alone. Questions stay as they are. generator:
         torch.Generator.
         """
         import torch
@@ -456,10 +458,10 @@ class World(worlds.World):
         return _showing(task, self._tools_with([], MOST_SHOWN, draw))
 
     def _tools_with(self, tools, number: int, draw) -> list[dict]:
-        """`tools` and others of the list, as many as are wanted and a prompt has room for, in random order."""
+        """`tools` and others of the list, as many as wanted and as a prompt has room for, in random order."""
         chosen, room = list(tools), ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.call_format))
         names = {tool["name"] for tool in tools}
-        for tool in draw.sample(list(self.tools.values()), len(self.tools)):
+        for tool in draw.sample(list(self.tools.values()), min(len(self.tools), LOOKED_AT)):
             size = len(tools_text([tool], self.call_format))
             if len(chosen) >= number:
                 break
@@ -481,7 +483,8 @@ class World(worlds.World):
             n_calls, n_tools = record.pop("level")
             called = {call["name"] for call in record["calls"] if well_formed(call)}
             shown = sorted(_shown(seed_task), key=lambda tool: tool["name"] not in called)
-            if not len(called) <= n_tools <= len(shown) or not 0 < n_calls == len(record["calls"]) <= MOST_CALLED:
+            if not len(called) <= n_tools <= len(shown) \
+                    or not 0 < n_calls == len(record["calls"]) <= MOST_CALLED:
                 raise InvalidTask("wrong level")
             tools = shown[:n_tools]
             random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
@@ -493,7 +496,8 @@ class World(worlds.World):
 
     def _read(self, text: str, seed_task: Task):
         """What the simulator wrote as a record, or None."""
-        return task_text.read(text, self._call_of_line) if self.tools and seed_task.spec else first_object(text)
+        lines = self.tools and seed_task.spec
+        return task_text.read(text, self._call_of_line) if lines else first_object(text)
 
     def _call_of_line(self, line: str):
         return call_text.parse_call(line) if self.call_format == "python" else load_object(line)
@@ -575,8 +579,7 @@ class World(worlds.World):
             tasks = self._of_all_levels(tasks, draw)
         env = []  # for each task the pairs in which it is written
         for task in tasks:
-            seeds = self._shown_with(task, tasks) if teachable(task) else []
-            seeds = draw.sample(seeds, min(SHOWN_WITH, len(seeds)))
+            seeds = self._shown_with(task, tasks, draw) if teachable(task) else []
             if self.tools and structured(task):
                 tools = list(tools_of(task).values())
                 seeds = [_showing(seed, self._tools_with(tools, MOST_SHOWN, draw)) for seed in seeds]
@@ -601,14 +604,16 @@ class World(worlds.World):
                 out[i] = _task(task.text, {**task.spec, "tools": tools}, task.origin)
         return out
 
-    def _shown_with(self, task: Task, tasks) -> list[Task]:
-        """The tasks that the simulator may be shown to write this one: others of its kind, and if it is
-        not told the tools, of such tools."""
+    def _shown_with(self, task: Task, tasks, draw) -> list[Task]:
+        """SHOWN_WITH of the tasks that the simulator may be shown to write this one: others of its kind, and
+        if it is not told the tools, of such tools."""
         told, keys = bool(self.tools) or not structured(task), set(same_task_key(task))
-        return [other for other in tasks if structured(other) == structured(task)
-                and keys.isdisjoint(same_task_key(other))
-                and (told or fits(task.spec["calls"], tools_of(other)))
-                and task.text not in other.text and other.text not in task.text]
+        candidates = draw.sample(tasks, min(len(tasks), LOOKED_AT if told else len(tasks)))
+        fitting = (other for other in candidates if structured(other) == structured(task)
+                   and (told or fits(task.spec["calls"], tools_of(other)))
+                   and keys.isdisjoint(same_task_key(other))
+                   and task.text not in other.text and other.text not in task.text)
+        return list(itertools.islice(fitting, SHOWN_WITH))
 
 
 def read_list(path: str, call_format: str, longest: int) -> tuple[dict, dict]:
@@ -653,10 +658,11 @@ def _joined(tasks, singles, draw) -> list[Task]:
     for one in tasks:
         calls = one.spec.get("calls", [])
         names = {call["name"] for call in calls}
-        others = [task for task in singles if len(calls) + len(task.spec["calls"]) <= MOST_CALLED
+        candidates = draw.sample(singles, min(len(singles), LOOKED_AT // 10))
+        others = [task for task in candidates if len(calls) + len(task.spec["calls"]) <= MOST_CALLED
                   and names.isdisjoint(call["name"] for call in task.spec["calls"])]
         if calls and others:
-            other = draw.choice(others)
+            other = others[0]
             tools = {**tools_of(one), **tools_of(other)}
             spec = {"tools": list(tools.values()), "calls": calls + other.spec["calls"], "ordered": False}
             out.append(_task(draw.choice(JOINTS).format(one.text, other.text), spec, "base"))

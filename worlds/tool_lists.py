@@ -184,6 +184,8 @@ def own_tool(tool, remarks=None) -> dict:
         if other:
             raise unfit(f"no schema under 'parameters', but something under {other[0]!r}")
         remarks.add("has no schema, read as without arguments")
+    if not isinstance(given, dict):
+        raise unfit("a schema that is not an object")
     try:
         parameters = own_schema(given, remarks)
         description = tool.get("description")
