@@ -1,13 +1,11 @@
 """How difficult is a task, how difficult should it be, and which tasks are varied next.
 
-What of the paper this is: success rate (Eq. 2), environment reward R_env (Eq. 3), the k_min filter,
-the weights exp(lam * R_env) of RWR, and the choice of seed tasks for the simulator. Everything is a
-plain function. The reward of an attempt (Eq. 1) is the world's (worlds/NAME.py: score); a function
-agent_reward_NAME below may change it before GRPO sees it.
+Paper: success rate (Eq. 2), environment reward R_env (Eq. 3), the k_min filter, and the choice of
+seed tasks for the simulator. Everything is a plain function. The reward of an attempt (Eq. 1) is
+the world's (worlds/NAME.py: score); an agent reward below may change it before GRPO sees it.
 
-How it is run: genenv.py calls it; the names of the functions below are the values of the options
---alpha-schedule, --difficulty-reward, --env-weights, --seed-selection, --function-selection and
---agent-reward.
+Usage: genenv.py calls it; the names of the functions below are the values of the options
+--alpha-schedule, --difficulty-reward, --seed-selection and --agent-reward.
 
 To add a schedule, write one function anywhere in this file whose name starts with `alpha_`:
 
@@ -16,83 +14,35 @@ To add a schedule, write one function anywhere in this file whose name starts wi
         return 0.8 if c.epoch <= 3 else c.alpha
 
 and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a function of
-(p_hat, alpha, beta) whose name starts with `reward_`, weights of records one of (r_env, group, lam)
-starting with `weights_`, a seed selection one starting with `seeds_`, a choice of functions to
-practise one of (practised, p_hats, alpha) starting with `functions_`, an agent reward one of
-(score, valid, truncated, tokens) starting with `agent_reward_`. There is no list to extend. Below a
-schedule that moves alpha to reach a success write `alpha_NAME.steers = True`; below one that looks
-neither at epochs nor at progress `alpha_NAME.uses_length = False`, so that runs can be prolonged.
+(p_hat, alpha, beta) whose name starts with `reward_`, a seed selection one of (p_hats, alpha)
+starting with `seeds_`, an agent reward one of (score, valid, truncated, tokens) starting with
+`agent_reward_`. There is no list to extend.
 
-Where it differs on purpose: the paper keeps alpha at 0.5; here it may follow a schedule. The unit
-of p_hat is open in the paper: one task instance with G rollouts by default (--p-hat-unit).
+Deviations: the paper keeps alpha at 0.5; here it may follow a schedule. The unit of p_hat is open
+in the paper: one task instance with G rollouts by default (--p-hat-unit).
 
 Symbols: p_hat success rate in [0, 1], alpha target success rate in (0, 1), beta sharpness of the
-bell, k_min half width of the band that the environment learns from, lam sharpness of the weights
-(an inverse temperature). Shapes: n records.
+bell, k_min half width of the band that the environment learns from.
 """
+import inspect
 import math
+import traceback
 from dataclasses import dataclass
+from functools import partial
 
 from support.files import UserError
 
-WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants with ready-made tasks alone
+WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants with ready-made tasks only
 SUCCESS = 0.5  # reward from which an attempt is a success: the paper does not say
 
 
 def success_rate(rewards) -> float:
-    """Eq. 2: the share of n attempts that succeeded. rewards: n numbers in [0, 1].
+    """Eq. 2: the fraction of n attempts that succeeded. rewards: n numbers in [0, 1].
 
     A structured answer earns 0 or 1. A free-form one earns a similarity, and is a success from
-    SUCCESS on. Raises ValueError when n = 0.
+    SUCCESS on. Raises ZeroDivisionError if n = 0.
     """
-    if len(rewards) == 0:
-        raise ValueError("the success rate of no attempts is undefined")
     return sum(r >= SUCCESS for r in rewards) / len(rewards)  # Eq. 2: p_hat = k / n
-
-
-# ---------------------------------------------------------------------------------------------
-# agent rewards: functions of (score, valid, truncated, tokens) -> the reward r that GRPO trains on
-# score: Eq. 1 as the world computes it, in [0, 1], and 0 where truncated (worlds.attempt_score), as
-# the attempt ran into a limit of length or of turns; valid: the response has the form that the
-# world asks for; tokens: its length
-
-
-def agent_reward_plain(score, valid, truncated, tokens):
-    """Eq. 1; a response that never ended earns nothing, also where noise flips rewards (controls)."""
-    return 0.0 if truncated else score
-
-
-def agent_reward_length(score, valid, truncated, tokens):
-    """Eq. 1 less up to a tenth for length, half of that at 100 tokens."""
-    return agent_reward_plain(score, valid, truncated, tokens) * (1 - 0.1 * tokens / (tokens + 100))
-
-
-# ---------------------------------------------------------------------------------------------
-# difficulty rewards: functions of (p_hat, alpha, beta) -> R_env
-
-
-def reward_bell(p_hat, alpha, beta):
-    """Eq. 3, the paper's: 1 at the target, falling off like a Gaussian."""
-    return math.exp(-beta * (p_hat - alpha) ** 2)  # Eq. 3: R_env
-
-
-def reward_variance(p_hat, alpha, beta):
-    """4 p (1 - p): the gradient signal of Prop. 1 (Eq. 5) itself, which knows no alpha."""
-    return 4 * p_hat * (1 - p_hat)
-
-
-def reward_signal(p_hat, alpha, beta):
-    """Eq. 3 where there is a gradient (Prop. 1), 0 for tasks solved always or never."""
-    return reward_bell(p_hat, alpha, beta) if 0 < p_hat < 1 else 0.0
-
-
-def reward_tent(p_hat, alpha, beta):
-    """Linear from 1 at alpha to 0 at the farther end, for comparison."""
-    return 1 - abs(p_hat - alpha) / max(alpha, 1 - alpha)
-
-
-# ---------------------------------------------------------------------------------------------
-# the filter
 
 
 def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
@@ -105,35 +55,23 @@ def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
-# weights of the records that the simulator imitates: functions of (r_env, group, lam) -> (n,)
-# r_env (n,); group (n,): records of one group vary the same seed task in the same step
+# difficulty rewards: functions of (p_hat, alpha, beta) -> R_env
 
 
-def weights_rwr(r_env, group, lam):
-    """The paper's: proportional to exp(lam * R_env), mean one.
-
-    The maximum is subtracted first, so no lam overflows; mean one keeps the learning rate's
-    meaning the same for every lam.
-    """
-    w = (lam * r_env - (lam * r_env).max()).exp()  # RWR: w ~ exp(lam * R_env)
-    return w / w.mean()
+def reward_bell(p_hat, alpha, beta):
+    """Eq. 3, the paper's: 1 at the target, falling off like a Gaussian."""
+    return math.exp(-beta * (p_hat - alpha) ** 2)  # Eq. 3: R_env
 
 
-def weights_linear(r_env, group, lam):
-    """Linear in R_env, from 0 for the least to the most, mean one; where all are alike, all 1."""
-    w = r_env - r_env.min()
-    return w / w.mean() if w.max() > 0 else w + 1
+# ---------------------------------------------------------------------------------------------
+# agent rewards: functions of (score, valid, truncated, tokens) -> the reward r that GRPO trains on
+# score: Eq. 1 as the world computes it, in [0, 1]; valid: the response has the form that the world
+# asks for; truncated: it ran into a limit of length or of turns; tokens: its length
 
 
-def weights_advantage(r_env, group, lam):
-    """GRPO's advantages of R_env within each group; a negative one makes its record less likely. 0
-    for a variation without siblings, or whose siblings earn the same."""
-    w = 0 * r_env
-    for g in group.unique():
-        r = r_env[group == g]
-        if r.max() - r.min() > 1e-6:
-            w[group == g] = (r - r.mean()) / (r.std() + 1e-4)  # Eq. 4 with R_env for r
-    return w
+def agent_reward_plain(score, valid, truncated, tokens):
+    """Eq. 1; a response that never ended earns nothing."""
+    return 0.0 if truncated else score
 
 
 # ---------------------------------------------------------------------------------------------
@@ -149,7 +87,6 @@ class Context:
     alpha: float      # --alpha, the value to start from
     alpha_end: float  # --alpha-end, the value to arrive at
     previous: float   # alpha of the epoch before; --alpha in the first
-    signal: tuple = ()  # of the last epochs: rows as signal_by_p_hat gives them
 
     @property
     def progress(self) -> float:
@@ -160,9 +97,6 @@ class Context:
 def alpha_constant(c):
     """The paper's: alpha throughout."""
     return c.alpha
-
-
-alpha_constant.uses_length = False
 
 
 def alpha_linear(c):
@@ -185,65 +119,12 @@ def alpha_adaptive(c):
     return min(0.95, max(0.05, c.alpha + (c.alpha - c.success)))
 
 
-alpha_adaptive.steers, alpha_adaptive.uses_length = True, False
-
-
 def alpha_integral(c):
     """Integral controller: start at alpha / 2, then add 0.3 x (alpha - last success), within [0.05,
     0.95]. Between these limits it rests only where success is --alpha."""
-    # starts low: p_hat is measured before the agent's update, and tasks get easier by it
+    # start low: p_hat is measured before the update that makes these tasks easier
     start = c.previous if c.epoch > 1 else c.alpha / 2
     return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))
-
-
-alpha_integral.steers, alpha_integral.uses_length = True, False
-
-
-def alpha_learned(c):
-    """Fit a parabola to p (1 - p) at retry over p_hat, each point weighted by how many tasks it
-    stands for; move 30 % towards its peak."""
-    import torch
-    p, signal, n = torch.tensor(c.signal or [(0, 0, 0)], dtype=torch.float64).T
-    if len(p.unique()) < 3 or n.sum() < 30 or not signal.any():
-        return c.previous  # a parabola through less would be noise
-    powers, weight = lambda x: torch.stack([x ** 0, x, x * x], 1), n.sqrt()[:, None]
-    fit = torch.linalg.lstsq(powers(p) * weight, signal[:, None] * weight).solution
-    tried = torch.linspace(float(p.min()), float(p.max()), 101, dtype=torch.float64)
-    peak = float(tried[(powers(tried) @ fit).argmax()])  # never beyond what was measured
-    return min(0.95, max(0.05, c.previous + 0.3 * (peak - c.previous)))
-
-
-alpha_learned.uses_length = False
-
-
-def signal_by_p_hat(replays) -> list:
-    """Rows [p_hat before, mean p (1 - p) now, n] of tasks tried again in a later epoch.
-
-    replays: (p_hat before, epochs ago, p_hat now). p (1 - p) is the signal of Eq. 5, measured when
-    GRPO trains on the task: after the updates that lie between, which is what alpha has to foresee.
-    """
-    found = {}
-    for before, age, now in replays:
-        if age >= 1:
-            found.setdefault(before, []).append(now * (1 - now))  # Eq. 5
-    return [[p, sum(values) / len(values), len(values)] for p, values in sorted(found.items())]
-
-
-def steers(schedule: str) -> bool:
-    """True: the schedule moves alpha to reach a success of --alpha. False: alpha is the target.
-    Attribute `steers`, by default False."""
-    return getattr(named("alpha_").get(schedule), "steers", False)
-
-
-def uses_length(schedule: str) -> bool:
-    """Whether a schedule looks at the number of epochs, so that a run cannot be prolonged to the
-    bit. Attribute `uses_length`, by default True."""
-    return getattr(named("alpha_").get(schedule), "uses_length", True)
-
-
-def target_of(schedule, alpha, alpha_option):
-    """The success rate aimed at in an epoch whose schedule gave `alpha`."""
-    return alpha_option if steers(schedule) else alpha
 
 
 # ---------------------------------------------------------------------------------------------
@@ -266,14 +147,14 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 
     base: tasks; recent: list of (task, p_hat); weigh: one of the seeds_ functions. While there are
     no recent tasks, or all weigh 0, all come from base. Draws with replacement from `generator` (on
-    the CPU). Raises UserError if `weigh` does not give weights.
+    the CPU).
     """
     import torch  # here and not above: options and --help are read without it
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
     picks = torch.randint(len(base), (n_base,), generator=generator).tolist()
     chosen = [base[i] for i in picks]
     if n > n_base:
-        weights = torch.tensor(_weights(weigh, [[p for _, p in recent], alpha]))
+        weights = torch.tensor(weigh([p for _, p in recent], alpha), dtype=torch.float32)
         source = [task for task, _ in recent]
         if not weights.any():
             weights, source = torch.ones(len(base)), base
@@ -283,146 +164,52 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 
 
 # ---------------------------------------------------------------------------------------------
-# functions to practise, in a world with a list of them: functions of (practised, p_hats, alpha) ->
-# a weight for each. practised: how many generated tasks called it; p_hats: their mean, or None
-
-
-def functions_uniform(practised, p_hats, alpha):
-    """Every function of the list alike."""
-    return [1.0] * len(practised)
-
-
-def functions_near_alpha(practised, p_hats, alpha):
-    """Prefer functions never practised, and those whose tasks are solved near alpha."""
-    return [1.0 if n == 0 else 0.1 + math.exp(-8 * (p - alpha) ** 2)
-            for n, p in zip(practised, p_hats)]
-
-
-def select_functions(practice, n, weigh, alpha, generator, few=4):
-    """For each of n seed tasks, up to `few` distinct names, drawn from `generator` (on the CPU).
-
-    practice: {name: p_hats of the generated tasks that call it}, all functions in it; weigh: one of
-    the functions_ functions.
-    """
-    names, p_hats = list(practice), list(practice.values())
-    import torch
-    means = [sum(p) / len(p) if p else None for p in p_hats]
-    weights = torch.tensor(_weights(weigh, [[len(p) for p in p_hats], means, alpha], least=1e-30))
-    rows = weights.expand(n, -1).multinomial(min(few, len(names)), generator=generator)
-    return [[names[i] for i in row] for row in rows.tolist()]
-
-
-# ---------------------------------------------------------------------------------------------
-# what the loop calls: the function that an option names, and its value checked
+# the functions that options name, a user's own among them
 
 
 def named(prefix: str) -> dict:
-    """{name: function} of this file for a prefix such as alpha_, reward_ or weights_. It looks when
-    it is called, so a function may stand anywhere in the file."""
-    return {k[len(prefix):]: f for k, f in globals().items() if k.startswith(prefix) and callable(f)}
+    """{name: function} of this file for a prefix such as alpha_ or reward_, wherever they stand in
+    it. An error in one of them is one line, see call_user."""
+    return {key[len(prefix):]: partial(call_user, f) for key, f in globals().items()
+            if key.startswith(prefix) and inspect.isfunction(f)}
+
+
+def call_user(f, *args):
+    """f(*args), where f may be a user's own. Raises UserError with the line on which f failed."""
+    try:
+        return f(*args)
+    except Exception as error:  # whatever such a function may raise
+        code, calls = f.__code__, traceback.extract_tb(error.__traceback__)
+        line = [code.co_firstlineno, *(t.lineno for t in calls if t.name == code.co_name)][-1]
+        raise UserError(f"{code.co_filename}, line {line}: {f.__name__} raised "
+                        f"{type(error).__name__}: {' '.join(str(error).split())}") from None
 
 
 def next_alpha(schedule: str, context: Context) -> float:
     """alpha of this epoch. Raises UserError if a schedule leaves (0, 1)."""
-    return _checked(named("alpha_")[schedule], [context], lambda a: _is_number(a) and 0 < a < 1,
-                    "alpha must be a number strictly between 0 and 1")
+    return checked("alpha_", schedule, [context], lambda a: 0 < a < 1, "between 0 and 1")
 
 
-def agent_reward(name: str, score: float, valid: bool, truncated: bool, tokens: int) -> float:
-    """The reward r of one attempt. Raises UserError if an agent reward leaves [0, 1]."""
-    return _checked(named("agent_reward_")[name], [score, valid, truncated, tokens],
-                    lambda r: _is_number(r) and 0 <= r <= 1, "r must be a number from 0 to 1")
-
-
-def r_env(name: str, p_hat: float, alpha: float, beta: float) -> float:
-    """R_env of one task. Raises UserError if the function of that name gives no finite number."""
-    return _checked(named("reward_")[name], [p_hat, alpha, beta],
-                    lambda r: _is_number(r) and math.isfinite(r), "R_env must be a finite number")
-
-
-def record_weights(name: str, records, lam: float):
-    """Weights (n,) of n EnvRecords, by their R_env. Raises UserError if the function of that name
-    does not give n finite numbers."""
-    import torch
-    rewards = torch.tensor([r.r_env for r in records])
-    # groups are numbered anew in every epoch
-    number = {key: i for i, key in enumerate(dict.fromkeys((r.epoch, r.group) for r in records))}
-    group = torch.tensor([number[r.epoch, r.group] for r in records])
-    return _checked_weights(name, rewards, group, lam) if records else rewards
-
-
-def _checked_weights(name, r_env, group, lam):
-    good = lambda w: getattr(w, "shape", None) == r_env.shape and bool(w.isfinite().all())
-    return _checked(named("weights_")[name], [r_env, group, lam], good,
-                    f"it must be a tensor of {len(r_env)} finite weights")
-
-
-def _weights(weigh, args, least=0.0) -> list[float]:
-    """What a seeds_ or functions_ function gives for `args`. Raises UserError if there is not one
-    weight for each entry of the first."""
-    n = len(args[0])
-    good = lambda ws: isinstance(ws, (list, tuple)) and len(ws) == n and all(
-        _is_number(w) and least <= w < 1e30 for w in ws)  # more would be infinite in fp32
-    values = _checked(weigh, args, good, f"it must be a list of {n} weights, finite and "
-                      f"{'positive' if least else 'not negative'}")
-    return [float(w) for w in values]
-
-
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float))
-
-
-def _checked(function, args, good, rule):
-    """function(*args), which a user may have written: a mistake in it is one line with its name."""
+def checked(prefix, name, args, good, rule):
+    """Call the function of this name; UserError if what it gives is not `good`."""
+    value = named(prefix)[name](*args)
     try:
-        value = function(*args)
-        if good(value):
-            return value
-        what = f"gave {value!r:.200}: {rule}"
-    except Exception as error:  # whatever such a function may raise
-        what = f"raised {type(error).__name__}, {error!s:.200}"
-    given = ", ".join(map(repr, args))
-    name = getattr(function, "__name__", repr(function))  # functools.partial has none
-    raise UserError(" ".join(f"{name} in curriculum.py {what}; it was called with "
-                             f"({given:.300})".split()))
+        ok = good(value)
+    except TypeError:  # not a number, or not a list of them
+        ok = False
+    if not ok:
+        raise UserError(f"{prefix}{name} in curriculum.py must give {rule}, it gave {value!r:.200}")
+    return value
 
 
 def try_functions(o):
-    """Call every function that the options name on sample values, before anything is trained.
-
-    Raises UserError in one line: for an exception, a wrong kind or length, a value out of range.
-    """
-    weigh, practise = named("seeds_")[o.seed_selection], named("functions_")[o.function_selection]
-    p_hats = [k / o.G for k in range(o.G + 1)]  # all that Eq. 2 can give for one task
-    for alpha in dict.fromkeys(sample_alphas(o, o.alpha_end)):
-        for p_hat in p_hats:
-            r_env(o.difficulty_reward, p_hat, alpha, o.beta)
-        counts, means = list(range(len(p_hats) + 1)), [None, *p_hats]  # never practised: no p_hat
-        _weights(practise, [counts, means, alpha], least=1e-30)
-        if not any(_weights(weigh, [p_hats, alpha])):
-            raise UserError(f"{weigh.__name__} in curriculum.py gives all p_hats the weight 0 at "
-                            f"alpha {alpha:g}: some must be positive")
-    for score, tokens in ((0.0, 0), (0.5, 1), (1.0, o.max_response_tokens)):
-        for valid, truncated in ((True, False), (True, True), (False, False)):
-            agent_reward(o.agent_reward, score, valid, truncated, tokens)
-
-
-def try_weights(o):
-    """try_functions for the weights of records, apart because it loads torch."""
-    import torch
-    rewards = torch.tensor([r_env(o.difficulty_reward, k / o.G, o.alpha, o.beta)
-                            for k in range(o.G + 1)])
-    for n in (1, 2, o.G + 1):  # n records, two of a group if there are so many
-        _checked_weights(o.env_weights, rewards[:n], torch.arange(n) // 2, o.lam)
-
-
-def sample_alphas(o, alpha_end: float) -> list[float]:
-    """What the schedule gives for weak to strong agents in a run's epochs (four at least; of a long
-    run the first fifty, the middle and the last). Equal lists for two values of alpha_end mean that
-    it ignores --alpha-end."""
-    signal = ((0.25, 0.1, 20), (0.5, 0.2, 20), (0.75, 0.1, 20))
-    last = max(4, o.epochs)
-    epochs = sorted({*range(1, min(last, 50) + 1), last // 2, last})
-    return [next_alpha(o.alpha_schedule, Context(t, last, success, o.alpha, alpha_end, o.alpha,
-                                                 signal if t > 1 else ()))
-            for t in epochs for success in (0.0, 0.5, 1.0)]
+    """Call every function that the options name once, before anything is trained: a mistake in one
+    should not end a run after its first epoch. Raises UserError in one line."""
+    p_hats = [0.0, 0.5, 1.0]
+    next_alpha(o.alpha_schedule, Context(1, max(1, o.epochs), 0.5, o.alpha, o.alpha_end, o.alpha))
+    checked("reward_", o.difficulty_reward, [0.5, o.alpha, o.beta], math.isfinite, "a finite number")
+    checked("agent_reward_", o.agent_reward, [1.0, True, False, 1], lambda r: 0 <= r <= 1,
+            "a number from 0 to 1")
+    checked("seeds_", o.seed_selection, [p_hats, o.alpha],
+            lambda ws: len(ws) == len(p_hats) and all(0 <= w < math.inf for w in ws),
+            "a list of weights, one for each p_hat, finite and not negative")

@@ -1,34 +1,33 @@
 """Tasks, the agent's attempts at them, and the two pools that keep them: D_train and D_env.
 
-What of the paper this is: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task
-with its valid traces, and D_env <- D_env + weighted generations keeps what the simulator wrote,
-from which context, and how hard it turned out to be (from epoch 1 on).
+Paper: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task with its valid
+traces, and D_env <- D_env + weighted generations keeps what the simulator wrote, from which
+context, and how hard it turned out to be (from epoch 1 on).
 
-How it is run: genenv.py has one pool of each kind per run. Each is an append-only JSONL file in the
-run folder, and is read back from it when a run goes on.
+Usage: genenv.py has one pool of each kind per run. Each is an append-only JSONL file in the run
+folder, and is read back from it when a run is resumed.
 
-Where it differs on purpose: a task of D_train is rolled out again when it is replayed, so that GRPO
-stays on-policy; traces are kept for people and for export. D_env keeps every valid generation: the
-filter is applied when the simulator is trained, as alpha may have moved. A success rate is stored
-with the epoch that measured it, because it goes stale as the agent learns.
+Deviations: a task of D_train is rolled out again when it is replayed, so that GRPO stays on-policy;
+traces are kept for people and for export. D_env keeps every valid generation: the filter is applied
+when the simulator is trained, as alpha may have moved. A success rate is stored with the epoch that
+measured it, because it goes stale as the agent learns.
 """
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from support.files import UserError, append_jsonl, read_jsonl
+from support.files import append_jsonl, read_jsonl
 
-# the oldest success rate that still counts, in epochs: the agent learns on, and it says ever less
-RECENT = 2         # D_train: with an older one a task is no seed task, and "unknown" in the prompt
-IMITATED = 4       # D_env: until then its record is imitated
-HALF_LIFE = 2.0    # D_env, if --env-passes is 0: after so many epochs it is drawn half as often
+# how many epochs a success rate stays usable; it goes stale as the agent learns
+FRESH_FOR = 2  # D_train: after that a task is not a seed task, and its p_hat "unknown" in a prompt
+MAX_AGE = 4    # D_env: after that a record is not imitated
 
 
 @dataclass
 class Task:
     """A task instance: what the agent is asked, and how its answer is checked."""
-    text: str             # the task in a form a person can read
+    text: str             # human-readable task
     spec: dict            # evaluation spec: whatever the world's checker needs, JSON only
     origin: str = "base"  # base | env | static | teacher
     seed_task: str = ""   # id of the task it is a variation of
@@ -56,7 +55,10 @@ class Trace:
 
 @dataclass
 class EnvRecord:
-    """One generation of the simulator, (context -> task), and how often the task was solved."""
+    """One generation of the simulator, (context -> task), and how often the task was solved.
+
+    Success rates are None until the agent has tried the task.
+    """
     prompt: list[int]    # context ids
     response: list[int]  # generated ids, EOS included
     text: str            # the generation, decoded
@@ -64,14 +66,14 @@ class EnvRecord:
     keys: list[str]      # records that share one describe the same task (worlds.task_keys)
     seed_id: str         # of the task that it varies
     group: int           # records of one group vary the same seed task in the same step
-    p_hat: float         # success rate of the agent on it (Eq. 2)
-    p_hat_seed: float    # ... on all variations of its group
-    p_hat_batch: float   # ... on all that was written in the same step
-    epoch: int           # epoch in which these were measured
+    p_hat: float | None = None        # success rate of the agent on it (Eq. 2)
+    p_hat_seed: float | None = None   # ... on all variations of its group
+    p_hat_batch: float | None = None  # ... on all that was written in the same step
+    epoch: int = 0       # epoch in which these were measured
     r_env: float = 0.0   # R_env at the alpha of the epoch that last computed it; 0 if none did, as
                          # for a task that was written once more in its epoch
 
-    def success_rate(self, unit: str) -> float:
+    def p_hat_of(self, unit: str) -> float:
         """p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch"."""
         return {"task": self.p_hat, "seed": self.p_hat_seed, "batch": self.p_hat_batch}[unit]
 
@@ -91,36 +93,32 @@ class TrainPool:
         self.path, self.base = Path(path), list(base)
         self.tasks = {task.id: task for task in self.base}
         self.p_hat, self.pending = {}, []
-        _read_pool(self.path, lambda r: self._keep(Task(**r["task"]), r["p_hat"], int(r["epoch"])))
+        for r in read_jsonl(self.path) if self.path.is_file() else ():
+            self._keep(Task(**r["task"]), r["p_hat"], r["epoch"])
 
-    def add(self, task, traces, p_hat: float, epoch: int):
-        """D_train <- D_train + Valid(E_t). A new task without a valid trace is not kept."""
+    def add(self, task, traces, p_hat: float | None, epoch: int = 0):
+        """D_train <- D_train + Valid(E_t). A new task without a valid trace is not kept, unless it
+        is untried (p_hat None): written ahead of training, as in the static ablation."""
         valid = [t for t in traces if t.valid]
-        if valid or task.id in self.tasks:
+        if valid or task.id in self.tasks or p_hat is None:
             self._keep(task, p_hat, epoch)
             self.pending.append({"task": asdict(task), "p_hat": p_hat, "epoch": epoch,
                                  "traces": [asdict(t) for t in valid]})
 
-    def add_untried(self, task):
-        """Keep a task that was written ahead of training (static ablation, teacher)."""
-        self._keep(task, None, task.epoch)
-        self.pending.append({"task": asdict(task), "p_hat": None, "epoch": task.epoch,
-                             "traces": []})
-
     def _keep(self, task, p_hat, epoch):
         self.tasks.setdefault(task.id, task)
         if p_hat is not None:
-            self.p_hat[task.id] = (float(p_hat), epoch)
+            self.p_hat[task.id] = (p_hat, epoch)
 
     def recent(self, epoch: int) -> list:
         """(task, p_hat) of the generated tasks with a recent p_hat: they may be seed tasks."""
         return [(self.tasks[i], p) for i, (p, measured) in self.p_hat.items()
-                if self.tasks[i].origin != "base" and epoch - measured <= RECENT]
+                if self.tasks[i].origin != "base" and epoch - measured <= FRESH_FOR]
 
     def recent_p_hat(self, task, epoch: int) -> float | None:
         """p_hat of a task; None if it was never measured, or too long ago."""
         p_hat, measured = self.p_hat.get(task.id, (None, 0))
-        return p_hat if epoch - measured <= RECENT else None
+        return p_hat if epoch - measured <= FRESH_FOR else None
 
     def sample(self, n: int, base_share: float, generator) -> list[Task]:
         """n tasks for the agent: a share of base tasks, the rest from everything kept so far."""
@@ -134,14 +132,6 @@ class TrainPool:
             picks.append(source[int(torch.randint(len(source), (), generator=generator))])
         return picks
 
-    def practice(self, skills) -> dict:
-        """{name: p_hats of generated tasks that call it}; skills: task -> names that it calls."""
-        found = {}
-        for i, (p_hat, _) in self.p_hat.items():
-            for name in set(skills(self.tasks[i])) if self.tasks[i].origin != "base" else ():
-                found.setdefault(name, []).append(p_hat)
-        return found
-
     def save(self):
         """Append what is new to the file."""
         append_jsonl(self.path, self.pending)
@@ -154,7 +144,7 @@ class EnvPool:
     def __init__(self, path):
         """path: its JSONL file, read if it exists."""
         self.path, self.pending = Path(path), []
-        self.records = _read_pool(self.path, lambda r: EnvRecord(**r))
+        self.records = [EnvRecord(**r) for r in (read_jsonl(self.path) if self.path.is_file() else ())]
 
     def add(self, records):
         """D_env <- D_env + weighted generations: weights are recomputed from their p_hat."""
@@ -163,7 +153,7 @@ class EnvPool:
 
     def aged(self, epoch: int) -> list[EnvRecord]:
         """Records of earlier epochs that are not too old to be imitated."""
-        return [r for r in self.records if 0 < epoch - r.epoch <= IMITATED]
+        return [r for r in self.records if 0 < epoch - r.epoch <= MAX_AGE]
 
     def save(self):
         """Append what is new to the file."""
@@ -172,30 +162,10 @@ class EnvPool:
 
 
 def distinct(records) -> list[EnvRecord]:
-    """The newest record of each task: a task that was written often must not count often."""
+    """The newest record of each task, so that frequently written tasks get no extra weight."""
     kept, seen = [], set()
     for r in reversed(records):
         if seen.isdisjoint(r.keys):
             kept.append(r)
         seen.update(r.keys)
     return kept[::-1]
-
-
-def priority(record: EnvRecord, epoch: int) -> float:
-    """How likely rwr.draw_batches draws an old record: half as likely every HALF_LIFE epochs."""
-    return 0.5 ** ((epoch - record.epoch) / HALF_LIFE)
-
-
-def _read_pool(path, build) -> list:
-    """build(record) of every record of a pool's file, nothing if there is none yet.
-
-    Raises UserError naming the record that has a missing or mistyped field.
-    """
-    built = []
-    for n, record in enumerate(read_jsonl(path) if path.is_file() else (), 1):
-        try:
-            built.append(build(record))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{path}, record {n}: not a pool record ({error}); "
-                            "the file was edited or belongs to another version") from None
-    return built

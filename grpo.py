@@ -1,20 +1,20 @@
 """GRPO by hand: how the agent learns from G rollouts per task.
 
-What of the paper this is: the agent half of the dual update of Algorithm 1. Eq. 4 is the gradient
-it builds on; Prop. 1 (Eq. 5) says this gradient is largest where the success rate is 1/2. The paper
-gives no objective of GRPO: the clipped surrogate and the KL term below are GRPO's usual ones.
+Paper: the agent half of the dual update in Algorithm 1. Eq. 4 is the gradient it builds on; Prop. 1
+(Eq. 5) says this gradient is largest where the success rate is 1/2. The paper gives no objective
+for GRPO: the clipped surrogate and the KL term below are the usual ones.
 
-How it is run: genenv.py calls `grpo_update`; the functions above it are pure and can be read alone.
+Usage: genenv.py calls `grpo_update`; the functions above it are pure and can be read on their own.
 
-Where it differs on purpose: token-level loss, standard deviation on and k3 as in the official
-configuration, each switchable (its entropy bonus of 0.001 is left out, the paper has none). Groups
-whose rewards are all alike are dropped *before* the forward pass: neither their KL nor their tokens
-count. The denominator of the loss holds for the whole step, so that the number of micro-batches
-changes memory and nothing else. A step that is not finite is left out and counted.
+Deviations: token-level loss, standard deviation on and k3 as in the official configuration; its
+entropy bonus of 0.001 is left out, since the paper does not mention one. Groups whose rewards are
+all equal are dropped *before* the forward pass: neither their KL nor their tokens count. The loss
+is normalised over the whole step, so micro-batching only changes memory use. Non-finite steps are
+skipped and counted.
 
 Shapes: B groups (a prompt and its G rollouts), N rollouts of a micro-batch (rows of its tensors),
 R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): log-probs of
-the same tokens under pi as it is now, as it was when it sampled, and as it was before training.
+the same tokens under the current policy, the policy that sampled them, and the untrained one.
 """
 import math
 
@@ -22,21 +22,25 @@ import torch
 
 from policy import split_groups
 
-STD_EPS = 1e-4  # a near-tie of 1e-6 must not become an advantage of 1
-GRAD_CLIP = 1.0  # largest norm of a step's gradient, as in the official configuration
+# the method's open choices, switched here and nowhere else
+CLIP = 0.2             # epsilon of the clipped surrogate
+SCALE = "std"          # std: advantages divided by the group's standard deviation; none: not divided
+KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also the KL penalty of rwr.py, where k1 must not be used
+AGGREGATION = "token"  # loss averaged over tokens (token) or over responses (sequence)
+STD_EPS = 1e-4         # a near-tie of 1e-6 must not become an advantage of 1
+GRAD_CLIP = 1.0        # largest norm of a step's gradient, as in the official configuration
+CHECKED_GROUPS = 8     # groups on which sampler and scorer are compared before the first step
 
 
-def group_advantages(rewards, scale: str = "std"):
+def group_advantages(rewards, scale: str = SCALE):
     """Advantages within each group: rewards (B, G) -> (B, G).
 
     Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std" divides
     by the sample standard deviation (Bessel, G - 1) of the group, "none" does not: std gives rare
     successes on hard tasks more weight, one success in G = 8 earns 2.47 instead of 0.875. Eq. 5
-    describes "none". With "std" every mixed group has the same squared sum, G - 1, and p decides
-    how likely a group is mixed. Raises ValueError if G < 2.
+    describes "none". With "std" every mixed group has the same sum of squares, G - 1, and p only
+    decides how likely a group is to be mixed. G >= 2: a single rollout has no baseline.
     """
-    if rewards.shape[1] < 2:
-        raise ValueError("a group needs G >= 2 rollouts: with one there is no baseline")
     # the group's own mean is the baseline: no value network is needed
     advantages = rewards - rewards.mean(dim=1, keepdim=True)  # Eq. 4: r - b
     if scale == "std":
@@ -51,15 +55,15 @@ def has_signal(rewards):
     return (rewards.max(dim=1).values - rewards.min(dim=1).values) > 1e-6
 
 
-def token_kl(logp, ref_logp, kind: str = "k3"):
+def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
     """Per-token estimate of KL(pi || ref) from tokens sampled by pi: (N, R) -> (N, R).
 
-    The one place where the estimators stand (grpo.py and rwr.py both use it). As *values* all
-    three estimate the KL; as *losses* they differ:
+    The only definition of the KL estimators (rwr.py uses it too). As *values* all three estimate
+    the KL; as *losses* they differ:
       k1  log pi/ref            unbiased, can be negative; its expected gradient is exactly zero
       k2  (log pi/ref)^2 / 2    its gradient is that of the reverse KL(pi || ref)
       k3  ref/pi - 1 - log ref/pi   unbiased, never negative; its gradient is that of the forward KL
-    All see the log-probs of the sampled token only, so the effect of a token on later ones is left
+    All use the log-prob of the sampled token only, so the effect of a token on later ones is left
     out (a partial gradient). tests/test_grpo.py checks the three statements on a table.
     """
     log_ratio = logp - ref_logp
@@ -72,7 +76,7 @@ def token_kl(logp, ref_logp, kind: str = "k3"):
     raise ValueError(f"unknown KL estimator {kind!r}: k1, k2 or k3")
 
 
-def surrogate(logp, old_logp, advantages, clip: float):
+def surrogate(logp, old_logp, advantages, clip: float = CLIP):
     """Clipped policy-gradient loss per token, (N, R); advantages (N,), one per rollout.
 
     At the first step after sampling the ratio is exactly 1 and the gradient is that of Eq. 4.
@@ -83,7 +87,7 @@ def surrogate(logp, old_logp, advantages, clip: float):
     return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
 
 
-def aggregate(per_token, mask, aggregation: str, tokens: int, rows: int):
+def aggregate(per_token, mask, tokens: int, rows: int, aggregation: str = AGGREGATION):
     """Masked per-token values (N, R) -> scalar: this micro-batch's share of the step's mean.
 
     tokens, rows: response tokens and responses of the *whole step*, not of the micro-batch.
@@ -97,21 +101,20 @@ def aggregate(per_token, mask, aggregation: str, tokens: int, rows: int):
     raise ValueError(f"unknown aggregation {aggregation!r}: token or sequence")
 
 
-def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, clip, kl_coef,
-              kl_estimator="k3", aggregation="token"):
+def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_coef, clip=CLIP,
+              kl_estimator=KL_ESTIMATOR, aggregation=AGGREGATION):
     """The GRPO objective of one micro-batch -> (loss, statistics).
 
     advantages (N,), one per rollout; tokens, rows: see aggregate. Loss and statistics are already
-    divided by the step's totals: sum over micro-batches.
+    divided by the step's totals: sum them over micro-batches. Statistics are means per token: kl,
+    by the loss's own estimator, and clip_fraction.
     """
-    policy_term = surrogate(logp, old_logp, advantages, clip)  # clipped surrogate, Eq. 4 in it
+    policy_term = surrogate(logp, old_logp, advantages, clip)  # clipped surrogate, contains Eq. 4
     kl_term = token_kl(logp, ref_logp, kl_estimator)           # KL to the initial policy
-    loss = aggregate(policy_term + kl_coef * kl_term, mask, aggregation, tokens, rows)
-    with torch.no_grad():
-        ratio = (logp - old_logp).exp()
-        stats = {"kl": (token_kl(logp, ref_logp) * mask).sum() / tokens,
-                 "clip_fraction": (((ratio - 1).abs() > clip) * mask).sum() / tokens}
-    return loss, stats
+    loss = aggregate(policy_term + kl_coef * kl_term, mask, tokens, rows, aggregation)
+    clipped = ((logp - old_logp).exp() - 1).abs() > clip
+    return loss, {"kl": (kl_term * mask).sum().detach() / tokens,
+                  "clip_fraction": (clipped * mask).sum() / tokens}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -122,62 +125,55 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     """Train one adapter on a batch of groups. Groups without signal cost no forward pass.
 
     rollouts: B groups of G Rollouts one after another; rewards (B, G): theirs, in the same order.
-    o: Options, of which temperature, clip, agent_kl, kl_estimator, scale, aggregation,
-    inner_epochs, mini_batch, token_budget and grad_checkpoint are read. generator: shuffles the
-    groups where there are several steps. An empty batch changes nothing.
-    Returns zero_variance (share of groups without signal); kl (to the reference, nats per token),
-    clip_fraction and grad_norm (before clipping), each a mean over the steps taken; trained_tokens;
-    skipped_steps (not finite); mismatch_mean and mismatch_max, |log-prob of the sampler - of the
-    scorer| over response tokens before any update. What was not measured is 0.
+    o: Options, of which temperature, agent_kl, mini_batch and token_budget are read. generator:
+    shuffles the groups if there are several steps. An empty batch changes nothing.
+    Returns zero_variance (fraction of groups without signal); kl (to the initial policy, nats per
+    token), clip_fraction and grad_norm (before clipping), each a mean over the steps taken;
+    trained_tokens; skipped_steps (not finite); mismatch_mean and mismatch_max, see
+    sampler_mismatch. What was not measured is 0.
     """
-    stats = {"zero_variance": 1.0, "grad_norm": 0.0, "kl": 0.0, "clip_fraction": 0.0,
-             "trained_tokens": 0, "skipped_steps": 0, "mismatch_mean": 0.0, "mismatch_max": 0.0}
+    stats = dict.fromkeys(("kl", "clip_fraction", "grad_norm", "mismatch_mean", "mismatch_max"), 0.0)
+    stats |= {"zero_variance": 1.0, "trained_tokens": 0, "skipped_steps": 0}
     if not rollouts or not has_signal(rewards).any():
         return stats
     # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
     mixed = has_signal(rewards)  # (B,); from here on B counts these groups alone
     B, G = int(mixed.sum()), rewards.shape[1]
-    rollouts = [r for r, kept in zip(rollouts, mixed.repeat_interleave(G).tolist(), strict=True)
-                if kept]
-    advantages = group_advantages(rewards[mixed], o.scale).flatten()  # Eq. 4: (B*G,), as rollouts
-    steps = plan_steps(B, G, o.mini_batch or B, o.inner_epochs, generator)
+    kept = mixed.repeat_interleave(G).tolist()
+    rollouts = [r for r, keep in zip(rollouts, kept, strict=True) if keep]
+    advantages = group_advantages(rewards[mixed]).flatten()  # Eq. 4: (B*G,), as rollouts
+    steps = plan_steps(B, G, o.mini_batch or B, generator)
     with policy.use(adapter):
         # the reference policy is the same model with its adapters switched off
         with policy.use(None):
             ref = response_logps(policy, rollouts, o)
-        # old log-probs are those of the policy that sampled; a single step is still that policy and
-        # needs none. With several steps each step's are scored, before the first, in the very
-        # micro-batches that will train: in bf16 another batch gives other numbers, and the ratio
-        # would not start at 1. From the second step on the policy has moved: there the clip bites
-        old = {step: response_logps(policy, [rollouts[i] for i in step], o)
-               for step in set(steps)} if len(steps) > 1 else {}
+        stats |= sampler_mismatch(policy, rollouts[:CHECKED_GROUPS * G], o)
+        # A single step is taken by the policy that sampled and needs no old log-probs. Several
+        # steps are scored before the first, in the very micro-batches that will train: in bf16
+        # another batch gives other numbers, and the ratio would not start at 1.
+        old = [None] if len(steps) == 1 else \
+            [response_logps(policy, [rollouts[i] for i in step], o) for step in steps]
         done = [_grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
-                           advantages[list(step)], [ref[i] for i in step], old.get(step), o)
-                for step in steps]
-    taken = [step for step in done if step]  # None: it was not finite and left out
+                           advantages[step], [ref[i] for i in step], old_logps, o)
+                for step, old_logps in zip(steps, old)]
+    taken = [s for s in done if s]  # None: not finite, skipped
     for key in taken[0] if taken else ():
-        stats[key] = sum(step[key] for step in taken) / len(taken)
-    stats["trained_tokens"] = sum(step["trained_tokens"] for step in taken)
-    stats["mismatch_max"] = max((step["mismatch_max"] for step in taken), default=0.0)
-    return {**stats, "zero_variance": 1 - B / len(mixed), "skipped_steps": len(done) - len(taken)}
+        stats[key] = sum(s[key] for s in taken) / len(taken)
+    return {**stats, "zero_variance": 1 - B / len(mixed), "skipped_steps": len(done) - len(taken),
+            "trained_tokens": sum(s["trained_tokens"] for s in taken)}
 
 
-def plan_steps(B, G, size, inner_epochs, generator) -> list:
-    """The rollouts of each optimiser step: tuples of ascending indices, of at most `size` groups.
-
-    Each inner epoch is a pass over all B groups, shuffled anew if there is more than one step.
-    """
-    steps = []
-    for _ in range(inner_epochs):
-        order = torch.randperm(B, generator=generator).tolist() if inner_epochs > 1 or size < B \
-            else range(B)
-        steps += [sorted(order[i:i + size]) for i in range(0, B, size)]
-    return [tuple(b * G + g for b in step for g in range(G)) for step in steps]
+def plan_steps(B, G, size, generator) -> list:
+    """One pass over B groups -> for each optimiser step the ascending indices of its rollouts, those
+    of at most `size` groups, which are shuffled if there are several steps."""
+    order = torch.randperm(B, generator=generator).tolist() if size < B else range(B)
+    steps = [sorted(order[i:i + size]) for i in range(0, B, size)]
+    return [[b * G + g for b in step for g in range(G)] for step in steps]
 
 
 def response_logps(policy, rollouts, o) -> list:
     """Log-probs without gradient: for each rollout a tensor (R,), 0 at tokens that were read, not
-    drawn. The same path as in training, and for the same rollouts the same micro-batches.
+    sampled. The same path as in training, and for the same rollouts the same micro-batches.
     """
     out = [None] * len(rollouts)
     with torch.no_grad():
@@ -188,43 +184,50 @@ def response_logps(policy, rollouts, o) -> list:
     return out
 
 
+def sampler_mismatch(policy, rollouts, o) -> dict:
+    """|log-prob of the sampler - of the scorer| over sampled tokens, mean and max, in nats.
+
+    Both are the same policy by different code: a large value means that one of them is wrong.
+    """
+    if not rollouts[0].logps:
+        return {}
+    gaps = [(torch.tensor(r.logps).to(logp) - logp).abs()
+            for r, logp in zip(rollouts, response_logps(policy, rollouts, o))]
+    return {"mismatch_mean": float(torch.cat(gaps).sum()) / sum(r.tokens for r in rollouts),
+            "mismatch_max": float(torch.cat(gaps).max())}
+
+
 def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
     """One optimiser step over all micro-batches of `rollouts`.
 
-    advantages: one per rollout; ref, old: their log-probs as `response_logps` gives them; if old is
-    None, old = this step's log-probs, detached. Returns the step's statistics, None if it was not
-    finite and therefore skipped.
+    advantages: one per rollout; ref, old: log-probs as `response_logps` gives them. If old is None,
+    this step's own log-probs, detached, take its place. Returns the step's statistics, None if it
+    was not finite and therefore skipped.
     """
     # one denominator for the whole step: micro-batches must not change what is optimised
     tokens = sum(r.tokens for r in rollouts)
+    on_gpu = policy.device.type != "cpu"  # there activations are recomputed to save memory
     optimizer.zero_grad(set_to_none=True)
     parts = []
     for rows in split_groups(rollouts, o.token_budget):  # N indices of rollouts
-        batch = [rollouts[i] for i in rows]
-        logp, mask = policy.logprobs(batch, o.temperature, o.grad_checkpoint)        # (N, R)
-        ref_logp = pad_rows([ref[i] for i in rows])                                  # (N, R)
-        old_logp = pad_rows([old[i] for i in rows]) if old else logp.detach()        # (N, R)
-        loss, stats = grpo_loss(
-            logp, old_logp, ref_logp, advantages[rows].to(logp), mask, tokens, len(rollouts),
-            clip=o.clip, kl_coef=o.agent_kl, kl_estimator=o.kl_estimator, aggregation=o.aggregation)
+        logp, mask = policy.logprobs([rollouts[i] for i in rows], o.temperature, on_gpu)  # (N, R)
+        ref_logp = pad_rows([ref[i] for i in rows])                                       # (N, R)
+        old_logp = pad_rows([old[i] for i in rows]) if old else logp.detach()             # (N, R)
+        loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[rows].to(logp), mask, tokens,
+                                len(rollouts), kl_coef=o.agent_kl)
         loss.backward()
-        sampled = pad_rows([torch.tensor(r.logps) for r in batch]).to(logp) if batch[0].logps \
-            else old_logp                                                            # (N, R)
-        mismatch = (sampled - old_logp).abs() * mask
-        parts.append({**stats, "loss": loss.detach(), "mismatch_mean": mismatch.sum() / tokens,
-                      "mismatch_max": mismatch.max()})
+        parts.append({**stats, "loss": loss.detach()})
     # numbers stay on the device until here: reading one earlier makes the host wait
     total = {key: float(sum(part[key] for part in parts)) for key in parts[0]}
-    total["mismatch_max"] = max(float(part["mismatch_max"]) for part in parts)
     norm, finite = finite_step(policy.params[adapter], optimizer, total.pop("loss"))
     return {**total, "grad_norm": norm, "trained_tokens": tokens} if finite else None
 
 
 def finite_step(params, optimizer, loss):
-    """Clip one adapter's gradient and step; leave it where it or the loss is not finite.
+    """Clip one adapter's gradient and step; skip the step if the gradient or the loss is not finite.
 
     loss: the step's, a number. Returns (gradient norm before clipping, whether the step was taken).
-    A step not taken leaves the weights and the optimiser's state as they were, bit for bit: one NaN
+    A skipped step leaves the weights and the optimiser's state as they were, bit for bit: one NaN
     would stay in both for good.
     """
     # over this adapter's parameters only; the other adapter has no gradient here

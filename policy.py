@@ -1,47 +1,45 @@
 """One frozen base model, two LoRA adapters, and the reference policy for free.
 
-What of the paper this is: pi_agent and pi_env of Algorithm 1, "both initialised from the same
-instruct model". Here they *are* the same model: adapter "agent", adapter "env", and with both
-switched off the initial policy, which is the reference of every KL term. (With --agent-adapter or
---env-adapter a run starts elsewhere; the reference stays the base. With --env-model there are two
-Policies of one adapter each.)
+Paper: pi_agent and pi_env of Algorithm 1, "both initialised from the same instruct model". Here they
+*are* the same model: adapter "agent", adapter "env", and with both switched off the initial policy,
+which is the reference of every KL term. (With --env-model there are two Policies of one adapter each.)
 
-How it is run: it is not; genenv.py, grpo.py, rwr.py and eval/ call it.
+Usage: genenv.py, grpo.py, rwr.py and eval/ call it.
 
     policy = Policy.load("Qwen/Qwen2.5-7B-Instruct", quant="nf4")
     rollouts = policy.sample("agent", [policy.encode("2+2=")], G=8)
     with policy.use("agent"):
         logp, mask = policy.logprobs(rollouts)
 
-Where it differs on purpose: G rollouts of one prompt are *one row* of the batch, in sampling and
-in training alike. The prompt is encoded once, its keys and values are stored once, and a mask lets
-each rollout see the prompt and itself. A group costs P + G*R tokens where repeating the prompt
-costs G*(P + R). `logprobs_dense` is the plain path, kept so that the tests can compare.
+Deviations: G rollouts of one prompt are *one row* of the batch, in sampling and in training alike.
+The prompt is encoded once, its keys and values are stored once, and a mask lets each rollout see the
+prompt and itself. A group costs P + G*R tokens where repeating the prompt costs G*(P + R).
 
-Shapes everywhere: B prompts (groups), G rollouts, P prompt, R response, V vocabulary, D hidden,
-N rollouts of a micro-batch (rows of its log-probs), L packed length, M predicted tokens of a pack,
-K cached keys, b groups still decoded, S slots of their rollouts (some are finished), T limit of a
-response's length.
+Shapes: B prompts (groups), G rollouts of each, P prompt tokens, R response tokens (at most T), V
+vocabulary, D hidden size, N responses of a micro-batch, L tokens of a packed row, M predicted tokens,
+K cached keys. While decoding, finished rollouts leave: `live` groups remain, and of each `slots`
+rollouts, some of which may have finished.
 """
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from support.files import UserError
-from support.attention import PADDING, PROMPT, GrowingLayer, attention_layout, cast_lora, \
-    fused_norm, group_mask, is_plain_lora, lora_linear, pack, step_mask
-from support.loading import add_adapter, check_adapter_folder, find_eos_ids, load_model, \
-    refuse_unlike_heads
+from support.files import UserError, first_line
+from support.attention import PADDING, PROMPT, GrowingLayer, Stage, attention_layout, cast_lora, \
+    group_mask, is_plain_lora, pack, patch
+from support.loading import add_adapters, check_paths, control_ids, find_eos_ids, fix_date, \
+    load_model, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
+LOOK = 16  # tokens after which a GPU is asked again which rollouts have ended
+LONG = 128  # tokens from which a prompt is shared rather than repeated where texts come one by one
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded at once before decoding
 
 
@@ -69,29 +67,17 @@ def token_logprobs(hidden, head, target, temperature: float):
     """log pi(target) from hidden states, without ever holding all logits.
 
     hidden (M, D), target (M,) -> (M,) fp32. Temperature divides the logits exactly as in sampling,
-    otherwise the policy scored would not be the policy that acted. Differentiable in `hidden` (the
-    head is frozen), once.
+    otherwise the policy scored would not be the policy that acted. Differentiable.
     """
     def chunk_logprobs(h, y):
         logits = head(h).float()  # (chunk, V), fp32: bf16 log-softmax is noise
         logits = logits if temperature == 1 else logits / temperature
         return -torch.nn.functional.cross_entropy(logits, y, reduction="none")
 
-    chunks = list(zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK)))
-    if not hidden.requires_grad or not torch.is_grad_enabled():
-        return torch.cat([chunk_logprobs(h, y) for h, y in chunks])
-    # A token's log-prob depends on its own hidden state alone, so its gradient (D numbers) can be
-    # taken now and the logits (V numbers) forgotten: nothing is kept, nothing computed again.
-    logps, slopes = [], []
-    for h, y in chunks:
-        with torch.enable_grad():
-            h = h.detach().requires_grad_(True)
-            logp = chunk_logprobs(h, y)
-            slopes.append(torch.autograd.grad(logp.sum(), h)[0])
-        logps.append(logp.detach())
-    # zero plus the linear term: the value stays, the gradient is the slope
-    zero = (hidden - hidden.detach()).float()
-    return torch.cat(logps) + (torch.cat(slopes) * zero).sum(-1)
+    # the backward pass computes the logits of a chunk again, so that none are kept
+    return torch.cat([
+        checkpoint(chunk_logprobs, h, y, use_reentrant=False, preserve_rng_state=False)
+        for h, y in zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))])
 
 
 def draw(logits, temperature: float, generator):
@@ -116,6 +102,19 @@ def draw(logits, temperature: float, generator):
 def by_group(rollouts) -> list:
     """Lists of rollouts that stand together and share group and prompt: the rows of `pack`."""
     return [list(group) for _, group in groupby(rollouts, lambda r: (r.group, r.prompt))]
+
+
+def by_prompt(texts) -> tuple:
+    """(texts, places): those of one long prompt side by side, as a group; texts[k] was at places[k].
+
+    For texts that come one by one: their prompt is then encoded once. With a prompt below LONG tokens
+    each stands alone, in the order in which they came.
+    """
+    first = {}
+    group = [first.setdefault(tuple(r.prompt) if len(r.prompt) >= LONG else i, i)
+             for i, r in enumerate(texts)]
+    places = sorted(range(len(texts)), key=group.__getitem__)
+    return [replace(texts[i], group=group[i]) for i in places], places
 
 
 def split_groups(rollouts, token_budget: int):
@@ -155,74 +154,50 @@ class Policy:
     and never from requires_grad, which PEFT flips whenever adapters are switched.
     """
 
-    def __init__(self, model, tokenizer, adapters=("agent", "env"), rank=16, seed=0, paths=None):
-        """model: a transformers causal LM. Adapters start at zero: B = 0, so pi = reference."""
-        from peft import LoraConfig, PeftModel, get_peft_model
-        self.tokenizer, self.active, self.chat_template_kwargs = tokenizer, None, {}
-        refuse_unlike_heads(model.config)
+    def __init__(self, model, tokenizer, adapters=("agent", "env"), rank=16, seed=0,
+                 adapter_folder=None, chat_template_kwargs=None):
+        """model: a transformers causal LM; else as `load`. Adapters start at zero (B = 0), so that
+        pi is the reference. Raises UserError if no token ends a response."""
+        self.tokenizer, self.active = tokenizer, None
         model.requires_grad_(False)
-        config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0,
-                            target_modules="all-linear", task_type="CAUSAL_LM")
-        with torch.random.fork_rng():  # PEFT draws the A matrices from the global generator
-            torch.manual_seed(seed)
-            for name in adapters:
-                path = (paths or {}).get(name)
-                if path:
-                    model = add_adapter(model, path, name)
-                elif isinstance(model, PeftModel):
-                    model.add_adapter(name, config)
-                else:
-                    model = get_peft_model(model, config, adapter_name=name)
-        for module in model.modules():
-            # bitsandbytes on a CPU: at the first inference it would repack 4-bit weights for a
-            # kernel that has no gradient, and training would err
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False
-            # no dropout anywhere: the policy that is scored is the one that sampled
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-            if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0
-            if is_plain_lora(module):
-                module.forward, module.cast = partial(lora_linear, module), None
-            if hasattr(module, "variance_epsilon") and module.weight.device.type != "cpu":
-                module.forward = partial(fused_norm, module)
-        self.lora_layers = [m for m in model.modules() if is_plain_lora(m)]
-        self.blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-        for block in self.blocks:  # in force in train mode only, see _hidden; nothing is random
-            block.gradient_checkpointing = True
-            block._gradient_checkpointing_func = partial(
-                checkpoint, use_reentrant=False, preserve_rng_state=False)
-        self.model = model.eval()
-        self.lm = model.get_base_model() if adapters else model  # head + decoder, LoRA inside
+        self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
+        self.lm = self.model.get_base_model() if adapters else model  # head + decoder, LoRA inside
         self.lm.set_attn_implementation("prompt_once")
-        self.params = {name: [p for n, p in model.named_parameters() if f".{name}." in n]
+        patch(self.model)
+        self.lora_layers = [m for m in self.model.modules() if is_plain_lora(m)]
+        self.blocks = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        self.params = {name: [p for n, p in self.model.named_parameters() if f".{name}." in n]
                        for name in adapters}
         self.device = self.lm.get_input_embeddings().weight.device
-        if self.device.type != "cpu":
-            # cuDNN plans its attention for exact sizes, and in decoding each step has its own
-            torch.backends.cuda.enable_cudnn_sdp(False)
-        self.eos_ids = find_eos_ids(self.lm, tokenizer)
+        self.staged = self.device.type != "cpu"  # rollouts in steps that a GPU can replay, see Stage
         self._activate(None)
+        self.chat_template_kwargs = dict(chat_template_kwargs or {})
+        if tokenizer.chat_template:
+            tokenizer.chat_template = fix_date(tokenizer.get_chat_template(),
+                                               self.chat_template_kwargs.get("date"))
+        self.eos_ids = find_eos_ids(self.lm, tokenizer)
+        self.control_ids = control_ids(tokenizer) | set(self.eos_ids)
+        self._closing = self._end_of_turn() if tokenizer.chat_template else []
+        self.end_of_turn = self._closing or self.eos_ids[:1]  # ids that an imitated turn ends with
+        self.eos_ids += [i for i in self._closing[-1:] if i not in self.eos_ids]
 
     @classmethod
     def load(cls, model: str, adapters=("agent", "env"), rank=16, quant=None, dtype="auto",
-             device="auto", seed=0, adapter_paths=None, chat_template_kwargs=None) -> "Policy":
+             device=None, seed=0, adapter_folder=None, chat_template_kwargs=None,
+             max_tokens=4096) -> "Policy":
         """Load a local folder or hub name. Raises UserError with one line if that cannot work.
 
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU).
-        chat_template_kwargs: what the chat template is told beside the messages, a dict such as
-        {"enable_thinking": False}.
+        device: None = a GPU if there is one. adapter_folder: where the first adapter starts, a folder
+        that `save_adapters` wrote. chat_template_kwargs: what the chat template is told besides the
+        messages, such as {"enable_thinking": False}; "date" (ISO) stands for today in it.
+        max_tokens: the most that a prompt and its response will have.
         """
-        for name, path in (adapter_paths or {}).items():
-            if path:
-                check_adapter_folder(path, name)
         lm, tokenizer = load_model(model, quant, dtype, device)
-        if (chat_template_kwargs or {}).keys() & {"tokenize", "add_generation_prompt"}:
-            raise UserError("chat-template options tokenize and add_generation_prompt are set "
-                            "here: leave them out")
-        policy = cls(lm, tokenizer, adapters, rank, seed, adapter_paths)
-        policy.chat_template_kwargs = dict(chat_template_kwargs or {})
+        with one_line(model):  # whatever the code of a model that works otherwise may raise
+            policy = cls(lm, tokenizer, adapters, rank, seed, adapter_folder, chat_template_kwargs)
+            if tokenizer.chat_template:  # the embedded worlds' models have none, and are known
+                check_paths(policy, max_tokens)
         return policy
 
     # ---- adapters
@@ -276,18 +251,11 @@ class Policy:
         """AdamW over exactly the parameters of one adapter."""
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=0.0)
 
-    def save_adapter(self, adapter, folder):
-        """Write `folder` in PEFT format: PeftModel.from_pretrained(base, folder) reads it."""
-        from peft import get_peft_model_state_dict
-        from safetensors.torch import save_file
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+    def save_adapters(self, folder):
+        """Write folder/NAME for each adapter: PeftModel.from_pretrained(base, folder/NAME) reads it."""
         # no adapter touches the vocabulary: PEFT need not look for the base's config to know that
-        weights = get_peft_model_state_dict(self.model, adapter_name=adapter,
-                                            save_embedding_layers=False)
-        save_file({k: v.detach().cpu().contiguous() for k, v in weights.items()},
-                  str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
-        self.model.peft_config[adapter].save_pretrained(str(folder))
+        self.model.save_pretrained(str(folder), selected_adapters=list(self.params),
+                                   save_embedding_layers=False)
 
     def generator(self, seed: int):
         """An explicit random generator on the device of the model."""
@@ -296,16 +264,19 @@ class Policy:
     # ---- text
 
     def encode(self, prompt) -> list[int]:
-        """str -> ids without special tokens; list of chat messages -> ids by the chat template."""
+        """str -> ids without special tokens; list of chat messages -> ids by the chat template.
+
+        Raises UserError if there is no template, or it fails or leaves a message out.
+        """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special_tokens=False)
-        if not self.tokenizer.chat_template:
-            raise UserError("the model's tokenizer has no chat template: use an instruct model")
+        text = self._render(prompt)
+        for message in prompt:
+            if message["role"] != "assistant" and message["content"].strip() not in text:
+                raise UserError(f"the model's chat template leaves out what the {message['role']} "
+                                "says: use another model, or mend its template")
         # the template writes BOS and headers itself: text first, then ids, no special token twice
-        text = self.tokenizer.apply_chat_template(prompt, tokenize=False,
-                                                  add_generation_prompt=True,
-                                                  **self.chat_template_kwargs)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self.encode(text)
 
     def encode_observation(self, text: str) -> list[int]:
         """What stands between two turns of an episode: text -> ids without special tokens, or with
@@ -313,31 +284,56 @@ class Policy:
         """
         if not self.tokenizer.chat_template:
             return self.encode(text)
-        mark = "*turn*"
-        messages = [{"role": role, "content": content} for role, content in
-                    (("user", "-"), ("assistant", mark), ("user", text))]
-        short, long = (self.tokenizer.apply_chat_template(
-            messages[:n], tokenize=False, add_generation_prompt=n == 3,
-            **self.chat_template_kwargs) for n in (2, 3))
-        # the token that ends a turn is the policy's own: an observation begins after it
-        closing = self.encode(short.split(mark)[1])
-        end = max((i + 1 for i, token in enumerate(closing) if token in self.eos_ids), default=0)
-        return self.encode(long.split(mark, 1)[1])[end:]
+        # the tokens that end a turn are the policy's own: an observation begins after them
+        return self.encode(self._after_turn(text))[len(self._closing):]
 
     def decode(self, ids) -> str:
         """ids -> text without special tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
+    def has_control_tokens(self, ids) -> bool:
+        """Whether a response holds a control token before its end, which `decode` does not show."""
+        body = ids[:-1] if ids and ids[-1] in self.eos_ids else ids
+        return not self.control_ids.isdisjoint(body)
+
+    def _end_of_turn(self) -> list[int]:
+        """The ids that the chat template writes after what the assistant says, to the first control
+        token; [] if there is none before the user speaks."""
+        ids = self.encode(self._after_turn("*user*").split("*user*")[0])
+        return ids[:next((i + 1 for i, token in enumerate(ids) if token in self.control_ids), 0)]
+
+    def _after_turn(self, text: str) -> str:
+        """What the chat template writes after an assistant's turn if the user then says `text`."""
+        mark = "*turn*"
+        messages = [{"role": role, "content": content} for role, content in
+                    (("user", "-"), ("assistant", mark), ("user", text))]
+        _, found, after = self._render(messages).partition(mark)
+        if not found:
+            raise UserError("the model's chat template leaves out what the assistant says")
+        return after
+
+    def _render(self, messages) -> str:
+        if not self.tokenizer.chat_template:
+            raise UserError("the model's tokenizer has no chat template: use an instruct model")
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs)
+        except Exception as error:  # a template is a program of its own
+            raise UserError(f"the model's chat template fails: {first_line(error)}") from None
+
     # ---- log-probabilities of given responses
 
-    def logprobs(self, rollouts, temperature: float = 1.0, grad_checkpoint: bool = False):
+    def logprobs(self, rollouts, temperature: float = 1.0, grad_checkpoint=None):
         """Log-probs of N rollouts under the active adapter, the prompt of a group encoded once.
 
         Returns logp (N, R) fp32, zero where no token was drawn, and mask (N, R) bool, True where
-        one was. Differentiable.
+        one was. Differentiable; grad_checkpoint: compute each layer again in the backward pass
+        instead of keeping what it holds, None = on a GPU.
         """
+        if grad_checkpoint is None:
+            grad_checkpoint = self.device.type != "cpu"
         groups = by_group(rollouts)
-        x = pack(groups, self.eos_ids[0], self.device)
+        x = pack(groups, 0, self.device)  # padding is any token: nothing sees it
         where = {}  # rows of one response each are plain causal sequences, right-padded
         if len(groups) < len(rollouts):
             layout = attention_layout(groups, self.device)
@@ -350,19 +346,6 @@ class Policy:
         mask = torch.zeros(x["shape"], dtype=torch.bool, device=logp.device)
         # a plain True would be copied to a GPU, which waits for it
         return out, mask.index_put((x["rows"], x["cols"]), mask.new_ones(()))
-
-    def logprobs_dense(self, rollouts, temperature: float = 1.0):
-        """The same numbers the plain way: one row per response, the prompt repeated in each."""
-        ids = pack([[r] for r in rollouts], self.eos_ids[0], self.device)["ids"]
-        logits = self.lm(input_ids=ids, use_cache=False).logits.float() / temperature  # (N, L, V)
-        logps = logits.log_softmax(-1)
-        out = logps.new_zeros(len(rollouts), max(len(r.response) for r in rollouts))  # (N, R)
-        mask = torch.zeros_like(out, dtype=torch.bool)
-        for n, r in enumerate(rollouts):
-            for t, token in enumerate(r.response):  # logits at P-1+t score token P+t
-                if not r.drawn or r.drawn[t]:
-                    out[n, t], mask[n, t] = logps[n, len(r.prompt) - 1 + t, token], True
-        return out, mask
 
     def _hidden(self, ids, grad_checkpoint, **where):
         """Last hidden states (B, L, D). A block is checkpointed only while it is in train mode. We
@@ -385,10 +368,10 @@ class Policy:
         prompts: list of id lists. adapter: a name, or None for the base. temperature 0 is greedy.
         max_rows bounds the rollouts that run at once, but the G of a prompt always run together.
         With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
-        rollout i is an episode: observations are read where they come in, the turns are drawn.
+        rollout i is an episode: observations are inserted as given, only the turns are sampled.
         Its limits are max_turns turns without an end, max_turn_tokens in a turn without EOS, and
         max_new_tokens in all, observations included.
-        Raises ValueError on an empty prompt.
+        Raises ValueError on an empty prompt, UserError if the model gives no finite numbers.
         """
         if any(len(p) == 0 for p in prompts):
             raise ValueError("cannot sample from an empty prompt")
@@ -402,73 +385,84 @@ class Policy:
                 def answer(n, ids, members=members):  # n counts here, the caller counts over all
                     return respond(members[n // G] * G + n % G, ids)
 
+                turns = Turns(answer, max_turns, max_turn_tokens) if respond else None
                 rows = self._sample_rows([prompts[i] for i in members], G, max_new_tokens,
-                                         temperature, generator, answer if respond else None,
-                                         max_turns, max_turn_tokens)
+                                         temperature, generator, turns)
                 for b, i in enumerate(members):
                     for g in range(G):
                         out[i * G + g] = Rollout(i, list(prompts[i]), *rows[b * G + g])
         return out
 
-    def _sample_rows(self, prompts, G, T, temperature, generator, respond, *limits):
+    def _sample_rows(self, prompts, G, T, temperature, generator, turns):
         """One wide batch: prefill, then decode until every rollout has ended.
 
-        prompts: B id lists -> B*G tuples (response ids, log-probs, limit, drawn).
+        prompts: B id lists; turns: Turns or None -> B*G tuples (ids, log-probs, limit, drawn).
         """
-        cache, owner, hidden = self._prefill(prompts, G * (T - 1))  # (B, K), (B, D)
+        cache, owner, hidden = self._prefill(prompts, G * (T - 1))  # owner (B, K), hidden (B, D)
         B, dev, head = len(prompts), self.device, self.lm.get_output_embeddings()
         lengths = torch.tensor([len(p) for p in prompts], device=dev)  # (B,)
         eos = torch.tensor(self.eos_ids, device=dev)
         tokens = torch.zeros(B, G, T, dtype=torch.long, device=dev)    # (B, G, T)
+        drawn = torch.ones_like(tokens, dtype=torch.bool)              # (B, G, T) drawn, not read
         logps = torch.zeros(B, G, T, device=dev)                       # (B, G, T)
         count = torch.zeros(B, G, dtype=torch.long, device=dev)        # (B, G) response lengths
         done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
-        begin = torch.zeros_like(count)                                # (B, G) where a turn begins
-        # of episodes, see _end_turns; begins is begin once more, where reading it waits for no GPU
-        state = dict(begin=begin, done=done, begins=Counter(), turns=Counter(), why={})
-        drawn = torch.ones_like(tokens, dtype=torch.bool)              # (B, G, T) drawn, not read
-        live = torch.arange(B, device=dev)                             # (b,) groups still decoded
-        rollout = torch.arange(G, device=dev).expand(B, G)             # (b, S) the one in each slot
+        live = torch.arange(B, device=dev)                             # (live,) groups decoded still
+        rollout = torch.arange(G, device=dev).expand(B, G)             # (live, slots) which of the G
         # laid out in memory: for a view the head's weights would be copied once per prompt
-        hidden = hidden[:, None].expand(B, G, -1).contiguous()         # (b, S, D)
-        config, dtype = self.lm.config.get_text_config(decoder=True), hidden.dtype
-        see = partial(group_mask, causal=False) if dev.type == "cpu" else \
-            partial(step_mask, config, dtype)
+        hidden = hidden[:, None].expand(B, G, -1).contiguous()         # (live, slots, D)
+        stage = None
         for t in range(T):
-            ids, logp = draw(head(hidden), temperature, generator)     # (b, S)
-            at = (live[:, None], rollout)
-            if respond:  # an observation lies ready in the row: until its end tokens are read
-                drawn[(*at, t)] = new = t >= begin[at]
-                ids = torch.where(new, ids, tokens[(*at, t)])
-                logp = logp.masked_fill(~new, 0)
+            at = live[:, None], rollout
+            ids, logp = draw(head(hidden), temperature, generator)     # (live, slots)
+            if turns:  # an observation lies ready in the row: until its end tokens are read
+                new = drawn[(*at, t)]
+                ids, logp = ids.where(new, tokens[(*at, t)]), logp.where(new, 0)
             tokens[(*at, t)], logps[(*at, t)] = ids, logp
             count[at] += ~done[at]  # a finished rollout may keep its slot a while: it adds nothing
-            if respond:
+            if turns:
                 ended = torch.isin(tokens[..., t], eos) & drawn[..., t] & ~done
-                fewer = _end_turns(t, ended, tokens, respond, *limits, **state)
+                look = turns.end(t, ended, tokens, drawn, done)
             else:
                 done[at] |= torch.isin(ids, eos)
                 # asking a GPU how many still run makes it wait
-                fewer = dev.type == "cpu" or (t + 1) % 16 == 0
+                look = not self.staged or (t + 1) % LOOK == 0
             if t == T - 1:
                 break
-            if fewer:
-                keep, rollout = _compact(done[live], rollout)
+            if look:
+                keep, slots = _compact(done[live], rollout)
                 if len(keep) == 0:
                     break
-                if len(keep) < len(live):  # finished groups leave, and their keys with them
-                    live, owner, rollout = live[keep], owner[keep], rollout[keep]
-                    cache.batch_select_indices(keep)
-            owner = torch.cat([owner, rollout], dim=1)                 # (b, K + S)
-            hidden = self.lm.base_model(
-                input_ids=tokens[live[:, None], rollout, t], past_key_values=cache, use_cache=True,
-                position_ids=(lengths[live, None] + t).expand_as(rollout),
-                attention_mask=see(rollout, owner)).last_hidden_state
-        tokens, logps, drawn = (x.flatten(0, 1).tolist() for x in (tokens, logps, drawn))
-        why = [state["why"].get(n, "" if ended else "too many tokens")
-               for n, ended in enumerate(done.flatten().tolist())]
-        return [(tokens[n][:c], logps[n][:c], why[n], drawn[n][:c] if respond else None)
-                for n, c in enumerate(count.flatten().tolist())]
+                # the next stage costs a GPU some tokens' time: only when it is due, or half have ended
+                if not stage or stage.left < min(LOOK, T - 1 - t) or \
+                        2 * len(keep) * slots.shape[1] <= rollout.numel():
+                    rollout, stage = slots, None
+                    if len(keep) < len(live):  # finished groups leave, and their keys with them
+                        live, owner, rollout = live[keep], owner[keep], rollout[keep]
+                        cache.batch_select_indices(keep)
+            ids = tokens[live[:, None], rollout, t]                    # (live, slots)
+            places = (lengths[live, None] + t).expand_as(rollout)      # (live, slots)
+            owner = torch.cat([owner, rollout], dim=1)                 # (live, K + slots)
+            if not self.staged:
+                hidden = self._decode(cache, ids, places, group_mask(rollout, owner, False))
+                continue
+            if not stage or not stage.left:  # room as for a growing cache: half as much again
+                steps = min(T - 1 - t, max(32, owner.shape[1] // (2 * rollout.shape[1])))
+                stage = Stage(self._decode, self.lm.config.get_text_config(decoder=True), cache,
+                              rollout, owner, places, steps)
+            hidden = stage(ids)
+        if not logps.isfinite().all():
+            raise UserError("the model gives no finite logits: --dtype fp32 or another base")
+        limits = ["" if ended else "too many tokens" for ended in done.flatten().tolist()]
+        limits = turns.limits(limits) if turns else limits
+        rows = zip(*(x.flatten(0, 1).tolist() for x in (tokens, logps, drawn, count)), limits)
+        return [(ids[:n], logp[:n], limit, own[:n] if turns else None)
+                for ids, logp, own, n, limit in rows]
+
+    def _decode(self, cache, ids, places, mask):
+        """One token more of each rollout, ids and places (live, slots) -> hidden (live, slots, D)."""
+        return self.lm.base_model(input_ids=ids, position_ids=places, attention_mask=mask,
+                                  past_key_values=cache, use_cache=True).last_hidden_state
 
     def _prefill(self, prompts, more):
         """Encode each prompt once. Returns the cache, owner (B, P) and the last hidden (B, D).
@@ -505,41 +499,56 @@ def distance(before, now) -> float:
                               for a, b in zip(before, now)]).norm())
 
 
-def _end_turns(t, ended, tokens, respond, max_turns, max_turn_tokens, *, begin, done, begins, turns,
-               why) -> bool:
-    """Episodes whose turn ended with token t: write the world's answer into their rows, or end
-    them.
+class Turns:
+    """The turns of a batch of episodes; rollouts n are counted over B * G.
 
-    ended, begin, done (B, G), tokens (B, G, T). For each rollout, begins: where its turn begins;
-    turns: how many it had; why, once it is over: the limit that it ran into, or "". All of these
-    but ended are brought up to date. Returns whether an episode is over.
-    The GPU is waited for once, and once more where turns ended: their answers have to be known
-    before the next token.
+    begin, count: where the present turn of a rollout begins, and how many turns it had. why: for
+    each rollout that is over the limit that it ran into, or "".
     """
-    (B, G, T), before = tokens.shape, len(why)
-    over = [n for n, end in enumerate(ended.flatten().tolist()) if end]
-    for n, row in zip(over, tokens.flatten(0, 1)[over].tolist() if over else ()):
-        turns[n] += 1
-        ids = respond(n, row[begins[n]:t + 1])
-        if ids is not None and turns[n] < max_turns and t + 1 + len(ids) < T:
-            begins[n] = t + 1 + len(ids)
-            begin[n // G, n % G] = begins[n]
-            tokens[n // G, n % G, t + 1:begins[n]] = torch.tensor(ids)
-        else:
-            limit = "too many turns" if turns[n] >= max_turns else "too many tokens"
-            why[n] = "" if ids is None else limit
-    for n in range(B * G):  # turns that hit max_turn_tokens
-        if n not in why and t + 1 - begins[n] >= max_turn_tokens:
-            why[n] = "turn too long"
-    for n in list(why)[before:]:
-        done[n // G, n % G] = True
-    return len(why) > before
+
+    def __init__(self, respond, max_turns, max_turn_tokens):
+        self.respond, self.max_turns, self.max_turn_tokens = respond, max_turns, max_turn_tokens
+        self.begin, self.count, self.why = Counter(), Counter(), {}
+
+    def end(self, t, ended, tokens, drawn, done) -> bool:
+        """Answer the turns that ended with token t, or end their episodes; whether any is over now.
+
+        ended, done (B, G), tokens, drawn (B, G, T); all but ended are brought up to date. A GPU is
+        waited for once, and again where turns ended: the next token needs the world's answers.
+        """
+        before, (G, T) = len(self.why), tokens.shape[1:]
+        over = [n for n, end in enumerate(ended.flatten().tolist()) if end]
+        for n, row in zip(over, tokens.flatten(0, 1)[over].tolist() if over else ()):
+            observation = self._answer(n, row[self.begin[n]:t + 1], T - t - 1)
+            if observation is not None:
+                self.begin[n] = t + 1 + len(observation)
+                place = n // G, n % G, slice(t + 1, self.begin[n])
+                tokens[place], drawn[place] = torch.tensor(observation), False
+        for n in range(ended.numel()):
+            if n not in self.why and t + 1 - self.begin[n] >= self.max_turn_tokens:
+                self.why[n] = "turn too long"
+        for n in list(self.why)[before:]:
+            done[n // G, n % G] = True
+        return len(self.why) > before
+
+    def _answer(self, n, turn, room):
+        """What the world says to a turn; None where the episode ends with it. room: tokens left."""
+        self.count[n] += 1
+        ids = self.respond(n, turn)
+        if ids is not None and self.count[n] < self.max_turns and len(ids) < room:
+            return ids
+        limit = "too many turns" if self.count[n] >= self.max_turns else "too many tokens"
+        self.why[n] = "" if ids is None else limit
+
+    def limits(self, usual) -> list[str]:
+        """The limit that each rollout ran into, or "". usual: of those that were never ended here."""
+        return [self.why.get(n, limit) for n, limit in enumerate(usual)]
 
 
 def _compact(done, rollout):
-    """Who goes on: done (b, G), rollout (b, S) -> rows to keep (b',), rollout in each slot (b, S').
+    """Drop finished rollouts: done (live, G) -> groups to keep, rollout in each slot (live, slots).
 
-    Running rollouts move to the front; S' is the most that any group still runs. Rows are only
+    Running rollouts move to the front; there are as many slots as any group still runs. Rows are only
     dropped once a quarter of them has finished, because dropping copies the cache.
     """
     running = (~done).sum(1).tolist()

@@ -1,152 +1,123 @@
 """Reward-weighted regression by hand: how the environment simulator learns to write tasks.
 
-What of the paper this is: the environment half of the dual update of Algorithm 1. Generations whose
-success rate fell into the band are imitated, each weighted by exp(lam * R_env) (R_env: Eq. 3),
-under a KL penalty to the initial simulator and a cap on how far one update may move.
+Paper: the environment half of the dual update in Algorithm 1. Generations whose success rate fell
+into the band are imitated, each weighted by exp(lam * R_env) (R_env: Eq. 3), under a KL penalty to
+the initial simulator and a cap on how far one update may move.
 
-How it is run: genenv.py calls `rwr_update` once per epoch.
+Usage: genenv.py calls `rwr_update` once per epoch, on a sample drawn by `draw_kl_sample`.
 
-Where it differs on purpose: the paper gives neither the penalty's coefficient nor the cap's value.
-Here the step that crosses the cap is undone and ends the update; penalty and cap are measured on
+Deviations: the paper gives neither the coefficient of the penalty nor the value of the cap. Here
+the step that crosses the cap is undone and ends the update; penalty and cap are measured on
 unfiltered generations of this epoch. A task has one record in an epoch, however often it was
 written (data_pool.distinct): RWR would otherwise reinforce the simulator's most frequent outputs.
-Do not use the estimator k1 here: the KL sample stays the same during an update, so from the second
-step on k1 pushes the simulator away from its start. k2 and k3 hold it back.
+Do not use the KL estimator k1 here: the KL sample stays the same during an update, so from the
+second step on k1 pushes the simulator away from its start. k2 and k3 hold it back.
 
-How much the weights weigh: over all p_hat in [0, 1] the paper's lam = 1, beta = 2 give a largest
+How strong the weights are: over all p_hat in [0, 1] the paper's lam = 1, beta = 2 give a largest
 ratio of exp(1 - exp(-0.5)) = 1.48, but the filter comes first. Inside its band |p_hat - 0.5| <= 0.1
 the ratio is at most exp(1 - exp(-0.02)) = 1.02, and with G = 8, where only 4/8 passes, it is 1:
 there beta and lam do nothing; with our default band of 0.26 the ratio is at most 1.12. They matter
 when the band is wide (--k-min 0.45 or 1) and the weights are sharp (--lam 6 --beta 8). The metric
 `env_weight_ratio` is the measured ratio of an epoch.
 
-The weights themselves are functions weights_NAME of curriculum.py (--env-weights): two others stand
-beside exp(lam * R_env) for comparison.
-
 Words: a record is a generation whose success rate has been measured, here one that passed the
-filter; the KL sample is text of the simulator as it comes, unselected. Fresh records are of this
-epoch, aged ones from D_env. Shapes: n records, m texts of the KL sample; a step has n + m texts, a
-micro-batch N of them (rows of its tensors); R response tokens.
+filter; fresh records are of this epoch, old ones from D_env. The KL sample is text of the simulator
+as it comes, valid or not. Shapes: n records, m texts of the KL sample, N texts of a micro-batch
+(rows of its tensors), R response tokens.
 """
 import copy
-from dataclasses import replace
 
 import torch
 
-from grpo import finite_step, response_logps, token_kl
-from policy import split_groups
+from grpo import finite_step, pad_rows, response_logps, token_kl
+from policy import Rollout, split_groups
+
+KL_SEEDS = 24  # the KL sample of an epoch: all texts written for so many seed tasks
 
 # ---------------------------------------------------------------------------------------------
-# pure functions: what weights amount to, the objective, mini-batches
+# weights, mini-batches, the KL sample
+
+
+def rwr_weights(r_env, lam: float):
+    """R_env (n,) of n records -> their weights (n,): proportional to exp(lam * R_env), mean one.
+
+    The maximum is subtracted first, so no lam overflows; mean one keeps the meaning of the learning
+    rate the same for every lam.
+    """
+    w = (lam * (r_env - r_env.max())).exp()  # RWR: w ~ exp(lam * R_env)
+    return w / w.mean()
 
 
 def effective_sample_size(weights) -> float:
     """(sum w)^2 / sum w^2: how many equally weighted records would count as much as these."""
-    return float(weights.sum() ** 2 / (weights ** 2).sum().clamp(min=1e-12))
+    return float(weights.sum() ** 2 / (weights ** 2).sum())
 
 
 def weight_ratio(weights) -> float:
-    """Largest weight over smallest: 1 where R_env does not tell records apart; 0 where some weight
-    is not above 0."""
-    return float(weights.max() / weights.min()) if weights.min() > 0 else 0.0
+    """Largest weight over smallest: 1 if R_env does not tell records apart."""
+    return float(weights.max() / weights.min().clamp(min=1e-12))
 
 
-def weighted_nll(logp, mask, weights, tokens: int):
-    """Weighted negative log-likelihood of the responses, per token of the whole mini-batch.
+def whole_passes(n: int, passes: int, batch: int, generator) -> list:
+    """Mini-batches of `passes` passes over n shuffled records: lists of at least `batch` indices.
 
-    logp, mask (N, R); weights (N,). Prompt tokens are not in logp and so never trained on.
+    An AdamW step on three records moves the simulator as far as one on three hundred, so the number
+    of steps follows from the number of records. If all passes together hold fewer than `batch`
+    records, no step is taken and they stay in D_env.
     """
-    return -(weights[:, None] * logp * mask).sum() / max(tokens, 1)
-
-
-def rwr_loss(logp, ref_logp, mask, weights, unselected, tokens, kl_tokens, *, kl_coef,
-             kl_estimator="k3"):
-    """The objective of one micro-batch: weighted imitation of records, KL on the KL sample.
-
-    logp, ref_logp, mask (N, R). weights (N,): of the records, 0 in the other rows; unselected (N,)
-    bool: rows of the KL sample. Records are selected for their success rate: a KL term on them
-    would work against imitating them. tokens: of all records of the step; kl_tokens: of all its
-    texts of the KL sample.
-    """
-    imitation = weighted_nll(logp, mask, weights, tokens)  # RWR: -sum w_i log pi_env(y_i | x_i)
-    kl = token_kl(logp, ref_logp, kl_estimator) * (mask & unselected[:, None])
-    return imitation + kl_coef * kl.sum() / max(kl_tokens, 1)  # KL to the initial simulator
-
-
-def draw_batches(n_fresh, aged_priority, n_batches, batch, generator):
-    """Mini-batches over the fresh records and those of D_env: lists of at most `batch` indices.
-
-    Indices 0 .. n_fresh-1 mean fresh records, the following ones aged records, drawn by priority.
-    Fresh records are walked through in random order: none is met twice while others wait.
-    """
-    if not n_fresh:  # no step on old records alone: nothing new speaks for them
-        return []
-    # old records keep earlier curricula alive in the simulator, but at most a quarter of a
-    # mini-batch is old, also where few records are fresh and the mini-batch is small
-    n_aged = min(len(aged_priority), batch // 4, n_fresh // 3)
-    waiting, batches = [], []
-    for _ in range(n_batches):
-        picks = []
-        while len(picks) < min(n_fresh, batch - n_aged):
-            if not waiting:  # a new round; who is in this mini-batch already comes last
-                order = torch.randperm(n_fresh, generator=generator).tolist()
-                waiting = [i for i in order if i in picks] + [i for i in order if i not in picks]
-            picks.append(waiting.pop())
-        if n_aged:
-            ids = torch.multinomial(torch.tensor(aged_priority), n_aged, generator=generator)
-            picks += (n_fresh + ids).tolist()
-        batches.append(picks)
-    return batches
-
-
-def whole_passes(n_fresh, n_aged, passes, batch, generator):
-    """Mini-batches of `passes` rounds over all records, fresh ones and those of D_env alike: lists
-    of indices as in draw_batches, at least `batch` in each.
-
-    An AdamW step on three records moves the simulator as far as one on three hundred. So the number
-    of steps follows from the number of records. Fewer than `batch` in all passes make no step: they
-    wait in D_env for more (IMITATED epochs). Old records count like fresh ones, without a limit.
-    """
-    n = n_fresh + n_aged
-    if not n_fresh or passes * n < batch:
+    if passes * n < batch:
         return []
     order = torch.cat([torch.randperm(n, generator=generator) for _ in range(passes)])
     return [part.tolist() for part in order.tensor_split(len(order) // batch)]
+
+
+def draw_kl_sample(texts, generator) -> list:
+    """All texts of KL_SEEDS random seed tasks. texts: Rollouts of an epoch, those of one seed task
+    in one step with the same group number."""
+    groups = list(dict.fromkeys(r.group for r in texts))
+    order = torch.randperm(len(groups), generator=generator)[:KL_SEEDS].tolist()
+    drawn = {groups[i] for i in order}
+    return [r for r in texts if r.group in drawn]
 
 
 # ---------------------------------------------------------------------------------------------
 # the update
 
 
-def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample, o) -> dict:
-    """Imitate weighted generations; stop, and undo the last step, where the KL cap is crossed.
+def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=None) -> dict:
+    """Imitate weighted records; stop, and undo the last step, if the KL cap is crossed.
 
-    records: Rollouts; weights (n,), theirs; batches: lists of indices into them (draw_batches).
-    kl_sample: Rollouts of this epoch, *unfiltered*, of the simulator as it was before this update.
-    Both KL terms are measured on it: the penalty of a step on a part of it, the cap on all of it
-    after every step. o: Options, of which temperature, env_kl, kl_estimator,
-    env_kl_cap, token_budget and grad_checkpoint are read.
-    Returns env_kl (to the initial simulator, nats per token, of the one that wrote kl_sample: as it
-    was *before* this update), env_kl_step (how far this update moved), env_loss, env_steps,
-    env_capped and env_skipped_steps (not finite).
+    fresh, old: EnvRecords inside the band, of this epoch and of earlier ones, of which prompt,
+    response and r_env are read. kl_sample: Rollouts of this epoch, *unfiltered*, by the simulator
+    as it was before this update. Both KL terms are measured on it: the penalty of a step on a
+    random part of it, the cap on all of it after every step. o: Options, of which temperature, lam,
+    env_passes, env_batch, env_kl, env_kl_cap and token_budget are read. generator: all choices.
+    Returns env_kl (to the initial simulator, measured before this update), env_kl_step (how far
+    this update moved), both in nats per token; env_loss (of the last step); env_steps; env_capped;
+    env_skipped_steps (not finite); env_weight_ratio (largest weight over smallest) and env_ess
+    (effective sample size), 0 if no step was planned.
     """
-    stats = {"env_loss": 0.0, "env_steps": 0, "env_capped": 0, "env_skipped_steps": 0,
-             "env_kl": 0.0, "env_kl_step": 0.0}
+    stats = dict.fromkeys(("env_kl", "env_kl_step", "env_loss", "env_weight_ratio", "env_ess"), 0.0)
+    stats |= dict.fromkeys(("env_steps", "env_capped", "env_skipped_steps"), 0)
     if not kl_sample:
         return stats
-    # log-probs of the sample under the initial simulator and under the one before this update
+    records = [Rollout(i, r.prompt, r.response) for i, r in enumerate([*fresh, *old])]
+    # never train on old records alone
+    batches = whole_passes(len(records), o.env_passes, o.env_batch, generator) if fresh else []
+    if batches:
+        weights = rwr_weights(torch.tensor([r.r_env for r in [*fresh, *old]]), o.lam)  # (n,)
+        stats.update(env_weight_ratio=weight_ratio(weights), env_ess=effective_sample_size(weights))
     with policy.use(None):
         initial = response_logps(policy, kl_sample, o)
     with policy.use(adapter):
         before = response_logps(policy, kl_sample, o)
         stats["env_kl"] = mean_kl(before, initial)
-        for n, batch in enumerate(batches):
+        for batch in batches:
             # a step that crosses the cap is taken back
             saved = _snapshot(policy.params[adapter], optimizer)
-            # the KL penalty of this step is on the next part of the sample, round and round
-            size = min(len(batch), len(kl_sample)) if o.env_kl else 0
-            part = [(n * len(batch) + i) % len(kl_sample) for i in range(size)]
-            loss, _, finite = rwr_step(
+            size = len(batch) if o.env_kl else 0
+            part = sorted(torch.randperm(len(kl_sample), generator=generator)[:size].tolist())
+            loss, finite = rwr_step(
                 policy, adapter, optimizer, [records[i] for i in batch], weights[batch], o,
                 [kl_sample[i] for i in part], [initial[i] for i in part])
             if not finite:
@@ -162,53 +133,46 @@ def rwr_update(policy, adapter, optimizer, records, weights, batches, kl_sample,
     return stats
 
 
+def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initial=()):
+    """One optimiser step on weighted imitation of records and the KL penalty on kl_texts.
+
+    records: n Rollouts, weights (n,): theirs; kl_texts: Rollouts of the KL sample, initial: their
+    log-probs under the initial simulator. The penalty is not on the records: they were selected for
+    their success rate, and it would work against imitating them. With weights of 1 and no kl_texts
+    this is plain imitation. The adapter must be active. Returns (loss, whether the step was finite;
+    if not, nothing moved).
+    """
+    device, on_gpu = policy.params[adapter][0].device, policy.device.type != "cpu"
+    loss_of_step = torch.zeros((), device=device)
+    optimizer.zero_grad(set_to_none=True)
+    # every text is divided by the same number of tokens, so that weights act on whole texts
+    tokens = sum(r.tokens for r in records)
+    for rows in split_groups(records, o.token_budget):  # N indices of records
+        logp, mask = policy.logprobs([records[i] for i in rows], o.temperature, on_gpu)  # (N, R)
+        w = weights[rows].to(logp)[:, None]                                              # (N, 1)
+        loss = -(w * logp * mask).sum() / tokens  # RWR: -sum w_i log pi_env(y_i | x_i)
+        loss.backward()
+        loss_of_step += loss.detach()
+    kl_tokens = sum(r.tokens for r in kl_texts)
+    for rows in split_groups(kl_texts, o.token_budget):  # N indices of kl_texts
+        logp, mask = policy.logprobs([kl_texts[i] for i in rows], o.temperature, on_gpu)  # (N, R)
+        kl = token_kl(logp, pad_rows([initial[i] for i in rows])) * mask  # KL to the initial simulator
+        loss = o.env_kl * kl.sum() / kl_tokens
+        loss.backward()
+        loss_of_step += loss.detach()
+    _, finite = finite_step(policy.params[adapter], optimizer, float(loss_of_step))
+    return float(loss_of_step), finite
+
+
 def mean_kl(logps, ref_logps) -> float:
     """k3 estimate of KL(pi || ref), nats per token, on text that pi wrote. logps, ref_logps: the
     log-probs of each text under pi and under ref, as `response_logps` gives them."""
     return float(token_kl(torch.cat(logps), torch.cat(ref_logps), "k3").mean())
 
 
-def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initial=()):
-    """One optimiser step on rwr_loss -> (loss, gradient norm, whether both were finite; if not,
-    nothing moved). With weights of 1 and no `kl_texts` it is plain imitation.
-
-    records: n Rollouts, their weights (n,); kl_texts: m Rollouts of the KL sample, initial: their
-    log-probs under the initial simulator. The adapter must be in use.
-    """
-    n, device = len(records), policy.params[adapter][0].device
-    # each text is a group of its own, whatever group it came from: no prompt is shared
-    texts = [replace(r, group=i) for i, r in enumerate([*records, *kl_texts])]
-    # every text is divided by the same number of tokens, so that weights act on whole texts
-    tokens, kl_tokens = sum(r.tokens for r in texts[:n]), sum(r.tokens for r in texts[n:])
-    weight_of_text = torch.cat([weights, weights.new_zeros(len(kl_texts))]).to(device)  # (n + m,)
-    optimizer.zero_grad(set_to_none=True)
-    total = torch.zeros((), device=device)
-    for rows in split_groups(texts, o.token_budget):  # N indices of texts
-        logp, mask = policy.logprobs([texts[i] for i in rows], o.temperature, o.grad_checkpoint)
-        ref_logp = _filled([initial[i - n] if i >= n else None for i in rows], logp)   # (N, R)
-        unselected = torch.tensor([i >= n for i in rows], device=device)               # (N,)
-        loss = rwr_loss(  # RWR
-            logp, ref_logp, mask, weight_of_text[rows].to(logp), unselected, tokens, kl_tokens,
-            kl_coef=o.env_kl, kl_estimator=o.kl_estimator)
-        loss.backward()
-        total += loss.detach()
-    norm, finite = finite_step(policy.params[adapter], optimizer, total)
-    return float(total), norm, finite
-
-
-def _filled(rows, logp):
-    """Rows of (R_i,) tensors -> (N, R). A row of None, and the padding, become logp itself: the
-    difference is 0 there, so that no exponential of it can overflow."""
-    out = logp.detach().clone()
-    for k, row in enumerate(rows):
-        if row is not None:
-            out[k, :len(row)] = row
-    return out
-
-
 def _snapshot(params, optimizer):
     """Copies of one adapter and of its optimiser's state, three fp32 numbers a weight: half a GB
-    for 7B (run/memory.py). The base is not touched."""
+    for 7B (support/memory.py). The base is not touched."""
     return [p.detach().clone() for p in params], copy.deepcopy(optimizer.state_dict())
 
 

@@ -1,177 +1,229 @@
-"""The 7B shape: an epoch of both updates, phase by phase, on one GPU.
+"""Speed and memory of an epoch's four phases on one GPU, for models of a stated shape.
 
-    python -m scripts.bench_gpu                # one CUDA device; nothing is downloaded, weights are random
-    python -m scripts.bench_gpu --tiny         # the same script, small, on a CPU
+Usage:
+    python -m scripts.bench_gpu                 # 7B in NF4 and in bf16, and 135M; some four minutes
+    python -m scripts.bench_gpu --tiny          # the same script, small, on a CPU
 
-What of the paper this is: nothing; it measures the two updates of Algorithm 1.
-
-The rollouts and the training pass are taken once more with the prompt repeated in every row (what TRL
-and most peers do), through the same code. Rows that share no prompt are plain causal attention.
+Nothing is downloaded: the weights are random, and speed does not depend on them. Rollouts are measured
+with CUDA graphs (as a run has them) and without; that both draw the same tokens is checked first.
+Writes a JSON file and prints a table.
 """
+import argparse
+import copy
 import json
+import logging
+import sys
 import time
+import warnings
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
 import torch
 
-from scripts.bench_models import QWEN_7B, qwen2_config, quiet, random_nf4, random_prompts, rewards_of, \
-    small_config, word_tokenizer
-from support.files import UserError
+import policy as policy_module
 from grpo import grpo_update
-from policy import Policy, split_groups
-from support.options import Options
+from policy import Policy
 from rwr import rwr_update
+from support.files import UserError
 from support.metrics import movement, peak_bytes
+from support.options import Options, Parser, exit_code
 
-LEARNING_RATE, RANK = 1e-5, 16
-SHAPES = {  # prompt, response tokens; the last of the 7B is 9,000 in all
-    "7b": [(1024, 256), (4096, 512), (8488, 512)], "tiny": [(32, 8), (64, 16), (96, 8)]}
-PROMPT_ROWS = {1024: 8, 4096: 2}  # prompts per step at a prompt length, else --prompts
-
-
-def bench_gpu(o):
-    """An epoch of both updates per shape, both layouts side by side. Writes a JSON file."""
-    kind = "tiny" if o.tiny else "7b"
-    if kind == "7b" and not torch.cuda.is_available():
-        raise UserError("no CUDA device: --tiny runs a small model on the CPU, in seconds")
-    if (o.prompt == 0) != (o.response == 0) or min(o.prompt, o.response) < 0 or o.prompts < 1:
-        raise UserError("give --prompt and --response together, both positive, or neither")
-    quiet()
-    device, dtype = ("cuda", torch.bfloat16) if kind == "7b" else ("cpu", torch.float32)
-    config = small_config(128, 2, 512) if o.tiny else qwen2_config(**QWEN_7B)
-    tokenizer = word_tokenizer(config.vocab_size)
-    measure = meter(torch.device(device))
-    policy = measure("building the model", 0, lambda: Policy(
-        random_nf4(config, device, dtype), tokenizer, rank=RANK))
-    out = Path(o.out or f"bench/results/gpu-{kind}.json")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    result = {**machine(device), "model": "tiny" if o.tiny else "Qwen2.5-7B shape, random weights",
-              "quantisation": "NF4, double", "dtype": str(dtype).removeprefix("torch."), "rank": RANK,
-              "G": o.G, "building": measure.phases.popitem()[1], "shapes": []}
-    if kind == "7b":
-        run_shape(policy, o, 16, 4)  # warm-up: kernels are chosen and buffers made outside the clock
-    for P, R in [(o.prompt, o.response)] if o.prompt else SHAPES[kind]:
-        result["shapes"].append(run_shape(policy, o, P, R))
-        out.write_text(json.dumps(result, indent=1) + "\n")  # after every shape: nothing gets lost
-        print(markdown(result).splitlines()[-1], flush=True)
-    print("\n" + markdown(result) + f"\n\nwritten to {out}")
+QWEN_7B = dict(hidden=3584, layers=28, vocab=152064, heads=28, kv_heads=4, intermediate=18944)
+SMOL_135M = dict(hidden=576, layers=30, vocab=49152, heads=9, kv_heads=3, intermediate=1536)
+SMALL = dict(hidden=128, layers=2, vocab=512, heads=2, kv_heads=1, intermediate=512)
+SHAPES = {"7B NF4": (QWEN_7B, True), "7B bf16": (QWEN_7B, False), "135M bf16": (SMOL_135M, False)}
+LEARNING_RATE, RANK, G = 1e-5, 16, 8
+RECORD = policy_module.recorded
 
 
-def machine(device) -> dict:
-    """What a number depends on: device, versions, date."""
-    import bitsandbytes
-    import peft
+# ---------------------------------------------------------------------------------------------
+# random models
+
+
+def qwen2_config(hidden, layers, vocab, heads, kv_heads, intermediate):
+    """A Qwen2 shape whose end-of-sequence id is one past the vocabulary: it is never sampled."""
+    from transformers import Qwen2Config
+    return Qwen2Config(
+        hidden_size=hidden, num_hidden_layers=layers, vocab_size=vocab, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, intermediate_size=intermediate, max_position_embeddings=32768,
+        tie_word_embeddings=False, bos_token_id=None, pad_token_id=None, eos_token_id=vocab)
+
+
+def random_model(config, device, dtype, nf4):
+    """A random Qwen2, its linear layers NF4 or in `dtype`: one layer is drawn, the others are copies,
+    so it is never whole in 16 bits."""
+    from transformers import Qwen2ForCausalLM
+    from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+    layers, config.num_hidden_layers = config.num_hidden_layers, 0
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device), torch.random.fork_rng():
+            torch.manual_seed(0)
+            lm = Qwen2ForCausalLM(config)  # embeddings, final norm and head only
+            config.num_hidden_layers = layers
+            layer = Qwen2DecoderLayer(config, 0).requires_grad_(False)
+            for name, module in list(layer.named_modules()):
+                if nf4 and isinstance(module, torch.nn.Linear):
+                    layer.set_submodule(name, nf4_linear(module, device, dtype))
+            for i in range(layers):
+                one = copy.deepcopy(layer, {id(config): config})  # all read one configuration
+                one.self_attn.layer_idx = i
+                lm.model.layers.append(one)
+    finally:
+        torch.set_default_dtype(former)
+    lm.is_loaded_in_4bit = nf4  # as the library's loader marks it; PEFT asks
+    return lm
+
+
+def nf4_linear(linear, device, dtype):
+    """The 4-bit copy of a linear layer, with double quantisation."""
+    import bitsandbytes as bnb
+    settings = dict(quant_type="nf4", compress_statistics=True)
+    out = bnb.nn.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
+                            compute_dtype=dtype, device="meta", **settings)
+    out.weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, **settings).to(device)
+    out.bias = linear.bias
+    return out
+
+
+def word_tokenizer(vocab):
+    """One word per id, so that prompts of an exact length can be handed over as text."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    words = {f"w{i}": i for i in range(vocab)} | {"<eos>": vocab}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="w0")
+
+
+def random_prompts(count, length, vocab, seed=0):
+    """count lists of `length` ids."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab, (count, length), generator=generator).tolist()
+
+
+def reward_of(ids) -> float:
+    """Share of even ids: cheap, and hardly ever the same for all of a group."""
+    return sum(i % 2 == 0 for i in ids) / len(ids)
+
+
+def rewards_of(rollouts, G):
+    """(B, G) rewards of B groups of G rollouts, one group after the other."""
+    return torch.tensor([reward_of(r.response) for r in rollouts]).view(-1, G)
+
+
+def quiet():
+    """No warnings and no progress bars from the libraries: the table is the output."""
     import transformers
-    name = torch.cuda.get_device_name() if device == "cuda" else \
-        f"CPU, {torch.get_num_threads()} thread(s)"
-    modules = (torch, transformers, peft, bitsandbytes)
-    return {"device": name, "date": date.today().isoformat(),
-            "versions": {m.__name__: m.__version__ for m in modules}}
+    warnings.filterwarnings("ignore")
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    transformers.utils.logging.disable_progress_bar()
 
 
-def run_shape(policy, o, P, R) -> dict:
-    """All phases at one prompt and response length -> {phase: seconds, tokens/s, peak}, ratios."""
-    B, G, V = PROMPT_ROWS.get(P, o.prompts), o.G, policy.lm.config.vocab_size
-    prompts, budget = random_prompts(B, P, V), max(o.token_budget, P + G * R)
-    measure = meter(policy.device)
-    rollouts, proof = run_epoch(policy, measure, prompts, G, R, budget)
-    shape = {"prompt": P, "response": R, "prompts": B, "phases": measure.phases, "proof": proof}
-    # the two layouts beside each other
-    measure("rollouts, prompt repeated", B * G * R, lambda: policy.sample(
-        "agent", [p for p in prompts for _ in range(G)], 1, R, 1.0, policy.generator(0)))
-    single = [replace(r, group=i) for i, r in enumerate(rollouts)]
-    for name, layout in (("once", rollouts), ("repeated", single)):
-        measure(f"training pass, prompt {name}", B * G * R,
-                lambda: training_pass(policy, layout, budget))
-    seconds = {name: phase["seconds"] for name, phase in measure.phases.items()}
-    speed_up = seconds["training pass, prompt repeated"] / seconds["training pass, prompt once"]
-    limit = G * (P + R) / (P + G * R)
-    return {**shape, "token_count_limit": limit, "training_speed_up": speed_up,
-            "rollout_speed_up": seconds["rollouts, prompt repeated"] / seconds["agent rollouts"],
-            "efficiency": speed_up / limit}
+# ---------------------------------------------------------------------------------------------
+# what is measured
 
 
-def run_epoch(policy, measure, prompts, G, R, budget):
-    """The simulator writes, the agent tries, both learn: B prompts -> (B*G rollouts of the agent,
-    proof of training).
+def phase(row, device, name, tokens, f):
+    """f(), its seconds, tokens/s and peak memory noted in row[name]."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    out = f()
+    if on_gpu:
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - started
+    row[name] = {"seconds": round(seconds, 3), "tokens_per_s": round(tokens / seconds),
+                 "peak_gb": round(peak_bytes(device) / 1e9, 2)}
+    print(f"  {name}: {row[name]}", flush=True)
+    return out
 
-    proof: {adapter: what its update returned, how far it moved, whether the other one did}.
-    """
-    tokens = len(prompts) * G * R
+
+def bench_shape(shape, nf4, device, dtype, B, P, R) -> dict:
+    """Rollouts with and without graphs, then both updates on the same B prompts of P tokens with G
+    responses of R each -> {phase: figures}, and what the updates returned."""
+    config, row = qwen2_config(**shape), {}
+    policy = Policy(random_model(config, device, dtype, nf4), word_tokenizer(config.vocab_size), rank=RANK)
+    for p in sum(policy.params.values(), []):
+        torch.nn.init.normal_(p.data, std=0.02)  # adapters that do something
+    prompts, tokens = random_prompts(B, P, config.vocab_size), B * G * R
+    sample = lambda T=R: policy.sample("agent", prompts, G, T, 1.0, policy.generator(0))
+    row["same tokens with and without graphs"] = with_graphs(True, sample, 40) == with_graphs(False, sample, 40)
+    phase(row, policy.device, "rollouts without graphs", tokens, lambda: with_graphs(False, sample))
+    rollouts = phase(row, policy.device, "rollouts", tokens, lambda: with_graphs(True, sample))
     optimizers = {name: policy.optimizer(name, LEARNING_RATE) for name in policy.params}
-    train = Options(token_budget=budget, grad_checkpoint=True)
-    sample = lambda name: policy.sample(name, prompts, G, R, 1.0, policy.generator(0))
-    written = measure("simulator rollouts", tokens, lambda: sample("env"))
-    rollouts = measure("agent rollouts", tokens, lambda: sample("agent"))
-    written = [replace(r, group=i) for i, r in enumerate(written)]
-    proof = {}
+    o = Options(token_budget=max(8192, P + G * R), env_batch=B * G, env_passes=1)
     with movement(policy.params, "agent") as moved:
-        proof["agent"] = measure("agent update (GRPO)", tokens, lambda: grpo_update(
-            policy, "agent", optimizers["agent"], rollouts, rewards_of(rollouts, G), train))
-    proof["agent"].update(moved)
+        stats = phase(row, policy.device, "agent update (GRPO)", tokens, lambda: grpo_update(
+            policy, "agent", optimizers["agent"], rollouts, rewards_of(rollouts, G), o))
+    row["agent"] = {**stats, **moved}
     with movement(policy.params, "env") as moved:
-        proof["env"] = measure("simulator update (RWR)", tokens, lambda: rwr_update(
-            policy, "env", optimizers["env"], written, torch.ones(len(written)),
-            [list(range(len(written)))], written[:2], train))
-    proof["env"].update(moved)
-    return rollouts, proof
+        stats = phase(row, policy.device, "simulator update (RWR)", tokens, lambda: imitate(
+            policy, optimizers["env"], rollouts, o))
+    row["env"] = {**stats, **moved}
+    return row
 
 
-def meter(device):
-    """A function measure(name, tokens, f) that runs f and notes time, tokens/s and peak memory.
-
-    On a GPU the peak is what torch had allocated in the phase; else the most that the process ever
-    held, Python and its libraries included.
-    """
-    def measure(name, tokens, f):
-        on_gpu = device.type == "cuda"
-        if on_gpu:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        started, cpu = time.perf_counter(), time.process_time()
-        out = f()
-        if on_gpu:
-            torch.cuda.synchronize()
-        seconds, peak = time.perf_counter() - started, peak_bytes(device)
-        cpu = time.process_time() - cpu
-        measure.phases[name] = {"seconds": seconds, "cpu_seconds": cpu, "peak_gb": peak / 1e9,
-                                "response_tokens_per_s": tokens / seconds}
-        print(f"{name}: {seconds:.1f} s ({cpu:.1f} s of CPU), peak {peak / 1e9:.2f} GB", flush=True)
-        return out
-
-    measure.phases = {}
-    return measure
+def with_graphs(on: bool, f, *args):
+    """f(*args) with decoding steps recorded as CUDA graphs, or computed one by one."""
+    policy_module.recorded = RECORD if on else lambda step, device: step
+    try:
+        return f(*args)
+    finally:
+        policy_module.recorded = RECORD
 
 
-def training_pass(policy, rollouts, token_budget, checkpoint=True):
-    """Forward and backward over all rollouts, gradients thrown away: what the layouts differ in."""
-    with policy.use("agent"):
-        for rows in split_groups(rollouts, token_budget):
-            logp, mask = policy.logprobs([rollouts[i] for i in rows], 1.0, checkpoint)
-            (logp * mask).sum().backward()
-    for p in policy.params["agent"]:
-        p.grad = None
+def imitate(policy, optimizer, rollouts, o):
+    """One step of RWR on all the texts, its KL measured on two of them."""
+    return rwr_update(policy, "env", optimizer, rollouts, torch.ones(len(rollouts)),
+                      [list(range(len(rollouts)))], rollouts[:2], o)
 
 
-def markdown(result) -> str:
-    """The table of bench/README.md."""
-    versions = ", ".join(f"{name} {v}" for name, v in result["versions"].items())
-    phases = list(result["shapes"][0]["phases"])
-    ratios = ["rollouts: once vs repeated", "training: once vs repeated", "token-count limit",
-              "share of the limit"]
-    lines = [f"{result['model']}, {result['quantisation']}, two adapters r={result['rank']}, "
-             f"G = {result['G']}; {result['device']}, {result['dtype']}; {versions}; "
-             f"{result['date']}. Each phase: seconds, response tokens/s, peak GB.", "",
-             "| prompt / response | prompts | " + " | ".join(phases + ratios) + " |",
-             "|" + "---|" * (2 + len(phases + ratios))]
-    for s in result["shapes"]:
-        cells = [f"{p['seconds']:.1f} s, {p['response_tokens_per_s']:.2g}/s, {p['peak_gb']:.1f} GB"
-                 for p in s["phases"].values()]
-        cells += [f"{s[name]:.2f}x" for name in ("rollout_speed_up", "training_speed_up",
-                                                 "token_count_limit")]
-        cells.append(f"{100 * s['efficiency']:.0f} %")
-        lines.append(f"| {s['prompt']} / {s['response']} | {s['prompts']} | "
-                     + " | ".join(cells) + " |")
+def table(result) -> str:
+    """Markdown: a row for each phase, a column for each model."""
+    models = result["models"]
+    phases = [name for name, figures in next(iter(models.values())).items()
+              if isinstance(figures, dict) and "seconds" in figures]
+    lines = [f"{result['device']}, {result['prompts']}; {result['versions']}; {result['date']}", "",
+             f"| | {' | '.join(models)} |", "|---" * (len(models) + 1) + "|"]
+    for name in phases:
+        cells = [f"{m[name]['seconds']:.1f} s, {m[name]['tokens_per_s']:,}/s, {m[name]['peak_gb']:.1f} GB"
+                 for m in models.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def main(argv) -> int:
+    """Measure all shapes, one after the other; what is done is on disk after each."""
+    import bitsandbytes, peft, transformers
+    p = Parser(prog="python -m scripts.bench_gpu", description=__doc__, allow_abbrev=False,
+               formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
+    p.add_argument("--out", default="", help="JSON file; empty: results/gpu.json")
+    args = p.parse_args(argv)
+    if not args.tiny and not torch.cuda.is_available():
+        raise UserError("no CUDA device: --tiny runs a small model on the CPU, in seconds")
+    quiet()
+    device, dtype = ("cpu", torch.float32) if args.tiny else ("cuda", torch.bfloat16)
+    B, P, R = (2, 160, 48) if args.tiny else (8, 1024, 256)
+    shapes = {"tiny": (SMALL, True)} if args.tiny else SHAPES
+    out = Path(args.out or "results/gpu.json")
+    result = {"device": "CPU" if args.tiny else torch.cuda.get_device_name(), "date": str(date.today()),
+              "prompts": f"{B} prompts of {P} tokens, G = {G}, responses of {R}", "versions": ", ".join(
+                  f"{m.__name__} {m.__version__}" for m in (torch, transformers, peft, bitsandbytes)),
+              "models": {}}
+    for name, (shape, nf4) in shapes.items():
+        print(name, flush=True)
+        result["models"][name] = bench_shape(shape, nf4, device, dtype, B, P, R)
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{table(result)}\n\nwritten to {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(lambda: main(sys.argv[1:]), "bench_gpu"))

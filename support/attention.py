@@ -1,29 +1,36 @@
 """Packed groups: how G responses share one row with their prompt, and the layers that know of it.
 
-What of the paper this is: nothing; it is what makes a group cost P + G*R tokens instead of
-G*(P + R), in sampling and in training.
+Paper: not in it; this is what makes a group cost P + G*R tokens instead of G*(P + R), in sampling and
+in training.
 
-How it is run: policy.py lays groups out with `pack` and `attention_layout`; transformers' models
-call `group_attention`, PEFT's layers `lora_linear`, a decoding step `GrowingLayer`.
+Usage: policy.py lays groups out with `pack` and `attention_layout` and changes a model with `patch`;
+transformers' models then call `group_attention`, PEFT's layers `lora_linear`, a decoding step
+`GrowingLayer`, on a GPU within a `Stage`.
 
-Where it differs on purpose: the library's own attention, LoRA layer and cache give the same numbers
-with more memory or more passes; tests/test_policy.py holds each against the plain one.
+Deviations: the library's own attention, LoRA layer and cache give the same numbers with more memory
+or more passes; tests/test_policy.py compares each with the plain one.
 
 Shapes: B prompts (groups), G rollouts, P prompt, R response, D hidden, N responses in all (rows of
-a result), L packed length, M predicted tokens of a pack, K cached keys, S slots (rollouts still
-running), d head dimension.
+a result), L packed length, M predicted tokens of a pack, K cached keys, d head dimension; while
+decoding `live` groups of `slots` rollouts each.
 """
 import math
+import warnings
 from contextlib import nullcontext
+from functools import partial
 from itertools import accumulate, compress
 from types import SimpleNamespace
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from support.files import first_line
 
 SHORT = 1024  # tokens up to which a training pass may keep its attention weights
 PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
@@ -160,13 +167,13 @@ def library_attention(module, query, key, value, mask, **kwargs):
 
 def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
     """Masked attention of few queries where query heads share keys; shapes as in group_attention.
-    mask (b, 1, S, K), or (b, 1, sharing * S, K) of `step_mask`.
+    mask (live, 1, slots, K), or (live, 1, sharing * slots, K) of `step_mask`.
 
     Under a mask the library copies the keys for each query head. At every token that would be the
     whole cache, several times over; here the heads that share keys become one longer query.
     """
     sharing = query.shape[1] // key.shape[1]
-    q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (b, key heads, sharing * S, d)
+    q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (live, key heads, sharing * slots, d)
     mask = mask if mask.shape[2] == q.shape[2] else mask.repeat(1, 1, sharing, 1)
     out = torch.nn.functional.scaled_dot_product_attention(
         q, key, value, attn_mask=mask, scale=scaling)
@@ -176,13 +183,13 @@ def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
 def step_mask(config, dtype, rollout, owner):
     """What a decoding step sees, made for a GPU once and not in each layer.
 
-    rollout (b, S), owner (b, K) -> (b, 1, S or sharing * S, K) in `dtype`: 0 where visible, else
-    -inf, as kernels take it, each row beginning at a multiple of 8 numbers.
+    rollout (live, slots), owner (live, K) -> (live, 1, slots or sharing * slots, K) in `dtype`: 0
+    where visible, else -inf, as kernels take it, each row beginning at a multiple of 8 numbers.
     """
-    (b, S), K = rollout.shape, owner.shape[1]
+    (live, slots), K = rollout.shape, owner.shape[1]
     heads, key_heads, head_dim = heads_of(config)
-    sharing = heads // key_heads if S <= head_dim else 1
-    mask = owner.new_full((b, 1, sharing * S, -(-K // 8) * 8), -math.inf, dtype=dtype)[..., :K]
+    sharing = heads // key_heads if slots <= head_dim else 1
+    mask = owner.new_full((live, 1, sharing * slots, -(-K // 8) * 8), -math.inf, dtype=dtype)[..., :K]
     return mask.masked_fill_(group_mask(rollout, owner, False).repeat(1, 1, sharing, 1), 0)
 
 
@@ -200,6 +207,33 @@ AttentionInterface.register("prompt_once", group_attention)
 AttentionMaskInterface.register("prompt_once", sdpa_mask)
 
 
+def patch(model):
+    """Change the modules of a PEFT model in place: exact scores, fewer passes over large tensors."""
+    for module in model.modules():
+        # bitsandbytes on a CPU: at the first inference it would repack 4-bit weights for a kernel
+        # that has no gradient, and training would err
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+        # no dropout anywhere: the policy that is scored is the one that sampled
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+        # LoRA with fewer passes over its outputs
+        if is_plain_lora(module):
+            module.forward, module.cast = partial(lora_linear, module), None
+        # RMS norm in one kernel of a GPU instead of eight
+        if hasattr(module, "variance_epsilon") and module.weight.device.type != "cpu":
+            module.forward = partial(fused_norm, module)
+        # gradient checkpointing: in force in train mode only, see Policy._hidden; nothing is random
+        if isinstance(module, GradientCheckpointingLayer):
+            module.gradient_checkpointing = True
+            module._gradient_checkpointing_func = partial(
+                checkpoint, use_reentrant=False, preserve_rng_state=False)
+    # cuDNN plans its attention for exact sizes, and in decoding each step has its own
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def lora_linear(layer, x):
     """y = W x + scaling B A x of the active adapter: x (..., in) -> (..., out).
 
@@ -213,7 +247,7 @@ def lora_linear(layer, x):
         # weights are kept in fp32, products are in the dtype of the activations
         A, B = layer.cast or cast_lora(layer, name, x.dtype)
         low = torch.nn.functional.linear(rows, A)  # (rows, r)
-        out.addmm_(low, B.T)  # rows have two dimensions: `out` is no view, so autograd allows it
+        out.addmm_(low, B.T)  # rows have two dimensions, so `out` is not a view and autograd allows it
     return out.unflatten(0, x.shape[:-1])
 
 
@@ -229,7 +263,7 @@ def fused_norm(norm, x):
 
 
 def is_plain_lora(module) -> bool:
-    """Whether `lora_linear` computes what this PEFT layer would: no DoRA, no bias beside B."""
+    """Whether `lora_linear` computes what this PEFT layer would: no DoRA, no bias besides B."""
     from peft.tuners import lora
     kinds = [getattr(lora, name) for name in ("Linear", "Linear4bit") if hasattr(lora, name)]
     return type(module) in kinds and not module.lora_variant and \
@@ -241,7 +275,7 @@ def is_plain_lora(module) -> bool:
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values of one layer in a buffer with room to spare.
+    """Keys and values of one layer in a buffer with room to spare, which grows until it is fixed.
 
     The library's dynamic layer copies the whole cache for every token; this one copies only when
     the buffer is full, which then grows by half. room: keys that the first buffer holds at least;
@@ -250,10 +284,21 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self, room=0, most=math.inf):
         super().__init__()
-        self.room, self.most = room, most
+        self.room, self.most, self.at = room, most, None
+
+    def fix(self, room, at):
+        """From here on buffers of `room` keys stay where they are, and new keys go to their columns
+        `at` (slots,), which the caller moves on."""
+        self.buffers = self.keys, self.values = [_grown(x, room) for x in (self.keys, self.values)]
+        self.at = at
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Append (b, heads, S, d) keys and values; returns views of all so far."""
+        """Append (live, heads, slots, d) keys and values; returns views of all so far, or once fixed
+        the whole buffers: a mask has to hide what is not written yet."""
+        if self.at is not None:
+            for buffer, new in zip(self.buffers, (key_states, value_states)):
+                buffer.index_copy_(2, self.at, new)
+            return self.buffers
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[3])
@@ -275,7 +320,63 @@ class GrowingLayer(DynamicLayer):
 
 
 def _grown(x, room):
-    """x (b, heads, K, d) copied to the front of a buffer (b, heads, room, d)."""
-    buffer = x.new_empty(x.shape[0], x.shape[1], room, x.shape[3])
-    buffer[:, :, :x.shape[2]] = x
-    return buffer
+    """x (live, heads, K, d) at the front of a buffer (live, heads, room, d). Zeros behind: what a mask
+    hides must be finite."""
+    return torch.nn.functional.pad(x, (0, 0, 0, room - x.shape[2]))
+
+
+# ---------------------------------------------------------------------------------------------
+# decoding on a GPU
+
+
+class Stage:
+    """Decoding steps whose tensors keep shape and place, so that a GPU can record one and replay it:
+    the host then starts one graph a token, not 1,700 kernels for which a large card waits.
+
+    left: the steps that there is still room for.
+    """
+
+    def __init__(self, decode, config, cache, rollout, owner, places, steps):
+        """decode(cache, ids, places, mask) -> hidden states (live, slots, D). rollout, places (live,
+        slots) and owner (live, K), with the keys of the first step, are those of the first step."""
+        (_, slots), K = rollout.shape, owner.shape[1]
+        self.decode, self.cache, self.slots, self.left = decode, cache, slots, steps
+        self.at = torch.arange(K - slots, K, device=owner.device)  # columns of a step's own keys
+        for layer in cache.layers:
+            layer.fix(K + (steps - 1) * slots, self.at)
+        see = partial(step_mask, config, cache.layers[0].keys.dtype, rollout)
+        self.mask = see(torch.nn.functional.pad(owner, (0, (steps - 1) * slots), value=PADDING))
+        self.own, self.ids, self.places = see(rollout), torch.empty_like(rollout), places.clone()
+        self.calls, self.replay = 0, None
+
+    def __call__(self, ids):
+        """Feed one token more of each rollout: ids (live, slots) -> hidden states (live, slots, D), in
+        memory that the next call may use again."""
+        self.ids.copy_(ids)
+        self.left, self.calls = self.left - 1, self.calls + 1
+        if self.calls == 2:  # the first call loads kernels and makes plans, as no recording may
+            self.replay = recorded(self._step, ids.device)
+        return (self.replay or self._step)()
+
+    def _step(self):
+        """What is recorded: no number of Python's changes from call to call, only tensors in place."""
+        self.mask.index_copy_(3, self.at, self.own)  # the step's own keys are seen from now on
+        hidden = self.decode(self.cache, self.ids, self.places, self.mask)
+        self.at.add_(self.slots)
+        self.places.add_(1)
+        return hidden
+
+
+def recorded(step, device):
+    """A CUDA graph of step() to call in its place, whose result always lies in the same memory; None
+    on other devices, and where a model does what a graph cannot hold."""
+    if device.type != "cuda":
+        return None
+    graph = torch.cuda.CUDAGraph()
+    try:  # the outer context: back to this stream, however the recording ends
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+            out = step()  # its kernels are noted, none is started
+    except RuntimeError as error:
+        warnings.warn(f"rollouts are slow, no CUDA graph holds this model: {first_line(error)}")
+        return None
+    return lambda: graph.replay() or out  # replay returns None

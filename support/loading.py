@@ -1,55 +1,74 @@
 """From a folder or hub name to a model and its tokenizer, or one clear line why not; bf16 or fp32.
 
-What of the paper this is: nothing; it is what stands between a user's model and policy.py.
+Paper: not in it; this is what stands between a user's model and policy.py.
 
-How it is run: Policy.load calls `load_model`; memory.py checks a folder before it reads its config.
+Usage: Policy.load calls `load_model` and `check_paths`; a run keeps `model_digest` with its checkpoint.
 
-Where it differs on purpose: models whose logits or attention are not the plain kind are refused
-rather than scored wrongly.
+Deviations: a model must *behave* as policy.py takes it to: its files hold all of its weights, and
+sampler, scorer and the library's own forward pass agree. There is no list of families.
 
 Adapters, their gradients and AdamW's moments are fp32 either way; so are logits and log-probs. What
 bf16 moves: the sampler decodes a token at a time and the scorer reads whole groups, so the same
 log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a 135M Llama with
 random adapters, whose text is far from certain, that came to 0.04 nats on average and 0.3 for the
-worst of 288 tokens; TOLERANCE is what tests/test_real_model.py holds every release to.
+worst of 288 tokens; TOLERANCE is what `check_paths` and tests/test_real_model.py allow.
 """
+import hashlib
 import json
 import logging
-import time
-from functools import lru_cache
+import re
+from contextlib import contextmanager
+from datetime import date
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
 from support.files import UserError, first_line
-from support import gguf
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its missing optional kernels
 
 NAMES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # mean and largest |sampler - scorer| of a log-prob, nats, on text that the model wrote at T = 1
 TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
-REAL = 256  # hidden size from which a model counts as a real one: smaller products gain nothing
+REAL = 256  # hidden size from which a model counts as a real one
+SHORT, STEPS = 32, 6  # tokens of the prompt and of the responses that `check_paths` tries
+MB = 1 << 20
 
 
-def load_model(model: str, quant=None, dtype="auto", device="auto"):
+@contextmanager
+def one_line(model):
+    """Within, whatever a library raises about a model becomes a UserError of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # each family and each file format fails in a way of its own
+        raise UserError(f"the model {model} cannot be used: {first_line(error):.300}") from None
+
+
+# ---------------------------------------------------------------------------------------------
+# loading
+
+
+def load_model(model: str, quant=None, dtype="auto", device=None):
     """(causal LM, tokenizer) of a local folder or hub name. Raises UserError with one line.
 
-    A .gguf file is unpacked first. quant: None or "nf4": 4-bit weights with double quantisation.
-    dtype: "auto", "bf16" or "fp32", see choose_dtype. device: "auto", "cpu", "cuda".
+    quant: None or "nf4": 4-bit weights with double quantisation. dtype: "auto", "bf16" or "fp32",
+    see choose_dtype. device: None = a GPU if there is one.
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
     from transformers.utils import logging as transformers_logging
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = choose_dtype(dtype, device, model)
-    if gguf.is_gguf(model):
-        with gguf.as_folder(model, dtype) as folder:
-            return load_model(folder, quant, dtype, device)
-    check_model_folder(model)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    config = model_config(model)
+    if getattr(config, "quantization_config", None):
+        raise UserError(f"the weights of {model} are already quantised: name the 16-bit model and, "
+                        "for four bits, --quant nf4")
+    dtype = choose_dtype(dtype, device, config)
+    # else transformers would ask on the terminal whether to run the code in a model's folder
     options = dict(dtype=dtype, device_map={"": device}, trust_remote_code=False)
     if quant == "nf4":
         options["quantization_config"] = BitsAndBytesConfig(
@@ -57,75 +76,28 @@ def load_model(model: str, quant=None, dtype="auto", device="auto"):
             bnb_4bit_compute_dtype=dtype)
     elif quant:
         raise UserError(f"unknown quantisation {quant!r}: use nf4 or leave it out")
-    try:
+    with one_line(model):
         tokenizer = load_tokenizer(model)  # first: it fails fast
-        return AutoModelForCausalLM.from_pretrained(model, **options), tokenizer
-    except (OSError, ValueError, KeyError) as error:
-        refuse_own_code(model, error)
-        raise UserError(f"cannot load the model {model}: {first_line(error)}") from None
-    except (SafetensorError, RuntimeError) as error:  # a broken download, another model's weights
-        raise UserError(f"the weights of {model} do not load ({first_line(error):.160}): are they "
-                        "whole, and do they belong to the config.json beside them?") from None
+        lm, info = AutoModelForCausalLM.from_pretrained(
+            model, output_loading_info=True, **options)
+    for what in ("missing", "unexpected", "mismatched"):
+        if keys := sorted(map(str, info[f"{what}_keys"])):
+            raise UserError(f"the weights in {model} are not those of a {type(lm).__name__}: "
+                            f"{keys[0]} is {what} ({len(keys)} in all)")
+    rows = lm.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens and its embedding {rows} "
+                        "rows: do they belong together?")
+    return lm, tokenizer
 
 
-def policy_options(o) -> dict:
-    """What Policy.load takes of a run's Options."""
-    return dict(rank=o.rank, quant=o.quant or None, dtype=o.dtype, device=o.device, seed=o.seed,
-                # a run that goes on has its adapters in its checkpoint, once there is one
-                adapter_paths={} if o.resume and any(Path(o.out).glob("checkpoints/e*.pt")) else {
-                    "agent": o.agent_adapter, "env": o.env_adapter},
-                chat_template_kwargs=json.loads(o.chat_template_kwargs or "{}"))
-
-
-def check_adapter_folder(path, name: str, rank=None):
-    """UserError unless `path` is a folder with a LoRA adapter in PEFT format, and of this rank if
-    one is given. name: "agent" or "env", for the message."""
-    folder = Path(path)
-    missing = [f for f in ("adapter_config.json", "adapter_model.safetensors")
-               if not (folder / f).is_file()]
-    if not folder.is_dir():
-        what = "there is no such folder"
-    elif missing:
-        what = f"it has no {missing[0]}"
-    else:
-        what = _unfit(folder / "adapter_config.json", rank)
-    if what:
-        raise UserError(f"--{name}-adapter {path}: {what}; name a folder in PEFT format, as a run "
-                        f"writes it to adapters/{name}")
-
-
-def _unfit(config: Path, rank) -> str:
-    """Why the adapter of a PEFT configuration cannot be a policy's, or ""."""
-    try:
-        saved = json.loads(config.read_text())
-        if saved["peft_type"] != "LORA":
-            return f"it holds {saved['peft_type']}, not LORA"
-        return "" if rank in (None, saved["r"]) else \
-            f"its rank is {saved['r']} and --rank is {rank}"
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return f"{config.name} is damaged"
-
-
-def add_adapter(model, path, name: str):
-    """The model with the adapter in a PEFT folder. Raises UserError unless all of it fits: PEFT only
-    warns where an adapter of another model has other layers."""
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors import safe_open
-    try:
-        with safe_open(Path(path) / "adapter_model.safetensors", "pt") as file:  # its header alone
-            given = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}
-        if isinstance(model, PeftModel):
-            model.load_adapter(path, name)
-        else:
-            model = PeftModel.from_pretrained(model, path, adapter_name=name)
-    # cut short, of other shapes, of layers that the model has not
-    except (SafetensorError, OSError, RuntimeError, LookupError, ValueError) as error:
-        raise UserError(f"the adapter {path} does not load on this model: is it whole, and was it "
-                        f"trained on it? ({first_line(error):.160})") from None
-    own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    if given != {key: tuple(w.shape) for key, w in own.items()}:
-        raise UserError(f"the adapter {path} was trained on another model: its layers are others")
-    return model
+def model_config(model: str):
+    """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
+    from transformers import AutoConfig
+    # without a network the hub's client announces every retry; the error at the end is enough
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    with one_line(model):
+        return AutoConfig.from_pretrained(model, trust_remote_code=False)
 
 
 def load_tokenizer(model):
@@ -142,14 +114,49 @@ def load_tokenizer(model):
         model, trust_remote_code=False)
 
 
-def refuse_own_code(model, error):
-    """Raises UserError if transformers failed because the model brings code: it is never run.
+def policy_options(o) -> dict:
+    """What Policy.load takes of a run's Options."""
+    return dict(rank=o.rank, quant=o.quant or None, dtype=o.dtype, seed=o.seed,
+                chat_template_kwargs={**json.loads(o.chat_template_kwargs or "{}"), "date": o.date},
+                max_tokens=o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens))
 
-    Without `trust_remote_code=False` transformers would ask on the terminal, and run it after a y.
+
+def choose_dtype(dtype, device: str, config) -> torch.dtype:
+    """The compute type: "bf16", "fp32", or for "auto" bf16 where the hardware multiplies it.
+
+    auto: bf16 on a GPU of compute capability 8.0 or more, and for a real model on a CPU with AMX or
+    AVX512-BF16; else fp32, so that the embedded worlds give the same results on every CPU.
     """
-    if "trust_remote_code" in str(error):
-        raise UserError(f"{model} needs Python code of its own (auto_map in its configuration), "
-                        "which is never run here: choose a model that transformers knows") from None
+    if dtype != "auto":
+        return NAMES[dtype]
+    if device.startswith("cuda"):
+        fast = not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        hidden = getattr(config.get_text_config(decoder=True), "hidden_size", 0) or 0
+        fast = hidden >= REAL and (torch.cpu._is_amx_tile_supported()
+                                   or torch.cpu._is_avx512_bf16_supported())
+    return torch.bfloat16 if fast else torch.float32
+
+
+def model_digest(model: str) -> str:
+    """What tells a model from another one in the same place: the commit of a hub name, else a hash
+    of a folder's files, of weights their size and their first and last MB."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return getattr(model_config(model), "_commit_hash", None) or ""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in folder.iterdir() if p.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with open(path, "rb") as file:
+            digest.update(file.read(MB))
+            file.seek(max(MB, size - MB))
+            digest.update(file.read())
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------------------------------------
+# control tokens and templates
 
 
 def find_eos_ids(lm, tokenizer) -> list[int]:
@@ -162,90 +169,123 @@ def find_eos_ids(lm, tokenizer) -> list[int]:
     return ids
 
 
-def refuse_unlike_heads(config):
-    """Models that do more than a linear head and full causal attention would be scored wrongly."""
-    for name in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(config, name, None) not in (None, 1, 1.0):
-            raise UserError(f"this model changes its logits after the head ({name}): not supported")
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise UserError("this model uses sliding-window attention: not supported, "
-                        "choose one with full attention (Qwen2.5, Llama)")
+def control_ids(tokenizer) -> set[int]:
+    """Ids of all control tokens: those that `decode` drops."""
+    return {*tokenizer.all_special_ids,
+            *(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)}
 
 
-def check_model_folder(model):
-    """A local folder must hold a model and a tokenizer; anything else is taken as a hub name."""
-    folder = Path(model)
-    if not folder.exists():
-        if folder.is_absolute() or str(model).startswith("."):
-            raise UserError(f"model folder {model} does not exist")
-        return
-    if not (folder / "config.json").is_file():
-        packed = next(folder.glob("*.gguf"), None)
-        what = f"name the file itself, --model {packed}" if packed else \
-            "is it a transformers model?"
-        raise UserError(f"model folder {model} has no config.json: {what}")
-    if not any((folder / name).is_file() for name in
-               ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")):
-        raise UserError(f"model folder {model} has no tokenizer: save one beside the model "
-                        "with tokenizer.save_pretrained")
-
-
-def model_config(model: str):
-    """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
-    from transformers import AutoConfig
-    if gguf.is_gguf(model):
-        return gguf.config(model)
-    check_model_folder(model)
-    # without a network the hub's client announces every retry; the error at the end is enough
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        refuse_own_code(model, error)
-        what = "the model" if Path(model).is_dir() else "the hub model (there is no such folder)"
-        raise UserError(f"cannot read the configuration of {what} {model}: "
-                        f"{first_line(error)}") from None
+def fix_date(template: str, day=None) -> str:
+    """A chat template that writes `day` (ISO; None: today) where it would ask for the date: a run that
+    goes on tomorrow has the prompts of today."""
+    day = date.fromisoformat(day) if day else date.today()
+    return re.sub(r"""strftime_now\((['"])(.*?)\1\)""",
+                  lambda asked: repr(day.strftime(asked[2])), template)
 
 
 # ---------------------------------------------------------------------------------------------
-# the numbers it computes in
+# adapters
 
 
-def choose_dtype(dtype, device: str, model: str = "", config=None) -> torch.dtype:
-    """The compute type: `dtype` itself ("bf16", "fp32", a torch.dtype), or what "auto" stands for.
+def add_adapters(model, names, rank: int, seed: int, folder=None):
+    """The model with a LoRA adapter for each name; the first one from `folder`, if that is given."""
+    from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+    fresh = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear",
+                       task_type="CAUSAL_LM")
+    saved, weights = _saved_adapter(folder) if folder else (None, None)
+    with torch.random.fork_rng():  # PEFT draws the A matrices from the global generator
+        torch.manual_seed(seed)
+        for name in names:
+            config = saved if name == names[0] and saved else fresh
+            if isinstance(model, PeftModel):
+                model.add_adapter(name, config)
+            else:
+                model = get_peft_model(model, config, adapter_name=name)
+    if saved:
+        _check_adapter(model, names[0], weights, folder)
+        set_peft_model_state_dict(model, weights, adapter_name=names[0])
+    return model
 
-    auto: bf16 on a GPU, fp32 below compute capability 8.0, where no fused attention takes bf16. On
-    a CPU bf16 where its products are faster there and the model is a real one, else fp32; so the
-    embedded worlds, whose results must not move, get fp32 on every CPU.
-    device: "cpu" or "cuda..."; model or config: what to look at. Raises UserError.
+
+def _saved_adapter(folder):
+    """(LoraConfig, weights) of a folder. Raises UserError if it is not a run's: more than LoRA
+    matrices, or initialised in a way that changes the base, which is the reference."""
+    from peft import LoraConfig
+    from safetensors.torch import load_file
+    try:
+        config = LoraConfig.from_pretrained(str(folder))
+        weights = load_file(Path(folder) / "adapter_model.safetensors")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
+        raise UserError(f"cannot read the adapter {folder}: {first_line(error):.200}; name a folder "
+                        "that a run wrote to adapters/") from None
+    if config.modules_to_save or config.bias != "none" or config.init_lora_weights is not True:
+        raise UserError(f"the adapter {folder} is more than LoRA matrices: name one that a run wrote")
+    config.inference_mode = False
+    return config, weights
+
+
+def _check_adapter(model, name, weights, folder):
+    """Raises UserError unless all weights have their place: PEFT would only warn."""
+    from peft import get_peft_model_state_dict
+    own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    if {key: w.shape for key, w in own.items()} != {key: w.shape for key, w in weights.items()}:
+        raise UserError(f"the adapter {folder} was trained on another model: its layers are others")
+
+
+# ---------------------------------------------------------------------------------------------
+# the check
+
+
+@torch.no_grad()
+def check_paths(policy, max_tokens: int):
+    """Raises UserError unless sampler, scorer and the library's own forward pass agree.
+
+    Two responses to a prompt of random tokens, which is longer than any window that the configuration
+    names and a run of max_tokens can reach: what is not full causal attention with a linear head
+    after it would be scored wrongly, and silently.
     """
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype != "auto":
-        if dtype not in NAMES:
-            raise UserError(f"--dtype is {dtype!r}: choose from auto, {', '.join(NAMES)}")
-        return NAMES[dtype]
-    if device.startswith("cuda"):
-        old = torch.cuda.is_available() and torch.cuda.get_device_capability(device) < (8, 0)
-        return torch.float32 if old else torch.bfloat16
-    if config is None:
-        config = model_config(model)
-    hidden = getattr(config.get_text_config(decoder=True), "hidden_size", 0) or 0
-    return torch.bfloat16 if hidden >= REAL and bf16_is_faster() else torch.float32
+    windows = [w for w in _windows(policy.lm.config.to_dict()) if w < max_tokens]
+    length = max(windows, default=0) + SHORT
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.randint(policy.lm.config.get_text_config(decoder=True).vocab_size, (length,),
+                           generator=generator).tolist()
+    adapter = next(iter(policy.params), None)
+    rollouts = policy.sample(adapter, [prompt], 2, STEPS, generator=policy.generator(0))
+    with policy.use(adapter):
+        packed, mask = policy.logprobs(rollouts)
+        plain = torch.cat([_library_logps(policy.lm, r) for r in rollouts])
+    drawn = plain.new_tensor([logp for r in rollouts for logp in r.logps])
+    mean, worst = TOLERANCE[policy.lm.dtype]
+    for name, ours in (("sampler", drawn), ("scorer", packed[mask])):
+        gap = (ours - plain).abs()
+        # random tokens are less certain than text: three times the mean
+        if not (gap.mean() <= 3 * mean and gap.max() <= worst):
+            raise UserError(
+                f"models of type {policy.lm.config.model_type} do more than full causal attention and "
+                f"a linear head: on {length} tokens the {name} is {gap.max():.2g} nats off the "
+                "library's own forward pass")
 
 
-@lru_cache
-def bf16_is_faster() -> bool:
-    """Whether a product takes clearly less time in bf16 than in fp32 on this CPU.
+def _windows(config: dict):
+    """Every number of a configuration that may limit how far attention reaches."""
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _windows(value)
+        elif type(value) is int and value > 0 and re.search("window|chunk", name):
+            yield value
 
-    Tens of milliseconds; the best of eight counts, as a busy machine only ever adds time. CPUs are
-    either several times as fast in bf16 or several times as slow: 1.5 lies between the two.
-    """
-    def best(dtype):
-        a, times = torch.ones(512, 512, dtype=dtype), []
-        for _ in range(8):
-            started = time.perf_counter()
-            a @ a
-            times.append(time.perf_counter() - started)
-        return min(times)
-    return best(torch.float32) > 1.5 * best(torch.bfloat16)
+
+def _library_logps(lm, rollout):
+    """Log-probs (R,) of a response as transformers computes them: nothing of attention.py in it."""
+    ours = {m: m.__dict__.pop("forward") for m in lm.modules()
+            if isinstance(m.__dict__.get("forward"), partial)}
+    lm.set_attn_implementation("eager")
+    try:
+        ids = torch.tensor([rollout.prompt + rollout.response], device=lm.device)
+        R = len(rollout.response)
+        logits = lm(input_ids=ids, use_cache=False, logits_to_keep=R + 1).logits[0, :-1]
+        return logits.float().log_softmax(-1).gather(-1, ids[0, -R:, None])[:, 0]
+    finally:
+        lm.set_attn_implementation("prompt_once")
+        for module, forward in ours.items():
+            module.forward = forward

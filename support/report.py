@@ -1,276 +1,236 @@
-"""Figures and one self-contained page per run.
+"""One self-contained page per run, and one that compares several runs.
 
-What of the paper this is: its Figures 4-8, drawn from a run's metrics.jsonl: success rate on
-generated tasks with the alpha band, validation, task and response length, solved and unsolved
-tasks; and beside them KL, effective sample size and diversity.
+Paper: its Figures 4-8, drawn from a run's metrics.jsonl: success on generated tasks with the alpha
+band, validation, task and response length, solved and unsolved tasks. Added: mixed groups, entropy,
+KL, what the simulator learns from and what was refused.
 
-How it is run: genenv.py writes figures/ and report.html at the end of a run; for a run that still
-goes on or was stopped, `python -m watch.report runs/000-genenv`. commands/compare.py draws several
-runs with the same functions.
+Usage: support/run.py writes report.html at the end of a run. `python genenv.py compare RUN` writes
+it for a run that still goes on or was stopped, `... compare RUN RUN` draws runs over each other.
 
-Where it differs on purpose: pictures and style are embedded in the page, so that one file can be
-sent along. Text of models is escaped, and the page forbids scripts and outside sources to whoever
-opens it. What an epoch did not measure is not drawn.
+Deviations: figures and style are embedded, so that a single file can be sent along. Text of models
+is escaped, and the page forbids scripts and outside sources. What an epoch did not measure is not
+drawn.
 """
 import base64
 import html
 import io
 import json
 import re
-import sys
-from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
-from support.cli import exit_code
 from support.files import UserError, read_jsonl, write_whole
-from curriculum import target_of
-
-# one colour, one meaning, in every figure; what has the same colour differs in its dashes
-AGENT, SIMULATOR, TARGET, STYLES = "#0b62a4", "#d1670b", "#3a8a3a", ("-", "--", ":")
-OTHERS = ("#8e44ad", "#b03a2e", "#16857a", "#a67c00", "#444444", "#d1478f")  # reasons, runs
-
-OF_GENERATED = {"success_rate", "task_length", "response_length", "solved", "unsolved",
-                "skill_entropy"}
-
-
-def value(m: dict, key: str):
-    """A figure of an epoch's record, None where that epoch did not measure it."""
-    tried = bool(validated([m]))
-    measured = {
-        "validation": tried and m["validation_by"], "tuning": tried,
-        "env": m.get("env_steps", m["env_ess"]) > 0, "replay_gain": m.get("replays", 1),
-        "env_kept": m["epoch"] > 0 and m["written"], "zero_variance": m["epoch"] > 0,
-        **dict.fromkeys(("kl", "grad", "clip", "trained", "mismatch", "agent"), m["epoch"] > 0)}
-    kind = key if key in measured else key.partition("_")[0]
-    known = m["distinct_tasks"] if key in OF_GENERATED else measured.get(kind, True)
-    return m.get(key) if known else None
+from support.health import aim
 
 
 class Panel(NamedTuple):
-    """One figure: lines are (label, colour, [(epoch, value)]); the sentence stands below it."""
+    """One figure of a page. A comparison of runs draws its first line for every run."""
     title: str
-    ylabel: str
-    lines: list
-    sentence: str
+    unit: str
+    lines: dict             # {key of `measured`: label}
+    caption: str
+    relative: bool = False  # of one run: as multiples of the first value
 
 
-def growth(key, start):
-    """A function of a record: a figure as a multiple of the one in the record `start`."""
-    return lambda m: value(m, key) / start[key] \
-        if value(m, key) is not None and start[key] else None
+PANELS = (
+    Panel("Held-out success", "share", {
+        "validation": "sampled attempts", "validation_greedy": "one greedy attempt"},
+        "Success on tasks that neither model is trained on. It should rise and then stay up."),
+    Panel("Success on generated tasks", "share", {
+        "success_rate": "p_hat", "solved": "fully solved", "unsolved": "never solved"},
+        "Success on new tasks, before the agent trains on them. It should stay away from 0 and 1; "
+        "the band is alpha \u00b1 k_min, what the simulator aims at."),
+    Panel("Mixed groups", "share", {
+        "mixed_share": "generated tasks with mixed rewards",
+        "zero_variance": "all tasks with equal rewards", "truncated": "attempts cut off"},
+        "Only groups of attempts whose rewards differ teach the agent something."),
+    Panel("Entropy of the agent", "nats per token", {"entropy": "mean of -log-prob"},
+          "A fall towards 0 says that attempts at a task become alike, a steady climb that they "
+          "become noise."),
+    Panel("Length of generated tasks", "relative to the first epoch", {
+        "task_length": "task length", "response_length": "tokens of a response",
+        "skill_entropy": "entropy over skills"},
+        "Tasks may grow with the agent. Should the entropy over skills fall, the simulator repeats "
+        "itself.", relative=True),
+    Panel("KL to the start", "nats per token", {
+        "env_kl": "simulator", "env_kl_step": "simulator, one update alone", "kl": "agent"},
+        "A slow rise that levels off is healthy; above 2 texts can no longer be trusted."),
+    Panel("What the simulator learns from", "tasks", {
+        "env_kept": "new tasks in the band", "env_ess": "effective sample size, with old ones"},
+        "As many as a mini-batch (--env-batch) is healthy; a handful is too few."),
+    Panel("Refused texts", "share", {"refused": "texts that are not new tasks"},
+          "A share that climbs says that the simulator loses the form, or repeats itself."))
+OF_GENERATED = {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
+                "response_length", "skill_entropy", "env_kept"}
+OF_UPDATES = {"kl", "zero_variance", "env_kept"}
+OF_SIMULATOR = {"env_kl", "env_kl_step", "env_ess"}
 
 
-def lost(*reasons):
-    """A function of a record: the share of written texts refused for these reasons, or for any."""
-    def share(m):
-        n = sum(m["invalid"].get(reason, 0) for reason in reasons or m["invalid"])
-        return n / m["written"] if m["written"] else None
-    return share
-
-
-def panels(metrics: list[dict]) -> dict:
-    """{file name: Panel} of a run; lines and figures without a single value are left out."""
-    start = metrics[0]
-    found = {
-        "validation.png": ("Held-out success", "share", [
-            ("sampled attempts", AGENT, "validation"),
-            ("one greedy attempt", AGENT, "validation_greedy")],
-            "Success on tasks that neither model is trained on. It should rise and then stay up."),
-        "success_rate.png": ("Success on generated tasks", "share", [
-            ("success, p_hat", AGENT, "success_rate"), ("always solved", AGENT, "solved"),
-            ("never solved", AGENT, "unsolved")],
-            "The agent's success on the simulator's new tasks, before it trains on them. It should "
-            "stay away from 0 and 1; the green band is alpha \u00b1 k_min, what the simulator aims "
-            "at."),
-        "diversity.png": ("How generated tasks grow", "relative to epoch 0", [
-            ("task length", SIMULATOR, growth("task_length", start)),
-            ("tokens of a response", AGENT, growth("response_length", start)),
-            ("entropy over skills", SIMULATOR, growth("skill_entropy", start))],
-            "Length of tasks and responses, and how evenly the skills are used, as multiples of "
-            "epoch 0. Entropy that falls far below 1 says that the simulator repeats itself."),
-        "band.png": ("What the simulator learns from", "tasks", [
-            ("new tasks inside the band", SIMULATOR, "env_kept"),
-            ("effective sample size, earlier ones included", SIMULATOR, "env_ess")],
-            "Tasks of this epoch that the agent solves about as often as alpha says. A handful is "
-            "too few to learn from; as many as a mini-batch (--env-batch) is healthy. The "
-            "effective sample size: how many tasks of equal weight the weighted ones are worth."),
-        "kl.png": ("KL of the policies", "nats per token", [
-            ("simulator to its start, before the update", SIMULATOR, "env_kl"),
-            ("simulator, moved by this update: before to after", SIMULATOR, "env_kl_step"),
-            ("agent to its start", AGENT, "kl")],
-            "How far the policies are from the base model. A slow rise that levels off is healthy; "
-            "above 2 the simulator's texts are no longer to be trusted."),
-        "invalid.png": ("Written texts that are no new task", "share", [
-            ("all reasons", SIMULATOR, lost()),
-            *((reason, colour, lost(reason))
-              for reason, colour in zip(top_reasons(metrics), OTHERS))],
-            "Why texts of the simulator were refused. A share that falls or stays is healthy; one "
-            "that climbs says that the simulator loses the form, or repeats itself."),
-        "signal.png": ("What teaches the agent nothing", "share", [
-            ("groups with equal rewards", AGENT, "zero_variance"),
-            ("attempts cut off by a limit", AGENT, "truncated")],
-            "Groups of attempts with equal rewards have no gradient. Below 0.9 there is something "
-            "to learn; attempts that are cut off should be few."),
-        "replay.png": ("Tasks tried again", "change of p_hat", [
-            ("now minus two or more epochs ago", AGENT, "replay_gain")],
-            "Whether tasks of earlier epochs have become easier. Above 0 the agent has learned "
-            "from them."),
-    }
-    out = {}
-    for name, (title, ylabel, lines, sentence) in found.items():
-        drawn = [(label, colour, points(metrics, key)) for label, colour, key in lines]
-        if any(line[2] for line in drawn):
-            out[name] = Panel(title, ylabel, [line for line in drawn if line[2]], sentence)
-    return out
+def measured(m: dict) -> dict:
+    """The figures that an epoch measured: what it did not measure stands in its record as 0."""
+    absent = set() if m["distinct_tasks"] else set(OF_GENERATED)
+    absent |= set() if m["epoch"] else OF_UPDATES
+    absent |= set() if m["env_steps"] else OF_SIMULATOR
+    if m["validated"] != m["epoch"] or not m["validation_by"]:
+        absent |= {"validation", "validation_greedy"}
+    refused = {"refused": sum(m["invalid"].values()) / m["written"]} if m["written"] else {}
+    return {k: v for k, v in {**m, **refused}.items() if k not in absent}
 
 
 def points(metrics, key) -> list:
-    """[(epoch, value)] of a key of the records, or a function of them, where it was measured."""
-    get = key if callable(key) else lambda m: value(m, key)
-    return [(m["epoch"], get(m)) for m in metrics if get(m) is not None]
-
-
-def figures(metrics: list[dict], options: dict) -> dict:
-    """{file name: matplotlib figure}; metrics: the records of metrics.jsonl."""
-    band = [(m["epoch"], m["alpha"] - options["k_min"], m["alpha"], m["alpha"] + options["k_min"])
-            for m in metrics]
-    return {name: draw(panel, band if name == "success_rate.png" else ())
-            for name, panel in panels(metrics).items()}
-
-
-def draw(panel: Panel, band=(), thinner=0.0):
-    """A panel as a matplotlib figure. band: (epoch, lower edge, alpha, upper edge) of each epoch.
-    thinner: by how many points each line is thinner than the one below it, so that both are seen
-    where they coincide."""
-    import matplotlib
-    matplotlib.use("Agg")  # files only: no display is needed
-    import matplotlib.pyplot
-    figure, axis = matplotlib.pyplot.subplots(figsize=(5, 3.6), layout="constrained")
-    if band:
-        epochs, low, alphas, high = zip(*band)
-        axis.fill_between(epochs, low, high, color=TARGET, alpha=0.15, lw=0, label="band")
-        axis.plot(epochs, alphas, color=TARGET, lw=1, ls="--", label="alpha")
-    for i, (label, colour, values) in enumerate(panel.lines):
-        style = STYLES[[line[1] for line in panel.lines[:i]].count(colour)]
-        width = 1.8 + thinner * (len(panel.lines) - 1 - i)
-        axis.plot(*zip(*values), color=colour, ls=style, marker="o", ms=3.5, lw=width, label=label)
-    axis.set(xlabel="epoch", ylabel=panel.ylabel)
-    axis.set_title(panel.title, fontsize=13)
-    heights = [v for _, _, values in panel.lines for _, v in values]
-    if panel.ylabel == "share":
-        axis.set_ylim(0, 1.02)
-    elif min(heights) >= 0:
-        axis.set_ylim(0, 1.06 * max(heights) or None)  # the highest point is not cut by the frame
-    else:
-        axis.axhline(0, color="black", lw=0.8)
-    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axis.grid(alpha=0.25)
-    # long handles: a dashed line is told from a solid one of the same colour
-    short = max(len(line[0]) for line in panel.lines) < 26
-    figure.legend(loc="outside lower center", ncols=1 + short, frameon=False, fontsize=9,
-                  handlelength=4)
-    return figure
-
-
-def png(figure) -> bytes:
-    """A figure as a picture; the figure is closed."""
-    import matplotlib.pyplot
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=140, metadata={"Software": None})
-    matplotlib.pyplot.close(figure)
-    return buffer.getvalue()
-
-
-def validated(metrics) -> list[dict]:
-    """The records whose validation was measured, and not repeated from the one before."""
-    return [m for m in metrics if m.get("validated", m["epoch"]) == m["epoch"]]
-
-
-def top_reasons(metrics, n=4) -> list[str]:
-    """The reasons for which most generations of a run were refused, the most frequent first."""
-    total = Counter()
-    for m in metrics:
-        total.update(m["invalid"])
-    return [reason for reason, _ in total.most_common(n)]
-
-
-def write(folder) -> Path:
-    """Write figures/*.png and report.html of a run folder; returns the page's path.
-
-    Raises UserError if metrics, options or samples are missing or not those of a run; then nothing
-    is written.
-    """
-    folder = Path(folder)
-    metrics, options = read_run(folder)
-    try:
-        samples = _samples(folder, metrics)
-        pictures = {name: png(figure) for name, figure in figures(metrics, options).items()}
-        page = _page(folder, metrics, options, pictures, samples)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{folder}: a record has no or a wrong value ({error}); metrics.jsonl, "
-                        "samples.jsonl, functions.json or config.json was edited, or belongs to "
-                        "another version") from None
-    (folder / "figures").mkdir(exist_ok=True)
-    for name, data in pictures.items():
-        (folder / "figures" / name).write_bytes(data)
-    # whole or not at all: it is the last of a run, and its being there says that all is done
-    write_whole(folder / "report.html", page)
-    return folder / "report.html"
-
-
-def generates(metrics) -> bool:
-    """Whether any epoch tried a generated task; with --variant base none does."""
-    return any(m["distinct_tasks"] for m in metrics)
-
-
-def epochs_in_band(metrics, options) -> int:
-    """Epochs of training whose success rate lay within k_min of what alpha is to bring about."""
-    schedule, alpha, k_min = (options.get(k) for k in ("alpha_schedule", "alpha", "k_min"))
-    return sum(abs(m["success_rate"] - target_of(schedule, m["alpha"], alpha)) <= k_min
-               for m in metrics[1:] if m["distinct_tasks"])
+    """[(epoch, value)] of a figure in the epochs that measured it."""
+    return [(m["epoch"], measured(m)[key]) for m in metrics if key in measured(m)]
 
 
 def shown(m: dict, key: str, form: str) -> str:
     """A figure of an epoch's record as text, a dash where that epoch did not measure it."""
-    return "-" if value(m, key) is None else format(m[key], form)
+    return format(measured(m)[key], form) if key in measured(m) else "-"
+
+
+def facts(metrics, options) -> dict:
+    """{name: value as text} of what matters most in a run, at its start and now."""
+    first, last = metrics[0], metrics[-1]
+
+    def change(key, form):
+        now = shown(last, key, form)
+        return f"{shown(first, key, form)} -> {now}" if len(metrics) > 1 else now
+
+    found = {"held-out success": change("validation", ".3f")} if last["validation_by"] else {}
+    if any(m["distinct_tasks"] for m in metrics):
+        o, tried = SimpleNamespace(**options), [m for m in metrics[1:] if m["distinct_tasks"]]
+        near = sum(abs(m["success_rate"] - aim(m, o)) <= o.k_min for m in tried)
+        found |= {"success on generated tasks": change("success_rate", ".2f"),
+                  f"epochs within alpha +- {o.k_min:.2g}": f"{near} of {len(metrics) - 1}",
+                  "mixed groups": change("mixed_share", ".0%"),
+                  "length of generated tasks": change("task_length", ".2f"),
+                  "skill entropy, bits": change("skill_entropy", ".2f")}
+    return found | {"agent's entropy, nats": change("entropy", ".2f")}
 
 
 def read_run(folder):
-    """(records of metrics.jsonl, options) of a run folder. Raises UserError: what is wrong."""
-    folder = Path(folder)
-    metrics = read_jsonl(folder / "metrics.jsonl")
+    """(records of metrics.jsonl, options) of a run folder. Raises UserError: what is missing."""
+    metrics = read_jsonl(Path(folder) / "metrics.jsonl")
     if not metrics:
-        raise UserError(f"{folder / 'metrics.jsonl'} is empty: no epoch has ended yet")
+        raise UserError(f"{folder}/metrics.jsonl is empty: no epoch has ended yet")
     try:
-        return metrics, json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError, TypeError, RecursionError):
-        raise UserError(f"{folder / 'config.json'} is missing or damaged") from None
+        return metrics, json.loads((Path(folder) / "config.json").read_text())
+    except (OSError, ValueError):
+        raise UserError(f"{folder}/config.json is missing or damaged") from None
 
 
 # ---------------------------------------------------------------------------------------------
-# the page
+# figures
+
+
+def draw(panel: Panel, lines, band=()) -> str:
+    """A figure as the address of an embedded PNG. lines: (label, [(epoch, value)]); band: (epoch,
+    lower edge, upper edge) of each epoch."""
+    from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
+    figure = Figure(figsize=(5, 3.6), layout="constrained")
+    axis = figure.subplots()
+    if band:
+        axis.fill_between(*zip(*band), color="tab:green", alpha=0.15, lw=0, label="band")
+    for i, (label, values) in enumerate(lines):  # ever thinner: both are seen where they coincide
+        if values:
+            axis.plot(*zip(*values), marker="o", ms=3.5, lw=1.5 + 0.7 * (len(lines) - 1 - i),
+                      color=f"C{i}", label=label)
+    axis.set(title=panel.title, xlabel="epoch", ylabel=panel.unit)
+    top = max(value for _, values in lines for _, value in values) or 1
+    top = 1 if panel.unit == "share" else top
+    axis.set_ylim(-0.02 * top, 1.06 * top)  # a line at 0 or 1 is not hidden by the frame
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=9, framealpha=0.6)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=140)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def panels_of_run(metrics, options) -> list:
+    """(panel, lines, band) of every panel, for `gallery`."""
+    band = [(m["epoch"], m["alpha"] - options["k_min"], m["alpha"] + options["k_min"])
+            for m in metrics]
+    found = []
+    for panel in PANELS:
+        lines = [(label, points(metrics, key)) for key, label in panel.lines.items()]
+        if panel.relative:
+            lines = [(label, [(t, v / (values[0][1] or 1)) for t, v in values])
+                     for label, values in lines]
+        found.append((panel, lines, band if "success_rate" in panel.lines else ()))
+    return found
+
+
+def panels_of_runs(runs: dict) -> list:
+    """(panel, lines, no band) of the first line of every panel; runs: {name: records}."""
+    found = []
+    for panel in PANELS:
+        key, label = next(iter(panel.lines.items()))
+        one = panel._replace(title=f"{panel.title}: {label}",
+                             unit="length" if panel.relative else panel.unit)
+        found.append((one, [(name, points(metrics, key)) for name, metrics in runs.items()], ()))
+    return found
+
+
+def gallery(panels) -> str:
+    """The figures side by side, each with its caption; those without a single value are left out."""
+    return _grid(f'<figure><img alt="" src="{draw(panel, lines, band)}"><figcaption>'
+                 f"{_text(panel.caption)}</figcaption></figure>"
+                 for panel, lines, band in panels if any(values for _, values in lines))
+
+
+# ---------------------------------------------------------------------------------------------
+# pages
 
 
 # no script runs and nothing is fetched, whatever a model wrote
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
+STYLE = Path(__file__).with_suffix(".css")
+EXPLANATION = (
+    "Tasks of the first, the middle and the last epoch; samples.jsonl has more. p_hat: share of "
+    "attempts that solved the task. In the band: new, and p_hat near alpha, as a trained simulator "
+    "imitates. Below: the best and the worst attempt with the reward r.")
 
 
-def _page(folder, metrics, options, pictures, samples) -> str:
-    drawn = panels(metrics)
-    curves = [(drawn[name].sentence, data) for name, data in pictures.items()]
-    return page(folder.name, [
-        f"<p>{_text(options['variant'])} on {_text(options['world'])}, seed "
-        f"{_text(options['seed'])}, {len(metrics) - 1} epochs</p>",
-        "<div class=facts>" + "".join(f"<div><span>{_text(k)}</span><b>{_text(v)}</b></div>"
-                                      for k, v in _facts(metrics, options)) + "</div>",
-        "<h2>Warnings</h2>" + _warnings(metrics),
-        _by_category(metrics),
-        "<h2>Curves</h2>" + gallery(curves),
-        _functions(folder),
-        "<h2>Tasks and traces</h2>" + samples,
-        _details("Options", table([[k, json.dumps(v)] for k, v in options.items()]))])
+def write(folder) -> Path:
+    """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
+    folder = Path(folder)
+    metrics, options = read_run(folder)
+    path = folder / "samples.jsonl"
+    samples = read_jsonl(path) if path.is_file() else []
+    numbers = "".join(f"<div><span>{_text(name)}</span><b>{_text(value)}</b></div>"
+                      for name, value in facts(metrics, options).items())
+    # whole or not at all: it is the last thing that a run writes, and says that all is done
+    write_whole(folder / "report.html", page(folder.name, [
+        _paragraph(f"{options['variant']} on {options['world']}, seed {options['seed']}, "
+                   f"epochs 0 to {metrics[-1]['epoch']}"),
+        f"<div class=facts>{numbers}</div>", "<h2>Warnings</h2>", _warnings(metrics),
+        _categories(metrics), "<h2>Curves</h2>", gallery(panels_of_run(metrics, options)),
+        "<h2>Tasks and answers</h2>", _paragraph(EXPLANATION), _samples(metrics, samples),
+        _details("Options", table([[k, json.dumps(v)] for k, v in options.items()]))]))
+    return folder / "report.html"
+
+
+def compare(folders, out) -> Path:
+    """Write a page with the curves of several runs over each other; returns its path, by default
+    compare.html in the first of the folders. Raises UserError as read_run does."""
+    records, options = zip(*map(read_run, folders))
+    last = [["", *folders], ["epochs", *[metrics[-1]["epoch"] for metrics in records]]]
+    for panel in PANELS:
+        key = next(iter(panel.lines))
+        last.append([panel.title, *[shown(metrics[-1], key, ".4g") for metrics in records]])
+    last.append(["minutes of training",
+                 *[f"{sum(m['seconds'] for m in metrics) / 60:.1f}" for metrics in records]])
+    rows = [[name, *[json.dumps(o.get(name)) for o in options]] for name in options[0]
+            if name not in ("out", "resume", "threads")]
+    differ = [row for row in rows if len(set(row[1:])) > 1]
+    out = Path(out or Path(folders[0]) / "compare.html")
+    write_whole(out, page("Runs compared", [
+        _paragraph("One run is one seed: a difference is a result only when several seeds have it."),
+        "<h2>Last epoch</h2>", table(last),
+        "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
+        "<h2>Curves</h2>", gallery(panels_of_runs(dict(zip(folders, records))))]))
+    return out
 
 
 def page(title, parts) -> str:
@@ -279,137 +239,82 @@ def page(title, parts) -> str:
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name=viewport content="width=device-width,initial-scale=1">',
-        f"<title>{_text(title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{_text(title)}</h1>", *parts]) + "\n</body></html>\n"
+        f"<title>{_text(title)}</title><style>{STYLE.read_text(encoding='utf-8')}</style></head>",
+        f"<body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
 
 
-def gallery(curves) -> str:
-    """Pictures side by side, with a sentence below each: (sentence, bytes of a PNG)."""
-    return "<div class=grid>" + "".join(
-        f'<figure><img alt="{_text(sentence)}" src="data:image/png;base64,'
-        f'{base64.b64encode(data).decode()}"><figcaption>{_text(sentence)}</figcaption></figure>'
-        for sentence, data in curves) + "</div>"
+def _warnings(metrics) -> str:
+    """A box for each warning; those that differ in their figures alone share one, and the epochs in
+    which they came are told."""
+    kinds = {}
+    for m in metrics:
+        for text in m["warnings"]:
+            kinds.setdefault(re.sub(r"[+-]?\d+(\.\d+)?", "#", text), []).append((m["epoch"], text))
+    boxes = []
+    for found in kinds.values():
+        when = f"epoch {found[0][0]}" if len(found) == 1 else \
+            f"{len(found)} times, epochs {found[0][0]} to {found[-1][0]}; as it was last"
+        boxes.append(f"<div class=warn>{_text(found[-1][1])}<br><span class=tag>{when}</span></div>")
+    advice = _paragraph("TROUBLESHOOTING.md has a paragraph on each.")
+    return "".join(boxes) + advice if boxes else "<p class=fine>None.</p>"
 
 
-def _facts(metrics, options) -> list:
-    """(name, value) of what matters most, at the head of the page."""
-    first, last = metrics[0], metrics[-1]
-    arrow = lambda key, form: f"{shown(first, key, form)} \u2192 {shown(last, key, form)}"
-    facts = [("held-out success", arrow("validation", ".3f"))] if last["validation_by"] else []
-    if generates(metrics):
-        facts += [
-            ("success on generated tasks", f"{shown(last, 'success_rate', '.2f')} (alpha "
-             f"{last['alpha']:.2f})"),
-            ("length of generated tasks", arrow("task_length", ".2f")),
-            ("epochs within alpha \u00b1 k_min",
-             f"{epochs_in_band(metrics, options)} of {len(metrics) - 1}")]
-        if last["written"]:
-            facts.append(("new tasks, last epoch",
-                          f"{last['distinct_tasks']} of {last['written']} written"))
-    return facts
-
-
-def _by_category(metrics) -> str:
+def _categories(metrics) -> str:
     """Held-out success of every category in the first, the middle and the last epoch."""
-    three = _three(validated(metrics))
+    three = _three([m for m in metrics if m["validated"] == m["epoch"]])
     rows = [[name, *[f"{m['validation_by'].get(name, 0):.2f}" for m in three]]
             for name in metrics[-1]["validation_by"]]
     head = ["", *[f"epoch {m['epoch']}" for m in three]]
     return "<h2>Held-out success by category</h2>" + table([head, *rows]) if rows else ""
 
 
-def _functions(folder) -> str:
-    """A table of the functions to practise, the least solved first; "" for a run without a list."""
-    path = folder / "functions.json"
-    practised = json.loads(path.read_text()) if path.is_file() else {}
-    rows = sorted(practised.items(), key=lambda item: (not item[1][0], item[1][1] or 0, item[0]))
-    rows = [[name, n, "never tried" if p is None else f"{p:.2f}"] for name, (n, p) in rows]
-    head = ["function", "generated tasks that call it", "success when last tried"]
-    return _details("Functions, the least solved first", table([head, *rows])) if rows else ""
-
-
-def _warnings(metrics) -> str:
-    """One box per kind of warning: in which epochs, and its latest words."""
-    kinds = {}
-    for m in metrics:
-        for text in m["warnings"]:
-            kinds.setdefault(text.partition(":")[0], []).append((m["epoch"], text))
-    if not kinds:
-        return "<p class=fine>None.</p>"
-    boxes = []
-    for found in kinds.values():
-        epochs = _text(", ".join(str(t) for t, _ in found))
-        boxes.append(f"<div class=warn>{_text(found[-1][1])}<br><span class=tag>"
-                     f"epoch{'s' * (len(found) > 1)} {epochs}</span></div>")
-    return "".join(boxes) + "<p class=tag>TROUBLESHOOTING.md has a paragraph on each.</p>"
-
-
-LEGEND = (
-    "Tasks of the first, the middle and the last epoch; samples.jsonl has those of every epoch. "
-    "p_hat: share of the agent's attempts that solved the task. In the band: new, and p_hat near "
-    "alpha; a simulator that is trained imitates such tasks of its own. Shown are the best and the "
-    "worst attempt, once if they are alike, with the reward r; of an episode the agent's turns "
-    "(&gt;) and what it was told.")
-
-
-def _samples(folder, metrics) -> str:
-    """First, middle and last epoch: tasks with up to two traces each, and what was refused."""
-    path = folder / "samples.jsonl"
-    records = read_jsonl(path) if path.is_file() else []
-    key = next((r["key"] for r in records if r.get("key")), "")
-    parts = [f"<p class=tag>{LEGEND}</p>"]
-    key = re.sub("`([^`]*)`", r"<code>\1</code>", _text(key))
-    parts += [f"<p><b>How to read a task.</b> {key}</p>"] if key else []
+def _samples(metrics, samples) -> str:
+    """First, middle and last epoch: tasks with up to two attempts each, and what was refused."""
+    parts = []
     for m in _three(metrics):
-        here = [r for r in records if r["epoch"] == m["epoch"]]
-        refused = [r for r in here if "refused" in r]
-        tasks = _cards(r for r in here if "refused" not in r)
-        parts.append(f"<h3>epoch {_text(m['epoch'])}</h3>{tasks}")
-        if refused:
-            title = f"Refused in epoch {_text(m['epoch'])}, up to three of each reason"
-            parts.append(_details(title, _cards(refused)))
+        here = [r for r in samples if r["epoch"] == m["epoch"]]
+        refused = [_refused_card(r) for r in here if "refused" in r]
+        tasks = [_task_card(r) for r in here if "refused" not in r]
+        parts += [f"<h3>epoch {m['epoch']}</h3>", _grid(tasks)]
+        parts += [_details("Refused, up to three of each reason", _grid(refused))] * bool(refused)
     return "".join(parts)
 
 
-def _cards(records) -> str:
-    return f"<div class=grid>{''.join(map(_card, records))}</div>"
-
-
-def _card(r) -> str:
-    """One task beside the one it varies: origin and success rate, text, the world's picture of it,
-    expected answer, traces with their rewards; or a text that was refused, with the reason."""
-    before = f"<pre class=seed>varies: {_text(r['seed_task'][:600])}</pre>" \
-        if r.get("seed_task") else ""
-    if "refused" in r:
-        return (f"<div class=card><span class=tag>refused: {_text(r['reason'])}</span>{before}"
-                f"<pre class=wrong>{_text(r['refused'][:900])}</pre></div>")
-    traces = "".join(
-        f"<pre class={'right' if e['reward'] >= 0.5 else 'wrong'}>"
-        f"{_text(e['text'][:600]) or '(no text)'}"
-        f" <span class=tag>r = {e['reward']:.2g}</span></pre>" for e in r["traces"])
-    picture = f"<pre class=picture>{_text(r['picture'][:2000])}</pre>" if r.get("picture") else ""
-    word = "a shortest solution" if picture else "expected"  # other plans count as well
-    expected = f"<pre>{word}: {_text(r['expected'][:600])}</pre>" if r.get("expected") else ""
-    return (f"<div class=card><span class=tag>{_text(_tag(r))}</span>{before}"
-            f"<pre><b>{_text(r['task'][:900])}</b></pre>{picture}{expected}{traces}</div>")
-
-
-def _tag(r) -> str:
-    """Where a task is from, when it was written, how often it was solved."""
+def _task_card(r) -> str:
+    """A task with the one that it varies, its expected answer, and attempts with their rewards."""
     origin = {"env": "written by the simulator"}.get(r["origin"], r["origin"])
-    earlier = r["origin"] == "env" and r.get("written_in", r["epoch"]) != r["epoch"]
-    return (f"{origin}{' in epoch ' + str(r['written_in']) + ', tried again' if earlier else ''}, "
-            f"p_hat = {r['p_hat']:.2f}{', in the band' if r.get('in_band') else ''}")
+    if r["origin"] == "env" and r["written_in"] != r["epoch"]:
+        origin += f" in epoch {r['written_in']}, tried again"
+    tag = f"{origin}, p_hat = {r['p_hat']:.2f}{', in the band' * r['in_band']}"
+    expected = [_pre("expected: " + r["expected"])] if r["expected"] else []
+    attempts = [_pre(e["text"] or "(no text)", "right" if e["reward"] >= 0.5 else "wrong",
+                     f" <span class=tag>r = {e['reward']:.2g}</span>") for e in r["traces"]]
+    return _card(tag, r, [_pre(r["task"], "task"), *expected, *attempts])
 
 
-def _three(metrics):
-    """First, middle and last record, without repeats."""
-    return [metrics[i] for i in dict.fromkeys((0, len(metrics) // 2, len(metrics) - 1))]
+def _refused_card(r) -> str:
+    return _card(f"refused: {r['reason']}", r, [_pre(r["refused"], "wrong")])
 
 
-def _text(value) -> str:
-    """Escaped for HTML; what cannot be encoded (lone surrogates in model text) is replaced."""
-    return html.escape(str(value)).encode("utf-8", "replace").decode()
+def _card(tag, r, parts) -> str:
+    seed = [_pre("varies: " + r["seed_task"], "seed")] if r["seed_task"] else []
+    return f"<div class=card><span class=tag>{_text(tag)}</span>{''.join(seed + parts)}</div>"
+
+
+def _pre(text, kind="", more="") -> str:
+    return f"<pre class='{kind}'>{_text(text[:900])}{more}</pre>"
+
+
+def _grid(cells) -> str:
+    return f"<div class=grid>{''.join(cells)}</div>"
+
+
+def _details(title, inner) -> str:
+    return f"<details><summary>{title}</summary>{inner}</details>"
+
+
+def _paragraph(text) -> str:
+    return f"<p>{_text(text)}</p>"
 
 
 def table(rows) -> str:
@@ -419,20 +324,11 @@ def table(rows) -> str:
         for row in rows) + "</table></div>"
 
 
-def _details(title, inner) -> str:
-    return f"<details><summary>{title}</summary>{inner}</details>"
+def _three(metrics) -> list:
+    """First, middle and last record, without repeats."""
+    return [metrics[i] for i in dict.fromkeys((0, len(metrics) // 2, len(metrics) - 1))]
 
 
-def main(argv=None) -> int:
-    """`python -m watch.report RUN_FOLDER`."""
-    argv = sys.argv[1:] if argv is None else argv
-
-    def command():
-        if len(argv) != 1:
-            raise UserError("usage: python -m watch.report RUN_FOLDER")
-        print(write(argv[0]))
-    return exit_code(command, "report", "nothing was changed")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _text(value) -> str:
+    """Escaped for HTML; what cannot be encoded (lone surrogates in model text) is replaced."""
+    return html.escape(str(value)).encode("utf-8", "replace").decode()

@@ -12,22 +12,15 @@ import pytest
 import genenv
 import policy
 from support import report
-from worlds import ladder, tiny_model, tool_calls
+from worlds import ladder, tiny_model
 
 # it ends its lines and knows a few tools, which is all that tests of the loop need
 SMALL_MODEL = {**ladder.MODEL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
 SMALL_RECIPE = dict(steps=150, batch=32, lr=6e-3)
-write_report, whole_split = report.write, ladder.validation_tasks  # where nothing is patched
+write_report, whole_split = report.write, ladder.World.validation_tasks  # where nothing is patched
 # a run of the small world in a second an epoch; all p_hat are in the band
-MICRO = ["--threads", "1", "--no-gate", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1",
-         "--env-updates", "2", "--rank", "4", "--k-min", "0.5"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def usual_form():
-    """The tool-call world keeps the form that it was last prepared for: not beyond a module."""
-    yield
-    tool_calls._form = tool_calls.Form()
+MICRO = ["--threads", "1", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1", "--rank", "4",
+         "--k-min", "0.5"]
 
 
 @pytest.fixture(scope="session")
@@ -41,13 +34,13 @@ def model(tmp_path_factory):
 def _small_base(tmp_path_factory):
     """Folder of the small base model, and {settings: (lm, tokenizer)} of what was loaded from it."""
     folder = tmp_path_factory.mktemp("ladder")
-    tiny_model.save(*tiny_model.train(ladder.WORDS, ladder._pairs, SMALL_MODEL, **SMALL_RECIPE), folder)
+    tiny_model.save(*tiny_model.train(ladder.WORDS, ladder.World.scorer("").pairs, SMALL_MODEL, **SMALL_RECIPE), folder)
     return folder, {}
 
 
 @contextmanager
 def small_world(base):
-    """Within: the embedded world, small. base: what _small_base made; yields its --base-model.
+    """Within: the embedded world, small. base: what _small_base made; yields its --model.
 
     One layer, trained for seconds, once per session; read from disk once per session; two held-out
     tasks per rung; rewards by `parity`; no figures.
@@ -62,8 +55,8 @@ def small_world(base):
             loaded[model, *settings] = load(model, *settings)
         return copy.deepcopy(loaded[model, *settings])  # adapters are put into it
 
-    patch.setattr(ladder, "validation_tasks", lambda *which: whole_split(*which)[::5])
-    patch.setattr(ladder, "score", parity)
+    patch.setattr(ladder.World, "validation_tasks", lambda *which: whole_split(*which)[::5])
+    patch.setattr(ladder.World, "score", lambda self, task, text: parity(task, text))
     patch.setattr(policy, "load_model", load_once)
     patch.setattr(report, "write", lambda run_folder: None)
     try:
@@ -74,7 +67,7 @@ def small_world(base):
 
 @pytest.fixture(scope="module")
 def small_ladder(_small_base):
-    """The embedded world, small, for all tests of a module; yields its --base-model."""
+    """The embedded world, small, for all tests of a module; yields its --model."""
     with small_world(_small_base) as folder:
         yield folder
 
@@ -85,7 +78,7 @@ def quiet_run(_small_base, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "quiet"
     with small_world(_small_base) as base, pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "write", write_report)
-        assert genenv.main(["--out", str(out), "--base-model", base, *MICRO, "--epochs", "3"]) == 0
+        assert genenv.main(["--out", str(out), "--model", base, *MICRO, "--epochs", "3"]) == 0
     return out
 
 

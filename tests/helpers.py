@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.attention import pack
 from support.files import UserError, read_jsonl
 import genenv
 import grpo
@@ -51,17 +52,18 @@ def toy_tokenizer(chat=False, bos=False):
     return tokenizer
 
 
-def tiny_lm(seed=0, vocab=len(WORDS), eos=EOS, spread=0.3):
-    """A random two-layer Qwen2 with grouped keys; spread makes its distributions far from flat."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+TINY = dict(vocab_size=len(WORDS), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, pad_token_id=PAD,
+            bos_token_id=None, eos_token_id=EOS, initializer_range=0.3, tie_word_embeddings=False)
+
+
+def tiny_lm(seed=0, vocab=len(WORDS), eos=EOS, config=None):
+    """A random two-layer Qwen2 with grouped keys, its distributions far from flat, or of `config`."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        lm = Qwen2ForCausalLM(Qwen2Config(
-            vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
-            eos_token_id=eos, pad_token_id=PAD, bos_token_id=None, initializer_range=spread,
-            tie_word_embeddings=False))
-    return lm.eval()
+        return AutoModelForCausalLM.from_config(
+            config or Qwen2Config(**{**TINY, "vocab_size": vocab, "eos_token_id": eos})).eval()
 
 
 def tiny_policy(seed=0, adapters=("agent", "env"), live=True, chat=False, bos=False,
@@ -137,6 +139,20 @@ def naive_logps(policy, prompt, response, temperature=1.0):
         logits = policy.lm(input_ids=ids, use_cache=False).logits[0, -1] / temperature
         out.append(logits.log_softmax(-1)[token])
     return out
+
+
+def dense_logprobs(policy, rollouts, temperature=1.0):
+    """What policy.logprobs returns, the plain way: one row per response, the prompt in each."""
+    ids = pack([[r] for r in rollouts], 0, policy.device)["ids"]
+    logits = policy.lm(input_ids=ids, use_cache=False).logits.float() / temperature  # (N, L, V)
+    logps = logits.log_softmax(-1)
+    out = logps.new_zeros(len(rollouts), max(len(r.response) for r in rollouts))  # (N, R)
+    mask = torch.zeros_like(out, dtype=torch.bool)
+    for n, r in enumerate(rollouts):
+        for t, token in enumerate(r.response):  # logits at P-1+t score token P+t
+            if not r.drawn or r.drawn[t]:
+                out[n, t], mask[n, t] = logps[n, len(r.prompt) - 1 + t, token], True
+    return out, mask
 
 
 def gradients(policy, adapter):

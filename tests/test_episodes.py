@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from grpo import grpo_update, response_logps
-from helpers import (EOS, PAD, STOP, clear, close, flat, gradients, random_groups, tiny_policy,
+from helpers import (EOS, PAD, clear, close, dense_logprobs, flat, gradients, random_groups, tiny_policy,
                      train_agent, weights)
 from support.attention import pack
-from policy import by_group
+from policy import Policy, by_group
 from support.options import Options
 
 ENDINGS = [EOS, *range(4, 12)]
@@ -152,10 +152,10 @@ def test_own_tokens_score_as_on_the_dense_path_values_and_gradients(ending):
     R = max(len(r.response) for r in out)
     weigh = torch.randn(len(out), R, generator=torch.Generator().manual_seed(1))
     values, grads = [], []
-    for path in (ending.logprobs, ending.logprobs_dense):
+    for path in (Policy.logprobs, dense_logprobs):
         clear(ending)
         with ending.use("agent"):
-            logp, mask = path(out, 0.9)
+            logp, mask = path(ending, out, 0.9)
             (logp * weigh * mask).sum().backward()
         values.append((logp.detach(), mask))
         grads.append(gradients(ending, "agent"))
@@ -202,9 +202,9 @@ def test_grpo_counts_own_tokens_only():
     # against the objective written out: sum over own tokens / their number
     policy = tiny_policy()
     with policy.use(None), torch.no_grad():
-        ref, _ = policy.logprobs_dense(flat(groups, drawn=drawn))
+        ref, _ = dense_logprobs(policy, flat(groups, drawn=drawn))
     with policy.use("agent"):
-        logp, mask = policy.logprobs_dense(flat(groups, drawn=drawn))
+        logp, mask = dense_logprobs(policy, flat(groups, drawn=drawn))
         a = torch.tensor([1.0, -1, -1, 1])[:, None] / (2 ** 0.5 + 2e-4)
         kl = (ref - logp).exp() - 1 - (ref - logp)
         loss = ((-(logp - logp.detach()).exp() * a + 0.1 * kl) * mask).sum() / 22
@@ -248,10 +248,3 @@ def test_observations_of_a_chat_model_continue_the_conversation_as_its_template_
     after_turn = len(policy.encode(say("w5", "w7 w8"))) - 1
     assert whole[after_turn - 1] == EOS  # the turn's end, which is the policy's own token
     assert policy.encode_observation("w9 w10") == whole[after_turn:]
-
-
-def test_a_template_whose_end_of_turn_is_no_eos_keeps_it():
-    """The end that the template writes would be cut off with the policy's own."""
-    policy = tiny_policy(chat=True, eos=STOP)
-    policy.eos_ids = [STOP]
-    assert policy.encode_observation("w9")[0] == EOS

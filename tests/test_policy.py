@@ -8,17 +8,18 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from transformers import Qwen2ForCausalLM
+from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from transformers import AutoConfig, BitsAndBytesConfig
 
-from scripts import bench_models as bench
-from helpers import (BOS, EOS, MIXED, clear, close, flat, gradients, naive_logps, raised, random_groups,
-                     randomise, tiny_lm, tiny_policy, toy_tokenizer, user_error)
+from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, flat, gradients, naive_logps,
+                     random_groups, randomise, tiny_lm, tiny_policy, toy_tokenizer, user_error)
 from support import attention
 from support.attention import pack
-from support.loading import model_config
+from support.loading import model_digest
 import policy as policy_module
-from policy import Policy, by_group, draw, split_groups
-from support import memory
+from policy import Policy, by_group, by_prompt, draw, split_groups
 from support.metrics import movement
 
 ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
@@ -34,6 +35,19 @@ def shared():
 def ending():
     """One live policy whose rollouts end early, at different times."""
     return tiny_policy(eos=ENDINGS)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A saved tiny chat model."""
+    return save(tiny_lm(), tmp_path / "model")
+
+
+def save(lm, path):
+    """The path of a folder with the model and the toy tokenizer with its chat template."""
+    lm.save_pretrained(path)
+    toy_tokenizer(chat=True).save_pretrained(path)
+    return path
 
 
 # ---------------------------------------------------------------------------------------------
@@ -108,21 +122,6 @@ def test_half_precision_logits_are_normalised_in_fp32():
     torch.testing.assert_close(logp.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("heads, key_heads", [(4, 1), (4, 2), (7, 7)])
-def test_few_queries_attend_as_with_a_copy_of_the_keys_for_each_head(heads, key_heads):
-    """Heads in the wrong order would read each other's keys."""
-    generator = torch.Generator().manual_seed(0)
-    draw_ = lambda *shape: torch.randn(*shape, generator=generator)
-    query, key, value = draw_(3, heads, 5, 8), draw_(3, key_heads, 9, 8), draw_(3, key_heads, 9, 8)
-    mask = torch.rand(3, 1, 5, 9, generator=generator) < 0.6
-    mask[..., 0] = True
-    copies = [x.repeat_interleave(heads // key_heads, dim=1) for x in (key, value)]
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        query, *copies, attn_mask=mask, scale=0.3).transpose(1, 2)
-    out, _ = attention.few_queries_attention(None, query, key, value, mask, scaling=0.3)
-    torch.testing.assert_close(out, expected)
-
-
 @pytest.mark.parametrize("budget", [1, 9, 16, 40, 10_000])
 def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
     """A response would be trained twice, or never, or memory would exceed the budget."""
@@ -133,6 +132,15 @@ def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
         groups = by_group([rollouts[i] for i in rows])
         assert len(rows) == 1 or pack(groups, 0)["ids"].numel() <= budget
     assert len(batches) == 1 if budget == 10_000 else len(batches) > 1
+
+
+def test_texts_of_one_long_prompt_become_a_group(monkeypatch):
+    """A text would get the weight of another, or short prompts other bits than one by one."""
+    monkeypatch.setattr(policy_module, "LONG", 5)
+    texts = flat([([4] * 6, [[5]]), ([7], [[6]]), ([7], [[8]]), ([4] * 6, [[9]])])
+    together, places = by_prompt(texts)
+    assert [len(group) for group in by_group(together)] == [2, 1, 1] and places == [0, 3, 1, 2]
+    assert [r.response for r in together] == [texts[i].response for i in places]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -148,27 +156,79 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
     """Cache, positions, compaction or temperature: the sampler would be another policy; or it would
     read long prompts, of which a forward call takes so many columns, as other prompts."""
     monkeypatch.setattr(policy_module, "PREFILL_TOKENS", columns * len(LONG))
-    dropped, compact = [], policy_module._compact
-
-    def spy(done, rollout):
-        keep, new = compact(done, rollout)
-        dropped.append((len(keep) < len(done), new.shape[1] < rollout.shape[1]))
-        return keep, new
-
-    monkeypatch.setattr(policy_module, "_compact", spy)
     with shapes_into(ending.lm.get_input_embeddings()) as shapes:
         out = ending.sample(adapter, LONG, G=3, max_new_tokens=24, temperature=temperature,
                             generator=ending.generator(0))
     assert shapes[:-(-14 // columns)] == [(8, min(columns, 14 - start))
                                           for start in range(0, 14, columns)]
     # the case is only worth something if whole groups and single rollouts left on the way
-    assert any(rows for rows, _ in dropped) and any(slots for _, slots in dropped)
+    assert {rows for rows, _ in shapes} > {8} and {slots for _, slots in shapes[-20:]} >= {1, 3}
     assert len({len(r.response) for r in out}) > 5
     groups = [(p, [r.response for r in out[3 * b:3 * b + 3]]) for b, p in enumerate(LONG)]
     with ending.use(adapter), torch.no_grad():
-        logp, mask = ending.logprobs_dense(flat(groups), temperature)  # a row each, no cache
+        logp, mask = dense_logprobs(ending, flat(groups), temperature)  # a row each, no cache
     for rollout, row, m in zip(out, logp, mask):
         torch.testing.assert_close(torch.tensor(rollout.logps), row[m], atol=3e-5, rtol=1e-5)
+
+
+class Recording(TorchDispatchMode):
+    """What a CUDA graph is, on a CPU: the operations of a step, done again on the same memory. Python's
+    numbers, and tensors that only a name of Python leads to, stay as they were."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.replays = [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert "_local_scalar_dense" not in func._schema.name, "a graph reads nothing back"
+        alias = lambda x: x.detach() if isinstance(x, torch.Tensor) else x
+        kept, out = tree_map(alias, (args, kwargs or {})), func(*args, **(kwargs or {}))
+        self.calls.append((func, *kept, [alias(x) for x in tree_leaves(out) if torch.is_tensor(x)]))
+        return out
+
+    def replay(self):
+        """All again, but for the first time: then the recording has just done it."""
+        for func, args, kwargs, outs in self.calls if self.replays else ():
+            again = func(*args, **kwargs)
+            if not (func.is_view or func._schema.is_mutable):
+                for out, new in zip(outs, filter(torch.is_tensor, tree_leaves(again))):
+                    out.copy_(new)
+        self.replays += 1
+
+
+@pytest.mark.parametrize("temperature, G, T, turns", [(0, 3, 60, 1), (1.0, 3, 60, 1), (0, 6, 80, 4)])
+def test_replayed_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monkeypatch, temperature,
+                                                            G, T, turns):
+    """A number of Python's in a step, a tensor that moved, a key seen too early or never written: a
+    GPU would replay it without a word."""
+    policy, tapes = shared if turns == 1 else ending, []
+
+    def record(step, device):
+        with Recording() as tape:
+            out = step()
+        tapes.append(tape)
+        return lambda: tape.replay() or out
+
+    def respond(i, ids, count={}):
+        count[i] = count.get(i, 0) + 1
+        return None if count[i] % turns == 0 else [30, 31, EOS][i % 3:]
+
+    def sample(staged, how):
+        monkeypatch.setattr(policy, "staged", staged)
+        monkeypatch.setattr(attention, "recorded", how)
+        return policy.sample("agent", LONG, G, T, temperature, policy.generator(0), max_turns=9,
+                             respond=respond if turns > 1 else None)
+
+    plain = sample(False, None)
+    computed = sample(True, lambda step, device: None)
+    assert sample(True, record) == computed and len(tapes) > 1 and tapes[0].replays > 9
+    if temperature == 0:  # else the random numbers fall differently, as finished rows stay longer
+        assert [r.response for r in computed] == [r.response for r in plain]
+    with policy.use("agent"), torch.no_grad():
+        logp, mask = dense_logprobs(policy, computed, temperature or 1)
+    for r, row, m in zip(computed, logp, mask):
+        drawn = torch.tensor(r.logps)[m[:len(r.response)]]
+        torch.testing.assert_close(drawn, row[m], atol=3e-5, rtol=1e-5)
 
 
 def test_greedy_equals_the_argmax_of_the_dense_path(ending):
@@ -199,25 +259,6 @@ def test_every_eos_id_of_the_model_ends_a_response(ending):
         assert not set(r.response[:-1]) & set(ENDINGS) and len(r.response) == len(r.logps) <= 6
         assert bool(r.limit) == (r.response[-1] not in ENDINGS)
     assert {r.limit for r in out if len(r.response) == 6} == {"too many tokens", ""}
-
-
-def test_truncated_flag_and_length_limit(shared, monkeypatch):
-    """A response cut off by the limit would pass as finished."""
-    for token, length, limit in ((20, 5, "too many tokens"), (EOS, 1, "")):
-        monkeypatch.setattr(policy_module, "draw", lambda logits, *a: (
-            torch.full(logits.shape[:-1], token), torch.zeros(logits.shape[:-1])))
-        out = shared.sample(None, [[4], [5, 6]], G=2, max_new_tokens=5)
-        assert all((len(r.response), r.limit) == (length, limit) for r in out)
-
-
-def test_rollouts_come_in_prompt_order_with_their_prompt(shared):
-    """Rewards would be given to the wrong task."""
-    prompts = [p for p, _ in random_groups([(P, [1]) for P in (9, 1, 5, 7, 2)])]
-    for max_rows in (4, 256):
-        out = shared.sample("agent", prompts, G=3, max_new_tokens=2, max_rows=max_rows,
-                            generator=shared.generator(0))
-        assert [r.group for r in out] == [b for b in range(5) for _ in range(3)]
-        assert [r.prompt for r in out] == [prompts[b] for b in range(5) for _ in range(3)]
 
 
 def test_same_seed_same_bits_and_the_global_generator_is_untouched(shared):
@@ -261,10 +302,11 @@ def test_draw_at_both_ends_of_its_random_number(monkeypatch, number, token):
     assert ids.tolist() == [token] and torch.isfinite(logps).all()
 
 
-def test_empty_prompt_is_refused_and_no_prompt_gives_nothing(shared):
-    """An empty prompt would be scored from a padding token."""
-    raised(ValueError, "empty prompt", shared.sample, "agent", [[4], []])
-    assert shared.sample("agent", []) == []
+def test_a_model_without_finite_numbers_is_one_line():
+    """Rollouts of one arbitrary token would be scored as answers."""
+    policy = tiny_policy(adapters=())
+    policy.lm.get_output_embeddings().weight.data[7] = float("nan")
+    user_error("no finite logits", policy.sample, None, [[4, 5]])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -303,11 +345,6 @@ def test_active_adapter_is_restored_after_an_exception(shared):
     with pytest.raises(ValueError, match="no adapter 'judge'"):  # else the base would be trained
         with shared.use("judge"):
             pass
-    groups = random_groups(MIXED)
-    with torch.no_grad():
-        after = shared.logprobs(flat(groups))[0]
-        with shared.use(None):
-            assert torch.equal(shared.logprobs(flat(groups))[0], after)
 
 
 def test_gradients_survive_a_switch_of_adapters_before_the_backward_pass():
@@ -338,7 +375,9 @@ def test_only_adapters_are_trainable_and_each_optimiser_has_its_own():
     for active in (None, "agent", "env"):  # whatever is in force while it is built
         with policy.use(active):
             optimizer = policy.optimizer("env", 1e-3)
-        assert {id(p) for g in optimizer.param_groups for p in g["params"]} == owned["env"]
+        group, = optimizer.param_groups
+        # a weight decay would pull each policy back to the base a little at every step
+        assert {id(p) for p in group["params"]} == owned["env"] and group["weight_decay"] == 0
 
 
 def test_cast_weights_are_gone_after_sampling(monkeypatch):
@@ -361,62 +400,31 @@ def test_cast_weights_are_gone_after_sampling(monkeypatch):
 def test_the_proof_of_movement_tells_which_adapter_moved():
     """A change of one bit, or of the other adapter alone, must be told apart."""
     policy = tiny_policy()
-    first = policy.params["agent"][3].view(-1)
-    def proofs(change):
-        with torch.no_grad(), movement(policy.params, "agent") as agent, \
-                movement(policy.params, "env") as env:
-            change()
-        return agent, env
-    agent, env = proofs(lambda: first[:1].copy_(torch.nextafter(first[:1], torch.tensor(9.0))))
+    first = policy.params["agent"][3].view(-1)[:1]
+    with torch.no_grad(), movement(policy.params, "agent") as agent, \
+            movement(policy.params, "env") as env:
+        first.copy_(torch.nextafter(first, torch.tensor(9.0)))
     assert env["other_moved"] and not agent["other_moved"] and not env["moved"]
-    def undone():
-        saved = first.clone()
-        first.add_(3).copy_(saved)
-    assert proofs(undone) == ({"moved": 0, "other_moved": False},) * 2
-    def far():
-        first[0] += 3
-        policy.params["agent"][0].view(-1)[1] -= 4
-    agent, env = proofs(far)
-    assert agent["moved"] == pytest.approx(5, rel=1e-5) and env["other_moved"]
-    agent, env = proofs(lambda: None)
-    assert agent == env == {"moved": 0, "other_moved": False}
 
 
-@pytest.mark.parametrize("quant", ["", "nf4"])
-def test_lora_layers_compute_what_peft_computes(quant):
+@pytest.mark.parametrize("quant", [None, "nf4"])
+def test_lora_layers_compute_what_peft_computes(folder, quant):
     """The hand-written LoRA product: same values and gradients as the library's own forward."""
-    config = bench.small_config(64, 2, 32)
-    lm = bench.random_nf4(config, "cpu", torch.float32) if quant else Qwen2ForCausalLM(config)
-    policy = Policy(lm, bench.word_tokenizer(32), rank=4)
+    policy = Policy.load(str(folder), quant=quant, rank=4, dtype="fp32", device="cpu")
     randomise(policy)
-    layers = [m for m in policy.model.modules() if attention.is_plain_lora(m)]
-    assert len(layers) == 7 * 2
     groups, results = random_groups([(5, [4, 4, 4]), (5, [4, 4, 4])], vocab=32), []
+    assert len(policy.lora_layers) == 7 * 2
     for _ in range(2):
         clear(policy)
         with policy.use("agent"):
             logp, mask = policy.logprobs(flat(groups))
             (logp * mask).sum().backward()
         results.append((logp.detach(), gradients(policy, "agent")))
-        for layer in layers:
+        for layer in policy.lora_layers:
             layer.__dict__.pop("forward", None)  # the second time round: the library's
     torch.testing.assert_close(results[0][0], results[1][0])
     assert close(results[0][1], results[1][1])
     assert all(g.abs().max() > 0 for g in results[0][1])
-
-
-@pytest.mark.parametrize("kind", [dict(target_modules=["q_proj", "v_proj"]),
-                                  dict(use_dora=True, target_modules="all-linear")], ids=str)
-def test_adapters_of_a_user_compute_what_they_did(kind, tmp_path):
-    """One on the attention alone beside a fresh one on everything; a DoRA adapter, which would
-    silently be scored as a plain one."""
-    from peft import LoraConfig, get_peft_model
-    model = get_peft_model(tiny_lm(), LoraConfig(r=4, init_lora_weights=False, **kind))
-    model.save_pretrained(tmp_path)
-    policy = Policy(tiny_lm(), toy_tokenizer(), rank=4, paths={"agent": tmp_path})
-    with policy.use("agent"), torch.no_grad():
-        ours = policy.lm(torch.tensor([[4, 5, 6]])).logits
-        torch.testing.assert_close(ours, model(torch.tensor([[4, 5, 6]])).logits)
 
 
 def test_rollouts_keep_their_cache_after_gradient_checkpointing():
@@ -433,25 +441,28 @@ def test_rollouts_keep_their_cache_after_gradient_checkpointing():
     assert not policy.model.training
 
 
-def test_saved_adapter_is_read_by_load(tmp_path):
-    """A run's adapters could not be used afterwards; test_tool_calls.py reads one with PEFT."""
-    policy, groups = tiny_policy(), random_groups(MIXED)
-    with policy.use("env"), torch.no_grad():
-        expected = policy.logprobs(flat(groups))[0]
-    policy.save_adapter("env", tmp_path / "env")
-    tiny_lm().save_pretrained(tmp_path / "base")
-    toy_tokenizer().save_pretrained(tmp_path / "base")
-    for adapters in (("agent", "env"), ("env", "agent"), ("env",)):
-        loaded = Policy.load(str(tmp_path / "base"), adapters, device="cpu",
-                             adapter_paths={"env": str(tmp_path / "env")})
-        with loaded.use("env"), torch.no_grad():
-            assert torch.equal(loaded.logprobs(flat(groups))[0], expected)
-        assert all(p.requires_grad for ps in loaded.params.values() for p in ps)
-        assert loaded.encode("w1 w2") == [5, 6] and loaded.eos_ids == [EOS]
+def test_saved_adapter_is_read_by_load(folder, tmp_path):
+    """A run's adapters could not be used afterwards; test_tool_calls.py reads one with PEFT. One that
+    trains more than LoRA matrices, or another model, would be read in part."""
+    policy, groups = tiny_policy(chat=True), random_groups(MIXED)
+    policy.save_adapters(tmp_path)
+    load = lambda: Policy.load(str(folder), ("env",), adapter_folder=tmp_path / "env", dtype="fp32",
+                               device="cpu")
+    with policy.use("env"), load().use("env") as loaded, torch.no_grad():
+        assert torch.equal(loaded.logprobs(flat(groups))[0], policy.logprobs(flat(groups))[0])
+    assert all(p.requires_grad for p in loaded.params["env"])
+    config, weights = (tmp_path / "env" / name for name in ("adapter_config.json",
+                                                            "adapter_model.safetensors"))
+    content, tensors = json.loads(config.read_text()), load_file(weights)
+    config.write_text(json.dumps({**content, "bias": "lora_only"}))
+    user_error("more than LoRA", load)
+    config.write_text(json.dumps(content))
+    save_file({name: t for name, t in tensors.items() if "layers.1" not in name}, weights)
+    user_error("another model", load)
 
 
 # ---------------------------------------------------------------------------------------------
-# text, and what a user may get wrong
+# text
 
 
 def test_chat_messages_become_the_golden_ids():
@@ -462,55 +473,116 @@ def test_chat_messages_become_the_golden_ids():
     user_error("chat template", tiny_policy(adapters=()).encode, messages)  # a base model
 
 
-def test_chat_template_gets_the_options_of_the_model(tmp_path):
-    """A model that thinks by default would think, whatever the user asks for."""
-    tiny_lm().save_pretrained(tmp_path)
+def test_chat_template_gets_its_options_and_one_date(folder):
+    """A model that thinks by default would think; a run past midnight would have other prompts."""
     tokenizer = toy_tokenizer(chat=True)
-    tokenizer.chat_template += "{% if enable_thinking is false %} w2{% endif %}"
-    tokenizer.save_pretrained(tmp_path)
-    asked, chat = {"enable_thinking": False}, [{"role": "user", "content": "w9"}]
-    for options, ids in ((None, []), (asked, [6]), ({"enable_thinking": True}, [])):
-        policy = Policy.load(str(tmp_path), (), device="cpu", chat_template_kwargs=options)
-        assert policy.chat_template_kwargs == (options or {})
+    tokenizer.chat_template += ("{% if enable_thinking is false %} w2{% endif %}"
+                                "{% if strftime_now('%d') == '07' %} w7{% endif %}")
+    tokenizer.save_pretrained(folder)
+    chat = [{"role": "user", "content": "w9"}]
+    for options, ids in (({"date": "2026-01-08"}, []),
+                         ({"date": "2026-01-07", "enable_thinking": False}, [6, 11])):
+        policy = Policy.load(str(folder), (), device="cpu", chat_template_kwargs=options)
         assert policy.encode(chat) == [BOS, 4, 13, EOS, 5, *ids]
-    user_error("leave them out", Policy.load, str(tmp_path), (), device="cpu",
-               chat_template_kwargs={"tokenize": True})
 
 
-@pytest.mark.parametrize("content", ["{", json.dumps({"model_type": "nothing"})])
-def test_broken_model_files_are_one_clear_line(tmp_path, content):
-    """A half-copied model would end in a traceback of the library; test_tool_loop.py has files that
-    are missing or cut."""
-    tiny_lm().save_pretrained(tmp_path)
-    toy_tokenizer().save_pretrained(tmp_path)
-    user_error("unknown quantisation 'int3'", Policy.load, str(tmp_path), quant="int3")
-    (tmp_path / "config.json").write_text(content)
-    user_error("cannot (load|read)", Policy.load, str(tmp_path), device="cpu")
+@pytest.mark.parametrize("template", [
+    "{% for m in messages if m.role != 'system' %}{{ m.content }} <eos> {% endfor %}",
+    "{% for m in messages %}{{ m.role }} <eos> {% endfor %}", "{{ tools[0] }}"])
+def test_a_template_that_loses_a_message_is_refused(template):
+    """The agent would answer without its functions or the request, and nothing would say why."""
+    policy = tiny_policy(adapters=(), chat=True)
+    policy.tokenizer.chat_template = template
+    chat = [{"role": "system", "content": "w3"}, {"role": "user", "content": "w9 w8"}]
+    user_error("chat template", policy.encode, chat)
+
+
+def test_a_turn_ends_as_the_template_writes_it():
+    """A model that names another end would never stop where its template does, and imitation would
+    teach it an end that no prompt has."""
+    policy = tiny_policy(adapters=(), chat=True, eos=STOP)
+    assert policy.end_of_turn == [EOS] and policy.eos_ids == [STOP, EOS]
+    assert tiny_policy(adapters=(), eos=STOP).end_of_turn == [STOP]  # no template
+
+
+def test_control_tokens_within_a_response_are_seen(shared):
+    """decode drops them: the answer would earn, and be imitated with them."""
+    assert shared.decode([4, STOP, 5, EOS]) == "w0 w1"
+    assert shared.has_control_tokens([4, STOP, 5, EOS]) and shared.has_control_tokens([EOS, EOS])
+    assert not shared.has_control_tokens([4, 5, EOS]) and not shared.has_control_tokens([4, 5])
+
+
+# ---------------------------------------------------------------------------------------------
+# models that cannot be used
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "layers.1.mlp.up_proj.weight is missing"),
+    (lambda t: t.update({f"module.{k}": t.pop(k) for k in list(t)}), "is missing"),
+    (lambda t: t.update(score=torch.ones(2)), "score is unexpected"),
+    (lambda t: t.update({"lm_head.weight": torch.ones(9, 32)}), "cannot be used|mismatched")])
+def test_weights_that_are_not_the_models_are_refused(folder, change, said):
+    """Missing ones would be random, without a word."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    user_error(said, Policy.load, str(folder), device="cpu")
+
+
+def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
+    """Hours of imitation would end in a traceback of the library."""
+    load = lambda: Policy.load(str(folder), device="cpu")
+    tokenizer, config = toy_tokenizer(chat=True), json.loads((folder / "config.json").read_text())
+    tokenizer.add_tokens(["one more"])
+    tokenizer.save_pretrained(folder)
+    user_error("41 tokens and its embedding 40", load)
+    quantised = BitsAndBytesConfig(load_in_4bit=True).to_dict()
+    for text, said in (("{", "cannot be used"), ('{"model_type": "nothing"}', "nothing"),
+                       (json.dumps({**config, "quantization_config": quantised}), "already quantised")):
+        (folder / "config.json").write_text(text)
+        user_error(said, load)
+    user_error("unknown quantisation 'int3'", Policy.load, str(save(tiny_lm(), folder)), quant="int3")
+    user_error("cannot be used", Policy.load, str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("family, options", [
+    ("mistral", {"sliding_window": 16}), ("phi3", {"sliding_window": 16}),
+    ("gemma3_text", {"sliding_window": 16, "head_dim": 8}), ("granite", {"logits_scaling": 8.0}),
+    ("lfm2", {"layer_types": ["conv", "full_attention"]}), ("stablelm", {}),
+    ("mistral", {"sliding_window": 400}), ("llama", {}), ("phi3", {"sliding_window": None})])
+def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options):
+    """They would be sampled and scored as other models, alike and silently."""
+    lm = tiny_lm(config=AutoConfig.for_model(family, **{**TINY, **options}))
+    load = lambda: Policy.load(str(save(lm, tmp_path)), device="cpu", max_tokens=300)
+    if options.get("sliding_window", 16) in (None, 400) or family == "llama":
+        assert load().encode("w1") == [5]
+    else:
+        user_error("cannot be used|full causal attention", load)
 
 
 @pytest.mark.parametrize("owner, file, entry", [
-    ("config", "config.json", "AutoConfig"), ("model", "config.json", "AutoModelForCausalLM"),
-    ("tokenizer", "tokenizer_config.json", "AutoTokenizer")])
-def test_code_in_a_model_folder_is_neither_asked_for_nor_run(tmp_path, monkeypatch, owner, file,
+    ("config", "config.json", "AutoConfig"), ("tokenizer", "tokenizer_config.json", "AutoTokenizer")])
+def test_code_in_a_model_folder_is_neither_asked_for_nor_run(folder, tmp_path, monkeypatch, owner, file,
                                                               entry):
     """transformers asks "Do you wish to run the custom code?" and takes a piped y for an answer."""
-    tiny_lm().save_pretrained(tmp_path)
-    toy_tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "custom.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
-    content = json.loads((tmp_path / file).read_text())
+    (folder / "custom.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    content = json.loads((folder / file).read_text())
     content["auto_map"] = {entry: ["custom.Own", None] if owner == "tokenizer" else "custom.Own"}
-    kinds = {"config": {"model_type": "foreign"}, "model": {"model_type": "vit"},
-             "tokenizer": {"tokenizer_class": "Own"}}
-    (tmp_path / file).write_text(json.dumps({**content, **kinds[owner]}))
+    kinds = {"config": {"model_type": "foreign"}, "tokenizer": {"tokenizer_class": "Own"}}
+    (folder / file).write_text(json.dumps({**content, **kinds[owner]}))
     stdin = io.StringIO("y\n" * 9)
     monkeypatch.setattr("sys.stdin", stdin)
     if owner == "tokenizer":  # its tokenizer.json is read without the class
-        assert Policy.load(str(tmp_path), (), device="cpu").encode("w1 w2") == [5, 6]
+        assert Policy.load(str(folder), (), device="cpu").encode("w1 w2") == [5, 6]
     else:
-        user_error("code of its own.*never run", Policy.load, str(tmp_path), device="cpu")
-        user_error("code of its own|no causal language model",
-                   lambda: memory.count_parameters(model_config(str(tmp_path))))
+        user_error("custom code", Policy.load, str(folder), device="cpu")
     assert not (tmp_path / "executed").exists() and stdin.tell() == 0
+
+
+def test_digest_tells_a_model_made_again_from_the_one_before(folder):
+    """A run would go on from another base, in the same folder."""
+    before = model_digest(str(folder))
+    assert model_digest(str(folder)) == before != model_digest(str(save(tiny_lm(seed=1), folder)))
 
 
 def test_model_without_any_end_token_is_refused():

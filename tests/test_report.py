@@ -1,165 +1,119 @@
-"""The page of a run: what stands where, hostile text, one line on bad input.
+"""The pages of runs: hostile text stays text, and each warning and p_hat stands where it belongs.
 
     python -m pytest -q tests/test_report.py
 """
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
-import pytest
+import genenv
+from data_pool import EnvRecord, Trace
+from support import metrics as measure
+from support import report
+from test_health import QUIET
 
-from test_health import recorded
-from support import report, screen
-
-HOSTILE = ["</script><script>document.title='owned'</script>", "<img src=x onerror=alert(1)>",
-           "</pre></div></body></html>", "\"'><svg/onload=alert(1)>", "&lt;b&gt; & <b>",
-           "lone \ud800 surrogate", "nul \0 and \x1b[31m", "a" * 5000, "<!--", "]]>",
-           "</style><style>*{display:none}", "javascript:alert(1)", "\u202e right to left"]
-SAMPLE = {"epoch": 0, "task": "2 s1 inc", "origin": "env", "p_hat": 0.5,
-          "traces": [{"text": "s1 inc 3", "reward": 1.0}, {"text": "s1 inc 4", "reward": 0.0}]}
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A run folder with a recorded run of default size, without the run."""
-    records, options = recorded("genenv")
-    save(tmp_path, records, vars(options), [{**SAMPLE, "epoch": t} for t in range(25)])
-    return tmp_path
+HOSTILE = ("</pre></script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\""
+           "\ud800 \0 \x1b[31m")
+SAMPLE = dict(epoch=0, written_in=0, task="2 s1 inc", origin="env", p_hat=0.5, in_band=True,
+              seed_task="", expected="", traces=[dict(text="s1 inc 3", reward=1.0), dict(text="", reward=0.0)])
+REFUSED = dict(epoch=0, seed_task="2 s1 inc", refused="s1", reason="malformed")
 
 
-def save(folder, records, options, samples):
-    """The three files that the report reads."""
-    (folder / "config.json").write_text(json.dumps(options))
+def record(epoch, **fields):
+    """A record of metrics.jsonl, as far as the pages read it."""
+    return {**QUIET, "epoch": epoch, "validated": epoch, "validation_by": {"inc": 0.5},
+            "validation_greedy": 0.5, "mixed_share": 0.8, "entropy": 0.3, "task_length": 2.0 + epoch,
+            "response_length": 9.0, "solved": 0.1, "unsolved": 0.0, "env_ess": 30.0, "kl": 0.0,
+            "env_kl_step": 0.01, "seconds": 5.0, "warnings": [], **fields}
+
+
+def save(folder, records, samples=(), **options):
+    """The three files that the pages are made of."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**vars(genenv.Options()), **options}))
     for name, rows in (("metrics", records), ("samples", samples)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return folder
 
 
 class Tags(HTMLParser):
-    """All tags and attributes of a page."""
+    """All tags, attributes and their values of a page."""
 
     def __init__(self, page):
         super().__init__()
-        self.names, self.attributes, self.open = [], [], []
+        self.names, self.attributes, self.sources = [], set(), []
         self.feed(page)
         self.close()
 
     def handle_starttag(self, tag, attributes):
         self.names.append(tag)
-        self.attributes += attributes
-        if tag not in ("meta", "img", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag  # every element is closed where it should be
+        self.attributes |= {name for name, _ in attributes}
+        self.sources += [value for name, value in attributes if name in ("src", "href")]
 
 
-def test_page_is_one_file_with_everything(folder):
-    """Figures embedded, nothing fetched, first / middle / last tasks, options folded away."""
-    page = report.write(folder).read_text()
-    tags = Tags(page)
-    assert tags.open == [] and tags.names.count("img") == len(list((folder / "figures").iterdir()))
-    sources = [v for k, v in tags.attributes if k in ("src", "href")]
-    assert sources and all(v.startswith("data:image/png;base64,") for v in sources)
-    assert "http:" not in page and "https:" not in page
-    assert "default-src 'none'" in page and "width=device-width" in page
-    assert [page.index(f"<h3>epoch {t}</h3>") for t in (0, 12, 24)]
-    assert "<details><summary>Options" in page and "env_kl_cap" in page
-    assert page.count("s1 inc 3") == 3 and "r = 0<" in page
-    order = ("Warnings", "Held-out success by category", "Curves", "Tasks and traces")
-    assert sorted(order, key=lambda title: page.index(f"<h2>{title}")) == list(order)
-    assert page.count("<figcaption>") == tags.names.count("img")  # a sentence under each curve
+def page_of(folder, text):
+    """The page of a run in which `text` stands wherever a model or a user can write."""
+    sample = {**SAMPLE, "task": text, "origin": text, "seed_task": text, "expected": text,
+              "traces": [dict(text=text, reward=1.0)]}
+    refused = {**REFUSED, "refused": text, "seed_task": text, "reason": text}
+    records = [record(0, warnings=[f"collapse: {text}"], validation_by={text: 0.5}), record(1)]
+    return report.write(save(folder, records, [sample, refused], model=text, world=text)).read_text()
 
 
-@pytest.fixture
-def no_figures(monkeypatch):
-    """There is no text of models in them, and they take long."""
-    monkeypatch.setattr(report, "figures", lambda metrics, options: {})
+def test_hostile_text_stays_text_in_a_page_of_one_file(tmp_path):
+    """No tag, attribute or address comes of it; the page forbids scripts and outside sources."""
+    clean, tags = Tags(page_of(tmp_path, "harmless")), Tags(page_of(tmp_path, HOSTILE))
+    assert tags.names == clean.names and tags.attributes == clean.attributes
+    assert len(tags.sources) == 8 and all(s.startswith("data:image/png;base64,") for s in tags.sources)
+    assert "default-src 'none'" in (tmp_path / "report.html").read_text()
 
 
-def test_what_a_reader_would_miss_is_shown(folder):
-    """An attempt without text, names in the key of a world, the highest point of a curve."""
-    records, options = recorded("genenv")
-    empty = {**SAMPLE, "key": "`2 s1 inc`: <start>", "traces": [{"text": "", "reward": 0.0}]}
-    save(folder, records, vars(options), [empty])
-    page = report.write(folder).read_text()
-    assert "<pre class=wrong>(no text) <" in page and "<code>2 s1 inc</code>: &lt;start&gt;" in page
-    for figure in report.figures(records, vars(options)).values():
-        axis = figure.axes[0]
-        assert all(1.02 * max(line.get_ydata()) <= axis.get_ylim()[1] for line in axis.lines)
+def test_warnings_of_one_name_do_not_replace_each_other(tmp_path, monkeypatch):
+    """Those that differ in their figures alone are one box with its epochs, all others their own."""
+    monkeypatch.setattr(report, "panels_of_run", lambda metrics, options: [])
+    texts = {1: "invalid: 9 of 48, malformed", 2: "invalid: 8 of 47, truncated",
+             4: "invalid: 7 of 46, malformed"}
+    records = [record(t, warnings=[texts[t]] if t in texts else []) for t in range(6)]
+    page = report.write(save(tmp_path, records)).read_text()
+    boxes = re.findall("<div class=warn>(.*?)</div>", page)
+    assert len(boxes) == 2 and "7 of 46" in boxes[0] and "2 times, epochs 1 to 4" in boxes[0]
+    assert "8 of 47" in boxes[1] and "epoch 2<" in boxes[1]
 
 
-def test_functions_stand_in_a_table_the_least_solved_first(folder, no_figures):
-    """[how many generated tasks call it, success when last tried] of each."""
-    assert "<summary>Functions" not in report.write(folder).read_text()
-    (folder / "functions.json").write_text('{"easy": [4, 0.75], "hard": [2, 0.0], "new": [0, null]}')
-    page = report.write(folder).read_text()
-    assert page.index("<td>hard</td>") < page.index("<td>easy</td><td>4</td><td>0.75</td>")
-    assert "<td>new</td><td>0</td><td>never tried</td>" in page
+def test_a_task_counts_once_and_is_in_the_band_by_the_p_hat_that_is_shown():
+    """Written twice in an epoch it said "p_hat = 1.00, in the band": by its second p_hat."""
+    new, again, old = (SimpleNamespace(id=i, text=i, origin="env", epoch=t, seed_task="")
+                       for i, t in (("new", 3), ("again", 3), ("old", 2)))
+    traces = [Trace("a", 0.0, True, False, 1), Trace("b", 1.0, True, False, 1)]
+    attempts = [(again, 1.0, traces), (new, 0.5, traces), (again, 0.5, traces), (old, 0.5, traces)]
+    second = EnvRecord([], [], "", "again", [], "", 0, 0.5, 0.5, 0.5, 3)
+    run = SimpleNamespace(
+        state=SimpleNamespace(attempts=attempts, epoch=3, refused=[], records=[second]),
+        world=SimpleNamespace(gold=lambda task: ""), train_pool=SimpleNamespace(tasks={}),
+        o=SimpleNamespace(k_min=0.26, p_hat_unit="task"))
+    assert [(task.id, p_hat) for task, p_hat, _ in measure.first_attempts(run.state)] == [
+        ("again", 1.0), ("new", 0.5)]
+    assert [(r["task"], r["p_hat"], r["in_band"]) for r in measure.samples(run, 0.5)] == [
+        ("new", 0.5, True), ("again", 1.0, False), ("old", 0.5, False)]
+    run.o.p_hat_unit = "seed"  # then the filter goes by the p_hat of all variations of a seed task
+    assert [r["in_band"] for r in measure.samples(run, 0.5)] == [True, True, False]
 
 
-@pytest.mark.parametrize("text", HOSTILE, ids=lambda t: ascii(t[:20]))
-def test_hostile_text_stays_text(text, folder, no_figures):
-    """In a task, a trace, a warning, an option, a category: no tag or attribute comes of it."""
-    records, options = recorded("genenv")
-    records[-1]["warnings"] = ["collapse: harmless"]
-    save(folder, records, vars(options), [SAMPLE])
-    clean = Tags(report.write(folder).read_text())
-    records[-1]["warnings"] = [f"collapse: {text}"]
-    records[-1]["validation_by"] = {"inc": 0.5, text: 0.5}
-    sample = {**SAMPLE, "task": text, "origin": text, "traces": [{"text": text, "reward": 1.0}]}
-    save(folder, records, {**vars(options), "model": text, "world": text}, [sample])
-    tags = Tags(report.write(folder).read_text())
-    assert tags.open == [] and set(tags.names) <= set(clean.names)
-    assert {k for k, _ in tags.attributes} <= {k for k, _ in clean.attributes}
-    assert tags.names.count("style") == 1
+def test_what_an_epoch_did_not_measure_is_not_drawn():
+    """It stands in the record as 0, or as the last measurement."""
+    silent = record(2, distinct_tasks=0, success_rate=0.0, validated=1, env_steps=0, env_kl=0.0)
+    for key in ("success_rate", "mixed_share", "validation", "env_kl"):
+        assert [t for t, _ in report.points([record(1), silent], key)] == [1], key
+        assert report.shown(silent, key, ".2f") == "-"
 
 
-def test_warnings_are_gathered_by_kind(folder, no_figures):
-    """A warning of twenty epochs is one box with its epochs and its latest words."""
-    records, options = recorded("genenv")
-    for r in records[3:]:
-        r["warnings"] = [f"collapse: in {r['epoch']}"]
-    records[5]["warnings"].append("KL cap: once")
-    save(folder, records, vars(options), [SAMPLE])
-    page = report.write(folder).read_text()
-    assert page.count("<div class=warn>") == 2 and "collapse: in 24" in page
-    assert "collapse: in 23" not in page and "epochs 3, 4, 5" in page and "epoch 5<" in page
-    assert "None." not in page
-
-
-def test_a_run_of_one_epoch_and_without_samples(folder):
-    """What there is after epoch 0."""
-    records, options = recorded("genenv")
-    save(folder, records[:1], vars(options), [])
-    (folder / "samples.jsonl").unlink()
-    assert re.search("<h3>epoch 0</h3>", report.write(folder).read_text())
-    words = screen.closing_words(folder)
-    assert "held-out success" in words and "->" not in words and "of 0 epochs" not in words
-
-
-def test_what_the_last_epoch_did_not_measure_is_a_dash(folder, no_figures):
-    """It was "0.00", or an older figure as that of the end; such epochs are none in the band."""
-    records, options = recorded("genenv")
-    silent = dict(distinct_tasks=0, written=0, success_rate=0.0, response_length=0.0, validated=3)
-    save(folder, [*records[:-1], {**records[-1], **silent}], vars(options), [SAMPLE])
-    words, page = screen.closing_words(folder), report.write(folder).read_text()
-    for name in ("held-out success", "success on generated tasks", "length of generated tasks"):
-        assert re.search(rf"{name} +[\d.]+ -> - ", words), words
-    assert re.search(r"responses [\d.]+ -> - tokens", words) and "of 0 written" not in page
-    assert page.count("\u2192 -<") == 2 and "<b>- (alpha" in page
-    wide = {**vars(options), "alpha": 0.5, "k_min": 0.5}
-    assert report.epochs_in_band([records[0], {**records[1], **silent}], wide) == 0
-
-
-def test_a_run_without_generated_tasks_says_nothing_of_them(folder, no_figures):
-    """--variant base ended with "success rate 0.00 -> 0.00 on generated tasks"."""
-    records, options = recorded("genenv")
-    save(folder, records, vars(options), [SAMPLE])
-    assert "success on generated tasks  " in screen.closing_words(folder)
-    assert "<span>success on generated tasks" in report.write(folder).read_text()
-    none = dict(distinct_tasks=0, written=0, functions=32, functions_practised=0, functions_solved=0)
-    save(folder, [{**r, **none} for r in records], {**vars(options), "val_samples": 1}, [])
-    words = screen.closing_words(folder)
-    assert "held-out success" in words and "report.html" in words and "generated tasks" not in words
-    assert "practised" not in words and "1 attempt each" in words
-    assert "<span>success on generated tasks" not in report.write(folder).read_text()
+def test_runs_are_compared_on_one_page(tmp_path):
+    """Options that differ, and a dash for what a run did not measure; nothing outside of a run."""
+    one = save(tmp_path / "one", [record(0), record(1)], alpha=0.5)
+    two = save(tmp_path / "two", [record(0), record(1, env_steps=0)], alpha=0.4)
+    assert genenv.main(["compare", str(one), str(two)]) == 0
+    page = (one / "compare.html").read_text()
+    rows = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")]
+    assert ["alpha", "0.5", "0.4"] in rows and ["KL to the start", "0.1", "-"] in rows
+    assert genenv.main(["compare", str(tmp_path / "none")]) == 2

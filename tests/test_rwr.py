@@ -1,274 +1,186 @@
-"""RWR: weights and losses against loops, the fixed point against arithmetic, the cap bit for bit.
+"""RWR: the gradient against a plain loop, the fixed point against arithmetic, the cap bit for bit.
 
-Run: python -m pytest tests/test_rwr.py -q
+    python -m pytest tests/test_rwr.py -q
 """
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-from curriculum import record_weights, weights_advantage, weights_linear, weights_rwr
 import grpo
-from helpers import (Frozen, clear, close, flat, gradients, naive_logps, random_groups,
-                     same, scores, tiny_policy, weights)
+from helpers import Frozen, clear, close, flat, gradients, naive_logps, random_groups, same, scores, \
+    tiny_policy, weights
 from policy import Rollout
-from support.options import Options
 import rwr
-from rwr import draw_batches, mean_kl, rwr_loss, rwr_update, weighted_nll
+from rwr import draw_kl_sample, mean_kl, rwr_update, rwr_weights, whole_passes
+from support.options import Options
 from walkthroughs.toy import TablePolicy
 
 SHAPES = [(5, [4]), (2, [7]), (9, [1]), (3, [3]), (3, [2]), (6, [5])]
+GROUPS, R_ENV = random_groups(SHAPES), [1.0, 0.2, 0.9, 0.6, 0.1, 0.8]
+RECORDS = [SimpleNamespace(prompt=p, response=r, r_env=x) for (p, [r]), x in zip(GROUPS, R_ENV)]
+KL_SAMPLE = flat(random_groups([(4, [3]), (7, [2]), (1, [6]), (5, [5])], seed=7))
 
 
-def records_of(groups, r_env):
-    """Records as genenv.py makes them: one generation each."""
-    return [SimpleNamespace(prompt=p, response=rs[0], r_env=r) for (p, rs), r in zip(groups, r_env)]
-
-
-def six_records():
-    """Records, batches over all of them, and the KL sample: the generations themselves."""
-    groups = random_groups(SHAPES)
-    return records_of(groups, [1.0, 0.2, 0.9, 0.6, 0.1, 0.8]), groups
-
-
-def update(policy, adapter, optimizer, records, batches, kl_sample, lam=1.0, grad_clip=1.0,
-           **options):
-    """rwr_update with the weights that genenv.py gives the records."""
-    w = weights_rwr(torch.tensor([r.r_env for r in records]), None, lam) if records else torch.ones(0)
-    texts = [Rollout(0, r.prompt, r.response) for r in records]
+def update(policy, optimizer, fresh=RECORDS, old=(), kl_sample=KL_SAMPLE, grad_clip=1.0, **options):
+    """rwr_update with default options but for those given; all records in one step."""
+    options = {"env_passes": 1, "env_batch": max(1, len(fresh) + len(old)), "env_kl_cap": 1e9, **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "GRAD_CLIP", grad_clip)
-        return rwr_update(policy, adapter, optimizer, texts, w, batches, flat(kl_sample),
-                          Options(**options))
+        return rwr_update(policy, "env", optimizer, fresh, old, kl_sample, Options(**options), seeded())
 
 
-# ---------------------------------------------------------------------------------------------
-# the pure functions
+def seeded(seed=0):
+    """A seeded generator."""
+    return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("lam", [1e4, -1e4])
-def test_weights_do_not_overflow(lam):
+def test_weights_do_not_overflow():
     """A sharp lam would give NaN instead of the best generation alone."""
-    w = weights_rwr(torch.tensor([0.1, 1.0, 0.99]), None, lam)
-    assert torch.isfinite(w).all() and float(w.mean()) == pytest.approx(1)
-    assert w.tolist() == pytest.approx([0, 3, 0] if lam > 0 else [3, 0, 0])
+    assert rwr_weights(torch.tensor([0.1, 1.0, 0.99]), 1e4).tolist() == pytest.approx([0, 3, 0])
 
 
-def test_loss_is_imitation_of_records_and_kl_on_own_text():
-    """A KL term on records would shrink the weights; a weight on own text would imitate it."""
-    g = torch.Generator().manual_seed(0)
-    logp, ref = -torch.rand(4, 3, generator=g), -torch.rand(4, 3, generator=g)
-    mask = torch.arange(3) < torch.tensor([3, 1, 2, 3])[:, None]
-    w, own = torch.tensor([2.0, 0.5, 0, 0]), torch.tensor([False, False, True, True])
-    nll = -(2 * logp[0].sum() + 0.5 * logp[1, 0]) / 4
-    d = (ref - logp)
-    kl = ((d.exp() - 1 - d) * mask)[2:].sum() / 5
-    loss = rwr_loss(logp, ref, mask, w, own, 4, 5, kl_coef=0.3)
-    assert float(loss) == pytest.approx(float(nll + 0.3 * kl), rel=1e-5)
+@pytest.mark.parametrize("n, passes, batch, steps", [(10, 1, 4, 2), (10, 3, 4, 7), (3, 2, 6, 1), (3, 1, 4, 0)])
+def test_every_record_is_met_once_in_a_pass(n, passes, batch, steps):
+    """A part of the records would never be learned from, or a step be made on very few."""
+    batches = whole_passes(n, passes, batch, seeded())
+    assert len(batches) == steps and all(len(b) >= batch for b in batches)
+    assert sorted(sum(batches, [])) == sorted(list(range(n)) * passes * bool(steps))
+    assert not batches or batches != whole_passes(n, passes, batch, seeded(1))
 
 
-def test_weights_where_no_record_is_better_than_another():
-    """0 / 0, or no imitation at all; test_wiring.py has the usual values of all three."""
-    assert weights_linear(torch.tensor([0.5, 0.5]), None, 1.0).tolist() == [1, 1]
-    alone = weights_advantage(torch.tensor([0.7, 0.4, 0.4]), torch.tensor([5, 9, 9]), 1.0)
-    assert alone.tolist() == [0, 0, 0]
-    assert len(record_weights("rwr", [], 1.0)) == 0
-    assert float(weighted_nll(torch.ones(1, 2), torch.zeros(1, 2), torch.ones(1), 0)) == 0
-
-
-# ---------------------------------------------------------------------------------------------
-# mini-batches
-
-
-@pytest.mark.parametrize("fresh", [1, 2, 5, 30, 48, 200])
-def test_three_quarters_are_fresh_however_few_are_fresh(fresh):
-    """With 5 fresh records of 64 three quarters of every step were stale."""
-    for batch in draw_batches(fresh, [1.0] * 300, 6, 64, torch.Generator().manual_seed(0)):
-        n = sum(i < fresh for i in batch)
-        assert 4 * n >= 3 * len(batch) and n == min(fresh, 48)
-        assert len(batch) - n == min(fresh // 3, 16) and len(set(batch)) == len(batch)
-
-
-@pytest.mark.parametrize("fresh, batch", [(10, 8), (5, 4), (9, 5), (33, 32)])
-def test_no_record_comes_twice_in_a_mini_batch_while_others_wait(fresh, batch):
-    """A new round started in mid-batch could draw again who was in it already; a part of the fresh
-    set would never be learned from."""
-    for seed in range(20):
-        batches = draw_batches(fresh, [], 9, batch, torch.Generator().manual_seed(seed))
-        assert all(len(set(picks)) == len(picks) == min(fresh, batch) for picks in batches)
-        assert sorted(sum(batches, [])[:fresh]) == list(range(fresh))
-
-
-def test_aged_records_are_drawn_by_priority():
-    """Old records would be drawn as often as new ones."""
-    batches = draw_batches(3, [8.0, 1.0, 1.0], 2000, 4, torch.Generator().manual_seed(0))
-    aged = [i for b in batches for i in b if i > 2]
-    assert len(aged) == 2000 and aged.count(3) / 2000 == pytest.approx(0.8, abs=0.03)
-    assert draw_batches(0, [1.0] * 20, 2, 32, torch.Generator()) == []  # nothing new: no step
-
-
-@pytest.mark.parametrize("fresh, aged, sizes", [
-    (0, [], []), (3, [], [3, 3]), (0, [1.0] * 20, []), (2, [1.0], [2, 2]),
-    (3, [1.0] * 9, [4, 4])])
-def test_small_sets_give_small_batches(fresh, aged, sizes):
-    """Few records in the band would crash the update or be repeated within one step."""
-    batches = draw_batches(fresh, aged, 2, 32, torch.Generator().manual_seed(0))
-    assert [len(b) for b in batches] == sizes
-    assert all(len(set(b)) == len(b) for b in batches)
+def test_kl_sample_is_all_that_was_written_for_random_seed_tasks():
+    """The first texts of an epoch alone would be looked at, or the better half of a seed task's."""
+    texts = [Rollout(i // 4, [i], [1]) for i in range(4 * 60)]
+    drawn = draw_kl_sample(texts, seeded())
+    groups = {r.group for r in drawn}
+    assert len(groups) == rwr.KL_SEEDS and max(groups) > 40
+    assert drawn == [r for r in texts if r.group in groups]
 
 
 # ---------------------------------------------------------------------------------------------
 # the update
 
 
-def test_gradient_is_that_of_the_weighted_imitation_loss():
-    """Weights on the wrong record, a missing KL term, another normaliser: the plain way says so."""
-    policy, (records, kl_sample), kl_coef, lam = tiny_policy(), six_records(), 0.3, 3.0
-    clear(policy)
-    stats = update(policy, "env", Frozen(), records, [[4, 0, 2, 1]], kl_sample, lam=lam,
-                   temperature=0.7, env_kl=kl_coef, env_kl_cap=1e9, grad_clip=1e9)
+@pytest.mark.parametrize("budget", [10_000, 14, 1])
+def test_gradient_is_that_of_the_weighted_imitation_loss(budget):
+    """Weights on the wrong record, a KL term on records, a reference with the adapter on, a mean of
+    micro-batches' means: the plain way says so."""
+    policy, lam, kl_coef = tiny_policy(), 3.0, 0.3
+    stats = update(policy, Frozen(), RECORDS[:4], RECORDS[4:], lam=lam, temperature=0.7, env_kl=kl_coef,
+                   grad_clip=1e9, token_budget=budget)
     made = gradients(policy, "env")
     clear(policy)
-    w = np.exp(lam * np.array([r.r_env for r in records]))
-    w, nll, tokens, penalty, kl_tokens = w / w.mean(), 0, 0, 0, 0
-    for i in (4, 0, 2, 1):
-        with policy.use("env"):
-            for a in naive_logps(policy, records[i].prompt, records[i].response, 0.7):
-                nll = nll - float(w[i]) * a
-        tokens += len(records[i].response)
-    for prompt, (response,) in kl_sample[:4]:  # the penalty's turn of the KL sample: as many as the batch
+    w = [math.exp(lam * r) for r in R_ENV]
+    w, nll, penalty = [x * 6 / sum(w) for x in w], 0, 0
+    with policy.use("env"):
+        for record, weight in zip(RECORDS, w):
+            nll = nll - weight * sum(naive_logps(policy, record.prompt, record.response, 0.7))
+    for r in KL_SAMPLE:
         with policy.use(None), torch.no_grad():
-            ref = naive_logps(policy, prompt, response, 0.7)
+            ref = naive_logps(policy, r.prompt, r.response, 0.7)
         with policy.use("env"):
-            for a, b in zip(naive_logps(policy, prompt, response, 0.7), ref):
+            for a, b in zip(naive_logps(policy, r.prompt, r.response, 0.7), ref):
                 penalty = penalty + (b - a).exp() - 1 + a - b
-        kl_tokens += len(response)
+    tokens, kl_tokens = (sum(len(r.response) for r in texts) for texts in (RECORDS, KL_SAMPLE))
     loss = nll / tokens + kl_coef * penalty / kl_tokens
     loss.backward()
     assert stats["env_loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert close(made, gradients(policy, "env"), 1e-4)
+    assert stats["env_weight_ratio"] == pytest.approx(math.exp(lam * 0.9), rel=1e-4)
 
 
-def test_a_step_to_nan_never_passes_the_cap(monkeypatch):
-    """nan > cap is false: a diverged simulator would be kept."""
-    policy, (records, kl_sample) = tiny_policy(), six_records()
+def test_each_step_is_penalised_on_another_part_of_the_sample(monkeypatch):
+    """The rest of the sample would drift freely."""
+    seen, real = [], rwr.rwr_step
+    monkeypatch.setattr(rwr, "rwr_step", lambda *a: seen.append([r.group for r in a[6]]) or real(*a))
+    sample = flat(random_groups([(2, [2])] * 9))
+    update(tiny_policy(), Frozen(), kl_sample=sample, env_passes=10, env_batch=3)
+    assert len(seen) == 20 and all(len(set(part)) == 3 for part in seen)
+    assert set(sum(seen, [])) == set(range(9))
+
+
+def test_nothing_new_to_learn_from_is_a_no_op():
+    """Old records alone would be trained on, with nothing new to speak for them; an empty band would
+    crash the epoch or move the simulator on stale momentum."""
+    policy = tiny_policy()
+    optimizer = policy.optimizer("env", 1e-2)
+    update(policy, optimizer)
     before = weights(policy, "env")
-    monkeypatch.setattr(rwr, "mean_kl", lambda a, b: float("nan"))
-    stats = update(policy, "env", policy.optimizer("env", 1e-3), records, [[0, 1]], kl_sample)
-    assert stats["env_capped"] == 1 and stats["env_steps"] == 0
-    assert all(torch.equal(x, y) for x, y in zip(before, weights(policy, "env")))
+    for old, kl_sample in ((RECORDS, KL_SAMPLE), ([], KL_SAMPLE), ([], [])):
+        stats = update(policy, optimizer, [], old, kl_sample)
+        assert stats["env_steps"] == 0 and (stats["env_kl"] > 0) == bool(kl_sample)
+    assert same(weights(policy, "env"), before)
 
 
-def test_micro_batches_do_not_change_the_gradient():
-    """Memory settings would change what the simulator learns."""
-    policy, (records, kl_sample), results = tiny_policy(), six_records(), []
-    for budget in (10_000, 14, 1):
-        clear(policy)
-        update(policy, "env", Frozen(), records, [list(range(6))], kl_sample, env_kl=0.2,
-                   env_kl_cap=1e9, grad_clip=1e9, token_budget=budget, grad_checkpoint=budget == 14)
-        results.append(gradients(policy, "env"))
-    assert close(results[1], results[0]) and close(results[2], results[0])
-
-
-def test_cap_undoes_the_step_that_crosses_it_bit_for_bit():
+def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
     """The cap would only be reported: parameters, momentum and step count must be as before."""
-    records, kl_sample = six_records()
     batches = [[0, 1, 2], [3, 4, 5], [1, 3, 5], [0, 2, 4]] * 5
 
     def run(cap, n):
+        monkeypatch.setattr(rwr, "whole_passes", lambda *_: batches[:n])
         policy = tiny_policy()
         optimizer = policy.optimizer("env", 3e-3)
         optimizer.param_groups[0]["weight_decay"] = 0.01
-        stats = update(policy, "env", optimizer, records, batches[:n], kl_sample, env_kl_cap=cap)
+        stats = update(policy, optimizer, env_kl_cap=cap)
         return stats, weights(policy, "env"), optimizer.state_dict()
 
     free, *_ = run(1e9, len(batches))
     assert free["env_capped"] == 0 and free["env_steps"] == len(batches)
     cap = free["env_kl_step"] / 4
     stats, params, state = run(cap, len(batches))
-    taken = stats["env_steps"]
-    assert stats["env_capped"] == 1 and 0 < taken < len(batches)
+    assert stats["env_capped"] == 1 and 0 < stats["env_steps"] < len(batches)
     assert 0 < stats["env_kl_step"] <= cap
     # the same update that was never asked for the crossing step
-    expected, expected_params, expected_state = run(1e9, taken)
-    assert same(params, expected_params)
+    expected, expected_params, expected_state = run(1e9, stats["env_steps"])
+    assert same(params, expected_params) and stats == {**expected, "env_capped": 1}
     assert state["param_groups"] == expected_state["param_groups"]
     for mine, theirs in zip(state["state"].values(), expected_state["state"].values(), strict=True):
-        assert mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
-    assert {k: v for k, v in stats.items() if k != "env_capped"} == \
-        {k: v for k, v in expected.items() if k != "env_capped"}
+        assert same(mine.values(), theirs.values())
 
 
-def test_a_first_step_across_the_cap_leaves_everything_as_it_was_and_training_goes_on():
-    """The first step is the largest of Adam: it would slip through, or leave half a state; after it
-    the optimiser would hold tensors of the undone step and move nothing, or something else."""
-    policy, (records, kl_sample) = tiny_policy(), six_records()
+def test_a_first_step_across_the_cap_is_undone_and_training_goes_on(monkeypatch):
+    """The first step is the largest of Adam: it would slip through, or leave half a state behind.
+    And nan > cap is false: a diverged simulator would be kept."""
+    policy = tiny_policy()
     optimizer, before = policy.optimizer("env", 1.0), weights(policy, "env")
-    stats = update(policy, "env", optimizer, records, [[0, 1], [2, 3]], kl_sample, env_kl_cap=0.01)
-    assert stats["env_capped"] == 1 and stats["env_steps"] == 0 and stats["env_kl_step"] == 0
+    stats = update(policy, optimizer, env_kl_cap=0.01)
+    assert stats["env_capped"] == 1 and stats["env_steps"] == stats["env_kl_step"] == 0
     assert same(weights(policy, "env"), before) and optimizer.state_dict()["state"] == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(rwr, "mean_kl", lambda a, b: float("nan"))
+        assert update(policy, optimizer)["env_capped"] == 1
+    assert same(weights(policy, "env"), before)
     optimizer.param_groups[0]["lr"] = 3e-3
-    stats = update(policy, "env", optimizer, records, [[0, 1, 2]], kl_sample, env_kl_cap=1e9)
-    assert stats["env_steps"] == 1 and not same(weights(policy, "env"), before)
+    assert update(policy, optimizer)["env_steps"] == 1 and not same(weights(policy, "env"), before)
 
 
 def test_kl_to_the_initial_simulator_is_measured_with_adapters_off():
     """The reference would move with the simulator (as it does in the released code)."""
-    policy, (records, kl_sample) = tiny_policy(live=False), six_records()
+    policy = tiny_policy(live=False)
     optimizer = policy.optimizer("env", 3e-3)
-    options = dict(env_kl_cap=1e9, env_kl=0.0)
-    first = update(policy, "env", optimizer, records, [[0, 1, 2]] * 6, kl_sample, **options)
-    assert first["env_kl"] == 0  # fresh adapters are the reference
-    second = update(policy, "env", optimizer, records, [], kl_sample, **options)
-    with policy.use("env"), torch.no_grad():
-        now = scores(policy, kl_sample, 1.0, 10_000)
-    with policy.use(None), torch.no_grad():
-        initial = scores(policy, kl_sample, 1.0, 10_000)
-    assert second["env_kl"] == pytest.approx(mean_kl(sum(now, []), sum(initial, [])), rel=1e-5) != 0
-    assert second["env_steps"] == 0
-
-
-def test_nothing_to_learn_from_is_a_no_op():
-    """An empty band would crash the epoch or move the simulator on stale momentum."""
-    policy, (records, kl_sample) = tiny_policy(), six_records()
-    optimizer = policy.optimizer("env", 1e-2)
-    update(policy, "env", optimizer, records, [[0, 1]], kl_sample, env_kl_cap=1e9)
-    before = weights(policy, "env")
-    for batches, measured in (([], kl_sample), ([], [])):
-        stats = update(policy, "env", optimizer, [], batches, measured)
-        assert stats["env_steps"] == 0 and math.isfinite(stats["env_kl"])
-    assert same(weights(policy, "env"), before)
-
-
-# ---------------------------------------------------------------------------------------------
-# a toy categorical simulator
-
-
-COUNTS = [20, 40, 13, 27, 7]  # what it writes in 107 generations, without sampling noise
-INITIAL = torch.tensor(COUNTS, dtype=torch.float64).log()
-R_ENV = [0.61, 1.0, 0.75, 0.97, 0.88]
-
-
-def written(ids):
-    """Records, and the KL sample, of generations of one token each."""
-    records = [SimpleNamespace(prompt=[0], response=[k], r_env=R_ENV[k]) for k in ids]
-    return records, [([0], [[k]]) for k in ids]
-
-
-ALL = written([k for k, n in enumerate(COUNTS) for _ in range(n)])
+    assert update(policy, optimizer, env_passes=6, env_kl=0.0)["env_kl"] == 0  # fresh adapters are the reference
+    groups = [(r.prompt, [r.response]) for r in KL_SAMPLE]
+    with policy.use("env"):
+        now = sum(scores(policy, groups), [])
+    with policy.use(None):
+        initial = sum(scores(policy, groups), [])
+    second = update(policy, optimizer, [])
+    assert second["env_kl"] == pytest.approx(mean_kl(now, initial), rel=1e-5) != 0
 
 
 @pytest.mark.parametrize("lam", [1.0, 6.0])
 def test_rwr_on_a_categorical_simulator_finds_the_reweighted_distribution(lam):
     """The point of the whole update: pi <- pi_0 exp(lam R_env) / Z, here in closed form."""
-    table, (records, kl_sample) = TablePolicy(INITIAL[None], "env"), ALL
+    counts, r_env = [20, 40, 13, 27, 7], [0.61, 1.0, 0.75, 0.97, 0.88]  # 107 texts of one token each
+    table = TablePolicy(torch.tensor(counts, dtype=torch.float64).log()[None], "env")
     initial = table.probs()[0]
-    optimizer = torch.optim.SGD(table.params["env"], lr=4.0)
-    stats = update(table, "env", optimizer, records, [list(range(107))] * 60, kl_sample, lam=lam,
-                       env_kl=0.0, env_kl_cap=1e9)
-    target = initial * torch.exp(lam * torch.tensor(R_ENV, dtype=torch.float64))
+    ids = [k for k, n in enumerate(counts) for _ in range(n)]
+    records = [SimpleNamespace(prompt=[0], response=[k], r_env=r_env[k]) for k in ids]
+    stats = update(table, torch.optim.SGD(table.params["env"], lr=4.0), records, lam=lam, env_kl=0.0,
+                   kl_sample=[Rollout(i, [0], [k]) for i, k in enumerate(ids)], env_passes=60)
+    target = initial * torch.exp(lam * torch.tensor(r_env, dtype=torch.float64))
     target = target / target.sum()
     torch.testing.assert_close(table.probs()[0], target, atol=1e-3, rtol=0)
     exact = float((initial * (initial / target).log()).sum())

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from scripts import imitate, warm_start
 from support.files import UserError, append_jsonl
 import genenv
-from helpers import flat, randomise, user_error
+from helpers import dense_logprobs, flat, randomise, user_error
 from support.loading import policy_options
 from policy import Policy, Rollout
 from test_tool_calls import NO_SYSTEM, chat_model
@@ -99,7 +99,7 @@ def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house
     """The model would learn to write observations, or turns without an end."""
     s, o = warm_start.parse(house_argv(model, tmp_path))
     small_house.prepare(o)
-    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+    policy = Policy.load(model, ("warm",), **policy_options(o))
     pairs = small_house.warm_start_pairs(o, 0)
     groups = imitate.pairs_of_pass(small_house, policy, o, 0)
     assert len(groups["agent"]) == len(groups["env"]) == 6 and groups["alone"] == 0
@@ -114,7 +114,7 @@ def test_an_expert_is_imitated_turn_by_turn_and_not_the_world(model, small_house
         assert small_house.score(task, said[::2]) == (1.0, True)
     # the same loss as one row at a time, own tokens alone
     with policy.use("warm"), torch.no_grad():
-        rows = [policy.logprobs_dense([r])[0].sum() for r in groups["agent"]]
+        rows = [dense_logprobs(policy, [r])[0].sum() for r in groups["agent"]]
     expected = -sum(map(float, rows)) / sum(r.tokens for r in groups["agent"])
     loss = imitate.imitation_step(policy, policy.optimizer("warm", 1e-9), groups["agent"], 1e-9, o)
     assert loss == pytest.approx(expected, rel=1e-4)
@@ -139,7 +139,7 @@ def test_folder_is_a_model_and_its_report(done, model):
 def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
     s, o = warm_start.parse(argv(model, tasks, tmp_path / "m"))
     out, _ = claim(s, o)
-    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+    policy = Policy.load(model, ("warm",), **policy_options(o))
     randomise(policy)
     groups = [([5, 6, 7, 8], [[9, 10, 11], [12, 13]])]
     with policy.use("warm"), torch.no_grad():
@@ -156,7 +156,7 @@ def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
 def test_four_bit_training_is_merged_into_the_weights_before(model, tasks, tmp_path):
     s, o = warm_start.parse(argv(model, tasks, tmp_path / "m", "--quant", "nf4"))
     out, _ = claim(s, o)
-    policy = Policy.load(model, ("warm",), **{**policy_options(o), "adapter_paths": None})
+    policy = Policy.load(model, ("warm",), **policy_options(o))
     imitate.merge(policy, o, out)  # a fresh adapter: B = 0
     merged, base = (load_file(Path(f) / "model.safetensors") for f in (out, model))
     assert set(merged) == set(base)

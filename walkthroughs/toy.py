@@ -1,7 +1,7 @@
 """A policy that is nothing but a table of logits: every probability can be computed exactly.
 
-It has the three things that grpo_update and rwr_update ask of a policy: `params`, `use` and
-`logprobs`. The table it started from is the reference, as the base model without adapters is there.
+It has what grpo_update and rwr_update ask of a policy: `params`, `device`, `use` and `logprobs`. The
+table it started from is the reference, as the base model without adapters is elsewhere.
 """
 from contextlib import contextmanager
 
@@ -15,6 +15,7 @@ class TablePolicy:
         self.initial = torch.as_tensor(logits, dtype=torch.float64)
         self.logits = self.initial.clone().requires_grad_(True)
         self.params, self.active = {adapter: [self.logits]}, None
+        self.device = self.logits.device
 
     @contextmanager
     def use(self, adapter):

@@ -1,64 +1,9 @@
-"""Worlds: what the loop needs to know of a domain, as a handful of functions in one module.
+"""Worlds: what the loop needs to know of a domain, as one class.
 
-Any module of this folder that has them is a world, by its name: `--world NAME`. A new one begins as
-a copy of worlds/template.py; nothing else changes, and tests/test_worlds.py holds it against this
-contract. `o` are the run's Options; a task is a data_pool.Task, whose spec is plain JSON and holds
-all that its checker needs. Text that a model wrote is only ever parsed, never executed.
-
-What every world has:
-
-    prepare(o)             check options and files before anything is loaded; UserError says what
-                           is wrong in one line
-    load_policy(o)         the Policy with fresh adapters "agent" and "env"; UserError if the model
-                           does not fit
-    base_tasks(o)          list of Task, origin "base": the seed tasks that everything starts from
-    validation_tasks(o, split)  list of Task that are held out: split "validation" is only ever
-                           reported, "tuning" is for choosing settings; no key (see below) of the
-                           one is among those of the other or of the base
-    env_prompt(seed_task, success, alpha)  what the simulator is asked: text, or a list of chat
-                           messages. success: p_hat in [0, 1], None if unknown, which must be said
-                           as unknown. alpha: the target. Old records are imitated under the prompt
-                           that they were written for, so a prompt that names alpha goes stale
-                           when a schedule moves it
-    parse_task(text, seed_task, epoch)  what it wrote -> Task(text, spec, "env", seed_task.id,
-                           epoch); InvalidTask with one of REASONS and nothing else, for any text.
-                           NO_SEED (an empty spec) stands for no seed: a task in its own right
-    agent_prompt(task)     what the agent is asked: text, or a list of chat messages
-    score(task, response)  Eq. 1 -> (reward in [0, 1], valid); valid: well-formed and evaluable.
-                           Never raises, for any text; quick for long ones
-    skills(task)           list of names of the tools it uses (for the diversity figures)
-    task_length(task)      its length in the world's natural unit, a number
-    category(task)         a label that validation is broken down by
-    REASONS                every reason that parse_task and leaks give, for counting
-
-What it may have:
-
-    same_task_key(task)    a text, or a tuple of texts: tasks that share one are the same task, as
-                           copies, duplicates and held-out tasks go. Without it: task.id. The id
-                           differs wherever the task does, the key only where that matters
-    leaks(task)            the reason why nothing is left to answer, such as "answer leaked"; or ""
-    gold(task)             a response that earns 1
-    picture(task)          the task as a few lines of characters, for the report
-    DEFAULTS               {option of a run: its default in this world}; a preset and the command
-                           line go first
-    OPTIONS                {name: (default, help text, choices or None)}: options of its own, on
-                           the command line as --name; read one with world_option(world, o, name)
-    functions(o)           names of functions to practise, [] if there are none (--function-selection
-                           draws among them)
-    assign(seed_task, names, generator)  with `functions`: the seed task as it is put to the
-                           simulator, with the same id, and told to be varied for some of these
-                           functions; the first names are to be used, the last to be left alone
-    start(task), respond(task, state, text)  for episodes: a fresh state, None if the task takes a
-                           single answer, and what is said to a turn of the agent's, None when the
-                           episode is over; respond may change state.
-                           score then gets the list of the agent's turns, and OPTIONS has max_turns
-                           and max_episode_tokens (in all; --max-response-tokens is for a turn)
-    warm_start_pairs(o, turn)  for `genenv.py warm-start`: {"agent": pairs, "env": pairs, "alone": how
-                           many tasks are the agent's alone}, pairs (prompt, response) to imitate;
-                           an episode's response is its list of turns and observations
-    train_base(seed)       the base model that a world brings, (model, tokenizer), by a seed of its
-                           recipe (worlds/tiny_model.py); such a world takes --base-model
-    write_teacher(n, path) for `python -m scripts.experiments`: n tasks of a stronger teacher, as read_teacher reads them
+Usage: every module of this folder with a `class World(worlds.World)` is a world, by its name:
+`--world NAME`. A new one begins as a copy of worlds/template.py; nothing else changes, and
+tests/test_worlds.py holds it against this contract. A task is a data_pool.Task, whose spec is plain
+JSON and holds all that its checker needs. Text that a model wrote is only ever parsed, never executed.
 
 Not a world's business: whether a generated task is a copy of its seed, a held-out task, a duplicate
 in its batch, or has control tokens in it. `check_task` says so for all of them.
@@ -73,14 +18,125 @@ from pathlib import Path
 from support.files import UserError, choose, read_jsonl
 from data_pool import Task
 
-FUNCTIONS = ("prepare", "load_policy", "base_tasks", "validation_tasks", "env_prompt", "parse_task",
-             "agent_prompt", "score", "skills", "task_length", "category")
+REQUIRED = ("load_policy", "base_tasks", "validation_tasks", "env_prompt", "agent_prompt", "parse_task",
+            "score")
 CHECKS = ("copy of the seed", "held-out task", "special tokens")  # what check_task counts itself
 NO_SEED = Task("", {})
 
 
 class InvalidTask(ValueError):
-    """What the simulator wrote is no task; the message is the reason it is counted under."""
+    """What the simulator wrote is not a task; the message is the reason it is counted under."""
+
+
+class World:
+    """A domain: its tasks, its prompts and its checker. A subclass has to define, besides __init__:
+
+    load_policy()          the Policy with fresh adapters "agent" and "env"; UserError if the model
+                           does not fit
+    base_tasks()           list of Task, origin "base": the seed tasks that everything starts from
+    validation_tasks(split="validation")  list of held-out Tasks: split "validation" is only ever
+                           reported, "tuning" is for choosing settings; no key (see same_task_key)
+                           of one split is in the other or in the base
+    env_prompt(seed_task, success, alpha)  what the simulator is asked: text, or a list of chat
+                           messages. success: p_hat in [0, 1], None if unknown, which the prompt must
+                           say. A prompt that names alpha goes stale when a schedule moves alpha:
+                           old records are imitated under the prompt they were written for
+    parse_task(text, seed_task, epoch)  the simulator's text -> Task(text, spec, "env", seed_task.id,
+                           epoch); raises InvalidTask with one of REASONS and nothing else, for any
+                           text. NO_SEED (an empty spec) stands for no seed
+    agent_prompt(task)     what the agent is asked: text, or a list of chat messages
+    score(task, response)  Eq. 1 -> (reward in [0, 1], valid); valid: well-formed and evaluable.
+                           Never raises, for any text; quick for long ones. Of an episode the
+                           response is the list of the agent's turns
+
+    and may override everything below.
+    """
+    REASONS = ()       # every reason that parse_task and leaks give, for counting
+    DEFAULTS = {}      # {option of a run: its default in this world}; a preset and the command line win
+    OPTIONS = {}       # {name: (default, help, choices or None)}: options of its own, --name
+    OWN_MODEL = False  # whether the world brings a base model (train_base)
+    EPISODES = False   # whether tasks are episodes of several turns (start, respond)
+    max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
+    FORMS = ("",)      # ways to write answers, where a task's spec does not say which
+    form = ""          # the one in use
+
+    def __init__(self, o):
+        """o: the run's Options. Raises UserError for options and files that cannot be used."""
+        self.o = o
+
+    def option(self, o, name: str):
+        """The value of one of OPTIONS: as given, else its default."""
+        return o.world_options.get(name, self.OPTIONS[name][0])
+
+    @classmethod
+    def defaults(cls, asked: dict) -> dict:
+        """DEFAULTS for a run with these options (what the command line and its preset say)."""
+        return cls.DEFAULTS
+
+    @classmethod
+    def scorer(cls, form: str):
+        """A world that can only score answers of this form: without options, files or a model."""
+        if form not in cls.FORMS:
+            raise UserError(f"{cls.__module__} has no form {form!r} of answers")
+        world = cls.__new__(cls)
+        world.form = form
+        return world
+
+    def skills(self, task) -> list[str]:
+        """Names of the tools a task uses, for the diversity figures."""
+        return []
+
+    def task_length(self, task) -> int:
+        """Length in the world's natural unit."""
+        return len(task.text.split())
+
+    def category(self, task) -> str:
+        """A label that validation is broken down by."""
+        return ""
+
+    def same_task_key(self, task):
+        """A text, or a tuple of texts: tasks that share one are the same task, as copies, duplicates
+        and held-out tasks go. The id differs wherever the task does, the key only where it matters."""
+        return task.id
+
+    def leaks(self, task) -> str:
+        """The reason why nothing is left to answer, such as "answer leaked"; or ""."""
+        return ""
+
+    def gold(self, task) -> str:
+        """A response that earns 1, "" if the world has none."""
+        return ""
+
+    def picture(self, task) -> str:
+        """The task as a few lines of characters, for the report."""
+        return ""
+
+    def start(self, task):
+        """A fresh state of an episode; None if the task takes a single answer."""
+        return None
+
+    def respond(self, task, state, text: str):
+        """What is said to a turn of the agent; None when the episode is over. May change state."""
+        return None
+
+    def seed_for(self, task, generator) -> Task:
+        """The seed task as it is put to the simulator, with the same id."""
+        return task
+
+    def warm_start_pairs(self, turn: int = 0) -> dict:
+        """For `genenv.py warm-start`, in its pass number `turn`: {"agent": pairs, "env": pairs,
+        "alone": how many tasks are the agent's alone}, pairs (prompt, response) to imitate; an
+        episode's response is its list of turns and observations. {}: nothing to imitate."""
+        return {}
+
+    @classmethod
+    def train_base(cls, seed: int = 0):
+        """(model, tokenizer) of a base model by a seed of its recipe (worlds/tiny_model.py)."""
+        raise UserError(f"{cls.__module__} has no base model of its own")
+
+    def write_teacher(self, n: int, path):
+        """Write n tasks of a stronger teacher as `read_teacher` reads them."""
+        raise UserError(f"{type(self).__module__} has no teacher")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -88,7 +144,7 @@ class InvalidTask(ValueError):
 
 
 def world_names() -> list[str]:
-    """Names of the worlds in this folder; the template is none that one would choose."""
+    """Names of the worlds in this folder, without the template."""
     names = (module.name for module in pkgutil.iter_modules(__path__))
     return [n for n in sorted(names) if n[0] != "_" and n != "template" and _defines_world(n)]
 
@@ -96,18 +152,17 @@ def world_names() -> list[str]:
 def _defines_world(name: str) -> bool:
     # read, not imported: a world may need a package that only its users have
     source = Path(find_spec(f"worlds.{name}").origin).read_text(encoding="utf-8")
-    return "\ndef parse_task(" in source
+    return "\nclass World(" in source
 
 
-def load_world(name: str):
-    """The module of a world. Raises UserError for a name that is none, or if it is incomplete."""
+def load_world(name: str) -> type[World]:
+    """The class of a world. Raises UserError for an unknown name or an incomplete class."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
-    world = importlib.import_module(f"worlds.{name}")
-    missing = [f for f in FUNCTIONS if not callable(getattr(world, f, None))]
-    missing += [] if hasattr(world, "REASONS") else ["REASONS"]
+    world = getattr(importlib.import_module(f"worlds.{name}"), "World", None)
+    missing = [f for f in REQUIRED if not callable(getattr(world, f, None))]
     if missing:
-        raise UserError(f"worlds/{name}.py is no world, it has no {', '.join(missing)}: choose "
+        raise UserError(f"worlds/{name}.py is not a world, it has no {', '.join(missing)}: choose "
                         f"from {', '.join(world_names())}, or see worlds/__init__.py")
     return world
 
@@ -145,8 +200,7 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=N
     """
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
     max_rows = max_rows or rollout_rows(o, G, max(map(len, prompts)))
-    states = [world.start(task) for task in tasks for _ in range(G)] \
-        if hasattr(world, "respond") else []
+    states = [world.start(task) for task in tasks for _ in range(G)]
     if all(state is None for state in states):
         rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
                                  max_rows=max_rows)
@@ -162,14 +216,13 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=N
         return policy.encode_observation(observation)
 
     rollouts = policy.sample(
-        adapter, prompts, G, world_option(world, o, "max_episode_tokens"), temperature, generator,
-        max_rows=max_rows, respond=respond, max_turns=world_option(world, o, "max_turns"),
-        max_turn_tokens=o.max_response_tokens)
+        adapter, prompts, G, world.max_episode_tokens, temperature, generator, max_rows=max_rows,
+        respond=respond, max_turns=world.max_turns, max_turn_tokens=o.max_response_tokens)
     return rollouts, said
 
 
 def rollout_rows(o, G: int, longest: int) -> int:
-    """max_rows for rollouts that are not G of the agent's: the simulator's, greedy validation's.
+    """max_rows for rollouts other than the agent's G per task: the simulator's, greedy validation's.
 
     longest: tokens of the longest prompt. The cache holds max_rows // G prompts at once, which with
     G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
@@ -203,7 +256,7 @@ def world_option(world, o, name: str):
 def open_policy(model: str, o=None, adapters=None):
     """The Policy of a model folder or hub name, as the options say; without them no adapters.
 
-    adapters: those that it gets; None: both, or the agent's alone beside an --env-model.
+    adapters: those that it gets; None: both, or only the agent's next to an --env-model.
     """
     # here and not above: options and --help are read without torch and transformers
     from support.loading import policy_options
@@ -220,14 +273,14 @@ def open_policy(model: str, o=None, adapters=None):
 
 def task_keys(world, task: Task) -> frozenset:
     """What a task is recognised by: two tasks that share a key are the same task."""
-    key = world.same_task_key(task) if hasattr(world, "same_task_key") else task.id
+    key = world.same_task_key(task)
     return frozenset([key] if isinstance(key, str) else key)
 
 
-def held_out_keys(world, o) -> frozenset:
+def held_out_keys(world) -> frozenset:
     """The keys of every held-out task: made once per run."""
     return frozenset(key for split in ("validation", "tuning")
-                     for task in world.validation_tasks(o, split) for key in task_keys(world, task))
+                     for task in world.validation_tasks(split) for key in task_keys(world, task))
 
 
 def task_texts(value):
@@ -266,8 +319,7 @@ def check_task(world, task: Task, seed_task: Task, held_out, *tokenizers):
     # such a text could close the user's turn and go on as the assistant
     if any(special_token_in(task, tokenizer) for tokenizer in tokenizers):
         raise InvalidTask("special tokens")
-    leak = world.leaks(task) if hasattr(world, "leaks") else ""
-    if leak:
+    if leak := world.leaks(task):
         raise InvalidTask(leak)
 
 

@@ -1,11 +1,11 @@
 """The embedded household: an agent that acts in small rooms, turn by turn, in the manner of ALFWorld.
 
-What of the paper this is: its embodied setting, in which traces are trajectories, and a simulator
-that writes whole environments: what stands where, what is closed, and the goal.
+Paper: its embodied setting, in which traces are trajectories, and a simulator that writes whole
+environments: what stands where, what is closed, and the goal.
 
-How it is run: `python genenv.py --world household`; with `--model DIR` a chat model plays both
-roles, observations being user turns. `python -m worlds.household` prints how often the base model
-reaches a goal of each kind; with `train SEED FOLDER` it trains one (worlds/tiny_model.py).
+Usage: `python genenv.py --world household`; with a chat model in --model that model plays both roles,
+and observations are user turns. `python -m worlds.household train SEED FOLDER` trains another base model
+(worlds/tiny_model.py).
 
 A household is one line of text: the goal, then each receptacle and what is in it,
 `put clean mug in drawer . counter . mug in counter . drawer closed . apple in drawer . sink .` The
@@ -15,23 +15,21 @@ be seen. A household is a task if a breadth-first planner solves it, so no task 
 and the plan's length is the task's; the planner sees into closed receptacles, the agent does not. So
 the turns of an episode must suffice for an agent that looks into every one of them.
 
-Where it differs on purpose: one object of a kind and no numbers, phrases shorter than ALFWorld's,
-an episode that ends once PATIENCE turns did nothing (cleaning once more does something), treatment
-without opening the appliance, several treatments of one thing, and facts known from the start but
-for the contents of closed receptacles. The base model, a small Qwen2, has learnt from plans with
-slips, the more the harder a goal's kind: skills that are latent, as in the ladder.
+Deviations from ALFWorld: one object of a kind and no numbers, shorter phrases, an episode that ends
+once PATIENCE turns did nothing (cleaning once more does something), treatment without opening the
+appliance, several treatments of one thing, and facts known from the start except for the contents of
+closed receptacles. The base model, a small Qwen2, has learnt from plans with slips, the more the
+harder a goal's kind: latent skills, as in the ladder.
 """
 import random
 import re
 import sys
 from collections import deque
 from functools import lru_cache
-from types import SimpleNamespace
 
-from support.files import UserError
 from data_pool import Task
-from worlds import InvalidTask, attempt_score, open_policy, play, try_prompts, world_option
-from worlds.tiny_model import SPECIAL, base_folder, program, train
+from worlds import InvalidTask
+from worlds.tiny_model import SPECIAL, TinyWorld, main, train
 
 OBJECTS = "mug cup plate bowl apple egg bread potato tomato lettuce".split()
 TREATMENTS = {  # what the goal says: (command, where it is done)
@@ -49,18 +47,13 @@ MAX_PLAN = 12             # turns of the longest plan a task may have
 MAX_STATES = 20_000       # that the planner looks at
 PATIENCE = 2              # turns in a row that do nothing, after which an episode is over
 N_BASE, PER_RUNG = 544, 15
-N_WARM = 160              # base tasks that a pass of a warm start imitates, in each role
 SEED = 20251219           # task sets are the same for every --seed of a run
-# what the report says about `picture`
-KEY = ("A box is a receptacle, `*` where the goal's things belong, `====` a closed lid: what is "
-       "behind it the agent sees only when it opens it. An episode is over when the goal is reached, when "
-       f"{PATIENCE} turns in a row did nothing, or at a limit, which is then named.")
 REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long",
            "a matter of luck")
 OPTIONS = {"max_turns": (16, "turns of an episode", None),
            "max_episode_tokens": (192, "tokens of an episode, observations included", None)}
 DEFAULTS = dict(epochs=24, steps=4, seed_tasks=16, variations=4, max_task_tokens=72,
-                max_response_tokens=8, val_every=4,
+                max_response_tokens=8, max_prompt_tokens=128, val_every=4,
                 base_share=0.5)  # rungs lie up to three edits from a base task: seeds must climb
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)
@@ -69,8 +62,6 @@ BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
 UNKNOWN = "b?"
 WORDS = [*SPECIAL, *OBJECTS, *RECEPTACLES, *"clean hot cool heat put take go open look to from in with "
          "and closed . > vary => you see nothing happens is".split(), *BUCKETS, UNKNOWN]
-# set by prepare: functions of a task alone are given no options
-_mode = {"chat": False, "max_turns": OPTIONS["max_turns"][0]}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -112,11 +103,11 @@ def reached(spec, facts) -> bool:
                for how, thing in spec["goal"])
 
 
-ARTICLES = ("the", "a", "an")  # chat models write them, no command needs them
+ARTICLES = ("the", "a", "an")  # chat models write them, commands do without
 
 
 def read_command(text: str):
-    """A turn's text -> (verb, object, place), "" where it has none; None if it is no command.
+    """A turn's text -> (verb, object, place), "" for what it lacks; None if it is not a command.
 
     The last line counts, as a chat model may think aloud before it, and of it 200 characters.
     """
@@ -141,7 +132,7 @@ def start(task: Task) -> dict:
     return {"facts": first_facts(task.spec), "idle": 0}
 
 
-def respond(task: Task, state: dict, text: str):
+def execute(task: Task, state: dict, text: str):
     """Execute a turn: state changes, the observation is returned, None when the episode is over.
 
     It is over when the goal is reached, or after PATIENCE turns in a row that did nothing.
@@ -155,12 +146,10 @@ def respond(task: Task, state: dict, text: str):
         return None
     at = next((f[1] for f in facts if f[0] == "at"), "")
     if state["idle"] and verb != "look":
-        text = "nothing happens ."
-    elif verb in ("go", "open", "look"):
-        text = seen(facts, at) if at else "you see nothing ."
-    else:
-        text = f"you {verb} {thing} ."
-    return prettier(text) if _mode["chat"] else text
+        return "nothing happens ."
+    if verb in ("go", "open", "look"):
+        return seen(facts, at) if at else "you see nothing ."
+    return f"you {verb} {thing} ."
 
 
 def prettier(text: str) -> str:
@@ -234,7 +223,8 @@ def say(verb, thing, place) -> str:
 def household(spec, closed_seen=True) -> str:
     """A spec as text: the goal, then each receptacle and what is in it.
 
-    closed_seen: in closed ones as well. Where a thing is follows it: a small model looks it up best so.
+    closed_seen: also what is in closed receptacles. The place follows the thing: so a small model
+    looks it up best.
     """
     goal = " and ".join(" ".join(filter(None, pair)) for pair in spec["goal"])
     parts = [f"put {goal} in {spec['target']}"]
@@ -286,19 +276,20 @@ def _check(spec):
         raise InvalidTask("inconsistent")
 
 
-def _task(spec, origin, seed="", epoch=0) -> Task:
+def make_task(spec, origin, seed="", epoch=0) -> Task:
+    """A spec as a Task."""
     return Task(household(spec), spec, origin, seed, epoch)
 
 
-def solved(text: str, origin="env", seed="", epoch=0) -> Task:
+def solved(text: str, origin="env", seed="", epoch=0, max_turns=OPTIONS["max_turns"][0]) -> Task:
     """Text -> a task that the planner has solved. Raises InvalidTask."""
-    task = _task(read_household(text), origin, seed, epoch)
+    task = make_task(read_household(text), origin, seed, epoch)
     commands = plan(task)
     if commands is None:
         raise InvalidTask("unsolvable")
     if not 0 < len(commands) <= MAX_PLAN:
         raise InvalidTask("too long" if commands else "nothing to do")
-    if longest_search(task.spec, commands) > _mode["max_turns"]:
+    if longest_search(task.spec, commands) > max_turns:
         raise InvalidTask("a matter of luck")
     return task
 
@@ -306,8 +297,8 @@ def solved(text: str, origin="env", seed="", epoch=0) -> Task:
 def longest_search(spec, commands) -> int:
     """Turns of a shortest plan for one who does not see into closed receptacles and is unlucky.
 
-    commands: the plan. Where it fetches a thing out of a closed receptacle, any other closed one
-    may have to be gone to and opened before.
+    commands: the plan. Where it fetches a thing out of a closed receptacle, every other closed one
+    may have to be visited and opened before.
     """
     shut = {place for place, closed, _ in spec["house"] if closed}
     steps = [read_command(command) for command in commands]
@@ -316,18 +307,30 @@ def longest_search(spec, commands) -> int:
     return len(commands) + 2 * len(shut - opened) * hidden
 
 
-def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
-    """The simulator's text -> a solvable household. Raises InvalidTask with the reason to count."""
-    return solved(text, "env", seed_task.id, epoch)
-
-
-def same_task_key(task: Task) -> str:
-    """The household without the order in which it is told, and without what plays no part: empty
-    receptacles, but for the goal's."""
+def key_of(task: Task) -> str:
+    """The household without the order in which it is told, and without what does not matter: empty
+    receptacles, except for the goal's."""
     spec = task.spec
     house = sorted([place, closed, sorted(things)] for place, closed, things in spec["house"]
                    if things or place == spec["target"])
     return repr([sorted(spec["goal"]), spec["target"], house])
+
+
+def kinds_of(task: Task) -> list[str]:
+    """The kinds of difficulty in it: "place" if there is no other."""
+    hows = [how for how, _ in task.spec["goal"] if how]
+    places = {task.spec["target"]} | {
+        place for place, _, things in task.spec["house"]
+        for _, thing in task.spec["goal"] if thing in things}
+    closed = ["closed"] if any(c and p in places for p, c, _ in task.spec["house"]) else []
+    return [*closed, *hows, *(["two"] if len(task.spec["goal"]) == 2 else [])] or ["place"]
+
+
+def rung_of(task: Task) -> str:
+    """The rung of the goal."""
+    kinds = kinds_of(task)
+    treated = any(kind in TREATMENTS for kind in kinds)
+    return "both" if treated and "two" in kinds else max(kinds, key=RUNGS.index)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -335,7 +338,7 @@ def same_task_key(task: Task) -> str:
 
 
 def random_spec(rng, rung, extra) -> dict:
-    """A household whose goal is of a rung, with `extra` receptacles beside the three appliances."""
+    """A household whose goal is of a rung, with `extra` receptacles besides the three appliances."""
     names = APPLIANCES + rng.sample(RECEPTACLES[:-3], extra)
     rng.shuffle(names)
     things = rng.sample(OBJECTS, rng.randint(2, 4))
@@ -355,154 +358,30 @@ def random_spec(rng, rung, extra) -> dict:
     return {"goal": goal, "target": target, "house": house}
 
 
-def _draw(rng, rung, extra, origin, taken=frozenset()):
+def draw(rng, rung, extra, origin, taken=frozenset()):
     """A solvable task of exactly that rung whose key is not taken."""
     while True:
-        task = _task(random_spec(rng, rung, rng.choice(extra)), origin)
-        if category(task) == rung and same_task_key(task) not in taken and plan(task) and \
+        task = make_task(random_spec(rng, rung, rng.choice(extra)), origin)
+        if rung_of(task) == rung and key_of(task) not in taken and plan(task) and \
                 len(plan(task)) <= MAX_PLAN:
             return task
 
 
 @lru_cache
-def _held_out() -> dict:
+def held_out() -> dict:
     """{split: tasks}: PER_RUNG of each rung in each of two disjoint splits."""
     rng, splits, taken = random.Random(SEED), {"validation": [], "tuning": []}, set()
     for rung in RUNGS:
         for split in splits.values():
             for _ in range(PER_RUNG):
-                split.append(_draw(rng, rung, (2, 3), "validation", taken))
-                taken.add(same_task_key(split[-1]))
+                split.append(draw(rng, rung, (2, 3), "validation", taken))
+                taken.add(key_of(split[-1]))
     return splits
 
 
 @lru_cache
-def _held_out_keys() -> frozenset:
-    return frozenset(same_task_key(task) for split in _held_out().values() for task in split)
-
-
-def base_tasks(o=None) -> list[Task]:
-    """544 households of the two easiest rungs, five receptacles each, none of them held out."""
-    rng, tasks, taken = random.Random(SEED + 1), [], set(_held_out_keys())
-    while len(tasks) < N_BASE:
-        tasks.append(_draw(rng, rng.choice(BASE_RUNGS), (2,), "base", taken))
-        taken.add(same_task_key(tasks[-1]))
-    return tasks
-
-
-def validation_tasks(o=None, split="validation") -> list[Task]:
-    """105 tasks, fifteen per rung."""
-    return _held_out()[split]
-
-
-# ---------------------------------------------------------------------------------------------
-# the two roles
-
-
-def prepare(o):
-    """This world brings its own tasks, and its own model unless --model names a chat model."""
-    if o.base_tasks or o.validation_tasks:
-        raise UserError("the household world makes its own tasks: leave out --base-tasks and "
-                        "--validation-tasks, or choose another --world")
-    if o.quant and not o.model:
-        raise UserError("--quant is for chat models; the household's own model has 2 MB")
-    _mode.update(chat=bool(o.model), max_turns=world_option(sys.modules[__name__], o, "max_turns"))
-
-
-FORM = ("One line: the goal, then every receptacle with what is in it, parts divided by ' . '. "
-        "Goals are 'put [clean|hot|cool] OBJECT in RECEPTACLE', or two objects joined by 'and'. "
-        "A receptacle is 'NAME' or 'NAME closed', and each thing in it follows as 'OBJECT in NAME'. "
-        "Objects: {}. Receptacles: {}; only {} can be closed. Each thing is in one place. "
-        "Cleaning takes a sink, heating a microwave, cooling a fridge.")
-
-
-def env_prompt(seed_task: Task, success, alpha: float):
-    """What the simulator reads: the recent success, or that it is unknown, and the seed."""
-    if not _mode["chat"]:
-        bucket = UNKNOWN if success is None else BUCKETS[round(8 * success)]
-        return f"vary {bucket} {seed_task.text} =>"
-    rate = "not yet known" if success is None else f"{success:.0%}"
-    form = FORM.format(", ".join(OBJECTS), ", ".join(RECEPTACLES), ", ".join(CLOSABLE))
-    return [{"role": "system", "content": f"You write small households for an agent. {form}"},
-            {"role": "user", "content": f"Household:\n{seed_task.text}\nThe agent's success rate "
-             f"on it is {rate}. Write a variation of this household, one line and nothing else."}]
-
-
-RULES = ("You act in a household. Each turn answer with one command and nothing else: go to "
-         "RECEPTACLE, open RECEPTACLE, take OBJECT from RECEPTACLE, put OBJECT in RECEPTACLE, "
-         "clean OBJECT with sink, heat OBJECT with microwave, cool OBJECT with fridge, look. Go to "
-         "a receptacle before you use it; open it first if it is closed.")
-
-
-def agent_prompt(task: Task):
-    """What the agent reads: all but the contents of closed receptacles."""
-    text = household(task.spec, closed_seen=False)
-    if not _mode["chat"]:
-        return f"{text} >"
-    goal, room = text.split(" . ", 1)
-    return [{"role": "system", "content": RULES}, {"role": "user", "content":
-            "You are in the middle of a room. Looking quickly around you, you see: "
-            f"{prettier(room)} Your task is to: {goal}."}]
-
-
-def score(task: Task, response) -> tuple[float, bool]:
-    """Eq. 1, structured: 1 if the goal is reached, else 0; valid: every turn is a command.
-
-    response: the agent's turns, a list of texts, or one text with a turn on each line. They are
-    executed again from the start.
-    """
-    turns = response.split("\n", 200)[:200] if isinstance(response, str) else response
-    state = start(task)
-    for turn in turns:
-        if respond(task, state, turn) is None:
-            break
-    valid = bool(turns) and all(read_command(turn) for turn in turns)
-    return float(reached(task.spec, state["facts"])), valid  # Eq. 1: 1[a' in A_goal]
-
-
-def gold(task: Task) -> str:
-    """A shortest plan, a command on each line."""
-    return "\n".join(plan(task))
-
-
-def skills(task: Task) -> list[str]:
-    """The kinds of difficulty in it: "place" if there is no other."""
-    hows = [how for how, _ in task.spec["goal"] if how]
-    places = {task.spec["target"]} | {
-        place for place, _, things in task.spec["house"]
-        for _, thing in task.spec["goal"] if thing in things}
-    closed = ["closed"] if any(c and p in places for p, c, _ in task.spec["house"]) else []
-    return [*closed, *hows, *(["two"] if len(task.spec["goal"]) == 2 else [])] or ["place"]
-
-
-def task_length(task: Task) -> int:
-    """Turns of a shortest plan, of one who sees into closed receptacles."""
-    return len(plan(task))
-
-
-def category(task: Task) -> str:
-    """The rung of the goal."""
-    kinds = skills(task)
-    treated = any(kind in TREATMENTS for kind in kinds)
-    return "both" if treated and "two" in kinds else max(kinds, key=RUNGS.index)
-
-
-def picture(task: Task) -> str:
-    """The household as a small picture: a box for each receptacle, its lid if it is closed."""
-    columns = []
-    for place, closed, things in task.spec["house"]:
-        width = max(map(len, [place, *things])) + 2
-        mark = "*" if place == task.spec["target"] else " "
-        columns.append([f"{mark}{place}".ljust(width + 2),
-                        "+" + ("=" if closed else " ") * width + "+"] +
-                       [f"|{thing.center(width)}|" for thing in things] + [width])
-    height = max(len(c) for c in columns) - 1
-    rows = []
-    for c in columns:
-        width = c.pop()
-        rows.append(c + [f"|{' ' * width}|"] * (height - len(c)) + ["+" + "-" * width + "+"])
-    goal = household(task.spec).split(" . ")[0]
-    return "\n".join([goal, *("  ".join(line).rstrip() for line in zip(*rows))])
+def held_out_keys() -> frozenset:
+    return frozenset(key_of(task) for split in held_out().values() for task in split)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -552,38 +431,6 @@ def slip(task: Task, rng) -> list[str]:
     return out
 
 
-def demonstrate(task: Task, rng) -> tuple[str, str]:
-    """(prompt, episode) of the agent's role, with slips; after them it looks on until it is over."""
-    parts = played(task, slip(task, rng))
-    # an observation comes in where a turn has ended; the last turn has none
-    return agent_prompt(task), " ".join(f"{SPECIAL[1]} {part}" if i % 2 else part
-                                        for i, part in enumerate(parts))
-
-
-def warm_start_pairs(o, turn: int = 0) -> dict:
-    """What `genenv.py warm-start` imitates with a chat model: {"agent", "env": pairs, "alone": 0}.
-
-    For N_WARM base tasks, in each `turn` the next ones: the expert's episode, turns and observations
-    in turn, and a near variation of the household.
-    """
-    tasks, rng = base_tasks(), random.Random(SEED + 3 + turn)
-    tasks = [tasks[(turn * N_WARM + i) % len(tasks)] for i in range(N_WARM)]
-    return {"agent": [(agent_prompt(task), played(task, expert(task))) for task in tasks],
-            "env": [(env_prompt(task, None, 0.5), vary(task, rng).text) for task in tasks],
-            "alone": 0}
-
-
-def played(task: Task, commands) -> list[str]:
-    """Turns and observations in turn; after the commands it looks on until the episode is over."""
-    state, parts, commands = start(task), [], list(commands)
-    while True:
-        parts.append(commands.pop(0) if commands else "look")
-        observation = respond(task, state, parts[-1])
-        if observation is None:
-            return parts
-        parts.append(observation)
-
-
 def vary(task: Task, rng) -> Task:
     """A near variation: one name or place changes, and perhaps the goal by a rung or a lid."""
     while True:
@@ -616,60 +463,147 @@ def vary(task: Task, rng) -> Task:
             new = solved(household(spec), "demo")
         except InvalidTask:
             continue
-        if same_task_key(new) != same_task_key(task) and same_task_key(new) not in _held_out_keys():
+        if key_of(new) != key_of(task) and key_of(new) not in held_out_keys():
             return new
 
 
-def pairs(rng, n) -> list[tuple[str, str]]:
-    """n examples for the base model, (prompt, response), all of one role and of like length.
-
-    Batches of one kind are padded little: the base model is trained in half the time. Every task
-    is a new one, none of them held out: from 3,000 of them a model learnt a part by heart.
-    """
-    role = rng.choice(("env", "env", "one", "one", "two"))
-    rungs = {"env": RUNGS, "one": RUNGS[:-2], "two": RUNGS[-2:]}[role]
-    tasks = [_draw(rng, rng.choice(rungs), (2, 3), "demo", _held_out_keys()) for _ in range(n)]
-    if role != "env":
-        return [demonstrate(task, rng) for task in tasks]
-    return [(env_prompt(task, rng.choice((None, rng.random())), 0.5), vary(task, rng).text)
-            for task in tasks]
+# ---------------------------------------------------------------------------------------------
+# the world
 
 
-def train_base(seed=0):
-    """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""
-    return train(WORDS, pairs, MODEL, seed=SEED + 100 * seed, **RECIPE)
+FORM = ("One line: the goal, then every receptacle with what is in it, parts divided by ' . '. "
+        "Goals are 'put [clean|hot|cool] OBJECT in RECEPTACLE', or two objects joined by 'and'. "
+        "A receptacle is 'NAME' or 'NAME closed', and each thing in it follows as 'OBJECT in NAME'. "
+        "Objects: {}. Receptacles: {}; only {} can be closed. Each thing is in one place. "
+        "Cleaning takes a sink, heating a microwave, cooling a fridge.")
+RULES = ("You act in a household. Each turn answer with one command and nothing else: go to "
+         "RECEPTACLE, open RECEPTACLE, take OBJECT from RECEPTACLE, put OBJECT in RECEPTACLE, "
+         "clean OBJECT with sink, heat OBJECT with microwave, cool OBJECT with fridge, look. Go to "
+         "a receptacle before you use it; open it first if it is closed.")
 
 
-def load_policy(o):
-    """The chat model of --model, or the base model, with two fresh adapters.
+class World(TinyWorld):
+    """Households, for a tiny model of its own or a chat model."""
+    NAME, WORDS, EPISODES = "household", WORDS, True
+    REASONS, OPTIONS, DEFAULTS = REASONS, OPTIONS, DEFAULTS
 
-    Raises UserError if the model does not load, has no usable chat template, or a prompt is over
-    the limit.
-    """
-    if not o.model:
-        return open_policy(base_folder(o, "household", WORDS), o)
-    policy = open_policy(o.model, o)
-    held_out = [task for split in ("validation", "tuning") for task in validation_tasks(o, split)]
-    try_prompts(sys.modules[__name__], o, policy, base_tasks(o) + held_out)
-    return policy
+    def __init__(self, o):
+        super().__init__(o)
+        self.max_turns = self.option(o, "max_turns")
+        self.max_episode_tokens = self.option(o, "max_episode_tokens")
 
+    def base_tasks(self) -> list[Task]:
+        """544 households of the two easiest rungs, five receptacles each, none of them held out."""
+        rng, tasks, taken = random.Random(SEED + 1), [], set(held_out_keys())
+        while len(tasks) < N_BASE:
+            tasks.append(draw(rng, rng.choice(BASE_RUNGS), (2,), "base", taken))
+            taken.add(key_of(tasks[-1]))
+        return tasks
 
-def show(folder):
-    """Print how often a base model reaches a goal of each kind, on the tuning split."""
-    policy, tasks = open_policy(str(folder)), validation_tasks(None, "tuning")
-    o = SimpleNamespace(max_response_tokens=DEFAULTS["max_response_tokens"])
-    rollouts, texts = play(sys.modules[__name__], o, policy, None, tasks, 20, 1.0,
-                           policy.generator(0), 256)
-    for rung in RUNGS:
-        hits = [attempt_score(sys.modules[__name__], tasks[r.group], r, text)[0]
-                for r, text in zip(rollouts, texts) if category(tasks[r.group]) == rung]
-        print(f"{rung:7s} p = {sum(hits) / len(hits):.2f}")
+    def validation_tasks(self, split="validation") -> list[Task]:
+        """105 tasks, fifteen per rung."""
+        return held_out()[split]
 
+    def env_prompt(self, seed_task: Task, success, alpha: float):
+        """The recent success rate, or that it is unknown, and the seed task."""
+        if not self.chat:
+            bucket = UNKNOWN if success is None else BUCKETS[round(8 * success)]
+            return f"vary {bucket} {seed_task.text} =>"
+        rate = "not yet known" if success is None else f"{success:.0%}"
+        form = FORM.format(", ".join(OBJECTS), ", ".join(RECEPTACLES), ", ".join(CLOSABLE))
+        return [{"role": "system", "content": f"You write small households for an agent. {form}"},
+                {"role": "user", "content": f"Household:\n{seed_task.text}\nThe agent's success rate "
+                 f"on it is {rate}. Write a variation of this household, one line and nothing else."}]
 
-def main(argv=None) -> int:
-    """Show or train a base model; returns the exit code."""
-    return program("household", sys.argv[1:] if argv is None else argv, train_base, show)
+    def agent_prompt(self, task: Task):
+        """Everything except the contents of closed receptacles."""
+        text = household(task.spec, closed_seen=False)
+        if not self.chat:
+            return f"{text} >"
+        goal, room = text.split(" . ", 1)
+        return [{"role": "system", "content": RULES}, {"role": "user", "content":
+                "You are in the middle of a room. Looking quickly around you, you see: "
+                f"{prettier(room)} Your task is to: {goal}."}]
+
+    def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
+        """The simulator's text -> a solvable household. Raises InvalidTask with the reason to count."""
+        return solved(text, "env", seed_task.id, epoch, self.max_turns)
+
+    def start(self, task: Task) -> dict:
+        """The state of an episode."""
+        return start(task)
+
+    def respond(self, task: Task, state: dict, text: str):
+        """Execute a turn: what is seen, or None when the episode is over."""
+        observation = execute(task, state, text)
+        return prettier(observation) if observation and self.chat else observation
+
+    def score(self, task: Task, response) -> tuple[float, bool]:
+        """Eq. 1, structured: 1 if the goal is reached, else 0; valid: every turn is a command.
+
+        response: the agent's turns, a list of texts, or one text with a turn on each line. They are
+        executed again from the start.
+        """
+        turns = response.split("\n", 200)[:200] if isinstance(response, str) else response
+        state = start(task)
+        for turn in turns:
+            if execute(task, state, turn) is None:
+                break
+        valid = bool(turns) and all(read_command(turn) for turn in turns)
+        return float(reached(task.spec, state["facts"])), valid  # Eq. 1: 1[a' in A_goal]
+
+    def gold(self, task: Task) -> str:
+        """A shortest plan, a command on each line."""
+        return "\n".join(plan(task))
+
+    def skills(self, task: Task) -> list[str]:
+        """The kinds of difficulty in it."""
+        return kinds_of(task)
+
+    def task_length(self, task: Task) -> int:
+        """Turns of a shortest plan, of one who sees into closed receptacles."""
+        return len(plan(task))
+
+    def category(self, task: Task) -> str:
+        """The rung of the goal."""
+        return rung_of(task)
+
+    def same_task_key(self, task: Task) -> str:
+        """The household without what does not matter."""
+        return key_of(task)
+
+    # ---- the stand-in for an instruct model
+
+    def demonstrate(self, task: Task, rng) -> tuple[str, str]:
+        """(prompt, episode) of the agent's role, with slips; then `look` until the episode is over."""
+        commands, state, parts = slip(task, rng), start(task), []
+        while True:
+            parts.append(commands.pop(0) if commands else "look")
+            observation = execute(task, state, parts[-1])
+            if observation is None:  # the last turn has none
+                return self.agent_prompt(task), " ".join(parts)
+            # an observation comes in where a turn has ended
+            parts.append(f"{SPECIAL[1]} {observation}")
+
+    def pairs(self, rng, n) -> list[tuple[str, str]]:
+        """n examples for the base model, (prompt, response), all of one role and of like length.
+
+        Batches of one kind are padded little: the base model is trained in half the time. Every task
+        is a new one, none of them held out: from 3,000 of them a model learnt a part by heart.
+        """
+        role = rng.choice(("env", "env", "one", "one", "two"))
+        rungs = {"env": RUNGS, "one": RUNGS[:-2], "two": RUNGS[-2:]}[role]
+        tasks = [draw(rng, rng.choice(rungs), (2, 3), "demo", held_out_keys()) for _ in range(n)]
+        if role != "env":
+            return [self.demonstrate(task, rng) for task in tasks]
+        return [(self.env_prompt(task, rng.choice((None, rng.random())), 0.5), vary(task, rng).text)
+                for task in tasks]
+
+    @classmethod
+    def train_base(cls, seed=0):
+        """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""
+        return train(WORDS, cls.scorer("").pairs, MODEL, seed=SEED + 100 * seed, **RECIPE)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(World))

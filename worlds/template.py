@@ -4,15 +4,15 @@
 """
 import random
 
+import worlds
 from support.files import UserError
 from data_pool import Task
-from worlds import InvalidTask
 from worlds.tiny_model import SPECIAL, load_trained, train
 
 TOOLS = dict(inc=lambda d: d + 1, dbl=lambda d: 2 * d, neg=lambda d: -d, sqr=lambda d: d * d)
 SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # how often the base model is shown a wrong digit
 WORDS = [*SPECIAL, *"=0123456789", *TOOLS, "vary", "=>", "b?", "b0", "b1", "b2", "b3", "b4"]
-DIGITS, REASONS = set("0123456789"), ("malformed",)
+DIGITS = set("0123456789")
 
 def make(tool, digits, *rest):
     return Task(" ".join([tool, *map(str, digits)]), {"tool": tool, "digits": digits}, *rest)
@@ -20,38 +20,43 @@ def draw(rng, tools, n, origin, held_out=()):
     tasks = (make(rng.choice(tools), rng.choices(range(10), k=3), origin) for _ in range(9 * n))
     return list({task.id: task for task in tasks if task.id not in held_out}.values())[:n]
 HELD_OUT = {task.id: task for task in draw(random.Random(0), list(TOOLS), 200, "validation")}
-def prepare(o):
-    if o.model or o.quant or o.base_tasks or o.validation_tasks:
-        raise UserError("this world brings its own: no --model, --quant or --*-tasks")
-def validation_tasks(o=None, split="validation"):
-    first = 1 if split == "tuning" else 0  # every other one
-    return list(HELD_OUT.values())[first::2]
-def base_tasks(o=None):
-    return draw(random.Random(1), ["inc", "dbl"], 300, "base", HELD_OUT)
-def env_prompt(seed_task, success, alpha):
-    return f"vary b{'?' if success is None else round(4 * success)} {seed_task.text} =>"
-def agent_prompt(task):
-    return f"{task.text} ="
-def parse_task(text, seed_task, epoch):
-    tool, *digits = text.split() or [""]
-    if tool not in TOOLS or len(digits) != 3 or not set(digits) <= DIGITS:
-        raise InvalidTask("malformed")
-    return make(tool, list(map(int, digits)), "env", seed_task.id, epoch)
-def gold(task, slip=lambda: False):
-    return " ".join(str((TOOLS[task.spec["tool"]](d) + slip()) % 10) for d in task.spec["digits"])
-def score(task, response):  # Eq. 1; valid: three digits
-    words = response.split() if len(response) < 99 else []
-    valid = len(words) == 3 and set(words) <= DIGITS
-    return float(valid and words == gold(task).split()), valid
-def skills(task): return [task.spec["tool"]]
-def task_length(task): return len(task.spec["digits"])
-def category(task): return task.spec["tool"]
-def pairs(rng, n):  # what the base model learns from: tasks with slips, and variations of tasks
-    tasks = draw(rng, list(TOOLS), n // 2 + 1, "demo", HELD_OUT)
-    answers = [gold(task, lambda: rng.random() < SLIPS[task.spec["tool"]]) for task in tasks]
-    success = [rng.choice((None, 0, .25, .5, .75, 1)) for _ in tasks]
-    return [(agent_prompt(a), answer) for a, answer in zip(tasks, answers)] + [
-        (env_prompt(a, s, None), b.text) for a, s, b in zip(tasks, success, tasks[1:])]
-def load_policy(o):
-    # trained at every start; worlds/ladder.py keeps its base model in a folder instead
-    return load_trained(*train(WORDS, pairs, steps=300), o)
+
+
+class World(worlds.World):
+    REASONS = ("malformed",)
+    def __init__(self, o):
+        super().__init__(o)
+        if o.model or o.quant or o.base_tasks or o.validation_tasks:
+            raise UserError("this world brings its own: no --model, --quant or --*-tasks")
+    def base_tasks(self):
+        return draw(random.Random(1), ["inc", "dbl"], 300, "base", HELD_OUT)
+    def validation_tasks(self, split="validation"):
+        return list(HELD_OUT.values())[split == "tuning"::2]  # every other one
+    def env_prompt(self, seed_task, success, alpha):
+        return f"vary b{'?' if success is None else round(4 * success)} {seed_task.text} =>"
+    def agent_prompt(self, task):
+        return f"{task.text} ="
+    def parse_task(self, text, seed_task, epoch):
+        tool, *digits = text.split() or [""]
+        if tool not in TOOLS or len(digits) != 3 or not set(digits) <= DIGITS:
+            raise worlds.InvalidTask("malformed")
+        return make(tool, list(map(int, digits)), "env", seed_task.id, epoch)
+    def gold(self, task, slip=lambda: False):
+        return " ".join(str((TOOLS[task.spec["tool"]](d) + slip()) % 10) for d in task.spec["digits"])
+    def score(self, task, response):  # Eq. 1; valid: three digits
+        words = response.split() if len(response) < 99 else []
+        valid = len(words) == 3 and set(words) <= DIGITS
+        return float(valid and words == self.gold(task).split()), valid
+    def skills(self, task):
+        return [task.spec["tool"]]
+    def category(self, task):
+        return task.spec["tool"]
+    def pairs(self, rng, n):  # what the base model learns from: tasks with slips, and variations
+        tasks = draw(rng, list(TOOLS), n // 2 + 1, "demo", HELD_OUT)
+        answers = [self.gold(task, lambda: rng.random() < SLIPS[task.spec["tool"]]) for task in tasks]
+        success = [rng.choice((None, 0, .25, .5, .75, 1)) for _ in tasks]
+        return [(self.agent_prompt(a), answer) for a, answer in zip(tasks, answers)] + [
+            (self.env_prompt(a, s, None), b.text) for a, s, b in zip(tasks, success, tasks[1:])]
+    def load_policy(self):
+        # trained at every start; worlds/ladder.py keeps its base model in a folder instead
+        return load_trained(*train(WORDS, self.pairs, steps=300), self.o)

@@ -1,25 +1,24 @@
 """A stand-in for an instruct model: a tiny word-level Qwen2, trained from scratch in minutes.
 
-What of the paper this is: "both initialised from the same instruct model". A world that needs no
-download shows a model of its own some examples of both roles, imperfect ones, and the loop starts
-from what it made of them.
+Paper: "both initialised from the same instruct model". A world that needs no download shows a model
+of its own imperfect examples of both roles, and the loop starts from what it made of them.
 
-How it is run: the ladder's and the household's base models are in worlds/base, so that a run starts
-from the same bits on every machine. `python -m worlds.household` prints what that model can do;
-`python -m worlds.household train SEED FOLDER` trains one anew, for `genenv.py --base-model FOLDER`,
-and with seed 0 and worlds/base/household it makes the one that is there. A training rounds
-otherwise on another processor. worlds/template.py trains its own at every start.
+Usage: the ladder's and the household's base models are in worlds/base, so that a run starts from
+the same bits on every machine. `python -m worlds.household train SEED FOLDER` trains another one, for
+`genenv.py --world household --model FOLDER`; seed 0 makes the shipped one. Rounding depends on the
+processor. worlds/template.py trains its model at every start.
 
-Where it differs on purpose: the model has seen its two roles and nothing else, and one token is one
-word.
+Deviations: the model has seen its two roles and nothing else, and one token is one word.
 """
 import json
 import random
+import sys
 import tempfile
 from pathlib import Path
 
-from support.cli import exit_code
+from support.options import exit_code
 from support.files import UserError
+import worlds
 from worlds import open_policy
 
 SPECIAL = ["<pad>", "<eos>"]  # the first two words of every vocabulary; unknown words become <pad>
@@ -107,41 +106,52 @@ def load_trained(model, tokenizer, o):
         return open_policy(folder, o)
 
 
-def base_folder(o, world: str, words) -> str:
-    """The folder of a world's base model: --base-model, else the one in worlds/base.
+class TinyWorld(worlds.World):
+    """A world that brings its tasks and a base model of WORDS; `chat` where --model names another
+    model, which has to have a chat template. A subclass has train_base(seed)."""
+    OWN_MODEL = True
+    NAME, WORDS = "", ()
+    chat = False
 
-    Raises UserError if there is none, or if it was trained with another vocabulary.
-    """
-    folder = Path(o.base_model or BASES / world)
-    again = f"`python -m worlds.{world} train 0 {folder}` trains one"
+    def __init__(self, o):
+        super().__init__(o)
+        self.chat = self.is_chat(o.model)
+        if o.base_tasks or o.validation_tasks:
+            raise UserError(f"the world {self.NAME} makes its own tasks: leave out --base-tasks and "
+                            "--validation-tasks, or choose another --world")
+        if o.quant and not self.chat:
+            raise UserError(f"--quant is for chat models; the {self.NAME}'s own model has 2 MB at most")
+
+    @classmethod
+    def is_chat(cls, model: str) -> bool:
+        """Whether --model names something else than a tiny model of this world."""
+        return bool(model) and vocabulary(model) != list(cls.WORDS)
+
+    def load_policy(self):
+        """The chat model of --model, or the tiny base model, with two fresh adapters."""
+        folder = self.o.model or str(BASES / self.NAME)
+        if not self.chat and vocabulary(folder) != list(self.WORDS):
+            raise UserError(f"no base model of this world's words in {folder}: "
+                            f"`python -m worlds.{self.NAME} train 0 {folder}` trains one")
+        return open_policy(folder, self.o)
+
+
+def vocabulary(folder) -> list:
+    """The words of a saved `word_tokenizer`, [] if there is none in the folder."""
     try:
-        vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        raise UserError(f"no base model in {folder}: {again}") from None
-    if list(vocab) != list(words):  # an unknown word would be read as padding, silently
-        raise UserError(f"the base model in {folder} does not know the words of this world: {again}")
-    return str(folder)
+        return list(json.loads((Path(folder) / "tokenizer.json").read_text())["model"]["vocab"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
 
 
-def program(world: str, argv, train_base, show, **more) -> int:
-    """What `python -m worlds.NAME` does with its arguments; returns the exit code.
-
-    train_base(seed) -> (model, tokenizer). show(folder): print what a base model can do. more:
-    further commands of the world, NAME N FILE each, as functions of N and FILE.
-    """
-    def train_and_save(seed, folder):
-        import torch
-        torch.set_num_threads(1)  # another number of threads rounds differently
-        save(*train_base(seed), folder)  # nothing is written before it is trained
-
-    commands = {"train": train_and_save, **more}
+def main(world, argv=None) -> int:
+    """`python -m worlds.NAME train SEED FOLDER`; returns the exit code. world: a TinyWorld."""
+    argv = sys.argv[1:] if argv is None else argv
 
     def run():
-        if len(argv) == 3 and argv[0] in commands and argv[1].isdecimal():
-            commands[argv[0]](int(argv[1]), argv[2])
-        elif not argv or len(argv) == 1 and Path(argv[0]).is_dir():
-            show(argv[0] if argv else BASES / world)
-        else:
-            others = "".join(f" | {name} N FILE" for name in more)
-            raise UserError(f"usage: python -m worlds.{world} [FOLDER | train SEED FOLDER{others}]")
-    return exit_code(run, world, "nothing was kept")
+        if len(argv) != 3 or argv[0] != "train" or not argv[1].isdecimal():
+            raise UserError(f"usage: python -m worlds.{world.NAME} train SEED FOLDER")
+        import torch
+        torch.set_num_threads(1)  # another number of threads rounds differently
+        save(*world.train_base(int(argv[1])), argv[2])  # nothing is written before it is trained
+    return exit_code(run, world.NAME)

@@ -1,198 +1,97 @@
 """A real domain: JSON tool calls and short answers, with any chat model as the base.
 
-What of the paper this is: a task instance carries a prompt (tool specs, goal) and an evaluation
-spec (the calls it takes, or a reference answer), and `score` is both branches of Eq. 1.
+Paper: a task instance carries a prompt (tool specs, goal) and an evaluation spec (the calls it takes, or
+a reference answer), and `score` is both branches of Eq. 1.
 
-How it is run: `python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE`. The file holds one
-JSON object per line, of one of these kinds (worlds/example_tasks.jsonl has 51, and is the default):
+Usage: `python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE`. The file holds one JSON object
+per line (worlds/example_tasks.jsonl has 51, and is the default):
 
     {"task": "Dim the study to 30 percent.",
      "tools": [{"name": "set_light", "description": "...", "parameters": JSON schema}, ...],
      "calls": [{"name": "set_light", "arguments": {"room": "study", "brightness": 30}}],
      "ordered": true}          optional: the calls have to come in this order
-    {"task": "Dim the room where I read.", "tools": [...], "calls": [two or more, in order],
-     "results": ["study", ...]}     optional: what each call returns, any JSON values
     {"task": "Who wrote Dune?", "reference": "Frank Herbert"}      or a list of accepted answers
 
 A task has 1 to 32 tools and at most 8 calls; `"calls": []` says that none of the tools does what is
 asked, and the agent then answers `none`, which its prompt mentions only if some task has that answer.
-Other shapes of tools, calls and whole lines (OpenAI's, MCP's, chats) are those of
-worlds/tool_lists.py, which also says what of JSON schema is checked; fields of a user's own are
-ignored. With --tools FILE, tasks without tools have those of the list that they call, and others up
-to three. Every line is checked, and all bad ones are named at once. An eighth of the file is held
-out for validation, another for tuning.
+worlds/tool_lists.py reads other shapes of tools, calls and lines. With --tools FILE, tasks without tools
+have those of the list that they call, and others up to three. Every line is checked before a model is
+loaded. An eighth of the file is held out for validation, another for tuning.
 
-When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0, and
-both are integers as JSON schema has it), but 5 is not "5" and true is not 1; strings must agree in
-every character; an argument left out equals its schema's `default`. The whole list must agree: all
-calls and no other, in any order unless `ordered`. Part of the list earns nothing.
+With --tools FILE the simulator also writes for those tools (worlds/task_text.py): it is shown an example and
+six tools (`seed_for`), chooses a level (how many calls, and among how many of these tools the agent has to
+choose), writes the calls, then the request. Without --tools it writes JSON tasks and invents the tools, which
+takes a large model.
 
-A task with `results` is an episode: the tools answer. The agent makes the first call, or several, and
-is told what they return; so a call may depend on what an earlier one has returned. The episode is over
-when all calls are made, or one is not the next: what another call would return, nobody has written.
+When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0), but 5 is
+not "5" and true is not 1; strings must agree in every character; an argument left out equals its schema's
+`default`. The whole list must agree, in any order unless `ordered`. Part of the list earns nothing.
 
-Where it differs on purpose: there is no executor for invented tools, so `valid` means that every
-call parses and satisfies the schema of a declared tool; the simulator must keep the kind of its
-seed, since a drift to free-form answers, whose references nothing checks, would be rewarded too.
-Two tasks with the same calls, the same words, or the same values for functions with a word in
-common, count as one where copies, duplicates and held-out tasks are looked for (same_task_key). So
-rewordings of one task stay on one side of the validation split, and a held-out task's twin under
-other names is left out; each has an id of its own. The simulator's prompt does not name alpha: a
-record of an earlier epoch would name an older target.
-
-Tools and calls are written as JSON, or as signatures and `name(argument=value)` where --call-format
-is python (worlds/call_text.py): another spelling, with the same rules for arguments and equality.
-
-With --tools FILE the simulator writes for functions (worlds/task_text.py): it is shown an example
-and other functions, one or two to call and up to two to leave alone, writes the calls, then the
-request, and the task has all functions that were shown. Which functions is the loop's choice
-(`functions`, `assign`). So people bring a list of functions and a few examples, and tasks can grow:
-a written task, as the next example, keeps its functions and gets others. FILE may be the base-task
-file itself; without --tools the simulator writes JSON tasks and invents the functions, which takes
-a large model. Questions and tasks whose tools answer are varied with what they have in either case.
-
-What a simulator may not get away with stands in worlds/leaks.py and worlds/grounding.py (--no-ground
-switches the latter off); schemas and the equality of calls in worlds/schemas.py.
+Deviations: there is no executor for invented tools, so `valid` means that every call parses and satisfies
+the schema of a declared tool. The simulator must keep the kind of its seed, since a drift to free-form
+answers, whose references nothing checks, would be rewarded, too. Two tasks with the same calls or the same
+words count as one when copies, duplicates and held-out tasks are looked for (same_task_key). The
+simulator's prompt does not name alpha: a record of an earlier epoch would name an older target. What else
+a simulator may not get away with is in worlds/leaks.py.
 """
 import hashlib
 import json
 import random
-import sys
+import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import replace
 from pathlib import Path
 
-from support.files import UserError, first_line, no_file
+import worlds
 from data_pool import Task, task_id
-from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, task_text, \
-    tool_lists, try_prompts, world_option
+from support.files import UserError, first_line, no_file
+from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, special_token_in, task_text, \
+    tool_lists, try_prompts
 from worlds.call_text import MAX_CHARS
-from worlds.grounding import twin_marks, uncalled, ungrounded
-from worlds.leaks import leaks as given_away, loopholes
-from worlds.schemas import MAX_CALLS, MAX_DEPTH, MAX_TOOLS, answer_words, answering, canonical, check_calls, \
-    check_tools, first_object, invalid, kind, load_object, normal_calls, normal_words, \
-    structured, tools_of
+from worlds.leaks import leaks, loopholes, uncalled, ungrounded
+from worlds.schemas import MAX_CALLS, answer_words, canonical, check_calls, first_object, invalid, \
+    load_object, normal_calls, normal_words, structured, tools_of, well_formed
 from worlds.swaps import swapped, words_of_tools
+from worlds.tool_lists import need
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
 SWAPPED = 0.75        # of the examples of a pass of a warm start have other values
-MOST_CALLED, MOST_SHOWN = 3, 6  # functions that a task may grow to
+MOST_CALLED, MOST_SHOWN = 3, 6  # calls of a written task, tools that the simulator is shown
+ROOM = 2              # characters of these tools per token of --max-prompt-tokens
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
-SHOWN_FAULTS = 20     # lines of a file that are named in full
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
-MIN_TASK_TOKENS, MIN_RESPONSE_TOKENS = 64, 32  # below them no JSON task, no call would fit
-MIN_PYTHON_TOKENS = 16  # the same in the short form
-MAX_RESULT = 2000     # characters of one result
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
-
-# every reason of parse_task and leaks; the loop adds its own, such as "truncated"
-REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
-           "unknown tool", "none of its functions", "wrong arguments", "other kind than the seed",
-           "answer leaked", "nothing to answer", "more than one answer", "copy of a base task",
-           "not in the request", "not in the calls")
-
-OPTIONS = {  # name: default, help, choices
-    "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
-                    ("json", "python")),
-    "tools": ("", "functions to learn, JSON or JSONL (worlds/README.md); base: those of the base "
-              "tasks; empty: the simulator invents some", None),
-    "offered": (0, "with --tools: functions that a written task offers the agent, at least; 0: only "
-                "those that the simulator was shown", None),
-    "ground": (True, "refuse written tasks with a value that does not stand in the request", None),
-    "own_values": (False, "in a warm start the simulator imitates the examples with their own names"
-                   " and numbers: for half a billion weights and more", None),
-    "base_limit": (0, "base tasks that are used, drawn by their ids; 0: all that are not held out",
-                   None),
-    "max_turns": (8, "turns of an episode, in tasks whose tools answer", None),
-    "max_episode_tokens": (1024, "tokens of such an episode, results included", None),
-}
-# starting points for a chat model of one to three billion weights; the presets have their own
-DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
-            "agent_lr": 1e-4, "env_lr": 1e-4, "env_batch": 32, "token_budget": 8192, "max_rows": 256,
-            # in all presets: a batch of written tasks is filled, and an update is one pass over them
-            "write_rounds": 4, "env_passes": 1}
-
-
-@dataclass(frozen=True)
-class Form:
-    """How texts are written, and for which functions."""
-    call_format: str = "json"
-    ground: bool = True
-    nothing: bool = False  # whether some task has nothing to call, so that every prompt says how
-    tools: dict = field(default_factory=dict)  # {name: spec} of --tools; none: JSON tasks
-    offered: int = 0                           # functions that a written task has, at least
-    known: frozenset = frozenset()             # functions that a base task calls
-    base: frozenset = frozenset()              # what base tasks are recognised by (same_task_key)
-
-
-_form = Form()  # set by prepare: the functions of a world are not given the options
-_keys = {}      # (id, text) of a task with calls: its keys
-
-
-# ---------------------------------------------------------------------------------------------
-# calls of a response
-
-
-def parse_calls(response: str):
-    """The calls of a response, or None if there are none or one is none: see --call-format.
-
-    json: in <tool_call> tags; python: one a line. The word "none" alone says that there is nothing
-    to call: no calls, an empty list.
-    """
-    if response.strip() == call_text.NOTHING:
-        return []
-    if _form.call_format == "python":
-        return call_text.parse_calls(response)
-    blocks = response[:MAX_CHARS + 1].split("<tool_call>")[1:]
-    if len(response) > MAX_CHARS or not 1 <= len(blocks) <= 2 * MAX_CALLS:
-        return None
-    calls = []
-    for block in blocks:
-        body, closed, _ = block.partition("</tool_call>")
-        calls.append(load_object(body) if closed else None)
-    return None if None in calls else calls
+LINE = 300            # characters of one line of a message
 
 
 # ---------------------------------------------------------------------------------------------
 # tasks: from the simulator and from files
 
 
-def make_task(record, origin: str, seed: str = "", epoch: int = 0) -> Task:
-    """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if neither."""
-    def need(holds, what, reason="malformed task"):
-        if not holds:
-            raise invalid(reason, what)
+def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task:
+    """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if it is neither."""
     text = record.get("task")
     need(isinstance(text, str), "no text under 'task'")
     text = text.strip()
-    # "Call Bob" of a user's is a task; a simulator's text of that length is mostly none
+    # "Call Bob" of a user's is a task; a simulator's text of that length mostly is not
     need(any(map(str.isalnum, text)) if origin == "base" else not too_short(text),
          "the task text says too little", "trivial text")
     need(("calls" in record) != ("reference" in record), "needs either 'calls' or 'reference'")
-    fields = {"task", "tools", "calls", "ordered", "results"} if "calls" in record else \
-        {"task", "reference"}
-    need(not set(record) - fields, "unknown field " + ", ".join(sorted(set(record) - fields)))
+    fields = {"task", "tools", "calls", "ordered"} if "calls" in record else {"task", "reference"}
+    need(not set(record) - fields, f"unknown field {', '.join(sorted(set(record) - fields))}")
     if "reference" in record:
         answers = record["reference"]
         answers = answers if isinstance(answers, list) else [answers]
         need(answers and all(isinstance(a, str) and normal_words(a) for a in answers),
-             "the reference is no text or list of texts")
-        return _task(text, {"reference": answers}, origin, seed, epoch)
-    results = record.get("results", [])
-    ordered = record.get("ordered", bool(results))
-    need(isinstance(ordered, bool), "ordered is neither true nor false")
-    tools = check_tools(record.get("tools"))
-    # that nothing is to be called can be said by an author; a simulator would say it of anything
-    check_calls(record["calls"], tools, 0 if origin == "base" else 1)
-    spec = {"tools": record["tools"], "calls": record["calls"], "ordered": ordered}
-    if "results" in record:
-        need(isinstance(results, list) and len(results) == len(record["calls"]) > 1 and ordered,
-             "results is a list, one for each of two or more calls, which come in order")
-        need(all(len(_json(result)) <= MAX_RESULT for result in results),
-             f"a result has more than {MAX_RESULT} characters")
-        spec["results"] = results
+             "the reference is not a text or a list of texts")
+        spec = {"reference": answers}
+    else:
+        spec = {"tools": tool_lists.own_tools(record.get("tools")), "calls": record["calls"],
+                "ordered": record.get("ordered", False)}
+        need(isinstance(spec["ordered"], bool), "ordered is neither true nor false")
+        # an author may say that nothing is to be called; a simulator would say it of anything
+        check_calls(spec["calls"], {tool["name"]: tool for tool in spec["tools"]}, int(origin != "base"))
     return _task(text, spec, origin, seed, epoch)
 
 
@@ -207,355 +106,101 @@ def _task(text, spec, *rest) -> Task:
 
 
 def same_task_key(task: Task) -> tuple[str, ...]:
-    """What a task is recognised by: its words, its calls however it is worded, and what a twin of
-    other names has as well."""
+    """What a task is recognised by: its calls however it is worded, and its words."""
     words = task_id({"question": normal_words(task.text)})
     if not task.spec.get("calls"):  # a question; or nothing to call, which is many tasks' answer
         return (words,)
-    made = task.id, task.text
-    if made not in _keys:  # asked again and again for every base task, by `shown_with`
-        calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
-        twins = (task_id({"twin": mark}) for mark in twin_marks(task))
-        _keys[made] = (task_id({"calls": calls}), words, *twins)
-    return _keys[made]
+    return task_id({"calls": normal_calls(task.spec["calls"], tools_of(task), ordered=False)}), words
 
 
-# ---------------------------------------------------------------------------------------------
-# reading tasks
+def read_tasks(path: str, tools=None, call_format: str = "json", notes=()) -> list[Task]:
+    """Every task of a JSONL file, in the shapes of tool_lists.own_record.
+
+    tools: {name: spec} of --tools, for tasks without tools of their own; notes: what was left out of
+    them. Raises UserError with a line for each kind of mistake.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path}: {no_file(path)}; --base-tasks and --validation-tasks take JSONL")
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 ({first_line(error)}); save the file in that encoding") from None
+    tasks, seen, faults = [], {}, {}
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            if not line.strip():
+                continue
+            task = _task_of_line(line, tools, call_format)
+            first = seen.setdefault(canonical([task.text, task.spec]), number)
+            need(first == number, f"repeats line {first}; remove one of them")
+            tasks.append(task)
+        except InvalidTask as fault:
+            what = f"{fault}: {fault.detail}"
+            kind = re.sub(r"'[^']*'|\d+", "", what)  # but for names and numbers
+            faults.setdefault(kind, []).append(f"{path}, line {number}: {what:.{LINE - 50}}")
+    if faults:
+        lines = [same[0] + f"; and {len(same) - 1} more" * (len(same) > 1) for same in faults.values()]
+        if notes and any(kind.startswith("unknown tool") for kind in faults):
+            lines.append(f"of --tools: {tool_lists.as_line(notes)}")
+        raise UserError("\n".join(lines))
+    return tasks
 
 
-def parse_task(text: str, seed_task: Task, epoch: int) -> Task:
-    """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
-    lines = _form.tools and seed_task.spec
-    record = task_text.read(text, structured(seed_task), _call_of_line, _result_of_line) \
-        if lines else first_object(text)
-    if record is None:
-        raise InvalidTask("no request and call" if lines else "no JSON object")
-    to_call, beside = functions_for(seed_task)
-    if lines and "calls" in record:
-        tools = [*to_call, *beside]
-        # more to choose from make a task harder, and its calls stay right
-        tools += [_form.tools[name] for name in tool_lists.drawn_beside(
-            _form.tools, {tool["name"] for tool in tools}, _form.offered - len(tools),
-            record["task"])]
-        if "to_call" in seed_task.spec:
-            random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
-        record |= {"tools": tools, "ordered": seed_task.spec["ordered"]}
-    task = make_task(record, "env", seed_task.id, epoch)
-    if seed_task.spec and kind(task) != kind(seed_task):
-        raise InvalidTask("other kind than the seed")
-    if lines and to_call and not {tool["name"] for tool in to_call} & set(skills(task)):
-        raise InvalidTask("none of its functions")
-    if unwritable(task):
-        raise InvalidTask("tool schema")
+def _task_of_line(line: str, tools, call_format: str) -> Task:
+    """A line of a task file as a task. Raises InvalidTask with .detail."""
+    try:
+        record = json.loads(line)
+        need(isinstance(record, dict), "write one JSON object per line", "not one JSON object")
+        # only what is kept of a line is held to what a model can write
+        task = make_task(call_text.plain(tool_lists.own_record(record, tools)), "base")
+    except InvalidTask:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise invalid("not one JSON object", f"{first_line(error)}; write one object per line") from None
+    need(not unwritable(task, call_format),
+         f"an argument {unwritable(task, call_format)!r:.80}, which is not a name in Python: use "
+         "--call-format json or leave the task out")
+    world = World.scorer(call_format)
+    need(world.score(task, world.gold(task))[0] == 1, f"the right answer {world.gold(task)!r:.80} cannot "
+         "be read back")
     return task
 
 
-def leaks(task: Task) -> str:
-    """Why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared what fair
-    tasks may have as well."""
-    written = task.origin == "env" and task.seed_task not in ("", NO_SEED.id)
-    reason = given_away(task) or (loopholes(task) if written else "")
-    # few examples are soon known by heart; that the seed task is no copy says nothing of the others
-    if not reason and written and _form.tools and not _form.base.isdisjoint(same_task_key(task)):
-        reason = "copy of a base task"
-    if reason or not (written and _form.ground):
-        return reason
-    return "not in the request" if ungrounded(task) else "not in the calls" * bool(uncalled(task))
-
-
-# ---------------------------------------------------------------------------------------------
-# which functions to write for
-
-
-def functions(o) -> list[str]:
-    """Names of the functions of --tools that can be practised; [] if there is no such list."""
-    return list(_form.tools)
-
-
-def functions_for(seed_task: Task) -> tuple[list, list]:
-    """(tool specs to call, specs to leave alone) as assigned, else all of the seed task's own."""
-    spec = seed_task.spec
-    return spec.get("to_call", spec.get("tools", [])), spec.get("beside", [])
-
-
-def assign(seed_task: Task, names, generator) -> Task:
-    """The seed task as it is put to the simulator: with the functions to write for, the same id.
-
-    names: functions of --tools, the ones to call first. A base task is an example and gets one of
-    them to call, now and then two, and 0 to 2 to leave alone. A written one keeps its functions and
-    gets as many to leave alone, now and then one more to call: so tasks grow. Without any example
-    (NO_SEED) the functions stand alone. Questions, and tasks whose tools answer, stay as they are.
-    """
-    import torch
-    if not _form.tools or seed_task.spec and kind(seed_task) != "calls":
-        return seed_task
-    two, n_beside = (int(torch.randint(n, (), generator=generator)) for n in (4, 3))
-    own = {} if seed_task.origin == "base" else tools_of(seed_task)
-    called = [own[name] for name in dict.fromkeys(skills(seed_task)) if own]
-    # with --offered most of these were never shown: parse_task draws others
-    spare = [tool for tool in own.values() if tool not in called] if not _form.offered else []
-    new = [_form.tools[name] for name in names if name not in own][
-        :MOST_SHOWN - len(called) - len(spare)]
-    n_call = int(not own) + (two == 0 and len(called) < MOST_CALLED)
-    more = (new or spare)[:n_call]
-    beside = [tool for tool in spare + new[:n_call + n_beside] if tool not in more]
-    return _assigned(seed_task, called + more, beside)
-
-
-def _assigned(seed_task: Task, to_call, beside) -> Task:
-    # whether calls are ordered was said in the seed task's own text; without a seed task it is one
-    # of its own, of which a task is a variation like any other
-    return replace(seed_task, id=seed_task.id if seed_task.spec else "", spec={
-        "calls": [], "tools": [], **seed_task.spec, "ordered": False, "to_call": to_call,
-        "beside": beside})
-
-
-# ---------------------------------------------------------------------------------------------
-# lines and files
-
-
-def _call_of_line(line: str):
-    """One line of the simulator's as a call, or None."""
-    return call_text.parse_call(line) if _form.call_format == "python" else load_object(line)
-
-
-def _result_of_line(line: str) -> dict | None:
-    """One line of the simulator's as {"result": a JSON value}, or None."""
-    value = load_object(f'{{"result": {line}}}')
-    return value if value and set(value) == {"result"} else None
-
-
-def unwritable(task: Task) -> str:
+def unwritable(task: Task, call_format: str) -> str:
     """An argument name that --call-format python cannot write, or ""."""
-    tools = task.spec.get("tools", ()) if _form.call_format == "python" else ()
-    names = (call_text.unwritable(tool["parameters"]) for tool in tools)
-    return next(filter(None, names), "")
+    tools = task.spec.get("tools", ()) if call_format == "python" else ()
+    return next(filter(None, (call_text.unwritable(tool["parameters"]) for tool in tools)), "")
 
 
-@lru_cache
-def read_tasks(path: str, tools: str = "", call_format: str = "json") -> tuple:
-    """Every task of a JSONL file, in the shapes of tool_lists.own_record.
+def split(tasks, given, path: str = "") -> dict:
+    """{"base", "validation", "tuning": tasks}, by hashes of the tasks' first keys.
 
-    tools: file of --tools, for tasks without tools of their own; call_format: what it has to write of
-    them. Raises UserError with every line at fault, the first SHOWN_FAULTS in full.
+    given: tasks of a validation file, in place of the held-out eighth. No key of one part is in
+    another. Raises UserError if fewer than two tasks are left to learn from.
     """
-    if not Path(path).is_file():
-        raise UserError(f"{path}: {no_file(path)}; --base-tasks and --validation-tasks take JSONL, "
-                        "see worlds/tool_calls.py for the format")
-    listed, left_out = tool_lists.read_tools(tools, call_format) if tools else ((), ())
-    listed = {tool["name"]: tool for tool in listed}
-    tasks, seen, faults = [], {}, []
-    data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")  # a byte order mark
-    if data.lstrip().startswith(b"["):
-        raise UserError(f"{path}, line 1: a JSON array; write JSONL, one object a line, instead")
-    for number, line in enumerate(data.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            task = _task_of_line(line, where, listed)
-        except InvalidTask as fault:
-            faults.append(f"{where}: {fault}: {fault.detail}")
-            continue
-        first = seen.setdefault(canonical([task.text, task.spec]), number)
-        if first != number:
-            faults.append(f"{where}: repeats line {first}; remove one of them")
-        tasks.append(task)
-    if faults:
-        more = [f"and {len(faults) - SHOWN_FAULTS} more lines of {path}"] * (
-            len(faults) > SHOWN_FAULTS)
-        if left_out and any(": unknown tool: " in fault for fault in faults):
-            more.append(f"of {tools} was left out: {tool_lists.reasons(left_out)}")
-        raise UserError("\n".join(faults[:SHOWN_FAULTS] + more))
-    return tuple(tasks)
-
-
-def _task_of_line(line: bytes, where: str, listed: dict) -> Task:
-    """A line of a task file as a task. Raises InvalidTask with .detail; UserError for an encoding,
-    which is the whole file's."""
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise UserError(f"{where}: not UTF-8; save the file in that encoding") from None
-    except (ValueError, RecursionError) as error:  # bad JSON, or a number of thousands of digits
-        raise invalid("not one JSON object", f"{first_line(error)}; write one object a line") from None
-    if not isinstance(record, dict):
-        raise invalid("not one JSON object", "write one object a line")
-    try:  # only what is kept of a line is held to what a model can write
-        record = load_object(_json(tool_lists.own_record(record, listed)))
-    except RecursionError:  # a parser may go deeper than what reads its values
-        record = None
-    if record is None:
-        raise invalid("malformed task", f"integers have at most {call_text.MAX_DIGITS} digits, there is "
-                      f"no NaN, no NUL, no half of a character and no nesting over {MAX_DEPTH} levels")
-    return make_task(record, "base")
-
-
-def task_files(o) -> tuple[str, str]:
-    """(file of the base tasks, list of functions for tasks without tools), "" for none. With a list
-    there may be no base tasks: the simulator writes the first ones."""
-    tools = world_option(sys.modules[__name__], o, "tools")
-    listed = "" if tools == "base" else tools
-    return o.base_tasks or ("" if listed else str(EXAMPLE_TASKS)), listed
-
-
-def splits_of(o) -> dict:
-    """`_splits` by the options of a run."""
-    option = lambda name: world_option(sys.modules[__name__], o, name)
-    (base, listed), call_format = task_files(o), option("call_format")
-    given = read_tasks(o.validation_tasks, listed, call_format) if o.validation_tasks else ()
-    if o.validation_tasks and not given:
-        raise UserError(f"{o.validation_tasks}: no task in it; leave --validation-tasks out, or "
-                        "name another file")
-    if not base:
-        return {"base": [], "validation": list(given), "tuning": []}
-    return _splits(base, o.validation_tasks, option("base_limit"), listed, call_format)
-
-
-@lru_cache
-def _splits(base_file: str, validation_file: str, limit: int = 0, tools: str = "",
-            call_format: str = "json") -> dict:
-    """{"base", "validation", "tuning": tasks}, by the order of the families, which are hashes.
-
-    Tasks that share a key stay together. A validation file takes the place of the held-out eighth.
-    limit: base tasks that are kept, 0 for all. tools: file of --tools, in the call_format.
-    """
-    tasks = read_tasks(base_file, tools, call_format)
-    given = read_tasks(validation_file, tools, call_format) if validation_file else ()
-    taken = {key for task in given for key in same_task_key(task)}
-    tasks = [task for task in tasks if taken.isdisjoint(same_task_key(task))]
-    family = _families(tasks)
-    # keys are hashes already; hashing again keeps the split apart from other uses of their order
-    names = sorted(set(family.values()), key=lambda k: hashlib.sha256(k.encode()).hexdigest())
+    given_keys = _keys_of(given)
+    tasks = [task for task in tasks if given_keys.isdisjoint(same_task_key(task))]
+    names = sorted({same_task_key(task)[0] for task in tasks},
+                   key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     n = max(1, len(names) // HELD_OUT)
-    if len(names) < 2 * n + 1:
-        left = " besides those of --validation-tasks" * bool(given)
-        raise UserError(f"{base_file}: {len(names)} distinct tasks{left} are too few: some are "
-                        "held out for validation and tuning; give 3 or more, better 40")
-    tuning, validation = set(names[:n]), set() if given else set(names[n:2 * n])
-    pick = lambda chosen: [task for task in tasks if family[task.id] in chosen]
-    base, parts = pick(set(names) - tuning - validation), []
-    # a held-out task's twin under other names is left out: what is held out stays the same
-    for part in (list(given) or pick(validation), pick(tuning), base):
-        taken = {key for task in sum(parts, []) for key in same_task_key(task)}
+    held_out = n if given else 2 * n
+    if len(names) < held_out + 2:
+        raise UserError(f"{path}: {len(names)} distinct tasks are too few, as {held_out} are held out: give "
+                        f"{held_out + 2} or more, better 40")
+    pick = lambda chosen: [task for task in tasks if same_task_key(task)[0] in chosen]
+    parts = [given or pick(names[n:2 * n])]
+    for part in (pick(names[:n]), pick(names[held_out:])):
+        taken = _keys_of(sum(parts, []))  # of a held-out task's rewording, too
         parts.append([task for task in part if taken.isdisjoint(same_task_key(task))])
-    validation, tuning, base = parts
-    # ids are hashes: the few are spread over the file, and the same for every seed
-    few = set(sorted(task.id for task in base)[:limit or len(base)])
-    return {"tuning": tuning, "validation": validation, "base": [
-        task for task in base if task.id in few]}
+    return dict(zip(("validation", "tuning", "base"), parts))
 
 
-def _families(tasks) -> dict:
-    """{task id: name of its family}: tasks that share a key, directly or through others."""
-    parent = {}
-    def root(key):
-        while parent.setdefault(key, key) != key:
-            key = parent[key]
-        return key
-    for task in tasks:
-        first, *others = same_task_key(task)[:2]  # calls, words
-        for key in others:
-            parent[root(key)] = root(first)
-    return {task.id: root(same_task_key(task)[0]) for task in tasks}
-
-
-def prepare(o):
-    """Check the model option, the lengths and both task files; set the form that all is in."""
-    global _form
-    if not o.model:
-        raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
-                        "such as Qwen/Qwen2.5-7B-Instruct")
-    option = lambda name: world_option(sys.modules[__name__], o, name)
-    for name, least in (("base_limit", 0), ("offered", 0), ("max_turns", 1),
-                        ("max_episode_tokens", 1)):
-        if option(name) < least:
-            raise UserError(f"--{name.replace('_', '-')} is {option(name)}: must be at least "
-                            f"{least}")
-    if option("offered") > MAX_TOOLS or option("offered") and not tools_file(o):
-        raise UserError(f"--offered {option('offered')}: needs --tools, a list of functions, and "
-                        f"takes {MAX_TOOLS} at most")
-    short = option("call_format") == "python"
-    for name, least, brief in (("max_task_tokens", MIN_TASK_TOKENS, short and option("tools")),
-                               ("max_response_tokens", MIN_RESPONSE_TOKENS, short)):
-        least = MIN_PYTHON_TOKENS if brief else least
-        if vars(o)[name] < least:
-            raise UserError(f"--{name.replace('_', '-')} {vars(o)[name]} is too short for "
-                            f"{'a call' if brief else 'JSON'}: give {least} or more, or start from "
-                            "a --preset")
-    read_tasks.cache_clear()  # the files may have been corrected since an earlier run
-    _splits.cache_clear()
-    splits = splits_of(o)
-    every = [task for tasks in splits.values() for task in tasks]
-    if not splits["base"] and o.variant in ("base", "static"):
-        raise UserError(f"--variant {o.variant} trains on base tasks or on variations of them: give "
-                        "--base-tasks FILE")
-    _form = Form(option("call_format"), option("ground"),
-                 any(task.spec.get("calls") == [] for task in every),
-                 known=frozenset(name for task in splits["base"] for name in skills(task)),
-                 base=frozenset(key for task in splits["base"] for key in same_task_key(task)))
-    if tools_file(o):
-        _form = replace(_form, tools=listed_tools(tools_file(o), o.max_prompt_tokens),
-                        offered=option("offered"))
-    for task in every:
-        if name := unwritable(task):
-            raise UserError(f"the task {task.text[:60]!r} has an argument {name!r}, which is no "
-                            "name in Python: use --call-format json or leave the task out")
-
-
-def tools_file(o) -> str:
-    """The file that --tools names: that of the base tasks for `base`; "" if there is none."""
-    base, listed = task_files(o)
-    return base if world_option(sys.modules[__name__], o, "tools") == "base" else listed
-
-
-def listed_tools(path: str, longest: int) -> dict:
-    """{name: spec} of a --tools file; what of it cannot be used is counted on stderr. Raises
-    UserError if nothing can. longest: characters of a function, in the form that prompts have."""
-    read, left_out = tool_lists.read_tools(path, _form.call_format)
-    tools = short_enough(read, longest)
-    left_out += Counter({"too long for --max-prompt-tokens": len(read) - len(tools)})
-    if not tools:
-        raise UserError(f"{path}: every function is too long: raise --max-prompt-tokens ({longest})")
-    if left_out:
-        say_once(f"{path}: {len(tools)} functions; left out: {tool_lists.reasons(left_out)}")
-    return {tool["name"]: tool for tool in tools}
-
-
-def short_enough(tools, longest: int) -> list[dict]:
-    """Functions of at most so many characters in a prompt. With as many as a prompt has tokens that
-    is some third of it: room for an example and another function."""
-    return [tool for tool in tools if len(tools_text([tool])) <= longest]
-
-
-@lru_cache
-def say_once(note: str):
-    """A note on stderr: a run prepares its world before torch is loaded and once more after it."""
-    print(note, file=sys.stderr)
-
-
-def read_answers_as(call_format: str, nothing: bool = False):
-    """Set the form of calls alone, and whether "none" is an answer: for a process that never calls
-    `prepare` (veRL's, or `genenv.py ask`). Raises UserError for a form that is none."""
-    global _form
-    if call_format not in OPTIONS["call_format"][2]:
-        raise UserError(f"{call_format!r} is no form of calls: json or python")
-    _form = replace(_form, call_format=call_format, nothing=nothing)
-
-
-def base_tasks(o) -> list[Task]:
-    """The tasks of --base-tasks that are not held out, or --base-limit of them."""
-    return splits_of(o)["base"]
-
-
-def validation_tasks(o, split="validation") -> list[Task]:
-    """The held-out eighth, or --validation-tasks; "tuning" is another eighth."""
-    return splits_of(o)[split]
+def _keys_of(tasks) -> set:
+    return {key for task in tasks for key in same_task_key(task)}
 
 
 # ---------------------------------------------------------------------------------------------
-# the two roles
+# what both models are shown
 
 
 AGENT_CALLS = """\
@@ -571,8 +216,6 @@ Answer the request with calls of these functions, one per line, and nothing else
 {tools}"""
 
 NONE_FITS = f"\n\nIf no function does what is asked, reply: {call_text.NOTHING}"
-
-ANSWERED = "\n\nWhat they return is told to you; make the calls that need it after that."
 
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
 
@@ -593,200 +236,87 @@ CALLS_FORM = """\
 {"argument": "value"}}]}
 "calls" are the calls that the task needs. Add "ordered": true only if they must come in that \
 order. Tools that the task does not need make it harder."""
-RESULTS_FORM = """
-Besides "results": a list of what each of the calls returns, in order. A call may need what an \
-earlier one has returned."""
 ANSWER_FORM = '{"task": "a question with a short answer", "reference": "the answer"}'
 
 ENV_USER = """\
 The task:
 {seed}
 
-The assistant {words}.
+Solved: {solved}
 Write the variation."""
-
-
-def success_words(success) -> str:
-    """A success rate in [0, 1], or None if it is unknown, as a person would put it."""
-    if success is None:
-        return "has not tried it recently: how often it would succeed is not known"
-    steps = ((0.0, "never solves it"), (0.2, "rarely solves it"), (0.4, "sometimes solves it"),
-             (0.6, "solves it about half of the time"), (0.8, "often solves it"),
-             (0.999, "nearly always solves it"))
-    words = next((words for limit, words in steps if success <= limit), "always solves it")
-    return f"{words}: its recent success rate is {100 * success:.0f} %"
 
 
 def _json(value) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def env_prompt(seed_task: Task, success, alpha: float) -> list[dict]:
-    """Chat messages for the simulator: the seed task, its success if known, what to write for.
-
-    alpha stays out: what is asked for holds at any target, so no record's prompt goes stale.
-    """
-    if _form.tools:
-        to_call, beside = functions_for(seed_task)
-        return task_text.prompt(_record(seed_task), success, _line_of_call, tools_text(to_call),
-                                tools_text(beside))
-    system = ENV_SYSTEM.format(answers="calls", form=CALLS_FORM) if structured(seed_task) else \
-        ENV_SYSTEM.format(answers="answers", form=ANSWER_FORM)
-    system += RESULTS_FORM * answering(seed_task)
-    user = ENV_USER.format(seed=_json(_record(seed_task)), words=success_words(success))
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-
 def _record(task: Task) -> dict:
     """A task as a line of a task file."""
-    record = {"task": task.text, **task.spec}
     if not structured(task):
-        return {**record, "reference": record["reference"][0]}
-    if answering(task):  # that they are ordered goes without saying
-        return {k: record[k] for k in ("task", "tools", "calls", "results")}
-    return record if record["ordered"] else {k: record[k] for k in ("task", "tools", "calls")}
+        return {"task": task.text, "reference": task.spec["reference"][0]}
+    record = {"task": task.text, "tools": task.spec["tools"], "calls": task.spec["calls"]}
+    return {**record, "ordered": True} if task.spec["ordered"] else record
 
 
-def tools_text(tools) -> str:
-    """Tool specs, one a line, as --call-format says; "" if there are none."""
-    write = call_text.signature if _form.call_format == "python" else _json
-    return "\n".join(map(write, tools))
+def tools_text(tools, call_format: str) -> str:
+    """Tool specs, one per line; "" if there are none."""
+    return "\n".join(map(call_text.signature if call_format == "python" else _json, tools))
 
 
-def _line_of_call(call: dict) -> str:
-    return (call_text.write_call if _form.call_format == "python" else _json)(call)
+def short_enough(tools, longest: int, call_format: str) -> list[dict]:
+    """Tools of at most so many characters in a prompt. With as many as a prompt has tokens that is about
+    a third of it: room for an example and another tool."""
+    return [tool for tool in tools if len(tools_text([tool], call_format)) <= longest]
 
 
-def agent_prompt(task: Task) -> list[dict]:
-    """Chat messages for the agent: the tools and the form of a call, then the task."""
-    system = AGENT_ANSWER
-    if structured(task):
-        form = AGENT_PYTHON if _form.call_format == "python" else AGENT_CALLS
-        system = form.format(tools=tools_text(task.spec["tools"])) + ANSWERED * answering(task) \
-            + NONE_FITS * _form.nothing
-    return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
-
-
-def load_policy(o):
-    """The chat model with two fresh adapters; both prompts of every task are tried first.
-
-    Raises UserError if the model does not load, has no usable chat template, or a prompt is over
-    the limit.
-    """
-    policy = open_policy(o.model, o)
-    every = [task for tasks in splits_of(o).values() for task in tasks]
-    try_prompts(sys.modules[__name__], o, policy, every)
-    return policy
-
-
-def warm_start_pairs(o, turn: int = 0) -> dict:
-    """What `genenv.py warm-start` imitates: {"agent": pairs, "env": pairs, "alone": how many tasks
-    are the agent's alone}; a pair is (prompt, response).
-
-    Base tasks, and one that joins two of them for every eight. The agent's response is the expected
-    one. The simulator writes each task that a run would take from it, after SHOWN_WITH other tasks,
-    in each `turn` others; a task for which there is none is the agent's alone. With --tools the
-    functions that a task leaves alone are of the list, drawn as for written tasks, and the tasks
-    have other values; with --own-values only those of the agent have.
-    """
-    base, draw = base_tasks(o), random.Random(turn)
-    own = world_option(sys.modules[__name__], o, "own_values") and bool(_form.tools)
-    held_out = held_out_keys(sys.modules[__name__], o) if _form.tools else frozenset()
-    written = [*base, *joined_tasks(base, held_out, draw)] if own else []
-    tasks = with_other_values(base, held_out, draw) if _form.tools else base
-    tasks = [*tasks, *joined_tasks(tasks, held_out, draw)]
-    agent, env = [], []  # env: for each task the pairs in which it is written
-    for task in tasks:
-        to_call, beside = called_and_beside(task, draw)
-        if _form.tools and kind(task) == "calls":
-            tools = draw.sample([*to_call, *beside], len(to_call) + len(beside))
-            task = replace(task, spec={**task.spec, "tools": tools})
-        agent.append((agent_prompt(task), played(task) if answering(task) else gold(task)))
-        if not own:
-            env.append(written_pairs(task, tasks, to_call, beside, draw))
-    for task in written:
-        env.append(written_pairs(task, written, *called_and_beside(task, draw), draw))
-    return {"agent": agent, "env": sum(env, []), "alone": env.count([])}
-
-
-def called_and_beside(task: Task, draw) -> tuple[list, list]:
-    """(tool specs that a task calls, 0 to 2 that it leaves alone)."""
-    to_call = [tools_of(task)[name] for name in dict.fromkeys(skills(task))]
-    return to_call, functions_beside(task, draw)
-
-
-def written_pairs(task: Task, tasks, to_call, beside, draw) -> list:
-    """Pairs in which the simulator writes a task for these functions, after others of `tasks`."""
-    seeds = shown_with(task, tasks) if teachable(task) else []
-    pairs = []
-    for seed_task in draw.sample(seeds, min(SHOWN_WITH, len(seeds))):
-        if kind(task) == "calls":
-            seed_task = _assigned(seed_task, to_call, beside)
-        pairs.append((env_prompt(seed_task, None, 0.5), task_as_written(task)))
-    return pairs
-
-
-def with_other_values(tasks, held_out, draw) -> list[Task]:
-    """The tasks, most of them swapped; as it is where another one would be like a held-out task or
-    no call of its functions."""
-    words, out = words_of_tools(_form.tools.values()), []
-    for task in tasks:
-        if kind(task) == "calls" and draw.random() < SWAPPED:
-            text, calls = swapped(task, words, draw)
-            new = _task(text, {**task.spec, "calls": calls}, task.origin)
-            fits = fitting(calls, tools_of(task)) is not None
-            task = new if fits and held_out.isdisjoint(same_task_key(new)) else task
-        out.append(task)
-    return out
-
-
-def functions_beside(task: Task, draw) -> list[dict]:
-    """0 to 2 functions that a task does not call: its own, then others of --tools."""
-    own = [tool for name, tool in tools_of(task).items() if name not in skills(task)]
-    others = [tool for name, tool in _form.tools.items() if name not in tools_of(task)]
-    n = max(0, draw.randrange(3) - len(own))
-    return own + draw.sample(others, min(n, len(others)))
-
-
-def teachable(task: Task) -> bool:
-    """Whether a simulator may imitate a task: one with calls only if a run would take it from it."""
-    return not structured(task) or bool(task.spec["calls"]) and not (
-        given_away(task) or loopholes(task) or ungrounded(task) or uncalled(task))
-
-
-def shown_with(task: Task, tasks) -> list[Task]:
-    """The tasks that the simulator may be shown to write this one: others of its kind, and where it
-    is not told the functions, of such functions."""
-    told, keys = _form.tools and kind(task) == "calls", set(same_task_key(task))
-    fits = lambda other: told or not structured(task) or \
-        fitting(task.spec["calls"], tools_of(other)) is not None
-    return [other for other in tasks if kind(other) == kind(task)
-            and keys.isdisjoint(same_task_key(other)) and fits(other)
-            and task.text not in other.text and other.text not in task.text]  # nor a part of it
-
-
-def joined_tasks(tasks, held_out, draw) -> list[Task]:
-    """With --tools, a task with the calls of two for every eight of `tasks`, none of them like a
-    held-out one or longer than a task may be; else none."""
-    single, out = [task for task in tasks if kind(task) == "calls" and skills(task)], []
-    for one in draw.sample(single, len(single) // 8) if _form.tools else ():
-        other = draw.choice(single)
-        if set(tools_of(one)).isdisjoint(tools_of(other)):
-            text = draw.choice(JOINTS).format(one.text, other.text)
-            spec = {"tools": [*one.spec["tools"], *other.spec["tools"]], "ordered": False,
-                    "calls": [*one.spec["calls"], *other.spec["calls"]]}
-            out.append(_task(text, spec, "base"))
-    return [task for task in out if held_out.isdisjoint(same_task_key(task))
-            and len(task.spec["calls"]) <= MAX_CALLS and len(task.spec["tools"]) <= MAX_TOOLS]
-
-
-def task_as_written(task: Task) -> str:
-    """A task in the form that the simulator writes."""
-    return task_text.write(_record(task), _line_of_call) if _form.tools else _json(_record(task))
+def agent_messages(text: str, tools, call_format: str, nothing: bool = False) -> list[dict]:
+    """Chat messages for the agent: the tools and the form of a call, then the request. nothing: whether
+    "none" is an answer."""
+    form = AGENT_PYTHON if call_format == "python" else AGENT_CALLS
+    system = form.format(tools=tools_text(tools, call_format)) + NONE_FITS * nothing
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
 # ---------------------------------------------------------------------------------------------
-# Eq. 1
+# the agent's answers
+
+
+def parse_calls(response: str, call_format: str):
+    """The calls of a response, or None if there are none or one cannot be read.
+
+    json: in <tool_call> tags; python: one per line. The word "none" alone says that there is nothing
+    to call: no calls, an empty list.
+    """
+    if response.strip() == call_text.NOTHING:
+        return []
+    if call_format == "python":
+        return call_text.parse_calls(response)
+    blocks = response[:MAX_CHARS + 1].split("<tool_call>")[1:]
+    if len(response) > MAX_CHARS or not 1 <= len(blocks) <= 2 * MAX_CALLS:
+        return None
+    calls = []
+    for block in blocks:
+        body, closed, _ = block.partition("</tool_call>")
+        calls.append(load_object(body) if closed else None)
+    return None if None in calls else calls
+
+
+def write_answer(calls, call_format: str) -> str:
+    """Calls as the agent writes them."""
+    if not calls:
+        return call_text.NOTHING
+    if call_format == "python":
+        return call_text.write_calls(calls)
+    return "\n".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
+
+
+def fits(calls, tools: dict, least: int = 1) -> bool:
+    """Whether calls can be read and pass check_calls."""
+    try:
+        check_calls(calls, tools, least)
+    except InvalidTask:
+        return False
+    return True
 
 
 def token_f1(answer: str, reference: str) -> float:
@@ -796,112 +326,343 @@ def token_f1(answer: str, reference: str) -> float:
     return 2 * common / (len(a) + len(b)) if common else 0.0
 
 
-def gold(task: Task) -> str:
-    """A response that earns 1; in an episode its calls may come a turn each."""
-    return said(task.spec["calls"]) if structured(task) else task.spec["reference"][0]
-
-
-def said(calls) -> str:
-    """Calls as the agent writes them."""
-    if not calls:
-        return call_text.NOTHING
-    if _form.call_format == "python":
-        return call_text.write_calls(calls)
-    return "\n".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
-
-
-def start(task: Task):
-    """The state of an episode, {"made": calls made}; None for a task with a single answer."""
-    return {"made": 0} if answering(task) else None
-
-
-def respond(task: Task, state, text: str) -> str | None:
-    """What the tools return to a turn, or None: all calls are made, or one is not the next."""
-    tools = tools_of(task)
-    calls = None if state is None else readable_calls(text, tools)
-    if calls is None:
-        return None
-    made, n = state["made"], state["made"] + len(calls)
-    if normal_calls(calls, tools, True) != normal_calls(task.spec["calls"][made:n], tools, True):
-        return None
-    state["made"] = n
-    returned = zip(calls, task.spec["results"][made:n])
-    return None if n == len(task.spec["calls"]) else "\n".join(
-        f"{call['name']} returns {_json(result)}" for call, result in returned)
-
-
-def played(task: Task) -> list[str]:
-    """An expert's episode, a call a turn: turns and what the tools return, in turn."""
-    state, parts = start(task), []
-    for call in task.spec["calls"]:
-        parts += [said([call]), respond(task, state, said([call]))]
-    return parts[:-1]  # nothing is returned to the last
-
-
-def readable_calls(text: str, tools: dict, least: int = 1):
-    """The calls of a turn; None unless all of them are of declared tools with fitting arguments.
-
-    least: 0 where "none" is an answer.
-    """
-    return fitting(parse_calls(text), tools, least)
-
-
-def fitting(calls, tools: dict, least: int = 1):
-    """Calls as they are, None unless they pass check_calls."""
-    try:
-        check_calls(calls, tools, least)
-    except InvalidTask:
-        return None
-    return calls
-
-
-def score(task: Task, response) -> tuple[float, bool]:
-    """Eq. 1 -> (reward in [0, 1], valid). Only the response is read, never the prompt.
-
-    Structured: 1 if the calls are exactly those expected, else 0; valid if all of them parse and
-    satisfy the schema of a declared tool. Free-form: the best token-F1 over the references; valid
-    if the response has any word. response: a text, or the agent's turns.
-    """
-    turns, tools = [response] if isinstance(response, str) else response, tools_of(task)
-    if answering(task):
-        state = start(task)
-        for turn in turns:
-            if respond(task, state, turn) is None:
-                break
-        valid = bool(turns) and all(readable_calls(turn, tools) for turn in turns)
-        return float(state["made"] == len(task.spec["calls"])), valid  # Eq. 1: 1[a' = a]
-    response = "\n".join(turns)
-    if len(response) > MAX_CHARS:
-        return 0.0, False
-    if not structured(task):
-        valid = bool(normal_words(response))
-        return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
-    least = 0 if _form.nothing or not task.spec["calls"] else 1
-    calls, ordered = readable_calls(response, tools, least), task.spec["ordered"]
-    if calls is None:
-        return 0.0, False
-    expected = normal_calls(task.spec["calls"], tools, ordered)
-    return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
-
-
 # ---------------------------------------------------------------------------------------------
-# what the figures need
+# the world
 
 
-def skills(task: Task) -> list[str]:
-    """Names of the tools that the task calls; none for a free-form question."""
-    return [call["name"] for call in task.spec.get("calls", [])]
+class World(worlds.World):
+    """The domain of tool calls and short answers."""
+    FORMS = ("json", "python")
+    # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
+    REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
+               "unknown tool", "wrong level", "wrong arguments", "other kind than the seed",
+               "answer leaked", "more than one answer", "copy of a base task", "not in the request",
+               "not in the calls")
+    OPTIONS = {  # name: default, help, choices
+        "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
+                        ("json", "python")),
+        "tools": ("", "tools to learn, JSON or JSONL (worlds/README.md); base: those of the base tasks; "
+                  "empty: the simulator invents some", None),
+        "ground": (True, "refuse written tasks with a value that does not stand in the request", None),
+    }
+    # starting points for a chat model of one to three billion weights; the presets have their own
+    DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
+                "agent_lr": 1e-4, "env_lr": 1e-4, "env_batch": 32, "token_budget": 8192, "max_rows": 256,
+                "env_passes": 1}
+    call_format, nothing = "json", False
+
+    def __init__(self, o):
+        super().__init__(o)
+        if not o.model:
+            raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
+                            "such as Qwen/Qwen2.5-7B-Instruct")
+        self.call_format, self.ground = self.option(o, "call_format"), self.option(o, "ground")
+        self.form = "" if self.call_format == "json" else self.call_format
+        listed = self.option(o, "tools")
+        # with a list there may be no base tasks: the simulator writes the first ones
+        file = o.base_tasks or ("" if listed not in ("", "base") else str(EXAMPLE_TASKS))
+        self.tools, notes = read_list(file if listed == "base" else listed, self.call_format,
+                                      o.max_prompt_tokens) if listed else ({}, {})
+        read = lambda path: read_tasks(path, self.tools, self.call_format, notes) if path else []
+        given = read(o.validation_tasks)
+        if o.validation_tasks and not given:
+            raise UserError(f"{o.validation_tasks}: no task in it; leave --validation-tasks out")
+        self.splits = split(read(file), given, file) if file else \
+            {"base": [], "validation": given, "tuning": []}
+        if not file and o.variant in ("base", "static"):
+            raise UserError(f"--variant {o.variant} trains on base tasks: give --base-tasks FILE")
+        self.nothing = any(task.spec.get("calls") == [] for task in self.all_tasks())
+        self.base_keys = _keys_of(self.base_tasks())
+        self.known = {name for task in self.base_tasks() for name in self.skills(task)}
+        print(self.summary(notes), flush=True)
+
+    @classmethod
+    def scorer(cls, form: str):
+        """See worlds.World; the empty form is json."""
+        if form not in ("", "json", "python"):
+            raise UserError(f"{form!r} is not a form of calls: json or python")
+        world = super().scorer(form)
+        world.call_format = form or "json"
+        return world
+
+    def summary(self, notes) -> str:
+        """What was read, in a line or two."""
+        n = {name: len(part) for name, part in self.splits.items()}
+        lost = sum(count for what, count in notes.items() if what.startswith("left out"))
+        lines = [f"{len(self.tools)} of {len(self.tools) + lost} functions; "] if self.tools else [""]
+        lines[0] += f"{sum(n.values())} examples: {n['base']} train, {n['tuning']} tuning, " \
+                    f"{n['validation']} held out"
+        return "\n".join(lines + ([tool_lists.as_line(notes)] if notes else []))
+
+    def base_tasks(self) -> list[Task]:
+        """The tasks of --base-tasks that are not held out."""
+        return self.splits["base"]
+
+    def validation_tasks(self, split="validation") -> list[Task]:
+        """The held-out eighth, or --validation-tasks; "tuning" is another eighth."""
+        return self.splits[split]
+
+    def all_tasks(self) -> list[Task]:
+        """The tasks of all files."""
+        return sum(self.splits.values(), [])
+
+    def load_policy(self):
+        """The chat model with two fresh adapters, after its tokenizer and template were tried on every task.
+
+        Raises UserError if the model does not load, has no usable chat template, a prompt is over the
+        limit, or an answer or a task does not come back from the tokenizer.
+        """
+        policy = open_policy(self.o.model, self.o)
+        spelt = [name for name in self.tools if special_token_in(self.tools[name], policy.tokenizer)]
+        for name in spelt:
+            del self.tools[name]
+        if spelt:
+            print(f"left out, a text of a control token of this model ({', '.join(spelt):.200}): {len(spelt)}")
+        try_prompts(self, self.o, policy, self.all_tasks())
+        for task in self.all_tasks():
+            gold, text = self.gold(task), self.task_as_written(task)
+            answer, written = (policy.decode(policy.encode(said)) for said in (gold, text))
+            kept = (self._read(written, task) or {}).get("calls") == task.spec.get("calls")
+            if self.score(task, answer)[0] < 1 or not kept:
+                raise UserError(f"the task {task.text[:60]!r} does not survive this model's tokenizer: of "
+                                f"{gold[:60]!r} it makes {answer[:60]!r}; reword it or choose another model")
+        return policy
+
+    # ---- the two roles
+
+    def agent_prompt(self, task: Task) -> list[dict]:
+        """Chat messages for the agent."""
+        if structured(task):
+            return agent_messages(task.text, task.spec["tools"], self.call_format, self.nothing)
+        return [{"role": "system", "content": AGENT_ANSWER}, {"role": "user", "content": task.text}]
+
+    def env_prompt(self, seed_task: Task, success, alpha: float) -> list[dict]:
+        """Chat messages for the simulator: the seed task, its success if known, what to write for.
+
+        alpha stays out: what is asked for holds at any target, so no record's prompt goes stale.
+        """
+        if self.tools:
+            return task_text.prompt(_record(seed_task), success, self._line_of_call,
+                                    tools_text(_shown(seed_task), self.call_format))
+        answers, form = ("calls", CALLS_FORM) if structured(seed_task) else ("answers", ANSWER_FORM)
+        user = ENV_USER.format(seed=_json(_record(seed_task)), solved=task_text.solved(success))
+        return [{"role": "system", "content": ENV_SYSTEM.format(answers=answers, form=form)},
+                {"role": "user", "content": user}]
+
+    def seed_for(self, task: Task, generator) -> Task:
+        """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list, and the same
+        id. Without any example (NO_SEED) the tools stand alone. Questions stay as they are. generator:
+        torch.Generator.
+        """
+        import torch
+        if not self.tools or task.spec and not structured(task):
+            return task
+        draw = random.Random(int(torch.randint(2 ** 31, (), generator=generator)))
+        return _showing(task, self._tools_with([], MOST_SHOWN, draw))
+
+    def _tools_with(self, tools, number: int, draw) -> list[dict]:
+        """`tools` and others of the list, as many as are wanted and a prompt has room for, in random order."""
+        chosen, room = list(tools), ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.call_format))
+        names = {tool["name"] for tool in tools}
+        for tool in draw.sample(list(self.tools.values()), len(self.tools)):
+            size = len(tools_text([tool], self.call_format))
+            if len(chosen) >= number:
+                break
+            if tool["name"] not in names and size <= room:
+                chosen.append(tool)
+                room -= size
+        draw.shuffle(chosen)
+        return chosen
+
+    def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
+        """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
+        record = self._read(text, seed_task)
+        if record is None:
+            raise InvalidTask("no request and call" if self.tools and seed_task.spec else "no JSON object")
+        if seed_task.spec and ("calls" in record) != structured(seed_task):
+            raise InvalidTask("other kind than the seed" if {"calls", "reference"} & set(record)
+                              else "malformed task")
+        if self.tools and seed_task.spec and "calls" in record:
+            n_calls, n_tools = record.pop("level")
+            called = {call["name"] for call in record["calls"] if well_formed(call)}
+            shown = sorted(_shown(seed_task), key=lambda tool: tool["name"] not in called)
+            if not len(called) <= n_tools <= len(shown) or not 0 < n_calls == len(record["calls"]) <= MOST_CALLED:
+                raise InvalidTask("wrong level")
+            tools = shown[:n_tools]
+            random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
+            record |= {"tools": tools, "ordered": False}
+        task = make_task(record, "env", seed_task.id, epoch)
+        if unwritable(task, self.call_format):
+            raise InvalidTask("tool schema")
+        return task
+
+    def _read(self, text: str, seed_task: Task):
+        """What the simulator wrote as a record, or None."""
+        return task_text.read(text, self._call_of_line) if self.tools and seed_task.spec else first_object(text)
+
+    def _call_of_line(self, line: str):
+        return call_text.parse_call(line) if self.call_format == "python" else load_object(line)
+
+    def _line_of_call(self, call: dict) -> str:
+        return call_text.write_call(call) if self.call_format == "python" else _json(call)
+
+    def task_as_written(self, task: Task) -> str:
+        """A task in the form that the simulator writes."""
+        return task_text.write(_record(task), self._line_of_call) if self.tools else _json(_record(task))
+
+    def leaks(self, task: Task) -> str:
+        """Why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared what fair
+        tasks may have as well."""
+        written = task.origin == "env" and task.seed_task not in ("", NO_SEED.id)
+        reason = leaks(task) or (loopholes(task) if written else "")
+        # few examples are soon known by heart; that the seed task is no copy says nothing of the others
+        if not reason and written and self.tools and not self.base_keys.isdisjoint(same_task_key(task)):
+            reason = "copy of a base task"
+        if reason or not (written and self.ground):
+            return reason
+        return "not in the request" if ungrounded(task) else "not in the calls" * bool(uncalled(task))
+
+    # ---- Eq. 1
+
+    def score(self, task: Task, response: str) -> tuple[float, bool]:
+        """Eq. 1 -> (reward in [0, 1], valid). Only the response is read, never the prompt.
+
+        Structured: 1 if the calls are exactly those expected, else 0; valid if all of them parse and
+        satisfy the schema of a declared tool. Free-form: the best token-F1 over the references; valid
+        if the response has any word.
+        """
+        if len(response) > MAX_CHARS:
+            return 0.0, False
+        if not structured(task):
+            valid = bool(normal_words(response))
+            return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
+        calls, tools, ordered = parse_calls(response, self.call_format), tools_of(task), task.spec["ordered"]
+        if not fits(calls, tools, int(bool(task.spec["calls"]) and not self.nothing)):
+            return 0.0, False
+        expected = normal_calls(task.spec["calls"], tools, ordered)
+        return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
+
+    def gold(self, task: Task) -> str:
+        """A response that earns 1."""
+        return write_answer(task.spec["calls"], self.call_format) if structured(task) \
+            else task.spec["reference"][0]
+
+    # ---- what the figures need
+
+    def same_task_key(self, task: Task) -> tuple[str, ...]:
+        """See worlds.World."""
+        return same_task_key(task)
+
+    def skills(self, task: Task) -> list[str]:
+        """Names of the tools that the task calls; none for a free-form question."""
+        return [call["name"] for call in task.spec.get("calls", [])]
+
+    def category(self, task: Task) -> str:
+        """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`; with --tools also whether it calls a
+        function that no base task calls."""
+        calls = self.skills(task)
+        names = {0: "no call" if structured(task) else "free-form", 1: "1 call", 2: "2 calls"}
+        new = ", new function" if self.tools and not self.known.issuperset(calls) else ""
+        return names.get(len(calls), "3+ calls") + new
+
+    # ---- warm start
+
+    def warm_start_pairs(self, turn: int = 0) -> dict:
+        """{"agent": pairs, "env": pairs, "alone": how many tasks are the agent's alone} for the pass number
+        `turn`; a pair is (prompt, response).
+
+        The agent's response is the expected one. The simulator writes each task that a run would take from
+        it, after SHOWN_WITH other tasks, in each `turn` others. With --tools most tasks have other values,
+        and all levels are shown alike: tasks are joined to two and to three calls, among any number of tools.
+        """
+        draw, tasks = random.Random(turn), self.base_tasks()
+        if self.tools:
+            tasks = self._of_all_levels(tasks, draw)
+        env = []  # for each task the pairs in which it is written
+        for task in tasks:
+            seeds = self._shown_with(task, tasks) if teachable(task) else []
+            seeds = draw.sample(seeds, min(SHOWN_WITH, len(seeds)))
+            if self.tools and structured(task):
+                tools = list(tools_of(task).values())
+                seeds = [_showing(seed, self._tools_with(tools, MOST_SHOWN, draw)) for seed in seeds]
+            env.append([(self.env_prompt(seed, None, 0.5), self.task_as_written(task)) for seed in seeds])
+        return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks],
+                "env": sum(env, []), "alone": env.count([])}
+
+    def _of_all_levels(self, tasks, draw) -> list[Task]:
+        """Tasks with other values, and as many joined ones with two and with three calls; none is like a
+        held-out task. Each offers a random number of tools."""
+        held_out, words = held_out_keys(self), words_of_tools(self.tools.values())
+        single = [_with_other_values(task, words, draw) for task in tasks]
+        single = [new if held_out.isdisjoint(same_task_key(new)) else old for new, old in zip(single, tasks)]
+        two = _joined(single, single, draw)
+        three = _joined(two, single, draw)
+        out = [*single, *(task for task in two + three if held_out.isdisjoint(same_task_key(task)))]
+        for i, task in enumerate(out):
+            if structured(task):
+                called = [tools_of(task)[name] for name in dict.fromkeys(self.skills(task))]
+                number = draw.randint(max(1, len(called)), max(MOST_SHOWN, len(called)))
+                tools = self._tools_with(called, number, draw)
+                out[i] = _task(task.text, {**task.spec, "tools": tools}, task.origin)
+        return out
+
+    def _shown_with(self, task: Task, tasks) -> list[Task]:
+        """The tasks that the simulator may be shown to write this one: others of its kind, and if it is
+        not told the tools, of such tools."""
+        told, keys = bool(self.tools) or not structured(task), set(same_task_key(task))
+        return [other for other in tasks if structured(other) == structured(task)
+                and keys.isdisjoint(same_task_key(other))
+                and (told or fits(task.spec["calls"], tools_of(other)))
+                and task.text not in other.text and other.text not in task.text]
 
 
-def task_length(task: Task) -> int:
-    """Words of the task text: the one unit that both kinds share."""
-    return len(task.text.split())
+def read_list(path: str, call_format: str, longest: int) -> tuple[dict, dict]:
+    """({name: spec}, notes) of a --tools file. Raises UserError if no tool of it can be used. longest:
+    characters of a tool, in the form that prompts have."""
+    read, notes = tool_lists.read_tools(path, call_format)
+    tools = short_enough(read, longest, call_format)
+    if not tools:
+        raise UserError(f"{path}: every function is too long: raise --max-prompt-tokens ({longest})")
+    if len(tools) < len(read):
+        notes["left out, too long for --max-prompt-tokens"] = len(read) - len(tools)
+    return {tool["name"]: tool for tool in tools}, notes
 
 
-def category(task: Task) -> str:
-    """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`; with --tools also whether it calls
-    a function that no base task calls."""
-    calls = skills(task)
-    names = {0: "no call" if structured(task) else "free-form", 1: "1 call", 2: "2 calls"}
-    new = ", new function" if _form.tools and not _form.known.issuperset(calls) else ""
-    return names.get(len(calls), "3+ calls") + new
+def _showing(seed_task: Task, shown) -> Task:
+    # without a seed task it is one of its own, of which a task is a variation like any other
+    spec = {"calls": [], "tools": [], "ordered": False, **seed_task.spec, "shown": shown}
+    return replace(seed_task, id=seed_task.id if seed_task.spec else "", spec=spec)
+
+
+def _shown(seed_task: Task) -> list[dict]:
+    return seed_task.spec.get("shown", seed_task.spec.get("tools", []))
+
+
+def teachable(task: Task) -> bool:
+    """Whether a simulator may imitate a task: one with calls only if a run would take it from it."""
+    return not structured(task) or bool(task.spec["calls"]) and not (
+        leaks(task) or loopholes(task) or ungrounded(task) or uncalled(task))
+
+
+def _with_other_values(task: Task, words, draw) -> Task:
+    """A task, mostly with other values; as it is if its calls do not fit then."""
+    if not structured(task) or draw.random() > SWAPPED:
+        return task
+    text, calls = swapped(task, words, draw)
+    return _task(text, {**task.spec, "calls": calls}, task.origin) if fits(calls, tools_of(task), 0) else task
+
+
+def _joined(tasks, singles, draw) -> list[Task]:
+    """Each task that calls something, with the request and the calls of another one of other tools."""
+    out, singles = [], [task for task in singles if task.spec.get("calls")]
+    for one in tasks:
+        calls = one.spec.get("calls", [])
+        names = {call["name"] for call in calls}
+        others = [task for task in singles if len(calls) + len(task.spec["calls"]) <= MOST_CALLED
+                  and names.isdisjoint(call["name"] for call in task.spec["calls"])]
+        if calls and others:
+            other = draw.choice(others)
+            tools = {**tools_of(one), **tools_of(other)}
+            spec = {"tools": list(tools.values()), "calls": calls + other.spec["calls"], "ordered": False}
+            out.append(_task(draw.choice(JOINTS).format(one.text, other.text), spec, "base"))
+    return out

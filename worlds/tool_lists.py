@@ -1,120 +1,86 @@
-"""What users bring: lists of functions and tasks in the shapes that others write, in our own form.
+"""What users bring: lists of tools and example tasks, read into our own form.
 
-What of the paper this is: nothing; it is how the tools of an API or of an MCP server get in.
-
-How it is run: `read_tools` for --tools FILE, `own_record` for a line of --base-tasks. A function is
+Usage: `read_tools` for --tools FILE, `own_record` for a line of --base-tasks. A tool is
 
     {"name", "description", "parameters"}                      our own, and the older OpenAI form
     {"type": "function", "function": {...}}                    OpenAI
     {"name", "description", "inputSchema"}, or "input_schema"  MCP, Anthropic
 
-in a JSON array, one a line, or in an object that holds the list, such as the answer of an MCP
-server to `tools/list` as it came, or a line of a base-task file. Other fields are ignored.
+in a JSON array, one per line, or in an object that holds the list, such as the answer of an MCP
+server to `tools/list` or a line of a base-task file. Other fields are ignored, and null means that a
+field is not there, at every level, as tables with a column for every field have it.
 
-Where it differs on purpose: a schema is rewritten in the keywords that worlds/schemas.py checks.
-$ref is replaced by what it names, allOf by one schema, const by an enum, nullable by a type; a type that
-is missing is read off the other keywords. What is only a note is kept or dropped. A function whose
-meaning would change, or that is recursive, is left out and counted by the reason. oneOf and anyOf
-stay. A default that is no value of its argument, such as null for a text, is dropped: the argument
-may be left out all the same.
+Deviations: a schema is rewritten in the keywords that worlds/schemas.py checks. $ref and allOf are
+replaced by one schema, const by an enum, nullable by a type, oneOf by anyOf. Keywords that only narrow
+a value (NOT_CHECKED) stay as notes and are counted. A tool whose calls would mean something else, or
+whose schema is recursive, is left out and counted by the reason. A default that does not fit its own
+argument, such as null for a text, is dropped: the argument may be left out all the same.
 """
 import itertools
 import json
 import random
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from urllib.parse import unquote
 
 from support.files import UserError, no_file
 from worlds import InvalidTask, call_text
-from worlds.schemas import KEYWORDS, MAX_DEPTH, NOTES, NUMBERS, TYPES, UNIONS, check_schema, \
-    conforms, invalid, kinds, load_object
+from worlds.schemas import COUNTS, NUMBERS, TYPES, conforms, invalid, kinds, load_object
 
-MAX_BYTES = 2 ** 26  # of a file
-MAX_NODES = 3000     # schemas within the schema of one function, every $ref replaced
-MAX_BOUND = 10 ** 17  # a limit of a number beyond it limits nothing that a model writes
-HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function_declarations",
-           "function")  # of functions
-# under which of its keys a function has its arguments, and a call
-SCHEMAS = ("parameters", "inputSchema", "input_schema", "parametersJsonSchema")
-OTHER_SCHEMAS = {"args_schema", "args", "inputs", "parameter_definitions", "schema", "arguments",
-                 "params", "properties", "input"}  # of other libraries: what they mean differs
-ARGUMENTS = ("arguments", "parameters", "input", "args")
-CALL_KEYS = ("name", "id", "call_id", "type", "index")  # beside the arguments
-CALL_MARKS = ("<tool_call>", "<function=", "[TOOL_CALLS]", "<|python_tag|>")  # of a call in a text
-# keywords that forbid values and that nothing here checks: without them a call would mean more
-CHECKS = {"not", "if", "then", "else", "patternProperties", "dependentRequired", "dependentSchemas",
-          "dependencies", "contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef",
-          "uniqueItems"}
-# keywords that may hold an object's arguments in place of `properties`
-PARTS = {"properties", "allOf", *UNIONS, "$ref", "additionalProperties"}
-CONTROL = re.compile(r"<\|[^<>|\s]{1,40}\|>|<(?:start|end)_of_turn>")  # a text may not end a turn
-# the keywords that speak of one type alone
-SPEAK_OF = {"object": {"properties", "required", "additionalProperties", "minProperties",
-                       "maxProperties"},
-            "array": {"items", "minItems", "maxItems"},
-            "string": {"pattern", "minLength", "maxLength"}, "number": NUMBERS}
-NAMED = 3  # functions that are named beside each reason
+MAX_TOOLS = 32       # of a task
+MAX_NODES = 3000     # schemas within the schema of one tool, every $ref replaced
+MAX_BOUND = 10 ** 17  # a bound beyond it limits nothing that a model writes
+HOLDERS = ("result", "tools", "functions")  # keys that hold tools
+SCHEMAS = ("parameters", "inputSchema", "input_schema")  # keys under which a tool has its arguments
+# keys of other libraries for the arguments: what they mean differs
+OTHER_SCHEMAS = {"args_schema", "args", "inputs", "parameter_definitions", "schema", "arguments", "params",
+                 "properties", "input"}
+NOTES = {"description", "title", "format", "examples"}
+NOT_CHECKED = {"pattern", "multipleOf", "uniqueItems", "contains", "propertyNames",
+               "unevaluatedProperties"}  # they allow less: kept as notes
+REFUSED = {"not", "if", "then", "else", "patternProperties", "dependentRequired", "dependentSchemas",
+           "dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
+KEYWORDS = {*NOTES, *NOT_CHECKED, *NUMBERS, *COUNTS, "type", "properties", "required", "items", "enum",
+            "default", "anyOf", "additionalProperties"}
+# keywords under which an object has its arguments
+PARTS = {"properties", "allOf", "anyOf", "oneOf", "$ref", "additionalProperties"}
+NAMED = 3  # tools that are named with each reason
 
 
 # ---------------------------------------------------------------------------------------------
-# lists of functions
+# lists of tools
 
 
-def read_tools(path, call_format: str = "json") -> tuple[list, Counter]:
-    """(function specs in our own form, functions left out by reason) of a file.
+def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
+    """(tools in our own form, {what was left out or not checked: number of tools}) of a file.
 
-    Of two functions of one name the first is taken. call_format: with "python", functions with an
-    argument that it cannot write are left out. Raises UserError if there is no function to use.
+    Of two tools with one name the first is taken. With the call_format "python", tools with an
+    argument that it cannot write are left out. Raises UserError if there is no tool to use.
     """
-    tools, faults, seen = {}, defaultdict(list), defaultdict(list)
+    tools, notes = {}, defaultdict(list)
     values = read_json(path)
-    for found in _functions(values):
+    for found in _tools_in(values):
+        remarks = set()
         try:
-            tool = own_tool(found)
+            tool = own_tool(found, remarks)
             if call_format == "python" and call_text.unwritable(tool["parameters"]):
-                raise unfit("an argument that is no name in Python")
+                raise unfit("an argument that is not a name in Python")
+            if tools.setdefault(tool["name"], tool) != tool:
+                raise unfit("another tool of the same name came first")
         except InvalidTask as fault:
-            name = found.get("name") if isinstance(found, dict) else None
-            # the reason alone: which argument it is of would split the count
-            reason = re.sub("^the schema[^:]*: ", "", fault.detail)
-            faults[reason].append(str(name or "no name")[:60])
-            continue
-        first = tools.setdefault(tool["name"], tool)
-        if first != tool and tool not in seen[tool["name"]]:
-            seen[tool["name"]].append(tool)
-            faults["another function of the same name came first"].append(tool["name"])
-    left_out = Counter({f"{why} ({_few(names)})": len(names) for why, names in faults.items()})
-    if _more_pages(values):
-        left_out["the pages after the last one here (nextCursor)"] = 1
+            remarks = {f"left out, {fault.detail}"}
+        for remark in remarks:
+            notes[remark].append(str(_name_of(found))[:60])
+    notes = {f"{remark} ({_few(names)})": len(names) for remark, names in notes.items()}
     if not tools:
-        why = "; ".join(f"{reason}: {n}" for reason, n in left_out.most_common(3))
-        raise UserError(f"{path}: no function " + (f"that can be used: {why}" if why else
-                        f"in it{_instead(values)}: --tools takes JSON or JSONL, see worlds/README.md"))
-    return list(tools.values()), left_out
+        raise UserError(f"{path}: no tool in it that can be used{_instead(values, notes)}")
+    return list(tools.values()), notes
 
 
-def reasons(left_out: Counter) -> str:
-    """What `read_tools` left out, as one line."""
-    return ", ".join(f"{reason}: {n}" for reason, n in left_out.most_common())
-
-
-def _instead(values) -> str:
-    """What a file without any function seems to be."""
-    for value in filter(lambda value: isinstance(value, dict), values):
-        if "openapi" in value or "swagger" in value:
-            return "; of an OpenAPI file each operation has to be written as a function first"
-        if "error" in value:
-            return f"; the server answered {json.dumps(value['error'], ensure_ascii=False)[:200]}"
-    return ""
-
-
-def _more_pages(values) -> bool:
-    """Whether the last page of an MCP server's list says that another one follows."""
-    answers = [value.get("result", value) for value in values if isinstance(value, dict)]
-    pages = [answer for answer in answers if isinstance(answer, dict) and "tools" in answer]
-    return bool(pages) and bool(pages[-1].get("nextCursor"))
+def as_line(notes: dict) -> str:
+    """The notes of `read_tools` as one line."""
+    return "; ".join(f"{what}: {n}" for what, n in notes.items())
 
 
 def _few(names) -> str:
@@ -122,283 +88,244 @@ def _few(names) -> str:
     return ", ".join(distinct[:NAMED]) + ", ..." * (len(distinct) > NAMED)
 
 
+def _instead(values, notes) -> str:
+    """What to do about a file without any tool."""
+    if any(isinstance(value, dict) and "mcpServers" in value for value in values):
+        return ": it says how to start MCP servers; give their answers to tools/list instead, see " \
+               "worlds/README.md"
+    return f": {as_line(notes):.200}" if notes else "; a list is JSON or JSONL, see worlds/README.md"
+
+
 def read_json(path) -> list:
     """Every JSON value of a file: one, or one after another. Raises UserError with the line."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"{path}: {no_file(path)}; --tools takes a list of functions as JSON or "
-                        "JSONL, see worlds/README.md")
-    if path.stat().st_size > MAX_BYTES:
-        raise UserError(f"{path}: more than {MAX_BYTES // 2 ** 20} MB are no list of functions")
+        raise UserError(f"{path}: {no_file(path)}; --tools takes a list of tools as JSON or JSONL")
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig").strip()
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; save the file in that encoding") from None
-    values, at, decoder = [], _next(text, 0), json.JSONDecoder(parse_constant=_refuse)
+    values, at = [], 0
     while at < len(text):
         try:
-            value, end = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError) as error:  # of JSON: where; of a huge number: nowhere
+            value, at = json.JSONDecoder().raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, getattr(error, "pos", at)) + 1
-            what = getattr(error, "msg", "nested too deep or a number out of range")
-            hint = "" if text[at:at + 1] in ("{", "[") else ": --tools takes JSON or JSONL"
-            raise UserError(f"{path}, line {line}: not JSON ({what}); correct it{hint}") from None
+            raise UserError(f"{path}, line {line}: not JSON; a list of tools is JSON or JSONL") from None
         values.append(value)
-        at = _next(text, end)
+        at = re.compile(r"\s*").match(text, at).end()
     return values
 
 
-def _next(text: str, at: int) -> int:
-    return re.compile(r"\s*").match(text, at).end()
-
-
-def _refuse(constant):
-    raise ValueError("no number")
-
-
-def _functions(value, depth: int = 0):
-    """Everything in a JSON value that stands where a function would."""
+def _tools_in(value) -> list:
+    """Everything in a JSON value that stands where a tool would."""
     if isinstance(value, list):
-        for item in value:
-            yield from _functions(item, depth)
-        return
-    # a function may well have a key "result": then it is one all the same
-    held = [value[key] for key in HOLDERS if isinstance(value.get(key), (list, dict))] \
-        if isinstance(value, dict) and depth < 4 and not (
-            "name" in value and set(SCHEMAS) & set(value)) else []
-    if held:
-        yield from _functions(held, depth + 1)
-    # a transcript of JSON-RPC and a file of tasks have records without a function: nothing is lost
-    elif not isinstance(value, dict) or {"name", "description", *SCHEMAS} & set(value) \
-            and not {"task", "messages"} & set(value):
-        yield value
+        return [tool for item in value for tool in _tools_in(item)]
+    if not isinstance(value, dict) or set(SCHEMAS) & set(value):
+        return [value]
+    for key in HOLDERS:
+        if isinstance(value.get(key), (list, dict)):
+            return _tools_in(value[key])
+    # records of a transcript or of a task file may have no tool: nothing is lost
+    return [value] if {"name", "type", "function"} & set(value) else []
 
 
-# ---------------------------------------------------------------------------------------------
-# a function and its schema in our own form
+def _name_of(tool):
+    tool = _unwrapped(tool)
+    return tool.get("name") if isinstance(tool, dict) and tool.get("name") else "no name"
 
 
-def unfit(what: str) -> InvalidTask:
-    """Why something cannot be taken, to raise."""
-    return invalid("tool schema", what)
-
-
-def own_tool(tool) -> dict:
-    """A function in any of the shapes -> {"name", "description", "parameters"}.
-
-    Raises InvalidTask with .detail, the reason.
-    """
-    tool = _function_of(tool)
-    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
-        raise unfit("no function with a name")
-    given = next((tool[key] for key in SCHEMAS if tool.get(key)), {})
-    if not set(SCHEMAS) & set(tool) and (other := sorted(key for key in OTHER_SCHEMAS if tool.get(key))):
-        raise unfit(f"no schema under 'parameters', but something under {other[0]!r}")
-    if isinstance(given, dict) and not PARTS & set(given) and any(
-            isinstance(value, dict) and "type" in value for value in given.values()):
-        raise unfit("arguments that do not stand under 'properties'")
-    try:
-        parameters = own_schema(given) if given else {"type": "object", "properties": {}}
-        check_schema(parameters, "the schema")
-        text = json.dumps([tool["name"], tool.get("description"), parameters], ensure_ascii=False)
-    except (TypeError, AttributeError, OverflowError, RecursionError):  # such as a list for a number
-        raise unfit("a malformed schema") from None
-    if parameters.get("type") != "object":
-        raise unfit("the parameters are no object schema")
-    if any(part.get("properties", {}).keys() - parameters.get("properties", {}).keys()
-           for union in UNIONS for part in parameters.get(union, ())):
-        raise unfit("arguments that only an alternative declares")
-    description = tool.get("description")
-    own = {"name": tool["name"], "description": description if isinstance(description, str) else "",
-           "parameters": parameters}
-    if not re.fullmatch(call_text.NAME, own["name"]):
-        raise unfit("a name of other signs than letters, digits and _.-/")
-    if "\\u0000" in text or not written(text):
-        raise unfit("a text that no tokenizer takes")
-    if CONTROL.search(text):
-        raise unfit("a control token of a chat template")
-    return own
-
-
-def _function_of(tool):
+def _unwrapped(tool):
     """What OpenAI wraps as {"type": "function", "function": ...}; else the value itself."""
     wrapped = isinstance(tool, dict) and isinstance(tool.get("function"), dict)
     return tool["function"] if wrapped else tool
 
 
-def written(text: str) -> bool:
-    """Whether a tokenizer takes a text: no NUL, no half of a surrogate pair."""
-    try:
-        return b"\0" not in text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
+# ---------------------------------------------------------------------------------------------
+# a tool and its schema in our own form
 
 
-def own_schema(root) -> dict:
-    """A JSON schema in the keywords of worlds/schemas.py. Raises InvalidTask("tool schema").
-
-    One that has only these keywords already comes back equal, if its defaults fit.
-    """
-    nodes = itertools.count()
-
-    def plain(node, refs=()):
-        node = {} if node is True else node
-        if not isinstance(node, dict):
-            raise unfit("a schema that is no object")
-        if next(nodes) > MAX_NODES or len(refs) > MAX_DEPTH:
-            raise unfit(f"a schema of more than {MAX_NODES} parts or {MAX_DEPTH} levels")
-        if bad := sorted(key for key in CHECKS & node.keys() if node[key] not in (False, None)):
-            raise unfit(f"unsupported keyword {bad[0]!r}")
-        inner = lambda part: _with_type(plain(part, (*refs, "")))
-        parts = [plain(part, (*refs, "")) for part in _list(node, "allOf")]
-        if "$ref" in node:
-            ref = str(node["$ref"])
-            if ref in refs:
-                raise unfit("a recursive schema")
-            parts.insert(0, plain(_look_up(root, ref), (*refs, ref)))
-        own = _keywords(node, inner)
-        return _merged([*parts, own]) if parts else own
-    return _with_type(plain(root))
+def unfit(what: str) -> InvalidTask:
+    """Why a tool cannot be taken, to raise."""
+    return invalid("tool schema", what)
 
 
-def _keywords(node: dict, inner) -> dict:
-    """The keywords of one schema that are kept, those within it by `inner`."""
-    own = {key: value for key, value in node.items() if key in KEYWORDS and value is not None
-           or key == "default"}
-    if "const" in node:
-        own["enum"] = [node["const"]]
-    for bound, limit in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
-        if isinstance(own.get(limit), bool):  # as drafts before the sixth have it
-            if own.pop(limit) and bound in own:
-                own[limit] = own.pop(bound)
-    for key in [key for key, value in own.items() if type(value) in (int, float)
-                and key != "default" and abs(value) > MAX_BOUND]:
-        del own[key]
-    if isinstance(own.get("type"), str):
-        own["type"] = own["type"].lower()  # STRING, as Google has it
-    if isinstance(own.get("properties"), dict):
-        own["properties"] = {str(name): inner(part) for name, part in own["properties"].items()}
-    _members_of_lists(node, own, inner)
-    others = own.get("additionalProperties")
-    if isinstance(others, dict):
-        own["additionalProperties"] = inner(others) if others else True
-    if own.get("additionalProperties") is True and own.get("properties") == {}:
-        del own["properties"]  # an object of any members
-    for union in UNIONS:
-        if union in own:
-            # {"not": {}} is how a library says that an argument may be left out
-            given = [part for part in _list(own, union) if part != {"not": {}}]
-            own[union] = [_in_object(inner(part), own) for part in given]
-            if not given:
-                raise unfit(f"{union!r} is no list of schemas")
-    if node.get("nullable") is True:
-        _allow_null(own)
+def own_tools(tools) -> list:
+    """The tools of one task in our own form. Raises InvalidTask with .detail."""
+    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
+        raise unfit(f"tools is not a list of 1 to {MAX_TOOLS} tools")
+    own = []
+    for tool in tools:
+        try:
+            own.append(own_tool(tool))
+        except InvalidTask as fault:
+            raise unfit(f"tool {_name_of(tool)!r:.80}: {fault.detail}") from None
+    if len({tool["name"] for tool in own}) < len(own):
+        raise unfit("two tools have the same name")
     return own
 
 
-def _list(node: dict, key: str) -> list:
-    if not isinstance(node.get(key, []), list):
-        raise unfit(f"{key!r} is no list of schemas")
-    return node.get(key, [])
+def own_tool(tool, remarks=None) -> dict:
+    """A tool in any of the shapes -> {"name", "description", "parameters"}.
+
+    remarks: a set that gets what the user should know of it. Raises InvalidTask with .detail.
+    """
+    remarks = set() if remarks is None else remarks
+    tool = _unwrapped(tool)
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        raise unfit("no tool with a name")
+    if tool.get("type") not in (None, "function"):
+        raise unfit(f"of type {str(tool['type']):.40}, not a function")
+    if not re.fullmatch(call_text.NAME, tool["name"]):
+        raise unfit("a name with other characters than letters, digits and _.-/")
+    given = next((tool[key] for key in SCHEMAS if tool.get(key)), {})
+    if not any(tool.get(key) is not None for key in SCHEMAS):
+        other = [key for key in OTHER_SCHEMAS if tool.get(key)]
+        if other:
+            raise unfit(f"no schema under 'parameters', but something under {other[0]!r}")
+        remarks.add("has no schema, read as without arguments")
+    try:
+        parameters = own_schema(given, remarks)
+        description = tool.get("description")
+        own = {"name": tool["name"], "parameters": parameters,
+               "description": description if isinstance(description, str) else ""}
+        call_text.plain(own)
+    except InvalidTask:
+        raise
+    except (TypeError, AttributeError, ValueError, OverflowError, RecursionError):
+        raise unfit("a malformed schema") from None
+    if parameters.get("type") != "object":
+        raise unfit("the parameters are not an object schema")
+    if not PARTS & given.keys() and any(isinstance(x, dict) and "type" in x for x in given.values()):
+        raise unfit("arguments that do not stand under 'properties'")
+    if any(part.get("properties", {}).keys() - parameters.get("properties", {}).keys()
+           for part in parameters.get("anyOf", ())):
+        raise unfit("arguments that only an alternative declares")
+    return own
 
 
-def _members_of_lists(node: dict, own: dict, inner):
-    """`items`; of a tuple, whose places have schemas of their own, any of them at any place."""
-    places = node.get("prefixItems", node.get("items"))
-    if isinstance(places, list):
-        parts = [inner(part) for part in places]
-        distinct = [part for n, part in enumerate(parts) if part not in parts[:n]]
-        own.pop("items", None)
-        if distinct:
-            own["items"] = distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
-    elif "items" in own:
-        own["items"] = inner(own["items"])
+def own_schema(root, remarks=None) -> dict:
+    """A JSON schema of an object in the keywords of worlds/schemas.py. Raises InvalidTask.
+
+    One that has only these keywords already comes back equal, if its defaults fit.
+    """
+    nodes, remarks = itertools.count(), set() if remarks is None else remarks
+
+    def own(node, refs=()):
+        if next(nodes) > MAX_NODES or len(refs) > call_text.MAX_DEPTH:
+            raise unfit(f"a schema of more than {MAX_NODES} parts or {call_text.MAX_DEPTH} levels")
+        if not isinstance(node, (dict, bool)):
+            raise unfit("a schema that is not an object")
+        node = {} if isinstance(node, bool) else {
+            key: value for key, value in node.items() if value is not None or key == "default"}
+        if refused := sorted(key for key in REFUSED & node.keys() if node[key] is not False):
+            raise unfit(f"unsupported keyword {refused[0]!r}")
+        named = ([node["$ref"]] if "$ref" in node else []) + node.get("allOf", [])
+        kept = _keywords(node, lambda part: own(part, (*refs, "")), remarks)
+        if not named:
+            return _finished(kept)
+        if named[0] in refs:
+            raise unfit("a recursive schema")
+        part = _look_up(root, named[0]) if isinstance(named[0], str) else named[0]
+        part = own(part, (*refs, str(named[0])))
+        if len(named) > 1 or any(part.get(key, kept[key]) != kept[key] or key not in part
+                                 for key in kept.keys() - NOTES - {"default"}):
+            raise unfit("several schemas for one value (allOf, or $ref with others next to it)")
+        return _finished({**part, **kept})
+    whole = own(root)
+    return whole if "type" in whole else {"type": "object", **whole}
 
 
-def _in_object(part: dict, own: dict) -> dict:
-    """An alternative of an object schema: it may speak of members that stand beside it."""
-    if part.get("type") == "object" and own.get("properties"):
+def _keywords(node: dict, inner, remarks) -> dict:
+    """The keywords of one schema that are kept, those within it by `inner`."""
+    own = {key: value for key, value in node.items() if key in KEYWORDS}
+    unchecked = {key for key in (NOT_CHECKED | {"oneOf"}) & node.keys()
+                 if node[key] not in (False, {}, {"type": "string"})}
+    remarks.update(f"{key} is not checked" for key in unchecked)
+    if "const" in node:
+        own["enum"] = [node["const"]]
+    if isinstance(own.get("required"), bool):  # of the third draft: its object reads it
+        del own["required"]
+    if "properties" in own:
+        members = {name: part for name, part in own["properties"].items() if part is not None}
+        marked = [name for name, part in members.items() if isinstance(part, dict)
+                  and part.get("required") is True]
+        if marked:
+            own["required"] = [*own.get("required", ()), *marked]
+        own["properties"] = {name: inner(part) for name, part in members.items()}
+    if "items" in own:  # of a tuple, each place has a schema: none is checked
+        own["items"] = inner({} if isinstance(own["items"], list) else own["items"])
+    if isinstance(own.get("additionalProperties"), dict):
+        own["additionalProperties"] = inner(own["additionalProperties"]) or True
+    if own.get("additionalProperties") is True and own.get("properties") == {}:
+        del own["properties"]  # an object with any members
+    for key in NUMBERS | COUNTS:
+        _read_bound(own, key)
+    own["anyOf"] = [inner(_in_object(part, own)) for part in node.get("anyOf", node.get("oneOf", ()))
+                    if part != {"not": {}}]  # so a library says that an argument may be left out
+    if node.get("nullable") is True:
+        own["anyOf"] += [{"type": "null"}] * bool(own["anyOf"])
+        own |= {"type": [*kinds(own), "null"]} if "type" in own else {}
+        own |= {"enum": [*own["enum"], None]} if "enum" in own else {}
+    if not own["anyOf"]:
+        if "anyOf" in node or "oneOf" in node:
+            raise unfit("anyOf without a schema")
+        del own["anyOf"]
+    return own
+
+
+def _read_bound(own: dict, key: str):
+    """One bound as a number: "1" is 1, `exclusiveMinimum: true` is as drafts before the sixth have it."""
+    value = own.pop(key, None)
+    if value is True:
+        value = own.pop(key.replace("exclusiveM", "m"), None)
+    value = json.loads(value) if isinstance(value, str) else value
+    if type(value) in (int, float) and abs(value) <= MAX_BOUND:
+        own[key] = value
+    elif value is not None and type(value) not in (int, float, bool):
+        raise unfit(f"{key} is not a number")
+
+
+def _in_object(part, own: dict):
+    """An alternative of an object schema: it may speak of the members that stand next to it."""
+    if own.get("properties") and isinstance(part, dict) and "required" in part:
         return {**part, "properties": {**own["properties"], **part.get("properties", {})}}
     return part
-
-
-def _allow_null(own: dict):
-    """`nullable`: null is a value too."""
-    if "type" in own:
-        own["type"] = list(dict.fromkeys([*kinds(own), "null"]))
-    for union in UNIONS if "type" not in own else ():
-        if union in own:
-            own[union] = [*own[union], {"type": "null"}]
-    if "enum" in own and None not in own["enum"]:
-        own["enum"] = [*own["enum"], None]
 
 
 def _look_up(root, ref: str):
     """What a $ref within the same schema names, such as #/$defs/Place."""
     node = root
-    if not ref.startswith("#"):
-        raise unfit("a $ref to another file")
-    if ref != "#" and not ref.startswith("#/"):
-        raise unfit("a $ref to an anchor")
-    for step in unquote(ref[1:]).split("/")[1:]:
+    for step in unquote(ref.removeprefix("#")).split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, list) and re.fullmatch(r"\d{1,9}", step) and int(step) < len(node):
-            node = node[int(step)]
-        elif isinstance(node, dict) and step in node:
-            node = node[step]
-        else:
-            raise unfit("a $ref to nothing")
+        node = node.get(step) if isinstance(node, dict) else None
+    if not ref.startswith("#") or node is None:
+        raise unfit("a $ref to nothing here")
     return node
 
 
-def _merged(parts) -> dict:
-    """Several schemas that all hold, as one; a note of a later one wins."""
-    out = {}
-    for part in parts:
-        for key, value in part.items():
-            if key == "properties" and key in out:
-                shared = [name for name in value if name in out[key]]
-                if any(out[key][name] != value[name] for name in shared):
-                    raise unfit("allOf with two schemas of one argument")
-                value = {**out[key], **value}
-            elif key == "required" and key in out:
-                value = list(dict.fromkeys([*out[key], *value]))
-            elif out.get(key, value) != value and \
-                    key not in {*NOTES, "default", "additionalProperties"}:
-                raise unfit(f"allOf or $ref with two values of {key!r}")
-            out[key] = value
-    return out
-
-
-def _with_type(own: dict) -> dict:
-    """The schema with a type, and without a default that is no value of it."""
-    if "type" not in own and set(own).isdisjoint(UNIONS):
-        own = {**own, "type": _inferred(own)}
-    if isinstance(own.get("type"), list) and len(own["type"]) == 1:
-        own = {**own, "type": own["type"][0]}
-    if "default" in own:
-        check_schema({key: value for key, value in own.items() if key != "default"}, "the schema")
-        if not conforms(own["default"], own):
-            own = {key: value for key, value in own.items() if key != "default"}
+def _finished(own: dict) -> dict:
+    """The schema, checked, with a type that its members imply and without a default that does not fit."""
+    if not {"type", "anyOf"} & own.keys() and {"properties", "required", "items"} & own.keys():
+        own = {"type": "array" if "items" in own else "object", **own}
+    for kind in kinds(own):
+        if kind not in TYPES:
+            raise unfit(f"unknown type {kind!r:.40}")
+    if missing := [name for name in own.get("required", ()) if name not in own.get("properties", {})]:
+        raise unfit(f"required names {missing[0]!r:.40}, which properties does not have")
+    if "enum" in own and not (isinstance(own["enum"], list) and own["enum"]):
+        raise unfit("enum is not a list of values")
+    if "default" in own and not conforms(own["default"], own):
+        del own["default"]
     return own
-
-
-def _inferred(own: dict):
-    """The type that the other keywords speak of; all types if they speak of none."""
-    if isinstance(own.get("enum"), list) and own["enum"]:
-        fits = lambda kind, value: conforms(value, {"type": kind})
-        order = ("string", "boolean", "integer", "number", "array", "object", "null")
-        named = [next(kind for kind in order if fits(kind, value)) for value in own["enum"]]
-        return named[0] if len(set(named)) == 1 else list(dict.fromkeys(named))
-    return next((kind for kind, keys in SPEAK_OF.items() if not keys.isdisjoint(own)),
-                [kind for kind in TYPES if kind != "integer"])
 
 
 # ---------------------------------------------------------------------------------------------
 # a line of a task file in our own form
 
-FIELDS = ("task", "tools", "calls", "ordered", "results", "reference")  # others are the user's own
-OFFERED = 3        # functions of the list that a task without tools is given, at least
+FIELDS = ("task", "tools", "calls", "ordered", "reference")  # others are the user's own
+CALL_KEYS = {"name", "arguments", "id", "call_id", "type", "index"}
+OFFERED = 3        # tools of the list that a task without tools is given, at least
 LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds several
 
 
@@ -406,83 +333,62 @@ def own_record(line: dict, listed=None) -> dict:
     """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
 
     listed: {name: spec} of --tools; a task without tools of its own has those that it calls, and
-    others. Raises InvalidTask with .detail. What is not looked at here, make_task checks.
+    others. Raises InvalidTask with .detail.
     """
+    line = {key: value for key, value in line.items() if value is not None}
     if "task" not in line and "messages" in line:
         line = {**line, **_of_chat(line["messages"], line.get("tools") or listed)}
-        if "tools" in line and "reference" in line and "calls" not in line:
-            line["calls"] = []  # it was free to call, and did not
-        line = {k: v for k, v in line.items() if k != "reference" or "calls" not in line}
-    if "tool_calls" in line and "calls" not in line and "messages" not in line:
-        line = {**line, "calls": line["tool_calls"]}
-    # a table of mixed kinds has a column for each; null says that a field is not there
-    record = {key: line[key] for key in FIELDS if line.get(key) is not None}
-    if listed and "calls" in record and record.get("tools") == []:
+    elif "tool_calls" in line:
+        need("calls" not in line, "both 'calls' and 'tool_calls': leave one of them out")
+        line["calls"] = line["tool_calls"]
+    record = {key: line[key] for key in FIELDS if key in line}
+    if listed and record.get("tools") == []:
         del record["tools"]
     if "calls" not in record:
         return record
-    if not isinstance(record["calls"], list):
-        raise invalid("malformed task", "calls is no list")
-    record["calls"] = [_own_call(call) for call in record["calls"]]
-    if "tools" not in record:
-        if not listed:
-            raise unfit("no tools: they stand in the line, or in the list of --tools")
+    need(isinstance(record["calls"], list), "calls is not a list")
+    record["calls"] = list(map(_own_call, record["calls"]))
+    if "tools" in record:
+        record["tools"] = own_tools(list(_tools_in(record["tools"])))
+    else:
         record["tools"] = _called(record, listed)
-    elif isinstance(record["tools"], list):
-        record["tools"] = list(map(_own_tool_named, _functions(record["tools"])))
+    schema_of = {tool["name"]: tool["parameters"] for tool in record["tools"]}
+    for call in record["calls"]:
+        call["arguments"] = _without_nulls(call["arguments"], schema_of.get(call["name"], {}))
     return record
 
 
-def _own_tool_named(tool) -> dict:
-    try:
-        return own_tool(tool)
-    except InvalidTask as fault:
-        name = tool.get("function", tool) if isinstance(tool, dict) else {}
-        name = name.get("name") if isinstance(name, dict) else None
-        raise unfit(f"tool {name!r:.80}: {fault.detail}") from None
-
-
-def _need(holds, what):
+def need(holds, what, reason="malformed task"):
+    """Raise InvalidTask(reason) with what as its detail unless something holds."""
     if not holds:
-        raise invalid("malformed task", f"messages: {what}")
+        raise invalid(reason, what)
 
 
 def request_of(messages) -> dict:
     """{"task": the one request of a chat}. Raises InvalidTask."""
-    _need(isinstance(messages, list) and all(isinstance(m, dict) for m in messages),
-          "no list of objects")
+    need(isinstance(messages, list) and all(isinstance(m, dict) for m in messages),
+         "messages is not a list of objects")
     asked = [m for m in messages if m.get("role") == "user"]
-    _need(len(asked) == 1, f"{len(asked)} of the user instead of one")
+    need(len(asked) == 1, f"messages: {len(asked)} of the user instead of one")
     return {"task": _content(asked[0])}
 
 
 def _of_chat(messages, tools) -> dict:
-    """A chat of one request and one answer -> {"task", "calls"} or {"task", "reference"}. tools:
-    what it could call, in any shape."""
+    """A chat of one request and one answer -> {"task", "calls"} or {"task", "reference"}. tools: what
+    it could call, in any shape; if there are tools and none is called, calls is empty."""
     task = request_of(messages)
     answers = [m for m in messages if m.get("role") == "assistant"]
     calling = [m["tool_calls"] for m in answers if m.get("tool_calls")]
-    _need(len(calling) < 2, 'calls in two turns: write them as "calls" with "results"')
-    _need(answers, "no answer of the assistant")
-    _need(calling or not any(_calls_elsewhere(m, tools) for m in answers),
-          'a call that is not under "tool_calls": put it there')
-    return {**task, "calls": calling[0]} if calling else \
-        {**task, "reference": _content(answers[-1])}
-
-
-def _calls_elsewhere(message: dict, tools) -> bool:
-    """Whether an answer has a call as Anthropic, Hermes, Llama, Mistral or the older OpenAI form
-    write it, or as a line of Python or JSON that names one of the tools."""
-    content, text = message.get("content"), str(_content(message))
-    parts = content if isinstance(content, list) else []
-    names = set(tools) if isinstance(tools, dict) else {
-        name for tool in map(_function_of, _functions(tools)) if isinstance(tool, dict)
-        if isinstance(name := tool.get("name"), str)}
-    # the name before its arguments: in JSON, or as Python writes a call
-    written = re.findall(r'"name"\s*:\s*"([^"]*)"', text) + re.findall(r"([\w.-]+)\(", text)
-    return bool(message.get("function_call")) or any(mark in text for mark in CALL_MARKS) \
-        or any(isinstance(part, dict) and part.get("type") == "tool_use" for part in parts) \
-        or not names.isdisjoint(written)
+    need(len(calling) < 2, "messages: calls in two turns: only one is supported")
+    if calling:
+        return {**task, "calls": calling[0]}
+    text = _content(answers[-1]) if answers else None
+    need(isinstance(text, str), "messages: no answer of the assistant with a text or tool_calls")
+    names = tools if isinstance(tools, dict) else map(_name_of, _tools_in(tools or []))
+    names = "|".join(re.escape(str(name)) for name in names)
+    need(not names or not re.search(rf"\b(?:{names})\(|[\"=](?:{names})[\">]", text),
+         'messages: a call that is not under "tool_calls": put it there')
+    return {**task, "calls": []} if names else {**task, "reference": text}
 
 
 def _content(message: dict):
@@ -490,50 +396,40 @@ def _content(message: dict):
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict)]
-        return "\n".join(part for part in parts if isinstance(part, str))
+        return "\n".join(part for part in parts if isinstance(part, str)) or None
     return content
 
 
-def _own_call(call):
+def _own_call(call) -> dict:
     """A call as it is, as OpenAI wraps it, or with its arguments as JSON text."""
-    if isinstance(call, dict) and isinstance(call.get("function"), dict):
-        call = call["function"]
-    if not isinstance(call, dict):
-        return call  # for make_task to refuse
-    given = [key for key in ARGUMENTS if call.get(key) not in (None, "", {})]
-    others = sorted(map(str, call.keys() - {*CALL_KEYS, *ARGUMENTS}))
-    if len(given) > 1 or others and not set(ARGUMENTS) & set(call):  # some would be lost
-        raise invalid("malformed task", f"the call of {call.get('name')!r:.80} has its arguments under "
-                      f"{', '.join(given or others)[:80]}: write them under 'arguments'")
-    arguments = next((call[key] for key in (*given, *ARGUMENTS) if key in call), None)
-    if isinstance(arguments, str):
-        arguments = load_object(arguments) if arguments.strip() else {}
-        if arguments is None:
-            raise invalid("malformed task", f"the arguments of {call.get('name')!r:.80} are no "
-                                            "JSON object")
-    return {"name": call.get("name"), "arguments": {} if arguments is None else arguments}
+    call = _unwrapped(call)
+    need(isinstance(call, dict) and isinstance(call.get("name"), str), "a call without a 'name'")
+    others = sorted(key for key, value in call.items() if key not in CALL_KEYS and value is not None)
+    need(not others, f"the call of {call['name']!r:.80} has {others}: write its arguments under 'arguments'")
+    arguments = call.get("arguments") or {}
+    arguments = load_object(arguments) if isinstance(arguments, str) else arguments
+    need(isinstance(arguments, dict), f"the arguments of {call['name']!r:.80} are not a JSON object")
+    return {"name": call["name"], "arguments": arguments}
 
 
-def _called(record: dict, listed: dict) -> list:
-    """The functions of the list that a task calls, and others up to OFFERED: with the right ones
-    alone, nobody would see whether an agent can choose."""
-    names = [call.get("name") for call in record["calls"] if isinstance(call, dict)]
+def _without_nulls(value, schema: dict):
+    """A value without the members that are null and may not be: a table has a column for each."""
+    if not isinstance(value, dict):
+        return value
+    inner, required = schema.get("properties", {}), schema.get("required", ())
+    return {name: _without_nulls(part, inner.get(name, {})) for name, part in value.items()
+            if part is not None or name in required or name in inner and conforms(None, inner[name])}
+
+
+def _called(record: dict, listed) -> list:
+    """The tools of the list that a task calls, and others up to OFFERED: with the right ones alone,
+    nobody would see whether an agent can choose."""
+    need(listed, "no tools: they stand in the line, or in the list of --tools", "tool schema")
+    names = {call["name"] for call in record["calls"]}
     for name in names:
-        if name is None:
-            raise invalid("malformed task", "a call without a 'name'")
-        if not isinstance(name, str) or name not in listed:
-            raise invalid("unknown tool", f"it calls {name!r:.80}, which is not in the list of "
-                                          "--tools")
-    beside = drawn_beside(listed, names, OFFERED - len(set(names)), str(record.get("task")))
-    if not names and not beside:  # all are long, and one has to be there to be left alone
-        beside = [min(listed, key=lambda name: len(str(listed[name])))]
-    return [listed[name] for name in sorted({*names, *beside})]
-
-
-def drawn_beside(listed: dict, names, n: int, text: str) -> list[str]:
-    """Up to n other functions of a list than `names`, always the same ones for a text."""
-    if n <= 0:  # most often: a walk over a long list would cost something for each written text
-        return []
-    others = sorted(name for name, tool in listed.items()
-                    if name not in names and len(str(tool)) <= LONGEST_BESIDE)
-    return random.Random(text).sample(others, min(n, len(others)))
+        need(name in listed, f"it calls {name!r:.80}, which is not in the list of --tools", "unknown tool")
+    others = sorted(name for name in listed if name not in names)
+    short = [name for name in others if len(str(listed[name])) <= LONGEST_BESIDE]
+    n = min(max(OFFERED - len(names), 0), len(short))
+    names |= set(random.Random(str(record.get("task"))).sample(short, n))
+    return [listed[name] for name in sorted(names or others[:1])]

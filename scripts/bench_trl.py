@@ -1,0 +1,154 @@
+"""A GRPO step next to TRL's: first the same loss and gradients, then the time of both.
+
+Usage:
+    pip install trl==1.16.0 datasets==5.2.0 accelerate==1.15.0
+    OMP_NUM_THREADS=1 python -m scripts.bench_trl --prompt 256 --response 64 --steps 5
+    OMP_NUM_THREADS=1 python -m scripts.bench_trl --prompt 1024 --response 64 --steps 5
+
+A step is rollouts, reference log-probs, loss, backward pass and optimiser, of 4 prompts with G = 8 on a
+random Qwen2 in fp32. Both take turns within one run, on the same weights, prompts, LoRA and optimiser;
+the end-of-sequence id lies outside of the vocabulary, so every response has full length. The clock is the
+CPU time of this process. TRL runs at the fastest setting that we found: its KL gradient is the plain k3
+one, and its head projects responses only, as it does by itself on a GPU.
+"""
+import argparse
+import copy
+import statistics
+import sys
+import tempfile
+import time
+
+import torch
+
+from grpo import CLIP, group_advantages, grpo_loss, grpo_update
+from policy import Policy
+from scripts.bench_gpu import LEARNING_RATE, RANK, G, qwen2_config, quiet, random_prompts, reward_of, \
+    rewards_of, word_tokenizer
+from support.files import UserError
+from support.options import Options, Parser, at_least, exit_code
+
+KL_COEF, PROMPTS, VOCAB = 0.04, 4, 1600  # this vocabulary gives the head 8 % of the weights, as in the 7B
+SHAPE = dict(hidden=256, layers=4, vocab=VOCAB, heads=4, kv_heads=1, intermediate=1344)
+
+
+def main(argv) -> int:
+    """Compare one step with TRL's: values first, then time. The last line printed is the ratio."""
+    p = Parser(prog="python -m scripts.bench_trl", description=__doc__, allow_abbrev=False,
+               formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("prompt", 256), ("response", 64), ("steps", 5)):
+        p.add_argument(f"--{name}", type=at_least(2), default=default)
+    args = p.parse_args(argv)
+    try:
+        import trl.trainer.utils
+    except ImportError:
+        raise UserError("TRL is not installed: see the head of scripts/bench_trl.py") from None
+    trl.trainer.utils._use_triton = lambda device: True  # by this TRL projects responses only
+    quiet()
+    from transformers import Qwen2ForCausalLM
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    base = Qwen2ForCausalLM(qwen2_config(**SHAPE))
+    policy = Policy(copy.deepcopy(base), word_tokenizer(VOCAB), ("agent",), RANK)
+    check(args, copy.deepcopy(base), policy)
+    pairs = timed(args, base, policy)
+    print("pairs " + " ".join(f"{theirs / ours:.2f}" for theirs, ours in pairs))
+    print(f"ratio {statistics.median(theirs / ours for theirs, ours in pairs):.2f}")
+    return 0
+
+
+def trainer_of(args, base, tokenizer, steps, prompts, **hooks):
+    """TRL's GRPOTrainer on token-exact prompts, set to the objective of grpo.py and to no side work.
+    hooks: {name of a Trainer callback: function without arguments}."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import PrinterCallback, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+    config = GRPOConfig(
+        output_dir=tempfile.mkdtemp(), max_steps=steps, num_generations=G,
+        per_device_train_batch_size=PROMPTS * G, max_completion_length=args.response,
+        temperature=1.0, top_p=1.0, top_k=0,
+        # the objective: token-level loss, k3 with the plain gradient, std-scaled advantages
+        loss_type="dapo", beta=KL_COEF, use_bias_correction_kl=False, scale_rewards="group",
+        epsilon=CLIP, num_iterations=1, learning_rate=LEARNING_RATE, lr_scheduler_type="constant",
+        weight_decay=0.0, max_grad_norm=1.0, shuffle_dataset=False,
+        # no side work
+        gradient_checkpointing=False, bf16=False, use_cpu=True, report_to="none",
+        logging_strategy="no", save_strategy="no", disable_tqdm=True)
+    methods = {name: (lambda *_, f=f, **__: f()) for name, f in hooks.items()}
+    trainer = GRPOTrainer(
+        base, reward_funcs=lambda completion_ids, **_: [reward_of(ids) for ids in completion_ids],
+        args=config, processing_class=tokenizer,
+        train_dataset=Dataset.from_list([{"prompt": tokenizer.decode(p)} for p in prompts]),
+        peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, task_type="CAUSAL_LM",
+                               target_modules="all-linear"),
+        callbacks=[type("Hooks", (TrainerCallback,), methods)()])
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def check(args, base, policy):
+    """Same LoRA weights, completions and rewards to both. Raises UserError if the LoRA gradients differ
+    by more than rounding in fp32. B is set to noise first: at zero the KL term would not count."""
+    prompts, generator = random_prompts(PROMPTS, args.prompt, VOCAB, seed=1), policy.generator(1)
+    saved = [p.detach().clone() for p in policy.params["agent"]]
+    with torch.no_grad():
+        for p in policy.params["agent"]:
+            p += 0.01 * torch.randn(p.shape, generator=generator)
+    rollouts, theirs = policy.sample("agent", prompts, G, args.response, 1.0, generator), {}
+    trainer = trainer_of(args, base, policy.tokenizer, 1, prompts, on_pre_optimizer_step=lambda: theirs.update(
+        {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}))
+    trainer.args.max_grad_norm = 0.0  # gradients are compared before clipping
+    named, names = dict(trainer.model.named_parameters()), {}
+    with torch.no_grad():
+        for name, p in policy.model.named_parameters():
+            names[name] = name.replace(".agent.", ".default.")
+            named[names[name]].copy_(p)
+    trainer._generate_single_turn = lambda *_: ([r.response for r in rollouts], None)
+    trainer.train()
+    ours = our_gradients(policy, rollouts)
+    gap = torch.cat([(g - theirs[names[n]]).flatten() for n, g in ours.items()]).norm()
+    gap = float(gap / torch.cat([g.flatten() for g in ours.values()]).norm())
+    print(f"LoRA gradients of one step on the same completions: relative difference {gap:.1e}", flush=True)
+    if not gap < 1e-3:
+        raise UserError("gradients differ from TRL's by more than rounding: trust no ratio")
+    with torch.no_grad():
+        for p, old in zip(policy.params["agent"], saved):
+            p.copy_(old)
+            p.grad = None
+
+
+def our_gradients(policy, rollouts) -> dict:
+    """{name: gradient} of one GRPO step on given rollouts, before clipping."""
+    with policy.use("agent"):
+        with policy.use(None), torch.no_grad():
+            ref, _ = policy.logprobs(rollouts)
+        logp, mask = policy.logprobs(rollouts)
+        advantages = group_advantages(rewards_of(rollouts, G)).flatten()
+        loss, _ = grpo_loss(logp, logp.detach(), ref, advantages, mask, int(mask.sum()), len(mask),
+                            kl_coef=KL_COEF)
+        loss.backward()
+    return {n: p.grad for n, p in policy.model.named_parameters() if p.grad is not None}
+
+
+def timed(args, base, policy) -> list:
+    """[(TRL's CPU seconds, ours)] of steps in turns: ours runs inside the callback that TRL's loop calls
+    at the end of its step. The first pair warms both up and is not counted."""
+    optimizer, generator = policy.optimizer("agent", LEARNING_RATE), policy.generator(0)
+    prompts = random_prompts(PROMPTS * (args.steps + 1), args.prompt, VOCAB)
+    o, pairs, clock = Options(agent_kl=KL_COEF), [], {}
+
+    def end():
+        theirs, started = time.process_time() - clock["begin"], time.process_time()
+        mine = prompts[len(pairs) * PROMPTS:][:PROMPTS]
+        rollouts = policy.sample("agent", mine, G, args.response, 1.0, generator)
+        grpo_update(policy, "agent", optimizer, rollouts, rewards_of(rollouts, G), o)
+        pairs.append((theirs, time.process_time() - started))
+        print(f"TRL {theirs:.2f} s, ours {pairs[-1][1]:.2f} s", flush=True)
+
+    trainer_of(args, base, policy.tokenizer, args.steps + 1, prompts, on_step_end=end,
+               on_step_begin=lambda: clock.update(begin=time.process_time())).train()
+    return pairs[1:]
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(lambda: main(sys.argv[1:]), "bench_trl"))

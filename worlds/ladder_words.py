@@ -1,0 +1,81 @@
+"""The ladder in words, for a chat model: the same tools, splits and checker, other texts.
+
+Usage: `python genenv.py warm-start --world ladder --model DIR --start stale --out START`, then
+`python genenv.py --world ladder --model START`. A task is `4: double, add 1, square`; the answer gives
+the digit after each step, modulo 10: `double: 8, add 1: 9, square: 1`. Answers are computed, so there
+is no wrong reference, and a small model learns the world within an hour.
+
+--start says what a warm start leaves to the loop:
+    stale    the agent is shown the four easy tools in one to three steps, and solves most base tasks;
+             the simulator is shown variations over all tools and lengths. It can climb, but nothing
+             tells an untrained one to
+    aligned  the agent is shown all tools with the ladder's slips, so that p_hat spreads by rung
+    hard     the same from few demonstrations: most of what is written is too hard
+"""
+import re
+
+TOOL_WORDS = dict(inc="add 1", dec="subtract 1", dbl="double", neg="negate", hop="add 3", tpl="triple",
+                  mir="mirror", sqr="square", half="halve", drop="subtract 4", cube="cube", tri="sum up")
+NAME_OF = {words: name for name, words in TOOL_WORDS.items()}
+STARTS = ("stale", "aligned", "hard")
+AGENT_PAIRS, HARD_PAIRS, ENV_PAIRS = 320, 60, 160  # of a pass of a warm start
+DEFAULTS = dict(
+    epochs=14, steps=4, seed_tasks=8, variations=2, G=8, val_samples=4, val_every=2, k_min=0.26,
+    agent_lr=5e-4, env_lr=5e-4, env_passes=1, env_batch=8, max_task_tokens=40, max_response_tokens=56,
+    max_prompt_tokens=128)
+MAX_CHARS = 200
+ANSWER = rf"(({'|'.join(NAME_OF)}): [0-9](, |$))+"
+
+
+class Words:
+    """How the ladder's tasks, answers and prompts are written for a chat model."""
+    lengths = (1, 2, 3, 4, 5)  # steps of held-out tasks
+
+    @staticmethod
+    def write(start: int, tools) -> str:
+        """`4: double, add 1`."""
+        return f"{start}: {', '.join(TOOL_WORDS[name] for name in tools)}"
+
+    @staticmethod
+    def read(text: str):
+        """What `write` wrote -> (start, tools), None for any other text."""
+        found = re.fullmatch(r"([0-9]): ([a-z0-9, ]+)", plain(text))
+        words = found[2].split(", ") if found else []
+        known = found and all(w in NAME_OF for w in words)
+        return (int(found[1]), [NAME_OF[w] for w in words]) if known else None
+
+    @staticmethod
+    def answer(tools, digits) -> str:
+        """`double: 8, add 1: 9`."""
+        return ", ".join(f"{TOOL_WORDS[name]}: {digit}" for name, digit in zip(tools, digits))
+
+    @staticmethod
+    def read_answer(response: str):
+        """A response as `answer` writes it, None if it is not well-formed."""
+        return plain(response) if re.fullmatch(ANSWER, plain(response)) else None
+
+    @staticmethod
+    def agent_prompt(text: str) -> list[dict]:
+        """Chat messages for the agent."""
+        return chat("Give the digit after each step, modulo 10.", f"Digit {text}.")
+
+    @staticmethod
+    def env_prompt(text: str, success) -> list[dict]:
+        """Chat messages for the simulator: the success rate in eighths, and the seed task."""
+        tried = "not tried" if success is None else f"solved {round(8 * success)} of 8"
+        return chat("Write a task: a digit and one to five steps.", f"Vary, {tried}: {text}")
+
+    @staticmethod
+    def category(tools) -> str:
+        """The number of steps."""
+        return f"{len(tools)} step{'s' * (len(tools) > 1)}"
+
+
+def plain(text: str) -> str:
+    """A text without the full stop and the capitals of a chat model; "" if it is too long."""
+    return text.strip().rstrip(".").lower() if len(text) <= MAX_CHARS else ""
+
+
+def chat(system: str, user: str) -> list[dict]:
+    """Chat messages."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
