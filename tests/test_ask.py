@@ -33,7 +33,7 @@ def run(model, tmp_path_factory):
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(o)))
     policy = Policy.load(model, ("agent",), rank=4, device="cpu")
     randomise(policy, seed=1)
-    policy.save_adapter("agent", folder / "adapters" / "agent")
+    policy.save_adapters(folder / "adapters")
     return folder
 
 
@@ -166,7 +166,7 @@ def test_a_trained_adapter_answers_greedily(run, capsys):
     config = json.loads((run / "config.json").read_text())
     o = SimpleNamespace(**config)
     policy = Policy.load(o.model, ("agent",), rank=4, device="cpu",
-                         adapter_paths={"agent": str(run / "adapters" / "agent")})
+                         adapter_folder=str(run / "adapters" / "agent"))
     tools = ask.short_list(DENTIST, tool_lists.read_tools(TOOLS)[0], ask.LEAST)
     task = tool_calls.Task(DENTIST, {"tools": tools, "calls": [], "ordered": False})
     tool_calls.read_answers_as("python")

@@ -18,14 +18,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 import genenv
 from conftest import MICRO
-from helpers import one_line, same_run, tiny_lm, tiny_policy, toy_tokenizer, user_error
+from helpers import one_line, same_run, user_error
 from support.files import UserError, append_jsonl, read_jsonl
-from support.loading import check_adapter_folder, policy_options
-from policy import Policy
 from support import checkpoint, options
 from support.run import EpochState
 from support import metrics as measure
@@ -498,56 +495,3 @@ def test_run_of_another_version(copy, capsys):
     (copy / "config.json").write_text(json.dumps({**config, "seeds": 4}))
     one_line(capsys, genenv.main(["--resume", "--out", str(copy)]),
              "option this version does not know (seeds)", "start a new run")
-
-
-# ---------------------------------------------------------------------------------------------
-# adapters of another run
-
-
-def test_adapters_are_taken_until_there_is_a_checkpoint(tmp_path):
-    """A run killed in epoch 0 began without them when it was given again."""
-    o = genenv.Options(out=str(tmp_path), resume=True, agent_adapter="a", env_adapter="b")
-    assert policy_options(o)["adapter_paths"] == {"agent": "a", "env": "b"}
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "e0001-s000.pt").touch()
-    assert policy_options(o)["adapter_paths"] == {}
-
-
-@pytest.mark.parametrize("fault", ["other width", "fewer layers", "other names", "cut short"])
-def test_an_adapter_of_another_model_is_one_clear_line(fault, tmp_path):
-    """A traceback of torch, or a policy whose last layers stand still."""
-    path = tmp_path / "agent" / "adapter_model.safetensors"
-    tiny_policy().save_adapter("agent", path.parent)
-    weights = load_file(path)
-    if fault == "other width":
-        weights = {key: torch.zeros(w.shape[0] + 1, w.shape[1]) for key, w in weights.items()}
-    elif fault == "fewer layers":
-        weights = {key: w for key, w in weights.items() if "layers.0" in key}
-    save_file(weights, path)
-    if fault == "other names":
-        config = json.loads((path.parent / "adapter_config.json").read_text())
-        (path.parent / "adapter_config.json").write_text(json.dumps({**config, "target_modules": ["c_attn"]}))
-    if fault == "cut short":
-        path.write_bytes(path.read_bytes()[:200])
-    for names in (("agent",), ("env", "agent")):
-        said = user_error("layers are others" if fault == "fewer layers" else "does not load",
-                          Policy, tiny_lm(), toy_tokenizer(), names, rank=4, paths={"agent": path.parent})
-        assert str(path.parent) in said
-
-
-@pytest.mark.parametrize("file, text, rank, word", [
-    ("adapter_config.json", None, 4, "no adapter_config.json"),
-    ("adapter_model.safetensors", None, 4, "no adapter_model.safetensors"),
-    ("", None, 4, "no such folder"), ("", "", 8, "its rank is 4 and --rank is 8"),
-    ("adapter_config.json", '{"peft_type": "IA3"}', 4, "not LORA"),
-    ("adapter_config.json", "{", 4, "damaged"), ("adapter_config.json", "[]", 4, "damaged")])
-def test_a_folder_without_a_fitting_adapter_is_one_clear_line(file, text, rank, word, copy):
-    """Found early, and by the name of the option: a run of --rank 8 with an adapter of rank 4 would
-    be called damaged when it is resumed."""
-    folder = copy / "adapters" / "agent"
-    if text:
-        (folder / file).write_text(text)
-    elif text is None:
-        (folder / file).unlink() if file else shutil.rmtree(folder)
-    said = user_error(word, check_adapter_folder, str(folder), "agent", rank)
-    assert f"--agent-adapter {folder}" in said

@@ -460,7 +460,7 @@ def test_load_policy_refuses_what_cannot_work(tmp_path, folder):
     plain = chat_model(tmp_path / "plain", template=None)
     gemma_like = chat_model(tmp_path / "strict", template=NO_SYSTEM)
     for changes, message in ((dict(model=plain), "no chat template"),
-                             (dict(model=gemma_like), "no system role"),
+                             (dict(model=gemma_like), "chat template"),
                              (dict(model=folder, max_prompt_tokens=600), "--max-prompt-tokens"),
                              (dict(model=str(tmp_path / "absent")), "does not exist")):
         user_error(message, world.load_policy, options(**changes))
@@ -498,7 +498,7 @@ def test_saved_adapters_load_with_peft_in_two_lines(tmp_path, folder, quant):
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
     policy = Policy.load(folder, rank=4, quant=quant or None, device="cpu", seed=0)
     randomise(policy, scale=0.05)
-    policy.save_adapter("agent", tmp_path / "agent")
+    policy.save_adapters(tmp_path)
     four_bit = dict(quantization_config=BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32)) if quant else {}

@@ -817,8 +817,8 @@ def test_options_of_the_policy_reach_it(monkeypatch, name, model):
     where = found.pop("model")
     assert name == "template" or where == {"tool_calls": "some-model"}.get(name, "some-base")
     assert found.pop("adapters") == (("agent",) if o.env_model else ("agent", "env"))
-    assert found == dict(rank=3, quant="nf4", dtype="bf16", device="cpu", seed=9,
-                         adapter_paths={"agent": "a", "env": "b"},
+    longest = o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens)
+    assert found == dict(rank=3, quant="nf4", dtype="bf16", seed=9, max_tokens=longest,
                          chat_template_kwargs={"enable_thinking": False})
 
 
