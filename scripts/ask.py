@@ -182,7 +182,7 @@ def load_agent(o, adapter: str):
     """The base model with the agent's adapter; alone where `adapter` is empty. Raises UserError."""
     from support.loading import policy_options
     from policy import Policy
-    return Policy.load(o.model, ("agent",) if adapter else (), 
+    return Policy.load(o.model, ("agent",) if adapter else (),
                        adapter_folder=adapter or None, **policy_options(o))
 
 
