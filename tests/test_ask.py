@@ -233,5 +233,5 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
             ([tmp_path / "text", DENTIST], "not the options of a run"),
             ([tmp_path / "plain", DENTIST], "names no world"), ([ladder, DENTIST], "world ladder"),
             ([bare, DENTIST], "no adapters/agent"), ([model, DENTIST], "does not exist"),
-            ([broken, DENTIST], "damaged"), ([torn, DENTIST], "cannot be used")):
+            ([broken, DENTIST], "cannot be used"), ([torn, DENTIST], "cannot be used")):
         assert not one_line(capsys, genenv.main(["ask", *map(str, argv)]), message), argv
