@@ -33,7 +33,7 @@ def run(model, tmp_path_factory):
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(o)))
     policy = Policy.load(model, ("agent",), rank=4, device="cpu")
     randomise(policy, seed=1)
-    policy.save_adapter("agent", folder / "adapters" / "agent")
+    policy.save_adapters(folder / "adapters")
     return folder
 
 
@@ -166,7 +166,7 @@ def test_a_trained_adapter_answers_greedily(run, capsys):
     config = json.loads((run / "config.json").read_text())
     o = SimpleNamespace(**config)
     policy = Policy.load(o.model, ("agent",), rank=4, device="cpu",
-                         adapter_paths={"agent": str(run / "adapters" / "agent")})
+                         adapter_folder=str(run / "adapters" / "agent"))
     tools = ask.short_list(DENTIST, tool_lists.read_tools(TOOLS)[0], ask.LEAST)
     task = tool_calls.Task(DENTIST, {"tools": tools, "calls": [], "ordered": False})
     tool_calls.read_answers_as("python")
@@ -233,5 +233,5 @@ def test_bad_input_is_one_line(run, tmp_path, capsys, monkeypatch):
             ([tmp_path / "text", DENTIST], "not the options of a run"),
             ([tmp_path / "plain", DENTIST], "names no world"), ([ladder, DENTIST], "world ladder"),
             ([bare, DENTIST], "no adapters/agent"), ([model, DENTIST], "does not exist"),
-            ([broken, DENTIST], "damaged"), ([torn, DENTIST], "does not load")):
+            ([broken, DENTIST], "cannot be used"), ([torn, DENTIST], "cannot be used")):
         assert not one_line(capsys, genenv.main(["ask", *map(str, argv)]), message), argv
