@@ -60,7 +60,7 @@ def train(o: Options) -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError for anything the user can fix."""
     run = prepare_run(o)
     with run.lock, checkpoint.stop_signals(run):
-        for t in range(run.state.epoch, o.epochs + 1):  # from 0, or from where a checkpoint left off
+        for t in range(run.state.epoch, o.epochs + 1):  # 0 at first, or where a checkpoint left off
             epoch(run, train=t > 0)
         finish(run)
     return run.folder
@@ -75,10 +75,10 @@ def epoch(run: Run, train=True):
     o, state, t = run.o, run.state, run.state.epoch
     R = curriculum.named("reward_")[o.difficulty_reward]
     alpha = alpha_of(run)  # paper: 0.5 throughout
-    if not train:
+    if (t, state.step) == (0, 0):
         add_ready_made(run)
-    for state.step in tqdm(range(state.step, o.steps if train else 1), desc=f"epoch {t}", leave=False,
-                           disable=not run.progress):
+    for state.step in tqdm(range(state.step, o.steps if train else 1), f"epoch {t}", leave=False,
+                           disable=None):
         # 1. generate and interact; earlier tasks of D_train are tried again next to the new ones
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks) if train else tasks)  # E_t; Eq. 1: r, Eq. 2: p_hat
@@ -94,9 +94,8 @@ def epoch(run: Run, train=True):
     fresh, old = distinct(state.records), old_records(run)
     for r in fresh + old:  # the old ones anew, as alpha may have moved
         r.r_env = R(r.p_hat_of(o.p_hat_unit), alpha, o.beta)  # Eq. 3
-    fresh, old = ([r for r in records  # filter: |p_hat - alpha| <= k_min
-                   if curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)]
-                  for records in (fresh, old))
+    kept = lambda r: curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)
+    fresh, old = list(filter(kept, fresh)), list(filter(kept, old))  # filter: |p_hat - alpha| <= k_min
     env_stats = {"env_kept": len(fresh)}
     if train and o.variant == "genenv":  # all others never train the simulator
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
@@ -125,8 +124,7 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
             -(-missing // o.variations), o.base_share, curriculum.named("seeds_")[o.seed_selection],
             alpha, run.rng)
         new, written = write_tasks(run, seed_tasks, o.variations, alpha, kept=tasks)
-        if o.agreement:
-            new, written = keep_solvable(run, new, written)
+        new, written = keep_solvable(run, new, written)
         tasks, records = tasks + new[:missing], records + written[:missing]
     return tasks, records
 
@@ -169,7 +167,7 @@ def keep_solvable(run, tasks, records):
     alpha, so R_env alone would reward it.
     """
     o = run.o
-    if not tasks:
+    if not (o.agreement and tasks):
         return tasks, records
     with run.phase("agreement check"):
         rollouts, texts = play(run.world, o, run.simulator, "env", tasks, o.agreement, o.temperature,
@@ -193,10 +191,8 @@ def add_ready_made(run):
     for task in run.teacher:
         run.train_pool.add(task, [], None)
     if run.o.variant == "static":
-        tasks, records = write_tasks(run, run.train_pool.base, STATIC_PER_BASE, run.o.alpha)
-        if run.o.agreement:
-            tasks, records = keep_solvable(run, tasks, records)
-        for task in tasks:
+        written = write_tasks(run, run.train_pool.base, STATIC_PER_BASE, run.o.alpha)
+        for task in keep_solvable(run, *written)[0]:
             run.train_pool.add(dataclasses.replace(task, origin="static"), [], None)
 
 

@@ -206,13 +206,12 @@ def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
     """
     # one denominator for the whole step: micro-batches must not change what is optimised
     tokens = sum(r.tokens for r in rollouts)
-    on_gpu = policy.device.type != "cpu"  # there activations are recomputed to save memory
     optimizer.zero_grad(set_to_none=True)
     parts = []
     for rows in split_groups(rollouts, o.token_budget):  # N indices of rollouts
-        logp, mask = policy.logprobs([rollouts[i] for i in rows], o.temperature, on_gpu)  # (N, R)
-        ref_logp = pad_rows([ref[i] for i in rows])                                       # (N, R)
-        old_logp = pad_rows([old[i] for i in rows]) if old else logp.detach()             # (N, R)
+        logp, mask = policy.logprobs([rollouts[i] for i in rows], o.temperature)  # (N, R)
+        ref_logp = pad_rows([ref[i] for i in rows])                               # (N, R)
+        old_logp = pad_rows([old[i] for i in rows]) if old else logp.detach()     # (N, R)
         loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[rows].to(logp), mask, tokens,
                                 len(rollouts), kl_coef=o.agent_kl)
         loss.backward()

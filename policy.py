@@ -31,11 +31,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from support.files import UserError, first_line
+from support.files import UserError
 from support.attention import PADDING, PROMPT, GrowingLayer, Stage, attention_layout, cast_lora, \
     group_mask, is_plain_lora, pack, patch
-from support.loading import add_adapters, check_paths, control_ids, find_eos_ids, fix_date, \
-    load_model, one_line
+from support.chat import Chat
+from support.loading import add_adapters, check_paths, load_model, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
 LOOK = 16  # tokens after which a GPU is asked again which rollouts have ended
@@ -146,8 +146,8 @@ def split_groups(rollouts, token_budget: int):
 # the policy handle
 
 
-class Policy:
-    """A frozen causal language model with named LoRA adapters.
+class Policy(Chat):
+    """A frozen causal language model with named LoRA adapters, and its text (support/chat.py).
 
     active: name of the adapter in force, None for the bare base (= the reference policy).
     params: {adapter: its parameters}, gathered once by name. Optimisers are built from these lists
@@ -158,7 +158,7 @@ class Policy:
                  adapter_folder=None, chat_template_kwargs=None):
         """model: a transformers causal LM; else as `load`. Adapters start at zero (B = 0), so that
         pi is the reference. Raises UserError if no token ends a response."""
-        self.tokenizer, self.active = tokenizer, None
+        self.active = None
         model.requires_grad_(False)
         self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
         self.lm = self.model.get_base_model() if adapters else model  # head + decoder, LoRA inside
@@ -171,20 +171,12 @@ class Policy:
         self.device = self.lm.get_input_embeddings().weight.device
         self.staged = self.device.type != "cpu"  # rollouts in steps that a GPU can replay, see Stage
         self._activate(None)
-        self.chat_template_kwargs = dict(chat_template_kwargs or {})
-        if tokenizer.chat_template:
-            tokenizer.chat_template = fix_date(tokenizer.get_chat_template(),
-                                               self.chat_template_kwargs.get("date"))
-        self.eos_ids = find_eos_ids(self.lm, tokenizer)
-        self.control_ids = control_ids(tokenizer) | set(self.eos_ids)
-        self._closing = self._end_of_turn() if tokenizer.chat_template else []
-        self.end_of_turn = self._closing or self.eos_ids[:1]  # ids that an imitated turn ends with
-        self.eos_ids += [i for i in self._closing[-1:] if i not in self.eos_ids]
+        Chat.__init__(self, tokenizer, model.generation_config, chat_template_kwargs)
 
     @classmethod
     def load(cls, model: str, adapters=("agent", "env"), rank=16, quant=None, dtype="auto",
              device=None, seed=0, adapter_folder=None, chat_template_kwargs=None,
-             max_tokens=4096) -> "Policy":
+             max_tokens=8192) -> "Policy":
         """Load a local folder or hub name. Raises UserError with one line if that cannot work.
 
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU).
@@ -260,66 +252,6 @@ class Policy:
     def generator(self, seed: int):
         """An explicit random generator on the device of the model."""
         return torch.Generator(device=self.device).manual_seed(seed)
-
-    # ---- text
-
-    def encode(self, prompt) -> list[int]:
-        """str -> ids without special tokens; list of chat messages -> ids by the chat template.
-
-        Raises UserError if there is no template, or it fails or leaves a message out.
-        """
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, add_special_tokens=False)
-        text = self._render(prompt)
-        for message in prompt:
-            if message["role"] != "assistant" and message["content"].strip() not in text:
-                raise UserError(f"the model's chat template leaves out what the {message['role']} "
-                                "says: use another model, or mend its template")
-        # the template writes BOS and headers itself: text first, then ids, no special token twice
-        return self.encode(text)
-
-    def encode_observation(self, text: str) -> list[int]:
-        """What stands between two turns of an episode: text -> ids without special tokens, or with
-        a chat template a user turn and the assistant's next header, as the template writes them.
-        """
-        if not self.tokenizer.chat_template:
-            return self.encode(text)
-        # the tokens that end a turn are the policy's own: an observation begins after them
-        return self.encode(self._after_turn(text))[len(self._closing):]
-
-    def decode(self, ids) -> str:
-        """ids -> text without special tokens."""
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    def has_control_tokens(self, ids) -> bool:
-        """Whether a response holds a control token before its end, which `decode` does not show."""
-        body = ids[:-1] if ids and ids[-1] in self.eos_ids else ids
-        return not self.control_ids.isdisjoint(body)
-
-    def _end_of_turn(self) -> list[int]:
-        """The ids that the chat template writes after what the assistant says, to the first control
-        token; [] if there is none before the user speaks."""
-        ids = self.encode(self._after_turn("*user*").split("*user*")[0])
-        return ids[:next((i + 1 for i, token in enumerate(ids) if token in self.control_ids), 0)]
-
-    def _after_turn(self, text: str) -> str:
-        """What the chat template writes after an assistant's turn if the user then says `text`."""
-        mark = "*turn*"
-        messages = [{"role": role, "content": content} for role, content in
-                    (("user", "-"), ("assistant", mark), ("user", text))]
-        _, found, after = self._render(messages).partition(mark)
-        if not found:
-            raise UserError("the model's chat template leaves out what the assistant says")
-        return after
-
-    def _render(self, messages) -> str:
-        if not self.tokenizer.chat_template:
-            raise UserError("the model's tokenizer has no chat template: use an instruct model")
-        try:
-            return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs)
-        except Exception as error:  # a template is a program of its own
-            raise UserError(f"the model's chat template fails: {first_line(error)}") from None
 
     # ---- log-probabilities of given responses
 
@@ -443,21 +375,27 @@ class Policy:
             ids = tokens[live[:, None], rollout, t]                    # (live, slots)
             places = (lengths[live, None] + t).expand_as(rollout)      # (live, slots)
             owner = torch.cat([owner, rollout], dim=1)                 # (live, K + slots)
-            if not self.staged:
+            if self.staged:
+                if not stage or not stage.left:
+                    stage = self._stage(cache, rollout, owner, places, T - 1 - t)
+                hidden = stage(ids)
+            else:
                 hidden = self._decode(cache, ids, places, group_mask(rollout, owner, False))
-                continue
-            if not stage or not stage.left:  # room as for a growing cache: half as much again
-                steps = min(T - 1 - t, max(32, owner.shape[1] // (2 * rollout.shape[1])))
-                stage = Stage(self._decode, self.lm.config.get_text_config(decoder=True), cache,
-                              rollout, owner, places, steps)
-            hidden = stage(ids)
         if not logps.isfinite().all():
             raise UserError("the model gives no finite logits: --dtype fp32 or another base")
         limits = ["" if ended else "too many tokens" for ended in done.flatten().tolist()]
-        limits = turns.limits(limits) if turns else limits
+        if turns:
+            limits = [turns.why.get(n, limit) for n, limit in enumerate(limits)]
         rows = zip(*(x.flatten(0, 1).tolist() for x in (tokens, logps, drawn, count)), limits)
         return [(ids[:n], logp[:n], limit, own[:n] if turns else None)
                 for ids, logp, own, n, limit in rows]
+
+    def _stage(self, cache, rollout, owner, places, left):
+        """The stage that begins with this step; left: the most tokens that are still to come."""
+        # room as for a growing cache: half as much again
+        steps = min(left, max(32, owner.shape[1] // (2 * rollout.shape[1])))
+        config = self.lm.config.get_text_config(decoder=True)
+        return Stage(self._decode, config, cache, rollout, owner, places, steps)
 
     def _decode(self, cache, ids, places, mask):
         """One token more of each rollout, ids and places (live, slots) -> hidden (live, slots, D)."""
@@ -539,10 +477,6 @@ class Turns:
             return ids
         limit = "too many turns" if self.count[n] >= self.max_turns else "too many tokens"
         self.why[n] = "" if ids is None else limit
-
-    def limits(self, usual) -> list[str]:
-        """The limit that each rollout ran into, or "". usual: of those that were never ended here."""
-        return [self.why.get(n, limit) for n, limit in enumerate(usual)]
 
 
 def _compact(done, rollout):

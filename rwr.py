@@ -30,7 +30,7 @@ import copy
 import torch
 
 from grpo import finite_step, pad_rows, response_logps, token_kl
-from policy import Rollout, split_groups
+from policy import Rollout, by_prompt, split_groups
 
 KL_SEEDS = 24  # the KL sample of an epoch: all texts written for so many seed tasks
 
@@ -101,6 +101,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     stats |= dict.fromkeys(("env_steps", "env_capped", "env_skipped_steps"), 0)
     if not kl_sample:
         return stats
+    kl_sample, _ = by_prompt(kl_sample)  # its order does not matter
     records = [Rollout(i, r.prompt, r.response) for i, r in enumerate([*fresh, *old])]
     # never train on old records alone
     batches = whole_passes(len(records), o.env_passes, o.env_batch, generator) if fresh else []
@@ -137,25 +138,26 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
     """One optimiser step on weighted imitation of records and the KL penalty on kl_texts.
 
     records: n Rollouts, weights (n,): theirs; kl_texts: Rollouts of the KL sample, initial: their
-    log-probs under the initial simulator. The penalty is not on the records: they were selected for
-    their success rate, and it would work against imitating them. With weights of 1 and no kl_texts
-    this is plain imitation. The adapter must be active. Returns (loss, whether the step was finite;
-    if not, nothing moved).
+    log-probs under the initial simulator. Records that share a long prompt encode it once. The
+    penalty is not on the records: they were selected for their success rate, and it would work
+    against imitating them. With weights of 1 and no kl_texts this is plain imitation. The adapter
+    must be active. Returns (loss, whether the step was finite; if not, nothing moved).
     """
-    device, on_gpu = policy.params[adapter][0].device, policy.device.type != "cpu"
-    loss_of_step = torch.zeros((), device=device)
+    records, places = by_prompt(records)
+    weights = weights[places]
+    loss_of_step = torch.zeros((), device=policy.params[adapter][0].device)
     optimizer.zero_grad(set_to_none=True)
     # every text is divided by the same number of tokens, so that weights act on whole texts
     tokens = sum(r.tokens for r in records)
     for rows in split_groups(records, o.token_budget):  # N indices of records
-        logp, mask = policy.logprobs([records[i] for i in rows], o.temperature, on_gpu)  # (N, R)
-        w = weights[rows].to(logp)[:, None]                                              # (N, 1)
+        logp, mask = policy.logprobs([records[i] for i in rows], o.temperature)  # (N, R)
+        w = weights[rows].to(logp)[:, None]                                      # (N, 1)
         loss = -(w * logp * mask).sum() / tokens  # RWR: -sum w_i log pi_env(y_i | x_i)
         loss.backward()
         loss_of_step += loss.detach()
     kl_tokens = sum(r.tokens for r in kl_texts)
     for rows in split_groups(kl_texts, o.token_budget):  # N indices of kl_texts
-        logp, mask = policy.logprobs([kl_texts[i] for i in rows], o.temperature, on_gpu)  # (N, R)
+        logp, mask = policy.logprobs([kl_texts[i] for i in rows], o.temperature)  # (N, R)
         kl = token_kl(logp, pad_rows([initial[i] for i in rows])) * mask  # KL to the initial simulator
         loss = o.env_kl * kl.sum() / kl_tokens
         loss.backward()

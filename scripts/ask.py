@@ -7,27 +7,30 @@ Usage:
 
 RUN is a run folder of the tool_calls world, or the model folder of a warm start. The agent answers
 greedily, in the form that it was trained in, and the calls that come back are printed. Nothing is
-ever executed: a call is text, and whoever carries it out has to check it first. A call that does not
-fit its function is printed with what is wrong.
+ever executed: a call is text, and whoever carries it out has to check it first. An answer that does not
+fit its function is printed as it is, with what is wrong.
 
 What is offered: the functions of --tools FILE, or else the run's own. An agent that has learned with a
 few functions in its prompt is lost among hundreds, so it is shown as many as the largest task of its
 training had, and four at least: those that share the most words with the request, a rare word counting
 more. --functions names them instead.
 """
+import difflib
 import json
 import math
 import re
 import sys
 from collections import Counter
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from data_pool import Task
 from support.files import UserError, read_jsonl
 from support.options import Parser, saved_options, threads_of
 from worlds import InvalidTask, load_world, special_token_in, task_texts, tool_lists
-from worlds.call_text import write_call
+from worlds.call_text import write_calls
 from worlds.schemas import check_calls
+from worlds.tool_calls import parse_calls
 
 STEM = 5   # letters by which two words are one: reminder and remind
 LEAST = 4  # functions in a prompt: with fewer, the one that is needed is often not there
@@ -37,25 +40,21 @@ def main(argv) -> int:
     """The command `genenv.py ask`. Raises UserError, returns 0."""
     args = parser().parse_intermixed_args(argv)  # options may stand between RUN and the request
     requests = read_requests(args)
-    folder = Path(args.run)
-    o, adapter = who_answers(folder)
-    world = load_world("tool_calls")(o)
-    trained = tasks_of(folder, world)
-    tools, most = offered(args, o, world, trained)
-    print("loading torch and the model ...", file=sys.stderr, flush=True)
-    shown = [short_list(request, tools, most) for request in requests]
-    for request, few, text in zip(requests, shown, answers(world, adapter, requests, shown)):
-        calls, fault = read_answer(world, text, few)
+    with redirect_stdout(sys.stderr):  # where answers go is left to them
+        o, adapter = who_answers(Path(args.run))
+        world = load_world("tool_calls")(o)
+        tools, most = offered(args, world)
+        shown = [short_list(request, tools, most) for request in requests]
+        texts = answers(world, adapter, requests, shown)
+    for request, few, text in zip(requests, shown, texts):
+        calls, fault = read_answer(text, few, world.call_format)
         if args.json:
             print(json.dumps({"request": request, "calls": calls, "fault": fault, "response": text,
                               "offered": [tool["name"] for tool in few]}, ensure_ascii=False))
             continue
         if len(requests) > 1:
             print(f"> {request}")
-        for call in calls or []:
-            print(write_call(call))
-        if fault or not calls:
-            print(f"# {fault or 'nothing to call'}{'' if calls else f': {text[:200]!r}'}")
+        print(f"{text}\n# {fault}" if fault else write_calls(calls))
     return 0
 
 
@@ -73,18 +72,11 @@ def parser():
 
 
 def read_requests(args) -> list[str]:
-    """The requests of the command line or of --file. Raises UserError."""
-    if bool(args.request) == bool(args.file):
-        raise UserError('ask needs a request, such as: ask RUN "Dim the study", or --file FILE')
-    lines = args.request
-    if args.file:
-        try:
-            lines = Path(args.file).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"--file {args.file}: {getattr(error, 'strerror', 'not UTF-8 text')}") from None
-    requests = [line.strip() for line in lines if line.strip()]
+    """The requests of the command line and of --file. Raises UserError if there are none."""
+    lines = Path(args.file).read_text("utf-8-sig", "replace").splitlines() if args.file else []
+    requests = [line.strip() for line in args.request + lines if line.strip()]
     if not requests:
-        raise UserError("the request is empty: say what is to be done")
+        raise UserError('ask needs a request, such as: ask RUN "Dim the study", or --file FILE')
     return requests
 
 
@@ -94,37 +86,35 @@ def read_requests(args) -> list[str]:
 
 def who_answers(folder: Path):
     """(options, folder of the agent's adapter or "") of a run's or a warm start's folder."""
-    if (folder / "warm_start.json").is_file():
-        return saved_options(folder / "warm_start.json", model=str(folder)), ""
-    o, adapter = saved_options(folder / "config.json"), folder / "adapters" / "agent"
+    warm = folder / "warm_start.json"
+    o = saved_options(warm, model=str(folder)) if warm.is_file() else saved_options(folder)
     if o.world != "tool_calls":
-        raise UserError(f"{folder} is a run of the world {o.world}: ask is for tool_calls")
-    if not adapter.is_dir():
+        raise UserError(f"{folder} is of the world {o.world}: ask is for tool_calls")
+    adapter = folder / "adapters" / "agent"
+    if not warm.is_file() and not adapter.is_dir():
         raise UserError(f"{folder} has no adapters/agent yet, it is written when a run ends: finish it "
                         "with --resume")
-    return o, str(adapter)
+    return o, "" if warm.is_file() else str(adapter)
 
 
-def tasks_of(folder: Path, world) -> list[Task]:
-    """The tasks that the agent learned on: base tasks, and those written for it in the run."""
-    train = folder / "train.jsonl"
-    written = read_jsonl(train) if train.is_file() else []
-    return world.base_tasks() + [Task(**r["task"]) for r in written]
-
-
-def offered(args, o, world, trained):
+def offered(args, world):
     """(the functions that may be offered, how many of them in a prompt). Raises UserError."""
-    tools = tool_lists.read_tools(args.tools, o.world_options["call_format"])[0] if args.tools else \
-        [*world.tools, *(tool for task in trained for tool in task.spec.get("tools", ()))]
-    by_name = {tool["name"]: tool for tool in reversed(tools)}  # the first of a name stays
+    train = Path(args.run) / "train.jsonl"
+    written = [r["task"]["spec"] for r in (read_jsonl(train) if train.is_file() else ())]
+    learned = [spec.get("tools", []) for spec in [*(t.spec for t in world.base_tasks()), *written]]
+    tools = tool_lists.read_tools(args.tools, world.call_format)[0] if args.tools else \
+        [*world.tools.values(), *sum(learned, [])]
+    by_name = {}
+    for tool in tools:
+        by_name.setdefault(tool["name"], tool)
     named = [name.strip() for name in args.functions.split(",") if name.strip()]
-    for name in named:
-        if name not in by_name:
-            raise UserError(f"--functions: there is no function {name!r:.80} among the {len(by_name)} of "
-                            f"{args.tools or 'the run'}")
+    for name in set(named) - set(by_name):
+        near = ", ".join(difflib.get_close_matches(name, by_name, 1))
+        raise UserError(f"--functions: no function {name!r:.80} among the {len(by_name)} of "
+                        f"{args.tools or args.run}" + f": did you mean {near}?" * bool(near))
     if named:
         return [by_name[name] for name in named], len(named)
-    return list(by_name.values())[::-1], max([LEAST, *(len(t.spec.get("tools", ())) for t in trained)])
+    return list(by_name.values()), max([LEAST, *map(len, learned)])
 
 
 def words(text: str) -> frozenset[str]:
@@ -136,17 +126,12 @@ def words(text: str) -> frozenset[str]:
 def short_list(request: str, tools: list, number: int) -> list[dict]:
     """The `number` functions nearest to a request, in the order of the list.
 
-    How near: the sum of log(functions / functions with the word) over the words that they share; a
-    word of the arguments alone (names, descriptions, listed values) counts half.
+    How near: the sum of log(functions / functions with the word) over the words that they share.
     """
-    if len(tools) <= number:
-        return tools
-    first = [words(f"{tool['name']} {tool['description']}") for tool in tools]
-    every = [own | words(" ".join(task_texts(tool["parameters"].get("properties", {}))))
-             for own, tool in zip(first, tools)]
-    having, asked = Counter(word for own in every for word in own), words(request)
-    value = lambda shared: sum(math.log(len(tools) / having[word]) for word in shared)
-    worth = [(value(asked & own) + value(asked & both)) / 2 for own, both in zip(first, every)]
+    having = [words(f"{tool['name']} {tool['description']} "
+                    + " ".join(task_texts(tool["parameters"].get("properties", {})))) for tool in tools]
+    count, asked = Counter(word for own in having for word in own), words(request)
+    worth = [sum(math.log(len(tools) / count[word]) for word in asked & own) for own in having]
     best = sorted(range(len(tools)), key=lambda i: -worth[i])[:number]  # stable
     return [tools[i] for i in sorted(best)]
 
@@ -157,15 +142,14 @@ def short_list(request: str, tools: list, number: int) -> list[dict]:
 
 def answers(world, adapter, requests, shown) -> list[str]:
     """The agent's greedy response to each request. Raises UserError if a prompt is too long."""
+    print("loading torch and the model ...", flush=True)
     import torch  # here and not above: mistakes are answered at once
     from policy import Policy
     from support.loading import policy_options
-    o = world.o
+    o, prompts = world.o, []
     torch.set_num_threads(threads_of(o))
-    policy = Policy.load(o.model, (), **policy_options(o))
-    if adapter:
-        policy.load_adapter("agent", adapter)
-    prompts = []
+    policy = Policy.load(o.model, ("agent",) if adapter else (), adapter_folder=adapter or None,
+                         **policy_options(o))
     for request, tools in zip(requests, shown):
         if token := special_token_in(request, policy.tokenizer):
             raise UserError(f"the request {request[:60]!r} spells {token!r}, a control token of the "
@@ -175,16 +159,17 @@ def answers(world, adapter, requests, shown) -> list[str]:
         if len(prompts[-1]) > o.max_prompt_tokens:
             raise UserError(f"the request {request[:60]!r} makes a prompt of {len(prompts[-1])} tokens, "
                             f"{o.max_prompt_tokens} are the most: name fewer --functions")
+    print(f"answering, {o.max_response_tokens} tokens a request at most ...", flush=True)
     rollouts = policy.sample("agent" if adapter else None, prompts, 1, o.max_response_tokens,
                              temperature=0, max_rows=o.max_rows)
     return [policy.decode(r.response) for r in rollouts]
 
 
-def read_answer(world, text: str, tools: list):
+def read_answer(text: str, tools: list, call_format: str):
     """(calls, what is wrong with them or ""); calls are None if none can be read."""
-    calls = world.parse_calls(text)
-    if calls is None:
-        return None, "no call can be read in the answer"
+    calls = parse_calls(text, call_format)
+    if not calls:
+        return calls, "no call can be read in the answer" if calls is None else "nothing to call"
     try:
         check_calls(calls, {tool["name"]: tool for tool in tools}, least=0)
     except InvalidTask as fault:

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import torch
 
-import policy as policy_module
+from data_pool import EnvRecord
 from grpo import grpo_update
 from policy import Policy
 from rwr import rwr_update
+from support import attention
 from support.files import UserError
 from support.metrics import movement, peak_bytes
 from support.options import Options, Parser, exit_code
@@ -34,7 +35,7 @@ SMOL_135M = dict(hidden=576, layers=30, vocab=49152, heads=9, kv_heads=3, interm
 SMALL = dict(hidden=128, layers=2, vocab=512, heads=2, kv_heads=1, intermediate=512)
 SHAPES = {"7B NF4": (QWEN_7B, True), "7B bf16": (QWEN_7B, False), "135M bf16": (SMOL_135M, False)}
 LEARNING_RATE, RANK, G = 1e-5, 16, 8
-RECORD = policy_module.recorded
+RECORD = attention.recorded
 
 
 # ---------------------------------------------------------------------------------------------
@@ -171,17 +172,17 @@ def bench_shape(shape, nf4, device, dtype, B, P, R) -> dict:
 
 def with_graphs(on: bool, f, *args):
     """f(*args) with decoding steps recorded as CUDA graphs, or computed one by one."""
-    policy_module.recorded = RECORD if on else lambda step, device: step
+    attention.recorded = RECORD if on else lambda step, device: None
     try:
         return f(*args)
     finally:
-        policy_module.recorded = RECORD
+        attention.recorded = RECORD
 
 
 def imitate(policy, optimizer, rollouts, o):
     """One step of RWR on all the texts, its KL measured on two of them."""
-    return rwr_update(policy, "env", optimizer, rollouts, torch.ones(len(rollouts)),
-                      [list(range(len(rollouts)))], rollouts[:2], o)
+    records = [EnvRecord(r.prompt, r.response, "", "", [], "", r.group) for r in rollouts]
+    return rwr_update(policy, "env", optimizer, records, [], rollouts[:2], o)
 
 
 def table(result) -> str:

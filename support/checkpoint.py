@@ -40,6 +40,8 @@ def choose_folder(o) -> Path:
     if not o.resume and folder.is_dir() and any(f.name not in left_by_kill for f in folder.iterdir()):
         what = "holds a run: add --resume to go on with it" if (folder / "config.json").is_file() \
             else "is not empty"
+        if (folder / "warm_start.json").is_file():
+            what = "is the model of a warm start, not a run: give it as --model"
         raise UserError(f"--out {folder} {what}, or choose another")
     return folder
 
@@ -90,7 +92,6 @@ def save(run):
         "adapters": {name: [p.detach().cpu() for p in params] for name, params in run.params.items()},
         "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
         "generators": [run.rng.get_state(), run.sampler.get_state()],
-        "last_success": run.last_success,
         "state": run.state.saved(),
         "sizes": {name: _size(run.folder / name) for name in FILES},
         "sources": run.sources})
@@ -120,7 +121,7 @@ def load(run):
     for name, size in saved["sizes"].items():
         if _size(run.folder / name) > size:  # written after the checkpoint: that work is done again
             os.truncate(run.folder / name, size)
-    if path.is_file():
+    if (run.folder / "metrics.jsonl").is_file():  # not before the end of epoch 0
         run.history = read_jsonl(run.folder / "metrics.jsonl")
     print(f"resumed {run.folder} at epoch {run.state.epoch}, step {run.state.step}")
 
@@ -133,7 +134,6 @@ def _restore(run, saved):
         optimizer.load_state_dict(value)
     run.rng.set_state(saved["generators"][0])
     run.sampler.set_state(saved["generators"][1])
-    run.last_success = saved["last_success"]
     run.state = type(run.state).restored(saved["state"])
 
 

@@ -18,7 +18,6 @@ import json
 import logging
 import re
 from contextlib import contextmanager
-from datetime import date
 from functools import partial
 from pathlib import Path
 
@@ -38,14 +37,14 @@ MB = 1 << 20
 
 
 @contextmanager
-def one_line(model):
-    """Within, whatever a library raises about a model becomes a UserError of one line."""
+def one_line(folder):
+    """Within, whatever a library raises about a model or an adapter is a UserError of one line."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # each family and each file format fails in a way of its own
-        raise UserError(f"the model {model} cannot be used: {first_line(error):.300}") from None
+        raise UserError(f"{folder} cannot be used: {first_line(error):.300}") from None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -156,80 +155,35 @@ def model_digest(model: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# control tokens and templates
-
-
-def find_eos_ids(lm, tokenizer) -> list[int]:
-    """Every id that ends a response: some chat models stop on several."""
-    ids = lm.generation_config.eos_token_id if lm.generation_config else None
-    ids = ids if isinstance(ids, list) else [ids]
-    ids = [i for i in dict.fromkeys([*ids, tokenizer.eos_token_id]) if i is not None]
-    if not ids:
-        raise UserError("the model names no end-of-sequence token: set eos_token in its tokenizer")
-    return ids
-
-
-def control_ids(tokenizer) -> set[int]:
-    """Ids of all control tokens: those that `decode` drops."""
-    return {*tokenizer.all_special_ids,
-            *(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)}
-
-
-def fix_date(template: str, day=None) -> str:
-    """A chat template that writes `day` (ISO; None: today) where it would ask for the date: a run that
-    goes on tomorrow has the prompts of today."""
-    day = date.fromisoformat(day) if day else date.today()
-    return re.sub(r"""strftime_now\((['"])(.*?)\1\)""",
-                  lambda asked: repr(day.strftime(asked[2])), template)
-
-
-# ---------------------------------------------------------------------------------------------
 # adapters
 
 
 def add_adapters(model, names, rank: int, seed: int, folder=None):
-    """The model with a LoRA adapter for each name; the first one from `folder`, if that is given."""
-    from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
-    fresh = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear",
-                       task_type="CAUSAL_LM")
-    saved, weights = _saved_adapter(folder) if folder else (None, None)
+    """The model with a LoRA adapter for each name; the first one is read from `folder`, if given.
+
+    Raises UserError if that one is more than LoRA matrices, or changes the base, the reference.
+    """
+    from peft import LoraConfig, get_peft_model
+    if not names:
+        return model
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear",
+                        task_type="CAUSAL_LM")
+    if folder:
+        with one_line(folder):
+            config = LoraConfig.from_pretrained(str(folder))
+        if config.modules_to_save or config.bias != "none" or config.init_lora_weights is not True:
+            raise UserError(f"the adapter {folder} is more than LoRA matrices: name one of a run")
     with torch.random.fork_rng():  # PEFT draws the A matrices from the global generator
         torch.manual_seed(seed)
-        for name in names:
-            config = saved if name == names[0] and saved else fresh
-            if isinstance(model, PeftModel):
-                model.add_adapter(name, config)
-            else:
-                model = get_peft_model(model, config, adapter_name=name)
-    if saved:
-        _check_adapter(model, names[0], weights, folder)
-        set_peft_model_state_dict(model, weights, adapter_name=names[0])
+        model = get_peft_model(model, config, adapter_name=names[0])
+        for name in names[1:]:
+            model.add_adapter(name, config)
+    if folder:
+        with one_line(folder):
+            keys = model.load_adapter(str(folder), names[0])  # PEFT only warns of what does not fit
+        if keys.missing_keys or keys.unexpected_keys:
+            raise UserError(f"the adapter {folder} was trained on another model: its layers are others")
     return model
-
-
-def _saved_adapter(folder):
-    """(LoraConfig, weights) of a folder. Raises UserError if it is not a run's: more than LoRA
-    matrices, or initialised in a way that changes the base, which is the reference."""
-    from peft import LoraConfig
-    from safetensors.torch import load_file
-    try:
-        config = LoraConfig.from_pretrained(str(folder))
-        weights = load_file(Path(folder) / "adapter_model.safetensors")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
-        raise UserError(f"cannot read the adapter {folder}: {first_line(error):.200}; name a folder "
-                        "that a run wrote to adapters/") from None
-    if config.modules_to_save or config.bias != "none" or config.init_lora_weights is not True:
-        raise UserError(f"the adapter {folder} is more than LoRA matrices: name one that a run wrote")
-    config.inference_mode = False
-    return config, weights
-
-
-def _check_adapter(model, name, weights, folder):
-    """Raises UserError unless all weights have their place: PEFT would only warn."""
-    from peft import get_peft_model_state_dict
-    own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    if {key: w.shape for key, w in own.items()} != {key: w.shape for key, w in weights.items()}:
-        raise UserError(f"the adapter {folder} was trained on another model: its layers are others")
 
 
 # ---------------------------------------------------------------------------------------------

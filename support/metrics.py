@@ -93,7 +93,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
             "env_steps", "env_capped", "env_skipped_steps", "env_moved")},
         "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
         "tokens_per_s": state.rollout_tokens / max(1e-9, state.rollout_seconds),
-        "seconds": state.seconds,
+        "seconds": state.seconds, "cpu_seconds": state.cpu_seconds,
     }
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
     record["warnings"] = health.warnings(record, run.history, run.o)

@@ -212,7 +212,7 @@ def parse_options(argv, commands="") -> Options:
     world = load_world(saved.get("world") or found.world or preset.get("world", Options.world))
     given = vars(parser(world, commands).parse_args(argv))
     given.pop("preset", None)
-    if preset.get("world", given.get("world")) != given.get("world", preset.get("world")):
+    if "world" in preset and given.get("world", preset["world"]) != preset["world"]:
         raise UserError(f"--preset {found.preset} is for --world {preset['world']}")
     own = {name: default for name, (default, _, _) in world.OPTIONS.items()}
     values = {**own, **(saved or world.defaults({**preset, **given})), **preset, **given}
@@ -234,6 +234,8 @@ def saved_options(path, **changes) -> Options:
     """The options of a run by its folder or config.json, or those in the warm_start.json of a warm
     start, with changes. Raises UserError if there are none, or if another version wrote them."""
     path = Path(path)
+    if (path / "warm_start.json").is_file():
+        raise UserError(f"{path} is the model of a warm start, not a run: give it as --model")
     if not path.is_file():
         path = path / "config.json"
     if not path.is_file():
@@ -261,9 +263,8 @@ def check_options(o: Options) -> Options:
     for holds, words, names in RANGES:
         for name in names.split():
             need(holds(getattr(o, name)), name, f"must be {words}")
-    listed = {name: choices(name) for name in ("world", *CHOICES, *NAMED)} | {
-        name: values for name, (_, _, values) in load_world(o.world).OPTIONS.items() if values}
-    listed.pop("world")
+    listed = {name: choices(name) for name in (*CHOICES, *NAMED)}
+    listed |= {name: values for name, (_, _, values) in load_world(o.world).OPTIONS.items() if values}
     for name, values in listed.items():
         need(flat(o)[name] in values, name, choose(str(flat(o)[name]), values))
     need(o.threads <= (os.cpu_count() or 1), "threads", f"this machine has {os.cpu_count()} cores")

@@ -4,7 +4,6 @@ Usage: genenv.train calls `prepare_run`, then `end_epoch` after every epoch, the
 a run is lies in one dataclass that is handed to every step; nothing is global.
 """
 import datetime
-import sys
 import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
@@ -40,6 +39,7 @@ class EpochState:
     epoch: int = 0               # t of Algorithm 1; 0 is the state before training
     step: int = 0                # agent updates made in it
     seconds: float = 0.0         # of training; validation not counted
+    cpu_seconds: float = 0.0     # CPU time of this process in them: other work on the machine is not in it
     written: int = 0             # generations of the simulator, valid or not
     invalid: Counter = field(default_factory=Counter)  # {reason: how many of them were invalid}
     trials: list = field(default_factory=list)         # Trials
@@ -86,11 +86,10 @@ class Run:
     env_pool: EnvPool = None          # D_env
     state: EpochState = field(default_factory=EpochState)
     history: list = field(default_factory=list)  # metrics records of the epochs that are over
-    last_success: float = 0.5         # success rate on generated tasks, last epoch that had any
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
     peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
-    progress: bool = False            # a terminal, with room for bars
     since: float = field(default_factory=time.perf_counter)  # until then state.seconds is counted
+    cpu_since: float = field(default_factory=time.process_time)  # and state.cpu_seconds
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
     sources: dict = field(default_factory=dict)  # {file of tasks or model: its hash}
@@ -114,9 +113,10 @@ class Run:
         return {name: params for p in self.policies for name, params in p.params.items()}
 
     def count_seconds(self):
-        """Bring state.seconds up to date."""
-        now = time.perf_counter()
+        """Bring state.seconds and state.cpu_seconds up to date."""
+        now, cpu = time.perf_counter(), time.process_time()
         self.state.seconds, self.since = self.state.seconds + now - self.since, now
+        self.state.cpu_seconds, self.cpu_since = self.state.cpu_seconds + cpu - self.cpu_since, cpu
 
 
 def prepare_run(o) -> Run:
@@ -131,12 +131,14 @@ def prepare_run(o) -> Run:
     world = load_world(o.world)(o)
     sources = checkpoint.hashes(o)
     if o.model:
-        print(memory.check(model_config(o.model), o, model_config(o.env_model) if o.env_model else None),
-              flush=True)
+        other = model_config(o.env_model) if o.env_model else None
+        print(memory.check(model_config(o.model), o, other), flush=True)
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base, policy = world.base_tasks(), world.load_policy()
-    simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",)) if o.env_model else policy
+    simulator = policy  # in the paper both start from one model
+    if o.env_model:
+        simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
     for player in dict.fromkeys((policy, simulator)):
         probe(world, player, teacher)
     if not o.resume:
@@ -144,7 +146,7 @@ def prepare_run(o) -> Run:
         lock = checkpoint.lock_folder(folder)
     run = Run(
         o=o, world=world, policy=policy, simulator=simulator, folder=folder, held_out=held_out,
-        progress=sys.stderr.isatty(), teacher=teacher, lock=lock, sources=sources,
+        teacher=teacher, lock=lock, sources=sources,
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=simulator.optimizer("env", o.env_lr),
         # three streams per --seed, and none shared with another --seed (metrics.py has the third)
@@ -164,8 +166,10 @@ def alpha_of(run) -> float:
     o, t = run.o, run.state.epoch
     if t == 0:
         return o.alpha
+    # an epoch without tasks says nothing of the agent
+    success = [0.5] + [r["success_rate"] for r in run.history if r["distinct_tasks"]]
     return curriculum.next_alpha(o.alpha_schedule, curriculum.Context(
-        t, o.epochs, run.last_success, o.alpha, o.alpha_end, run.history[-1]["alpha"]))
+        t, o.epochs, success[-1], o.alpha, o.alpha_end, run.history[-1]["alpha"]))
 
 
 def note_refused(run, seed_task, text, reason):
@@ -179,8 +183,6 @@ def end_epoch(run, env_stats, alpha):
     """Measure, print one line, put everything on disk, make room for the next epoch."""
     run.count_seconds()
     record = measure.epoch_record(run, env_stats, alpha)
-    if record["distinct_tasks"]:  # an epoch without tasks says nothing of the agent
-        run.last_success = record["success_rate"]
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))
@@ -191,7 +193,8 @@ def end_epoch(run, env_stats, alpha):
         print(health.judge(record), flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
-    run.since = time.perf_counter()  # validation and saving are not training
+    # validation and saving are not training
+    run.since, run.cpu_since = time.perf_counter(), time.process_time()
 
 
 def finish(run):

@@ -56,7 +56,8 @@ def small_world(base):
         return copy.deepcopy(loaded[model, *settings])  # adapters are put into it
 
     patch.setattr(ladder.World, "validation_tasks", lambda *which: whole_split(*which)[::5])
-    patch.setattr(ladder.World, "score", lambda self, task, text: parity(task, text))
+    patch.setattr(ladder.World, "score", lambda self, task, text: (1.0, True)
+                  if text == self.gold(task) else parity(task, text))
     patch.setattr(policy, "load_model", load_once)
     patch.setattr(report, "write", lambda run_folder: None)
     try:

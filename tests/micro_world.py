@@ -10,6 +10,7 @@ import copy
 import os
 import re
 from types import SimpleNamespace
+from zlib import crc32
 
 import torch
 
@@ -89,15 +90,17 @@ class Scripted:
     tape = []
 
     def __init__(self, o, names=None):
-        self.words, self.active = ["<eos>"], None
-        self.tokenizer, self.device = SimpleNamespace(), torch.device("cpu")
+        self.words, self.active = {}, None
+        self.tokenizer, self.eos_ids = SimpleNamespace(all_special_ids=[EOS]), [EOS]
+        self.device = torch.device("cpu")
         names = names or (("agent",) if o.env_model else ("agent", "env"))
         self.params = {name: [torch.nn.Parameter(torch.zeros(2))] for name in names}
         self.rates, self.saved = {}, []
 
     def encode(self, text):
-        self.words += [word for word in dict.fromkeys(text.split()) if word not in self.words]
-        return [self.words.index(word) for word in text.split()]
+        ids = [crc32(word.encode()) for word in text.split()]  # the same in every run
+        self.words.update(zip(ids, text.split()))
+        return ids
 
     def decode(self, ids):
         return " ".join(self.words[i] for i in ids if i != EOS)
@@ -151,6 +154,7 @@ def run_micro(patch, folder, **options):
     runs, prepare = [], genenv.prepare_run
     patch.setattr(Scripted, "tape", [])
     patch.setattr(support.run, "load_world", lambda name: MicroWorld)
+    patch.setattr(support.run, "probe", lambda *given: None)
     patch.setattr(support.run.report, "write", lambda folder: None)
     patch.setattr(os, "fsync", lambda handle: None)
     patch.setattr(genenv, "prepare_run", lambda o: runs.append(prepare(o)) or runs[-1])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scripts import bench_gpu as gpu
-from scripts.bench_models import QWEN_7B, qwen2_config, random_nf4, random_prompts, reward_of, \
+from scripts.bench_gpu import QWEN_7B, qwen2_config, random_nf4, random_prompts, reward_of, \
     rewards_of, small_config, word_tokenizer
 from helpers import clear, flat, gradients, randomise
 from policy import Policy

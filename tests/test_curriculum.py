@@ -100,7 +100,8 @@ def test_functions_of_a_user_are_found_wherever_they_stand(monkeypatch):
 
 
 @pytest.mark.parametrize("prefix, wrong, words", [
-    ("alpha_", lambda c: 0.0, "0.0"), ("reward_", lambda p, a: 1.0, "argument"), ("reward_", lambda p, a, b: math.nan, "nan"),
+    ("alpha_", lambda c: 0.0, "0.0"), ("reward_", lambda p, a: 1.0, "argument"),
+    ("reward_", lambda p, a, b: math.nan, "nan"),
     ("seeds_", lambda ps, a: [1.0, 2.0], "one for each"), ("seeds_", lambda ps, a: None, "None"),
     ("agent_reward_", lambda s, v, t, n: -1, "from 0 to 1")])
 def test_a_wrong_function_is_named_in_one_line_before_the_run(prefix, wrong, words, monkeypatch):
@@ -141,7 +142,8 @@ RECENT = [(f"env{i}", p) for i, p in enumerate([0.0, 0.5, 1.0, 0.5])]
 def seeds(share, weigh="uniform", alpha=0.5):
     """How often each task is drawn as a seed task, of 4,000 times."""
     weigh = named("seeds_")[weigh] if isinstance(weigh, str) else weigh
-    return Counter(select_seed_tasks(BASE, RECENT, 4000, share, weigh, alpha, torch.Generator().manual_seed(0)))
+    return Counter(select_seed_tasks(BASE, RECENT, 4000, share, weigh, alpha,
+                                     torch.Generator().manual_seed(0)))
 
 
 def test_seeds_mix_base_and_recent_tasks_in_their_share():

@@ -1,29 +1,26 @@
-"""TravelPlanner: each rule on a hand-made database, the plan parser, recorded official verdicts.
+"""TravelPlanner: each rule on a hand-made database, and the plan parser.
 
-Run: python -m pytest tests/test_eval_travelplanner.py -q
+Recorded official verdicts and hostile text: test_eval_harness.py.
 """
 import copy
 import json
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from helpers import user_error
 from eval import travelplanner as tp
-from test_eval_harness import TRAVEL as QUERY, never_passes, tiny_travelplanner
+from test_eval_harness import TRAVEL as QUERY, tiny_travelplanner
 
-DB = {"restaurants": {
-          "Reno": [{"name": n, "cost": c, "cuisines": k} for n, c, k in (
-          ("Blue Door", 10.0, "Pizza, Indian"), ("Red Door", 20.0, "French"), ("Inn", 5.0, "Tea"),
-          ("Diner", 8.0, "BBQ"), ("Grill", 9.0, "BBQ"))],
-          "Home": [{"name": "Mum", "cost": 1.0, "cuisines": "Indian, Tea"}]},
-      "attractions": {"Reno": [{"name": "Museum"}, {"name": "Zoo (old)"}]},
-      "hotels": {"Reno": [{"name": "Loft", "price": 100.0, "type": "Private room", "nights": 2.0,
-                           "people": 2.0, "rules": "No parties & No pets"},
-                          {"name": "Long Stay", "price": 50.0, "type": "Entire home/apt",
-                           "nights": 9.0, "people": 4.0, "rules": "No smoking"}]},
-      "flights": {"F1": [(70.0, "Home", "Reno")], "F2": [(30.0, "Reno", "Home")]},
-      "roads": {("Home", "Reno"): 193.0, ("Reno", "Home"): 200.0, ("Reno", "Far"): None},
-      "states": {"Home": "Ohio", "Reno": "Nevada", "Elko": "Nevada", "Far": "Utah"}}
+
+def tables():
+    """The tables of test_eval_harness.py: 3 hotels, one of which lacks its type, and so on."""
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_travelplanner(Path(folder))
+        return tp.database(folder)
+
+
+DB = tables()
 PLAN = [{"days": 1, "current_city": "from Home to Reno",
          "transportation": "Flight Number: F1, from Home to Reno, Departure Time: 05:00",
          "breakfast": "-", "attraction": "-", "lunch": "-", "dinner": "Blue Door, Reno",
@@ -87,12 +84,14 @@ NIGHTS = "is_valid_accommodation"
     ({"is_valid_attractions"}, {"attraction_2": "Museum, Reno;Museum, Reno;"}),
     (set(), {"attraction_2": "Museum, Reno;Museum, Reno"}),  # the tail is never read
     ({NIGHTS}, {"accommodation_1": "Long Stay, Reno", "accommodation_2": "Long Stay, Reno"}),
-    (set(), {"accommodation_1": "o, Reno", "accommodation_2": "o, Reno"}),  # two hits: unchecked
+    # a name that fits two hotels is not held against the plan, though one night is too short for both
+    (set(), {"accommodation_1": "o, Reno", "accommodation_2": "Lo, Reno"}),
     ({"is_valid_transportation", ABSENT}, {"transportation_1": "-"}),
     ({"is_valid_transportation"}, {"transportation_3": "Self-driving, from Reno to Home"}),
     ({CITY, SANDBOX}, {"breakfast_3": "Blue Whale, Oslo"}),
     ({CITY, SANDBOX, NIGHTS}, {"accommodation_1": "Loft, Home"}),  # leaves one night for the loft
     ({SANDBOX}, {"lunch_2": "inn, Reno"}),  # case-sensitive
+    ({SANDBOX}, {"lunch_2": "Ghost, Reno"}),  # its row lacks a cell
     (set(), {"lunch_2": "n, Reno"}),  # any part of a name will do
     ({SANDBOX}, {"transportation_1": "Flight Number: F2, from Home to Reno"}),
     (set(), {"transportation_2": "Bus within Reno"}),  # other means are not looked up
@@ -138,30 +137,20 @@ def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
     assert verdict["delivered"] and not verdict["final_pass"] and verdict["soft_passed"] == 0
 
 
-@pytest.mark.parametrize("plan", [None, "", [], {}, 0])
-def test_empty_plans_are_not_delivered(plan):
-    assert judge(plan) == {**judge(None), "delivered": False}
-
-
 # ------------------------------------------------------------------- five hard constraints
 
-@pytest.mark.parametrize("plan, limits, name", [
-    (PLAN, {"budget": 855}, "valid_cost"),
-    (PLAN, wishes(**{"house rule": "pets"}), "valid_room_rule"),
-    (PLAN, wishes(**{"room type": "entire room"}), "valid_room_type"),
-    (PLAN, wishes(cuisine=["Indian", "Mexican"]), "valid_cuisine"),
-    (PLAN, wishes(transportation="no flight"), "valid_transportation")])
-def test_hard_rules_fail(plan, limits, name):
-    verdict = judge(plan, **limits)
-    assert failed(verdict) == {name} and verdict["commonsense_pass"] and not verdict["hard_pass"]
-
-
-@pytest.mark.parametrize("limits", [
-    {"budget": 856}, wishes(**{"house rule": "smoking"}), wishes(**{"room type": "private room"}),
-    wishes(**{"room type": "not shared room"}), wishes(cuisine=["Indian", "BBQ"]),
-    wishes(transportation="no self-driving")])
-def test_hard_rules_pass(limits):
-    assert judge(**limits)["final_pass"]
+@pytest.mark.parametrize("limits, name", [
+    ({"budget": 855}, "valid_cost"), ({"budget": 856}, None),
+    (wishes(**{"house rule": "pets"}), "valid_room_rule"), (wishes(**{"house rule": "smoking"}), None),
+    (wishes(**{"room type": "entire room"}), "valid_room_type"),
+    (wishes(**{"room type": "private room"}), None), (wishes(**{"room type": "not shared room"}), None),
+    (wishes(cuisine=["Indian", "Mexican"]), "valid_cuisine"), (wishes(cuisine=["Indian", "BBQ"]), None),
+    (wishes(transportation="no flight"), "valid_transportation"),
+    (wishes(transportation="no self-driving"), None)])
+def test_hard_rules(limits, name):
+    verdict = judge(**limits)
+    assert failed(verdict) == ({name} if name else set()) and verdict["commonsense_pass"]
+    assert verdict["final_pass"] == verdict["hard_pass"] == (name is None)
 
 
 def test_hard_constraints_need_a_complete_plan_without_inventions():
@@ -182,34 +171,6 @@ def test_road_costs_round_down_and_count_cars():
 
 # --------------------------------------------------------------------------------- parser
 
-FREE_TEXT = """<think>Day 1: Current City: Oz</think>Travel Plan:
-**Day 1:**
-**Current City:** from Home to Reno
-- Transportation: Flight Number: F1, from Home to Reno, Departure Time: 05:00
-Breakfast: -
-Attraction: -
-Lunch: -
-Dinner: Blue Door, Reno
-Accommodation: Loft, Reno
-
-Day 2 (Tuesday):
-Current City: Reno
-Transportation: -
-Breakfast: Red Door, Reno
-Attraction: Museum, Reno;Zoo (old), Reno.
-Lunch: Inn, Reno
-Dinner: Diner, Reno(Nevada)
-Accommodation: Loft, Reno
-
-### Day 3
-Current City: from Reno to Home
-Transportation: Flight Number: F2, from Reno to Home
-Breakfast: Grill, Reno
-Attraction: -
-Lunch: -
-Dinner: -
-Accommodation: -
-"""
 DUMP = json.dumps(PLAN)
 
 
@@ -218,72 +179,31 @@ DUMP = json.dumps(PLAN)
     f"```\n{PLAN}\n```", f"<think>[{{}}] hm</think> My plan is {DUMP}. [done]",
     f"Sure: {PLAN!r} bye", json.dumps({"idx": 1, "plan": PLAN}),
     json.dumps({f"Day {n}": day for n, day in enumerate(PLAN, 1)}),
-    DUMP.replace("current_city", "Current City"), FREE_TEXT], ids=range(11))
+    DUMP.replace("current_city", "Current City")], ids=range(10))
 def test_plans_are_read_from_many_forms(text):
-    assert tp.parse_plan(text)[0] == PLAN
+    assert tp.parse_plan(text) == PLAN
 
 
 @pytest.mark.parametrize("text", ["", "No.", "[]", "[{}]", "{}", "[1, 2]", '"[]"', "null", "Day 1",
-                                  DUMP[:-5], "[{'a': open('x')}]", "Day 1: fun\nDay 2: more fun"])
+                                  DUMP[:-5], "[{'a': open('x')}]"])
 def test_other_texts_hold_no_plan(text):
-    plan, why = tp.parse_plan(text)
-    assert plan is None and why
+    assert tp.parse_plan(text) is None
 
 
 # ------------------------------------------------------------------- a data folder on disk
 
-@pytest.fixture
-def folder(tmp_path):
-    """A data folder with the tables of DB in the official layout, and one query per part."""
-    tiny_travelplanner(tmp_path)
-    (tmp_path / "train_queries.jsonl").write_text(
-        json.dumps({**QUERY, "query": "trip", "annotated_plan": PLAN + [{}]}) + "\n")
-    tp.database.cache_clear()
-    return tmp_path
-
-
-def test_tables_on_disk_are_the_hand_made_ones(folder):
-    assert tp.database(str(folder)) == DB
-
-
-def test_base_tasks_come_from_the_training_part_only(folder):
-    (train,), (test,) = tp.load(folder, "train"), tp.load(folder)
-    assert tp.base_task(test) is None and tp.gold(test) is None
+def test_base_task_and_score_on_disk(tmp_path):
+    """A base task stays solvable as its plan solves it; the score is the mean of four rates."""
+    tiny_travelplanner(tmp_path, annotated_plan=[{}, PLAN + [{}]])
+    (train,), (test,) = tp.load(tmp_path, "train"), tp.load(tmp_path)
     task = tp.base_task(train)
-    assert set(task) == {"task", "reference"} and json.loads(task["reference"]) == PLAN
+    assert json.loads(task["reference"]) == PLAN
     # cut tables keep what the reference plan names
     rows = task["task"].split("Attractions in Reno:")[1].split("\n\n")[0]
     assert "Museum" in rows and "Zoo (old)" in rows and "D" not in rows
-
-
-def test_broken_data_is_one_line_with_file_and_record(folder):
-    hotels = folder / "database/accommodations/clean_accommodations_2022.csv"
-    cases = [(hotels, "NAME\n", "no column"), (hotels, hotels.read_text().replace("100.0", "x"),
-                                               "line 2"),
-             (folder / "validation_queries.jsonl", "{}\n", "record 0"),
-             (folder / "validation_queries.jsonl", "[\n", "record 1"),
-             (folder / "validation_queries.jsonl", json.dumps({**QUERY, "days": "3"}), "days"),
-             (folder / "validation_ref_info.jsonl", "{}\n{}\n", "2 records"),
-             (folder / "database/background/citySet_with_states.txt", "Reno", "line 1")]
-    for path, text, hint in cases:
-        good = path.read_text()
-        path.write_text(text)
-        tp.database.cache_clear()
-        assert path.name in user_error(hint, lambda: tp.database(tp.load(folder)[0]["data"]))
-        path.write_text(good)
-    (folder / "validation_ref_info.jsonl").unlink()  # a missing file: test_eval_harness.py
-    user_error("split", tp.load, folder, "valid")
-
-
-def test_hostile_text_is_scored_quickly_and_never_passes(folder, tmp_path):
-    record, = tp.load(folder)
-    days = [{**PLAN[0], "current_city": "from a" * 7000 + "\nx to B"},
-            {**PLAN[0], "transportation": "from \n" * 7000 + "x to B"},
-            {**PLAN[1], "attraction": "e, Reno;" * 10_000}, {**PLAN[1], "dinner": "\ud800"},
-            {**PLAN[1], "current_city": "ab" * 20_000, "breakfast": ["c"] * 10_000},
-            {**PLAN[1], "breakfast": "(" * 40_000 + "," * 40_000}, {**PLAN[0], "days": 10**400}]
-    more = [*(json.dumps([day]) for day in days), "[" + "-" * 20_000 + "1]", "[ {" * 30_000]
-    never_passes(lambda text: tp.score(record, text), tmp_path, more)
-
-
-# ------------------------------------------------------------------------- official verdicts
+    right = tp.score({**test, **wishes(cuisine=["Indian"])}, json.dumps(PLAN))
+    repeated = tp.score(test, json.dumps(changed(dinner_2="Red Door, Reno")))  # breaks one rule of eight
+    assert right.ok and right.score == 1 and repeated.score == (7 / 8 + 0 + 1 + 1) / 4
+    # commonsense micro and macro, hard macro; hard micro pools 2 + 1 of 2 + 1 + 1 checks
+    assert tp.overall([right, repeated, tp.score(test, "no plan")]) == pytest.approx(
+        25 * ((15 / 8 + 1 + 2) / 3 + 3 / 4))

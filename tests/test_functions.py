@@ -1,148 +1,112 @@
-"""Many functions, few examples: what the loop does for them, in the micro world with a list.
+"""The tool-call world with a list of tools: which ones the simulator is shown, the levels it chooses, its
+warm start.
 
     python -m pytest -q tests/test_functions.py
-
-Full batches (--write-rounds), updates no larger than their records (--env-passes), functions drawn
-as part of the curriculum (--function-selection), and what of the list was practised.
 """
-import dataclasses
 import json
 from collections import Counter
 
 import pytest
 import torch
 
-from support.files import read_jsonl
-import curriculum
-import genenv
-import micro_world
-from rwr import whole_passes
+from helpers import raised
+from test_tool_calls import World, lines, options
+from worlds import NO_SEED, InvalidTask, check_task, held_out_keys
+from worlds.tool_calls import _keys_of
 
-SMALL = dict(epochs=2, steps=2, seed_tasks=4, variations=3, G=4, gate=False, max_task_tokens=24,
-             max_response_tokens=24, val_samples=1, max_prompt_tokens=40, env_batch=4)
-NAMES = [f"tens-{i}" for i in range(10)]
+NAMES = ["mend", "paint", "ship", "wash", "sell", "test", "move", "dim"]
 
 
-def calls(policy, adapter, call="sample"):
-    return [e for e in policy.tape if e.call == call and e.adapter == adapter]
+def tool(name, note=""):
+    return {"name": name, "description": note, "parameters": {
+        "type": "object", "required": ["lamp"], "properties": {"lamp": {"type": "integer"}}}}
 
 
-def batches(monkeypatch, folder, **options):
-    """run_micro, and what `generate` returned at each step."""
-    taken, generate = [], genenv.generate
-    monkeypatch.setattr(genenv, "generate", lambda run, alpha: taken.append(
-        generate(run, alpha)) or taken[-1])
-    _, policy, _ = micro_world.run_micro(monkeypatch, folder, **{**SMALL, **options})
-    return taken, policy
+def lamp(n, name):
+    return {"task": f"Please {name} lamp number {n} for me.", "calls": [{"name": name, "arguments": {"lamp": n}}]}
 
 
-def test_the_simulator_writes_until_the_batch_is_full(monkeypatch, tmp_path):
-    once, _ = batches(monkeypatch, tmp_path / "once")
-    taken, policy = batches(monkeypatch, tmp_path / "full", write_rounds=6)
-    assert min(map(len, once)) < 12, "else there is nothing to fill up"
-    assert all(len(batch) == 12 for batch in taken)
-    for batch in taken:  # over all rounds: each task once, each group of one seed task
-        assert len({g.task.spec["n"] for g in batch}) == 12
-        seeds = {}
-        for g in batch:
-            seeds.setdefault(g.group, set()).add(g.task.seed_task)
-        assert all(len(ids) == 1 for ids in seeds.values())
-    groups = [{g.group for g in batch} for batch in taken[1:3]]  # the steps of epoch 1
-    assert groups[0].isdisjoint(groups[1])
-    # a text that no full batch had room for is neither counted nor used
-    for record in read_jsonl(tmp_path / "full" / "metrics.jsonl"):
-        n = 12 * max(1, 2 * (record["epoch"] > 0))
-        assert record["written"] - sum(record["invalid"].values()) == n
+@pytest.fixture(scope="module", params=["json", "python"])
+def world(request, tmp_path_factory):
+    """A world with a list of eight tools, examples of three of them and a question."""
+    folder = tmp_path_factory.mktemp("list")
+    examples = [lamp(n, NAMES[n % 3]) for n in range(30, 54)] + [{"task": "Who made lamp 7?", "reference": "Jo"}]
+    return World(options(base_tasks=lines(folder / "base.jsonl", examples), call_format=request.param,
+                         tools=lines(folder / "tools.jsonl", map(tool, NAMES)), max_prompt_tokens=640))
 
 
-def test_rounds_are_bounded_and_ask_for_what_is_missing(monkeypatch, tmp_path):
-    _, policy = batches(monkeypatch, tmp_path / "run", write_rounds=2, max_task_tokens=3)
-    # with three tokens no text is whole: nothing is ever valid. Once that is known, one round asks
-    # for all that may be written
-    assert [len(call.prompts) for call in calls(policy, "env")] == [4, 4] + 4 * [8]
-    taken, policy = batches(monkeypatch, tmp_path / "two", write_rounds=2)
-    sizes = [len(call.prompts) for call in calls(policy, "env")]
-    assert sizes[0] == 4 and 4 < max(sizes) <= 8 and min(sizes) < 4
-    shares = [1 - sum(r["invalid"].values()) / r["written"]
-              for r in read_jsonl(tmp_path / "two" / "metrics.jsonl")]
-    assert -(-4 // shares[0]) in sizes[1:4], "the first round of an epoch asks by the one before"
+def names_of(specs):
+    return [spec["name"] for spec in specs]
 
 
-@pytest.mark.parametrize("fresh, aged, passes, sizes", [
-    (3, 4, 1, []), (3, 5, 1, [8]), (0, 20, 1, []), (16, 0, 1, [8, 8]), (5, 14, 1, [10, 9]),
-    (4, 0, 2, [8]), (5, 1, 3, [9, 9])])
-def test_an_update_takes_no_more_steps_than_its_records_carry(fresh, aged, passes, sizes):
-    drawn = whole_passes(fresh, aged, passes, 8, torch.Generator().manual_seed(0))
-    assert [len(batch) for batch in drawn] == sizes
-    met = Counter(i for batch in drawn for i in batch)
-    assert not drawn or met == {i: passes for i in range(fresh + aged)}
+def test_a_seed_task_is_shown_six_tools_of_the_list(world, tmp_path):
+    generator, seen = torch.Generator().manual_seed(0), Counter()
+    example = next(task for task in world.base_tasks() if world.skills(task))
+    for _ in range(100):
+        seed = world.seed_for(example, generator)
+        seen.update(names_of(seed.spec["shown"]))
+        assert seed.id == example.id and "shown" not in example.spec and len(set(names_of(seed.spec["shown"]))) == 6
+    assert set(seen) == set(NAMES) and min(seen.values()) > 50
+    alone = world.seed_for(NO_SEED, generator)
+    assert alone.id != NO_SEED.id and "Level: 1 of 2" in world.env_prompt(alone, None, 0.5)[0]["content"]
+    question = next(task for task in world.base_tasks() if not world.skills(task))
+    assert world.seed_for(question, generator) == question
+    # as few as a prompt has room for
+    long = lines(tmp_path / "tools.jsonl", [tool(name, "x" * 300) for name in NAMES])
+    few = World(options(tools=long, max_prompt_tokens=640)).seed_for(NO_SEED, generator)
+    assert len(few.spec["shown"]) == 2
 
 
-def test_few_records_wait_in_d_env_until_there_are_enough(monkeypatch, tmp_path):
-    options = dict(epochs=4, k_min=0.5, env_passes=1, steps=1, seed_tasks=2)
-    waiting, collected = {}, []
-    for size in (1, 8):
-        _, policy = batches(monkeypatch, tmp_path / str(size), **options, env_batch=size)
-        waiting[size] = [len(e.args[2]) for e in calls(policy, "env", "rwr_update")]
-        collected.append([len(e.args[0]) for e in calls(policy, "env", "rwr_update")])
-    assert waiting[1] == collected[0], "a step for every record"
-    assert waiting[8][0] == 0 and any(waiting[8]), (waiting, collected)
-    assert [n >= 8 for n in collected[1]] == [bool(n) for n in waiting[8]]
+def test_a_written_task_has_as_many_calls_and_tools_as_its_level_says(world):
+    """Else the simulator would choose one level and be rewarded for another."""
+    seed = world.seed_for(world.base_tasks()[0], torch.Generator().manual_seed(0))
+    shown, write = names_of(seed.spec["shown"]), world._line_of_call
+    other = next(name for name in NAMES if name not in shown)
+
+    def parse(level, *names, n=7):
+        calls = [f"Call: {write({'name': name, 'arguments': {'lamp': n}})}" for name in names]
+        return world.parse_task("\n".join([f"Level: {level}", *calls, f"Request: Please see to lamp {n}."]), seed, 1)
+    first = set()
+    for n_tools in range(2, 7):
+        for n in range(70, 90):
+            task = parse(f"2 of {n_tools}", shown[5], shown[0], n=n)
+            menu = names_of(task.spec["tools"])
+            assert len(set(menu)) == n_tools and {shown[0], shown[5]} <= set(menu) <= set(shown)
+            first.add(menu[0] in (shown[0], shown[5]))
+        check_task(world, task, seed, held_out_keys(world))
+    assert first == {True, False}  # its place does not give a tool away
+    for level, names, reason in (("1 of 3", shown[:2], "wrong level"), ("2 of 3", shown[:1], "wrong level"),
+                                 ("2 of 1", shown[:2], "wrong level"), ("1 of 7", shown[:1], "wrong level"),
+                                 ("4 of 6", shown[:4], "wrong level"), ("0 of 2", [], "wrong level"),
+                                 ("1 of 3", [other], "unknown tool"), ("one of 3", shown[:1], "no request and call")):
+        assert raised(InvalidTask, None, parse, level, *names) == reason in world.REASONS, (level, names)
 
 
-def listed(world):
-    """The micro world with a list of functions; `given` collects what was drawn for each seed."""
-    given = []
-
-    def assign(task, names, generator):
-        given.append(names)
-        return dataclasses.replace(task, spec={**task.spec, "for": names})
-
-    world.functions, world.assign, world.given = lambda o: NAMES, assign, given
-    return world
-
-
-@pytest.fixture
-def with_list(monkeypatch):
-    plain = micro_world.micro_world
-    monkeypatch.setattr(micro_world, "micro_world", lambda: listed(plain()))
+def test_a_written_copy_of_any_base_task_is_refused(world):
+    """With few examples that is what a small simulator writes first, whichever it is shown."""
+    assert not any(map(world.leaks, world.base_tasks()))  # they may stay
+    shown, copied = [task for task in world.base_tasks() if world.skills(task)][:2]
+    seed = world.seed_for(shown, torch.Generator().manual_seed(0))
+    seed.spec["shown"] = [tool(name) for name in NAMES[:6]]
+    text, n = world.task_as_written(copied), copied.spec["calls"][0]["arguments"]["lamp"]
+    for changed, reason in ((text, "copy of a base task"), (text.replace("Request: ", "Request: Now, please: "),
+                            "copy of a base task"), (text.replace(str(n), "9999"), "")):
+        assert world.leaks(world.parse_task(changed, seed, 1)) == reason
 
 
-def test_every_seed_task_gets_functions_and_the_record_says_which_were_met(
-        with_list, monkeypatch, tmp_path):
-    _, policy, world = micro_world.run_micro(monkeypatch, tmp_path / "run", **SMALL)
-    asked = sum(len(call.prompts) for call in calls(policy, "env"))
-    assert len(world.given) == asked
-    assert all(len(set(names)) == len(names) == 4 for names in world.given)
-    assert set(sum(world.given, [])) == set(NAMES)
-    tried, base = {}, {task.id for task in world.base_tasks(None)}  # one may be written again
-    for record in read_jsonl(tmp_path / "run" / "train.jsonl"):
-        if record["task"]["id"] not in base:
-            tried[record["task"]["id"]] = record
-    by_name = {}
-    for record in tried.values():
-        by_name.setdefault(f"tens-{record['task']['spec']['n'] // 10}", []).append(record["p_hat"])
-    last = read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]
-    assert last["functions"] == 10 and last["functions_practised"] == len(by_name)
-    assert last["functions_solved"] == sum(any(p) for p in by_name.values())
-    table = json.loads((tmp_path / "run" / "functions.json").read_text())
-    assert {name: n for name, (n, _) in table.items() if n} == {k: len(v) for k, v in by_name.items()}
-    assert all(abs(table[k][1] - sum(v) / len(v)) < 1e-3 for k, v in by_name.items())
-
-
-def test_without_a_list_nothing_is_drawn_or_recorded(monkeypatch, tmp_path):
-    micro_world.run_micro(monkeypatch, tmp_path / "run", **SMALL)
-    assert "functions" not in read_jsonl(tmp_path / "run" / "metrics.jsonl")[-1]
-    assert not (tmp_path / "run" / "functions.json").exists()
-
-
-def test_near_alpha_prefers_what_is_solved_near_alpha_and_what_is_new():
-    practice = {"always": [1.0, 1.0], "never": [0.0], "near": [0.25, 0.75], "new": []}
-    generator = torch.Generator().manual_seed(0)
-    rows = curriculum.select_functions(practice, 4000, curriculum.functions_near_alpha, 0.5,
-                                       generator, few=1)
-    n = Counter(name for row in rows for name in row)
-    assert n["near"] > 3 * n["always"] and n["near"] > 3 * n["never"] and n["new"] > 3 * n["never"]
-    uniform = curriculum.select_functions(practice, 4000, curriculum.functions_uniform, 0.5,
-                                          generator, few=1)
-    assert all(900 < k < 1100 for k in Counter(sum(uniform, [])).values())
+def test_a_warm_start_shows_all_levels_alike_and_only_tasks_that_a_run_would_take(world, monkeypatch):
+    prompts = world.warm_start_pairs(1)
+    assert prompts != world.warm_start_pairs(0) == world.warm_start_pairs(0)
+    monkeypatch.setattr(world, "env_prompt", lambda seed, *_: seed)
+    monkeypatch.setattr(world, "base_keys", set())
+    levels, menus = Counter(), Counter()
+    for seed, text in world.warm_start_pairs()["env"]:
+        task = world.parse_task(text, seed, 0)
+        check_task(world, task, seed, held_out_keys(world))
+        assert task.text not in seed.text and seed.text not in task.text
+        levels[len(world.skills(task))] += 1
+        menus[len(task.spec.get("tools", ()))] += 1
+    assert min(levels[n] for n in (1, 2, 3)) > 0.6 * levels.most_common(1)[0][1] and min(menus[n] for n in range(1, 7))
+    answers = [json.dumps(prompt) for prompt, _ in prompts["agent"]]
+    assert all(any(name in answer for answer in answers) for name in NAMES)
+    assert _keys_of(world.base_tasks()).isdisjoint(held_out_keys(world))

@@ -231,23 +231,6 @@ def test_replayed_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
         torch.testing.assert_close(drawn, row[m], atol=3e-5, rtol=1e-5)
 
 
-def test_greedy_equals_the_argmax_of_the_dense_path(ending):
-    """Temperature 0 would not be the mode, or its log-probs not those at temperature 1; a smaller
-    GPU would give other evaluation results."""
-    prompts = LONG[:4]
-    out, *others = [ending.sample("env", prompts, max_new_tokens=8, temperature=0, max_rows=rows)
-                    for rows in (256, 2, 1)]
-    assert all([r.response for r in other] == [r.response for r in out] for other in others)
-    with ending.use("env"), torch.no_grad():
-        for prompt, rollout in zip(prompts, out):
-            ids = list(prompt)
-            for token, logp in zip(rollout.response, rollout.logps):
-                row = ending.lm(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-                assert token == int(row.argmax())
-                assert logp == pytest.approx(float(row.max()), abs=3e-5)
-                ids.append(token)
-
-
 def test_every_eos_id_of_the_model_ends_a_response(ending):
     """Chat models that stop on several ids would run on to the limit; or tokens follow the end; or
     a response that ends at the very limit would lose its reward."""
@@ -281,7 +264,8 @@ def test_draw_takes_any_shape_and_never_an_impossible_token():
     logits = torch.tensor([[[never, 0.0, never, 1.0, never]] * 500] * 2)
     for T in (0.0, 0.3, 1.0):
         ids, logps = draw(logits, T, torch.Generator().manual_seed(0))
-        assert ids.shape == logps.shape == (2, 500) and set(ids.flatten().tolist()) <= {1, 3}
+        assert ids.shape == logps.shape == (2, 500)
+        assert set(ids.flatten().tolist()) == ({1, 3} if T else {3})  # greedy: the likeliest
         expected = (logits / (T or 1)).log_softmax(-1).gather(-1, ids[..., None])[..., 0]
         torch.testing.assert_close(logps, expected)
     # and as often as the softmax says: a chi-square at temperature 0.7
@@ -331,16 +315,13 @@ def test_fresh_adapters_are_the_reference_bit_for_bit(shared):
 
 def test_active_adapter_is_restored_after_an_exception(shared):
     """One failed reference pass would leave the agent untrained from then on."""
-    with pytest.raises(RuntimeError):
-        with shared.use("agent"):
-            with pytest.raises(KeyError):
-                with shared.use(None):
-                    raise KeyError
-            assert shared.active == "agent"
-            with shared.use("env"):
-                assert shared.active == "env"
-            assert shared.active == "agent"
-            raise RuntimeError
+    with shared.use("agent"):
+        with pytest.raises(KeyError), shared.use(None):
+            raise KeyError
+        assert shared.active == "agent"
+        with shared.use("env"):
+            assert shared.active == "env"
+        assert shared.active == "agent"
     assert shared.active is None
     with pytest.raises(ValueError, match="no adapter 'judge'"):  # else the base would be trained
         with shared.use("judge"):
@@ -380,15 +361,11 @@ def test_only_adapters_are_trainable_and_each_optimiser_has_its_own():
         assert {id(p) for p in group["params"]} == owned["env"] and group["weight_decay"] == 0
 
 
-def test_cast_weights_are_gone_after_sampling(monkeypatch):
+def test_cast_weights_are_gone_after_sampling():
     """Training would read stale weights, and pass them no gradient."""
     policy, groups = tiny_policy(dtype=torch.bfloat16), random_groups(MIXED)
     sample = lambda: policy.sample("agent", [[4, 5, 6]], G=8, generator=policy.generator(0))
     first = sample()
-    with monkeypatch.context() as patch:
-        patch.setattr(policy_module, "draw", lambda *a: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            sample()
     assert len(policy.lora_layers) == 14 and all(m.cast is None for m in policy.lora_layers)
     with policy.use("agent"):
         policy.logprobs(flat(groups))[0].sum().backward()
@@ -519,8 +496,7 @@ def test_control_tokens_within_a_response_are_seen(shared):
 @pytest.mark.parametrize("change, said", [
     (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "layers.1.mlp.up_proj.weight is missing"),
     (lambda t: t.update({f"module.{k}": t.pop(k) for k in list(t)}), "is missing"),
-    (lambda t: t.update(score=torch.ones(2)), "score is unexpected"),
-    (lambda t: t.update({"lm_head.weight": torch.ones(9, 32)}), "cannot be used|mismatched")])
+    (lambda t: t.update(score=torch.ones(2)), "score is unexpected")])
 def test_weights_that_are_not_the_models_are_refused(folder, change, said):
     """Missing ones would be random, without a word."""
     tensors = load_file(folder / "model.safetensors")
@@ -560,25 +536,6 @@ def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options):
         user_error("cannot be used|full causal attention", load)
 
 
-@pytest.mark.parametrize("owner, file, entry", [
-    ("config", "config.json", "AutoConfig"), ("tokenizer", "tokenizer_config.json", "AutoTokenizer")])
-def test_code_in_a_model_folder_is_neither_asked_for_nor_run(folder, tmp_path, monkeypatch, owner, file,
-                                                              entry):
-    """transformers asks "Do you wish to run the custom code?" and takes a piped y for an answer."""
-    (folder / "custom.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
-    content = json.loads((folder / file).read_text())
-    content["auto_map"] = {entry: ["custom.Own", None] if owner == "tokenizer" else "custom.Own"}
-    kinds = {"config": {"model_type": "foreign"}, "tokenizer": {"tokenizer_class": "Own"}}
-    (folder / file).write_text(json.dumps({**content, **kinds[owner]}))
-    stdin = io.StringIO("y\n" * 9)
-    monkeypatch.setattr("sys.stdin", stdin)
-    if owner == "tokenizer":  # its tokenizer.json is read without the class
-        assert Policy.load(str(folder), (), device="cpu").encode("w1 w2") == [5, 6]
-    else:
-        user_error("custom code", Policy.load, str(folder), device="cpu")
-    assert not (tmp_path / "executed").exists() and stdin.tell() == 0
-
-
 def test_digest_tells_a_model_made_again_from_the_one_before(folder):
     """A run would go on from another base, in the same folder."""
     before = model_digest(str(folder))
@@ -590,3 +547,14 @@ def test_model_without_any_end_token_is_refused():
     tokenizer = toy_tokenizer()
     tokenizer.eos_token = None
     user_error("end-of-sequence", Policy, tiny_lm(eos=None), tokenizer, adapters=())
+
+
+def test_code_in_a_model_folder_is_neither_asked_for_nor_run(folder, tmp_path, monkeypatch):
+    """transformers asks "Do you wish to run the custom code?" and takes a piped y for an answer."""
+    (folder / "custom.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    foreign = {"model_type": "foreign", "auto_map": {"AutoConfig": "custom.Own"}}
+    (folder / "config.json").write_text(json.dumps(foreign))
+    stdin = io.StringIO("y\n" * 9)
+    monkeypatch.setattr("sys.stdin", stdin)
+    user_error("custom code", Policy.load, str(folder), device="cpu")
+    assert not (tmp_path / "executed").exists() and stdin.tell() == 0

@@ -5,14 +5,18 @@
 import json
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import genenv
+from data_pool import EnvRecord, Trace
+from support import metrics as measure
 from support import report
 from test_health import QUIET
 
-HOSTILE = "</pre></script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\" \ud800 \0 \x1b[31m"
-SAMPLE = dict(epoch=0, written_in=0, task="2 s1 inc", origin="env", p_hat=0.5, in_band=True, seed_task="",
-              expected="", traces=[dict(text="s1 inc 3", reward=1.0), dict(text="", reward=0.0)])
+HOSTILE = ("</pre></script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\""
+           "\ud800 \0 \x1b[31m")
+SAMPLE = dict(epoch=0, written_in=0, task="2 s1 inc", origin="env", p_hat=0.5, in_band=True,
+              seed_task="", expected="", traces=[dict(text="s1 inc 3", reward=1.0), dict(text="", reward=0.0)])
 REFUSED = dict(epoch=0, seed_task="2 s1 inc", refused="s1", reason="malformed")
 
 
@@ -75,6 +79,25 @@ def test_warnings_of_one_name_do_not_replace_each_other(tmp_path, monkeypatch):
     boxes = re.findall("<div class=warn>(.*?)</div>", page)
     assert len(boxes) == 2 and "7 of 46" in boxes[0] and "2 times, epochs 1 to 4" in boxes[0]
     assert "8 of 47" in boxes[1] and "epoch 2<" in boxes[1]
+
+
+def test_a_task_counts_once_and_is_in_the_band_by_the_p_hat_that_is_shown():
+    """Written twice in an epoch it said "p_hat = 1.00, in the band": by its second p_hat."""
+    new, again, old = (SimpleNamespace(id=i, text=i, origin="env", epoch=t, seed_task="")
+                       for i, t in (("new", 3), ("again", 3), ("old", 2)))
+    traces = [Trace("a", 0.0, True, False, 1), Trace("b", 1.0, True, False, 1)]
+    attempts = [(again, 1.0, traces), (new, 0.5, traces), (again, 0.5, traces), (old, 0.5, traces)]
+    second = EnvRecord([], [], "", "again", [], "", 0, 0.5, 0.5, 0.5, 3)
+    run = SimpleNamespace(
+        state=SimpleNamespace(attempts=attempts, epoch=3, refused=[], records=[second]),
+        world=SimpleNamespace(gold=lambda task: ""), train_pool=SimpleNamespace(tasks={}),
+        o=SimpleNamespace(k_min=0.26, p_hat_unit="task"))
+    assert [(task.id, p_hat) for task, p_hat, _ in measure.first_attempts(run.state)] == [
+        ("again", 1.0), ("new", 0.5)]
+    assert [(r["task"], r["p_hat"], r["in_band"]) for r in measure.samples(run, 0.5)] == [
+        ("new", 0.5, True), ("again", 1.0, False), ("old", 0.5, False)]
+    run.o.p_hat_unit = "seed"  # then the filter goes by the p_hat of all variations of a seed task
+    assert [r["in_band"] for r in measure.samples(run, 0.5)] == [True, True, False]
 
 
 def test_what_an_epoch_did_not_measure_is_not_drawn():

@@ -18,9 +18,12 @@ from support.options import Options
 from walkthroughs.toy import TablePolicy
 
 SHAPES = [(5, [4]), (2, [7]), (9, [1]), (3, [3]), (3, [2]), (6, [5])]
-GROUPS, R_ENV = random_groups(SHAPES), [1.0, 0.2, 0.9, 0.6, 0.1, 0.8]
-RECORDS = [SimpleNamespace(prompt=p, response=r, r_env=x) for (p, [r]), x in zip(GROUPS, R_ENV)]
+R_ENV = [1.0, 0.2, 0.9, 0.6, 0.1, 0.8]
+RECORDS = [SimpleNamespace(prompt=p, response=r, r_env=x)
+           for (p, [r]), x in zip(random_groups(SHAPES), R_ENV)]
+RECORDS[4].prompt = RECORDS[1].prompt  # written for the same seed task
 KL_SAMPLE = flat(random_groups([(4, [3]), (7, [2]), (1, [6]), (5, [5])], seed=7))
+KL_SAMPLE[3].prompt = KL_SAMPLE[0].prompt
 
 
 def update(policy, optimizer, fresh=RECORDS, old=(), kl_sample=KL_SAMPLE, grad_clip=1.0, **options):
@@ -41,7 +44,8 @@ def test_weights_do_not_overflow():
     assert rwr_weights(torch.tensor([0.1, 1.0, 0.99]), 1e4).tolist() == pytest.approx([0, 3, 0])
 
 
-@pytest.mark.parametrize("n, passes, batch, steps", [(10, 1, 4, 2), (10, 3, 4, 7), (3, 2, 6, 1), (3, 1, 4, 0)])
+@pytest.mark.parametrize("n, passes, batch, steps", [
+    (10, 1, 4, 2), (10, 3, 4, 7), (3, 2, 6, 1), (3, 1, 4, 0)])
 def test_every_record_is_met_once_in_a_pass(n, passes, batch, steps):
     """A part of the records would never be learned from, or a step be made on very few."""
     batches = whole_passes(n, passes, batch, seeded())
@@ -63,10 +67,11 @@ def test_kl_sample_is_all_that_was_written_for_random_seed_tasks():
 # the update
 
 
-@pytest.mark.parametrize("budget", [10_000, 14, 1])
-def test_gradient_is_that_of_the_weighted_imitation_loss(budget):
+@pytest.mark.parametrize("budget, long", [(10_000, 128), (10_000, 1), (14, 1), (1, 128)])
+def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypatch):
     """Weights on the wrong record, a KL term on records, a reference with the adapter on, a mean of
-    micro-batches' means: the plain way says so."""
+    micro-batches' means, a shared prompt mixed up: the plain way says so."""
+    monkeypatch.setattr("policy.LONG", long)  # tokens from which a prompt is shared
     policy, lam, kl_coef = tiny_policy(), 3.0, 0.3
     stats = update(policy, Frozen(), RECORDS[:4], RECORDS[4:], lam=lam, temperature=0.7, env_kl=kl_coef,
                    grad_clip=1e9, token_budget=budget)
@@ -160,7 +165,8 @@ def test_kl_to_the_initial_simulator_is_measured_with_adapters_off():
     """The reference would move with the simulator (as it does in the released code)."""
     policy = tiny_policy(live=False)
     optimizer = policy.optimizer("env", 3e-3)
-    assert update(policy, optimizer, env_passes=6, env_kl=0.0)["env_kl"] == 0  # fresh adapters are the reference
+    # fresh adapters are the reference
+    assert update(policy, optimizer, env_passes=6, env_kl=0.0)["env_kl"] == 0
     groups = [(r.prompt, [r.response]) for r in KL_SAMPLE]
     with policy.use("env"):
         now = sum(scores(policy, groups), [])

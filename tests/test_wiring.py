@@ -20,6 +20,7 @@ import micro_world
 from micro_world import HELD_OUT, N_BASE, MicroWorld, Scripted, make_task, run_micro
 import rwr
 from support.files import read_jsonl
+from support.options import Stopped
 import support.run
 from worlds import InvalidTask
 
@@ -289,7 +290,7 @@ def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
 def test_a_simulator_with_a_model_of_its_own(tmp_path, monkeypatch):
     """--env-model: it alone writes, is asked whether it agrees, and learns what was written."""
     own = Scripted(genenv.Options(), ("env",))
-    monkeypatch.setattr(support.run, "open_simulator", lambda world, o, tasks: own)
+    monkeypatch.setattr(support.run, "open_policy", lambda model, o, names: own)
     monkeypatch.setattr(support.run.checkpoint, "hashes", lambda o: {})  # there is no such model
     _, tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "env_model": "other", "agreement": 2})
     assert {e.policy for e in tape if e.call == "rwr_update"} == {own}
@@ -322,3 +323,27 @@ def test_adapters_are_not_decayed():
     """AdamW's default would pull every adapter to zero, step by step."""
     group, = tiny_policy().optimizer("agent", 0.1).param_groups
     assert group["weight_decay"] == 0 and group["lr"] == 0.1
+
+
+@pytest.mark.parametrize("variant, at", [("static", 1), ("genenv", 1), ("genenv", 4)])
+def test_a_stopped_run_goes_on_to_the_same_end(variant, at, tmp_path, monkeypatch):
+    """Stopped inside epoch 0, or between the steps of a later one."""
+    options = {**BASE, "variant": variant, "epochs": 3}
+    with monkeypatch.context() as patch:
+        quiet = run_micro(patch, tmp_path / "a", **options)[2]
+    interact, calls = genenv.interact, []
+
+    def stop(run, tasks):
+        calls.append(run)
+        run.stop = 15 if len(calls) == at else run.stop
+        return interact(run, tasks)
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(genenv, "interact", stop)
+        run_micro(patch, tmp_path / "b", **options)
+    *_, again = run_micro(monkeypatch, tmp_path / "b", resume=True, **options)
+    for name in ("train.jsonl", "env.jsonl", "samples.jsonl"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    clock = ("seconds", "cpu_seconds", "tokens_per_s")
+    assert [{k: v for k, v in r.items() if k not in clock} for r in quiet.history] == \
+        [{k: v for k, v in r.items() if k not in clock} for r in again.history]

@@ -1,6 +1,6 @@
 """A policy that is nothing but a table of logits: every probability can be computed exactly.
 
-It has what grpo_update and rwr_update ask of a policy: `params`, `device`, `use` and `logprobs`. The
+It has what grpo_update and rwr_update ask of a policy: `params`, `use` and `logprobs`. The
 table it started from is the reference, as the base model without adapters is elsewhere.
 """
 from contextlib import contextmanager
@@ -15,7 +15,6 @@ class TablePolicy:
         self.initial = torch.as_tensor(logits, dtype=torch.float64)
         self.logits = self.initial.clone().requires_grad_(True)
         self.params, self.active = {adapter: [self.logits]}, None
-        self.device = self.logits.device
 
     @contextmanager
     def use(self, adapter):
@@ -26,7 +25,7 @@ class TablePolicy:
         finally:
             self.active = former
 
-    def logprobs(self, rollouts, temperature=1.0, grad_checkpoint=False):
+    def logprobs(self, rollouts, temperature=1.0):
         """N rollouts -> log-probs (N, R) and mask (N, R), zero-padded."""
         table = ((self.logits if self.active else self.initial) / temperature).log_softmax(-1)
         rows = [table[range(len(r.response)), r.response] for r in rollouts]

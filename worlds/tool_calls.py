@@ -349,15 +349,15 @@ class World(worlds.World):
     DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
                 "agent_lr": 1e-4, "env_lr": 1e-4, "env_batch": 32, "token_budget": 8192, "max_rows": 256,
                 "env_passes": 1}
-    call_format, nothing = "json", False
+    FORMS = ("", "json", "python")  # of calls; without one: json
+    nothing = False  # whether some task has nothing to call
 
     def __init__(self, o):
         super().__init__(o)
         if not o.model:
             raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                             "such as Qwen/Qwen2.5-7B-Instruct")
-        self.call_format, self.ground = self.option(o, "call_format"), self.option(o, "ground")
-        self.form = "" if self.call_format == "json" else self.call_format
+        self.form, self.ground = self.option(o, "call_format"), self.option(o, "ground")
         listed = self.option(o, "tools")
         # with a list there may be no base tasks: the simulator writes the first ones
         file = o.base_tasks or ("" if listed not in ("", "base") else str(EXAMPLE_TASKS))
@@ -376,14 +376,10 @@ class World(worlds.World):
         self.known = {name for task in self.base_tasks() for name in self.skills(task)}
         print(self.summary(notes), flush=True)
 
-    @classmethod
-    def scorer(cls, form: str):
-        """See worlds.World; the empty form is json."""
-        if form not in ("", "json", "python"):
-            raise UserError(f"{form!r} is not a form of calls: json or python")
-        world = super().scorer(form)
-        world.call_format = form or "json"
-        return world
+    @property
+    def call_format(self) -> str:
+        """How calls are written."""
+        return self.form or "json"
 
     def summary(self, notes) -> str:
         """What was read, in a line or two."""

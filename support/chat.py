@@ -1,0 +1,103 @@
+"""Text to token ids and back: the chat template, the end of a turn, control tokens.
+
+Paper: not in it. Usage: a Policy is a Chat; the worlds call `encode` and `decode`.
+
+Deviations: the template decides, not the model's configuration. A turn ends with what the template
+writes after it, and a template that loses a message is refused.
+"""
+import re
+from datetime import date
+
+from support.files import UserError, first_line
+
+
+class Chat:
+    """A tokenizer and its chat template, if it has one.
+
+    eos_ids: every id that ends a response. end_of_turn: the ids that an imitated turn ends with.
+    """
+
+    def __init__(self, tokenizer, generation_config=None, chat_template_kwargs=None):
+        """chat_template_kwargs: what the template is told besides the messages; "date" (ISO) stands
+        for today in it. Raises UserError if no token ends a response."""
+        self.tokenizer, self.chat_template_kwargs = tokenizer, dict(chat_template_kwargs or {})
+        eos = getattr(generation_config, "eos_token_id", None)  # some chat models stop on several
+        eos = [*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_token_id]
+        self.eos_ids = [i for i in dict.fromkeys(eos) if i is not None]
+        if not self.eos_ids:
+            raise UserError("the model names no end-of-sequence token: set eos_token in its tokenizer")
+        special = (i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+        self.control_ids = {*self.eos_ids, *tokenizer.all_special_ids, *special}
+        self._closing = []
+        if tokenizer.chat_template:
+            day = self.chat_template_kwargs.get("date")
+            tokenizer.chat_template = fix_date(tokenizer.get_chat_template(), day)
+            self._closing = self._end_of_turn()
+        self.end_of_turn = self._closing or self.eos_ids[:1]
+        self.eos_ids += [i for i in self._closing[-1:] if i not in self.eos_ids]
+
+    def encode(self, prompt) -> list[int]:
+        """str -> ids without special tokens; list of chat messages -> ids by the chat template.
+
+        Raises UserError if there is no template, or it fails or leaves a message out.
+        """
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_special_tokens=False)
+        text = self._render(prompt)
+        for message in prompt:
+            if message["role"] != "assistant" and message["content"].strip() not in text:
+                raise UserError(f"the model's chat template leaves out what the {message['role']} "
+                                "says: use another model, or mend its template")
+        # the template writes BOS and headers itself: text first, then ids, no special token twice
+        return self.encode(text)
+
+    def encode_observation(self, text: str) -> list[int]:
+        """What stands between two turns of an episode: text -> ids without special tokens, or with
+        a chat template a user turn and the assistant's next header, as the template writes them.
+        """
+        if not self.tokenizer.chat_template:
+            return self.encode(text)
+        # the tokens that end a turn are the policy's own: an observation begins after them
+        return self.encode(self._after_turn(text))[len(self._closing):]
+
+    def decode(self, ids) -> str:
+        """ids -> text without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def has_control_tokens(self, ids) -> bool:
+        """Whether a response holds a control token before its end, which `decode` does not show."""
+        body = ids[:-1] if ids and ids[-1] in self.eos_ids else ids
+        return not self.control_ids.isdisjoint(body)
+
+    def _end_of_turn(self) -> list[int]:
+        """The ids that the chat template writes after what the assistant says, to the first control
+        token; [] if there is none before the user speaks."""
+        ids = self.encode(self._after_turn("*user*").split("*user*")[0])
+        return ids[:next((i + 1 for i, token in enumerate(ids) if token in self.control_ids), 0)]
+
+    def _after_turn(self, text: str) -> str:
+        """What the chat template writes after an assistant's turn if the user then says `text`."""
+        mark = "*turn*"
+        messages = [{"role": role, "content": content} for role, content in
+                    (("user", "-"), ("assistant", mark), ("user", text))]
+        _, found, after = self._render(messages).partition(mark)
+        if not found:
+            raise UserError("the model's chat template leaves out what the assistant says")
+        return after
+
+    def _render(self, messages) -> str:
+        if not self.tokenizer.chat_template:
+            raise UserError("the model's tokenizer has no chat template: use an instruct model")
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs)
+        except Exception as error:  # a template is a program of its own
+            raise UserError(f"the model's chat template fails: {first_line(error)}") from None
+
+
+def fix_date(template: str, day=None) -> str:
+    """A chat template that writes `day` (ISO; None: today) where it would ask for the date: a run that
+    goes on tomorrow then has the prompts of today."""
+    day = date.fromisoformat(day) if day else date.today()
+    return re.sub(r"""strftime_now\((['"])(.*?)\1\)""",
+                  lambda asked: repr(day.strftime(asked[2])), template)
