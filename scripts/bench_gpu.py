@@ -6,7 +6,7 @@ Usage:
 
 Nothing is downloaded: the weights are random, and speed does not depend on them. Rollouts are measured
 with CUDA graphs (as a run has them) and without; that both draw the same tokens is checked first.
-Writes a JSON file and prints a table.
+Prints what it measures, and writes it to a JSON file.
 """
 import argparse
 import copy
@@ -27,7 +27,7 @@ from policy import Policy
 from rwr import rwr_update
 from support import attention
 from support.files import UserError
-from support.metrics import movement, peak_bytes
+from support.metrics import peak_bytes
 from support.options import Options, Parser, exit_code
 
 QWEN_7B = dict(hidden=3584, layers=28, vocab=152064, heads=28, kv_heads=4, intermediate=18944)
@@ -154,19 +154,15 @@ def bench_shape(shape, nf4, device, dtype, B, P, R) -> dict:
         torch.nn.init.normal_(p.data, std=0.02)  # adapters that do something
     prompts, tokens = random_prompts(B, P, config.vocab_size), B * G * R
     sample = lambda T=R: policy.sample("agent", prompts, G, T, 1.0, policy.generator(0))
-    row["same tokens with and without graphs"] = with_graphs(True, sample, 40) == with_graphs(False, sample, 40)
+    row["same tokens both ways"] = with_graphs(True, sample, 40) == with_graphs(False, sample, 40)
     phase(row, policy.device, "rollouts without graphs", tokens, lambda: with_graphs(False, sample))
     rollouts = phase(row, policy.device, "rollouts", tokens, lambda: with_graphs(True, sample))
     optimizers = {name: policy.optimizer(name, LEARNING_RATE) for name in policy.params}
     o = Options(token_budget=max(8192, P + G * R), env_batch=B * G, env_passes=1)
-    with movement(policy.params, "agent") as moved:
-        stats = phase(row, policy.device, "agent update (GRPO)", tokens, lambda: grpo_update(
-            policy, "agent", optimizers["agent"], rollouts, rewards_of(rollouts, G), o))
-    row["agent"] = {**stats, **moved}
-    with movement(policy.params, "env") as moved:
-        stats = phase(row, policy.device, "simulator update (RWR)", tokens, lambda: imitate(
-            policy, optimizers["env"], rollouts, o))
-    row["env"] = {**stats, **moved}
+    row["agent"] = phase(row, policy.device, "agent update (GRPO)", tokens, lambda: grpo_update(
+        policy, "agent", optimizers["agent"], rollouts, rewards_of(rollouts, G), o))
+    row["env"] = phase(row, policy.device, "simulator update (RWR)", tokens, lambda: imitate(
+        policy, optimizers["env"], rollouts, o))
     return row
 
 
@@ -185,22 +181,8 @@ def imitate(policy, optimizer, rollouts, o):
     return rwr_update(policy, "env", optimizer, records, [], rollouts[:2], o)
 
 
-def table(result) -> str:
-    """Markdown: a row for each phase, a column for each model."""
-    models = result["models"]
-    phases = [name for name, figures in next(iter(models.values())).items()
-              if isinstance(figures, dict) and "seconds" in figures]
-    lines = [f"{result['device']}, {result['prompts']}; {result['versions']}; {result['date']}", "",
-             f"| | {' | '.join(models)} |", "|---" * (len(models) + 1) + "|"]
-    for name in phases:
-        cells = [f"{m[name]['seconds']:.1f} s, {m[name]['tokens_per_s']:,}/s, {m[name]['peak_gb']:.1f} GB"
-                 for m in models.values()]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def main(argv) -> int:
-    """Measure all shapes, one after the other; what is done is on disk after each."""
+    """Measure all shapes one after the other; what is done is on disk after each."""
     import bitsandbytes, peft, transformers
     p = Parser(prog="python -m scripts.bench_gpu", description=__doc__, allow_abbrev=False,
                formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -222,7 +204,7 @@ def main(argv) -> int:
         print(name, flush=True)
         result["models"][name] = bench_shape(shape, nf4, device, dtype, B, P, R)
         out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"\n{table(result)}\n\nwritten to {out}")
+    print(f"written to {out}")
     return 0
 
 

@@ -10,17 +10,18 @@ Usage:
     python -m scripts.experiments ladder --seeds 1 --epochs 2 # what is not an option here goes to every run
 
 A suite that was interrupted goes on: results/SUITE.jsonl has one line for each finished run, and a run
-that was begun lies in runs/SUITE. At the end, or with --only-table, results/SUITE.md has the means with
-95 % t-intervals over seeds, and differences paired by seed. "{seed}" in an option stands for the seed: so
-each seed gets a base model of its own, and the intervals are over base models, too.
+that was begun lies in runs/SUITE. At the end results/SUITE.md has the means with 95 % t-intervals over
+seeds, and differences paired by seed. "{seed}" in an option stands for the seed: so
+each seed gets a base model of its own, and the intervals are over base models, too. Seed 0 has the shipped
+one; `python -m worlds.ladder train 1 runs/base/ladder-1` trains another.
 
 Deviations: equal time is compared in CPU seconds of training, as other work on the machine does not
 count then; the paper compares epochs.
 """
 import argparse
-import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -36,7 +37,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAPER_BASE = 544  # tasks in the base set of the paper, which its teacher sets extend
 BASES = {"ladder": ["--model", "runs/base/ladder-{seed}"],
          "household": ["--world", "household", "--model", "runs/base/household-{seed}"],
-         "alpha": ["--model", "runs/base/ladder-{seed}"],
          "words": ["--world", "ladder"],  # with --model "FOLDER-{seed}", which a warm start has made
          "tools": ["--world", "tool_calls"]}
 RIVALS = {"genenv": [],
@@ -51,14 +51,10 @@ SUITES = {  # {suite: {variant: options}}; the first variant is compared with th
                "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", "runs/teacher-1777.jsonl"]},
     "household": RIVALS,
     "words": RIVALS,
-    "tools": {**{name: RIVALS[name] for name in ("genenv", "random")}, "base": ["--variant", "base"]},
-    "alpha": {"constant 0.5": [], "constant 0.3": ["--alpha", "0.3"],
-              "linear 0.7 to 0.4": ["--alpha-schedule", "linear", "--alpha", "0.7", "--alpha-end", "0.4"],
-              "integral 0.5": ["--alpha-schedule", "integral"]}}
-KEPT = ("epoch", "alpha", "success_rate", "mixed_share", "entropy", "validation", "validation_greedy",
-        "validation_by", "task_length", "response_length", "written", "distinct_tasks", "env_kept",
-        "env_kl", "seconds", "cpu_seconds")
-T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]  # by degrees of freedom
+    "tools": {**{name: RIVALS[name] for name in ("genenv", "random")}, "base": ["--variant", "base"]}}
+KEPT = "epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds"
+# of the t-distribution, by degrees of freedom
+T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -68,20 +64,21 @@ T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]  
 def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
     """All runs of a suite that the results file does not have yet, `jobs` at a time, seed by seed."""
     given = [*BASES[suite], *extra]
-    done = {(r["name"], r["seed"]): r for r in (read_jsonl(results) if results.is_file() else [])}
-    if any(r["settings"] != given for r in done.values()):
+    done = read_jsonl(results) if results.is_file() else []
+    if any(r["settings"] != given for r in done):
         raise UserError(f"{results} holds runs with other settings: move it away first")
-    wanted = [(name, seed) for seed in seeds for name in only or SUITES[suite]
-              if (name, seed) not in done]
-    write_teachers(suite, given, wanted)
+    have = {(r["name"], r["seed"]) for r in done}
+    wanted = [(name, seed, filled([*given, *SUITES[suite][name]], seed))
+              for seed in seeds for name in only or SUITES[suite] if (name, seed) not in have]
+    write_teachers(options for *_, options in wanted)
     running = []
     try:
         while wanted or running:
             while wanted and len(running) < jobs:
-                running.append(start(suite, *wanted.pop(0), given))
+                running.append(start(suite, *wanted.pop(0)))
             for job in [j for j in running if j["process"].poll() is not None]:
                 running.remove(job)
-                append_jsonl(results, [collect(job, given)])
+                append_jsonl(results, [{**collect(job), "settings": given}])
                 print(f"{job['name']}, seed {job['seed']}: done; {len(wanted) + len(running)} left",
                       flush=True)
             time.sleep(0.5)
@@ -91,24 +88,33 @@ def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
             job["process"].wait()
 
 
-def write_teachers(suite, given, wanted):
+def filled(words, seed: int) -> list:
+    """Options with the seed filled in. Raises UserError if a base model is still to be trained."""
+    out = [word.replace("{seed}", str(seed)) for word in words]
+    for i, word in enumerate(out):
+        if word.startswith("runs/base/") and not Path(word).is_dir():
+            world = Path(word).name.partition("-")[0]
+            if seed:
+                raise UserError(f"no {word} yet, train it: python -m worlds.{world} train {seed} {word}")
+            out[i] = f"worlds/base/{world}"
+    return out
+
+
+def write_teachers(runs):
     """The files of a stronger teacher's tasks, in the paper's proportions to the base set."""
-    needed = {x for name, _ in wanted for x in SUITES[suite][name] if x.startswith("runs/teacher-")}
-    for path in map(Path, sorted(needed)):
-        o = parse_options([x.format(seed=0) for x in given])
-        world = load_world(o.world)(o)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        share = int(path.stem.removeprefix("teacher-")) / PAPER_BASE
-        world.write_teacher(round(share * len(world.base_tasks())), path)
+    for o in map(parse_options, runs):
+        path = Path(o.teacher_tasks)
+        if o.teacher_tasks and not path.is_file():
+            world, share = load_world(o.world)(o), int(path.stem.removeprefix("teacher-")) / PAPER_BASE
+            world.write_teacher(round(share * len(world.base_tasks())), path)
 
 
-def start(suite, name, seed, given) -> dict:
+def start(suite, name, seed, options) -> dict:
     """Launch one run on one thread, or let one go on that was begun."""
     label = "".join(c if c.isalnum() else "-" for c in name)
     folder = Path("runs") / suite / f"{label}-{seed}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    argv = ["genenv.py", "--seed", str(seed), "--threads", "1", "--out", str(folder),
-            *(x.format(seed=seed) for x in [*given, *SUITES[suite][name]])]
+    argv = ["genenv.py", "--seed", str(seed), "--threads", "1", "--out", str(folder), *options]
     argv += ["--resume"] * (folder / "config.json").is_file()
     with open(f"{folder}.log", "a") as log:
         process = subprocess.Popen([sys.executable, *argv], cwd=ROOT, stdout=log, stderr=log,
@@ -116,28 +122,32 @@ def start(suite, name, seed, given) -> dict:
     return {"name": name, "seed": seed, "folder": folder, "process": process}
 
 
-def collect(job, given) -> dict:
+def collect(job) -> dict:
     """One line of results. Raises UserError with the last line of the log if the run failed."""
     if job["process"].returncode:
         tail = Path(f"{job['folder']}.log").read_text().strip().splitlines()[-1:]
         raise UserError(f"run {job['name']!r} with seed {job['seed']} failed: {' '.join(tail)}")
-    metrics = [{key: m[key] for key in KEPT if key in m}
-               for m in read_jsonl(job["folder"] / "metrics.jsonl")]
+    metrics = [{key: m[key] for key in KEPT} for m in read_jsonl(job["folder"] / "metrics.jsonl")]
     shutil.rmtree(job["folder"])  # checkpoints of a real model are large
-    return {"name": job["name"], "seed": job["seed"], "settings": given, "metrics": metrics}
+    return {"name": job["name"], "seed": job["seed"], "metrics": metrics}
 
 
 # ---------------------------------------------------------------------------------------------
 # the table
 
 
+def half_width(values) -> float:
+    """Half of the 95 % t-interval of the mean of n values; NaN for a single one."""
+    n = len(values)
+    return T_95[min(n - 1, len(T_95)) - 1] * np.std(values, ddof=1) / n ** 0.5 if n > 1 else np.nan
+
+
 def interval(values) -> str:
     """Mean and bounds of the 95 % t-interval over seeds; the mean alone for one seed."""
-    n, mean = len(values), float(np.mean(values))
-    if n < 2:
-        return f"{mean:+.3f}" if n else "-"
-    half = T_95[min(n - 1, len(T_95)) - 1] * np.std(values, ddof=1) / n ** 0.5
-    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+    if not len(values):
+        return "-"
+    mean, half = np.mean(values), half_width(values)
+    return f"{mean:+.3f}" + (f" ({mean - half:+.3f} to {mean + half:+.3f})" if len(values) > 1 else "")
 
 
 def later(metrics) -> list:
@@ -163,9 +173,9 @@ def in_time_of(ours, rival) -> float:
 
 def table(suite: str, records) -> str:
     """Markdown: means over seeds, and the first variant minus each other one, paired by seed."""
+    have = {r["name"] for r in records}
     runs = {name: {r["seed"]: r["metrics"] for r in records if r["name"] == name}
-            for name in SUITES[suite]}
-    runs = {name: seeds for name, seeds in runs.items() if seeds}
+            for name in SUITES[suite] if name in have}
     heads = ["variant", "runs", *MEASURES]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, seeds in runs.items():
@@ -189,21 +199,16 @@ def main(argv) -> int:
                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=at_least(1), default=3, help="runs of each variant")
-    p.add_argument("--first-seed", type=at_least(0), default=0)
     p.add_argument("--jobs", type=at_least(1), default=os.cpu_count(), help="processes at a time")
     p.add_argument("--only", nargs="+", default=(), metavar="VARIANT")
     p.add_argument("--out", default="", help="folder of the results; empty: results")
-    p.add_argument("--only-table", action="store_true", help="run nothing")
     args, extra = p.parse_known_args(argv)
     results = Path(args.out or ROOT / "results") / f"{args.suite}.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
     if unknown := [name for name in args.only if name not in SUITES[args.suite]]:
         raise UserError(f"no variant {unknown[0]!r}: choose from {', '.join(SUITES[args.suite])}")
-    if not args.only_table:
-        seeds = range(args.first_seed, args.first_seed + args.seeds)
-        run_suite(args.suite, seeds, args.only, extra, args.jobs, results)
-    if not results.is_file():
-        raise UserError(f"{results}: no such file")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its runs end with it
+    run_suite(args.suite, range(args.seeds), args.only, extra, args.jobs, results)
     text = table(args.suite, read_jsonl(results))
     results.with_suffix(".md").write_text(text)
     print(text)

@@ -19,7 +19,6 @@ PEFT folders: PeftModel.from_pretrained(model, "RUN/adapters/agent").
 """
 import json
 import sys
-from functools import lru_cache
 from pathlib import Path
 
 # veRL loads this file by its path: the modules of the project lie one folder up
@@ -27,7 +26,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from data_pool import Task, TrainPool
 from support.files import UserError, write_whole
-from support.options import Parser, parse_options, saved_options
+from support.options import Parser, saved_options
 from worlds import load_world
 
 
@@ -51,8 +50,7 @@ def verl_records(run_folder) -> list[dict]:
     world = load_world(o.world)(o)
     pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks())
     # compute_score has to read answers in the form that the run was trained in
-    form = o.world_options.get("call_format", "")
-    source = f"genenv/{o.world}{f'/{form}' if form else ''}"
+    source = f"genenv/{o.world}" + f"/{world.form}" * bool(world.form)
     records = []
     for index, task in enumerate(pool.tasks.values()):
         prompt = world.agent_prompt(task)
@@ -76,10 +74,5 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
     name, _, form = source.partition("/")
     if project != "genenv":
         raise UserError(f"{data_source!r} is not a data source of genenv: expected genenv/WORLD")
-    return _world(name, form).score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1
-
-
-@lru_cache
-def _world(name, form):
-    o = parse_options(["--world", name, *(["--call-format", form] if form else [])])
-    return load_world(name)(o)
+    world = load_world(name).scorer(form)
+    return world.score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1

@@ -16,8 +16,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
+from scripts.experiments import half_width
+
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]  # up to ten pairs
 HEAD = """What the columns mean: [Experiments](../EXPERIMENTS.md#when-does-training-the-simulator-pay).
 
 | kind | setting | mixed, trained (late) | untrained | ratio | success, untrained | gain | pairs | starts |
@@ -55,10 +56,9 @@ def ratio(setting, key) -> float:
 
 
 def gain(setting):
-    """Mean and half of the 95 % t-interval over pairs, NaN for a single pair."""
+    """Mean over pairs, and half of its 95 % t-interval."""
     gains = np.subtract(setting["held_out"]["trained"], setting["held_out"]["untrained"])
-    n = len(gains)
-    return gains.mean(), T_95[n - 2] * gains.std(ddof=1) / n ** 0.5 if n > 1 else np.nan
+    return gains.mean(), half_width(gains)
 
 
 def row(s) -> str:

@@ -94,7 +94,8 @@ def make(world, s, o, out: Path):
         raise UserError(f"{out} holds a warm start with other settings or files: give them again to go "
                         "on, or choose another --out")
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
-    s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, 0))
+    usual = passes_for(world, pairs_of_pass(world, policy, 0))
+    s.passes = s.passes or usual
     learn(world, policy, s, state, path)
     print("merging the adapter into the model ...", flush=True)
     merge(policy, o, out)

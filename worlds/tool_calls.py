@@ -415,7 +415,7 @@ class World(worlds.World):
             del self.tools[name]
         if spelt:
             print(f"left out, a control token of this model ({', '.join(spelt):.200}): {len(spelt)}",
-                  flush=True)
+                flush=True)
         for task in self.all_tasks():
             gold, text = self.gold(task), self.task_as_written(task)
             answer, written = (policy.decode(policy.encode(said)) for said in (gold, text))
