@@ -21,8 +21,8 @@ import json
 import sys
 from pathlib import Path
 
-from support.options import Parser, exit_code
 from support.files import UserError, read_jsonl, write_whole
+from support.options import Parser, exit_code
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
 from eval.common import Verdict, mean, one_line, one_line_for, read_rows, results, spread
 
@@ -123,11 +123,7 @@ def read_responses(bench: str, records: list, args) -> dict:
 def load_policy(args):
     """The model, with --adapter as adapter "agent"."""
     from policy import Policy  # only here: scoring needs no torch
-    if args.adapter is None:
-        return Policy.load(args.model, adapters=(), quant=args.quant)
-    if not (Path(args.adapter) / "adapter_config.json").is_file():
-        raise UserError(f"--adapter {args.adapter}: no adapter_config.json, is it a PEFT folder?")
-    return Policy.load(args.model, adapters=("agent",), quant=args.quant,
+    return Policy.load(args.model, adapters=("agent",) if args.adapter else (), quant=args.quant,
                        adapter_folder=args.adapter)
 
 
@@ -221,16 +217,6 @@ def earlier_rows(path: Path) -> list:
     return read_jsonl(path)
 
 
-def encode(policy, messages) -> list:
-    """Token ids of a chat prompt. UserError if the model's chat template refuses it."""
-    from jinja2 import TemplateError  # comes with transformers, which renders templates by it
-    try:
-        return policy.encode(messages)
-    except TemplateError as error:
-        raise UserError(f"the model's chat template cannot write a system and a user message "
-                        f"({one_line(error)}): choose a model whose template can") from None
-
-
 def greedy(policy, prompts: list, settings: dict) -> list:
     """Greedy rollouts of token prompts, all in one batch. UserError if memory does not suffice."""
     import torch
@@ -247,7 +233,7 @@ def greedy(policy, prompts: list, settings: dict) -> list:
 def generate(todo: list, policy, settings: dict, args, label: str):
     """Greedy responses to (record, prompt) pairs, batch by batch; yields rows."""
     from tqdm import tqdm
-    todo = [(record, messages, encode(policy, messages)) for record, messages in todo]
+    todo = [(record, messages, policy.encode(messages)) for record, messages in todo]
     # similar lengths share a batch, so little is padded; the longest first, so that a batch that
     # does not fit in memory fails at once
     todo.sort(key=lambda item: -len(item[2]))
@@ -267,7 +253,7 @@ def play(games: list, policy, settings: dict, args):
     from tqdm import tqdm
 
     def respond(prompts):
-        ids = [encode(policy, messages) for messages in prompts]
+        ids = [policy.encode(messages) for messages in prompts]
         # the transcript grows with every step and may outgrow the context before the game ends
         fits = [i for i in ids if len(i) <= settings["max_prompt"]]
         texts = iter([policy.decode(r.response) for r in greedy(policy, fits, settings)])

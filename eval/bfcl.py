@@ -53,8 +53,8 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from support.options import exit_code
 from support.files import UserError
+from support.options import exit_code
 from eval.common import (Verdict, agreement, between, data_dir, one_line, one_line_for, read_rows,
                          verdict)
 

@@ -7,8 +7,8 @@ Usage:
     python -m eval.make_base BENCH --data DIR --out base.jsonl [--limit N]
     python genenv.py --world tool_calls --base-tasks base.jsonl ...
 
-BENCH is bfcl (1,808 tasks of the single-turn categories; the evaluation is the long-context turns)
-or travelplanner (the 45 training queries). One JSON object per line: {"task", "tools"?, "calls"?,
+BENCH is bfcl (the single-turn Python categories; the evaluation is the long-context turns) or
+travelplanner (the 45 training queries). One JSON object per line: {"task", "tools"?, "calls"?,
 "reference"?}, the format that worlds/tool_calls.py documents; records that its reader would refuse
 are left out and counted. A record whose id or request is in the evaluation part ends the program
 with nothing written: the check looks at the texts, whatever the benchmark module promises.
@@ -18,8 +18,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from support.options import Parser, exit_code
 from support.files import UserError, write_whole
+from support.options import Parser, exit_code
 from eval import bfcl, travelplanner
 from eval.common import spread
 

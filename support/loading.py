@@ -78,21 +78,23 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     with one_line(model):
         tokenizer = load_tokenizer(model)  # first: it fails fast
         lm, info = AutoModelForCausalLM.from_pretrained(
-            model, output_loading_info=True, **options)
+            model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     for what in ("missing", "unexpected", "mismatched"):
         if keys := sorted(map(str, info[f"{what}_keys"])):
             raise UserError(f"the weights in {model} are not those of a {type(lm).__name__}: "
                             f"{keys[0]} is {what} ({len(keys)} in all)")
     rows = lm.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        raise UserError(f"the tokenizer of {model} has {len(tokenizer)} tokens and its embedding {rows} "
-                        "rows: do they belong together?")
+    if not 0 < len(tokenizer) <= rows or not tokenizer.encode("1", add_special_tokens=False):
+        raise UserError(f"{model} has no tokenizer that fits: {len(tokenizer)} tokens, and an embedding "
+                        f"of {rows} rows")
     return lm, tokenizer
 
 
 def model_config(model: str):
     """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
     from transformers import AutoConfig
+    if str(model).startswith((".", "/")) and not Path(model).exists():  # transformers asks the hub
+        raise UserError(f"model folder {model} does not exist")
     # without a network the hub's client announces every retry; the error at the end is enough
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     with one_line(model):

@@ -134,13 +134,16 @@ def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
     assert len(batches) == 1 if budget == 10_000 else len(batches) > 1
 
 
-def test_texts_of_one_long_prompt_become_a_group(monkeypatch):
+def test_texts_of_one_long_prompt_become_a_group(shared, monkeypatch):
     """A text would get the weight of another, or short prompts other bits than one by one."""
     monkeypatch.setattr(policy_module, "LONG", 5)
     texts = flat([([4] * 6, [[5]]), ([7], [[6]]), ([7], [[8]]), ([4] * 6, [[9]])])
     together, places = by_prompt(texts)
     assert [len(group) for group in by_group(together)] == [2, 1, 1] and places == [0, 3, 1, 2]
     assert [r.response for r in together] == [texts[i].response for i in places]
+    with shared.use("env"), torch.no_grad():
+        logp, alone = shared.logprobs(together)[0], shared.logprobs(texts)[0]
+    torch.testing.assert_close(logp, alone[places])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -406,14 +409,18 @@ def test_lora_layers_compute_what_peft_computes(folder, quant):
 
 def test_rollouts_keep_their_cache_after_gradient_checkpointing():
     """transformers drops the cache in training mode: decoding would become quadratic, silently."""
-    policy, groups, widths = tiny_policy(), random_groups(MIXED), []
+    policy, groups, widths, differentiable = tiny_policy(), random_groups(MIXED), [], []
     plain = policy.sample("agent", [[4, 5, 6]], G=2, max_new_tokens=6, temperature=0)
     with policy.use("agent"):
         policy.logprobs(flat(groups), 1.0, True)[0].sum().backward()
     hook = policy.lm.get_input_embeddings().register_forward_hook(
         lambda m, args, out: widths.append(args[0].shape[1]))
+    head = policy.lm.get_output_embeddings().register_forward_hook(
+        lambda m, args, out: differentiable.append(out.requires_grad))
     after = policy.sample("agent", [[4, 5, 6]], G=2, max_new_tokens=6, temperature=0)
-    hook.remove()
+    for handle in (hook, head):
+        handle.remove()
+    assert not any(differentiable)  # else every token would keep its activations
     assert after == plain and widths[0] == 3 and max(widths[1:]) <= 2  # one token per rollout
     assert not policy.model.training
 
@@ -496,7 +503,8 @@ def test_control_tokens_within_a_response_are_seen(shared):
 @pytest.mark.parametrize("change, said", [
     (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "layers.1.mlp.up_proj.weight is missing"),
     (lambda t: t.update({f"module.{k}": t.pop(k) for k in list(t)}), "is missing"),
-    (lambda t: t.update(score=torch.ones(2)), "score is unexpected")])
+    (lambda t: t.update(score=torch.ones(2)), "score is unexpected"),
+    (lambda t: t.update({"lm_head.weight": torch.ones(9, 32)}), "lm_head.weight.* is mismatched")])
 def test_weights_that_are_not_the_models_are_refused(folder, change, said):
     """Missing ones would be random, without a word."""
     tensors = load_file(folder / "model.safetensors")
@@ -511,14 +519,14 @@ def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
     tokenizer, config = toy_tokenizer(chat=True), json.loads((folder / "config.json").read_text())
     tokenizer.add_tokens(["one more"])
     tokenizer.save_pretrained(folder)
-    user_error("41 tokens and its embedding 40", load)
+    user_error("no tokenizer that fits: 41 tokens", load)
     quantised = BitsAndBytesConfig(load_in_4bit=True).to_dict()
     for text, said in (("{", "cannot be used"), ('{"model_type": "nothing"}', "nothing"),
                        (json.dumps({**config, "quantization_config": quantised}), "already quantised")):
         (folder / "config.json").write_text(text)
         user_error(said, load)
     user_error("unknown quantisation 'int3'", Policy.load, str(save(tiny_lm(), folder)), quant="int3")
-    user_error("cannot be used", Policy.load, str(tmp_path / "nowhere"))
+    user_error("does not exist", Policy.load, str(tmp_path / "nowhere"))
 
 
 @pytest.mark.parametrize("family, options", [

@@ -60,6 +60,7 @@ class World:
     OWN_MODEL = False  # whether the world brings a base model (train_base)
     EPISODES = False   # whether tasks are episodes of several turns (start, respond)
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
+    form = ""          # how answers are written, where the spec of a task does not say it
 
     def __init__(self, o):
         """o: the run's Options. Raises UserError for options and files that cannot be used."""
@@ -73,6 +74,13 @@ class World:
     def defaults(cls, asked: dict) -> dict:
         """DEFAULTS for a run with these options (what the command line and its preset say)."""
         return cls.DEFAULTS
+
+    @classmethod
+    def scorer(cls, form: str):
+        """A world that can only score answers of this form: without options, files or a model."""
+        world = cls.__new__(cls)
+        world.form = form
+        return world
 
     def skills(self, task) -> list[str]:
         """Names of the tools a task uses, for the diversity figures."""

@@ -172,7 +172,12 @@ class World(TinyWorld):
 
     def __init__(self, o):
         super().__init__(o)
-        self.text = Words if self.chat else Symbols  # how tasks, answers and prompts are written
+        self.form = "words" if self.chat else ""
+
+    @property
+    def text(self):
+        """How tasks, answers and prompts are written."""
+        return Words if self.form == "words" else Symbols
 
     def task(self, start: int, tools, origin: str, seed="", epoch=0) -> Task:
         """A start digit and a chain of tools as a Task."""
