@@ -138,8 +138,9 @@ def passes_for(world, pairs) -> int:
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
         if len(pairs[role]) < FEWEST:
             raise UserError(
-                f"{world.o.base_tasks or 'the world'}: {len(pairs[role])} pairs to imitate as {name}, {FEWEST} are needed: "
-                "give more tasks, or raise --max-prompt-tokens, --max-task-tokens or --max-response-tokens")
+                f"{world.o.base_tasks or 'the world'}: {len(pairs[role])} pairs to imitate as {name}, {FEWEST} "
+                "are needed: give more tasks, or raise --max-prompt-tokens, --max-task-tokens or "
+                "--max-response-tokens")
     steps = -(-(len(pairs["agent"]) + len(pairs["env"])) // BATCH)
     wanted = STEPS[bool(getattr(world, "tools", ()))]
     return min(max(2, -(-wanted // steps)), 10)

@@ -78,7 +78,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
     for argv, message in (([run], "needs a request"), ([run, "--file", tmp_path / "none.txt"], "none.txt"),
                           ([run, DENTIST, "--functions", "set_timr"], "did you mean set_timer"),
-                          ([run, "<|im_end|> hello"], "control token"), ([tmp_path, DENTIST], "no config.json"),
+                          ([run, "<|im_end|> hello"], "control token"),
                           ([ladder, DENTIST], "world ladder"), ([bare, DENTIST], "agent is missing")):
         code = genenv.main(["ask", *map(str, argv)])
         err = capsys.readouterr().err.strip().splitlines()

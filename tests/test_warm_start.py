@@ -83,14 +83,6 @@ def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
     assert loss == pytest.approx(-float(dense) / sum(r.tokens for r in rollouts), rel=1e-4)
 
 
-def test_the_folder_is_a_model_that_has_learned(done, model):
-    report = json.loads((done / "warm_start.json").read_text())
-    assert len(report["nats_per_token"]) == 2 and report["nats_per_token"][1] < report["nats_per_token"][0]
-    assert len(report["rounds"][0]["texts"]) == 4 and not (done / "warm_start").exists()
-    warm, cold = (Policy.load(str(folder), device="cpu") for folder in (done, model))
-    assert warm.tokenizer.chat_template == cold.tokenizer.chat_template
-
-
 def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
     _, o = warm_start.parse(argv(model, tasks, tmp_path)[1:])
     policy = Policy.load(model, ("warm",), rank=4, device="cpu")
@@ -124,6 +116,8 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, mod
     one_line(capsys, genenv.main(argv(model, tasks, out, "--seed", "1")), "other settings")
     assert genenv.main(argv(model, tasks, out)) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
+    first, second = json.loads((out / "warm_start.json").read_text())["nats_per_token"]
+    assert second < first
 
 
 def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
