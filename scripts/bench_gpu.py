@@ -101,11 +101,10 @@ def rewards_of(rollouts, G):
 
 
 def quiet():
-    """No warnings and no progress bars from the libraries: the table is the output."""
+    """No warnings and no progress bars from the libraries: the figures are the output."""
     import transformers
     warnings.filterwarnings("ignore")
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from scripts.experiments import half_width
+from scripts.experiments import half_width, interval
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 HEAD = """What the columns mean: [Experiments](../EXPERIMENTS.md#when-does-training-the-simulator-pay).
@@ -55,20 +55,17 @@ def ratio(setting, key) -> float:
     return np.mean(setting[key]["trained"]) / np.mean(setting[key]["untrained"])
 
 
-def gain(setting):
-    """Mean over pairs, and half of its 95 % t-interval."""
-    gains = np.subtract(setting["held_out"]["trained"], setting["held_out"]["untrained"])
-    return gains.mean(), half_width(gains)
+def gains(setting):
+    """What held-out success gained by training the simulator, of each pair."""
+    return np.subtract(setting["held_out"]["trained"], setting["held_out"]["untrained"])
 
 
 def row(s) -> str:
     """One line of the table; figures of the second half are in brackets."""
     mixed = [f"{np.mean(s['mixed'][who]):.3f} ({np.mean(s['mixed_late'][who]):.3f})" for who in s["mixed"]]
-    mean, half = gain(s)
-    interval = "" if np.isnan(half) else f" ({mean - half:+.3f} to {mean + half:+.3f})"
     return (f"| {s['kind']} | {s['setting']} | {mixed[0]} | {mixed[1]} | "
             f"{ratio(s, 'mixed'):.2f} ({ratio(s, 'mixed_late'):.2f}) | "
-            f"{np.mean(s['success_late']['untrained']):.2f} | {mean:+.3f}{interval} | "
+            f"{np.mean(s['success_late']['untrained']):.2f} | {interval(gains(s))} | "
             f"{len(s['seeds'])} | {len(set(s['starts']))} |\n")
 
 
@@ -76,7 +73,8 @@ def picture(settings):
     """Gain against ratio: a point a setting, a colour a kind."""
     figure, axis = plt.subplots(figsize=(7, 4.6), dpi=150, layout="constrained")
     for i, kind in enumerate(dict.fromkeys(s["kind"] for s in settings)):
-        x, y, half = zip(*((ratio(s, "mixed"), *gain(s)) for s in settings if s["kind"] == kind))
+        x, y, half = zip(*((ratio(s, "mixed"), gains(s).mean(), half_width(gains(s)))
+                           for s in settings if s["kind"] == kind))
         axis.errorbar(x, y, np.nan_to_num(half), fmt="osD^vP*X"[i], color=f"C{i}", label=kind)
     axis.axhline(0, color="black", lw=0.8)
     axis.set(xlabel="share of generated tasks with mixed rewards, trained / untrained simulator",

@@ -52,4 +52,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, "unpack_gguf", "run it again"))
+    sys.exit(exit_code(main, "unpack_gguf"))
