@@ -22,7 +22,7 @@ AGENT_PAIRS, HARD_PAIRS, ENV_PAIRS = 320, 60, 160  # of a pass of a warm start
 DEFAULTS = dict(
     epochs=14, steps=4, seed_tasks=8, variations=2, G=8, val_samples=4, val_every=2, k_min=0.26,
     agent_lr=5e-4, env_lr=5e-4, env_passes=1, env_batch=8, max_task_tokens=40, max_response_tokens=56,
-    max_prompt_tokens=128)
+    max_prompt_tokens=128, token_budget=4096, max_rows=256)
 MAX_CHARS = 200
 ANSWER = rf"(({'|'.join(NAME_OF)}): [0-9](, |$))+"
 
