@@ -57,8 +57,6 @@ class World:
     REASONS = ()       # every reason that parse_task and leaks give, for counting
     DEFAULTS = {}      # {option of a run: its default in this world}; a preset and the command line win
     OPTIONS = {}       # {name: (default, help, choices or None)}: options of its own, --name
-    OWN_MODEL = False  # whether the world brings a base model (train_base)
-    EPISODES = False   # whether tasks are episodes of several turns (start, respond)
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
     form = ""          # how answers are written, where the spec of a task does not say it
 
@@ -107,10 +105,6 @@ class World:
         """A response that earns 1, "" if the world has none."""
         return ""
 
-    def picture(self, task) -> str:
-        """The task as a few lines of characters, for the report."""
-        return ""
-
     def start(self, task):
         """A fresh state of an episode; None if the task takes a single answer."""
         return None
@@ -128,10 +122,6 @@ class World:
         "alone": how many tasks are the agent's alone}, pairs (prompt, response) to imitate; an
         episode's response is its list of turns and observations. {}: nothing to imitate."""
         return {}
-
-    def train_base(self, seed: int = 0):
-        """(model, tokenizer) of a base model by a seed of its recipe (worlds/tiny_model.py)."""
-        raise UserError(f"{type(self).__module__} has no base model of its own")
 
     def write_teacher(self, n: int, path):
         """Write n tasks of a stronger teacher as `read_teacher` reads them."""
