@@ -5,9 +5,9 @@ Usage:
     python genenv.py warm-start --world ladder --model DIR --start stale --passes 1 --rounds 0 --out START
     python genenv.py --world ladder --model START
 
-A task is `4: double, add 1, square`; the answer
-gives the digit after each step, modulo 10: `double: 8, add 1: 9, square: 1`. Answers are computed, so
-there is no wrong reference, and a small model learns the world within an hour.
+A task is `4: double, add 1, square`; the answer gives the digit after each step, modulo 10:
+`double: 8, add 1: 9, square: 1`. Answers are computed, so there is no wrong reference, and a small model
+learns the world within an hour.
 
 One pass is enough: SmolLM2-135M-Instruct then solved 96 % of the base tasks and 68 % of what it wrote
 (59 % valid), with mixed rewards in 32 % of the groups; after three passes 100 %, 77 % and 5 %.
