@@ -26,7 +26,7 @@ from pathlib import Path
 from support import checkpoint
 from support.files import UserError, write_whole
 from support.options import Parser, at_least, parse_options, threads_of
-from worlds import held_out_keys, load_world, written_tasks
+from worlds import held_out_keys, load_world, probe, written_tasks
 
 ADAPTER = "warm"
 BATCH = 8           # responses in an optimiser step
@@ -93,6 +93,7 @@ def make(world, s, o, out: Path):
         raise UserError(f"{out} holds a warm start with other settings or files: give them again to go "
                         "on, or choose another --out")
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
+    probe(world, policy)
     usual = passes_for(world, pairs_of_pass(world, policy, 0))
     s.passes = s.passes or usual
     learn(world, policy, s, state, path)

@@ -145,8 +145,8 @@ def copied(tmp_path, monkeypatch):
 def test_a_copy_of_the_template_runs_a_loop(copied):
     """The promise to whoever forks: one file, no other line."""
     out = copied() / "run"
-    assert genenv.main(["--world", "mine", "--out", str(out), "--threads", "1", "--epochs", "1", "--steps", "1",
-                        "--seed-tasks", "4", "--val-samples", "1", "--rank", "4"]) == 0
+    assert genenv.main(["--world", "mine", "--out", str(out), "--threads", "1", "--epochs", "1", "--steps",
+                        "1", "--seed-tasks", "4", "--val-samples", "1", "--rank", "4"]) == 0
     assert [r["epoch"] for r in read_jsonl(out / "metrics.jsonl")] == [0, 1]
 
 
@@ -154,8 +154,7 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
     ("return [task.spec[\"tool\"]]", "return [task.spec[\"tools\"]]", "mine.py, line .*KeyError"),
     ('raise worlds.InvalidTask("malformed")', 'raise worlds.InvalidTask("bad")', "parse_task"),
     ("return float(valid and", "return 2 * float(valid and", "score"),
-    ('make(tool, list(map(int, digits)), "env", seed_task.id', 'make(tool, list(map(int, digits)), "env", ""',
-     "parse_task"),
+    ('digits)), "env", seed_task.id', 'digits)), "env", ""', "parse_task"),
     ('300, "base", HELD_OUT)', '300, "base")', "is among the held-out tasks")])
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
     """It would end the run after an epoch, with a traceback, or train on held-out tasks."""
@@ -191,7 +190,7 @@ TEMPLATE = made("template")
 
 
 @pytest.mark.parametrize("key", ["same", ("also", "same")])
-def test_a_world_may_say_what_counts_as_the_same(key, monkeypatch):
+def test_a_world_may_say_what_counts_as_the_same(key):
     """A rewording is a copy although its id is another."""
     world = SimpleNamespace(same_task_key=lambda task: key, leaks=lambda task: "answer leaked")
     for seed_task, held_out, reason in ((SEED, frozenset(), "copy of the seed"),
@@ -222,7 +221,8 @@ def test_what_the_simulator_writes_is_checked_and_counted_once():
     texts = ["inc 1 2 4", "inc 1 2 3", "neg 1 2 3", "inc 1 2 4", "what", "dbl 1 1 1"]
     def reasons(*policies, limit="", o=TEMPLATE.o):
         rollouts = [Rollout(0, [0], [i], limit=limit) for i in range(len(texts))]
-        found = worlds.written_tasks(TEMPLATE, o, policies, rollouts, [SEED], 0.5, 1, task_keys(TEMPLATE, HELD))
+        held_out = task_keys(TEMPLATE, HELD)
+        found = worlds.written_tasks(TEMPLATE, o, policies, rollouts, [SEED], 0.5, 1, held_out)
         return [reason for *_, reason in found]
     usual = ["", "copy of the seed", "held-out task", "duplicate in the batch", "malformed"]
     assert reasons(writer(texts)) == [*usual, ""]

@@ -57,8 +57,6 @@ class World:
     REASONS = ()       # every reason that parse_task and leaks give, for counting
     DEFAULTS = {}      # {option of a run: its default in this world}; a preset and the command line win
     OPTIONS = {}       # {name: (default, help, choices or None)}: options of its own, --name
-    OWN_MODEL = False  # whether the world brings a base model (train_base)
-    EPISODES = False   # whether tasks are episodes of several turns (start, respond)
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
     form = ""          # how answers are written, where the spec of a task does not say it
 
@@ -107,10 +105,6 @@ class World:
         """A response that earns 1, "" if the world has none."""
         return ""
 
-    def picture(self, task) -> str:
-        """The task as a few lines of characters, for the report."""
-        return ""
-
     def start(self, task):
         """A fresh state of an episode; None if the task takes a single answer."""
         return None
@@ -128,10 +122,6 @@ class World:
         "alone": how many tasks are the agent's alone}, pairs (prompt, response) to imitate; an
         episode's response is its list of turns and observations. {}: nothing to imitate."""
         return {}
-
-    def train_base(self, seed: int = 0):
-        """(model, tokenizer) of a base model by a seed of its recipe (worlds/tiny_model.py)."""
-        raise UserError(f"{type(self).__module__} has no base model of its own")
 
     def write_teacher(self, n: int, path):
         """Write n tasks of a stronger teacher as `read_teacher` reads them."""
@@ -160,17 +150,6 @@ def load_world(name: str) -> type[World]:
         raise UserError(f"worlds/{name}.py is not a world, it has no {', '.join(missing)}: choose "
                         f"from {', '.join(world_names())}, or see worlds/__init__.py")
     return world
-
-
-@contextmanager
-def one_line_for_templates(model: str):
-    """Inside, a chat template that cannot write the prompts is a UserError."""
-    from jinja2 import TemplateError  # what transformers renders chat templates with
-    try:
-        yield
-    except TemplateError as error:
-        raise UserError(f"the chat template of {model} cannot write a system and a user message "
-                        f"({error}): choose a model whose template can") from None
 
 
 def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=None):
@@ -265,7 +244,7 @@ def probe(world, policy, more=()):
     mistake in the world's code, a base task that is held out, a chat template that loses a message,
     a prompt over --max-prompt-tokens, and a task whose answer this policy cannot write.
     """
-    with blamed_on(world), one_line_for_templates(world.o.model):
+    with in_one_line(world):
         base, held_out = world.base_tasks(), held_out_keys(world)
         for task in base[:1]:
             probe_methods(world, task)
@@ -280,12 +259,16 @@ def probe(world, policy, more=()):
 
 
 @contextmanager
-def blamed_on(world):
-    """Inside, an exception in the world's own file becomes a UserError that names the line."""
+def in_one_line(world):
+    """Inside, an exception of a chat template or in the world's own file becomes a UserError."""
+    from jinja2 import TemplateError  # what transformers renders chat templates with
     file = inspect.getfile(type(world))
     try:
         yield
-    except (AssertionError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except TemplateError as error:
+        raise UserError(f"the chat template of {world.o.model} cannot write a system and a user message "
+                        f"({error}): choose a model whose template can") from None
+    except Exception as error:
         own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         if isinstance(error, UserError) or not own:
             raise
@@ -399,7 +382,7 @@ def check_task(world, task: Task, seed_task: Task, held_out, *tokenizers):
 
 def written_tasks(world, o, policies, rollouts, seed_tasks, alpha, epoch, held_out, kept=()):
     """Read what the simulator wrote: yields (rollout, text, Task, ""), or (rollout, text, None, the
-    reason why it is no valid task).
+    reason why it is not a valid task).
 
     policies: the simulator's, then the agent's if that is another one. rollouts: their group is the
     index of their seed task; kept: tasks that the batch holds already.
@@ -440,7 +423,7 @@ def written_task(world, o, policies, rollout, text, seed_task, alpha, epoch, hel
 def read_teacher(world, path, held_out=frozenset()) -> list:
     """Tasks of a teacher's file: JSONL, the field "text" in the form the simulator would write.
 
-    Raises UserError naming the line that is no task of the world, or one that is held out.
+    Raises UserError naming the line that is not a task of the world, or one that is held out.
     """
     if not path:
         raise UserError("--variant teacher needs --teacher-tasks FILE")

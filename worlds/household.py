@@ -483,7 +483,7 @@ RULES = ("You act in a household. Each turn answer with one command and nothing 
 
 class World(TinyWorld):
     """Households, for a tiny model of its own or a chat model."""
-    NAME, WORDS, EPISODES = "household", WORDS, True
+    NAME, WORDS = "household", WORDS
     REASONS, OPTIONS, DEFAULTS, CHAT_DEFAULTS = REASONS, OPTIONS, DEFAULTS, CHAT_DEFAULTS
     start, respond, same_task_key = map(staticmethod, (start, respond, key_of))
     skills, category = staticmethod(kinds_of), staticmethod(rung_of)

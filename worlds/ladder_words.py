@@ -1,9 +1,16 @@
 """The ladder in words, for a chat model: the same tools, splits and checker, other texts.
 
-Usage: `python genenv.py warm-start --world ladder --model DIR --start stale --out START`, then
-`python genenv.py --world ladder --model START`. A task is `4: double, add 1, square`; the answer gives
-the digit after each step, modulo 10: `double: 8, add 1: 9, square: 1`. Answers are computed, so there
-is no wrong reference, and a small model learns the world within an hour.
+Usage:
+
+    python genenv.py warm-start --world ladder --model DIR --start stale --passes 1 --rounds 0 --out START
+    python genenv.py --world ladder --model START
+
+A task is `4: double, add 1, square`; the answer gives the digit after each step, modulo 10:
+`double: 8, add 1: 9, square: 1`. Answers are computed, so there is no wrong reference, and a small model
+learns the world within an hour.
+
+One pass is enough: SmolLM2-135M-Instruct then solved 96 % of the base tasks and 68 % of what it wrote
+(59 % valid), with mixed rewards in 32 % of the groups; after three passes 100 %, 77 % and 5 %.
 
 --start says what a warm start leaves to the loop:
     stale    the agent is shown the four easy tools in one to three steps, and solves most base tasks;
@@ -22,7 +29,7 @@ AGENT_PAIRS, HARD_PAIRS, ENV_PAIRS = 320, 60, 160  # of a pass of a warm start
 DEFAULTS = dict(
     epochs=14, steps=4, seed_tasks=8, variations=2, G=8, val_samples=4, val_every=2, k_min=0.26,
     agent_lr=5e-4, env_lr=5e-4, env_passes=1, env_batch=8, max_task_tokens=40, max_response_tokens=56,
-    max_prompt_tokens=128)
+    max_prompt_tokens=128, token_budget=4096, max_rows=256)
 MAX_CHARS = 200
 ANSWER = rf"(({'|'.join(NAME_OF)}): [0-9](, |$))+"
 

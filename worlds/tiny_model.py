@@ -109,7 +109,6 @@ def load_trained(model, tokenizer, o):
 class TinyWorld(worlds.World):
     """A world that brings its tasks and a base model of WORDS; `chat` where --model names another
     model, which has to have a chat template. A subclass has train_base(seed)."""
-    OWN_MODEL = True
     NAME, WORDS, CHAT_DEFAULTS = "", (), {}
 
     def __init__(self, o):
