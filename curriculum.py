@@ -1,8 +1,8 @@
-"""How difficult is a task, how difficult should it be, and which tasks are varied next.
+"""How difficult is a task, how difficult should it be, and which tasks are varied next?
 
 Paper: success rate (Eq. 2), environment reward R_env (Eq. 3), the k_min filter, and the choice of
 seed tasks for the simulator. Everything is a plain function. The reward of an attempt (Eq. 1) is
-the world's (worlds/NAME.py: score); an agent reward below may change it before GRPO sees it.
+computed by the world (worlds/NAME.py: score); an agent reward below may change it for GRPO.
 
 Usage: genenv.py calls it; the names of the functions below are the values of the options
 --alpha-schedule, --difficulty-reward, --seed-selection and --agent-reward.
@@ -33,14 +33,14 @@ from functools import partial
 from support.files import UserError
 
 WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants with ready-made tasks only
-SUCCESS = 0.5  # reward from which an attempt is a success: the paper does not say
+SUCCESS = 0.5  # the lowest reward that counts as a success; the paper gives no threshold
 
 
 def success_rate(rewards) -> float:
     """Eq. 2: the fraction of n attempts that succeeded. rewards: n numbers in [0, 1].
 
-    A structured answer earns 0 or 1. A free-form one earns a similarity, and is a success from
-    SUCCESS on. Raises ZeroDivisionError if n = 0.
+    A structured answer earns 0 or 1. A free-form one earns its similarity, and is a success if that
+    is at least SUCCESS. Raises ZeroDivisionError if n = 0.
     """
     return sum(r >= SUCCESS for r in rewards) / len(rewards)  # Eq. 2: p_hat = k / n
 
@@ -50,7 +50,7 @@ def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
 
     p_hat moves in steps of 1/G: at alpha = 0.5, k_min = 0.1 with G = 8 keeps only exactly 4/8.
     """
-    # a little more than k_min: 0.8 - 0.7 exceeds 0.1 in floating point
+    # the 1e-9: in floating point 0.8 - 0.7 exceeds 0.1
     return abs(p_hat - alpha) <= k_min + 1e-9  # filter: |p_hat - alpha| <= k_min
 
 
@@ -129,7 +129,7 @@ def alpha_integral(c):
 
 # ---------------------------------------------------------------------------------------------
 # seed tasks, which the simulator is asked to vary: functions of (p_hats of recent tasks, alpha) ->
-# a weight for each task, not necessarily of sum 1
+# a weight for each task; the weights need not sum to 1
 
 
 def seeds_uniform(p_hats, alpha):
@@ -146,8 +146,8 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
     """n seed tasks: a share from the base set for coverage, the rest from recent pool tasks.
 
     base: tasks; recent: list of (task, p_hat); weigh: one of the seeds_ functions. While there are
-    no recent tasks, or all weigh 0, all come from base. Draws with replacement from `generator` (on
-    the CPU).
+    no recent tasks, or all have weight 0, all come from base. Drawn with replacement; generator: on
+    the CPU.
     """
     import torch  # here and not above: options and --help are read without it
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
@@ -168,8 +168,8 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 
 
 def named(prefix: str) -> dict:
-    """{name: function} of this file for a prefix such as alpha_ or reward_, wherever they stand in
-    it. An error in one of them is one line, see call_user."""
+    """{name: function} for a prefix such as alpha_ or reward_, wherever in this file they are. An
+    error in one of them is reported in one line, see call_user."""
     return {key[len(prefix):]: partial(call_user, f) for key, f in globals().items()
             if key.startswith(prefix) and inspect.isfunction(f)}
 
@@ -191,7 +191,7 @@ def next_alpha(schedule: str, context: Context) -> float:
 
 
 def checked(prefix, name, args, good, rule):
-    """Call the function of this name; UserError if what it gives is not `good`."""
+    """Call the function of this name; UserError if what it returns is not `good`."""
     value = named(prefix)[name](*args)
     try:
         ok = good(value)

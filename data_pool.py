@@ -1,7 +1,7 @@
 """Tasks, the agent's attempts at them, and the two pools that keep them: D_train and D_env.
 
 Paper: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task with its valid
-traces, and D_env <- D_env + weighted generations keeps what the simulator wrote, from which
+traces, and D_env <- D_env + weighted generations keeps what the simulator wrote, in which
 context, and how hard it turned out to be (from epoch 1 on).
 
 Usage: genenv.py has one pool of each kind per run. Each is an append-only JSONL file in the run
@@ -20,7 +20,7 @@ from pathlib import Path
 from support.files import append_jsonl, read_jsonl
 
 # how many epochs a success rate stays usable; it goes stale as the agent learns
-FRESH_FOR = 2  # D_train: after that a task is not a seed task, and its p_hat "unknown" in a prompt
+FRESH_FOR = 2  # D_train: after that a task cannot be a seed, and prompts call its p_hat "unknown"
 MAX_AGE = 4    # D_env: after that a record is not imitated
 
 
@@ -45,7 +45,7 @@ def task_id(spec: dict) -> str:
 
 @dataclass
 class Trace:
-    """One attempt e = (task, trajectory, a', r)."""
+    """One attempt, the paper's e = (task, trajectory, a', r); its task is stored next to it."""
     text: str        # the response, decoded
     reward: float    # Eq. 1
     valid: bool      # well-formed and evaluable: the schema holds and the checker ran
@@ -65,13 +65,13 @@ class EnvRecord:
     task_id: str         # of the task it describes
     keys: list[str]      # records that share one describe the same task (worlds.task_keys)
     seed_id: str         # of the task that it varies
-    group: int           # records of one group vary the same seed task in the same step
+    group: int           # records of one group vary one seed task in one step
     p_hat: float | None = None        # success rate of the agent on it (Eq. 2)
     p_hat_seed: float | None = None   # ... on all variations of its group
-    p_hat_batch: float | None = None  # ... on all that was written in the same step
+    p_hat_batch: float | None = None  # ... on all records of its step
     epoch: int = 0       # epoch in which these were measured
-    r_env: float = 0.0   # R_env at the alpha of the epoch that last computed it; 0 if none did, as
-                         # for a task that was written once more in its epoch
+    r_env: float = 0.0   # R_env (Eq. 3), as last computed; 0 if it never was, because the
+                         # same task was written again later in the epoch
 
     def p_hat_of(self, unit: str) -> float:
         """p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch"."""
@@ -97,8 +97,8 @@ class TrainPool:
             self._keep(Task(**r["task"]), r["p_hat"], r["epoch"])
 
     def add(self, task, traces, p_hat: float | None, epoch: int = 0):
-        """D_train <- D_train + Valid(E_t). A new task without a valid trace is not kept, unless it
-        is untried (p_hat None): written ahead of training, as in the static ablation."""
+        """D_train <- D_train + Valid(E_t). A new task without a valid trace is not kept, unless
+        it has not been tried (p_hat None): a task from before training, as in the static ablation."""
         valid = [t for t in traces if t.valid]
         if valid or task.id in self.tasks or p_hat is None:
             self._keep(task, p_hat, epoch)
@@ -111,7 +111,7 @@ class TrainPool:
             self.p_hat[task.id] = (p_hat, epoch)
 
     def recent(self, epoch: int) -> list:
-        """(task, p_hat) of the generated tasks with a recent p_hat: they may be seed tasks."""
+        """(task, p_hat) of all but base tasks, if their p_hat is recent: they may be seed tasks."""
         return [(self.tasks[i], p) for i, (p, measured) in self.p_hat.items()
                 if self.tasks[i].origin != "base" and epoch - measured <= FRESH_FOR]
 

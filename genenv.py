@@ -1,9 +1,9 @@
 """GenEnv, the loop: an agent and an environment simulator that train each other (Algorithm 1).
 
-    python genenv.py                                  # the embedded world on a laptop
+    python genenv.py                                  # the built-in world on a laptop
     python genenv.py --variant random                 # the simulator is never trained (ablation)
     python genenv.py --alpha-schedule linear --alpha 0.7 --alpha-end 0.4
-    python genenv.py --resume --out runs/000-genenv   # go on where a run stopped
+    python genenv.py --resume --out runs/000-genenv   # continue where a run stopped
     python genenv.py warm-start --model M --base-tasks F --out DIR    # for a small model, first
     python genenv.py --help                           # every option with its meaning
 
@@ -11,7 +11,7 @@ Paper: Algorithm 1. `epoch` below reads like it: generate and interact, update b
 aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env and filter in
 curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1), both policies in
 policy.py. Prop. 1 and Thm. 1 (Eq. 5, 9) are statements about these pieces: tests/test_theory.py
-checks them. Everything besides the algorithm lives in support/. `run` is the Run object
+checks them. Everything but the algorithm lives in support/. `run` is the Run object
 (support/run.py), `run.o` its Options, `run.state` the progress of the current epoch.
 
 Deviations: an epoch is split into small steps so that new tasks can serve as seeds immediately and
@@ -48,7 +48,7 @@ from support.options import Options, exit_code, parse_options
 from support.run import Run, Trial, alpha_of, end_epoch, finish, note_refused, prepare_run
 from worlds import NO_SEED, attempt_score, play, rollout_rows, task_keys, transcript, written_tasks
 
-WRITE_ROUNDS = 4     # the simulator writes at most so many times until the batch of a step is full
+WRITE_ROUNDS = 4     # the simulator gets at most this many rounds to fill the batch of a step
 REPLAY = 1 / 8       # tasks replayed from D_train, per task of a full batch
 STATIC_PER_BASE = 5  # GenEnv-Static: variations of each base task
 
@@ -60,7 +60,7 @@ def train(o: Options) -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError for anything the user can fix."""
     run = prepare_run(o)
     with run.lock, checkpoint.stop_signals(run):
-        for t in range(run.state.epoch, o.epochs + 1):  # 0 at first, or where a checkpoint left off
+        for t in range(run.state.epoch, o.epochs + 1):  # from 0, or from where a checkpoint left off
             epoch(run, train=t > 0)
         finish(run)
     return run.folder
@@ -73,7 +73,7 @@ def epoch(run: Run, train=True):
     train=False: epoch 0, which tries one batch and measures both policies as they are.
     """
     o, state, t = run.o, run.state, run.state.epoch
-    R = curriculum.named("reward_")[o.difficulty_reward]
+    R_env = curriculum.named("reward_")[o.difficulty_reward]
     alpha = alpha_of(run)  # paper: 0.5 throughout
     if (t, state.step) == (0, 0):
         add_ready_made(run)
@@ -92,12 +92,12 @@ def epoch(run: Run, train=True):
         checkpoint.stop_if_asked(run)
     # 2b. environment update, on this epoch's generations and on those of D_env, each task once
     fresh, old = distinct(state.records), old_records(run)
-    for r in fresh + old:  # the old ones anew, as alpha may have moved
-        r.r_env = R(r.p_hat_of(o.p_hat_unit), alpha, o.beta)  # Eq. 3
-    kept = lambda r: curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)
-    fresh, old = list(filter(kept, fresh)), list(filter(kept, old))  # filter: |p_hat - alpha| <= k_min
+    for record in fresh + old:  # recomputed for the old ones, as alpha may have moved
+        record.r_env = R_env(record.p_hat_of(o.p_hat_unit), alpha, o.beta)  # Eq. 3
+    inside = lambda record: curriculum.in_band(record.p_hat_of(o.p_hat_unit), alpha, o.k_min)
+    fresh, old = list(filter(inside, fresh)), list(filter(inside, old))  # |p_hat - alpha| <= k_min
     env_stats = {"env_kept": len(fresh)}
-    if train and o.variant == "genenv":  # all others never train the simulator
+    if train and o.variant == "genenv":  # the other variants never train the simulator
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
     # 3b. aggregate the simulator's side: all valid generations, in the band or not
     if train:
@@ -115,11 +115,11 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
     if o.variant in curriculum.WITHOUT_SIMULATOR:
         return draw_ready_made(run), []
     tasks, records = [], []
-    for attempt in range(WRITE_ROUNDS):  # a text may be invalid: write again for what is missing
+    for _ in range(WRITE_ROUNDS):  # a text may be invalid: write again for what is missing
         missing = o.seed_tasks * o.variations - len(tasks)
         if not missing:
             break
-        seed_tasks = curriculum.select_seed_tasks(
+        seed_tasks = curriculum.select_seed_tasks(  # enough for what is missing: rounded up
             run.train_pool.base or [NO_SEED], run.train_pool.recent(run.state.epoch),
             -(-missing // o.variations), o.base_share, curriculum.named("seeds_")[o.seed_selection],
             alpha, run.rng)
@@ -143,13 +143,13 @@ def write_tasks(run, seed_tasks, variations, alpha, kept=()) -> tuple[list[Task]
     with run.phase("simulator rollouts"):
         rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                         run.sampler, max_rows=rows)
-    first_group = state.seeds  # groups are numbered through the epoch
+    first_group = state.seeds  # groups are numbered consecutively within an epoch
     state.seeds += len(seed_tasks)
     tasks, records = [], []
     for r, text, task, reason in written_tasks(world, o, run.policies, rollouts, seed_tasks, alpha,
                                                state.epoch, run.held_out, kept):
         group = first_group + r.group
-        state.texts.append([group, r.prompt, r.response])  # valid or not: KL sees a drift to junk
+        state.texts.append([group, r.prompt, r.response])  # valid or not: KL must see a drift to junk
         state.written += 1
         if reason:
             note_refused(run, seed_tasks[r.group], text, reason)
@@ -163,8 +163,8 @@ def write_tasks(run, seed_tasks, variations, alpha, kept=()) -> tuple[list[Task]
 def keep_solvable(run, tasks, records):
     """--agreement k: the tasks that the simulator itself solves at least once in k tries.
 
-    It is a check of generated answers: a task with a wrong or ambiguous answer also lands near
-    alpha, so R_env alone would reward it.
+    This checks generated answers: a task whose answer is wrong or ambiguous may also land near
+    alpha, and R_env alone would reward it.
     """
     o = run.o
     if not (o.agreement and tasks):
@@ -179,15 +179,15 @@ def keep_solvable(run, tasks, records):
 
 
 def fill_batch(run, tasks) -> list[Task]:
-    """New tasks, then replayed ones of D_train, so that earlier curricula are kept. These also take
-    the place of invalid generations: the batch always has the same size."""
+    """New tasks, then tasks replayed from D_train, so that earlier curricula are kept. Replayed tasks
+    also make up for invalid generations: the batch always has the same size."""
     size = round(run.o.seed_tasks * run.o.variations * (1 + REPLAY))
     return tasks + run.train_pool.sample(size - len(tasks), run.o.base_share, run.rng)
 
 
 def add_ready_made(run):
-    """Tasks from before training: the teacher's, or those that the untrained simulator writes for
-    GenEnv-Static, several variations of every base task."""
+    """Add to D_train the tasks that exist before training: the teacher's, or for GenEnv-Static the
+    variations of every base task that the untrained simulator writes."""
     for task in run.teacher:
         run.train_pool.add(task, [], None)
     if run.o.variant == "static":
@@ -221,7 +221,7 @@ def interact(run, tasks) -> list[Trial]:
         members = slice(b * o.G, (b + 1) * o.G)
         traces = [trace_of(run, task, r, text) for r, text in zip(rollouts[members], texts[members])]
         p_hat = curriculum.success_rate([e.reward for e in traces])  # Eq. 2
-        if task.id in run.train_pool.p_hat:  # tried again: did training on it help?
+        if task.id in run.train_pool.p_hat:  # tried before: has training on it helped?
             before, t = run.train_pool.p_hat[task.id]
             state.replays.append((before, state.epoch - t, p_hat))
         trials.append(Trial(task, rollouts[members], traces, p_hat))
@@ -239,10 +239,10 @@ def trace_of(run, task, rollout, text) -> Trace:
 
 
 def update_agent(run, trials) -> dict:
-    """One GRPO update on a step's trials. --agent-reward may replace Eq. 1 in it; p_hat never uses
-    that reward."""
+    """One GRPO update on a step's trials. Its reward is Eq. 1 unless --agent-reward says otherwise;
+    p_hat always uses Eq. 1."""
     o = run.o
-    rollouts = [r for trial in trials for r in trial.rollouts]  # B*G of them
+    rollouts = [r for trial in trials for r in trial.rollouts]  # B*G, for B tasks
     reward = curriculum.named("agent_reward_")[o.agent_reward]
     rewards = torch.tensor([[reward(e.reward, e.valid, e.truncated, e.tokens) for e in trial.traces]
                             for trial in trials])  # (B, G)
@@ -257,11 +257,11 @@ def update_agent(run, trials) -> dict:
 
 
 def measured(records, trials) -> list[EnvRecord]:
-    """The D_env records of a step with the p_hat of their task, of all variations of their seed task,
-    and of the whole batch."""
-    p_hat_of = {trial.task.id: trial.p_hat for trial in trials}
+    """The D_env records of a step, each given the p_hat of its task, of all variations of its seed
+    task, and of the whole batch."""
+    by_task = {trial.task.id: trial.p_hat for trial in trials}
     for r in records:
-        r.p_hat = p_hat_of[r.task_id]
+        r.p_hat = by_task[r.task_id]
     for r in records:
         r.p_hat_seed = mean(other.p_hat for other in records if other.group == r.group)
         r.p_hat_batch = mean(other.p_hat for other in records)
@@ -269,7 +269,7 @@ def measured(records, trials) -> list[EnvRecord]:
 
 
 def old_records(run) -> list[EnvRecord]:
-    """Records of D_env from earlier epochs, each task once; none of a task that was written again
+    """Records of D_env from earlier epochs, one per task, without the tasks that were written again
     in this epoch."""
     again = {key for r in run.state.records for key in r.keys}
     return [r for r in distinct(run.env_pool.aged(run.state.epoch)) if again.isdisjoint(r.keys)]
@@ -296,9 +296,9 @@ COMMANDS = {  # name: what it is for; each is a module of scripts/
 
 
 def main(argv) -> int:
-    """A run, or one of COMMANDS. Returns the exit code: 0, 2 for a user's mistake, 128 + n after a
+    """A run, or one of COMMANDS. Returns the exit code: 0, 2 for a user's mistake, 128 + n after
     signal n."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
+    sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any character
     return exit_code(lambda: command(argv))
 
 
