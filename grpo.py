@@ -25,21 +25,21 @@ from policy import split_groups
 # the method's open choices, switched here and nowhere else
 CLIP = 0.2             # epsilon of the clipped surrogate
 SCALE = "std"          # std: advantages divided by the group's standard deviation; none: not divided
-KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also the KL penalty of rwr.py, where k1 must not be used
+KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also for the penalty of rwr.py, but never k1 there
 AGGREGATION = "token"  # loss averaged over tokens (token) or over responses (sequence)
-STD_EPS = 1e-4         # a near-tie of 1e-6 must not become an advantage of 1
+STD_EPS = 1e-4         # so that rewards 1e-6 apart do not become advantages of +-1
 GRAD_CLIP = 1.0        # largest norm of a step's gradient, as in the official configuration
-CHECKED_GROUPS = 8     # groups on which sampler and scorer are compared before the first step
+CHECKED_GROUPS = 8     # groups on which sampler_mismatch compares sampler and scorer
 
 
 def group_advantages(rewards, scale: str = SCALE):
     """Advantages within each group: rewards (B, G) -> (B, G).
 
     Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std" divides
-    by the sample standard deviation (Bessel, G - 1) of the group, "none" does not: std gives rare
-    successes on hard tasks more weight, one success in G = 8 earns 2.47 instead of 0.875. Eq. 5
-    describes "none". With "std" every mixed group has the same sum of squares, G - 1, and p only
-    decides how likely a group is to be mixed. G >= 2: a single rollout has no baseline.
+    by the sample standard deviation (Bessel, G - 1) of the group, "none" does not. With "std", rare
+    successes on hard tasks weigh more: one success in G = 8 earns 2.47 instead of 0.875. Eq. 5
+    describes "none". With "std" every mixed group has the same sum of squares, G - 1, and the success
+    rate only decides how likely a group is to be mixed. G >= 2: one rollout has no baseline.
     """
     # the group's own mean is the baseline: no value network is needed
     advantages = rewards - rewards.mean(dim=1, keepdim=True)  # Eq. 4: r - b
@@ -51,7 +51,7 @@ def group_advantages(rewards, scale: str = SCALE):
 
 
 def has_signal(rewards):
-    """(B, G) -> (B,) bool: groups whose rewards differ. max - min, as std may miss an exact 0."""
+    """(B, G) -> (B,) bool: groups whose rewards differ. max - min: rounding may keep std above 0."""
     return (rewards.max(dim=1).values - rewards.min(dim=1).values) > 1e-6
 
 
@@ -137,11 +137,11 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     if not rollouts or not has_signal(rewards).any():
         return stats
     # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
-    mixed = has_signal(rewards)  # (B,); from here on B counts these groups alone
+    mixed = has_signal(rewards)  # (B,); from here on B counts the mixed groups only
     B, G = int(mixed.sum()), rewards.shape[1]
     kept = mixed.repeat_interleave(G).tolist()
     rollouts = [r for r, keep in zip(rollouts, kept, strict=True) if keep]
-    advantages = group_advantages(rewards[mixed]).flatten()  # Eq. 4: (B*G,), as rollouts
+    advantages = group_advantages(rewards[mixed]).flatten()  # Eq. 4: (B*G,), in the order of rollouts
     steps = plan_steps(B, G, o.mini_batch or B, generator)
     with policy.use(adapter):
         # the reference policy is the same model with its adapters switched off
@@ -164,8 +164,8 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
 
 
 def plan_steps(B, G, size, generator) -> list:
-    """One pass over B groups -> for each optimiser step the ascending indices of its rollouts, those
-    of at most `size` groups, which are shuffled if there are several steps."""
+    """One pass over B groups, at most `size` of them per optimiser step -> for each step the indices
+    of its rollouts, ascending. Groups are shuffled if there are several steps."""
     order = torch.randperm(B, generator=generator).tolist() if size < B else range(B)
     steps = [sorted(order[i:i + size]) for i in range(0, B, size)]
     return [[b * G + g for b in step for g in range(G)] for step in steps]
@@ -173,13 +173,13 @@ def plan_steps(B, G, size, generator) -> list:
 
 def response_logps(policy, rollouts, o) -> list:
     """Log-probs without gradient: for each rollout a tensor (R,), 0 at tokens that were read, not
-    sampled. The same path as in training, and for the same rollouts the same micro-batches.
+    sampled. Same code as in training and, for the same rollouts, the same micro-batches.
     """
     out = [None] * len(rollouts)
     with torch.no_grad():
-        for rows in split_groups(rollouts, o.token_budget):
-            logp, _ = policy.logprobs([rollouts[i] for i in rows], o.temperature)  # (N, R)
-            for i, row in zip(rows, logp):
+        for micro in split_groups(rollouts, o.token_budget):
+            logp, _ = policy.logprobs([rollouts[i] for i in micro], o.temperature)  # (N, R)
+            for i, row in zip(micro, logp):
                 out[i] = row[:len(rollouts[i].response)]
     return out
 
@@ -187,7 +187,7 @@ def response_logps(policy, rollouts, o) -> list:
 def sampler_mismatch(policy, rollouts, o) -> dict:
     """|log-prob of the sampler - of the scorer| over sampled tokens, mean and max, in nats.
 
-    Both are the same policy by different code: a large value means that one of them is wrong.
+    Both compute the same policy, by different code: a large value means that one is wrong.
     """
     if not rollouts[0].logps:
         return {}
@@ -208,15 +208,15 @@ def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
     tokens = sum(r.tokens for r in rollouts)
     optimizer.zero_grad(set_to_none=True)
     parts = []
-    for rows in split_groups(rollouts, o.token_budget):  # N indices of rollouts
-        logp, mask = policy.logprobs([rollouts[i] for i in rows], o.temperature)  # (N, R)
-        ref_logp = pad_rows([ref[i] for i in rows])                               # (N, R)
-        old_logp = pad_rows([old[i] for i in rows]) if old else logp.detach()     # (N, R)
-        loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[rows].to(logp), mask, tokens,
+    for micro in split_groups(rollouts, o.token_budget):  # indices of N rollouts
+        logp, mask = policy.logprobs([rollouts[i] for i in micro], o.temperature)  # (N, R)
+        ref_logp = pad_rows([ref[i] for i in micro])                               # (N, R)
+        old_logp = pad_rows([old[i] for i in micro]) if old else logp.detach()     # (N, R)
+        loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[micro].to(logp), mask, tokens,
                                 len(rollouts), kl_coef=o.agent_kl)
         loss.backward()
         parts.append({**stats, "loss": loss.detach()})
-    # numbers stay on the device until here: reading one earlier makes the host wait
+    # statistics stay on the device until here: reading one earlier would make the host wait
     total = {key: float(sum(part[key] for part in parts)) for key in parts[0]}
     norm, finite = finite_step(policy.params[adapter], optimizer, total.pop("loss"))
     return {**total, "grad_norm": norm, "trained_tokens": tokens} if finite else None

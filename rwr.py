@@ -1,8 +1,8 @@
 """Reward-weighted regression by hand: how the environment simulator learns to write tasks.
 
 Paper: the environment half of the dual update in Algorithm 1. Generations whose success rate fell
-into the band are imitated, each weighted by exp(lam * R_env) (R_env: Eq. 3), under a KL penalty to
-the initial simulator and a cap on how far one update may move.
+into the band are imitated, each weighted by exp(lam * R_env) (lam: the paper's lambda; R_env: Eq. 3),
+under a KL penalty to the initial simulator and a cap on how far one update may move.
 
 Usage: genenv.py calls `rwr_update` once per epoch, on a sample drawn by `draw_kl_sample`.
 
@@ -32,7 +32,7 @@ import torch
 from grpo import finite_step, pad_rows, response_logps, token_kl
 from policy import Rollout, by_prompt, split_groups
 
-KL_SEEDS = 24  # the KL sample of an epoch: all texts written for so many seed tasks
+KL_SEEDS = 24  # the KL sample of an epoch: all texts written for this many seed tasks
 
 # ---------------------------------------------------------------------------------------------
 # weights, mini-batches, the KL sample
@@ -72,8 +72,8 @@ def whole_passes(n: int, passes: int, batch: int, generator) -> list:
 
 
 def draw_kl_sample(texts, generator) -> list:
-    """All texts of KL_SEEDS random seed tasks. texts: Rollouts of an epoch, those of one seed task
-    in one step with the same group number."""
+    """All texts written for KL_SEEDS random seed tasks. texts: Rollouts of an epoch; those written
+    for one seed task in one step share a group number."""
     groups = list(dict.fromkeys(r.group for r in texts))
     order = torch.randperm(len(groups), generator=generator)[:KL_SEEDS].tolist()
     drawn = {groups[i] for i in order}
@@ -87,11 +87,11 @@ def draw_kl_sample(texts, generator) -> list:
 def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=None) -> dict:
     """Imitate weighted records; stop, and undo the last step, if the KL cap is crossed.
 
-    fresh, old: EnvRecords inside the band, of this epoch and of earlier ones, of which prompt,
-    response and r_env are read. kl_sample: Rollouts of this epoch, *unfiltered*, by the simulator
-    as it was before this update. Both KL terms are measured on it: the penalty of a step on a
-    random part of it, the cap on all of it after every step. o: Options, of which temperature, lam,
-    env_passes, env_batch, env_kl, env_kl_cap and token_budget are read. generator: all choices.
+    fresh, old: EnvRecords inside the band, of this epoch and of earlier ones (prompt, response and
+    r_env are read). kl_sample: Rollouts of this epoch, *unfiltered*, written by the simulator as it
+    was before this update. Both KL terms are measured on it: the penalty of a step on a random part
+    of it, the cap on all of it after every step. o: Options (temperature, lam, env_passes, env_batch,
+    env_kl, env_kl_cap and token_budget are read). generator: makes all random choices.
     Returns env_kl (to the initial simulator, measured before this update), env_kl_step (how far
     this update moved), both in nats per token; env_loss (of the last step); env_steps; env_capped;
     env_skipped_steps (not finite); env_weight_ratio (largest weight over smallest) and env_ess
@@ -101,7 +101,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     stats |= dict.fromkeys(("env_steps", "env_capped", "env_skipped_steps"), 0)
     if not kl_sample:
         return stats
-    kl_sample, _ = by_prompt(kl_sample)  # its order does not matter
+    kl_sample, _ = by_prompt(kl_sample)  # a long prompt is encoded once; the order does not matter
     records = [Rollout(i, r.prompt, r.response) for i, r in enumerate([*fresh, *old])]
     # never train on old records alone
     batches = whole_passes(len(records), o.env_passes, o.env_batch, generator) if fresh else []
@@ -114,9 +114,9 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
         before = response_logps(policy, kl_sample, o)
         stats["env_kl"] = mean_kl(before, initial)
         for batch in batches:
-            # a step that crosses the cap is taken back
+            # for undoing this step, should it cross the cap
             saved = _snapshot(policy.params[adapter], optimizer)
-            size = len(batch) if o.env_kl else 0
+            size = len(batch) if o.env_kl else 0  # texts of the penalty, chosen anew for each step
             part = sorted(torch.randperm(len(kl_sample), generator=generator)[:size].tolist())
             loss, finite = rwr_step(
                 policy, adapter, optimizer, [records[i] for i in batch], weights[batch], o,
@@ -124,7 +124,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
             if not finite:
                 stats["env_skipped_steps"] += 1
                 continue
-            # the cap bounds the update as a whole: KL(before || now), as E[k3] over before's text
+            # the cap bounds the update as a whole: KL(before || now), as E[k3] over text of `before`
             step_kl = mean_kl(before, response_logps(policy, kl_sample, o))
             if not step_kl <= o.env_kl_cap:  # also when it is NaN
                 _restore(policy.params[adapter], optimizer, saved)
@@ -138,27 +138,27 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
     """One optimiser step on weighted imitation of records and the KL penalty on kl_texts.
 
     records: n Rollouts, weights (n,): theirs; kl_texts: Rollouts of the KL sample, initial: their
-    log-probs under the initial simulator. Records that share a long prompt encode it once. The
-    penalty is not on the records: they were selected for their success rate, and it would work
-    against imitating them. With weights of 1 and no kl_texts this is plain imitation. The adapter
-    must be active. Returns (loss, whether the step was finite; if not, nothing moved).
+    log-probs under the initial simulator. A long prompt that records share is encoded once. The
+    penalty is not on the records: they were selected for their success rate, and there it would
+    work against imitating them. With weights of 1 and no kl_texts this is plain imitation. The
+    adapter must be active. Returns (loss, whether the step was finite; if not, nothing moved).
     """
-    records, places = by_prompt(records)
-    weights = weights[places]
+    records, order = by_prompt(records)
+    weights = weights[order]  # (n,)
     loss_of_step = torch.zeros((), device=policy.params[adapter][0].device)
     optimizer.zero_grad(set_to_none=True)
     # every text is divided by the same number of tokens, so that weights act on whole texts
     tokens = sum(r.tokens for r in records)
-    for rows in split_groups(records, o.token_budget):  # N indices of records
-        logp, mask = policy.logprobs([records[i] for i in rows], o.temperature)  # (N, R)
-        w = weights[rows].to(logp)[:, None]                                      # (N, 1)
+    for micro in split_groups(records, o.token_budget):  # indices of N records
+        logp, mask = policy.logprobs([records[i] for i in micro], o.temperature)  # (N, R)
+        w = weights[micro].to(logp)[:, None]                                      # (N, 1)
         loss = -(w * logp * mask).sum() / tokens  # RWR: -sum w_i log pi_env(y_i | x_i)
         loss.backward()
         loss_of_step += loss.detach()
     kl_tokens = sum(r.tokens for r in kl_texts)
-    for rows in split_groups(kl_texts, o.token_budget):  # N indices of kl_texts
-        logp, mask = policy.logprobs([kl_texts[i] for i in rows], o.temperature)  # (N, R)
-        kl = token_kl(logp, pad_rows([initial[i] for i in rows])) * mask  # KL to the initial simulator
+    for micro in split_groups(kl_texts, o.token_budget):  # indices of N kl_texts
+        logp, mask = policy.logprobs([kl_texts[i] for i in micro], o.temperature)  # (N, R)
+        kl = token_kl(logp, pad_rows([initial[i] for i in micro])) * mask  # KL to the initial simulator
         loss = o.env_kl * kl.sum() / kl_tokens
         loss.backward()
         loss_of_step += loss.detach()
@@ -173,7 +173,7 @@ def mean_kl(logps, ref_logps) -> float:
 
 
 def _snapshot(params, optimizer):
-    """Copies of one adapter and of its optimiser's state, three fp32 numbers a weight: half a GB
+    """Copies of one adapter and of its optimiser's state, three fp32 numbers per parameter: half a GB
     for 7B (support/memory.py). The base is not touched."""
     return [p.detach().clone() for p in params], copy.deepcopy(optimizer.state_dict())
 
