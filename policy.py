@@ -13,12 +13,12 @@ Usage: genenv.py, grpo.py, rwr.py and eval/ call it.
 
 Deviations: G rollouts of one prompt are *one row* of the batch, in sampling and in training alike.
 The prompt is encoded once, its keys and values are stored once, and a mask lets each rollout see the
-prompt and itself. A group costs P + G*R tokens where repeating the prompt costs G*(P + R).
+prompt and itself. A group costs P + G*R tokens; repeating the prompt would cost G*(P + R).
 
 Shapes: B prompts (groups), G rollouts of each, P prompt tokens, R response tokens (at most T), V
 vocabulary, D hidden size, N responses of a micro-batch, L tokens of a packed row, M predicted tokens,
-K cached keys. While decoding, finished rollouts leave: `live` groups remain, and of each `slots`
-rollouts, some of which may have finished.
+K cached keys. While decoding, finished rollouts leave: `live` groups remain, with `slots` rollouts
+of each, some of which may have finished.
 """
 from collections import Counter
 from contextlib import contextmanager
@@ -38,9 +38,9 @@ from support.chat import Chat
 from support.loading import add_adapters, check_paths, load_model, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
-LOOK = 16  # tokens after which a GPU is asked again which rollouts have ended
-LONG = 128  # tokens from which a prompt is shared rather than repeated where texts come one by one
-PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded at once before decoding
+LOOK = 16  # on a GPU: tokens between two checks for finished rollouts
+LONG = 128  # by_prompt: texts share their prompt if it has at least this many tokens
+PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Rollout:
     prompt: list[int]         # (P,) ids
     response: list[int]       # (R,) ids, the terminal EOS included unless a length limit cut it
     logps: list[float] = ()   # (R,) log-probs at the sampling temperature; empty if not sampled
-    limit: str = ""           # the limit that it ran into, such as "too many tokens"
+    limit: str = ""           # the limit that it ran into, such as "too many tokens"; "" if it ended
     drawn: list[bool] | None = None  # (R,) drawn by the policy, not read; None: all of them
 
     @property
@@ -74,7 +74,7 @@ def token_logprobs(hidden, head, target, temperature: float):
         logits = logits if temperature == 1 else logits / temperature
         return -torch.nn.functional.cross_entropy(logits, y, reduction="none")
 
-    # the backward pass computes the logits of a chunk again, so that none are kept
+    # the backward pass recomputes the logits of each chunk, so that none are kept
     return torch.cat([
         checkpoint(chunk_logprobs, h, y, use_reentrant=False, preserve_rng_state=False)
         for h, y in zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))])
@@ -83,18 +83,18 @@ def token_logprobs(hidden, head, target, temperature: float):
 def draw(logits, temperature: float, generator):
     """Sample one token per row: logits (..., V) -> ids (...), log-probs (...).
 
-    Only temperature shapes the distribution: top-k or top-p would sample from another distribution
-    than the loss scores. Temperature 0 is greedy, its log-probs are those at temperature 1.
+    Only temperature shapes the distribution: with top-k or top-p the loss would score a different
+    one. Temperature 0 is greedy; its log-probs are those at temperature 1.
     """
     logits = logits.float()
     probs = (logits / temperature if temperature not in (0, 1) else logits).softmax(-1)
     if temperature == 0:
         ids = logits.argmax(-1, keepdim=True)
-    else:  # invert the distribution function: one random number per row, no host synchronisation
+    else:  # inverse CDF: one random number per row, no host synchronisation
         total = probs.cumsum(-1, dtype=torch.float64)  # fp32 would lose the tail of V = 152k
         point = torch.rand(*total.shape[:-1], 1, dtype=total.dtype, device=total.device,
                            generator=generator) * total[..., -1:]
-        # right: the first token whose sum exceeds the point, which is never one of probability 0
+        # right=True: the first token whose cumulative sum exceeds the point: never one of probability 0
         ids = torch.searchsorted(total, point, right=True).clamp(max=total.shape[-1] - 1)
     return ids[..., 0], probs.gather(-1, ids)[..., 0].log()
 
@@ -105,16 +105,16 @@ def by_group(rollouts) -> list:
 
 
 def by_prompt(texts) -> tuple:
-    """(texts, places): those of one long prompt side by side, as a group; texts[k] was at places[k].
+    """Rollouts, not yet grouped -> (texts, order): texts[k] was at order[k].
 
-    For texts that come one by one: their prompt is then encoded once. With a prompt below LONG tokens
-    each stands alone, in the order in which they came.
+    Those that share a prompt of at least LONG tokens become a group, so that it is encoded once. Every
+    other is a group of its own. Groups keep the order in which they first came.
     """
     first = {}
     group = [first.setdefault(tuple(r.prompt) if len(r.prompt) >= LONG else i, i)
              for i, r in enumerate(texts)]
-    places = sorted(range(len(texts)), key=group.__getitem__)
-    return [replace(texts[i], group=group[i]) for i in places], places
+    order = sorted(range(len(texts)), key=group.__getitem__)
+    return [replace(texts[i], group=group[i]) for i in order], order
 
 
 def split_groups(rollouts, token_budget: int):
@@ -156,8 +156,8 @@ class Policy(Chat):
 
     def __init__(self, model, tokenizer, adapters=("agent", "env"), rank=16, seed=0,
                  adapter_folder=None, chat_template_kwargs=None):
-        """model: a transformers causal LM; else as `load`. Adapters start at zero (B = 0), so that
-        pi is the reference. Raises UserError if no token ends a response."""
+        """model: a transformers causal LM; the rest as in `load`. Adapters start with B = 0, so that
+        pi equals the reference. Raises UserError if no token ends a response."""
         self.active = None
         model.requires_grad_(False)
         self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
@@ -180,15 +180,15 @@ class Policy(Chat):
         """Load a local folder or hub name. Raises UserError with one line if that cannot work.
 
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU).
-        device: None = a GPU if there is one. adapter_folder: where the first adapter starts, a folder
-        that `save_adapters` wrote. chat_template_kwargs: what the chat template is told besides the
-        messages, such as {"enable_thinking": False}; "date" (ISO) stands for today in it.
-        max_tokens: the most that a prompt and its response will have.
+        device: None = a GPU if there is one. adapter_folder: one written by `save_adapters`, where the
+        first adapter starts. chat_template_kwargs: what the chat template is given in addition to the
+        messages, such as {"enable_thinking": False}; its "date" (ISO) counts as today.
+        max_tokens: the most that a prompt and its response will have together.
         """
         lm, tokenizer = load_model(model, quant, dtype, device)
-        with one_line(model):  # whatever the code of a model that works otherwise may raise
+        with one_line(model):  # a model's own code may raise anything
             policy = cls(lm, tokenizer, adapters, rank, seed, adapter_folder, chat_template_kwargs)
-            if tokenizer.chat_template:  # the embedded worlds' models have none, and are known
+            if tokenizer.chat_template:  # the built-in worlds' models have none and need no check
                 check_paths(policy, max_tokens)
         return policy
 
@@ -227,8 +227,8 @@ class Policy(Chat):
     def _cast_once(self, adapter):
         """Inside, the adapter's weights lie ready in the dtype of the activations.
 
-        For decoding, which calls each layer once per token: a copy passes no gradient and knows
-        nothing of an optimiser's step, so none outlives the call.
+        For decoding, which calls each layer once per token. The copies pass no gradient and miss the
+        optimiser's steps, so they are dropped at the end.
         """
         dtype = self.lm.get_input_embeddings().weight.dtype
         for layer in self.lora_layers:
@@ -265,18 +265,18 @@ class Policy(Chat):
         if grad_checkpoint is None:
             grad_checkpoint = self.device.type != "cpu"
         groups = by_group(rollouts)
-        x = pack(groups, 0, self.device)  # padding is any token: nothing sees it
+        x = pack(groups, 0, self.device)  # any token pads: nothing attends to it
         where = {}  # rows of one response each are plain causal sequences, right-padded
         if len(groups) < len(rollouts):
             layout = attention_layout(groups, self.device)
-            # a mask of four dimensions passes the library's mask making untouched
+            # transformers leaves a mask of four dimensions as it is
             where = dict(position_ids=x["positions"], attention_mask=layout["mask"], layout=layout)
         hidden = self._hidden(x["ids"], grad_checkpoint, **where)  # (B, L, D)
         picked = hidden.flatten(0, 1)[x["source"]]  # (M, D): predicted tokens only
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x["target"], temperature)
         out = logp.new_zeros(x["shape"]).index_put((x["rows"], x["cols"]), logp)
         mask = torch.zeros(x["shape"], dtype=torch.bool, device=logp.device)
-        # a plain True would be copied to a GPU, which waits for it
+        # not a plain True, which would first have to be copied to a GPU
         return out, mask.index_put((x["rows"], x["cols"]), mask.new_ones(()))
 
     def _hidden(self, ids, grad_checkpoint, **where):
@@ -301,8 +301,8 @@ class Policy(Chat):
         max_rows bounds the rollouts that run at once, but the G of a prompt always run together.
         With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
         rollout i is an episode: observations are inserted as given, only the turns are sampled.
-        Its limits are max_turns turns without an end, max_turn_tokens in a turn without EOS, and
-        max_new_tokens in all, observations included.
+        Its limits: max_turns turns, max_turn_tokens in a turn without EOS, and max_new_tokens in all,
+        observations included.
         Raises ValueError on an empty prompt, UserError if the model gives no finite numbers.
         """
         if any(len(p) == 0 for p in prompts):
@@ -314,7 +314,7 @@ class Policy(Chat):
             for start in range(0, len(by_length), width):
                 members = by_length[start:start + width]
 
-                def answer(n, ids, members=members):  # n counts here, the caller counts over all
+                def answer(n, ids, members=members):  # n: in these rows; respond counts over all
                     return respond(members[n // G] * G + n % G, ids)
 
                 turns = Turns(answer, max_turns, max_turn_tokens) if respond else None
@@ -326,7 +326,7 @@ class Policy(Chat):
         return out
 
     def _sample_rows(self, prompts, G, T, temperature, generator, turns):
-        """One wide batch: prefill, then decode until every rollout has ended.
+        """One wide batch: prefill, then decode until every rollout has ended or has T tokens.
 
         prompts: B id lists; turns: Turns or None -> B*G tuples (ids, log-probs, limit, drawn).
         """
@@ -341,23 +341,23 @@ class Policy(Chat):
         done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
         live = torch.arange(B, device=dev)                             # (live,) groups decoded still
         rollout = torch.arange(G, device=dev).expand(B, G)             # (live, slots) which of the G
-        # laid out in memory: for a view the head's weights would be copied once per prompt
+        # contiguous: for a view the head's weights would be copied once per prompt
         hidden = hidden[:, None].expand(B, G, -1).contiguous()         # (live, slots, D)
         stage = None
         for t in range(T):
             at = live[:, None], rollout
             ids, logp = draw(head(hidden), temperature, generator)     # (live, slots)
-            if turns:  # an observation lies ready in the row: until its end tokens are read
+            if turns:  # an observation is already in the row: its tokens are read, not drawn
                 new = drawn[(*at, t)]
                 ids, logp = ids.where(new, tokens[(*at, t)]), logp.where(new, 0)
             tokens[(*at, t)], logps[(*at, t)] = ids, logp
-            count[at] += ~done[at]  # a finished rollout may keep its slot a while: it adds nothing
+            count[at] += ~done[at]  # a finished rollout may keep its slot for a while, uncounted
             if turns:
                 ended = torch.isin(tokens[..., t], eos) & drawn[..., t] & ~done
                 look = turns.end(t, ended, tokens, drawn, done)
             else:
                 done[at] |= torch.isin(ids, eos)
-                # asking a GPU how many still run makes it wait
+                # asking a GPU how many are still running makes it wait
                 look = not self.staged or (t + 1) % LOOK == 0
             if t == T - 1:
                 break
@@ -365,7 +365,7 @@ class Policy(Chat):
                 keep, slots = _compact(done[live], rollout)
                 if len(keep) == 0:
                     break
-                # the next stage costs a GPU some tokens' time: only when it is due, or half have ended
+                # a new stage costs a GPU the time of several tokens: only if due, or if half have ended
                 if not stage or stage.left < min(LOOK, T - 1 - t) or \
                         2 * len(keep) * slots.shape[1] <= rollout.numel():
                     rollout, stage = slots, None
@@ -391,14 +391,14 @@ class Policy(Chat):
                 for ids, logp, own, n, limit in rows]
 
     def _stage(self, cache, rollout, owner, places, left):
-        """The stage that begins with this step; left: the most tokens that are still to come."""
+        """The stage that begins with this step; left: how many tokens may still follow."""
         # room as for a growing cache: half as much again
         steps = min(left, max(32, owner.shape[1] // (2 * rollout.shape[1])))
         config = self.lm.config.get_text_config(decoder=True)
         return Stage(self._decode, config, cache, rollout, owner, places, steps)
 
     def _decode(self, cache, ids, places, mask):
-        """One token more of each rollout, ids and places (live, slots) -> hidden (live, slots, D)."""
+        """One more token of each rollout: ids and places (live, slots) -> hidden (live, slots, D)."""
         return self.lm.base_model(input_ids=ids, position_ids=places, attention_mask=mask,
                                   past_key_values=cache, use_cache=True).last_hidden_state
 
@@ -406,7 +406,7 @@ class Policy(Chat):
         """Encode each prompt once. Returns the cache, owner (B, P) and the last hidden (B, D).
 
         Prompts are padded on the right: causality alone then hides the padding from real tokens.
-        Long prompts go through in chunks of columns: the memory beside the cache is bounded by
+        Long prompts are encoded in chunks of columns: memory, apart from the cache, is bounded by
         tokens, not by rows. more: the most keys that decoding will add to a row.
         """
         lengths = torch.tensor([len(p) for p in prompts], device=self.device)
@@ -421,7 +421,7 @@ class Policy(Chat):
             hidden = self.lm.base_model(
                 input_ids=ids[:, start:start + width], past_key_values=cache,
                 use_cache=True).last_hidden_state                       # (B, width, D)
-            ends = (lengths - 1 - start).clamp(0, hidden.shape[1] - 1)  # of the prompts ending here
+            ends = (lengths - 1 - start).clamp(0, hidden.shape[1] - 1)  # last columns of prompts ending here
             last.append(hidden[rows, ends])
         owner = torch.where(columns < lengths[:, None], PROMPT, PADDING)
         return cache, owner, torch.stack(last)[(lengths - 1) // width, rows]
@@ -432,16 +432,16 @@ class Policy(Chat):
 
 
 def distance(before, now) -> float:
-    """Euclidean distance of two lists of parameters: how far an adapter has moved."""
+    """Euclidean distance between two lists of parameters: how far an adapter has moved."""
     return float(torch.stack([(a.detach() - b.detach()).float().norm()
                               for a, b in zip(before, now)]).norm())
 
 
 class Turns:
-    """The turns of a batch of episodes; rollouts n are counted over B * G.
+    """The turns of a batch of episodes; n is the index of a rollout among B * G.
 
-    begin, count: where the present turn of a rollout begins, and how many turns it had. why: for
-    each rollout that is over the limit that it ran into, or "".
+    begin, count: where the current turn of a rollout begins, and how many turns it has had. why:
+    {rollout whose episode is over: the limit that it ran into, or ""}.
     """
 
     def __init__(self, respond, max_turns, max_turn_tokens):
@@ -449,10 +449,10 @@ class Turns:
         self.begin, self.count, self.why = Counter(), Counter(), {}
 
     def end(self, t, ended, tokens, drawn, done) -> bool:
-        """Answer the turns that ended with token t, or end their episodes; whether any is over now.
+        """Answer the turns that ended with token t, or end their episodes. True if any episode ended.
 
-        ended, done (B, G), tokens, drawn (B, G, T); all but ended are brought up to date. A GPU is
-        waited for once, and again where turns ended: the next token needs the world's answers.
+        ended, done (B, G), tokens, drawn (B, G, T); tokens, drawn and done are updated in place. The
+        host waits for a GPU once, and again if turns ended: the next token needs the world's answers.
         """
         before, (G, T) = len(self.why), tokens.shape[1:]
         over = [n for n, end in enumerate(ended.flatten().tolist()) if end]
@@ -470,7 +470,7 @@ class Turns:
         return len(self.why) > before
 
     def _answer(self, n, turn, room):
-        """What the world says to a turn; None where the episode ends with it. room: tokens left."""
+        """The world's answer to a turn; None if the episode ends with it. room: tokens left."""
         self.count[n] += 1
         ids = self.respond(n, turn)
         if ids is not None and self.count[n] < self.max_turns and len(ids) < room:
@@ -482,8 +482,8 @@ class Turns:
 def _compact(done, rollout):
     """Drop finished rollouts: done (live, G) -> groups to keep, rollout in each slot (live, slots).
 
-    Running rollouts move to the front; there are as many slots as any group still runs. Rows are only
-    dropped once a quarter of them has finished, because dropping copies the cache.
+    Running rollouts move to the front; slots: the most that are running in any one group. Groups are
+    only dropped once a quarter of them has finished, because dropping copies the cache.
     """
     running = (~done).sum(1).tolist()
     if max(running) == 0:
