@@ -1,6 +1,6 @@
-"""One epoch of Algorithm 1, line by line, in the embedded world with the project's own functions.
+"""One epoch of Algorithm 1, line by line, in the built-in world with the project's own functions.
 
-What to look at: what each line hands to the next one. The simulator turns seed tasks into tasks.
+What to look at: what each line hands to the next. The simulator turns seed tasks into tasks.
 The agent attempts each task. The attempts give a success rate, the rate a reward for the
 simulator, and the reward a weight. Two adapters move, each on its own, and two pools grow.
 Read along: `epoch` in genenv.py makes the same calls in the same order, and Algorithm 1 of the paper.

@@ -42,14 +42,14 @@ responses = [r[:1] if r[0] == EOS else r for r in draws]
 rewards = torch.tensor([[float(r == RIGHT) for r in responses]])  # (B, G) with B = 1; Eq. 1
 print(f"p_hat = k / n = {success_rate(rewards[0].tolist()):.3f}  (Eq. 2)")
 
-# %% 2. Advantages: the group's mean is the baseline b of Eq. 4, its deviation the unit.
+# %% 2. Advantages: the group's mean is the baseline b of Eq. 4, its standard deviation the unit.
 advantages = group_advantages(rewards)  # (1, G)
 plain = group_advantages(rewards, scale="none")
 print("\nresponse    r   r - b   advantage")
-for response, r, a, b in zip(responses, rewards[0], advantages[0], plain[0]):
-    print(f"{' '.join(WORDS[i] for i in response):9s} {r:4.0f} {b:+7.3f} {a:+11.3f}")
+for response, r, a, gain in zip(responses, rewards[0], advantages[0], plain[0]):
+    print(f"{' '.join(WORDS[i] for i in response):9s} {r:4.0f} {gain:+7.3f} {a:+11.3f}")
 
-# %% 3. Surrogate and KL. Before the step pi is pi_old is pi_ref: every ratio is 1, every KL is 0.
+# %% 3. Surrogate and KL. Before the step pi = pi_old = pi_ref: every ratio is 1, every KL is 0.
 rollouts = [Rollout(0, PROMPT, response) for response in responses]  # one group: one prompt
 with policy.use("agent"):
     logp, mask = policy.logprobs(rollouts)  # (N, R) with N = G, R = 2; a short response is padded
@@ -60,8 +60,8 @@ print(f"\nresponse tokens in the mask: {tokens} of {mask.numel()} cells")
 print(f"surrogate: {abs(aggregate(per_token, mask, tokens, rows)):.4f} in value,"
       f" KL: {aggregate(token_kl(logp, ref_logp), mask, tokens, rows):.4f}")
 
-# %% 4. The value says nothing (0 if all responses were equally long); the gradient does. It is that of
-# Eq. 4 with the advantage for (r - b), and tokens that were not sampled get none of their own.
+# %% 4. The value tells nothing (it is 0 if all responses are equally long); the gradient does. It is
+# that of Eq. 4 with the advantage in place of r - b; tokens never sampled move only through softmax.
 optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)  # the project uses AdamW: same sign
 loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[0], mask, tokens, rows, kl_coef=0.001)
 loss.backward()

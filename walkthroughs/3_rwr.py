@@ -1,7 +1,7 @@
 """Reward-weighted regression on a toy simulator that can write eight tasks, and no other.
 
-What to look at: RWR with enough steps arrives where arithmetic says, at pi_0 exp(lam R) / Z. So
-the effect of the filter, of lam, of beta and of the KL terms can be read off tables: above all,
+What to look at: with enough steps RWR arrives where arithmetic says, at pi_0 exp(lam R) / Z (R: R_env).
+So the effect of the filter, of lam, of beta and of the KL terms can be read off tables: above all,
 that with the paper's lam and beta the weights do little and the filter does the selecting.
 Read along: rwr.py, curriculum.py (Eq. 3 and the filter).
 """
@@ -22,7 +22,7 @@ from walkthroughs.toy import TablePolicy
 
 torch.set_num_threads(1)
 ALPHA, BETA, LAM, PROMPT = 0.5, 2.0, 1.0, [0]
-P_HAT = [0.0, 0.125, 0.25, 0.5, 0.5, 0.75, 0.875, 1.0]  # (8,) Eq. 2, of each task
+P_HAT = [0.0, 0.125, 0.25, 0.5, 0.5, 0.75, 0.875, 1.0]  # (8,) Eq. 2, one per task
 PI_0 = torch.tensor([.02, .03, .05, .04, .06, .15, .25, .40], dtype=torch.float64)
 WRITTEN = [x for x in range(8) for _ in range(round(100 * float(PI_0[x])))]  # a hundred generations
 

@@ -21,5 +21,5 @@ def canvas():
 
 
 def keep_picture(figure, name: str):
-    """Write a figure as PNG; the same figure gives the same bytes (no date and version in it)."""
+    """Write a figure as PNG; the same figure gives the same bytes (no date or version in it)."""
     figure.savefig(PICTURES / f"{name}.png", dpi=80, metadata={"Software": None})
