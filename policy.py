@@ -421,7 +421,7 @@ class Policy(Chat):
             hidden = self.lm.base_model(
                 input_ids=ids[:, start:start + width], past_key_values=cache,
                 use_cache=True).last_hidden_state                       # (B, width, D)
-            ends = (lengths - 1 - start).clamp(0, hidden.shape[1] - 1)  # last columns of prompts ending here
+            ends = (lengths - 1 - start).clamp(0, hidden.shape[1] - 1)  # of the prompts that end here
             last.append(hidden[rows, ends])
         owner = torch.where(columns < lengths[:, None], PROMPT, PADDING)
         return cache, owner, torch.stack(last)[(lengths - 1) // width, rows]
