@@ -15,7 +15,7 @@ import base64
 import html
 import io
 import json
-import re
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -25,12 +25,11 @@ from support.health import aim
 
 
 class Panel(NamedTuple):
-    """One figure of a page. A comparison of runs draws its first line for every run."""
+    """One of the curves. A comparison of runs draws its first line for every run."""
     title: str
     unit: str
-    lines: dict             # {key of `measured`: label}
+    lines: dict  # {key of `measured`: label}
     caption: str
-    relative: bool = False  # of one run: as multiples of the first value
 
 
 PANELS = (
@@ -48,11 +47,12 @@ PANELS = (
     Panel("Entropy of the agent", "nats per token", {"entropy": "mean of -log-prob"},
           "A fall towards 0 says that attempts at a task become alike, a steady climb that they "
           "become noise."),
-    Panel("Length of generated tasks", "relative to the first epoch", {
-        "task_length": "task length", "response_length": "tokens of a response",
-        "skill_entropy": "entropy over skills"},
+    Panel("Generated tasks", "length, or bits", {
+        "task_length": "task length", "skill_entropy": "entropy over skills"},
         "Tasks may grow with the agent. Should the entropy over skills fall, the simulator repeats "
-        "itself.", relative=True),
+        "itself."),
+    Panel("Length of responses", "tokens", {"response_length": "response length"},
+          "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
     Panel("KL to the start", "nats per token", {
         "env_kl": "simulator", "env_kl_step": "simulator, one update alone", "kl": "agent"},
         "A slow rise that levels off is healthy; above 2 texts can no longer be trusted."),
@@ -123,60 +123,33 @@ def read_run(folder):
 # figures
 
 
-def draw(panel: Panel, lines, band=()) -> str:
-    """A figure as the address of an embedded PNG. lines: (label, [(epoch, value)]); band: (epoch,
-    lower edge, upper edge) of each epoch."""
+def curves(runs: dict, alphas=(), k_min=0.0) -> str:
+    """All panels as an <img> that brings its picture along. runs: {name: records of metrics.jsonl}; of a
+    single run all lines are drawn, of several the first of each panel.
+
+    alphas: of each epoch, for the band of alpha +- k_min that the simulator aims at.
+    """
     from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
-    figure = Figure(figsize=(5, 3.6), layout="constrained")
-    axis = figure.subplots()
-    if band:
-        axis.fill_between(*zip(*band), color="tab:green", alpha=0.15, lw=0, label="band")
-    for i, (label, values) in enumerate(lines):  # ever thinner: both are seen where they coincide
-        if values:
-            axis.plot(*zip(*values), marker="o", ms=3.5, lw=1.5 + 0.7 * (len(lines) - 1 - i),
-                      color=f"C{i}", label=label)
-    axis.set(title=panel.title, xlabel="epoch", ylabel=panel.unit)
-    top = max(value for _, values in lines for _, value in values) or 1
-    top = 1 if panel.unit == "share" else top
-    axis.set_ylim(-0.02 * top, 1.06 * top)  # a line at 0 or 1 is not hidden by the frame
-    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=9, framealpha=0.6)
+    figure = Figure(figsize=(12, 26), layout="constrained")
+    for axis, panel in zip(figure.subplots(-(-len(PANELS) // 2), 2).flat, PANELS):
+        for name, metrics in runs.items():
+            for key, label in list(panel.lines.items())[:1 if len(runs) > 1 else None]:
+                if values := points(metrics, key):
+                    axis.plot(*zip(*values), marker="o", ms=3, label=label if len(runs) == 1 else name)
+        if len(alphas) and "success_rate" in panel.lines:
+            axis.fill_between(range(len(alphas)), [alpha - k_min for alpha in alphas],
+                              [alpha + k_min for alpha in alphas], alpha=0.15, lw=0, label="band")
+        axis.set_title(panel.title)
+        axis.set(xlabel=f"epoch\n{textwrap.fill(panel.caption, 80)}", ylabel=panel.unit)
+        axis.set_ylim(*(-0.02, 1.02) if panel.unit == "share" else (0, None))
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        axis.grid(alpha=0.25)
+        if axis.lines:
+            axis.legend(fontsize=9)
+        axis.set_visible(bool(axis.lines))
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=140)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def panels_of_run(metrics, options) -> list:
-    """(panel, lines, band) of every panel, for `gallery`."""
-    band = [(m["epoch"], m["alpha"] - options["k_min"], m["alpha"] + options["k_min"])
-            for m in metrics]
-    found = []
-    for panel in PANELS:
-        lines = [(label, points(metrics, key)) for key, label in panel.lines.items()]
-        if panel.relative:
-            lines = [(label, [(t, v / (values[0][1] or 1)) for t, v in values])
-                     for label, values in lines]
-        found.append((panel, lines, band if "success_rate" in panel.lines else ()))
-    return found
-
-
-def panels_of_runs(runs: dict) -> list:
-    """(panel, lines, no band) of the first line of every panel; runs: {name: records}."""
-    found = []
-    for panel in PANELS:
-        key, label = next(iter(panel.lines.items()))
-        one = panel._replace(title=f"{panel.title}: {label}",
-                             unit="length" if panel.relative else panel.unit)
-        found.append((one, [(name, points(metrics, key)) for name, metrics in runs.items()], ()))
-    return found
-
-
-def gallery(panels) -> str:
-    """The figures side by side, each with its caption; those without a single value are left out."""
-    return _grid(f'<figure><img alt="" src="{draw(panel, lines, band)}"><figcaption>'
-                 f"{_text(panel.caption)}</figcaption></figure>"
-                 for panel, lines, band in panels if any(values for _, values in lines))
+    figure.savefig(buffer, dpi=110)
+    return f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
 # ---------------------------------------------------------------------------------------------
@@ -200,12 +173,14 @@ def write(folder) -> Path:
     samples = read_jsonl(path) if path.is_file() else []
     numbers = "".join(f"<div><span>{_text(name)}</span><b>{_text(value)}</b></div>"
                       for name, value in facts(metrics, options).items())
+    warned = [[f"epoch {m['epoch']}", text] for m in metrics for text in m["warnings"]]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         _paragraph(f"{options['variant']} on {options['world']}, seed {options['seed']}, "
                    f"epochs 0 to {metrics[-1]['epoch']}"),
-        f"<div class=facts>{numbers}</div>", "<h2>Warnings</h2>", _warnings(metrics),
-        _categories(metrics), "<h2>Curves</h2>", gallery(panels_of_run(metrics, options)),
+        f"<div class=facts>{numbers}</div>", "<h2>Warnings</h2>",
+        _paragraph("TROUBLESHOOTING.md has a paragraph on each."), table(warned or [["none"]]),
+        "<h2>Curves</h2>", curves({folder.name: metrics}, [m["alpha"] for m in metrics], options["k_min"]),
         "<h2>Tasks and answers</h2>", _paragraph(EXPLANATION), _samples(metrics, samples),
         _details("Options", table([[k, json.dumps(v)] for k, v in options.items()]))]))
     return folder / "report.html"
@@ -229,7 +204,7 @@ def compare(folders, out) -> Path:
         _paragraph("One run is one seed: a difference is a result only when several seeds have it."),
         "<h2>Last epoch</h2>", table(last),
         "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
-        "<h2>Curves</h2>", gallery(panels_of_runs(dict(zip(folders, records))))]))
+        "<h2>Curves</h2>", curves(dict(zip(folders, records)))]))
     return out
 
 
@@ -243,37 +218,13 @@ def page(title, parts) -> str:
         f"<body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
 
 
-def _warnings(metrics) -> str:
-    """A box for each warning; those that differ in their figures alone share one, and the epochs in
-    which they came are told."""
-    kinds = {}
-    for m in metrics:
-        for text in m["warnings"]:
-            kinds.setdefault(re.sub(r"[+-]?\d+(\.\d+)?", "#", text), []).append((m["epoch"], text))
-    boxes = []
-    for found in kinds.values():
-        when = f"epoch {found[0][0]}" if len(found) == 1 else \
-            f"{len(found)} times, epochs {found[0][0]} to {found[-1][0]}; as it was last"
-        boxes.append(f"<div class=warn>{_text(found[-1][1])}<br><span class=tag>{when}</span></div>")
-    advice = _paragraph("TROUBLESHOOTING.md has a paragraph on each.")
-    return "".join(boxes) + advice if boxes else "<p class=fine>None.</p>"
-
-
-def _categories(metrics) -> str:
-    """Held-out success of every category in the first, the middle and the last epoch."""
-    three = _three([m for m in metrics if m["validated"] == m["epoch"]])
-    rows = [[name, *[f"{m['validation_by'].get(name, 0):.2f}" for m in three]]
-            for name in metrics[-1]["validation_by"]]
-    head = ["", *[f"epoch {m['epoch']}" for m in three]]
-    return "<h2>Held-out success by category</h2>" + table([head, *rows]) if rows else ""
-
-
 def _samples(metrics, samples) -> str:
     """First, middle and last epoch: tasks with up to two attempts each, and what was refused."""
     parts = []
     for m in _three(metrics):
         here = [r for r in samples if r["epoch"] == m["epoch"]]
-        refused = [_refused_card(r) for r in here if "refused" in r]
+        refused = [_card(f"refused: {r['reason']}", r, [_pre(r["refused"], "wrong")])
+                   for r in here if "refused" in r]
         tasks = [_task_card(r) for r in here if "refused" not in r]
         parts += [f"<h3>epoch {m['epoch']}</h3>", _grid(tasks)]
         parts += [_details("Refused, up to three of each reason", _grid(refused))] * bool(refused)
@@ -290,10 +241,6 @@ def _task_card(r) -> str:
     attempts = [_pre(e["text"] or "(no text)", "right" if e["reward"] >= 0.5 else "wrong",
                      f" <span class=tag>r = {e['reward']:.2g}</span>") for e in r["traces"]]
     return _card(tag, r, [_pre(r["task"], "task"), *expected, *attempts])
-
-
-def _refused_card(r) -> str:
-    return _card(f"refused: {r['reason']}", r, [_pre(r["refused"], "wrong")])
 
 
 def _card(tag, r, parts) -> str:
