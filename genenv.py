@@ -33,6 +33,11 @@ from pathlib import Path
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
 
+from support.options import COMMANDS, Options, answer_early, exit_code, parse_options
+
+if __name__ == "__main__":
+    answer_early(sys.argv[1:])  # mistakes and --help, before torch is loaded
+
 import torch
 from tqdm import tqdm
 
@@ -44,7 +49,6 @@ from rwr import draw_kl_sample, rwr_update
 from support import checkpoint
 from support.files import UserError, choose
 from support.metrics import mean, surprise
-from support.options import Options, exit_code, parse_options
 from support.run import Run, Trial, alpha_of, end_epoch, finish, note_refused, prepare_run
 from worlds import NO_SEED, attempt_score, play, rollout_rows, task_keys, transcript, written_tasks
 
@@ -287,14 +291,6 @@ def update_environment(run, fresh, old) -> dict:
 # ---------------------------------------------------------------------------------------------
 # the command line
 
-COMMANDS = {  # name: what it is for; each is a module of scripts/
-    "warm-start": "a small model imitates tasks in both roles before its first run",
-    "ask": "the trained agent of a run answers a request of yours",
-    "export": "the tasks of a run for veRL",
-    "compare": "the curves of several runs on one page; of one run, its report",
-}
-
-
 def main(argv) -> int:
     """A run, or one of COMMANDS. Returns the exit code: 0, 2 for a user's mistake, 128 + n after a
     signal n."""
@@ -305,8 +301,7 @@ def main(argv) -> int:
 def command(argv):
     """Do what the command line says. Raises UserError."""
     if not argv or argv[0][:1] == "-":
-        help_text = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
-        return train(parse_options(argv, f"commands (each has --help):\n{help_text}"))
+        return train(parse_options(argv))
     if argv[0] not in COMMANDS:
         raise UserError(f"unknown command {argv[0]!r}: {choose(argv[0], COMMANDS)}; options begin with --")
     return importlib.import_module(f"scripts.{argv[0].replace('-', '_')}").main(argv[1:])

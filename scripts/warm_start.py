@@ -43,9 +43,6 @@ def main(argv) -> int:
     """The command `genenv.py warm-start`. Raises UserError, returns 0."""
     s, o = parse(argv)
     world = load_world(o.world)(o)
-    if not world.base_tasks():
-        raise UserError("warm-start imitates base tasks and there are none: give --base-tasks FILE, a few "
-                        "requests with their calls for the functions of --tools")
     print("loading torch and the model ...", flush=True)
     with claim(Path(s.out)):
         make(world, s, o, Path(s.out))
@@ -97,7 +94,6 @@ def make(world, s, o, out: Path):
     usual = passes_for(world, pairs_of_pass(world, policy, 0))
     s.passes = s.passes or usual
     learn(world, policy, s, state, path)
-    print("merging the adapter into the model ...", flush=True)
     merge(policy, o, out)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
     write_whole(out / "warm_start.json", json.dumps(report, indent=1))
@@ -140,7 +136,7 @@ def passes_for(world, pairs) -> int:
         if len(pairs[role]) < FEWEST:
             raise UserError(
                 f"{world.o.base_tasks or 'the world'}: {len(pairs[role])} pairs to imitate as {name}, {FEWEST} "
-                "are needed: give more tasks, or raise --max-prompt-tokens, --max-task-tokens or "
+                "are needed: give more tasks (--base-tasks), or raise --max-prompt-tokens, --max-task-tokens or "
                 "--max-response-tokens")
     steps = -(-(len(pairs["agent"]) + len(pairs["env"])) // BATCH)
     wanted = STEPS[bool(getattr(world, "tools", ()))]

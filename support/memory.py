@@ -15,6 +15,7 @@ Bytes everywhere; GB are 1e9 bytes. B prompts, G rollouts, P prompt, R response;
 """
 import math
 
+import psutil  # comes with PEFT
 import torch
 
 from support.files import UserError
@@ -141,15 +142,10 @@ def check_lengths(config, o):
 
 
 def free_memory() -> float:
-    """Free bytes of the GPU if there is one, else what the system calls available (or infinity)."""
+    """Free bytes of the GPU if there is one, else what the system calls available."""
     if torch.cuda.is_available():
         return torch.cuda.mem_get_info()[0]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            sizes = dict(line.split(":") for line in file)
-    except OSError:  # not Linux
-        return math.inf
-    return 1024 * int(sizes["MemAvailable"].split()[0])
+    return psutil.virtual_memory().available
 
 
 def inner(config) -> int:

@@ -101,6 +101,12 @@ _7B = {
     "agent_lr": 2e-5, "mini_batch": 16, "k_min": 0.1,
     "env_lr": 1e-5, "env_batch": 64, "env_passes": 4, "env_kl": 0.05, "env_kl_cap": 0.05,
 }
+COMMANDS = {  # name: what it is for; each is a module of scripts/
+    "warm-start": "a small model imitates tasks in both roles before its first run",
+    "ask": "the trained agent of a run answers a request of yours",
+    "export": "the tasks of a run for veRL",
+    "compare": "the curves of several runs on one page; of one run, its report",
+}
 PRESETS = {  # only what differs from the defaults, those of the world included
     # the whole loop in seconds, in any world: to try an installation, a model or a task file
     "tiny": {
@@ -143,18 +149,18 @@ MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"} 
 # the command line
 
 
-def parser(world=None, commands="") -> "Parser":
-    """An argument parser made from Options, and from the options of a world (a class) if given.
-    commands: text below the options."""
+def parser(world) -> "Parser":
+    """An argument parser made from Options and from the options of a world (a class)."""
+    commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
     p = Parser(prog="genenv.py", argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
-               description="GenEnv: an agent and a task simulator co-evolve.", epilog=commands,
+               description="GenEnv: an agent and a task simulator co-evolve.", epilog=f"commands (each has --help):\n{commands}",
                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("-h", "--help", action="help", help="show this and stop")
     p.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
     add_fields(p, Options)
     own = p.add_argument_group("of this world")
-    for name, (default, text, values) in (world.OPTIONS if world else {}).items():
+    for name, (default, text, values) in world.OPTIONS.items():
         _add(own, name, type(default), default, text, values)
     return p
 
@@ -194,8 +200,8 @@ def choices(name: str) -> tuple:
     return tuple(curriculum.named(NAMED[name])) if name in NAMED else CHOICES.get(name, ())
 
 
-def parse_options(argv, commands="") -> Options:
-    """Command line -> Options. commands: text for --help. Raises UserError for unknown options,
+def parse_options(argv) -> Options:
+    """Command line -> Options. Raises UserError for unknown options,
     values that cannot work, and options that a resumed run must not change."""
     early = Parser(prog="genenv.py", add_help=False, allow_abbrev=False)
     for name in ("world", "preset", "out"):
@@ -210,7 +216,7 @@ def parse_options(argv, commands="") -> Options:
             raise UserError("--resume needs --out: which run folder is to go on?")
         saved = flat(saved_options(found.out))
     world = load_world(saved.get("world") or found.world or preset.get("world", Options.world))
-    given = vars(parser(world, commands).parse_args(argv))
+    given = vars(parser(world).parse_args(argv))
     given.pop("preset", None)
     if "world" in preset and given.get("world", preset["world"]) != preset["world"]:
         raise UserError(f"--preset {found.preset} is for --world {preset['world']}")
@@ -269,9 +275,6 @@ def check_options(o: Options) -> Options:
         need(flat(o)[name] in values, name, choose(str(flat(o)[name]), values))
     need(o.threads <= (os.cpu_count() or 1), "threads", f"this machine has {os.cpu_count()} cores")
     need(o.model or not o.env_model, "env_model", "it plays against the agent's --model: give both")
-    need(o.variant == "teacher" or not o.teacher_tasks, "teacher_tasks", "only --variant teacher reads it")
-    need(o.alpha_schedule != "constant" or o.alpha_end in (o.alpha, Options.alpha_end), "alpha_end",
-         "--alpha-schedule constant does not read it")
     try:
         need(isinstance(json.loads(o.chat_template_kwargs or "{}"), dict), "chat_template_kwargs",
              'must be a JSON object, such as {"enable_thinking": false}')
@@ -318,6 +321,15 @@ def exit_code(command, program="genenv") -> int:
         line = str(error)
     print(f"{program}: {' '.join(line.split())}", file=sys.stderr)
     return 2
+
+
+def answer_early(argv):
+    """For the head of genenv.py, before torch is loaded: exits where the options of a run are mistaken, or
+    after --help."""
+    if not argv or argv[0][:1] == "-":
+        code = exit_code(lambda: parse_options(argv))
+        if code:
+            sys.exit(code)
 
 
 def at_least(least: int):

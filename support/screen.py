@@ -17,14 +17,10 @@ LEGEND = ("        success on           agent's         length    new    in     
 
 def banner(o, folder, threads: int) -> str:
     """Three lines, before anything slow begins: world, models, run folder."""
-    model = o.model or "the world's own"
-    quant = f", {o.quant}" if o.quant else ""
-    other = f", simulator {o.env_model}" if o.env_model else ""
-    return "\n".join([
-        f"world    {o.world}, variant {o.variant}, seed {o.seed}",
-        f"model    {model}{other}{quant}, two LoRA adapters of rank {o.rank}, {threads} "
-        f"thread{'s' * (threads > 1)}",
-        f"folder   {folder}, epochs 0 to {o.epochs}"])
+    models = " and ".join(filter(None, (o.model or "the world's own", o.env_model)))
+    return (f"world    {o.world}, variant {o.variant}, seed {o.seed}\n"
+            f"model    {models}, {o.quant or o.dtype}, LoRA of rank {o.rank}, threads {threads}\n"
+            f"folder   {folder}, epochs 0 to {o.epochs}")
 
 
 def duration(seconds: float) -> str:

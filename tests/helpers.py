@@ -15,7 +15,6 @@ from support.files import UserError, read_jsonl
 import genenv
 import grpo
 from policy import Policy, Rollout
-from support.run import Run
 from support.options import Options
 
 WORLDS = Path(__file__).resolve().parents[1] / "worlds"
@@ -117,13 +116,6 @@ def scores(policy, groups, temperature=1.0, token_budget=10_000, drawn=None):
     rows = iter(grpo.response_logps(policy, flat(groups, drawn=drawn), Options(
         temperature=temperature, token_budget=token_budget)))
     return [[next(rows) for _ in responses] for _, responses in groups]
-
-
-def stub_run(**given):
-    """A Run of nothing but what is given."""
-    fields = ("o", "world", "policy", "folder", "agent_optimizer", "env_optimizer", "rng", "sampler")
-    return Run(**{**dict.fromkeys(fields), "simulator": given.get("policy"), "held_out": frozenset(),
-                  **given})
 
 
 def noisy(monkeypatch, share):
