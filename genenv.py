@@ -291,6 +291,7 @@ def update_environment(run, fresh, old) -> dict:
 # ---------------------------------------------------------------------------------------------
 # the command line
 
+
 def main(argv) -> int:
     """A run, or one of COMMANDS. Returns the exit code: 0, 2 for a user's mistake, 128 + n after a
     signal n."""

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from data_pool import Task
 from support.files import UserError, read_jsonl
-from support.options import Parser, saved_options, threads_of
+from support.options import Parser, saved_options
 from worlds import InvalidTask, load_world, special_token_in, task_texts, tool_lists
 from worlds.call_text import write_calls
 from worlds.schemas import check_calls
@@ -142,7 +142,7 @@ def answers(world, adapter, requests, shown) -> list[str]:
     from policy import Policy
     from support.loading import policy_options
     o, prompts = world.o, []
-    torch.set_num_threads(threads_of(o))
+    torch.set_num_threads(o.threads or torch.get_num_threads())
     policy = Policy.load(o.model, ("agent",) if adapter else (), adapter_folder=adapter or None,
                          **policy_options(o))
     for request, tools in zip(requests, shown):

@@ -14,7 +14,6 @@ import logging
 import sys
 import time
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import torch

@@ -28,16 +28,23 @@ def not_tasks(r) -> dict:
     return {reason: n for reason, n in r["invalid"].items() if reason != "duplicate in the batch"}
 
 
+def valid(r) -> int:
+    """Texts of an epoch that were tasks, counting a task as often as it was written."""
+    return r["written"] - sum(not_tasks(r).values())
+
+
 def collapse(r, history, o) -> str:
     """The simulator writes few different tasks, or uses few skills."""
-    valid = r["written"] - sum(not_tasks(r).values())
-    if o.variant in WITHOUT_SIMULATOR or valid <= 0.1 * r["written"]:
+    if o.variant in WITHOUT_SIMULATOR or valid(r) <= 0.1 * r["written"]:
         return ""  # nothing to judge by: "invalid" speaks
-    first = history[1] if len(history) > 1 else r  # epoch 1 is the first of full size
-    if r["distinct_tasks"] >= 0.2 * valid and r["skill_entropy"] >= 0.6 * first["skill_entropy"]:
+    # epoch 1 is the first of full size; a simulator may also be narrow from the start
+    first = history[1] if len(history) > 1 else r
+    before = first["distinct_tasks"] / max(1, valid(first))
+    few = r["distinct_tasks"] / valid(r) < max(0.2, 0.5 * before)
+    if not few and r["skill_entropy"] >= 0.6 * first["skill_entropy"]:
         return ""
     env_kl = "--env-kl, " * (o.variant == "genenv")
-    return (f"{r['distinct_tasks']} distinct tasks of {valid} written, skill entropy "
+    return (f"{r['distinct_tasks']} distinct tasks of {valid(r)} written, skill entropy "
             f"{r['skill_entropy']:.2f} bits, {first['skill_entropy']:.2f} in epoch {first['epoch']}: "
             f"raise {env_kl}--base-share or --temperature")
 
@@ -81,8 +88,10 @@ def invalid(r, history, o) -> str:
         "prompt too long": f"raise --max-prompt-tokens {o.max_prompt_tokens}",
         "copy of the seed": "raise --temperature or --env-kl",
         "no agreement": "the simulator cannot solve them: read samples.jsonl, raise --env-kl"}
-    never_known = o.model and r["env_kl"] <= 0.05
-    form = "a (longer) warm start teaches the form" if never_known else "raise --env-kl, lower --env-lr"
+    form = "the simulator has left its form, raise --env-kl, lower --env-lr"
+    if r["env_kl"] <= 0.05:  # it never knew it
+        form = "a (longer) warm start teaches the form" if o.model else \
+            "go back to the world's own --temperature and --max-task-tokens"
     return (f"{sum(reasons.values())} of {r['written']} texts are not tasks, most often {worst!r} "
             f"({reasons[worst]}): {advice.get(worst, form)}")
 
@@ -107,7 +116,8 @@ def exploitation(r, history, o) -> str:
     gain = sum(m["replay_gain"] * m["replays"] for m in recent) / n
     error = (0.5 / (o.G * n)) ** 0.5  # of n differences of two success rates at p = 0.5
     near = all(abs(m["success_rate"] - aim(m, o)) < 0.15 for m in recent)
-    better = r["validation"] - recent[0]["validation"]
+    was, then, before, now = (m["validation"] for m in recent)
+    better = (before + now - was - then) / 2
     if n < 20 or not near or gain + error >= 0.05 or better >= 0.02:
         return ""
     return (f"success stays near alpha, yet {n} tasks tried again changed by {gain:+.2f} and "

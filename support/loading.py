@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from support.files import UserError, first_line
 

@@ -101,12 +101,6 @@ _7B = {
     "agent_lr": 2e-5, "mini_batch": 16, "k_min": 0.1,
     "env_lr": 1e-5, "env_batch": 64, "env_passes": 4, "env_kl": 0.05, "env_kl_cap": 0.05,
 }
-COMMANDS = {  # name: what it is for; each is a module of scripts/
-    "warm-start": "a small model imitates tasks in both roles before its first run",
-    "ask": "the trained agent of a run answers a request of yours",
-    "export": "the tasks of a run for veRL",
-    "compare": "the curves of several runs on one page; of one run, its report",
-}
 PRESETS = {  # only what differs from the defaults, those of the world included
     # the whole loop in seconds, in any world: to try an installation, a model or a task file
     "tiny": {
@@ -148,13 +142,21 @@ MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"} 
 # ---------------------------------------------------------------------------------------------
 # the command line
 
+COMMANDS = {  # name: what it is for; each is a module of scripts/
+    "warm-start": "a small model imitates tasks in both roles before its first run",
+    "ask": "the trained agent of a run answers a request of yours",
+    "export": "the tasks of a run for veRL",
+    "compare": "the curves of several runs on one page; of one run, its report",
+}
+
 
 def parser(world) -> "Parser":
     """An argument parser made from Options and from the options of a world (a class)."""
     commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
     p = Parser(prog="genenv.py", argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
-               description="GenEnv: an agent and a task simulator co-evolve.", epilog=f"commands (each has --help):\n{commands}",
+               description="GenEnv: an agent and a task simulator co-evolve.",
+               epilog=f"commands (each has --help):\n{commands}",
                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("-h", "--help", action="help", help="show this and stop")
     p.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
@@ -201,8 +203,8 @@ def choices(name: str) -> tuple:
 
 
 def parse_options(argv) -> Options:
-    """Command line -> Options. Raises UserError for unknown options,
-    values that cannot work, and options that a resumed run must not change."""
+    """Command line -> Options. Raises UserError for unknown options, values that cannot work, and
+    options that a resumed run must not change."""
     early = Parser(prog="genenv.py", add_help=False, allow_abbrev=False)
     for name in ("world", "preset", "out"):
         early.add_argument(_flag(name), default="")
@@ -286,12 +288,6 @@ def check_options(o: Options) -> Options:
              "never learn: raise --k-min or --G")
     curriculum.try_functions(o)
     return o
-
-
-def threads_of(o) -> int:
-    """torch threads of a run: --threads, else torch's own choice."""
-    import torch  # here and not above: a command line is checked without it
-    return o.threads or torch.get_num_threads()
 
 
 # ---------------------------------------------------------------------------------------------

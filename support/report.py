@@ -22,7 +22,6 @@ from support.files import UserError, read_jsonl, write_whole
 from support.health import aim
 from support.options import flat, saved_options
 
-
 PANELS = (  # title, unit, {key of `measured`: label}, caption; runs are compared by the first key
     ("Held-out success", "share", {
         "validation": "sampled attempts", "validation_greedy": "one greedy attempt"},
@@ -118,14 +117,15 @@ def curves(runs: dict, alphas=(), k_min=0.0) -> str:
     figure = Figure(figsize=(12, 21), layout="constrained")
     for axis, (title, unit, lines, caption) in zip(figure.subplots(len(PANELS) // 2, 2).flat, PANELS):
         for name, metrics in runs.items():
-            for key, label in list(lines.items())[:1 if len(runs) > 1 else None]:
+            for key in list(lines) if len(runs) == 1 else list(lines)[:1]:
                 if values := points(metrics, key):
-                    axis.plot(*zip(*values), marker="o", ms=3, label=label if len(runs) == 1 else name)
-        if len(alphas) and "success_rate" in lines:
+                    label = lines[key] if len(runs) == 1 else name
+                    axis.plot(*zip(*values), marker="o", ms=3, label=label)
+        if alphas and "success_rate" in lines:
             axis.fill_between(range(len(alphas)), [alpha - k_min for alpha in alphas],
                               [alpha + k_min for alpha in alphas], alpha=0.15, lw=0, label="band")
         axis.set(title=title, xlabel=f"epoch\n{textwrap.fill(caption, 80)}", ylabel=unit)
-        axis.set_ylim(*(-0.02, 1.02) if unit == "share" else (0, None))
+        axis.set_ylim(*((-0.02, 1.02) if unit == "share" else (0, None)))
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.grid(alpha=0.25)
         if axis.lines:

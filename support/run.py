@@ -19,7 +19,7 @@ from support import checkpoint, health, memory, report, screen
 from support import metrics as measure
 from support.files import UserError, append_jsonl
 from support.loading import model_config
-from support.options import Options, threads_of
+from support.options import Options
 from worlds import World, held_out_keys, load_world, open_policy, probe, read_teacher
 
 
@@ -121,12 +121,12 @@ class Run:
 def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked. Raises
     UserError for anything the user can fix; nothing is written before all could be loaded."""
-    torch.set_num_threads(threads_of(o))
+    torch.set_num_threads(o.threads or torch.get_num_threads())
     # a chat template may name the day: it stays that on which the run began
     o = replace(o, date=o.date or datetime.date.today().isoformat())
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
-    print(screen.banner(o, folder, threads_of(o)), flush=True)
+    print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
     world = load_world(o.world)(o)
     sources = checkpoint.hashes(o)
     if o.model:

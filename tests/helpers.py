@@ -27,13 +27,6 @@ TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor 
             "{% if add_generation_prompt %}w1{% endif %}")
 
 
-def noise(share, trace_of, run, *attempt):
-    """A reward r becomes 1 - r with probability `share`, before p_hat is taken."""
-    trace = trace_of(run, *attempt)
-    flip = torch.rand((), generator=run.rng) < share
-    return dataclasses.replace(trace, reward=1 - trace.reward) if flip else trace
-
-
 def toy_tokenizer(chat=False, bos=False):
     """One token per word. bos: a tokenizer that puts <bos> in front unless told otherwise."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -119,8 +112,15 @@ def scores(policy, groups, temperature=1.0, token_budget=10_000, drawn=None):
 
 
 def noisy(monkeypatch, share):
-    """Every run from here on turns this share of its rewards r into 1 - r."""
-    monkeypatch.setattr(genenv, "trace_of", partial(noise, share, genenv.trace_of))
+    """Every run from here on turns this share of its rewards r into 1 - r, before p_hat is taken."""
+    trace_of = genenv.trace_of
+
+    def noise(run, *attempt):
+        trace = trace_of(run, *attempt)
+        flip = torch.rand((), generator=run.rng) < share
+        return dataclasses.replace(trace, reward=1 - trace.reward) if flip else trace
+
+    monkeypatch.setattr(genenv, "trace_of", noise)
 
 
 def naive_logps(policy, prompt, response, temperature=1.0):

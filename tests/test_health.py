@@ -5,7 +5,6 @@
 The records are made by hand, six epochs of them; every check looks at every epoch.
 """
 import re
-from types import SimpleNamespace
 
 import pytest
 
