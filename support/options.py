@@ -1,4 +1,4 @@
-"""Options of a run: the command line, presets and checks; and how a program reports a mistake.
+"""Options of a run: the command line, presets and checks; the commands, and how a mistake is reported.
 
 Usage: `parse_options(argv)` makes Options; defaults come from the fields below, then from the world,
 then from the preset, and what is given on the command line wins. A run that goes on has the options
@@ -17,6 +17,7 @@ Deviations of the 7B presets from the paper:
 """
 import argparse
 import difflib
+import importlib
 import inspect
 import json
 import math
@@ -301,6 +302,7 @@ class Stopped(Exception):
 def exit_code(command, program="genenv") -> int:
     """Call `command()` and return the program's exit code: what the command returns if that is a
     number, else 0; 2 after one line for a user's mistake, 128 + n after a signal n."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
     try:
         result = command()
         return result if isinstance(result, int) else 0
@@ -319,13 +321,24 @@ def exit_code(command, program="genenv") -> int:
     return 2
 
 
+def is_run(argv) -> bool:
+    """Whether a command line begins or continues a run; else its first word is one of COMMANDS."""
+    return not argv or argv[0][:1] == "-"
+
+
+def run_command(argv):
+    """Do what one of COMMANDS says. Raises UserError."""
+    if argv[0] not in COMMANDS:
+        raise UserError(f"unknown command {argv[0]!r}: {choose(argv[0], COMMANDS)}; options begin with --")
+    return importlib.import_module(f"scripts.{argv[0].replace('-', '_')}").main(argv[1:])
+
+
 def answer_early(argv):
-    """For the head of genenv.py, before torch is loaded: exits where the options of a run are mistaken, or
-    after --help."""
-    if not argv or argv[0][:1] == "-":
-        code = exit_code(lambda: parse_options(argv))
-        if code:
-            sys.exit(code)
+    """For the head of genenv.py, before torch is loaded: exits after a command or --help, and where the
+    options of a run are mistaken."""
+    code = exit_code(lambda: parse_options(argv) if is_run(argv) else run_command(argv))
+    if code or not is_run(argv):
+        sys.exit(code)
 
 
 def at_least(least: int):

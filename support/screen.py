@@ -1,7 +1,6 @@
 """What a run prints: the banner, one line an epoch, the closing words.
 
-Usage: the command line prints the banner before torch is loaded, support/run.py the rest. All of
-it is text made from records of metrics.jsonl or from options.
+Usage: support/run.py prints it. All of it is text made from records of metrics.jsonl or from options.
 
 Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" never stands
 alone: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
