@@ -144,9 +144,9 @@ def curves(runs: dict, alphas=(), k_min=0.0) -> str:
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = Path(__file__).with_suffix(".css")
 EXPLANATION = (
-    "Tasks of the first, the middle and the last epoch; samples.jsonl has more. p_hat: share of "
-    "attempts that solved the task. In the band: new, and p_hat near alpha, as a trained simulator "
-    "imitates. Below: the best and the worst attempt with the reward r.")
+    "Tasks of the first, the middle and the last epoch; samples.jsonl has more. env: written by the "
+    "simulator. p_hat: share of attempts that solved the task. In the band: new, and p_hat near alpha, as "
+    "a trained simulator imitates. Below: the best and the worst attempt with the reward r.")
 
 
 def write(folder) -> Path:
@@ -209,10 +209,8 @@ def _samples(metrics, samples) -> str:
 
 def _task_card(r) -> str:
     """A task with the one that it varies, its expected answer, and attempts with their rewards."""
-    origin = {"env": "written by the simulator"}.get(r["origin"], r["origin"])
-    if r["origin"] == "env" and r["written_in"] != r["epoch"]:
-        origin += f" in epoch {r['written_in']}, tried again"
-    tag = f"{origin}, p_hat = {r['p_hat']:.2f}{', in the band' * r['in_band']}"
+    band = ", in the band" * r["in_band"]
+    tag = f"{r['origin']}, of epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}{band}"
     expected = [_pre("expected: " + r["expected"])] if r["expected"] else []
     attempts = [_pre(e["text"] or "(no text)", "right" if e["reward"] >= 0.5 else "wrong",
                      f" <span class=tag>r = {e['reward']:.2g}</span>") for e in r["traces"]]
