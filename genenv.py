@@ -23,7 +23,6 @@ to read), train.jsonl (D_train), env.jsonl (D_env), checkpoint.pt, and at the en
 adapters/{agent,env} in PEFT format.
 """
 import dataclasses
-import importlib
 import os
 import sys
 import time
@@ -32,6 +31,11 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
+
+from support.options import Options, answer_early, exit_code, is_run, parse_options, run_command
+
+if __name__ == "__main__":
+    answer_early(sys.argv[1:])  # mistakes, --help and commands: a run alone needs what follows
 
 import torch
 from tqdm import tqdm
@@ -42,9 +46,7 @@ from grpo import grpo_update
 from policy import Rollout
 from rwr import draw_kl_sample, rwr_update
 from support import checkpoint
-from support.files import UserError, choose
 from support.metrics import mean, surprise
-from support.options import Options, exit_code, parse_options
 from support.run import Run, Trial, alpha_of, end_epoch, finish, note_refused, prepare_run
 from worlds import NO_SEED, attempt_score, play, rollout_rows, task_keys, transcript, written_tasks
 
@@ -287,29 +289,11 @@ def update_environment(run, fresh, old) -> dict:
 # ---------------------------------------------------------------------------------------------
 # the command line
 
-COMMANDS = {  # name: what it is for; each is a module of scripts/
-    "warm-start": "a small model imitates tasks in both roles before its first run",
-    "ask": "the trained agent of a run answers a request of yours",
-    "export": "the tasks of a run for veRL",
-    "compare": "the curves of several runs on one page; of one run, its report",
-}
-
 
 def main(argv) -> int:
-    """A run, or one of COMMANDS. Returns the exit code: 0, 2 for a user's mistake, 128 + n after
+    """A run, or one of the commands. Returns the exit code: 0, 2 for a user's mistake, 128 + n after a
     signal n."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any character
-    return exit_code(lambda: command(argv))
-
-
-def command(argv):
-    """Do what the command line says. Raises UserError."""
-    if not argv or argv[0][:1] == "-":
-        help_text = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
-        return train(parse_options(argv, f"commands (each has --help):\n{help_text}"))
-    if argv[0] not in COMMANDS:
-        raise UserError(f"unknown command {argv[0]!r}: {choose(argv[0], COMMANDS)}; options begin with --")
-    return importlib.import_module(f"scripts.{argv[0].replace('-', '_')}").main(argv[1:])
+    return exit_code(lambda: train(parse_options(argv)) if is_run(argv) else run_command(argv))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ few functions in its prompt is lost among hundreds, so it is shown as many as th
 training had, and four at least: those that share the most words with the request, a rare word counting
 more. --functions names them instead.
 """
-import difflib
 import json
 import math
 import re
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from data_pool import Task
 from support.files import UserError, read_jsonl
-from support.options import Parser, saved_options, threads_of
+from support.options import Parser, saved_options
 from worlds import InvalidTask, load_world, special_token_in, task_texts, tool_lists
 from worlds.call_text import write_calls
 from worlds.schemas import check_calls
@@ -106,9 +105,8 @@ def offered(args, world):
         by_name.setdefault(tool["name"], tool)
     named = [name.strip() for name in args.functions.split(",") if name.strip()]
     for name in set(named) - set(by_name):
-        near = ", ".join(difflib.get_close_matches(name, by_name, 1))
         raise UserError(f"--functions: no function {name!r:.80} among the {len(by_name)} of "
-                        f"{args.tools or args.run}" + f": did you mean {near}?" * bool(near))
+                        f"{args.tools or args.run}")
     if named:
         return [by_name[name] for name in named], len(named)
     return list(by_name.values()), max([LEAST, *map(len, learned)])
@@ -144,7 +142,7 @@ def answers(world, adapter, requests, shown) -> list[str]:
     from policy import Policy
     from support.loading import policy_options
     o, prompts = world.o, []
-    torch.set_num_threads(threads_of(o))
+    torch.set_num_threads(o.threads or torch.get_num_threads())
     policy = Policy.load(o.model, ("agent",) if adapter else (), adapter_folder=adapter or None,
                          **policy_options(o))
     for request, tools in zip(requests, shown):
@@ -156,7 +154,6 @@ def answers(world, adapter, requests, shown) -> list[str]:
         if len(prompts[-1]) > o.max_prompt_tokens:
             raise UserError(f"the request {request[:60]!r} makes a prompt of {len(prompts[-1])} tokens, "
                             f"{o.max_prompt_tokens} are the most: name fewer --functions")
-    print(f"answering, {o.max_response_tokens} tokens a request at most ...", flush=True)
     rollouts = policy.sample("agent" if adapter else None, prompts, 1, o.max_response_tokens,
                              temperature=0, max_rows=o.max_rows)
     return [policy.decode(r.response) for r in rollouts]

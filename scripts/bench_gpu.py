@@ -14,8 +14,6 @@ import logging
 import sys
 import time
 import warnings
-from dataclasses import replace
-from datetime import date
 from pathlib import Path
 
 import torch
@@ -26,7 +24,6 @@ from policy import Policy
 from rwr import rwr_update
 from support import attention
 from support.files import UserError
-from support.metrics import peak_bytes
 from support.options import Options, Parser, exit_code
 
 QWEN_7B = dict(hidden=3584, layers=28, vocab=152064, heads=28, kv_heads=4, intermediate=18944)
@@ -114,17 +111,16 @@ def quiet():
 
 def phase(row, device, name, tokens, f):
     """f(), its seconds, tokens/s and peak memory noted in row[name]."""
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    wait()
+    if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     out = f()
-    if on_gpu:
-        torch.cuda.synchronize()
+    wait()
     seconds = time.perf_counter() - started
     row[name] = {"seconds": round(seconds, 3), "tokens_per_s": round(tokens / seconds),
-                 "peak_gb": round(peak_bytes(device) / 1e9, 2)}
+                 "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2)}
     print(f"  {name}: {row[name]}", flush=True)
     return out
 
@@ -167,7 +163,6 @@ def imitate(policy, optimizer, rollouts, o):
 
 def main(argv) -> int:
     """Measure all shapes one after the other; what is done is on disk after each."""
-    import bitsandbytes, peft, transformers
     p = Parser(prog="python -m scripts.bench_gpu", description=__doc__, allow_abbrev=False,
                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
@@ -180,15 +175,12 @@ def main(argv) -> int:
     B, P, R = (2, 160, 48) if args.tiny else (8, 1024, 256)
     shapes = {"tiny": (SMALL, True)} if args.tiny else SHAPES
     out = Path(args.out or "results/gpu.json")
-    result = {"device": "CPU" if args.tiny else torch.cuda.get_device_name(), "date": str(date.today()),
-              "prompts": f"{B} prompts of {P} tokens, G = {G}, responses of {R}", "versions": ", ".join(
-                  f"{m.__name__} {m.__version__}" for m in (torch, transformers, peft, bitsandbytes)),
-              "models": {}}
+    result = {"device": "CPU" if args.tiny else torch.cuda.get_device_name(),
+              "prompts": f"{B} prompts of {P} tokens, G = {G}, responses of {R}", "models": {}}
     for name, (shape, nf4) in shapes.items():
         print(name, flush=True)
         result["models"][name] = bench_shape(shape, nf4, device, dtype, B, P, R)
         out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"written to {out}")
     return 0
 
 

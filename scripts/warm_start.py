@@ -25,7 +25,7 @@ from pathlib import Path
 
 from support import checkpoint
 from support.files import UserError, write_whole
-from support.options import Parser, at_least, parse_options, threads_of
+from support.options import Parser, at_least, parse_options
 from worlds import held_out_keys, load_world, probe, written_tasks
 
 ADAPTER = "warm"
@@ -43,9 +43,6 @@ def main(argv) -> int:
     """The command `genenv.py warm-start`. Raises UserError, returns 0."""
     s, o = parse(argv)
     world = load_world(o.world)(o)
-    if not world.base_tasks():
-        raise UserError("warm-start imitates base tasks and there are none: give --base-tasks FILE, a few "
-                        "requests with their calls for the functions of --tools")
     print("loading torch and the model ...", flush=True)
     with claim(Path(s.out)):
         make(world, s, o, Path(s.out))
@@ -83,7 +80,7 @@ def make(world, s, o, out: Path):
     import torch  # here and not above: mistakes are answered at once
     from policy import Policy
     from support.loading import policy_options
-    torch.set_num_threads(threads_of(o))
+    torch.set_num_threads(o.threads or torch.get_num_threads())
     path = out / "warm_start" / "state.pt"
     settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": checkpoint.hashes(o)}
     state = {"settings": settings, "nats": [], "rounds": [], "own": []}
@@ -97,7 +94,6 @@ def make(world, s, o, out: Path):
     usual = passes_for(world, pairs_of_pass(world, policy, 0))
     s.passes = s.passes or usual
     learn(world, policy, s, state, path)
-    print("merging the adapter into the model ...", flush=True)
     merge(policy, o, out)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
     write_whole(out / "warm_start.json", json.dumps(report, indent=1))
@@ -139,9 +135,9 @@ def passes_for(world, pairs) -> int:
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
         if len(pairs[role]) < FEWEST:
             raise UserError(
-                f"{world.o.base_tasks or 'the world'}: {len(pairs[role])} pairs to imitate as {name}, {FEWEST} "
-                "are needed: give more tasks, or raise --max-prompt-tokens, --max-task-tokens or "
-                "--max-response-tokens")
+                f"{world.o.base_tasks or 'the world'}: {len(pairs[role])} pairs to imitate as {name}, "
+                f"{FEWEST} are needed: give more tasks (--base-tasks), or raise --max-prompt-tokens, "
+                "--max-task-tokens or --max-response-tokens")
     steps = -(-(len(pairs["agent"]) + len(pairs["env"])) // BATCH)
     wanted = STEPS[bool(getattr(world, "tools", ()))]
     return min(max(2, -(-wanted // steps)), 10)

@@ -64,9 +64,8 @@ def pack(groups, pad_id: int, device=None) -> dict:
         positions += places + [0] * (L - len(line))
     # lists until here, then one transfer for each shape
     inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
-    outputs = [source, target, rows, cols]
-    if not all(drawn):  # observations are inputs of an episode, but nobody's choice
-        outputs = [list(compress(values, drawn)) for values in outputs]
+    # observations are inputs of an episode, but nobody's choice
+    outputs = [list(compress(values, drawn)) for values in (source, target, rows, cols)]
     outputs = torch.tensor(outputs, device=device)  # (4, M)
     return dict(zip(("ids", "positions", "source", "target", "rows", "cols"), (*inputs, *outputs)),
                 shape=(row, max(cols) + 1))

@@ -7,17 +7,22 @@ these files are cut back to those lengths, the pools are read from them, and the
 nothing had happened: 2 + 1 epochs equal 3, bit for bit on one machine. A kill loses at most the
 current epoch. The reference policy needs no checkpoint: it is the base with both adapters off.
 """
-import fcntl
 import hashlib
 import json
 import os
 import signal
+import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from support.files import UserError, read_jsonl, whole_file, write_whole
 from support.options import Stopped
+
+try:
+    import fcntl
+except ImportError:
+    sys.exit("genenv: file locks are those of Linux and macOS: on Windows use WSL")
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
@@ -38,11 +43,8 @@ def choose_folder(o) -> Path:
         raise UserError(f"--out {folder} is a file: name a folder")
     left_by_kill = ("lock", "tmp-config.json")  # before the run had begun
     if not o.resume and folder.is_dir() and any(f.name not in left_by_kill for f in folder.iterdir()):
-        what = "holds a run: add --resume to go on with it" if (folder / "config.json").is_file() \
-            else "is not empty"
-        if (folder / "warm_start.json").is_file():
-            what = "is the model of a warm start, not a run: give it as --model"
-        raise UserError(f"--out {folder} {what}, or choose another")
+        raise UserError(f"--out {folder} is not empty: add --resume to go on with a run there, or choose "
+                        "another")
     return folder
 
 
@@ -112,10 +114,6 @@ def load(run):
     for name, digest in saved["sources"].items():
         if run.sources.get(name) != digest:
             raise UserError(f"{name} is not what this run began with: restore it, or start a new run")
-    for name, size in saved["sizes"].items():
-        if _size(run.folder / name) < size:
-            raise UserError(f"{run.folder / name} is shorter than its checkpoint says: restore it, or "
-                            "start a new run")
     if path.is_file():
         _restore(run, saved)
     for name, size in saved["sizes"].items():

@@ -10,9 +10,7 @@ found and what to change, or "". To add one, write the function and a line in CH
 Deviations: one cause raises one warning, and where an option is the cause the warning names it.
 Thresholds were set on recorded runs: healthy epochs stay clear of each by a factor of two.
 """
-from pathlib import Path
-
-from curriculum import WITHOUT_SIMULATOR, in_band
+from curriculum import WITHOUT_SIMULATOR
 
 WAITING = 5        # epochs in which a record of D_env may be imitated, its own included
 MISMATCH = 0.02    # nats per token; bf16 moves the mean by up to 0.013 (400 recorded epochs)
@@ -25,10 +23,14 @@ def aim(r, o) -> float:
     return o.alpha if o.alpha_schedule in STEERING else r["alpha"]
 
 
+def not_tasks(r) -> dict:
+    """{reason: how many} of an epoch's texts that are not tasks; a duplicate is one, but not new."""
+    return {reason: n for reason, n in r["invalid"].items() if reason != "duplicate in the batch"}
+
+
 def valid(r) -> int:
     """Texts of an epoch that were tasks, counting a task as often as it was written."""
-    refused = sum(n for reason, n in r["invalid"].items() if reason != "duplicate in the batch")
-    return r["written"] - refused
+    return r["written"] - sum(not_tasks(r).values())
 
 
 def collapse(r, history, o) -> str:
@@ -41,10 +43,10 @@ def collapse(r, history, o) -> str:
     few = r["distinct_tasks"] / valid(r) < max(0.2, 0.5 * before)
     if not few and r["skill_entropy"] >= 0.6 * first["skill_entropy"]:
         return ""
-    change = "--env-kl, --base-share" if o.variant == "genenv" else "--base-share"
+    env_kl = "--env-kl, " * (o.variant == "genenv")
     return (f"{r['distinct_tasks']} distinct tasks of {valid(r)} written, skill entropy "
-            f"{r['skill_entropy']:.2f} bits, {first['skill_entropy']:.2f} in epoch "
-            f"{first['epoch']}: raise {change} or --temperature")
+            f"{r['skill_entropy']:.2f} bits, {first['skill_entropy']:.2f} in epoch {first['epoch']}: "
+            f"raise {env_kl}--base-share or --temperature")
 
 
 def starvation(r, history, o) -> str:
@@ -57,13 +59,10 @@ def starvation(r, history, o) -> str:
     tried = r["written"] - sum(r["invalid"].values())
     if r["env_kept"] >= 0.05 * tried:
         return ""
-    change = "raise --k-min"
-    if not any(in_band(k / o.G, r["alpha"], o.k_min) for k in range(o.G + 1)):
-        change = f"no p_hat of {o.G} attempts can be there, raise --k-min or --G"
-    elif abs(r["success_rate"] - aim(r, o)) > o.k_min:
-        change = f"move --alpha towards the success rate {r['success_rate']:.2f}, or raise --k-min"
+    far = abs(r["success_rate"] - aim(r, o)) > o.k_min
+    move = f"move --alpha towards the success rate {r['success_rate']:.2f}, or " * far
     return (f"{r['env_kept']} of {tried} tasks are in the band |p_hat - {r['alpha']:.2f}| <= "
-            f"{o.k_min}: {change}")
+            f"{o.k_min}: {move}raise --k-min or --G")
 
 
 def no_signal(r, history, o) -> str:
@@ -73,37 +72,28 @@ def no_signal(r, history, o) -> str:
                 f"--max-response-tokens {o.max_response_tokens}, or an episode's own limits")
     if r["epoch"] == 0 or r["zero_variance"] <= 0.9:
         return ""
-    found = f"{r['zero_variance']:.0%} of the groups have equal rewards: "
-    if r["reward"] < 0.02 or r["reward"] > 0.98:  # more attempts at such tasks end like the first
-        return found + f"bring {'easier' if r['reward'] < 0.02 else 'harder'} base tasks"
-    return found + "raise --G, or bring base tasks that are solved now and then"
+    easier = "easier" if r["reward"] < 0.5 else "harder"
+    return (f"{r['zero_variance']:.0%} of the groups have equal rewards, {r['reward']:.2f} on average: bring "
+            f"{easier} base tasks, or raise --G")
 
 
 def invalid(r, history, o) -> str:
     """Much of what the simulator writes is not a task."""
-    reasons = {k: n for k, n in r["invalid"].items() if k != "duplicate in the batch"}
+    reasons = not_tasks(r)
     if sum(reasons.values()) <= 0.5 * r["written"]:
         return ""
     worst = max(reasons, key=reasons.get)
-    return (f"{sum(reasons.values())} of {r['written']} texts are not tasks, most often {worst!r} "
-            f"({reasons[worst]}): {remedy(worst, r, o)}")
-
-
-def remedy(reason, r, o) -> str:
-    """What to change against the most frequent reason why texts are refused."""
-    warm = o.model and (Path(o.model) / "warm_start.json").is_file()
-    by_reason = {
+    advice = {
         "truncated": f"raise --max-task-tokens {o.max_task_tokens}",
         "prompt too long": f"raise --max-prompt-tokens {o.max_prompt_tokens}",
         "copy of the seed": "raise --temperature or --env-kl",
         "no agreement": "the simulator cannot solve them: read samples.jsonl, raise --env-kl"}
-    if reason in by_reason:
-        return by_reason[reason]
-    if r["env_kl"] > 0.05:
-        return "the simulator has left its form: raise --env-kl, lower --env-lr"
-    if not o.model:
-        return "go back to the world's own --temperature and --max-task-tokens"
-    return f"a {'longer ' if warm else ''}warm start teaches the form (genenv.py warm-start)"
+    form = "the simulator has left its form, raise --env-kl, lower --env-lr"
+    if r["env_kl"] <= 0.05:  # it never knew it
+        form = "a (longer) warm start teaches the form" if o.model else \
+            "go back to the world's own --temperature and --max-task-tokens"
+    return (f"{sum(reasons.values())} of {r['written']} texts are not tasks, most often {worst!r} "
+            f"({reasons[worst]}): {advice.get(worst, form)}")
 
 
 def kl(r, history, o) -> str:
@@ -122,9 +112,9 @@ def exploitation(r, history, o) -> str:
     recent = [*history[-3:], r]
     if len(recent) < 4 or recent[0]["epoch"] == 0 or r["validated"] <= recent[0]["epoch"]:
         return ""
-    n = sum(m["replays"] for m in recent)
-    gain = sum(m["replay_gain"] * m["replays"] for m in recent) / max(1, n)
-    error = (0.5 / (o.G * max(1, n))) ** 0.5  # of n differences of two success rates at p = 0.5
+    n = max(1, sum(m["replays"] for m in recent))
+    gain = sum(m["replay_gain"] * m["replays"] for m in recent) / n
+    error = (0.5 / (o.G * n)) ** 0.5  # of n differences of two success rates at p = 0.5
     near = all(abs(m["success_rate"] - aim(m, o)) < 0.15 for m in recent)
     was, then, before, now = (m["validation"] for m in recent)
     better = (before + now - was - then) / 2
@@ -147,10 +137,10 @@ def unsound(r, history, o) -> str:
     """An update moved the other adapter, or a loss or gradient was not finite."""
     if r["other_adapter_moved"]:
         return "an update moved the other adapter as well; only code can do that, not an option"
-    flags = [flag for flag, key in (("--agent-lr", "skipped_steps"),
-                                    ("--env-lr", "env_skipped_steps")) if r[key]]
-    return f"steps were skipped as their loss or gradient is not finite: lower {flags[0]}" \
-        if flags else ""
+    for flag, key in (("--agent-lr", "skipped_steps"), ("--env-lr", "env_skipped_steps")):
+        if r[key]:
+            return f"steps were skipped as their loss or gradient is not finite: lower {flag}"
+    return ""
 
 
 CHECKS = {  # name of the warning: the check
@@ -173,11 +163,10 @@ def judge(r: dict) -> str:
     Training the simulator pays where the untrained one's tasks go stale, that is, where the agent
     solves nearly all of them; near alpha there is nothing to correct.
     """
-    if not r["distinct_tasks"]:
-        return f"before training: no generated tasks ({r['written']} texts written), reward " \
-            f"{r['reward']:.2f} on the others"
     verdict = "near alpha"
     if not TOO_HARD <= r["success_rate"] <= STALE:
         verdict = "stale" if r["success_rate"] > STALE else "too hard"
+    if not r["distinct_tasks"]:
+        return f"before training: no generated tasks, {r['written']} texts written"
     return (f"before training: generated tasks are {verdict} (success {r['success_rate']:.2f}), "
             f"{r['mixed_share']:.0%} of the groups are mixed")

@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from support.files import UserError, first_line
 
@@ -73,8 +72,6 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
-    elif quant:
-        raise UserError(f"unknown quantisation {quant!r}: use nf4 or leave it out")
     with one_line(model):
         tokenizer = load_tokenizer(model)  # first: it fails fast
         lm, info = AutoModelForCausalLM.from_pretrained(

@@ -11,7 +11,6 @@ Deviations: `validation` is the mean over several sampled attempts per task, whi
 `validation_greedy` is the usual single attempt at temperature 0.
 """
 import math
-import resource
 from collections import Counter
 from contextlib import contextmanager
 
@@ -140,41 +139,22 @@ def movement(adapters: dict, adapter):
 
 
 @contextmanager
-def peak_memory(peaks: dict, phase: str, device):
-    """`with peak_memory(peaks, "agent rollouts", policy.device)`: record the phase's peak in bytes.
+def peak_memory(peaks: dict, phase: str):
+    """Within: peaks[phase] becomes the most bytes that torch had allocated on a GPU in that phase so far.
 
-    peaks[phase] becomes the largest seen so far. On a GPU it is what torch had allocated; on a CPU
-    the process's resident high-water mark, which cannot be reset and so never falls. Raises
-    UserError, naming the phase and what to lower, where the GPU runs out of memory.
+    Raises UserError, naming the phase and what to lower, where the GPU runs out of memory.
     """
-    device = torch.device(device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     try:
-        yield peaks
+        yield
     except torch.OutOfMemoryError:
         # rows at once also decide which random numbers a rollout gets
         advice = "a lower --token-budget" if "update" in phase else \
             "a lower --max-rows (from there on no longer to the bit)"
         raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
-                        f"--resume --out RUN and {advice}; PYTORCH_ALLOC_CONF="
-                        "expandable_segments:True in the environment leaves fewer gaps") from None
-    finally:
-        peaks[phase] = max(peak_bytes(device), peaks.get(phase, 0))
-
-
-def peak_bytes(device) -> int:
-    """The most memory so far: as `peak_memory` says, of a GPU since its record was reset."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def peaks_line(peaks: dict, device) -> str:
-    """The measured peaks, one phase a line, and what was measured."""
-    what = "peak memory" if torch.device(device).type == "cuda" else \
-        "peak memory of the process, Python and its libraries included, at the end of each phase"
-    return "\n".join([f"{what}:", *(f"  {k} {v / 1e9:.2f} GB" for k, v in peaks.items())])
+                        f"--resume --out RUN and {advice}") from None
+    peaks[phase] = max(torch.cuda.max_memory_allocated(), peaks.get(phase, 0))
 
 
 def mean(values) -> float:
@@ -193,7 +173,7 @@ def entropy(labels) -> float:
 def samples(run, alpha: float, n=8) -> list:
     """What a person should read: tasks of the epoch next to the task that they vary, the expected
     answer, the best and the worst trace; and texts that were refused, with the reason."""
-    state, world, unit = run.state, run.world, run.o.p_hat_unit
+    state, unit = run.state, run.o.p_hat_unit
     of_unit = {} if unit == "task" else {r.task_id: r.p_hat_of(unit) for r in state.records}
 
     def inside(task, p_hat) -> bool:  # by the p_hat of the task that the card shows, see Eq. 2
@@ -213,9 +193,7 @@ def samples(run, alpha: float, n=8) -> list:
         best_and_worst = {e.text: e for e in (by_reward[0], by_reward[-1])}  # once if alike
         shown.append({"epoch": state.epoch, "written_in": task.epoch, "task": task.text,
                       "origin": task.origin, "p_hat": p_hat, "in_band": inside(task, p_hat),
-                      "seed_task": parent.text if parent else "",
-                      "expected": world.gold(task),
-                      "traces": [{"text": e.text, "reward": e.reward}
-                                 for e in best_and_worst.values()]})
+                      "seed_task": parent.text if parent else "", "expected": run.world.gold(task),
+                      "traces": [{"text": e.text, "reward": e.reward} for e in best_and_worst.values()]})
     return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
                      "reason": reason} for seed_task, text, reason in state.refused]

@@ -1,4 +1,4 @@
-"""Options of a run: the command line, presets and checks; and how a program reports a mistake.
+"""Options of a run: the command line, presets and checks; the commands, and how a mistake is reported.
 
 Usage: `parse_options(argv)` makes Options; defaults come from the fields below, then from the world,
 then from the preset, and what is given on the command line wins. A run that goes on has the options
@@ -17,6 +17,7 @@ Deviations of the 7B presets from the paper:
 """
 import argparse
 import difflib
+import importlib
 import inspect
 import json
 import math
@@ -142,19 +143,27 @@ MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"} 
 # ---------------------------------------------------------------------------------------------
 # the command line
 
+COMMANDS = {  # name: what it is for; each is a module of scripts/
+    "warm-start": "a small model imitates tasks in both roles before its first run",
+    "ask": "the trained agent of a run answers a request of yours",
+    "export": "the tasks of a run for veRL",
+    "compare": "the curves of several runs on one page; of one run, its report",
+}
 
-def parser(world=None, commands="") -> "Parser":
-    """An argument parser made from Options, and from the options of a world (a class) if given.
-    commands: text below the options."""
+
+def parser(world) -> "Parser":
+    """An argument parser made from Options and from the options of a world (a class)."""
+    commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
     p = Parser(prog="genenv.py", argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
-               description="GenEnv: an agent and a task simulator co-evolve.", epilog=commands,
+               description="GenEnv: an agent and a task simulator co-evolve.",
+               epilog=f"commands (each has --help):\n{commands}",
                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("-h", "--help", action="help", help="show this and stop")
     p.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
     add_fields(p, Options)
     own = p.add_argument_group("of this world")
-    for name, (default, text, values) in (world.OPTIONS if world else {}).items():
+    for name, (default, text, values) in world.OPTIONS.items():
         _add(own, name, type(default), default, text, values)
     return p
 
@@ -194,9 +203,9 @@ def choices(name: str) -> tuple:
     return tuple(curriculum.named(NAMED[name])) if name in NAMED else CHOICES.get(name, ())
 
 
-def parse_options(argv, commands="") -> Options:
-    """Command line -> Options. commands: text for --help. Raises UserError for unknown options,
-    values that cannot work, and options that a resumed run must not change."""
+def parse_options(argv) -> Options:
+    """Command line -> Options. Raises UserError for unknown options, values that cannot work, and
+    options that a resumed run must not change."""
     early = Parser(prog="genenv.py", add_help=False, allow_abbrev=False)
     for name in ("world", "preset", "out"):
         early.add_argument(_flag(name), default="")
@@ -210,7 +219,7 @@ def parse_options(argv, commands="") -> Options:
             raise UserError("--resume needs --out: which run folder is to go on?")
         saved = flat(saved_options(found.out))
     world = load_world(saved.get("world") or found.world or preset.get("world", Options.world))
-    given = vars(parser(world, commands).parse_args(argv))
+    given = vars(parser(world).parse_args(argv))
     given.pop("preset", None)
     if "world" in preset and given.get("world", preset["world"]) != preset["world"]:
         raise UserError(f"--preset {found.preset} is for --world {preset['world']}")
@@ -269,9 +278,6 @@ def check_options(o: Options) -> Options:
         need(flat(o)[name] in values, name, choose(str(flat(o)[name]), values))
     need(o.threads <= (os.cpu_count() or 1), "threads", f"this machine has {os.cpu_count()} cores")
     need(o.model or not o.env_model, "env_model", "it plays against the agent's --model: give both")
-    need(o.variant == "teacher" or not o.teacher_tasks, "teacher_tasks", "only --variant teacher reads it")
-    need(o.alpha_schedule != "constant" or o.alpha_end in (o.alpha, Options.alpha_end), "alpha_end",
-         "--alpha-schedule constant does not read it")
     try:
         need(isinstance(json.loads(o.chat_template_kwargs or "{}"), dict), "chat_template_kwargs",
              'must be a JSON object, such as {"enable_thinking": false}')
@@ -285,12 +291,6 @@ def check_options(o: Options) -> Options:
     return o
 
 
-def threads_of(o) -> int:
-    """torch threads of a run: --threads, else torch's own choice."""
-    import torch  # here and not above: a command line is checked without it
-    return o.threads or torch.get_num_threads()
-
-
 # ---------------------------------------------------------------------------------------------
 # every program: one clear line for a mistake, and the exit code that goes with it
 
@@ -302,6 +302,7 @@ class Stopped(Exception):
 def exit_code(command, program="genenv") -> int:
     """Call `command()` and return the program's exit code: what the command returns if that is a
     number, else 0; 2 after one line for a user's mistake, 128 + n after a signal n."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
     try:
         result = command()
         return result if isinstance(result, int) else 0
@@ -318,6 +319,26 @@ def exit_code(command, program="genenv") -> int:
         line = str(error)
     print(f"{program}: {' '.join(line.split())}", file=sys.stderr)
     return 2
+
+
+def is_run(argv) -> bool:
+    """Whether a command line begins or continues a run; else its first word is one of COMMANDS."""
+    return not argv or argv[0][:1] == "-"
+
+
+def run_command(argv):
+    """Do what one of COMMANDS says. Raises UserError."""
+    if argv[0] not in COMMANDS:
+        raise UserError(f"unknown command {argv[0]!r}: {choose(argv[0], COMMANDS)}; options begin with --")
+    return importlib.import_module(f"scripts.{argv[0].replace('-', '_')}").main(argv[1:])
+
+
+def answer_early(argv):
+    """For the head of genenv.py, before torch is loaded: exits after a command or --help, and where the
+    options of a run are mistaken."""
+    code = exit_code(lambda: parse_options(argv) if is_run(argv) else run_command(argv))
+    if code or not is_run(argv):
+        sys.exit(code)
 
 
 def at_least(least: int):

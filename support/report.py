@@ -2,7 +2,7 @@
 
 Paper: its Figures 4-8, drawn from a run's metrics.jsonl: success on generated tasks with the alpha
 band, validation, task and response length, solved and unsolved tasks. Added: mixed groups, entropy,
-KL, what the simulator learns from and what was refused.
+KL, and what the simulator learns from.
 
 Usage: support/run.py writes report.html at the end of a run. `python genenv.py compare RUN` writes
 it for a run that still goes on or was stopped, `... compare RUN RUN` draws runs over each other.
@@ -15,52 +15,40 @@ import base64
 import html
 import io
 import json
-import re
+import textwrap
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
 
 from support.files import UserError, read_jsonl, write_whole
 from support.health import aim
+from support.options import flat, saved_options
 
-
-class Panel(NamedTuple):
-    """One figure of a page. A comparison of runs draws its first line for every run."""
-    title: str
-    unit: str
-    lines: dict             # {key of `measured`: label}
-    caption: str
-    relative: bool = False  # of one run: as multiples of the first value
-
-
-PANELS = (
-    Panel("Held-out success", "share", {
+PANELS = (  # title, unit, {key of `measured`: label}, caption; runs are compared by the first key
+    ("Held-out success", "share", {
         "validation": "sampled attempts", "validation_greedy": "one greedy attempt"},
         "Success on tasks that neither model is trained on. It should rise and then stay up."),
-    Panel("Success on generated tasks", "share", {
+    ("Success on generated tasks", "share", {
         "success_rate": "p_hat", "solved": "fully solved", "unsolved": "never solved"},
         "Success on new tasks, before the agent trains on them. It should stay away from 0 and 1; "
         "the band is alpha \u00b1 k_min, what the simulator aims at."),
-    Panel("Mixed groups", "share", {
+    ("Mixed groups", "share", {
         "mixed_share": "generated tasks with mixed rewards",
         "zero_variance": "all tasks with equal rewards", "truncated": "attempts cut off"},
         "Only groups of attempts whose rewards differ teach the agent something."),
-    Panel("Entropy of the agent", "nats per token", {"entropy": "mean of -log-prob"},
-          "A fall towards 0 says that attempts at a task become alike, a steady climb that they "
-          "become noise."),
-    Panel("Length of generated tasks", "relative to the first epoch", {
-        "task_length": "task length", "response_length": "tokens of a response",
-        "skill_entropy": "entropy over skills"},
+    ("Entropy of the agent", "nats per token", {"entropy": "mean of -log-prob"},
+     "A fall towards 0 says that attempts at a task become alike, a steady climb that they "
+     "become noise."),
+    ("Generated tasks", "length, or bits", {
+        "task_length": "task length", "skill_entropy": "entropy over skills"},
         "Tasks may grow with the agent. Should the entropy over skills fall, the simulator repeats "
-        "itself.", relative=True),
-    Panel("KL to the start", "nats per token", {
+        "itself."),
+    ("Length of responses", "tokens", {"response_length": "response length"},
+     "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
+    ("KL to the start", "nats per token", {
         "env_kl": "simulator", "env_kl_step": "simulator, one update alone", "kl": "agent"},
         "A slow rise that levels off is healthy; above 2 texts can no longer be trusted."),
-    Panel("What the simulator learns from", "tasks", {
+    ("What the simulator learns from", "tasks", {
         "env_kept": "new tasks in the band", "env_ess": "effective sample size, with old ones"},
-        "As many as a mini-batch (--env-batch) is healthy; a handful is too few."),
-    Panel("Refused texts", "share", {"refused": "texts that are not new tasks"},
-          "A share that climbs says that the simulator loses the form, or repeats itself."))
+        "As many as a mini-batch (--env-batch) is healthy; a handful is too few."))
 OF_GENERATED = {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
                 "response_length", "skill_entropy", "env_kept"}
 OF_UPDATES = {"kl", "zero_variance", "env_kept"}
@@ -74,8 +62,7 @@ def measured(m: dict) -> dict:
     absent |= set() if m["env_steps"] else OF_SIMULATOR
     if m["validated"] != m["epoch"] or not m["validation_by"]:
         absent |= {"validation", "validation_greedy"}
-    refused = {"refused": sum(m["invalid"].values()) / m["written"]} if m["written"] else {}
-    return {k: v for k, v in {**m, **refused}.items() if k not in absent}
+    return {k: v for k, v in m.items() if k not in absent}
 
 
 def points(metrics, key) -> list:
@@ -88,7 +75,7 @@ def shown(m: dict, key: str, form: str) -> str:
     return format(measured(m)[key], form) if key in measured(m) else "-"
 
 
-def facts(metrics, options) -> dict:
+def facts(metrics, o) -> dict:
     """{name: value as text} of what matters most in a run, at its start and now."""
     first, last = metrics[0], metrics[-1]
 
@@ -98,7 +85,7 @@ def facts(metrics, options) -> dict:
 
     found = {"held-out success": change("validation", ".3f")} if last["validation_by"] else {}
     if any(m["distinct_tasks"] for m in metrics):
-        o, tried = SimpleNamespace(**options), [m for m in metrics[1:] if m["distinct_tasks"]]
+        tried = [m for m in metrics[1:] if m["distinct_tasks"]]
         near = sum(abs(m["success_rate"] - aim(m, o)) <= o.k_min for m in tried)
         found |= {"success on generated tasks": change("success_rate", ".2f"),
                   f"epochs within alpha +- {o.k_min:.2g}": f"{near} of {len(metrics) - 1}",
@@ -109,74 +96,44 @@ def facts(metrics, options) -> dict:
 
 
 def read_run(folder):
-    """(records of metrics.jsonl, options) of a run folder. Raises UserError: what is missing."""
+    """(records of metrics.jsonl, Options) of a run folder. Raises UserError: what is missing."""
     metrics = read_jsonl(Path(folder) / "metrics.jsonl")
     if not metrics:
         raise UserError(f"{folder}/metrics.jsonl is empty: no epoch has ended yet")
-    try:
-        return metrics, json.loads((Path(folder) / "config.json").read_text())
-    except (OSError, ValueError):
-        raise UserError(f"{folder}/config.json is missing or damaged") from None
+    return metrics, saved_options(folder)
 
 
 # ---------------------------------------------------------------------------------------------
 # figures
 
 
-def draw(panel: Panel, lines, band=()) -> str:
-    """A figure as the address of an embedded PNG. lines: (label, [(epoch, value)]); band: (epoch,
-    lower edge, upper edge) of each epoch."""
+def curves(runs: dict, alphas=(), k_min=0.0) -> str:
+    """All panels as an <img> that brings its picture along. runs: {name: records of metrics.jsonl}; of a
+    single run all lines are drawn, of several the first of each panel.
+
+    alphas: of each epoch, for the band of alpha +- k_min that the simulator aims at.
+    """
     from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
-    figure = Figure(figsize=(5, 3.6), layout="constrained")
-    axis = figure.subplots()
-    if band:
-        axis.fill_between(*zip(*band), color="tab:green", alpha=0.15, lw=0, label="band")
-    for i, (label, values) in enumerate(lines):  # ever thinner: both are seen where they coincide
-        if values:
-            axis.plot(*zip(*values), marker="o", ms=3.5, lw=1.5 + 0.7 * (len(lines) - 1 - i),
-                      color=f"C{i}", label=label)
-    axis.set(title=panel.title, xlabel="epoch", ylabel=panel.unit)
-    top = max(value for _, values in lines for _, value in values) or 1
-    top = 1 if panel.unit == "share" else top
-    axis.set_ylim(-0.02 * top, 1.06 * top)  # a line at 0 or 1 is not hidden by the frame
-    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=9, framealpha=0.6)
+    figure = Figure(figsize=(12, 21), layout="constrained")
+    for axis, (title, unit, lines, caption) in zip(figure.subplots(len(PANELS) // 2, 2).flat, PANELS):
+        for name, metrics in runs.items():
+            for key in list(lines) if len(runs) == 1 else list(lines)[:1]:
+                if values := points(metrics, key):
+                    label = lines[key] if len(runs) == 1 else name
+                    axis.plot(*zip(*values), marker="o", ms=3, label=label)
+        if alphas and "success_rate" in lines:
+            axis.fill_between(range(len(alphas)), [alpha - k_min for alpha in alphas],
+                              [alpha + k_min for alpha in alphas], alpha=0.15, lw=0, label="band")
+        axis.set(title=title, xlabel=f"epoch\n{textwrap.fill(caption, 80)}", ylabel=unit)
+        axis.set_ylim(*((-0.02, 1.02) if unit == "share" else (0, None)))
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+        axis.grid(alpha=0.25)
+        if axis.lines:
+            axis.legend(fontsize=9)
+        axis.set_visible(bool(axis.lines))
     buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=140)
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def panels_of_run(metrics, options) -> list:
-    """(panel, lines, band) of every panel, for `gallery`."""
-    band = [(m["epoch"], m["alpha"] - options["k_min"], m["alpha"] + options["k_min"])
-            for m in metrics]
-    found = []
-    for panel in PANELS:
-        lines = [(label, points(metrics, key)) for key, label in panel.lines.items()]
-        if panel.relative:
-            lines = [(label, [(t, v / (values[0][1] or 1)) for t, v in values])
-                     for label, values in lines]
-        found.append((panel, lines, band if "success_rate" in panel.lines else ()))
-    return found
-
-
-def panels_of_runs(runs: dict) -> list:
-    """(panel, lines, no band) of the first line of every panel; runs: {name: records}."""
-    found = []
-    for panel in PANELS:
-        key, label = next(iter(panel.lines.items()))
-        one = panel._replace(title=f"{panel.title}: {label}",
-                             unit="length" if panel.relative else panel.unit)
-        found.append((one, [(name, points(metrics, key)) for name, metrics in runs.items()], ()))
-    return found
-
-
-def gallery(panels) -> str:
-    """The figures side by side, each with its caption; those without a single value are left out."""
-    return _grid(f'<figure><img alt="" src="{draw(panel, lines, band)}"><figcaption>'
-                 f"{_text(panel.caption)}</figcaption></figure>"
-                 for panel, lines, band in panels if any(values for _, values in lines))
+    figure.savefig(buffer, dpi=110)
+    return f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
 
 
 # ---------------------------------------------------------------------------------------------
@@ -187,27 +144,28 @@ def gallery(panels) -> str:
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = Path(__file__).with_suffix(".css")
 EXPLANATION = (
-    "Tasks of the first, the middle and the last epoch; samples.jsonl has more. p_hat: share of "
-    "attempts that solved the task. In the band: new, and p_hat near alpha, as a trained simulator "
-    "imitates. Below: the best and the worst attempt with the reward r.")
+    "Tasks of the first, the middle and the last epoch; samples.jsonl has more. env: written by the "
+    "simulator. p_hat: share of attempts that solved the task. In the band: new, and p_hat near alpha, as "
+    "a trained simulator imitates. Below: the best and the worst attempt with the reward r.")
 
 
 def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
     folder = Path(folder)
-    metrics, options = read_run(folder)
+    metrics, o = read_run(folder)
     path = folder / "samples.jsonl"
     samples = read_jsonl(path) if path.is_file() else []
     numbers = "".join(f"<div><span>{_text(name)}</span><b>{_text(value)}</b></div>"
-                      for name, value in facts(metrics, options).items())
+                      for name, value in facts(metrics, o).items())
+    warned = [[f"epoch {m['epoch']}", text] for m in metrics for text in m["warnings"]]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
-        _paragraph(f"{options['variant']} on {options['world']}, seed {options['seed']}, "
-                   f"epochs 0 to {metrics[-1]['epoch']}"),
-        f"<div class=facts>{numbers}</div>", "<h2>Warnings</h2>", _warnings(metrics),
-        _categories(metrics), "<h2>Curves</h2>", gallery(panels_of_run(metrics, options)),
+        _paragraph(f"{o.variant} on {o.world}, seed {o.seed}, epochs 0 to {metrics[-1]['epoch']}"),
+        f"<div class=facts>{numbers}</div>", "<h2>Warnings</h2>",
+        _paragraph("TROUBLESHOOTING.md has a paragraph on each."), table(warned or [["none"]]),
+        "<h2>Curves</h2>", curves({folder.name: metrics}, [m["alpha"] for m in metrics], o.k_min),
         "<h2>Tasks and answers</h2>", _paragraph(EXPLANATION), _samples(metrics, samples),
-        _details("Options", table([[k, json.dumps(v)] for k, v in options.items()]))]))
+        _details("Options", table([[k, json.dumps(v)] for k, v in flat(o).items()]))]))
     return folder / "report.html"
 
 
@@ -215,21 +173,14 @@ def compare(folders, out) -> Path:
     """Write a page with the curves of several runs over each other; returns its path, by default
     compare.html in the first of the folders. Raises UserError as read_run does."""
     records, options = zip(*map(read_run, folders))
-    last = [["", *folders], ["epochs", *[metrics[-1]["epoch"] for metrics in records]]]
-    for panel in PANELS:
-        key = next(iter(panel.lines))
-        last.append([panel.title, *[shown(metrics[-1], key, ".4g") for metrics in records]])
-    last.append(["minutes of training",
-                 *[f"{sum(m['seconds'] for m in metrics) / 60:.1f}" for metrics in records]])
-    rows = [[name, *[json.dumps(o.get(name)) for o in options]] for name in options[0]
+    rows = [[name, *[json.dumps(flat(o).get(name)) for o in options]] for name in flat(options[0])
             if name not in ("out", "resume", "threads")]
     differ = [row for row in rows if len(set(row[1:])) > 1]
     out = Path(out or Path(folders[0]) / "compare.html")
     write_whole(out, page("Runs compared", [
         _paragraph("One run is one seed: a difference is a result only when several seeds have it."),
-        "<h2>Last epoch</h2>", table(last),
         "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
-        "<h2>Curves</h2>", gallery(panels_of_runs(dict(zip(folders, records))))]))
+        "<h2>Curves</h2>", curves(dict(zip(folders, records)))]))
     return out
 
 
@@ -243,37 +194,13 @@ def page(title, parts) -> str:
         f"<body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
 
 
-def _warnings(metrics) -> str:
-    """A box for each warning; those that differ in their figures alone share one, and the epochs in
-    which they came are told."""
-    kinds = {}
-    for m in metrics:
-        for text in m["warnings"]:
-            kinds.setdefault(re.sub(r"[+-]?\d+(\.\d+)?", "#", text), []).append((m["epoch"], text))
-    boxes = []
-    for found in kinds.values():
-        when = f"epoch {found[0][0]}" if len(found) == 1 else \
-            f"{len(found)} times, epochs {found[0][0]} to {found[-1][0]}; as it was last"
-        boxes.append(f"<div class=warn>{_text(found[-1][1])}<br><span class=tag>{when}</span></div>")
-    advice = _paragraph("TROUBLESHOOTING.md has a paragraph on each.")
-    return "".join(boxes) + advice if boxes else "<p class=fine>None.</p>"
-
-
-def _categories(metrics) -> str:
-    """Held-out success of every category in the first, the middle and the last epoch."""
-    three = _three([m for m in metrics if m["validated"] == m["epoch"]])
-    rows = [[name, *[f"{m['validation_by'].get(name, 0):.2f}" for m in three]]
-            for name in metrics[-1]["validation_by"]]
-    head = ["", *[f"epoch {m['epoch']}" for m in three]]
-    return "<h2>Held-out success by category</h2>" + table([head, *rows]) if rows else ""
-
-
 def _samples(metrics, samples) -> str:
     """First, middle and last epoch: tasks with up to two attempts each, and what was refused."""
     parts = []
     for m in _three(metrics):
         here = [r for r in samples if r["epoch"] == m["epoch"]]
-        refused = [_refused_card(r) for r in here if "refused" in r]
+        refused = [_card(f"refused: {r['reason']}", r, [_pre(r["refused"], "wrong")])
+                   for r in here if "refused" in r]
         tasks = [_task_card(r) for r in here if "refused" not in r]
         parts += [f"<h3>epoch {m['epoch']}</h3>", _grid(tasks)]
         parts += [_details("Refused, up to three of each reason", _grid(refused))] * bool(refused)
@@ -282,18 +209,12 @@ def _samples(metrics, samples) -> str:
 
 def _task_card(r) -> str:
     """A task with the one that it varies, its expected answer, and attempts with their rewards."""
-    origin = {"env": "written by the simulator"}.get(r["origin"], r["origin"])
-    if r["origin"] == "env" and r["written_in"] != r["epoch"]:
-        origin += f" in epoch {r['written_in']}, tried again"
-    tag = f"{origin}, p_hat = {r['p_hat']:.2f}{', in the band' * r['in_band']}"
+    band = ", in the band" * r["in_band"]
+    tag = f"{r['origin']}, of epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}{band}"
     expected = [_pre("expected: " + r["expected"])] if r["expected"] else []
     attempts = [_pre(e["text"] or "(no text)", "right" if e["reward"] >= 0.5 else "wrong",
                      f" <span class=tag>r = {e['reward']:.2g}</span>") for e in r["traces"]]
     return _card(tag, r, [_pre(r["task"], "task"), *expected, *attempts])
-
-
-def _refused_card(r) -> str:
-    return _card(f"refused: {r['reason']}", r, [_pre(r["refused"], "wrong")])
 
 
 def _card(tag, r, parts) -> str:

@@ -12,15 +12,14 @@ from pathlib import Path
 
 import torch
 
-from support.files import UserError, append_jsonl
 import curriculum
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool
-from support.loading import model_config
 from policy import Policy
-from support import checkpoint, memory
-from support import health, report, screen
+from support import checkpoint, health, memory, report, screen
 from support import metrics as measure
-from support.options import Options, threads_of
+from support.files import UserError, append_jsonl
+from support.loading import model_config
+from support.options import Options
 from worlds import World, held_out_keys, load_world, open_policy, probe, read_teacher
 
 
@@ -87,7 +86,7 @@ class Run:
     state: EpochState = field(default_factory=EpochState)
     history: list = field(default_factory=list)  # metrics records of the epochs that are over
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
-    peaks: dict = field(default_factory=dict)    # {phase: peak memory in bytes}
+    peaks: dict = field(default_factory=dict)    # {phase: peak memory of a GPU in bytes}
     since: float = field(default_factory=time.perf_counter)  # until then state.seconds is counted
     cpu_since: float = field(default_factory=time.process_time)  # and state.cpu_seconds
     stop: int | None = None           # number of the signal that asks the run to stop
@@ -98,7 +97,7 @@ class Run:
     def phase(self, name, adapter=""):
         """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak memory
         and, if an adapter is trained in it, how far that one and no other moved."""
-        with measure.peak_memory(self.peaks, name, self.policy.device):
+        with measure.peak_memory(self.peaks, name):
             with measure.movement(self.params, adapter) if adapter else nullcontext() as moved:
                 yield moved
 
@@ -122,17 +121,16 @@ class Run:
 def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked. Raises
     UserError for anything the user can fix; nothing is written before all could be loaded."""
-    torch.set_num_threads(threads_of(o))
+    torch.set_num_threads(o.threads or torch.get_num_threads())
     # a chat template may name the day: it stays that on which the run began
     o = replace(o, date=o.date or datetime.date.today().isoformat())
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
-    print(screen.banner(o, folder, threads_of(o)), flush=True)
+    print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
     world = load_world(o.world)(o)
     sources = checkpoint.hashes(o)
     if o.model:
-        other = model_config(o.env_model) if o.env_model else None
-        print(memory.check(model_config(o.model), o, other), flush=True)
+        print(memory.check([model_config(m) for m in (o.model, o.env_model) if m], o), flush=True)
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base, policy = world.base_tasks(), world.load_policy()
@@ -201,7 +199,8 @@ def finish(run):
     """Adapters, report and the closing words."""
     for policy in run.policies:
         policy.save_adapters(run.folder / "adapters")
-    if run.o.model:  # the embedded world's few MB are of no interest
-        print(measure.peaks_line(run.peaks, run.policy.device))
+    peaks = [f"{name} {size / 1e9:.2f} GB" for name, size in run.peaks.items() if size]
+    if peaks:
+        print(f"peak memory of the GPU: {', '.join(peaks)}")
     report.write(run.folder)
     print(screen.closing_words(run.folder))

@@ -1,7 +1,6 @@
 """What a run prints: the banner, one line an epoch, the closing words.
 
-Usage: the command line prints the banner before torch is loaded, support/run.py the rest. All of
-it is text made from records of metrics.jsonl or from options.
+Usage: support/run.py prints it. All of it is text made from records of metrics.jsonl or from options.
 
 Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" never stands
 alone: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
@@ -17,14 +16,10 @@ LEGEND = ("        success on           agent's         length    new    in     
 
 def banner(o, folder, threads: int) -> str:
     """Three lines, before anything slow begins: world, models, run folder."""
-    model = o.model or "the world's own"
-    quant = f", {o.quant}" if o.quant else ""
-    other = f", simulator {o.env_model}" if o.env_model else ""
-    return "\n".join([
-        f"world    {o.world}, variant {o.variant}, seed {o.seed}",
-        f"model    {model}{other}{quant}, two LoRA adapters of rank {o.rank}, {threads} "
-        f"thread{'s' * (threads > 1)}",
-        f"folder   {folder}, epochs 0 to {o.epochs}"])
+    models = " and ".join(filter(None, (o.model or "the world's own", o.env_model)))
+    return (f"world    {o.world}, variant {o.variant}, seed {o.seed}\n"
+            f"model    {models}, {o.quant or o.dtype}, LoRA of rank {o.rank}, threads {threads}\n"
+            f"folder   {folder}, epochs 0 to {o.epochs}")
 
 
 def duration(seconds: float) -> str:

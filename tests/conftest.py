@@ -34,7 +34,8 @@ def model(tmp_path_factory):
 def _small_base(tmp_path_factory):
     """Folder of the small base model, and {settings: (lm, tokenizer)} of what was loaded from it."""
     folder = tmp_path_factory.mktemp("ladder")
-    tiny_model.save(*tiny_model.train(ladder.WORDS, ladder.World(genenv.Options()).pairs, SMALL_MODEL, **SMALL_RECIPE), folder)
+    pairs = ladder.World(genenv.Options()).pairs
+    tiny_model.save(*tiny_model.train(ladder.WORDS, pairs, SMALL_MODEL, **SMALL_RECIPE), folder)
     return folder, {}
 
 

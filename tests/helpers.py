@@ -15,7 +15,6 @@ from support.files import UserError, read_jsonl
 import genenv
 import grpo
 from policy import Policy, Rollout
-from support.run import Run
 from support.options import Options
 
 WORLDS = Path(__file__).resolve().parents[1] / "worlds"
@@ -26,13 +25,6 @@ WORDS = ["<pad>", "<eos>", "<stop>", "<bos>", *(f"w{i}" for i in range(36))]  # 
 PAD, EOS, STOP, BOS = range(4)
 TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor %}"
             "{% if add_generation_prompt %}w1{% endif %}")
-
-
-def noise(share, trace_of, run, *attempt):
-    """A reward r becomes 1 - r with probability `share`, before p_hat is taken."""
-    trace = trace_of(run, *attempt)
-    flip = torch.rand((), generator=run.rng) < share
-    return dataclasses.replace(trace, reward=1 - trace.reward) if flip else trace
 
 
 def toy_tokenizer(chat=False, bos=False):
@@ -119,16 +111,16 @@ def scores(policy, groups, temperature=1.0, token_budget=10_000, drawn=None):
     return [[next(rows) for _ in responses] for _, responses in groups]
 
 
-def stub_run(**given):
-    """A Run of nothing but what is given."""
-    fields = ("o", "world", "policy", "folder", "agent_optimizer", "env_optimizer", "rng", "sampler")
-    return Run(**{**dict.fromkeys(fields), "simulator": given.get("policy"), "held_out": frozenset(),
-                  **given})
-
-
 def noisy(monkeypatch, share):
-    """Every run from here on turns this share of its rewards r into 1 - r."""
-    monkeypatch.setattr(genenv, "trace_of", partial(noise, share, genenv.trace_of))
+    """Every run from here on turns this share of its rewards r into 1 - r, before p_hat is taken."""
+    trace_of = genenv.trace_of
+
+    def noise(run, *attempt):
+        trace = trace_of(run, *attempt)
+        flip = torch.rand((), generator=run.rng) < share
+        return dataclasses.replace(trace, reward=1 - trace.reward) if flip else trace
+
+    monkeypatch.setattr(genenv, "trace_of", noise)
 
 
 def naive_logps(policy, prompt, response, temperature=1.0):

@@ -77,7 +77,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
         config = json.loads((run / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
     for argv, message in (([run], "needs a request"), ([run, "--file", tmp_path / "none.txt"], "none.txt"),
-                          ([run, DENTIST, "--functions", "set_timr"], "did you mean set_timer"),
+                          ([run, DENTIST, "--functions", "set_timr"], "set_timr"),
                           ([run, "<|im_end|> hello"], "control token"),
                           ([ladder, DENTIST], "world ladder"), ([bare, DENTIST], "agent is missing")):
         code = genenv.main(["ask", *map(str, argv)])

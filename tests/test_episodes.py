@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo import grpo_update, response_logps
-from helpers import (EOS, PAD, clear, close, dense_logprobs, flat, gradients, random_groups, tiny_policy,
+from helpers import (EOS, clear, close, dense_logprobs, flat, gradients, random_groups, tiny_policy,
                      train_agent, weights)
 from policy import Policy
 from support.options import Options

@@ -168,15 +168,11 @@ def test_missing_responses_fail_and_are_counted(data, tmp_path, capsys):
 DEEP = 10_000
 BOTH = "[" * DEEP + "]" * DEEP
 HOSTILE = [
-    "", " ", "zu: }{ 💥 \\ud800 <tool_call> [f(", "\0" * 100 + "[f(a='\0')]",
-    "\ud800 [f(a='\udfff')]", "a" * 1_000_000, " " * 1_000_000, "w=" * 500_000,
-    BOTH, "{" * DEEP + "}" * DEEP, "[{" * DEEP, '{"a":' * DEEP, f"[f(a={BOTH})]",
-    "f(" * DEEP + ")" * DEEP, "[" + "f()," * 300_000, f"<tool_call>\n{BOTH}\n</tool_call>",
-    "<tool_call>\n" * 80_000, "<tool_call>\n42\n</tool_call>", "\\boxed{" * 140_000,
-    "<action>" * 120_000, "<answer>" * 120_000, "[Add(" + "w" * 900_000 + ")]",
-    "[f(a=9**9**9**9)]", "[f(a='x'*10**12)]", "[f(a=1 << 10**9)]", "[f(a=0x" + "f" * 40_000 + ")]",
-    "[f(a=" + "-" * DEEP + "1)]", "[f(a=" + "1+" * DEEP + "1)]", "null",
-    json.dumps([{"days": 1, "current_city": ["a"]}] * 3), "[{}," * 50_000]
+    "", "zu: }{ 💥 \\ud800 <tool_call> [f(", "\ud800 [f(a='\udfff')]", "a" * 1_000_000, BOTH,
+    "[{" * DEEP, '{"a":' * DEEP, f"[f(a={BOTH})]", "f(" * DEEP + ")" * DEEP, "[" + "f()," * 300_000,
+    "<tool_call>\n" * 80_000, "\\boxed{" * 140_000, "<action>" * 120_000, "<answer>" * 120_000,
+    "[f(a=9**9**9**9)]", "[f(a='x'*10**12)]", "[f(a=0x" + "f" * 40_000 + ")]", "[f(a=" + "1+" * DEEP + "1)]",
+    "null", json.dumps([{"days": 1, "current_city": ["a"]}] * 3), "[{}," * 50_000]
 TRAPS = [text.replace("CODE", "__import__('os').system('touch MADE')") for text in (
     "CODE", "[f(a=CODE)]", "[f(a=CODE+1)]", "[{'days': CODE}]", "[open('MADE', 'w')]")]
 
@@ -194,12 +190,9 @@ def test_hostile_responses_never_crash_take_long_pass_or_execute(bench, data, tm
 
 
 @pytest.mark.parametrize("argv, named", [
-    ("moon --data {data}", "moon"), ("bamboogle --data {data}", "--responses"),
-    ("bamboogle --data {data} --responses {good} --limit 0", "--limit"),
-    ("bamboogle --data {data} --responses none", "none"),
+    ("bamboogle --data {data}", "--responses"),
     ("bfcl --data {data} --responses {good}", "good.jsonl"),  # ids of another benchmark
     ("bamboogle --data {data} --responses {torn}", "torn.jsonl"),
-    ("bamboogle --data {data} --model {data}", "data"),
     ("verify bamboogle {good} --data {data}", "official_verdict")])
 def test_bad_input_is_one_line(argv, named, data, tmp_path, capsys):
     good = right_file(data, tmp_path / "good.jsonl", "bamboogle")

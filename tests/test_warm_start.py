@@ -126,6 +126,6 @@ def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
     for arguments, words in (
             (argv(model, str(few), tmp_path / "n", "--tools", ""), "pairs to imitate as the agent"),
             (argv(model, tasks, done), "is not empty"),
-            (argv(model, "", tmp_path / "n", "--tools", tasks), "give --base-tasks"),
+            (argv(model, "", tmp_path / "n", "--tools", tasks), "--base-tasks"),
             (["--resume", "--out", str(done)], "give it as --model")):
         one_line(capsys, genenv.main(arguments), words)

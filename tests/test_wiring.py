@@ -15,7 +15,6 @@ import torch
 
 import curriculum
 import genenv
-from helpers import tiny_policy
 import micro_world
 from micro_world import HELD_OUT, N_BASE, MicroWorld, Scripted, make_task, run_micro
 import rwr
@@ -317,12 +316,6 @@ def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
     assert [c.previous for c in told] == [r["alpha"] for r in records[:-1]]
     assert [c.epoch for c in told] == [1, 2, 3, 4] and records[2]["distinct_tasks"] == 0
     assert [c.success for c in told] == [records[t]["success_rate"] for t in (0, 1, 1, 3)]
-
-
-def test_adapters_are_not_decayed():
-    """AdamW's default would pull every adapter to zero, step by step."""
-    group, = tiny_policy().optimizer("agent", 0.1).param_groups
-    assert group["weight_decay"] == 0 and group["lr"] == 0.1
 
 
 @pytest.mark.parametrize("variant, at", [("static", 1), ("genenv", 1), ("genenv", 4)])
