@@ -143,4 +143,5 @@ def test_what_a_request_names_and_no_call_has(text, left):
     """A written request often asks for more than its calls say; a right answer would earn nothing."""
     made = make_task(task(text), "base")
     assert uncalled(made) == left and bool(left) != teachable(made)
+    assert not uncalled(make_task(task("The study lamp at 7 pm.", lamp(level=19)), "base"))
     assert not uncalled(make_task(ask("What is half of 30, on a Friday?", "15"), "env"))

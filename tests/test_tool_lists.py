@@ -78,8 +78,7 @@ def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
 
 
 @pytest.mark.parametrize("data, what", [
-    (b"", "no tool in it"), (b"[]", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3: not JSON"),
-    (b"[" * 100_000, "not JSON"), (b"\xff\xfe[]", "not UTF-8"), (b"[" + b"9" * 5000 + b"]", "not JSON"),
+    (b"", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3: not JSON"), (b"\xff\xfe[]", "not UTF-8"),
     (b'{"mcpServers": {"time": {"command": "uvx"}}}', "answers to tools/list"),
     (b'{"tools": [{"name": "f", "parameters": {"not": {}}}]}', "'not'")])
 def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
@@ -147,6 +146,13 @@ def test_what_can_be_checked_is_checked(given, spoken, good, bad):
     assert call_text.signature({"name": "f", "parameters": own}) == f"f(a: {spoken})"
     assert all(not argument_fault({"a": value}, own) for value in good)
     assert all(argument_fault({"a": value}, own) for value in bad)
+
+
+def test_keywords_keep_their_order():
+    """Prompts show them: with the order of a set they were others after each start, and in a resumed run."""
+    given = {"maximum": 9, "type": "integer", "exclusiveMaximum": 9, "minimum": 1, "exclusiveMinimum": 0}
+    own = own_schema(schema(a=given))["properties"]["a"]
+    assert [key for key in own if key != "type"] == [key for key in given if key != "type"]
 
 
 def nested(depth):

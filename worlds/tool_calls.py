@@ -333,8 +333,8 @@ class World(worlds.World):
     DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
                 "agent_lr": 1e-4, "env_lr": 1e-4, "env_batch": 32, "token_budget": 8192, "max_rows": 256,
                 "env_passes": 1}
-    FORMS = ("", "json", "python")  # of calls; without one: json
     nothing = False  # whether some task has nothing to call
+    same_task_key = staticmethod(same_task_key)
 
     def __init__(self, o):
         super().__init__(o)
@@ -514,10 +514,6 @@ class World(worlds.World):
             else task.spec["reference"][0]
 
     # ---- what the figures need
-
-    def same_task_key(self, task: Task) -> tuple[str, ...]:
-        """See worlds.World."""
-        return same_task_key(task)
 
     def skills(self, task: Task) -> list[str]:
         """Names of the tools that the task calls; none for a free-form question."""
