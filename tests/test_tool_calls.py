@@ -19,8 +19,6 @@ from worlds.tool_calls import World, make_task, read_tasks, same_task_key
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
           "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-NO_SYSTEM = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}"
-             "{% endif %}")
 
 
 def byte_tokenizer(template=CHATML):

@@ -57,6 +57,7 @@ class World:
     DEFAULTS = {}      # {option of a run: its default in this world}; a preset and the command line win
     OPTIONS = {}       # {name: (default, help, choices or None)}: options of its own, --name
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
+    warm_start_passes = 0  # of a warm start that is not told; 0: by how much there is to imitate
     form = ""          # how answers are written, where the spec of a task does not say it
 
     def __init__(self, o):

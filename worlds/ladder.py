@@ -171,6 +171,8 @@ class World(TinyWorld):
     def __init__(self, o):
         super().__init__(o)
         self.form = "words" if self.chat else ""
+        if self.option(o, "start") == "stale":
+            self.warm_start_passes = 1  # see worlds/ladder_words.py
 
     @property
     def text(self):

@@ -21,8 +21,7 @@ from os.path import commonprefix
 
 from data_pool import Task
 from worlds import task_texts
-from worlds.schemas import branch, canonical, kinds, normal_calls, normal_words, objects_of, structured, \
-    tools_of
+from worlds.schemas import branch, canonical, normal_calls, normal_words, objects_of, structured, tools_of
 
 AGAIN = {"again", "repeat", "repeatedly", "each", "every", "times", "twice"}
 SMALL = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen " \

@@ -38,7 +38,6 @@ import hashlib
 import itertools
 import json
 import random
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -358,7 +357,6 @@ class World(worlds.World):
             raise UserError(f"--variant {o.variant} trains on base tasks: give --base-tasks FILE")
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
-        self.known = {name for task in self.base_tasks() for name in self.skills(task)}
         print(self.summary(notes), flush=True)
 
     @property
@@ -520,12 +518,9 @@ class World(worlds.World):
         return [call["name"] for call in task.spec.get("calls", [])]
 
     def category(self, task: Task) -> str:
-        """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`; with --tools also whether it calls a
-        function that no base task calls."""
-        calls = self.skills(task)
+        """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`."""
         names = {0: "no call" if structured(task) else "free-form", 1: "1 call", 2: "2 calls"}
-        new = ", new function" if self.tools and not self.known.issuperset(calls) else ""
-        return names.get(len(calls), "3+ calls") + new
+        return names.get(len(self.skills(task)), "3+ calls")
 
     # ---- warm start
 
