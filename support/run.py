@@ -130,7 +130,7 @@ def prepare_run(o) -> Run:
     world = load_world(o.world)(o)
     sources = checkpoint.hashes(o)
     if o.model:
-        print(memory.check([model_config(m) for m in (o.model, o.env_model) if m], o), flush=True)
+        memory.check([model_config(m) for m in (o.model, o.env_model) if m], o)
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base, policy = world.base_tasks(), world.load_policy()
