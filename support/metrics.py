@@ -18,7 +18,6 @@ import torch
 
 from support.files import UserError
 import curriculum
-from policy import distance
 from support import health
 from worlds import attempt_score, play
 
@@ -54,7 +53,6 @@ def validate(run) -> dict:
         by_category.setdefault(run.world.category(task), []).append(rate)
     return {"validation": mean(sampled),
             "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
-            "validation_unsolved": mean(r == 0 for r in sampled),
             "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()}}
 
 
@@ -84,14 +82,12 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens")},
         "mismatch": mean(a["mismatch_mean"] for a in state.agent),
         "skipped_steps": sum(a["skipped_steps"] for a in state.agent),
-        "agent_moved": sum(a["moved"] for a in state.agent),
         "other_adapter_moved": any(a["other_moved"] for a in [*state.agent, env_stats]
                                    if "other_moved" in a),
         **{key: env_stats.get(key, 0) for key in
-           ("env_kept", "env_weight_ratio", "env_kl", "env_kl_step", "env_ess", "env_loss",
-            "env_steps", "env_capped", "env_skipped_steps", "env_moved")},
+           ("env_kept", "env_kl", "env_kl_step", "env_ess", "env_steps", "env_capped",
+            "env_skipped_steps")},
         "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
-        "tokens_per_s": state.rollout_tokens / max(1e-9, state.rollout_seconds),
         "seconds": state.seconds, "cpu_seconds": state.cpu_seconds,
     }
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
@@ -123,19 +119,16 @@ def new_trials(state) -> list:
 
 @contextmanager
 def movement(adapters: dict, adapter):
-    """Proof of training: within, `adapter` may move and no other of the {name: its parameters} may.
-
-    Yields a dictionary that is filled at the end: moved, the L2 distance that the adapter has gone;
-    other_moved, whether a bit of another adapter has changed."""
-    before = {name: [p.detach().clone() for p in params] for name, params in adapters.items()}
+    """Within, `adapter` may move and no other of the {name: its parameters} may. Yields a dictionary
+    that is filled at the end: other_moved, whether a bit of another adapter has changed."""
+    others = [p for name, params in adapters.items() if name != adapter for p in params]
+    before = [p.detach().clone() for p in others]
     found = {}
     yield found
     # compared where they lie, as whole numbers (a NaN is not itself), and read once
     changed = [(p.detach().view(torch.int32) != old.view(torch.int32)).any()
-               for name, params in adapters.items() if name != adapter
-               for p, old in zip(params, before[name])]
-    found.update(moved=distance(before[adapter], adapters[adapter]),
-                 other_moved=bool(changed) and bool(torch.stack(changed).any()))
+               for p, old in zip(others, before)]
+    found["other_moved"] = bool(changed) and bool(torch.stack(changed).any())
 
 
 @contextmanager

@@ -48,8 +48,6 @@ class EpochState:
     seeds: int = 0               # seed tasks varied so far; their numbers are the groups of texts
     texts: list = field(default_factory=list)          # [group, prompt, response] of all generations
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
-    rollout_tokens: int = 0
-    rollout_seconds: float = 0.0
     surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
 
     def saved(self) -> dict:
@@ -96,7 +94,7 @@ class Run:
     @contextmanager
     def phase(self, name, adapter=""):
         """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak memory
-        and, if an adapter is trained in it, how far that one and no other moved."""
+        and, if an adapter is trained in it, whether another one moved."""
         with measure.peak_memory(self.peaks, name):
             with measure.movement(self.params, adapter) if adapter else nullcontext() as moved:
                 yield moved
