@@ -7,22 +7,17 @@ these files are cut back to those lengths, the pools are read from them, and the
 nothing had happened: 2 + 1 epochs equal 3, bit for bit on one machine. A kill loses at most the
 current epoch. The reference policy needs no checkpoint: it is the base with both adapters off.
 """
+import fcntl  # Linux and macOS; on Windows use WSL
 import hashlib
 import json
 import os
 import signal
-import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from support.files import UserError, read_jsonl, whole_file, write_whole
 from support.options import Stopped
-
-try:
-    import fcntl
-except ImportError:
-    sys.exit("genenv: file locks are those of Linux and macOS: on Windows use WSL")
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
@@ -41,8 +36,8 @@ def choose_folder(o) -> Path:
     folder = Path(o.out)
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {folder} is a file: name a folder")
-    left_by_kill = ("lock", "tmp-config.json")  # before the run had begun
-    if not o.resume and folder.is_dir() and any(f.name not in left_by_kill for f in folder.iterdir()):
+    # a lock alone is what a run left that was killed before it had begun
+    if not o.resume and folder.is_dir() and any(f.name != "lock" for f in folder.iterdir()):
         raise UserError(f"--out {folder} is not empty: add --resume to go on with a run there, or choose "
                         "another")
     return folder

@@ -18,7 +18,6 @@ import json
 import logging
 import re
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -57,7 +56,7 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     quant: None or "nf4": 4-bit weights with double quantisation. dtype: "auto", "bf16" or "fp32",
     see choose_dtype. device: None = a GPU if there is one.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
     from transformers.utils import logging as transformers_logging
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -74,7 +73,8 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
     with one_line(model):
-        tokenizer = load_tokenizer(model)  # first: it fails fast
+        # tokenizer.json at its word: a class that is guessed from the model's type splits in its own way
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
         lm, info = AutoModelForCausalLM.from_pretrained(
             model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     for what in ("missing", "unexpected", "mismatched"):
@@ -95,20 +95,6 @@ def model_config(model: str):
         raise UserError(f"model folder {model} does not exist")
     with one_line(model):
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
-
-
-def load_tokenizer(model):
-    """The tokenizer of a model; one saved as a plain tokenizer.json is taken at its word.
-
-    The automatic class would be guessed from the model's type, whose own splitting rules would then
-    replace those in the file.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    config = Path(model) / "tokenizer_config.json"
-    kind = json.loads(config.read_text()).get("tokenizer_class") if config.is_file() else None
-    plain = kind in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(
-        model, trust_remote_code=False)
 
 
 def policy_options(o) -> dict:
@@ -210,16 +196,10 @@ def check_paths(policy, max_tokens: int):
 
 
 def _library_logps(lm, rollout):
-    """Log-probs (R,) of a response as transformers computes them: nothing of attention.py in it."""
-    ours = {m: m.__dict__.pop("forward") for m in lm.modules()
-            if isinstance(m.__dict__.get("forward"), partial)}
+    """Log-probs (R,) of a response by transformers' plain attention."""
     lm.set_attn_implementation("eager")
-    try:
-        ids = torch.tensor([rollout.prompt + rollout.response], device=lm.device)
-        R = len(rollout.response)
-        logits = lm(input_ids=ids, use_cache=False, logits_to_keep=R + 1).logits[0, :-1]
-        return logits.float().log_softmax(-1).gather(-1, ids[0, -R:, None])[:, 0]
-    finally:
-        lm.set_attn_implementation("prompt_once")
-        for module, forward in ours.items():
-            module.forward = forward
+    ids = torch.tensor([rollout.prompt + rollout.response], device=lm.device)
+    R = len(rollout.response)
+    logits = lm(input_ids=ids, use_cache=False, logits_to_keep=R + 1).logits[0, :-1]
+    lm.set_attn_implementation("prompt_once")
+    return logits.float().log_softmax(-1).gather(-1, ids[0, -R:, None])[:, 0]

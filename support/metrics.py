@@ -163,30 +163,18 @@ def entropy(labels) -> float:
     return sum(n / total * math.log2(total / n) for n in counts.values())
 
 
-def samples(run, alpha: float, n=8) -> list:
+def samples(run, n=8) -> list:
     """What a person should read: tasks of the epoch next to the task that they vary, the expected
     answer, the best and the worst trace; and texts that were refused, with the reason."""
-    state, unit = run.state, run.o.p_hat_unit
-    of_unit = {} if unit == "task" else {r.task_id: r.p_hat_of(unit) for r in state.records}
-
-    def inside(task, p_hat) -> bool:  # by the p_hat of the task that the card shows, see Eq. 2
-        return task.origin == "env" and task.epoch == state.epoch and \
-            curriculum.in_band(of_unit.get(task.id, p_hat), alpha, run.o.k_min)
-
-    # new tasks near alpha come first: those are the ones that the simulator imitates
-    near = [x for x in new_trials(state) if inside(x.task, x.p_hat)][:n // 2]
-    ids = {x.task.id for x in near}
-    rest = [x for x in first_trials(state.trials) if x.task.id not in ids]
-    step = max(1, len(rest) // (n - len(near)))
-    shown = []
-    for x in near + rest[::step][:n - len(near)]:
-        task, p_hat = x.task, x.p_hat
-        parent = run.train_pool.tasks.get(task.seed_task)
+    state, shown = run.state, []
+    trials = first_trials(state.trials)
+    for x in trials[::max(1, len(trials) // n)][:n]:
+        parent = run.train_pool.tasks.get(x.task.seed_task)
         by_reward = sorted(x.traces, key=lambda e: -e.reward)
         best_and_worst = {e.text: e for e in (by_reward[0], by_reward[-1])}  # once if alike
-        shown.append({"epoch": state.epoch, "written_in": task.epoch, "task": task.text,
-                      "origin": task.origin, "p_hat": p_hat, "in_band": inside(task, p_hat),
-                      "seed_task": parent.text if parent else "", "expected": run.world.gold(task),
+        shown.append({"epoch": state.epoch, "written_in": x.task.epoch, "task": x.task.text,
+                      "origin": x.task.origin, "p_hat": x.p_hat,
+                      "seed_task": parent.text if parent else "", "expected": run.world.gold(x.task),
                       "traces": [{"text": e.text, "reward": e.reward} for e in best_and_worst.values()]})
     return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
                      "reason": reason} for seed_task, text, reason in state.refused]

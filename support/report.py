@@ -19,7 +19,6 @@ import textwrap
 from pathlib import Path
 
 from support.files import UserError, read_jsonl, write_whole
-from support.health import aim
 from support.options import flat, saved_options
 
 PANELS = (  # title, unit, figures of `measured`, caption; runs are compared by the first figure
@@ -131,8 +130,8 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = Path(__file__).with_suffix(".css")
 EXPLANATION = (
     "Tasks of the first, the middle and the last epoch; samples.jsonl has more. env: written by the "
-    "simulator. p_hat: share of attempts that solved the task. In the band: new, and p_hat near alpha, as "
-    "a trained simulator imitates. Below: the best and the worst attempt with the reward r.")
+    "simulator. p_hat: share of attempts that solved the task. Below: the best and the worst attempt "
+    "with the reward r.")
 
 
 def write(folder) -> Path:
@@ -192,8 +191,7 @@ def _card(r) -> str:
         tag = f"refused: {r['reason']}"
         texts += [("wrong", r["refused"])]
     else:
-        band = ", in the band" * r["in_band"]
-        tag = f"{r['origin']}, of epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}{band}"
+        tag = f"{r['origin']}, of epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}"
         texts += [("task", r["task"]), ("", f"expected: {r['expected']}")]
         texts += [("right" if e["reward"] >= 0.5 else "wrong", f"r = {e['reward']:.2g}: {e['text']}")
                   for e in r["traces"]]
