@@ -62,9 +62,6 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     transformers_logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = model_config(model)
-    if getattr(config, "quantization_config", None):
-        raise UserError(f"the weights of {model} are already quantised: name the 16-bit model and, "
-                        "for four bits, --quant nf4")
     dtype = choose_dtype(dtype, device, config)
     # else transformers would ask on the terminal whether to run the code in a model's folder
     options = dict(dtype=dtype, device_map={"": device}, trust_remote_code=False)

@@ -35,23 +35,17 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
 
 
 def validation(run) -> dict:
-    """Success on held-out tasks, measured every --val-every epochs and after the last one; the last
-    measurement is repeated in between. "validated" is the epoch of the measurement."""
-    epoch = run.state.epoch
-    if epoch % run.o.val_every == 0 or epoch == run.o.epochs:
-        return {"validated": epoch, **validate(run)}
-    return {k: v for k, v in run.history[-1].items() if k.startswith("validat")}
-
-
-def validate(run) -> dict:
-    """Held-out tasks: success of sampled and of greedy attempts, by category, share never solved."""
-    o = run.o
-    tasks = run.world.validation_tasks()
+    """Held-out tasks: success of sampled and of greedy attempts, and by category. Measured every
+    --val-every epochs and after the last one; the last measurement is repeated in between.
+    "validated" is the epoch of the measurement."""
+    o, epoch = run.o, run.state.epoch
+    if epoch % o.val_every and epoch != o.epochs:
+        return {k: v for k, v in run.history[-1].items() if k.startswith("validat")}
+    tasks, by_category = run.world.validation_tasks(), {}
     sampled = rates_on(run, tasks, o.val_samples, o.temperature)
-    by_category = {}
     for task, rate in zip(tasks, sampled):
         by_category.setdefault(run.world.category(task), []).append(rate)
-    return {"validation": mean(sampled),
+    return {"validated": epoch, "validation": mean(sampled),
             "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
             "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()}}
 

@@ -30,19 +30,16 @@ PANELS = (  # title, unit, figures of `measured`, caption; runs are compared by 
     ("Mixed groups", "share", ("mixed_share", "zero_variance", "truncated"),
      "Only groups of attempts whose rewards differ teach the agent something."),
     ("Entropy of the agent", "nats per token", ("entropy",),
-     "A fall towards 0 says that attempts at a task become alike, a steady climb that they "
-     "become noise."),
+     "Towards 0 attempts at a task become alike; in a steady climb they become noise."),
     ("Generated tasks", "length, or bits", ("task_length", "skill_entropy"),
-     "Tasks may grow with the agent. Should the entropy over skills fall, the simulator repeats "
-     "itself."),
+     "Tasks may grow with the agent. If the entropy falls, the simulator repeats itself."),
     ("Length of responses", "tokens", ("response_length",),
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
     ("KL to the start", "nats per token", ("env_kl", "env_kl_step", "kl"),
      "Of the simulator, of its last update alone, of the agent. A slow rise that levels off is healthy; "
      "above 2 texts can no longer be trusted."),
     ("What the simulator learns from", "tasks", ("env_kept", "env_ess"),
-     "New tasks in the band, and the effective sample size with old ones. As many as a mini-batch "
-     "(--env-batch) is healthy; a handful is too few."))
+     "New tasks in the band, and the effective sample size with old ones. A handful is too few."))
 OF_GENERATED = {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
                 "response_length", "skill_entropy", "env_kept"}
 OF_UPDATES = {"kl", "zero_variance", "env_kept"}
@@ -128,10 +125,8 @@ def curves(runs: dict, alphas=(), k_min=0.0) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = Path(__file__).with_suffix(".css")
-EXPLANATION = (
-    "Tasks of the first, the middle and the last epoch; samples.jsonl has more. env: written by the "
-    "simulator. p_hat: share of attempts that solved the task. Below: the best and the worst attempt "
-    "with the reward r.")
+EXPLANATION = ("Of the first, the middle and the last epoch, each task with its best and its worst attempt. "
+               "env: written by the simulator. p_hat: share of attempts that solved the task.")
 
 
 def write(folder) -> Path:
