@@ -145,7 +145,8 @@ def add_adapters(model, names, rank: int, seed: int, folder=None):
     if not names:
         return model
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    with one_line(folder), torch.random.fork_rng():  # PEFT draws the A matrices from the global generator
+    # PEFT draws the A matrices from the global generator
+    with one_line(folder or model.name_or_path), torch.random.fork_rng():
         torch.manual_seed(seed)
         config = LoraConfig.from_pretrained(str(folder)) if folder else config
         model = get_peft_model(model, config, adapter_name=names[0])

@@ -93,9 +93,9 @@ def check(configs, o, available=None):
     """
     for config in configs:
         check_lengths(config, o)
-    if available is None and not torch.cuda.is_available():
+    available = available or free_memory()
+    if available is None:
         return
-    available = available or torch.cuda.mem_get_info()[0]
     found = [estimate(config, o) for config in configs]
     always = sum(one.pop("base weights") for one in found) + \
         max(one.pop("adapters and optimisers") for one in found)
@@ -117,6 +117,11 @@ def check_lengths(config, o):
     if limit and tokens > limit:
         raise UserError(f"the model reads {limit} tokens at most, prompt and response may have {tokens}: "
                         "lower --max-prompt-tokens, --max-response-tokens or --max-task-tokens")
+
+
+def free_memory():
+    """Free bytes of the GPU, None without one."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
 
 
 def inner(config) -> int:
