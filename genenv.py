@@ -25,7 +25,6 @@ adapters/{agent,env} in PEFT format.
 import dataclasses
 import os
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -211,12 +210,9 @@ def draw_ready_made(run) -> list[Task]:
 def interact(run, tasks) -> list[Trial]:
     """G attempts of the agent at every task, scored."""
     o, state = run.o, run.state
-    started = time.perf_counter()
     with run.phase("agent rollouts"):
         rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
                                run.sampler, o.max_rows)
-    state.rollout_seconds += time.perf_counter() - started
-    state.rollout_tokens += sum(len(r.response) for r in rollouts)
     state.surprise += surprise(rollouts)
     trials = []
     for b, task in enumerate(tasks):
@@ -283,7 +279,7 @@ def update_environment(run, fresh, old) -> dict:
     kl_sample = draw_kl_sample([Rollout(*text) for text in run.state.texts], run.rng)
     with run.phase("simulator update (RWR)", "env") as moved:
         stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o, run.rng)
-    return {**stats, "env_moved": moved["moved"], "other_moved": moved["other_moved"]}
+    return {**stats, **moved}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -431,12 +431,6 @@ class Policy(Chat):
 # helpers
 
 
-def distance(before, now) -> float:
-    """Euclidean distance between two lists of parameters: how far an adapter has moved."""
-    return float(torch.stack([(a.detach() - b.detach()).float().norm()
-                              for a, b in zip(before, now)]).norm())
-
-
 class Turns:
     """The turns of a batch of episodes; n is the index of a rollout among B * G.
 

@@ -15,11 +15,9 @@ a result), L packed length, M predicted tokens of a pack, K cached keys, d head 
 decoding `live` groups of `slots` rollouts each.
 """
 import math
-import warnings
 from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate, compress
-from types import SimpleNamespace
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -29,8 +27,6 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-
-from support.files import first_line
 
 SHORT = 1024  # tokens up to which a training pass may keep its attention weights
 PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
@@ -132,7 +128,7 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
         # a decoding step, or a narrow chunk: a mask for each head is smaller than keys for each
         few = attention_mask is not None and query.shape[2] <= query.shape[3]
         attend = few_queries_attention if few and query.shape[1] > key.shape[1] else \
-            library_attention
+            sdpa_attention_forward
         return attend(module, query, key, value, attention_mask, **kwargs)
     P, R, row = layout["P"], layout["R"], layout["row"]
 
@@ -147,21 +143,12 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     # scoring too, so that ratios start at 1
     slow = query.dtype == torch.bfloat16 and query.device.type == "cpu"
     with sdpa_kernel(SDPBackend.MATH) if slow and P + R <= SHORT else nullcontext():
-        prompts, _ = library_attention(module, query[:, :, :P], key[:, :, :P],
-                                       value[:, :, :P], None, **kwargs)        # (B, P, heads, d)
-        responses, _ = library_attention(module, gather_responses(query), with_prompts(key),
-                                         with_prompts(value), layout["mask"], **kwargs)
+        prompts, _ = sdpa_attention_forward(module, query[:, :, :P], key[:, :, :P],
+                                            value[:, :, :P], None, **kwargs)   # (B, P, heads, d)
+        responses, _ = sdpa_attention_forward(module, gather_responses(query), with_prompts(key),
+                                              with_prompts(value), layout["mask"], **kwargs)
     both = torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])        # (B*P + N*R, ...)
     return both.index_select(0, layout["back"].flatten()).unflatten(0, layout["back"].shape), None
-
-
-def library_attention(module, query, key, value, mask, **kwargs):
-    """The library's attention; shapes as in group_attention. On a GPU fp32 gets a key a query head:
-    its kernels take no shared ones in fp32, and the scores of all pairs would be stored."""
-    if mask is None and query.dtype == torch.float32 and query.device.type != "cpu":
-        sharing, module = query.shape[1] // key.shape[1], SimpleNamespace(is_causal=True)
-        key, value = (x.repeat_interleave(sharing, dim=1) for x in (key, value))
-    return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
 
 
 def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
@@ -213,16 +200,12 @@ def patch(model):
         # that has no gradient, and training would err
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-        # no dropout anywhere: the policy that is scored is the one that sampled
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0
         # LoRA with fewer passes over its outputs
         if is_plain_lora(module):
             module.forward, module.cast = partial(lora_linear, module), None
         # RMS norm in one kernel of a GPU instead of eight
-        if hasattr(module, "variance_epsilon") and module.weight.device.type != "cpu":
+        rms = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+        if rms and module.weight.device.type != "cpu":
             module.forward = partial(fused_norm, module)
         # gradient checkpointing: in force in train mode only, see Policy._hidden; nothing is random
         if isinstance(module, GradientCheckpointingLayer):
@@ -368,14 +351,10 @@ class Stage:
 
 def recorded(step, device):
     """A CUDA graph of step() to call in its place, whose result always lies in the same memory; None
-    on other devices, and where a model does what a graph cannot hold."""
+    on other devices. Raises RuntimeError if a model does what a graph cannot hold."""
     if device.type != "cuda":
         return None
     graph = torch.cuda.CUDAGraph()
-    try:  # the outer context: back to this stream, however the recording ends
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
-            out = step()  # its kernels are noted, none is started
-    except RuntimeError as error:
-        warnings.warn(f"rollouts are slow, no CUDA graph holds this model: {first_line(error)}")
-        return None
+    with torch.cuda.graph(graph):
+        out = step()  # its kernels are noted, none is started
     return lambda: graph.replay() or out  # replay returns None

@@ -86,8 +86,6 @@ class Chat:
         return after
 
     def _render(self, messages) -> str:
-        if not self.tokenizer.chat_template:
-            raise UserError("the model's tokenizer has no chat template: use an instruct model")
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs)

@@ -7,22 +7,17 @@ these files are cut back to those lengths, the pools are read from them, and the
 nothing had happened: 2 + 1 epochs equal 3, bit for bit on one machine. A kill loses at most the
 current epoch. The reference policy needs no checkpoint: it is the base with both adapters off.
 """
+import fcntl  # Linux and macOS; on Windows use WSL
 import hashlib
 import json
 import os
 import signal
-import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from support.files import UserError, read_jsonl, whole_file, write_whole
 from support.options import Stopped
-
-try:
-    import fcntl
-except ImportError:
-    sys.exit("genenv: file locks are those of Linux and macOS: on Windows use WSL")
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
@@ -39,10 +34,8 @@ def choose_folder(o) -> Path:
             number += 1
         return Path("runs") / f"{number:03d}-{o.variant}"
     folder = Path(o.out)
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is a file: name a folder")
-    left_by_kill = ("lock", "tmp-config.json")  # before the run had begun
-    if not o.resume and folder.is_dir() and any(f.name not in left_by_kill for f in folder.iterdir()):
+    # a lock alone is what a run left that was killed before it had begun
+    if not o.resume and folder.is_dir() and any(f.name != "lock" for f in folder.iterdir()):
         raise UserError(f"--out {folder} is not empty: add --resume to go on with a run there, or choose "
                         "another")
     return folder
@@ -108,31 +101,26 @@ def load(run):
     """
     import torch
     path = run.folder / "checkpoint.pt"
-    saved = {"sizes": dict.fromkeys(FILES, 0), "sources": {}}
+    saved = {"sizes": dict.fromkeys(FILES, 0)}
     if path.is_file():
         saved = torch.load(path, weights_only=True, map_location="cpu")
-    for name, digest in saved["sources"].items():
-        if run.sources.get(name) != digest:
-            raise UserError(f"{name} is not what this run began with: restore it, or start a new run")
-    if path.is_file():
-        _restore(run, saved)
+        for name, digest in saved["sources"].items():
+            if run.sources.get(name) != digest:
+                raise UserError(f"{name} is not what this run began with: restore it, or start a new run")
+        for name, params in run.params.items():
+            for p, value in zip(params, saved["adapters"][name], strict=True):
+                p.data.copy_(value)
+        for optimizer, value in zip((run.agent_optimizer, run.env_optimizer), saved["optimizers"]):
+            optimizer.load_state_dict(value)
+        for generator, value in zip((run.rng, run.sampler), saved["generators"]):
+            generator.set_state(value)
+        run.state = type(run.state).restored(saved["state"])
     for name, size in saved["sizes"].items():
         if _size(run.folder / name) > size:  # written after the checkpoint: that work is done again
             os.truncate(run.folder / name, size)
     if (run.folder / "metrics.jsonl").is_file():  # not before the end of epoch 0
         run.history = read_jsonl(run.folder / "metrics.jsonl")
     print(f"resumed {run.folder} at epoch {run.state.epoch}, step {run.state.step}")
-
-
-def _restore(run, saved):
-    for name, params in run.params.items():
-        for p, value in zip(params, saved["adapters"][name], strict=True):
-            p.data.copy_(value)
-    for optimizer, value in zip((run.agent_optimizer, run.env_optimizer), saved["optimizers"]):
-        optimizer.load_state_dict(value)
-    run.rng.set_state(saved["generators"][0])
-    run.sampler.set_state(saved["generators"][1])
-    run.state = type(run.state).restored(saved["state"])
 
 
 def _size(path) -> int:

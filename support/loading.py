@@ -18,14 +18,14 @@ import json
 import logging
 import re
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
 
 from support.files import UserError, first_line
 
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its missing optional kernels
+for library in ("bitsandbytes", "huggingface_hub"):  # optional kernels, retries without a network
+    logging.getLogger(library).setLevel(logging.ERROR)
 
 NAMES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # mean and largest |sampler - scorer| of a log-prob, nats, on text that the model wrote at T = 1
@@ -56,15 +56,12 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     quant: None or "nf4": 4-bit weights with double quantisation. dtype: "auto", "bf16" or "fp32",
     see choose_dtype. device: None = a GPU if there is one.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
     from transformers.utils import logging as transformers_logging
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = model_config(model)
-    if getattr(config, "quantization_config", None):
-        raise UserError(f"the weights of {model} are already quantised: name the 16-bit model and, "
-                        "for four bits, --quant nf4")
     dtype = choose_dtype(dtype, device, config)
     # else transformers would ask on the terminal whether to run the code in a model's folder
     options = dict(dtype=dtype, device_map={"": device}, trust_remote_code=False)
@@ -73,7 +70,8 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype)
     with one_line(model):
-        tokenizer = load_tokenizer(model)  # first: it fails fast
+        # tokenizer.json at its word: a class that is guessed from the model's type splits in its own way
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
         lm, info = AutoModelForCausalLM.from_pretrained(
             model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     for what in ("missing", "unexpected", "mismatched"):
@@ -92,24 +90,8 @@ def model_config(model: str):
     from transformers import AutoConfig
     if str(model).startswith((".", "/")) and not Path(model).exists():  # transformers asks the hub
         raise UserError(f"model folder {model} does not exist")
-    # without a network the hub's client announces every retry; the error at the end is enough
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     with one_line(model):
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
-
-
-def load_tokenizer(model):
-    """The tokenizer of a model; one saved as a plain tokenizer.json is taken at its word.
-
-    The automatic class would be guessed from the model's type, whose own splitting rules would then
-    replace those in the file.
-    """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    config = Path(model) / "tokenizer_config.json"
-    kind = json.loads(config.read_text()).get("tokenizer_class") if config.is_file() else None
-    plain = kind in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    return (PreTrainedTokenizerFast if plain else AutoTokenizer).from_pretrained(
-        model, trust_remote_code=False)
 
 
 def policy_options(o) -> dict:
@@ -138,18 +120,15 @@ def choose_dtype(dtype, device: str, config) -> torch.dtype:
 
 def model_digest(model: str) -> str:
     """What tells a model from another one in the same place: the commit of a hub name, else a hash
-    of a folder's files, of weights their size and their first and last MB."""
+    of a folder's files, of each its name, its size and its last MB."""
     folder = Path(model)
     if not folder.is_dir():
         return getattr(model_config(model), "_commit_hash", None) or ""
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.is_file()):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
         with open(path, "rb") as file:
-            digest.update(file.read(MB))
-            file.seek(max(MB, size - MB))
-            digest.update(file.read())
+            file.seek(max(0, path.stat().st_size - MB))
+            digest.update(f"{path.name} {path.stat().st_size}\n".encode() + file.read())
     return digest.hexdigest()
 
 
@@ -160,28 +139,22 @@ def model_digest(model: str) -> str:
 def add_adapters(model, names, rank: int, seed: int, folder=None):
     """The model with a LoRA adapter for each name; the first one is read from `folder`, if given.
 
-    Raises UserError if that one is more than LoRA matrices, or changes the base, the reference.
+    Raises UserError if not all of it fits the model.
     """
     from peft import LoraConfig, get_peft_model
     if not names:
         return model
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear",
-                        task_type="CAUSAL_LM")
-    if folder:
-        with one_line(folder):
-            config = LoraConfig.from_pretrained(str(folder))
-        if config.modules_to_save or config.bias != "none" or config.init_lora_weights is not True:
-            raise UserError(f"the adapter {folder} is more than LoRA matrices: name one of a run")
-    with torch.random.fork_rng():  # PEFT draws the A matrices from the global generator
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    # PEFT draws the A matrices from the global generator
+    with one_line(folder or model.name_or_path), torch.random.fork_rng():
         torch.manual_seed(seed)
+        config = LoraConfig.from_pretrained(str(folder)) if folder else config
         model = get_peft_model(model, config, adapter_name=names[0])
         for name in names[1:]:
             model.add_adapter(name, config)
-    if folder:
-        with one_line(folder):
-            keys = model.load_adapter(str(folder), names[0])  # PEFT only warns of what does not fit
-        if keys.missing_keys or keys.unexpected_keys:
-            raise UserError(f"the adapter {folder} was trained on another model: its layers are others")
+        keys = model.load_adapter(str(folder), names[0]) if folder else None
+    if keys and (keys.missing_keys or keys.unexpected_keys):  # PEFT only warns of what does not fit
+        raise UserError(f"the adapter {folder} was trained on another model: its layers are others")
     return model
 
 
@@ -197,8 +170,9 @@ def check_paths(policy, max_tokens: int):
     names and a run of max_tokens can reach: what is not full causal attention with a linear head
     after it would be scored wrongly, and silently.
     """
-    windows = [w for w in _windows(policy.lm.config.to_dict()) if w < max_tokens]
-    length = max(windows, default=0) + SHORT
+    # every number of the configuration that may limit how far attention reaches
+    windows = re.findall(r'(?:window|chunk)[^"]*": (\d+)', policy.lm.config.to_json_string(use_diff=False))
+    length = max((int(w) for w in windows if int(w) < max_tokens), default=0) + SHORT
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(policy.lm.config.get_text_config(decoder=True).vocab_size, (length,),
                            generator=generator).tolist()
@@ -219,26 +193,11 @@ def check_paths(policy, max_tokens: int):
                 "library's own forward pass")
 
 
-def _windows(config: dict):
-    """Every number of a configuration that may limit how far attention reaches."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _windows(value)
-        elif type(value) is int and value > 0 and re.search("window|chunk", name):
-            yield value
-
-
 def _library_logps(lm, rollout):
-    """Log-probs (R,) of a response as transformers computes them: nothing of attention.py in it."""
-    ours = {m: m.__dict__.pop("forward") for m in lm.modules()
-            if isinstance(m.__dict__.get("forward"), partial)}
+    """Log-probs (R,) of a response by transformers' plain attention."""
     lm.set_attn_implementation("eager")
-    try:
-        ids = torch.tensor([rollout.prompt + rollout.response], device=lm.device)
-        R = len(rollout.response)
-        logits = lm(input_ids=ids, use_cache=False, logits_to_keep=R + 1).logits[0, :-1]
-        return logits.float().log_softmax(-1).gather(-1, ids[0, -R:, None])[:, 0]
-    finally:
-        lm.set_attn_implementation("prompt_once")
-        for module, forward in ours.items():
-            module.forward = forward
+    ids = torch.tensor([rollout.prompt + rollout.response], device=lm.device)
+    R = len(rollout.response)
+    logits = lm(input_ids=ids, use_cache=False, logits_to_keep=R + 1).logits[0, :-1]
+    lm.set_attn_implementation("prompt_once")
+    return logits.float().log_softmax(-1).gather(-1, ids[0, -R:, None])[:, 0]

@@ -1,28 +1,24 @@
-"""How much memory a run will need, before it starts.
+"""How much memory of a GPU a run will need, before it starts.
 
 Paper: not in it; this is what lets its two 7B policies live on one card.
 
-Usage: a run calls `check` before it loads the models and prints the table; what it took in the end is
-measured by support/metrics.py.
+Usage: a run calls `check` before it loads the models; what it took in the end is measured by
+support/metrics.py. On a CPU nothing is estimated.
 
 Deviations: an upper bound of few terms, not a simulation. Parameters are counted on torch's meta
 device, so any dense decoder of transformers will do; the rest follows from shapes, for the longest
-prompts and responses that the options allow, none of which ends early. The terms were compared with
-torch's allocator at 7B: rollouts are met within 1 %, updates are 5 to 20 % too high, and MARGIN is for
-fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B).
+prompts and responses that the options allow, none of which ends early. At 7B rollouts were met within
+1 %, updates are 5 to 20 % too high, and MARGIN is for fragmentation, kernels' workspaces and the pool
+of a recorded step (0.3 GB at 7B).
 
 Bytes everywhere; GB are 1e9 bytes. B prompts, G rollouts, P prompt, R response; e bytes per number.
 """
-import math
-
-import psutil  # comes with PEFT
 import torch
 
 from support.files import UserError
-from support.attention import SHORT, heads_of
+from support.attention import heads_of
 from support.loading import choose_dtype, one_line
 from policy import LOGIT_CHUNK, PREFILL_TOKENS
-from worlds import rollout_rows
 
 MARGIN = 1.08  # what the allocator holds beyond what is in use
 FP32, FP64 = 4, 8
@@ -54,82 +50,64 @@ def rollout_bytes(config, e, B, G, P, R) -> int:
     return max(B * P * per_key + prefill, keys * per_key + last)
 
 
-def update_bytes(config, e, gpu, rank, budget, G, P, R) -> int:
-    """Bytes of a micro-batch of Policy.logprobs and its backward pass.
-
-    On a GPU layers are checkpointed: their inputs are kept, and what one of them saves.
-    """
+def update_bytes(config, e, rank, budget, G, P, R) -> int:
+    """Bytes of a micro-batch of Policy.logprobs and its backward pass: the inputs of all layers are
+    kept, and what one of them saves."""
     heads, key_heads, head_dim = heads_of(config)
-    D, I, layers, tokens = config.hidden_size, inner(config), config.num_hidden_layers, max(budget, P + R)
-    queries, shared = heads * head_dim, key_heads * head_dim
+    D, I, tokens, queries = config.hidden_size, inner(config), max(budget, P + R), heads * head_dim
     # each response meets the prompt's keys and values once per query head: G times the tokens at most
-    copies = 2 * G * tokens * queries * e if G > 1 else 0
+    copies = 2 * G * tokens * queries * e
     pairs = tokens * G * R * (P + R) // (P + G * R)  # (query, key) pairs of responses
-    layer = tokens * (2 * D * (e + FP32) + (4 * (queries + shared) + 4 * I + 7 * rank) * e) + \
-        copies + pairs * e
-    if not gpu and e < FP32 and P + R <= SHORT:  # the unfused kernel keeps its softmax
-        layer += heads * FP32 * (pairs + tokens * P)
-    gradients = max(tokens * (2 * I + 3 * D) * e, copies)
+    saved = 2 * D * (e + FP32) + (4 * (queries + key_heads * head_dim) + 4 * I + 7 * rank) * e
+    layer = tokens * saved + copies + pairs * e + max(tokens * (2 * I + 3 * D) * e, copies)
     logits = LOGIT_CHUNK * config.vocab_size * 4 * FP32 + tokens * D * (2 * e + FP32)
-    if gpu:
-        return tokens * layers * D * e + max(layer + gradients, logits)
-    return layers * layer + max(gradients, logits)
+    return tokens * config.num_hidden_layers * D * e + max(layer, logits)
 
 
 def estimate(config, o) -> dict:
     """What a run with options `o` needs, in bytes: {"base weights", "adapters and optimisers", and each
     phase at its largest instant}; phases come one at a time on top of the first two."""
-    gpu = torch.cuda.is_available()
-    e = choose_dtype(o.dtype, "cuda" if gpu else "cpu", config).itemsize
+    e = choose_dtype(o.dtype, "cuda", config).itemsize
     linear, other, lora = count_parameters(config, o.rank)
     config, P, state = config.get_text_config(decoder=True), o.max_prompt_tokens, FP32 * lora
-    tasks = math.ceil(9 / 8 * o.seed_tasks * o.variations)  # an eighth is replayed
-
-    def rollouts(prompts, G, R):
-        B = min(prompts, max(1, rollout_rows(o, G, P) // G))
-        return rollout_bytes(config, e, B, G, P, R) + lora * e  # and a cast of the adapter
-
-    def update(G, R, copies):  # copies of an adapter: as it was before, and to undo a step
-        return update_bytes(config, e, gpu, o.rank, o.token_budget, G, P, R) + copies * state
-
+    B = max(1, o.max_rows // o.G)  # no phase decodes more long prompts at once, see worlds.rollout_rows
+    rollouts = (o.G, o.max_response_tokens), (o.variations, o.max_task_tokens)
+    # a text of the simulator is met as a record and for its KL, with those of its seed task
+    updates = (o.G, o.max_response_tokens), (2 * o.variations, o.max_task_tokens)
     return {
         "base weights": (NF4 if o.quant else e) * linear + e * other,
         "adapters and optimisers": 8 * state,  # of two: weights, gradients and AdamW's two moments
-        "simulator rollouts": rollouts(o.max_rows, o.variations, o.max_task_tokens),
-        "agreement check": rollouts(tasks, o.agreement, o.max_response_tokens) if o.agreement else 0,
-        "agent rollouts": rollouts(tasks, o.G, o.max_response_tokens),
-        "agent update (GRPO)": update(o.G, o.max_response_tokens, 2),
-        # a text is met as a record and for its KL, with those of its seed task
-        "simulator update (RWR)": update(2 * o.variations, o.max_task_tokens, 2 + 3),
-        "validation": rollouts(o.max_rows, o.val_samples, o.max_response_tokens)}
+        # and a cast of the adapter
+        "rollouts": lora * e + max(rollout_bytes(config, e, B, G, P, R) for G, R in rollouts),
+        # and copies of the adapters: as they were before, and to undo a step
+        "updates": 5 * state + max(update_bytes(config, e, o.rank, o.token_budget, G, P, R)
+                                   for G, R in updates)}
 
 
-def check(configs, o, available=None) -> str:
-    """The estimate as a table to print. Raises UserError if it does not fit, naming what to lower, or if
+def check(configs, o, available=None):
+    """Print what is needed of a GPU. Raises UserError if it does not fit, naming what to lower, or if
     prompts and responses may be longer than a model can read.
 
     configs: of --model, and of --env-model if that is another one; a phase is then taken as the larger
-    of both models'. available: bytes free; None asks the device.
+    of both models'. available: bytes free; None asks the GPU, if there is one.
     """
     for config in configs:
         check_lengths(config, o)
+    available = available or free_memory()
+    if available is None:
+        return
     found = [estimate(config, o) for config in configs]
-    needs = {name: max(one[name] for one in found) for name in found[0]}
-    needs["base weights"] = sum(one["base weights"] for one in found)
-    always = needs["base weights"] + needs["adapters and optimisers"]
-    phase = max(list(needs)[2:], key=needs.get)
-    peak = MARGIN * (always + needs[phase])
-    available = free_memory() if available is None else available
+    always = sum(one.pop("base weights") for one in found) + \
+        max(one.pop("adapters and optimisers") for one in found)
+    needs, phase = max((size, name) for one in found for name, size in one.items())
+    peak = MARGIN * (always + needs)
+    said = (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
+            f"{always / 1e9:.1f} for the models, {needs / 1e9:.1f} during {phase}")
     if peak > available:
-        option = "token_budget" if "update" in phase else "max_rows"
-        raise UserError(
-            f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
-            f"{always / 1e9:.1f} for the models, {needs[phase] / 1e9:.1f} during {phase}: use "
-            f"{'' if o.quant else '--quant nf4, '}a lower --{option.replace('_', '-')} "
-            f"(now {vars(o)[option]}) or a smaller --model")
-    needs |= {f"peak, with {MARGIN - 1:.0%}": peak, "free": available}
-    return "\n".join(["memory estimate, GB (longest prompts and responses)",
-                      *(f"  {name:24s} {size / 1e9:7.2f}" for name, size in needs.items() if size)])
+        option = "--token-budget" if "update" in phase else "--max-rows"
+        raise UserError(f"{said}: use {'' if o.quant else '--quant nf4, '}a lower {option} or a "
+                        "smaller --model")
+    print(said, flush=True)
 
 
 def check_lengths(config, o):
@@ -141,11 +119,9 @@ def check_lengths(config, o):
                         "lower --max-prompt-tokens, --max-response-tokens or --max-task-tokens")
 
 
-def free_memory() -> float:
-    """Free bytes of the GPU if there is one, else what the system calls available."""
-    if torch.cuda.is_available():
-        return torch.cuda.mem_get_info()[0]
-    return psutil.virtual_memory().available
+def free_memory():
+    """Free bytes of the GPU, None without one."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
 
 
 def inner(config) -> int:

@@ -18,7 +18,6 @@ import torch
 
 from support.files import UserError
 import curriculum
-from policy import distance
 from support import health
 from worlds import attempt_score, play
 
@@ -36,25 +35,18 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
 
 
 def validation(run) -> dict:
-    """Success on held-out tasks, measured every --val-every epochs and after the last one; the last
-    measurement is repeated in between. "validated" is the epoch of the measurement."""
-    epoch = run.state.epoch
-    if epoch % run.o.val_every == 0 or epoch == run.o.epochs:
-        return {"validated": epoch, **validate(run)}
-    return {k: v for k, v in run.history[-1].items() if k.startswith("validat")}
-
-
-def validate(run) -> dict:
-    """Held-out tasks: success of sampled and of greedy attempts, by category, share never solved."""
-    o = run.o
-    tasks = run.world.validation_tasks()
+    """Held-out tasks: success of sampled and of greedy attempts, and by category. Measured every
+    --val-every epochs and after the last one; the last measurement is repeated in between.
+    "validated" is the epoch of the measurement."""
+    o, epoch = run.o, run.state.epoch
+    if epoch % o.val_every and epoch != o.epochs:
+        return {k: v for k, v in run.history[-1].items() if k.startswith("validat")}
+    tasks, by_category = run.world.validation_tasks(), {}
     sampled = rates_on(run, tasks, o.val_samples, o.temperature)
-    by_category = {}
     for task, rate in zip(tasks, sampled):
         by_category.setdefault(run.world.category(task), []).append(rate)
-    return {"validation": mean(sampled),
+    return {"validated": epoch, "validation": mean(sampled),
             "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
-            "validation_unsolved": mean(r == 0 for r in sampled),
             "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()}}
 
 
@@ -84,14 +76,12 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens")},
         "mismatch": mean(a["mismatch_mean"] for a in state.agent),
         "skipped_steps": sum(a["skipped_steps"] for a in state.agent),
-        "agent_moved": sum(a["moved"] for a in state.agent),
         "other_adapter_moved": any(a["other_moved"] for a in [*state.agent, env_stats]
                                    if "other_moved" in a),
         **{key: env_stats.get(key, 0) for key in
-           ("env_kept", "env_weight_ratio", "env_kl", "env_kl_step", "env_ess", "env_loss",
-            "env_steps", "env_capped", "env_skipped_steps", "env_moved")},
+           ("env_kept", "env_kl", "env_kl_step", "env_ess", "env_steps", "env_capped",
+            "env_skipped_steps")},
         "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
-        "tokens_per_s": state.rollout_tokens / max(1e-9, state.rollout_seconds),
         "seconds": state.seconds, "cpu_seconds": state.cpu_seconds,
     }
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
@@ -123,19 +113,16 @@ def new_trials(state) -> list:
 
 @contextmanager
 def movement(adapters: dict, adapter):
-    """Proof of training: within, `adapter` may move and no other of the {name: its parameters} may.
-
-    Yields a dictionary that is filled at the end: moved, the L2 distance that the adapter has gone;
-    other_moved, whether a bit of another adapter has changed."""
-    before = {name: [p.detach().clone() for p in params] for name, params in adapters.items()}
+    """Within, `adapter` may move and no other of the {name: its parameters} may. Yields a dictionary
+    that is filled at the end: other_moved, whether a bit of another adapter has changed."""
+    others = [p for name, params in adapters.items() if name != adapter for p in params]
+    before = [p.detach().clone() for p in others]
     found = {}
     yield found
     # compared where they lie, as whole numbers (a NaN is not itself), and read once
     changed = [(p.detach().view(torch.int32) != old.view(torch.int32)).any()
-               for name, params in adapters.items() if name != adapter
-               for p, old in zip(params, before[name])]
-    found.update(moved=distance(before[adapter], adapters[adapter]),
-                 other_moved=bool(changed) and bool(torch.stack(changed).any()))
+               for p, old in zip(others, before)]
+    found["other_moved"] = bool(changed) and bool(torch.stack(changed).any())
 
 
 @contextmanager
@@ -170,30 +157,18 @@ def entropy(labels) -> float:
     return sum(n / total * math.log2(total / n) for n in counts.values())
 
 
-def samples(run, alpha: float, n=8) -> list:
+def samples(run, n=8) -> list:
     """What a person should read: tasks of the epoch next to the task that they vary, the expected
     answer, the best and the worst trace; and texts that were refused, with the reason."""
-    state, unit = run.state, run.o.p_hat_unit
-    of_unit = {} if unit == "task" else {r.task_id: r.p_hat_of(unit) for r in state.records}
-
-    def inside(task, p_hat) -> bool:  # by the p_hat of the task that the card shows, see Eq. 2
-        return task.origin == "env" and task.epoch == state.epoch and \
-            curriculum.in_band(of_unit.get(task.id, p_hat), alpha, run.o.k_min)
-
-    # new tasks near alpha come first: those are the ones that the simulator imitates
-    near = [x for x in new_trials(state) if inside(x.task, x.p_hat)][:n // 2]
-    ids = {x.task.id for x in near}
-    rest = [x for x in first_trials(state.trials) if x.task.id not in ids]
-    step = max(1, len(rest) // (n - len(near)))
-    shown = []
-    for x in near + rest[::step][:n - len(near)]:
-        task, p_hat = x.task, x.p_hat
-        parent = run.train_pool.tasks.get(task.seed_task)
+    state, shown = run.state, []
+    trials = first_trials(state.trials)
+    for x in trials[::max(1, len(trials) // n)][:n]:
+        parent = run.train_pool.tasks.get(x.task.seed_task)
         by_reward = sorted(x.traces, key=lambda e: -e.reward)
         best_and_worst = {e.text: e for e in (by_reward[0], by_reward[-1])}  # once if alike
-        shown.append({"epoch": state.epoch, "written_in": task.epoch, "task": task.text,
-                      "origin": task.origin, "p_hat": p_hat, "in_band": inside(task, p_hat),
-                      "seed_task": parent.text if parent else "", "expected": run.world.gold(task),
+        shown.append({"epoch": state.epoch, "written_in": x.task.epoch, "task": x.task.text,
+                      "origin": x.task.origin, "p_hat": x.p_hat,
+                      "seed_task": parent.text if parent else "", "expected": run.world.gold(x.task),
                       "traces": [{"text": e.text, "reward": e.reward} for e in best_and_worst.values()]})
     return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
                      "reason": reason} for seed_task, text, reason in state.refused]

@@ -19,36 +19,27 @@ import textwrap
 from pathlib import Path
 
 from support.files import UserError, read_jsonl, write_whole
-from support.health import aim
 from support.options import flat, saved_options
 
-PANELS = (  # title, unit, {key of `measured`: label}, caption; runs are compared by the first key
-    ("Held-out success", "share", {
-        "validation": "sampled attempts", "validation_greedy": "one greedy attempt"},
-        "Success on tasks that neither model is trained on. It should rise and then stay up."),
-    ("Success on generated tasks", "share", {
-        "success_rate": "p_hat", "solved": "fully solved", "unsolved": "never solved"},
-        "Success on new tasks, before the agent trains on them. It should stay away from 0 and 1; "
-        "the band is alpha \u00b1 k_min, what the simulator aims at."),
-    ("Mixed groups", "share", {
-        "mixed_share": "generated tasks with mixed rewards",
-        "zero_variance": "all tasks with equal rewards", "truncated": "attempts cut off"},
-        "Only groups of attempts whose rewards differ teach the agent something."),
-    ("Entropy of the agent", "nats per token", {"entropy": "mean of -log-prob"},
-     "A fall towards 0 says that attempts at a task become alike, a steady climb that they "
-     "become noise."),
-    ("Generated tasks", "length, or bits", {
-        "task_length": "task length", "skill_entropy": "entropy over skills"},
-        "Tasks may grow with the agent. Should the entropy over skills fall, the simulator repeats "
-        "itself."),
-    ("Length of responses", "tokens", {"response_length": "response length"},
+PANELS = (  # title, unit, figures of `measured`, caption; runs are compared by the first figure
+    ("Held-out success", "share", ("validation", "validation_greedy"),
+     "Success on tasks that neither model is trained on. It should rise and then stay up."),
+    ("Success on generated tasks", "share", ("success_rate", "solved", "unsolved"),
+     "Success on new tasks, before the agent trains on them. It should stay away from 0 and 1; "
+     "the band is alpha \u00b1 k_min, what the simulator aims at."),
+    ("Mixed groups", "share", ("mixed_share", "zero_variance", "truncated"),
+     "Only groups of attempts whose rewards differ teach the agent something."),
+    ("Entropy of the agent", "nats per token", ("entropy",),
+     "Towards 0 attempts at a task become alike; in a steady climb they become noise."),
+    ("Generated tasks", "length, or bits", ("task_length", "skill_entropy"),
+     "Tasks may grow with the agent. If the entropy falls, the simulator repeats itself."),
+    ("Length of responses", "tokens", ("response_length",),
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
-    ("KL to the start", "nats per token", {
-        "env_kl": "simulator", "env_kl_step": "simulator, one update alone", "kl": "agent"},
-        "A slow rise that levels off is healthy; above 2 texts can no longer be trusted."),
-    ("What the simulator learns from", "tasks", {
-        "env_kept": "new tasks in the band", "env_ess": "effective sample size, with old ones"},
-        "As many as a mini-batch (--env-batch) is healthy; a handful is too few."))
+    ("KL to the start", "nats per token", ("env_kl", "env_kl_step", "kl"),
+     "Of the simulator, of its last update alone, of the agent. A slow rise that levels off is healthy; "
+     "above 2 texts can no longer be trusted."),
+    ("What the simulator learns from", "tasks", ("env_kept", "env_ess"),
+     "New tasks in the band, and the effective sample size with old ones. A handful is too few."))
 OF_GENERATED = {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
                 "response_length", "skill_entropy", "env_kept"}
 OF_UPDATES = {"kl", "zero_variance", "env_kept"}
@@ -75,24 +66,16 @@ def shown(m: dict, key: str, form: str) -> str:
     return format(measured(m)[key], form) if key in measured(m) else "-"
 
 
-def facts(metrics, o) -> dict:
+def facts(metrics) -> dict:
     """{name: value as text} of what matters most in a run, at its start and now."""
-    first, last = metrics[0], metrics[-1]
-
     def change(key, form):
-        now = shown(last, key, form)
-        return f"{shown(first, key, form)} -> {now}" if len(metrics) > 1 else now
+        return f"{shown(metrics[0], key, form)} -> {shown(metrics[-1], key, form)}"
 
-    found = {"held-out success": change("validation", ".3f")} if last["validation_by"] else {}
-    if any(m["distinct_tasks"] for m in metrics):
-        tried = [m for m in metrics[1:] if m["distinct_tasks"]]
-        near = sum(abs(m["success_rate"] - aim(m, o)) <= o.k_min for m in tried)
-        found |= {"success on generated tasks": change("success_rate", ".2f"),
-                  f"epochs within alpha +- {o.k_min:.2g}": f"{near} of {len(metrics) - 1}",
-                  "mixed groups": change("mixed_share", ".0%"),
-                  "length of generated tasks": change("task_length", ".2f"),
-                  "skill entropy, bits": change("skill_entropy", ".2f")}
-    return found | {"agent's entropy, nats": change("entropy", ".2f")}
+    return {"held-out success": change("validation", ".3f"),
+            "success on generated tasks": change("success_rate", ".2f"),
+            "mixed groups": change("mixed_share", ".0%"),
+            "length of generated tasks": change("task_length", ".2f"),
+            "agent's entropy, nats": change("entropy", ".2f")}
 
 
 def read_run(folder):
@@ -115,13 +98,12 @@ def curves(runs: dict, alphas=(), k_min=0.0) -> str:
     """
     from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
     figure = Figure(figsize=(12, 21), layout="constrained")
-    for axis, (title, unit, lines, caption) in zip(figure.subplots(len(PANELS) // 2, 2).flat, PANELS):
+    for axis, (title, unit, keys, caption) in zip(figure.subplots(len(PANELS) // 2, 2).flat, PANELS):
         for name, metrics in runs.items():
-            for key in list(lines) if len(runs) == 1 else list(lines)[:1]:
+            for key in keys if len(runs) == 1 else keys[:1]:
                 if values := points(metrics, key):
-                    label = lines[key] if len(runs) == 1 else name
-                    axis.plot(*zip(*values), marker="o", ms=3, label=label)
-        if alphas and "success_rate" in lines:
+                    axis.plot(*zip(*values), marker="o", ms=3, label=key if len(runs) == 1 else name)
+        if alphas and "success_rate" in keys:
             axis.fill_between(range(len(alphas)), [alpha - k_min for alpha in alphas],
                               [alpha + k_min for alpha in alphas], alpha=0.15, lw=0, label="band")
         axis.set(title=title, xlabel=f"epoch\n{textwrap.fill(caption, 80)}", ylabel=unit)
@@ -143,29 +125,23 @@ def curves(runs: dict, alphas=(), k_min=0.0) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 STYLE = Path(__file__).with_suffix(".css")
-EXPLANATION = (
-    "Tasks of the first, the middle and the last epoch; samples.jsonl has more. env: written by the "
-    "simulator. p_hat: share of attempts that solved the task. In the band: new, and p_hat near alpha, as "
-    "a trained simulator imitates. Below: the best and the worst attempt with the reward r.")
+EXPLANATION = ("Of the first, the middle and the last epoch, each task with its best and its worst attempt. "
+               "env: written by the simulator. p_hat: share of attempts that solved the task.")
 
 
 def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
     folder = Path(folder)
     metrics, o = read_run(folder)
-    path = folder / "samples.jsonl"
-    samples = read_jsonl(path) if path.is_file() else []
-    numbers = "".join(f"<div><span>{_text(name)}</span><b>{_text(value)}</b></div>"
-                      for name, value in facts(metrics, o).items())
+    samples = read_jsonl(folder / "samples.jsonl")
     warned = [[f"epoch {m['epoch']}", text] for m in metrics for text in m["warnings"]]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
-        _paragraph(f"{o.variant} on {o.world}, seed {o.seed}, epochs 0 to {metrics[-1]['epoch']}"),
-        f"<div class=facts>{numbers}</div>", "<h2>Warnings</h2>",
-        _paragraph("TROUBLESHOOTING.md has a paragraph on each."), table(warned or [["none"]]),
+        f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}')}</p>", table(facts(metrics).items()),
+        "<h2>Warnings</h2><p>TROUBLESHOOTING.md has a paragraph on each.</p>", table(warned or [["none"]]),
         "<h2>Curves</h2>", curves({folder.name: metrics}, [m["alpha"] for m in metrics], o.k_min),
-        "<h2>Tasks and answers</h2>", _paragraph(EXPLANATION), _samples(metrics, samples),
-        _details("Options", table([[k, json.dumps(v)] for k, v in flat(o).items()]))]))
+        f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, samples),
+        "<h2>Options</h2>", table([k, json.dumps(v)] for k, v in flat(o).items())]))
     return folder / "report.html"
 
 
@@ -178,7 +154,7 @@ def compare(folders, out) -> Path:
     differ = [row for row in rows if len(set(row[1:])) > 1]
     out = Path(out or Path(folders[0]) / "compare.html")
     write_whole(out, page("Runs compared", [
-        _paragraph("One run is one seed: a difference is a result only when several seeds have it."),
+        "<p>One run is one seed: a difference is a result only when several seeds have it.</p>",
         "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
         "<h2>Curves</h2>", curves(dict(zip(folders, records)))]))
     return out
@@ -196,46 +172,26 @@ def page(title, parts) -> str:
 
 def _samples(metrics, samples) -> str:
     """First, middle and last epoch: tasks with up to two attempts each, and what was refused."""
-    parts = []
-    for m in _three(metrics):
-        here = [r for r in samples if r["epoch"] == m["epoch"]]
-        refused = [_card(f"refused: {r['reason']}", r, [_pre(r["refused"], "wrong")])
-                   for r in here if "refused" in r]
-        tasks = [_task_card(r) for r in here if "refused" not in r]
-        parts += [f"<h3>epoch {m['epoch']}</h3>", _grid(tasks)]
-        parts += [_details("Refused, up to three of each reason", _grid(refused))] * bool(refused)
-    return "".join(parts)
+    epochs = dict.fromkeys(metrics[i]["epoch"] for i in (0, len(metrics) // 2, -1))
+    return "".join(
+        f"<h3>epoch {epoch}</h3><div class=grid>"
+        + "".join(_card(r) for r in samples if r["epoch"] == epoch) + "</div>" for epoch in epochs)
 
 
-def _task_card(r) -> str:
-    """A task with the one that it varies, its expected answer, and attempts with their rewards."""
-    band = ", in the band" * r["in_band"]
-    tag = f"{r['origin']}, of epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}{band}"
-    expected = [_pre("expected: " + r["expected"])] if r["expected"] else []
-    attempts = [_pre(e["text"] or "(no text)", "right" if e["reward"] >= 0.5 else "wrong",
-                     f" <span class=tag>r = {e['reward']:.2g}</span>") for e in r["traces"]]
-    return _card(tag, r, [_pre(r["task"], "task"), *expected, *attempts])
-
-
-def _card(tag, r, parts) -> str:
-    seed = [_pre("varies: " + r["seed_task"], "seed")] if r["seed_task"] else []
-    return f"<div class=card><span class=tag>{_text(tag)}</span>{''.join(seed + parts)}</div>"
-
-
-def _pre(text, kind="", more="") -> str:
-    return f"<pre class='{kind}'>{_text(text[:900])}{more}</pre>"
-
-
-def _grid(cells) -> str:
-    return f"<div class=grid>{''.join(cells)}</div>"
-
-
-def _details(title, inner) -> str:
-    return f"<details><summary>{title}</summary>{inner}</details>"
-
-
-def _paragraph(text) -> str:
-    return f"<p>{_text(text)}</p>"
+def _card(r) -> str:
+    """A task with the one that it varies, its expected answer, and attempts with their rewards; or a
+    text that was refused."""
+    texts = [("seed", f"varies: {r['seed_task']}")]
+    if "refused" in r:
+        tag = f"refused: {r['reason']}"
+        texts += [("wrong", r["refused"])]
+    else:
+        tag = f"{r['origin']}, of epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}"
+        texts += [("task", r["task"]), ("", f"expected: {r['expected']}")]
+        texts += [("right" if e["reward"] >= 0.5 else "wrong", f"r = {e['reward']:.2g}: {e['text']}")
+                  for e in r["traces"]]
+    return f"<div class=card><span class=tag>{_text(tag)}</span>" + "".join(
+        f"<pre class='{kind}'>{_text(text[:900])}</pre>" for kind, text in texts) + "</div>"
 
 
 def table(rows) -> str:
@@ -243,11 +199,6 @@ def table(rows) -> str:
     return "<div class=wide><table>" + "".join(
         "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
         for row in rows) + "</table></div>"
-
-
-def _three(metrics) -> list:
-    """First, middle and last record, without repeats."""
-    return [metrics[i] for i in dict.fromkeys((0, len(metrics) // 2, len(metrics) - 1))]
 
 
 def _text(value) -> str:

@@ -48,8 +48,6 @@ class EpochState:
     seeds: int = 0               # seed tasks varied so far; their numbers are the groups of texts
     texts: list = field(default_factory=list)          # [group, prompt, response] of all generations
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
-    rollout_tokens: int = 0
-    rollout_seconds: float = 0.0
     surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
 
     def saved(self) -> dict:
@@ -96,7 +94,7 @@ class Run:
     @contextmanager
     def phase(self, name, adapter=""):
         """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak memory
-        and, if an adapter is trained in it, how far that one and no other moved."""
+        and, if an adapter is trained in it, whether another one moved."""
         with measure.peak_memory(self.peaks, name):
             with measure.movement(self.params, adapter) if adapter else nullcontext() as moved:
                 yield moved
@@ -130,7 +128,7 @@ def prepare_run(o) -> Run:
     world = load_world(o.world)(o)
     sources = checkpoint.hashes(o)
     if o.model:
-        print(memory.check([model_config(m) for m in (o.model, o.env_model) if m], o), flush=True)
+        memory.check([model_config(m) for m in (o.model, o.env_model) if m], o)
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base, policy = world.base_tasks(), world.load_policy()
@@ -183,7 +181,7 @@ def end_epoch(run, env_stats, alpha):
     record = measure.epoch_record(run, env_stats, alpha)
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
-    append_jsonl(run.folder / "samples.jsonl", measure.samples(run, alpha))
+    append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     if len(run.history) == 1:
         print(screen.LEGEND)
     print(screen.line(record), flush=True)

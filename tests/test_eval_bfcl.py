@@ -2,7 +2,6 @@
 import pytest
 
 from eval import bfcl
-from test_eval_harness import HOSTILE
 
 
 def record(properties, answer, required=(), category="simple_python", name="f"):
@@ -106,12 +105,6 @@ TWO = [[{"k": [1]}, {"k": [2]}]]
     ("float", [0.1], ["0.1", "0.05 + 0.05"], ["0.10000001"])])
 def test_rules_3_to_6_types_and_values(kind, listed, right, wrong):
     assert accepted(kind, listed, right + wrong) == right
-
-
-@pytest.mark.parametrize("kind", ["string", "float", ARRAY], ids=str)
-def test_hostile_text_is_false(kind):
-    rec = record({"a": kind}, {"a": [[1], 1]}, ["a"])
-    assert not any(passes(rec, text) for text in HOSTILE)
 
 
 def test_rule_7_relevance():

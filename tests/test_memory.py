@@ -35,20 +35,19 @@ def test_the_known_figures_of_qwen_7b():
     cache = 18 * (4096 + 8 * 511) * 57344
     assert cache < memory.rollout_bytes(QWEN_7B, 2, 18, 8, 4096, 512) < 1.1 * cache
     # training: a bound, measured 5.2 GB for full groups of 4096 + 8 x 512 tokens
-    assert 5.0e9 < memory.update_bytes(QWEN_7B, 2, True, 16, 8192, 8, 4096, 512) < 6.0e9
+    assert 5.0e9 < memory.update_bytes(QWEN_7B, 2, 16, 8192, 8, 4096, 512) < 6.0e9
     assert memory.estimate(QWEN_7B, replace(o, quant="", dtype="fp32"))["base weights"] == 4 * (linear + other)
 
 
 @pytest.mark.parametrize("preset, card", [("7b-24gb", 24e9), ("7b-80gb", 80e9)])
-def test_the_presets_fit_their_cards(preset, card, monkeypatch):
+def test_the_presets_fit_their_cards(preset, card):
     """A run would end in the middle of its first epoch."""
-    monkeypatch.setattr(memory.torch.cuda, "is_available", lambda: True)
     o = of_preset(preset, dtype="bf16")
-    assert "agent rollouts" in memory.check([QWEN_7B], o, card)
+    memory.check([QWEN_7B], o, card)
     # and with a second base, of 0.5B, for the simulator
     small = Qwen2Config(hidden_size=896, num_hidden_layers=24, num_attention_heads=14,
                         num_key_value_heads=2, intermediate_size=4864)
-    assert "agent rollouts" in memory.check([QWEN_7B, small], o, card)
+    memory.check([QWEN_7B, small], o, card)
     user_error("free", memory.check, [QWEN_7B, QWEN_7B], o, card / 4)
 
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import genenv
-from data_pool import EnvRecord, Trace
+from data_pool import Trace
 from support import metrics as measure
 from support import report
 from support.run import Trial
@@ -16,7 +16,7 @@ from test_health import QUIET
 
 HOSTILE = ("</pre></script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\""
            "\ud800 \0 \x1b[31m")
-SAMPLE = dict(epoch=0, written_in=0, task="2 s1 inc", origin="env", p_hat=0.5, in_band=True,
+SAMPLE = dict(epoch=0, written_in=0, task="2 s1 inc", origin="env", p_hat=0.5,
               seed_task="", expected="", traces=[dict(text="s1 inc 3", reward=1.0), dict(text="", reward=0.0)])
 REFUSED = dict(epoch=0, seed_task="2 s1 inc", refused="s1", reason="malformed")
 
@@ -70,21 +70,15 @@ def test_hostile_text_stays_text_in_a_page_of_one_file(tmp_path):
     assert "default-src 'none'" in (tmp_path / "report.html").read_text()
 
 
-def test_a_task_counts_once_and_is_in_the_band_by_the_p_hat_that_is_shown():
-    """Written twice in an epoch it said "p_hat = 1.00, in the band": by its second p_hat."""
-    new, again, old = (SimpleNamespace(id=i, text=i, origin="env", epoch=t, seed_task="")
-                       for i, t in (("new", 3), ("again", 3), ("old", 2)))
+def test_a_task_counts_once_with_its_first_p_hat():
+    """Written twice in an epoch it was shown with its second one, or twice."""
+    new, again = (SimpleNamespace(id=i, text=i, origin="env", epoch=3, seed_task="")
+                  for i in ("new", "again"))
     traces = [Trace("a", 0.0, True, False, 1), Trace("b", 1.0, True, False, 1)]
-    trials = [Trial(again, [], traces, 1.0), *(Trial(task, [], traces, 0.5) for task in (new, again, old))]
-    second = EnvRecord([], [], "", "again", [], "", 0, 0.5, 0.5, 0.5, 3)
-    run = SimpleNamespace(
-        state=SimpleNamespace(trials=trials, epoch=3, refused=[], records=[second]),
-        world=SimpleNamespace(gold=lambda task: ""), train_pool=SimpleNamespace(tasks={}),
-        o=SimpleNamespace(k_min=0.26, p_hat_unit="task"))
-    assert [(r["task"], r["p_hat"], r["in_band"]) for r in measure.samples(run, 0.5)] == [
-        ("new", 0.5, True), ("again", 1.0, False), ("old", 0.5, False)]
-    run.o.p_hat_unit = "seed"  # then the filter goes by the p_hat of all variations of a seed task
-    assert [r["in_band"] for r in measure.samples(run, 0.5)] == [True, True, False]
+    trials = [Trial(again, [], traces, 1.0), Trial(new, [], traces, 0.5), Trial(again, [], traces, 0.5)]
+    run = SimpleNamespace(state=SimpleNamespace(trials=trials, epoch=3, refused=[]),
+                          world=SimpleNamespace(gold=lambda task: ""), train_pool=SimpleNamespace(tasks={}))
+    assert [(r["task"], r["p_hat"]) for r in measure.samples(run)] == [("again", 1.0), ("new", 0.5)]
 
 
 def test_what_an_epoch_did_not_measure_is_not_drawn():
