@@ -12,7 +12,7 @@ is a schema: then they must satisfy that.
 import itertools
 import json
 import re
-import string
+import unicodedata
 
 from data_pool import Task
 from worlds import InvalidTask
@@ -20,7 +20,6 @@ from worlds.call_text import MAX_CHARS, plain
 
 MAX_CALLS = 8
 MAX_BRACES = 500  # of a text, at which an object may begin
-MARKS = string.punctuation.replace("-", "").replace(".", "")  # may stand before a number
 
 
 def invalid(reason: str, detail: str) -> InvalidTask:
@@ -223,21 +222,16 @@ def structured(task: Task) -> bool:
     return "calls" in task.spec
 
 
-def normal_words(text: str) -> list[str]:
-    """Words for comparing free text as SQuAD does: lower case, no punctuation, no articles."""
-    text = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return [word for word in text.split() if word not in ("a", "an", "the")]
+def words_of(text: str) -> list[str]:
+    """Words and numbers of a text: lower case, no accents, no articles, camelCase in parts. -5 is not 5, and
+    $2,000.50 is 2000.5."""
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", joined(text)).replace("\u2212", "-").lower()
+    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    words = re.findall(r"(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+", text)
+    return [re.sub(r"\.?0+$", "", word) if "." in word else word
+            for word in words if word not in ("a", "an", "the")]
 
 
-def answer_words(text: str) -> list[str]:
-    """normal_words of a free-form answer, but a number keeps sign and point: -5 is not 5."""
-    return [word for raw in text.replace("\u2212", "-").split()
-            for word in _number(raw) or normal_words(raw)]
-
-
-def _number(word: str) -> list[str]:
-    """["1200.5"] of "**$1,200.50.**"; [] if the word is not a number."""
-    digits = re.sub("[,$\u20ac\u00a3]", "", word).lstrip(MARKS).rstrip(string.punctuation)
-    if not re.fullmatch(r"-?\d*\.?\d+", digits):
-        return []
-    return [digits.rstrip("0").rstrip(".") if "." in digits else digits]
+def joined(text: str) -> str:
+    """A text with 2000 for 2,000."""
+    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)

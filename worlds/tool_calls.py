@@ -49,8 +49,8 @@ from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, 
     tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes
-from worlds.schemas import MAX_CALLS, answer_words, canonical, check_calls, first_object, invalid, \
-    load_object, normal_calls, normal_words, structured, tools_of, well_formed
+from worlds.schemas import MAX_CALLS, canonical, check_calls, first_object, invalid, load_object, \
+    normal_calls, structured, tools_of, well_formed, words_of
 from worlds.swaps import swapped, words_of_tools
 from worlds.tool_lists import need
 
@@ -84,7 +84,7 @@ def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task
     if "reference" in record:
         answers = record["reference"]
         answers = answers if isinstance(answers, list) else [answers]
-        need(answers and all(isinstance(a, str) and normal_words(a) for a in answers),
+        need(answers and all(isinstance(a, str) and words_of(a) for a in answers),
              "the reference is not a text or a list of texts")
         spec = {"reference": answers}
     else:
@@ -108,7 +108,7 @@ def _task(text, spec, *rest) -> Task:
 
 def same_task_key(task: Task) -> tuple[str, ...]:
     """What a task is recognised by: its calls however it is worded, and its words."""
-    words = task_id({"question": normal_words(task.text)})
+    words = task_id({"question": words_of(task.text)})
     if not task.spec.get("calls"):  # a question; or nothing to call, which is many tasks' answer
         return (words,)
     return task_id({"calls": normal_calls(task.spec["calls"], tools_of(task), ordered=False)}), words
@@ -306,7 +306,7 @@ def fits(calls, tools: dict, least: int = 1) -> bool:
 
 def token_f1(answer: str, reference: str) -> float:
     """Harmonic mean of the precision and recall of words, in [0, 1]; 0 if either has none."""
-    a, b = answer_words(answer), answer_words(reference)
+    a, b = words_of(answer), words_of(reference)
     common = sum((Counter(a) & Counter(b)).values())
     return 2 * common / (len(a) + len(b)) if common else 0.0
 
@@ -498,7 +498,7 @@ class World(worlds.World):
         if len(response) > MAX_CHARS:
             return 0.0, False
         if not structured(task):
-            valid = bool(normal_words(response))
+            valid = bool(words_of(response))
             return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
         calls, tools, ordered = parse_calls(response, self.call_format), tools_of(task), task.spec["ordered"]
         if not fits(calls, tools, int(bool(task.spec["calls"]) and not self.nothing)):
