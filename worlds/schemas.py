@@ -223,13 +223,12 @@ def structured(task: Task) -> bool:
 
 
 def words_of(text: str) -> list[str]:
-    """Words and numbers of a text: lower case, no accents, no articles, camelCase in parts. -5 is not 5, and
-    $2,000.50 is 2000.5."""
+    """Words and numbers of a text: lower case, no accents, camelCase in parts. -5 is not 5, and $2,000.50 is
+    2000.5."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", joined(text)).replace("\u2212", "-").lower()
     text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     words = re.findall(r"(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+", text)
-    return [re.sub(r"\.?0+$", "", word) if "." in word else word
-            for word in words if word not in ("a", "an", "the")]
+    return [re.sub(r"\.?0+$", "", word) if "." in word else word for word in words]
 
 
 def joined(text: str) -> str:

@@ -305,8 +305,8 @@ def fits(calls, tools: dict, least: int = 1) -> bool:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Harmonic mean of the precision and recall of words, in [0, 1]; 0 if either has none."""
-    a, b = words_of(answer), words_of(reference)
+    """Harmonic mean of the precision and recall of words but articles, in [0, 1]; 0 if either has none."""
+    a, b = ([word for word in words_of(text) if word not in ("a", "an", "the")] for text in (answer, reference))
     common = sum((Counter(a) & Counter(b)).values())
     return 2 * common / (len(a) + len(b)) if common else 0.0
 
