@@ -68,7 +68,8 @@ def ungrounded(task: Task) -> str:
     tools = tools_of(task)
     for call in task.spec.get("calls", ()):
         for name, value, schema in leaves(call["arguments"], tools[call["name"]]["parameters"]):
-            if canonical(value) != canonical(schema.get("default", {})) and not stands(value, name, task.text):
+            given = canonical(value) == canonical(schema.get("default", {})) or stands(value, name, task.text)
+            if not given:
                 return f"{name} = {canonical(value)}"
     return ""
 

@@ -306,7 +306,8 @@ def fits(calls, tools: dict, least: int = 1) -> bool:
 
 def token_f1(answer: str, reference: str) -> float:
     """Harmonic mean of the precision and recall of words but articles, in [0, 1]; 0 if either has none."""
-    a, b = ([word for word in words_of(text) if word not in ("a", "an", "the")] for text in (answer, reference))
+    a, b = ([word for word in words_of(text) if word not in ("a", "an", "the")]
+            for text in (answer, reference))
     common = sum((Counter(a) & Counter(b)).values())
     return 2 * common / (len(a) + len(b)) if common else 0.0
 
@@ -367,7 +368,7 @@ class World(worlds.World):
     def summary(self, notes) -> str:
         """What was read, in a line or two."""
         n = {name: len(part) for name, part in self.splits.items()}
-        every = len(self.tools) + sum(k for what, k in notes.items() if what.startswith("left out"))
+        every = len(self.tools) + sum(len(names) for what, names in notes.items() if what[:8] == "left out")
         return f"{len(self.tools)} of {every} functions; " * bool(self.tools) \
             + f"{sum(n.values())} examples: {n['base']} train, {n['tuning']} tuning, " \
             + f"{n['validation']} held out"
