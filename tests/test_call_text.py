@@ -48,12 +48,11 @@ def test_signature_says_what_the_schema_says():
             "days": {"type": "array", "items": {"type": "number"}},
             "who": {"type": "object", "required": ["age"], "properties": {
                 "age": {"type": ["integer", "null"]}, "name": {"type": "string", "default": ""}}},
-            "tags": {"type": "object",
-                "additionalProperties": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}}}
+            "tag": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}}
     assert call_text.signature(tool) == (
         'book(from_: str, to: str, window: bool = ..., any: any = ..., kind: "fast" | "slow" = "fast", '
         'days: list[float] = ..., who: {age: int | None, name: str = ""} = ..., '
-        'tags: dict[str, str | None] = ...)')
+        'tag: str | None = ...)')
 
 
 BAD = [

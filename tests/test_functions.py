@@ -11,7 +11,7 @@ import torch
 
 from helpers import raised
 from test_tool_calls import World, lines, options
-from worlds import NO_SEED, InvalidTask, check_task, held_out_keys
+from worlds import InvalidTask, check_task, held_out_keys
 from worlds.tool_calls import _keys_of
 
 NAMES = ["mend", "paint", "ship", "wash", "sell", "test", "move", "dim"]
@@ -50,14 +50,13 @@ def test_a_seed_task_is_shown_six_tools_of_the_list(world, tmp_path):
         assert seed.id == example.id and "shown" not in example.spec
         assert len(set(names_of(seed.spec["shown"]))) == 6
     assert set(seen) == set(NAMES) and min(seen.values()) > 50
-    alone = world.seed_for(NO_SEED, generator)
-    assert alone.id != NO_SEED.id and "Level: 1 of 2" in world.env_prompt(alone, None, 0.5)[0]["content"]
     question = next(task for task in world.base_tasks() if not world.skills(task))
     assert world.seed_for(question, generator) == question
     # as few as a prompt has room for
-    long = lines(tmp_path / "tools.jsonl", [tool(name, "x" * 300) for name in NAMES])
-    few = World(options(tools=long, max_prompt_tokens=640)).seed_for(NO_SEED, generator)
-    assert len(few.spec["shown"]) == 2
+    world = World(options(tools=lines(tmp_path / "tools.jsonl", [tool(name, "x" * 300) for name in NAMES]),
+                          base_tasks=lines(tmp_path / "base.jsonl", [lamp(n, "mend") for n in range(9)]),
+                          max_prompt_tokens=640))
+    assert len(world.seed_for(world.base_tasks()[0], generator).spec["shown"]) == 2
 
 
 def test_a_written_task_has_as_many_calls_and_tools_as_its_level_says(world):

@@ -139,7 +139,7 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path, capsys
     assert [t.text for t in parts[1]] == [r["task"] for r in several[:5]]
     few = lines(tmp_path / "few.jsonl", [several[0], several[2], several[4]])
     assert few in user_error("4 or more", World, options(base_tasks=few))
-    assert f"{len(parts[0])} train, {len(parts[2])} tuning, 5 held out" in capsys.readouterr().out
+    assert f"{len(parts[0])} examples train, {len(parts[2])} tuning, 5 held out" in capsys.readouterr().out
 
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):
@@ -311,7 +311,9 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
 def test_a_tool_that_spells_a_control_token_of_this_model_is_left_out(tmp_path, capsys):
     """Every task written for it would be refused, for ever."""
     tools = lines(tmp_path / "tools.jsonl", [{**LIGHT, "description": "Not <|im_start|>."}, DOOR])
-    world = World(options(model=chat_model(tmp_path / "m"), tools=tools))
+    user_error("--base-tasks", World, options(tools=tools))
+    world = World(options(model=chat_model(tmp_path / "m"), tools=tools,
+                          base_tasks=str(module.EXAMPLE_TASKS)))
     world.load_policy()
     assert list(world.tools) == ["lock.door"] and "(set_light): 1" in capsys.readouterr().out
 

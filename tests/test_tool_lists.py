@@ -57,29 +57,22 @@ def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
 def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
     """A tool without a schema is read as one without arguments: nothing said, every call was wrong."""
     names_only = [{"name": f"zpa{n}", "description": "Get."} for n in range(5)]
-    built_in = [{"type": "web_search"}, {"type": "bash_20250124", "name": "bash"}]
-    noted = {"name": "f", "parameters": schema(a={"type": "string", "pattern": "^a$"}, b={
-        "type": "object", "propertyNames": {"enum": ["x"]}})}
+    noted = {"name": "f", "parameters": schema(a={"type": "string", "pattern": "^a$"})}
     tools, notes = read_tools(listed(tmp_path / "tools.json", RING, {**RING, "description": "Another."},
-                                     {"name": "a b"}, {"name": "g", "args_schema": {"city": TEXT}},
-                                     *names_only, *built_in,
-                                     noted))
+                                     {"name": "a b"}, *names_only, {"type": "web_search"},
+                                     {"type": "bash_20250124", "name": "bash"}, noted))
     assert [tool["name"] for tool in tools] == ["ring", "zpa0", "zpa1", "zpa2", "zpa3", "zpa4", "f"]
     assert tools[-1]["parameters"]["properties"]["a"]["pattern"] == "^a$"  # the models still read it
-    assert notes == {"left out, another tool of the same name came first (ring)": 1,
-                     "left out, a name with other characters than letters, digits and _.-/ (a b)": 1,
-                     "left out, no schema under 'parameters', but something under 'args_schema' (g)": 1,
-                     "has no schema, read as without arguments (zpa0, zpa1, zpa2, ...)": 5,
-                     "left out, no tool with a name (no name)": 1,
-                     "left out, of type bash_20250124, not a function (bash)": 1,
-                     "pattern is not checked (f)": 1, "propertyNames is not checked (f)": 1}
-    user_error("of type custom", read_tools,
-        listed(tmp_path / "x", {"type": "custom", "name": "apply_patch"}))
+    assert notes == {"left out: another tool of the same name came first": ["ring"],
+                     "left out: a name with other characters than letters, digits and _.-/": ["a b"],
+                     "without a schema: read as without arguments": [f"zpa{n}" for n in range(5)],
+                     "left out: no tool with a name": ["no name"],
+                     "left out: of type bash_20250124, not a function": ["bash"],
+                     "with pattern, which is not checked": ["f"]}
 
 
 @pytest.mark.parametrize("data, what", [
     (b"", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3: not JSON"), (b"\xff\xfe[]", "not UTF-8"),
-    (b'{"mcpServers": {"time": {"command": "uvx"}}}', "answers to tools/list"),
     (b'{"tools": [{"name": "f", "parameters": {"not": {}}}]}', "'not'")])
 def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
     path = tmp_path / "tools.json"
@@ -99,7 +92,7 @@ def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
     path = listed(tmp_path / "tools.json", RING, {"name": "f", "parameters": schema(**{"user id": TEXT})})
     assert len(read_tools(path)[0]) == 2
     tools, notes = read_tools(path, "python")
-    assert tools == [RING] and notes == {"left out, an argument that is not a name in Python (f)": 1}
+    assert tools == [RING] and notes == {"left out: an argument that is not a name in Python": ["f"]}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -116,23 +109,12 @@ FITS = [
     ({"enum": [1, "x", None]}, '1 | "x" | None', [1, "x", None], [True, "1"]),
     ({"type": "integer", "exclusiveMinimum": 0, "maximum": 9}, "int", [1, 9], [0, 10, 9.5]),
     ({"type": "number", "minimum": 2, "maximum": 10}, "float", [2, 10, 9.5], [1.5, 10.5, 11]),
-    ({"type": "number", "minimum": 0, "exclusiveMinimum": True, "exclusiveMaximum": 1}, "float", [0.1],
-        [0, 1]),
-    ({"maximum": 18446744073709551615, "type": "integer"}, "int", [10 ** 17], ["a"]),
-    ({"type": "string", "minLength": "2", "maxLength": 3}, "str", ["ab", "abc"], ["a", "abcd", ["a", "b"]]),
-    ({"items": TEXT, "minItems": "1", "maxItems": 2}, "list[str]", [["a"]], [[], ["a"] * 3, [1]]),
-    ({"type": "object", "additionalProperties": WHOLE}, "dict[str, int]", [{"a": 1}, {}], [{"a": "b"}]),
+    ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, "float", [0, 0.1], [-1, 1]),
+    ({"items": TEXT, "minItems": 1}, "list[str]", [["a"]], [[1]]),
     ({"type": "object", "properties": {}, "additionalProperties": True}, "dict", [{"a": 1}], [1]),
     (schema(a=TEXT) | {"additionalProperties": {}}, "{a: str}", [{"a": "b"}], [{"a": "b", "c": 1}]),
-    ({"type": "object", "properties": {"a": {**TEXT, "required": True}, "b": {**TEXT, "required": False}}},
-     "{a: str, b: str = ...}", [{"a": "x"}], [{"b": "x"}]),
     (PLACE, "{x: float}", [{"x": 1}], [{}, {"x": 1, "y": 1}]),
     ({"$ref": "#/$defs/Place", "description": "d"}, "{x: float}", [{"x": 1}], [{"x": "1"}]),
-    ({"allOf": [{"$ref": "#/$defs/Place"}], "title": "t"}, "{x: float}", [{"x": 1}], [{"x": "1"}]),
-    ({"type": "object", "properties": {"a": TEXT, "b": TEXT},
-        "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
-     "{a: str = ..., b: str = ...}", [{"a": "x"}, {"b": "x"}], [{}, {"c": "x"}]),
-    ({"anyOf": [{"not": {}}, TEXT]}, "str", ["a"], [1]),
     ({"description": "d"}, "any", ["a", 1, True, None, [], {"a": 1}], []),
     ({"type": "string", "default": None, "format": "date", "x-order": 1, "enum": None}, "str", ["a"], [1]),
 ]
@@ -168,17 +150,17 @@ UNFIT = [
     (BOMB, "more than 3000 parts"), (schema(a=nested(60)), "48 levels"),
     (schema(a={"$ref": "other.json#/x"}), "a $ref to nothing"),
     (schema(a={"$ref": "#/$defs/n"}), "a $ref to nothing"),
-    ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "only an alternative declares"),
+    ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "not one object schema"),
+    ({**schema(a=TEXT), "anyOf": [{"required": ["b"]}]}, "required names"),
     (schema(a={"patternProperties": {"x": TEXT}}), "unsupported keyword"),
     (schema(a={"not": TEXT}), "unsupported keyword"),
     (schema(a={"type": "text"}), "unknown type"), (schema(a={"type": {"a": 1}}), "malformed"),
-    (schema(a={"allOf": [TEXT, WHOLE]}), "several schemas"),
-    (schema(a=7), "not an object"), (schema(a={"type": "string", "minLength": "x"}), "a malformed schema"),
-    ({"type": "object", "required": ["a"]}, "required names"), (TEXT, "not an object schema"),
-    ("object", "not an object"),
+    (schema(a={"allOf": [TEXT, WHOLE]}), "unsupported keyword"),
+    (schema(a={"$ref": "#/$defs/n", "enum": ["x"]}), "next to $ref"),
+    (schema(a=7), "not an object"), (schema(a={"type": "integer", "minimum": "1"}), "not a number"),
+    ({"type": "object", "required": ["a"]}, "required names"), (TEXT, "not one object schema"),
     (schema(a={"enum": "a"}), "enum is not a list"), ({"properties": [1]}, "a malformed schema"),
     (schema(a={"description": "\ud800"}), "a malformed schema"),
-    ({"type": "object", "city": TEXT}, "do not stand under 'properties'"),
 ]
 
 
@@ -186,7 +168,7 @@ UNFIT = [
 def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_path):
     """One bad tool costs itself, not the run."""
     tools, notes = read_tools(listed(tmp_path / "tools.json", {"name": "f", "parameters": given}, RING))
-    assert tools == [RING] and list(notes.values()) == [1] and reason in list(notes)[0], notes
+    assert tools == [RING] and list(notes.values()) == [["f"]] and reason in list(notes)[0], notes
 
 
 # ---------------------------------------------------------------------------------------------
@@ -205,8 +187,6 @@ TASKS = {
     "ours": {"task": ASKED, "tools": [RING], "calls": [CALL]},
     "arguments as text": {"id": 7, "task": ASKED, "tools": [OPENAI], "tool_calls": [WRAPPED], "by": "me"},
     "a chat": {"messages": CHAT, "tools": [OPENAI]},
-    "a chat in parts": {"messages": [{**USER, "content": [{"type": "text", "text": ASKED}]}, CHAT[2]],
-        "tools": [OPENAI]},
     "the list's tools": {"task": ASKED, "calls": [CALL]},
     "a table with nulls": {"task": ASKED,
         "tools": [{**RING, "parameters": {**RING["parameters"], "anyOf": None}}],
@@ -236,7 +216,8 @@ def test_a_task_without_tools_has_the_right_one_and_others():
     ({"task": ASKED, "calls": [{"name": "sing", "arguments": {}}]}, "'sing', which is not in the list"),
     ({"task": ASKED, "tools": [RING], "calls": [], "tool_calls": [WRAPPED]}, "both 'calls' and 'tool_calls'"),
     ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "arguments": "{3}"}]}, "not a JSON object"),
-    ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "params": {"times": 3}}]}, "['params']"),
+    ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "params": {"times": 3}}]},
+     "not a JSON object"),
     ({"task": ASKED, "tools": [RING], "calls": [{"tool": "ring"}]}, "without a 'name'"),
     ({"messages": CHAT[2:], "tools": [RING]}, "0 of the user"),
     ({"messages": CHAT[:2], "tools": [RING]}, "0 of the assistant"),

@@ -8,9 +8,8 @@ differs: which arguments fit and when two calls agree is decided in worlds/schem
 
 A signature has the arguments of the JSON schema, required ones first: `= value` is the default, and
 `= ...` says that the argument may be left out. Types are str, int, float, bool, None, any, list[...],
-`{key: type}` for objects with declared members, dict[str, type] for those whose members are of one
-type and dict for others; an enum is its values with |, and so are several types. Descriptions are
-left out: they are most of a JSON spec.
+`{key: type}` for objects with declared members and dict for others; an enum is its values with |, and so
+are several types. Descriptions are left out: they are most of a JSON spec.
 
 Text of a model is parsed to a syntax tree (ast.parse) and literals are read off the tree; nothing is
 compiled, looked up or called. Whatever is not a name with keyword arguments that are literals is
@@ -70,7 +69,7 @@ def unwritable(schema: dict) -> str:
     for name in schema.get("properties", {}):
         if not name.isidentifier() or not name.isascii() or from_keyword(as_keyword(name)) != name:
             return name or "(empty)"
-    return "(any name)" if isinstance(schema.get("additionalProperties"), dict) else ""
+    return ""
 
 
 def literal(value) -> str:
@@ -110,13 +109,10 @@ def _type(schema: dict) -> str:
 
 def _one_type(kind: str, schema: dict) -> str:
     """One of the types that a schema names."""
-    others = schema.get("additionalProperties")
     if kind == "array" and "items" in schema:
         return f"list[{_type(schema['items'])}]"
     if kind == "object" and schema.get("properties"):
         return "{" + _members(schema) + "}"
-    if kind == "object" and isinstance(others, dict):
-        return f"dict[str, {_type(others)}]"
     return TYPES[kind]
 
 

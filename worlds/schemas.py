@@ -4,15 +4,14 @@ Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality 
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
 Deviations: the keywords are the part of JSON schema that function specs use, so no package is
-needed: type, enum, anyOf, default, properties, required, items, additionalProperties, the bounds
-of numbers and of sizes. worlds/tool_lists.py rewrites a user's schema with them and counts the ones
-that are not checked. Arguments that a spec does not declare are refused, unless additionalProperties
-is a schema: then they must satisfy that.
+needed: type, enum, anyOf, default, properties, required, items and the bounds of numbers.
+worlds/tool_lists.py rewrites a user's schema with them and counts the ones that are not checked. Members
+that a spec does not declare are refused where it declares any.
 """
 import itertools
 import json
 import re
-import string
+import unicodedata
 
 from data_pool import Task
 from worlds import InvalidTask
@@ -20,7 +19,6 @@ from worlds.call_text import MAX_CHARS, plain
 
 MAX_CALLS = 8
 MAX_BRACES = 500  # of a text, at which an object may begin
-MARKS = string.punctuation.replace("-", "").replace(".", "")  # may stand before a number
 
 
 def invalid(reason: str, detail: str) -> InvalidTask:
@@ -74,8 +72,6 @@ def first_object(text: str):
 TYPES = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None),
          "integer": (int, float), "number": (int, float)}
 NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
-SIZES = {"Length": str, "Items": list, "Properties": dict}  # minLength, maxItems and so on
-COUNTS = {bound + unit for unit in SIZES for bound in ("min", "max")}
 
 
 def canonical(value) -> str:
@@ -103,16 +99,12 @@ def conforms(value, schema: dict) -> bool:
         return False
     if _is(value, "number") and not _in_bounds(value, schema):
         return False
-    for unit, kind in SIZES.items():
-        if isinstance(value, kind) and not (
-                schema.get("min" + unit, 0) <= len(value) <= schema.get("max" + unit, len(value))):
-            return False
     if isinstance(value, list) and not all(
             conforms(item, schema.get("items", {})) for item in value):
         return False
-    if isinstance(value, dict) and ("properties" in schema or _others(schema) is not None):
-        return not argument_fault(value, schema)
-    return _in_union(value, schema)
+    if isinstance(value, dict) and "properties" in schema and argument_fault(value, schema):
+        return False
+    return "anyOf" not in schema or any(conforms(value, part) for part in schema["anyOf"])
 
 
 def _is(value, kind: str) -> bool:
@@ -128,16 +120,6 @@ def _in_bounds(value, schema: dict) -> bool:
         and ("exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"])
 
 
-def _in_union(value, schema: dict) -> bool:
-    return "anyOf" not in schema or any(conforms(value, part) for part in schema["anyOf"])
-
-
-def _others(schema: dict):
-    """The schema of members that are not declared; None if there may be none."""
-    others = schema.get("additionalProperties")
-    return others if isinstance(others, dict) else None
-
-
 def branch(value, schema: dict) -> dict:
     """A schema with the alternative of its anyOf that a value satisfies in place of the anyOf: what an
     optional argument says of its members stands there."""
@@ -150,16 +132,16 @@ def branch(value, schema: dict) -> dict:
 
 def argument_fault(arguments: dict, schema: dict) -> str:
     """What is wrong with the members of an object, in words; empty if nothing is."""
-    properties, others = schema.get("properties", {}), _others(schema)
+    properties = schema.get("properties", {})
     for name in schema.get("required", []):
         if name not in arguments:
             return f"the required argument {name!r:.80} is missing"
     for name, value in arguments.items():
-        if name not in properties and others is None:
+        if name not in properties:
             return f"the argument {name!r:.80} is not declared"
-        if not conforms(value, properties.get(name, others)):
+        if not conforms(value, properties[name]):
             return f"the argument {name!r:.80} does not fit its schema"
-    return "" if _in_union(arguments, schema) else "the arguments fit none of the alternatives"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -202,7 +184,7 @@ def _filled(value, schema: dict):
     if isinstance(value, dict):
         inner = schema.get("properties", {})
         defaults = {name: part["default"] for name, part in inner.items() if "default" in part}
-        return {name: _filled(part, inner.get(name, _others(schema) or {}))
+        return {name: _filled(part, inner.get(name, {}))
                 for name, part in {**defaults, **value}.items()}
     if isinstance(value, list):
         return [_filled(part, schema.get("items", {})) for part in value]
@@ -223,21 +205,15 @@ def structured(task: Task) -> bool:
     return "calls" in task.spec
 
 
-def normal_words(text: str) -> list[str]:
-    """Words for comparing free text as SQuAD does: lower case, no punctuation, no articles."""
-    text = text.lower().translate(str.maketrans("", "", string.punctuation))
-    return [word for word in text.split() if word not in ("a", "an", "the")]
+def words_of(text: str) -> list[str]:
+    """Words and numbers of a text: lower case, no accents, camelCase in parts. -5 is not 5, and $2,000.50 is
+    2000.5."""
+    text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", joined(text)).replace("\u2212", "-").lower()
+    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    words = re.findall(r"(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+", text)
+    return [re.sub(r"\.?0+$", "", word) if "." in word else word for word in words]
 
 
-def answer_words(text: str) -> list[str]:
-    """normal_words of a free-form answer, but a number keeps sign and point: -5 is not 5."""
-    return [word for raw in text.replace("\u2212", "-").split()
-            for word in _number(raw) or normal_words(raw)]
-
-
-def _number(word: str) -> list[str]:
-    """["1200.5"] of "**$1,200.50.**"; [] if the word is not a number."""
-    digits = re.sub("[,$\u20ac\u00a3]", "", word).lstrip(MARKS).rstrip(string.punctuation)
-    if not re.fullmatch(r"-?\d*\.?\d+", digits):
-        return []
-    return [digits.rstrip("0").rstrip(".") if "." in digits else digits]
+def joined(text: str) -> str:
+    """A text with 2000 for 2,000."""
+    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)

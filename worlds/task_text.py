@@ -25,17 +25,10 @@ import re
 
 from worlds import call_text
 
-EXAMPLE = ("You write practice requests for an assistant that calls functions. You are given one "
-           "example, how often the assistant solved it, and functions. Choose a level: how many calls "
-           "the request takes, and how many functions the assistant has to choose from. Call some of "
-           "these functions with values of your own, and then write a request that names each of these "
-           "values.")
-NO_EXAMPLE = ("You write practice requests for an assistant that calls functions. Choose a level: how many "
-              "calls the request takes, and how many functions the assistant has to choose from. Call some "
-              "of the functions that you are given with values of your own, and then write a request that "
-              "names each of these values. Write lines of this form:\n")
-FORM = {"task": "what the user says", "tools": [{}, {}],
-        "calls": [{"name": "function", "arguments": {"argument": "value"}}]}
+SYSTEM = ("You write practice requests for an assistant that calls functions. You are given one example, how "
+          "often the assistant solved it, and functions. Choose a level: how many calls the request takes, "
+          "and how many functions the assistant has to choose from. Call some of these functions with values "
+          "of your own, and then write a request that names each of these values.")
 LEVEL = re.compile(r"Level: (\d) of (\d)")
 MARKED = re.compile(r"^\s*(Level|Call|Request|Solved):", re.MULTILINE)  # no line of a request
 
@@ -67,14 +60,10 @@ def read(text: str, parse_call):
 def prompt(example: dict, success, write_call, functions: str) -> list[dict]:
     """Chat messages that ask for a task.
 
-    example: a record, with an empty text if there is none. success: p_hat in [0, 1] on it, or None.
-    functions: tools to write for, as text.
+    example: a record. success: p_hat in [0, 1] on it, or None. functions: tools to write for, as text.
     """
-    system, lines = NO_EXAMPLE + write(FORM, write_call), []
-    if example["task"]:
-        system, lines = EXAMPLE, [write(example, write_call), f"Solved: {solved(success)}"]
-    user = "\n".join([*lines, f"Functions:\n{functions}"])
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    user = f"{write(example, write_call)}\nSolved: {solved(success)}\nFunctions:\n{functions}"
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
 
 
 def solved(success) -> str:

@@ -49,8 +49,8 @@ from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, 
     tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes
-from worlds.schemas import MAX_CALLS, answer_words, canonical, check_calls, first_object, invalid, \
-    load_object, normal_calls, normal_words, structured, tools_of, well_formed
+from worlds.schemas import MAX_CALLS, canonical, check_calls, first_object, invalid, load_object, \
+    normal_calls, structured, tools_of, well_formed, words_of
 from worlds.swaps import swapped, words_of_tools
 from worlds.tool_lists import need
 
@@ -84,7 +84,7 @@ def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task
     if "reference" in record:
         answers = record["reference"]
         answers = answers if isinstance(answers, list) else [answers]
-        need(answers and all(isinstance(a, str) and normal_words(a) for a in answers),
+        need(answers and all(isinstance(a, str) and words_of(a) for a in answers),
              "the reference is not a text or a list of texts")
         spec = {"reference": answers}
     else:
@@ -108,7 +108,7 @@ def _task(text, spec, *rest) -> Task:
 
 def same_task_key(task: Task) -> tuple[str, ...]:
     """What a task is recognised by: its calls however it is worded, and its words."""
-    words = task_id({"question": normal_words(task.text)})
+    words = task_id({"question": words_of(task.text)})
     if not task.spec.get("calls"):  # a question; or nothing to call, which is many tasks' answer
         return (words,)
     return task_id({"calls": normal_calls(task.spec["calls"], tools_of(task), ordered=False)}), words
@@ -305,8 +305,9 @@ def fits(calls, tools: dict, least: int = 1) -> bool:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Harmonic mean of the precision and recall of words, in [0, 1]; 0 if either has none."""
-    a, b = answer_words(answer), answer_words(reference)
+    """Harmonic mean of the precision and recall of words but articles, in [0, 1]; 0 if either has none."""
+    a, b = ([word for word in words_of(text) if word not in ("a", "an", "the")]
+            for text in (answer, reference))
     common = sum((Counter(a) & Counter(b)).values())
     return 2 * common / (len(a) + len(b)) if common else 0.0
 
@@ -341,36 +342,33 @@ class World(worlds.World):
             raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                             "such as Qwen/Qwen2.5-7B-Instruct")
         self.form, listed = self.option(o, "call_format"), self.option(o, "tools")
-        # with a list there may be no base tasks: the simulator writes the first ones
-        file = o.base_tasks or ("" if listed not in ("", "base") else str(EXAMPLE_TASKS))
-        self.tools, notes = read_list(file if listed == "base" else listed, self.call_format,
-                                      o.max_prompt_tokens) if listed else ({}, {})
+        if listed not in ("", "base") and not o.base_tasks:
+            raise UserError("--tools needs examples of its functions: give --base-tasks FILE")
+        file = o.base_tasks or str(EXAMPLE_TASKS)
+        tools, notes = tool_lists.read_tools(file if listed == "base" else listed, self.call_format) \
+            if listed else ([], {})
+        self.tools = {tool["name"]: tool for tool in tools}
         if notes:
             print(tool_lists.as_line(notes), flush=True)
         read = lambda path: read_tasks(path, self.tools, self.call_format) if path else []
         given = read(o.validation_tasks)
         if o.validation_tasks and not given:
             raise UserError(f"{o.validation_tasks}: no task in it; leave --validation-tasks out")
-        self.splits = split(read(file), given, file) if file else \
-            {"base": [], "validation": given, "tuning": []}
-        if not file and o.variant in ("base", "static"):
-            raise UserError(f"--variant {o.variant} trains on base tasks: give --base-tasks FILE")
+        self.splits = split(read(file), given, file)
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
-        print(self.summary(notes), flush=True)
+        print(self.summary(), flush=True)
 
     @property
     def call_format(self) -> str:
         """How calls are written."""
         return self.form or "json"
 
-    def summary(self, notes) -> str:
-        """What was read, in a line or two."""
+    def summary(self) -> str:
+        """What was read, in a line."""
         n = {name: len(part) for name, part in self.splits.items()}
-        every = len(self.tools) + sum(k for what, k in notes.items() if what.startswith("left out"))
-        return f"{len(self.tools)} of {every} functions; " * bool(self.tools) \
-            + f"{sum(n.values())} examples: {n['base']} train, {n['tuning']} tuning, " \
-            + f"{n['validation']} held out"
+        return f"{len(self.tools)} functions; " * bool(self.tools) \
+            + f"{n['base']} examples train, {n['tuning']} tuning, {n['validation']} held out"
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""
@@ -414,11 +412,10 @@ class World(worlds.World):
 
     def seed_for(self, task: Task, generator) -> Task:
         """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list, and the
-        same id. Without any example (NO_SEED) the tools stand alone. Questions stay as they are. generator:
-        torch.Generator.
+        same id. Questions stay as they are. generator: torch.Generator.
         """
         import torch
-        if not self.tools or task.spec and not structured(task):
+        if not self._in_lines(task):
             return task
         draw = random.Random(int(torch.randint(2 ** 31, (), generator=generator)))
         return _showing(task, self._tools_with([], MOST_SHOWN, draw))
@@ -479,7 +476,7 @@ class World(worlds.World):
         """Why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared what fair
         tasks may have as well."""
         reason = leaks(task)
-        if reason or task.origin != "env" or task.seed_task in ("", NO_SEED.id):
+        if reason or task.origin != "env" or task.seed_task == NO_SEED.id:
             return reason
         # few examples are soon known by heart; that the seed task is no copy says nothing of the others
         if self.tools and not self.base_keys.isdisjoint(same_task_key(task)):
@@ -498,7 +495,7 @@ class World(worlds.World):
         if len(response) > MAX_CHARS:
             return 0.0, False
         if not structured(task):
-            valid = bool(normal_words(response))
+            valid = bool(words_of(response))
             return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
         calls, tools, ordered = parse_calls(response, self.call_format), tools_of(task), task.spec["ordered"]
         if not fits(calls, tools, int(bool(task.spec["calls"]) and not self.nothing)):
@@ -574,25 +571,8 @@ class World(worlds.World):
         return list(itertools.islice(fitting, SHOWN_WITH))
 
 
-def read_list(path: str, call_format: str, longest: int) -> tuple[dict, dict]:
-    """({name: spec}, notes) of a --tools file. Raises UserError if no tool of it can be used.
-
-    longest: characters of a tool, in the form that prompts have. With as many as a prompt has tokens that
-    is about a third of it: room for an example and another tool.
-    """
-    read, notes = tool_lists.read_tools(path, call_format)
-    tools = [tool for tool in read if len(tools_text([tool], call_format)) <= longest]
-    if not tools:
-        raise UserError(f"{path}: every function is too long: raise --max-prompt-tokens ({longest})")
-    if len(tools) < len(read):
-        notes["left out, too long for --max-prompt-tokens"] = len(read) - len(tools)
-    return {tool["name"]: tool for tool in tools}, notes
-
-
 def _showing(seed_task: Task, shown) -> Task:
-    # without a seed task it is one of its own, of which a task is a variation like any other
-    spec = {"calls": [], "tools": [], "ordered": False, **seed_task.spec, "shown": shown}
-    return replace(seed_task, id=seed_task.id if seed_task.spec else "", spec=spec)
+    return replace(seed_task, spec={**seed_task.spec, "shown": shown})
 
 
 def _shown(seed_task: Task) -> list[dict]:

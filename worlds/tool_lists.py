@@ -10,11 +10,11 @@ in a JSON array, one per line, or in an object that holds the list, such as the 
 server to `tools/list` or a line of a base-task file. Other fields are ignored, and null means that a
 field is not there, at every level, as tables with a column for every field have it.
 
-Deviations: a schema is rewritten in the keywords that worlds/schemas.py checks. $ref and allOf are
-replaced by one schema, const by an enum, nullable by a type, oneOf by anyOf. Keywords that only narrow
-a value (NOT_CHECKED) stay as notes and are counted. A tool whose calls would mean something else, or
-whose schema is recursive, is left out and counted by the reason. A default that does not fit its own
-argument, such as null for a text, is dropped: the argument may be left out all the same.
+Deviations: a schema is rewritten in the keywords that worlds/schemas.py checks. $ref is replaced by what
+it names, const by an enum, nullable by a type, oneOf by anyOf. Keywords that only narrow a value
+(NOT_CHECKED) stay as notes and are counted. A tool whose calls would mean something else, or whose schema
+is recursive, is left out and counted by the reason. A default that does not fit its own argument, such as
+null for a text, is dropped: the argument may be left out all the same.
 """
 import itertools
 import json
@@ -22,28 +22,21 @@ import random
 import re
 from collections import defaultdict
 from pathlib import Path
-from urllib.parse import unquote
 
 from support.files import UserError, no_file
 from worlds import InvalidTask, call_text
-from worlds.schemas import COUNTS, NUMBERS, TYPES, conforms, invalid, kinds, load_object
+from worlds.schemas import NUMBERS, TYPES, conforms, invalid, kinds, load_object
 
 MAX_TOOLS = 32       # of a task
 MAX_NODES = 3000     # schemas within the schema of one tool, every $ref replaced
-MAX_BOUND = 10 ** 17  # a bound beyond it limits nothing that a model writes
 HOLDERS = ("result", "tools", "functions")  # keys that hold tools
 SCHEMAS = ("parameters", "inputSchema", "input_schema")  # keys under which a tool has its arguments
-# keys of other libraries for the arguments: what they mean differs
-OTHER_SCHEMAS = {"args_schema", "args", "inputs", "parameter_definitions", "schema", "arguments", "params",
-                 "properties", "input"}
-NOTES = {"description", "title", "format", "examples"}
-NOT_CHECKED = {"pattern", "multipleOf", "uniqueItems", "contains", "propertyNames",
-               "unevaluatedProperties"}  # they allow less: kept as notes
-REFUSED = {"not", "if", "then", "else", "patternProperties", "dependentRequired", "dependentSchemas",
-           "dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
-KEYWORDS = {*NOTES, *NOT_CHECKED, *NUMBERS, *COUNTS, "type", "properties", "required", "items", "enum",
-            "default", "anyOf", "additionalProperties"}
-NO_LIST = "a list is JSON or JSONL, see worlds/README.md"
+NOTES = {"description", "title", "format", "examples", "default"}
+CHECKED = {*NUMBERS, "type", "properties", "required", "items", "enum", "anyOf"}
+NOT_CHECKED = {"pattern", "multipleOf", "uniqueItems", "contains", "propertyNames", "additionalProperties",
+               "minLength", "maxLength", "minItems", "maxItems"}  # they allow less: kept as notes
+REFUSED = {"allOf", "not", "if", "patternProperties", "dependentRequired", "dependentSchemas",
+           "dependencies"}  # without them a schema would mean more
 NAMED = 3  # tools that are named with each reason
 
 
@@ -52,7 +45,7 @@ NAMED = 3  # tools that are named with each reason
 
 
 def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
-    """(tools in our own form, {what was left out or not checked: number of tools}) of a file.
+    """(tools in our own form, {what was left out or not checked: names of tools}) of a file.
 
     Of two tools with one name the first is taken. With the call_format "python", tools with an
     argument that it cannot write are left out. Raises UserError if there is no tool to use.
@@ -67,19 +60,17 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
             if tools.setdefault(tool["name"], tool) != tool:
                 raise unfit("another tool of the same name came first")
         except InvalidTask as fault:
-            remarks = {f"left out, {fault.detail}"}
+            remarks = {f"left out: {fault.detail}"}
         for remark in sorted(remarks):
-            notes[remark].append(str(_name_of(found))[:60])
-    few = lambda names: ", ".join([*dict.fromkeys(names)][:NAMED]) + ", ..." * (len(set(names)) > NAMED)
-    notes = {f"{remark} ({few(names)})": len(names) for remark, names in notes.items()}
+            notes[remark].append(_name_of(found))
     if not tools:
-        raise UserError(f"{path}: no tool in it that can be used: {as_line(notes) or NO_LIST:.200}")
+        raise UserError(f"{path}: no tool in it that can be used: {as_line(notes) or 'see worlds/README.md'}")
     return list(tools.values()), notes
 
 
 def as_line(notes: dict) -> str:
-    """The notes of `read_tools` as one line."""
-    return "; ".join(f"{what}: {n}" for what, n in notes.items())
+    """The notes of `read_tools` as one line, `2 left out: unknown type 'x' (f, g)`."""
+    return "; ".join(f"{len(names)} {what} ({', '.join(names[:NAMED])})" for what, names in notes.items())
 
 
 def read_text(path, what: str) -> str:
@@ -116,12 +107,12 @@ def _tools_in(value) -> list:
         if isinstance(value.get(key), (list, dict)):
             return _tools_in(value[key])
     # records of a transcript or of a task file may have no tool: nothing is lost
-    return [value] if {"name", "type", "function", "mcpServers"} & set(value) else []
+    return [value] if {"name", "type", "function"} & set(value) else []
 
 
-def _name_of(tool):
+def _name_of(tool) -> str:
     tool = _unwrapped(tool)
-    return tool.get("name") if isinstance(tool, dict) and tool.get("name") else "no name"
+    return str(isinstance(tool, dict) and tool.get("name") or "no name")[:60]
 
 
 def _unwrapped(tool):
@@ -161,8 +152,6 @@ def own_tool(tool, remarks=None) -> dict:
     """
     remarks = set() if remarks is None else remarks
     tool = _unwrapped(tool)
-    if isinstance(tool, dict) and "mcpServers" in tool:
-        raise unfit("how to start MCP servers: give their answers to tools/list instead")
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise unfit("no tool with a name")
     if tool.get("type") not in (None, "function"):
@@ -171,30 +160,19 @@ def own_tool(tool, remarks=None) -> dict:
         raise unfit("a name with other characters than letters, digits and _.-/")
     given = next((tool[key] for key in SCHEMAS if tool.get(key) is not None), None)
     if given is None:
-        if other := sorted(key for key in OTHER_SCHEMAS if tool.get(key)):
-            raise unfit(f"no schema under 'parameters', but something under {other[0]!r}")
-        remarks.add("has no schema, read as without arguments")
+        remarks.add("without a schema: read as without arguments")
         given = {}
-    if not isinstance(given, dict):
-        raise unfit("a schema that is not an object")
     try:
         parameters = own_schema(given, remarks)
-        description = tool.get("description")
         own = {"name": tool["name"], "parameters": parameters,
-               "description": description if isinstance(description, str) else ""}
+               "description": str(tool.get("description") or "")}
         call_text.plain(own)
     except InvalidTask:
         raise
     except (TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         raise unfit("a malformed schema") from None
-    if parameters.get("type") != "object":
-        raise unfit("the parameters are not an object schema")
-    loose = [key for key, part in given.items() if isinstance(part, dict) and "type" in part]
-    if "properties" not in parameters and set(loose) - {"additionalProperties"}:
-        raise unfit("arguments that do not stand under 'properties'")
-    if any(part.get("properties", {}).keys() - parameters.get("properties", {}).keys()
-           for part in parameters.get("anyOf", ())):
-        raise unfit("arguments that only an alternative declares")
+    if parameters.get("type") != "object" or "anyOf" in parameters:
+        raise unfit("the parameters are not one object schema")
     return own
 
 
@@ -208,81 +186,48 @@ def own_schema(root, remarks=None) -> dict:
     def own(node, depth=0):
         if next(nodes) > MAX_NODES or depth > call_text.MAX_DEPTH:
             raise unfit(f"a recursive schema, or more than {MAX_NODES} parts or {call_text.MAX_DEPTH} levels")
-        if not isinstance(node, (dict, bool)):
+        if not isinstance(node, dict):
             raise unfit("a schema that is not an object")
-        node = {} if isinstance(node, bool) else {
-            key: value for key, value in node.items() if value is not None or key == "default"}
-        if refused := sorted(key for key in REFUSED & node.keys() if node[key] is not False):
+        node = {key: value for key, value in node.items() if value is not None or key == "default"}
+        if refused := sorted(REFUSED & node.keys()):
             raise unfit(f"unsupported keyword {refused[0]!r}")
-        named = ([node["$ref"]] if "$ref" in node else []) + node.get("allOf", [])
-        kept = _keywords(node, lambda part: own(part, depth + 1), remarks)
-        if not named:
-            return _finished(kept)
-        part = own(_look_up(root, named[0]) if isinstance(named[0], str) else named[0], depth + 1)
-        if len(named) > 1 or any(part.get(key, kept[key]) != kept[key] or key not in part
-                                 for key in kept.keys() - NOTES - {"default"}):
-            raise unfit("several schemas for one value (allOf, or $ref with others next to it)")
-        return _finished({**part, **kept})
+        remarks.update(f"with {key}, which is not checked" for key in NOT_CHECKED & node.keys()
+                       if node[key] is not False)
+        kept = _keywords(node, lambda part: own(part, depth + 1))
+        if "$ref" in node:
+            if CHECKED & kept.keys():
+                raise unfit("other keywords next to $ref")
+            kept = {**own(_look_up(root, node["$ref"]), depth + 1), **kept}
+        return _finished(kept)
     whole = own(root)
     return whole if "type" in whole else {"type": "object", **whole}
 
 
-def _keywords(node: dict, inner, remarks) -> dict:
+def _keywords(node: dict, inner) -> dict:
     """The keywords of one schema that are kept, those within it by `inner`."""
-    own = {key: value for key, value in node.items() if key in KEYWORDS}
-    unchecked = {key for key in (NOT_CHECKED | {"oneOf"}) & node.keys()
-                 if node[key] not in (False, {}, {"type": "string"})}
-    remarks.update(f"{key} is not checked" for key in unchecked)
+    own = {key: value for key, value in node.items() if key in NOTES | CHECKED | NOT_CHECKED}
     if "const" in node:
         own["enum"] = [node["const"]]
-    if isinstance(own.get("required"), bool):  # of the third draft: its object reads it
-        del own["required"]
     if "properties" in own:
-        members = {name: part for name, part in own["properties"].items() if part is not None}
-        marked = [name for name, part in members.items() if isinstance(part, dict)
-                  and part.get("required") is True]
-        if marked:
-            own["required"] = [*own.get("required", ()), *marked]
-        own["properties"] = {name: inner(part) for name, part in members.items()}
-    if "items" in own:  # of a tuple, each place has a schema: none is checked
-        own["items"] = inner({} if isinstance(own["items"], list) else own["items"])
-    if isinstance(own.get("additionalProperties"), dict):
-        own["additionalProperties"] = inner(own["additionalProperties"]) or True
-    if own.get("additionalProperties") is True and own.get("properties") == {}:
+        members = own["properties"].items()
+        own["properties"] = {name: inner(part) for name, part in members if part is not None}
+    if own.get("properties") == {} and own.get("additionalProperties"):
         del own["properties"]  # an object with any members
-    for key in [key for key in own if key in NUMBERS | COUNTS]:  # in the file's order: prompts show it
-        _read_bound(own, key)
-    own["anyOf"] = [inner(_in_object(part, own)) for part in node.get("anyOf", node.get("oneOf", ()))
-                    if part != {"not": {}}]  # so a library says that an argument may be left out
+    if "items" in own:
+        own["items"] = inner(own["items"])
+    if union := node.get("anyOf", node.get("oneOf")):
+        own["anyOf"] = list(map(inner, union))
     if node.get("nullable") is True:
-        own["anyOf"] += [{"type": "null"}] * bool(own["anyOf"])
+        own |= {"anyOf": [*own["anyOf"], {"type": "null"}]} if "anyOf" in own else {}
         own |= {"type": [*kinds(own), "null"]} if "type" in own else {}
         own |= {"enum": [*own["enum"], None]} if "enum" in own else {}
-    return own if own["anyOf"] else {key: value for key, value in own.items() if key != "anyOf"}
-
-
-def _read_bound(own: dict, key: str):
-    """One bound as a number: "1" is 1, `exclusiveMinimum: true` is as drafts before the sixth have it."""
-    value = own.pop(key, None)
-    if value is True:
-        value = own.pop(key.replace("exclusiveM", "m"), None)
-    value = json.loads(value) if isinstance(value, str) else value
-    if type(value) in (int, float) and abs(value) <= MAX_BOUND:
-        own[key] = value
-
-
-def _in_object(part, own: dict):
-    """An alternative of an object schema: it may speak of the members that stand next to it."""
-    if own.get("properties") and isinstance(part, dict) and "required" in part:
-        return {**part, "properties": {**own["properties"], **part.get("properties", {})}}
-    return part
+    return own
 
 
 def _look_up(root, ref: str):
     """What a $ref within the same schema names, such as #/$defs/Place."""
     node = root
-    for step in unquote(ref.removeprefix("#")).split("/")[1:]:
-        step = step.replace("~1", "/").replace("~0", "~")
+    for step in ref.removeprefix("#").split("/")[1:]:
         node = node.get(step) if isinstance(node, dict) else None
     if not ref.startswith("#") or node is None:
         raise unfit("a $ref to nothing here")
@@ -296,6 +241,8 @@ def _finished(own: dict) -> dict:
     for kind in kinds(own):
         if kind not in TYPES:
             raise unfit(f"unknown type {kind!r:.40}")
+    if any(type(own[key]) not in (int, float) for key in NUMBERS & own.keys()):
+        raise unfit("a bound that is not a number")
     if missing := [name for name in own.get("required", ()) if name not in own.get("properties", {})]:
         raise unfit(f"required names {missing[0]!r:.40}, which properties does not have")
     if "enum" in own and not (isinstance(own["enum"], list) and own["enum"]):
@@ -309,7 +256,6 @@ def _finished(own: dict) -> dict:
 # a line of a task file in our own form
 
 FIELDS = ("task", "tools", "calls", "ordered", "reference")  # others are the user's own
-CALL_KEYS = {"name", "arguments", "id", "call_id", "type", "index"}
 OFFERED = 3        # tools of the list that a task without tools is given, at least
 LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds several
 
@@ -355,8 +301,6 @@ def _of_chat(messages) -> dict:
     calling = [m["tool_calls"] for m in messages if m.get("role") == "assistant" and m.get("tool_calls")]
     need(len(asked) == 1, f"messages: {len(asked)} of the user instead of one")
     need(len(calling) == 1, f"messages: {len(calling)} of the assistant with \"tool_calls\" instead of one")
-    if isinstance(asked[0], list):  # a text in parts
-        asked = ["\n".join(str(part["text"]) for part in asked[0] if "text" in part)]
     return {"task": asked[0], "calls": calling[0]}
 
 
@@ -364,9 +308,7 @@ def _own_call(call) -> dict:
     """A call as it is, as OpenAI wraps it, or with its arguments as JSON text."""
     call = _unwrapped(call)
     need(isinstance(call, dict) and isinstance(call.get("name"), str), "a call without a 'name'")
-    others = sorted(key for key, value in call.items() if key not in CALL_KEYS and value is not None)
-    need(not others, f"the call of {call['name']!r:.80} has {others}: write its arguments under 'arguments'")
-    arguments = call.get("arguments") or {}
+    arguments = call.get("arguments")
     arguments = load_object(arguments) if isinstance(arguments, str) else arguments
     need(isinstance(arguments, dict), f"the arguments of {call['name']!r:.80} are not a JSON object")
     return {"name": call["name"], "arguments": arguments}
