@@ -15,6 +15,7 @@ a result), L packed length, M predicted tokens of a pack, K cached keys, d head 
 decoding `live` groups of `slots` rollouts each.
 """
 import math
+import warnings
 from contextlib import nullcontext
 from functools import partial
 from itertools import accumulate, compress
@@ -27,6 +28,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from support.files import first_line
 
 SHORT = 1024  # tokens up to which a training pass may keep its attention weights
 PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
@@ -351,10 +354,14 @@ class Stage:
 
 def recorded(step, device):
     """A CUDA graph of step() to call in its place, whose result always lies in the same memory; None
-    on other devices. Raises RuntimeError if a model does what a graph cannot hold."""
+    on other devices, and where a model does what a graph cannot hold."""
     if device.type != "cuda":
         return None
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()  # its kernels are noted, none is started
+    try:  # the outer context: back to this stream, however the recording ends
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+            out = step()  # its kernels are noted, none is started
+    except RuntimeError as error:
+        warnings.warn(f"rollouts are slow, no CUDA graph holds this model: {first_line(error)}")
+        return None
     return lambda: graph.replay() or out  # replay returns None

@@ -62,6 +62,9 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     transformers_logging.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = model_config(model)
+    if getattr(config, "quantization_config", None):  # a warm start could not merge into it
+        raise UserError(f"the weights of {model} are quantised already: name the 16-bit model, and "
+                        "--quant nf4 for four bits")
     dtype = choose_dtype(dtype, device, config)
     # else transformers would ask on the terminal whether to run the code in a model's folder
     options = dict(dtype=dtype, device_map={"": device}, trust_remote_code=False)
