@@ -43,6 +43,7 @@ def main(argv) -> int:
     """The command `genenv.py warm-start`. Raises UserError, returns 0."""
     s, o = parse(argv)
     world = load_world(o.world)(o)
+    need_pairs(world, world.warm_start_pairs())
     print("loading torch and the model ...", flush=True)
     with claim(Path(s.out)):
         make(world, s, o, Path(s.out))
@@ -91,8 +92,7 @@ def make(world, s, o, out: Path):
                         "on, or choose another --out")
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
     probe(world, policy)
-    usual = passes_for(world, pairs_of_pass(world, policy, 0))
-    s.passes = s.passes or usual
+    s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, 0))
     learn(world, policy, s, state, path)
     merge(policy, o, out)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
@@ -106,10 +106,13 @@ def make(world, s, o, out: Path):
 
 def pairs_of_pass(world, policy, number: int) -> dict:
     """{"agent", "env": [Rollout]} of a pass: what is imitated in each role, as far as a run would let
-    the model say it."""
-    given = world.warm_start_pairs(number)
-    every = {role: [as_rollout(policy, *pair) for pair in given.get(role, ())] for role in ("agent", "env")}
-    return {role: [r for r in pairs if within_limits(world, role, r)] for role, pairs in every.items()}
+    the model say it. Raises UserError where that leaves a role too little."""
+    every = {role: [as_rollout(policy, *pair) for pair in world.warm_start_pairs(number)[role]]
+             for role in ("agent", "env")}
+    short = {role: [r for r in pairs if within_limits(world, role, r)] for role, pairs in every.items()}
+    need_pairs(world, short, "short enough: raise --max-prompt-tokens, --max-task-tokens or "
+               "--max-response-tokens, or ")
+    return short
 
 
 def as_rollout(policy, prompt, response):
@@ -130,14 +133,18 @@ def within_limits(world, role, r) -> bool:
     return len(r.prompt) <= o.max_prompt_tokens and len(r.response) <= said
 
 
-def passes_for(world, pairs) -> int:
-    """How many passes teach the form. Raises UserError where a role has too little to imitate."""
+def need_pairs(world, pairs, found="there: "):
+    """Raises UserError where a role has too little to imitate. found: where they are counted, and advice."""
+    if not pairs:
+        raise UserError(f"--world {world.o.world} has no warm start: a chat model plays it as it is")
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
         if len(pairs[role]) < FEWEST:
-            raise UserError(
-                f"{world.o.base_tasks or 'the world'}: {len(pairs[role])} pairs to imitate as {name}, "
-                f"{FEWEST} are needed: give more tasks (--base-tasks), or raise --max-prompt-tokens, "
-                "--max-task-tokens or --max-response-tokens")
+            raise UserError(f"{world.o.base_tasks or 'the base tasks'}: {FEWEST} pairs to imitate as {name} "
+                            f"are needed, {len(pairs[role])} are {found}give more tasks (--base-tasks)")
+
+
+def passes_for(world, pairs) -> int:
+    """How many passes teach the form."""
     steps = -(-(len(pairs["agent"]) + len(pairs["env"])) // BATCH)
     wanted = STEPS[bool(getattr(world, "tools", ()))]
     return min(max(2, -(-wanted // steps)), 10)

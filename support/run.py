@@ -187,7 +187,7 @@ def end_epoch(run, env_stats, alpha):
     if len(run.history) == 1:
         print(screen.LEGEND)
     print(screen.line(record), flush=True)
-    if record["epoch"] == 0 and run.o.epochs:
+    if record["epoch"] == 0:
         print(health.judge(record), flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
