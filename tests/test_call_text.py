@@ -13,19 +13,7 @@ import pytest
 from helpers import raised
 from test_tool_calls import lines, options
 from worlds import InvalidTask, call_text, task_text
-from worlds.schemas import canonical, check_calls, tools_of
-from worlds.tool_calls import EXAMPLE_TASKS, World, read_tasks
-
-
-def test_example_tasks_round_trip():
-    for task in read_tasks(str(EXAMPLE_TASKS)):
-        calls = task.spec.get("calls", [])
-        back = call_text.parse_calls(call_text.write_calls(calls))
-        assert canonical(back or []) == canonical(calls)
-        for tool in task.spec.get("tools", ()):
-            assert call_text.signature(tool).startswith(tool["name"] + "(")
-        if calls:
-            check_calls(back, tools_of(task))
+from worlds.tool_calls import World
 
 
 CHARACTERS = "ab \"'\\\n\r\t\x01\x7f{}[]()=,#:;`$%ß漢🙂\u2028\u0085\ufeff"
@@ -124,17 +112,15 @@ def test_python_form_scores_as_json_does(tmp_path):
         assert world.score(task, text) == expected, text
 
 
-LINES = ["Level: 1 of 2\nCall: dim(lamp=7)\nRequest: Dim lamp 7,\nplease.", "Answer: Jane\nRequest: Who?"]
+LINES = "Level: 1 of 2\nCall: dim(lamp=7)\nRequest: Dim lamp 7,\nplease."
 
 
 def test_a_task_in_lines_is_read_back_and_nothing_else():
-    first, second = (task_text.read(text, call_text.parse_call) for text in LINES)
-    assert first == {"task": "Dim lamp 7,\nplease.", "level": (1, 2),
-                     "calls": [{"name": "dim", "arguments": {"lamp": 7}}]}
-    assert second == {"task": "Who?", "reference": "Jane"}
+    assert task_text.read(LINES, call_text.parse_call) == {
+        "task": "Dim lamp 7,\nplease.", "level": (1, 2), "calls": [{"name": "dim", "arguments": {"lamp": 7}}]}
     for text in ("", "Request: Dim it.", "Call: dim(lamp=7)\nRequest: x", "Level: 1 of 2\nRequest:",
-                 LINES[0].replace("7)", "7"), LINES[0] + "\nSolved: 50 %", "Sure!\n" + LINES[0],
-                 LINES[0].replace("Call", "Sure!\nCall"), LINES[0] + "x" * 10 ** 6):
+                 LINES.replace("7)", "7"), LINES + "\nSolved: 50 %", "Sure!\n" + LINES,
+                 LINES.replace("Call", "Sure!\nCall"), LINES + "x" * 10 ** 6):
         assert task_text.read(text, call_text.parse_call) is None, text
 
 

@@ -163,7 +163,7 @@ def test_an_empty_receptacle_makes_no_difference_but_the_goals_does():
 
 
 def test_task_sets_and_what_the_base_model_is_shown(monkeypatch):
-    """Validation would miss a rung; pretraining would show validation tasks, or tasks that are none."""
+    """Validation would miss a rung; pretraining would show validation tasks, or what is not a task."""
     assert {TINY.category(t) for t in TINY.base_tasks()} == set(h.BASE_RUNGS)
     for split in ("validation", "tuning"):
         tasks = TINY.validation_tasks(split)
@@ -204,13 +204,6 @@ def test_the_agent_does_not_see_what_lies_in_closed_receptacles(world):
     assert "apple in drawer" in str(world.agent_prompt(opened)).lower()  # nothing else hides it
 
 
-def test_chat_prompts():
-    """A chat model would get the words of the tiny one."""
-    assert [m["role"] for m in CHAT.agent_prompt(TASK)] == ["system", "user"]
-    known, unknown = (CHAT.env_prompt(TASK, p, 0.5)[1]["content"] for p in (0.25, None))
-    assert "25%" in known and "not yet known" in unknown and HOUSE in known
-
-
 def test_play_scores_what_happened():
     """Turns of one rollout would reach another's household, or the score would be another's."""
     plan = list(h.plan(TASK))
@@ -219,6 +212,10 @@ def test_play_scores_what_happened():
     scores = [attempt_score(TINY, TASK, r, text) for r, text in zip(rollouts, texts)]
     assert scores == [(1.0, True), (0.0, True), (0.0, False), (1.0, True)]
     assert [text[::2] for text in texts] == replies
+    spoilt = Speaker([plan])
+    spoilt.has_control_tokens = lambda ids: ids == plan[-1:]
+    rollout, text = (found[0] for found in play(TINY, OPTIONS, spoilt, "agent", [TASK], 1, 1.0, None, 8))
+    assert attempt_score(TINY, TASK, rollout, text) == (0.0, False)  # no text shows the token
     assert transcript(rollouts[1], texts[1]).split("\n")[:2] == ["> go to counter", "you see mug plate ."]
 
 

@@ -14,6 +14,7 @@ import genenv
 from worlds import InvalidTask, NO_SEED, attempt_score, check_task, held_out_keys, household, ladder, \
     play, task_keys
 from worlds.ladder_words import TOOL_WORDS, Words
+from worlds.tiny_model import encode_pairs, word_tokenizer
 
 PLAIN = {  # the tools once more, as tables written out by hand
     "inc": "1234567890", "dec": "9012345678", "dbl": "0246802468", "neg": "0987654321",
@@ -126,6 +127,15 @@ def test_a_warm_start_in_words_shows_what_it_says(start, easy):
     assert (right == len(pairs["agent"])) == easy
     tools = {name for _, text in pairs["env"] for name in Words.read(text)[1]}
     assert tools == set(TOOL_WORDS)
+
+
+def test_a_base_model_learns_responses_and_their_ends_alone():
+    """It would learn to write prompts, or nothing but padding."""
+    tokenizer = word_tokenizer(ladder.WORDS)
+    ids, labels = encode_pairs(tokenizer, [("3 s1 inc =", "s1 inc 4"), ("3 =", "s1")])
+    assert tokenizer.batch_decode(ids) == ["3 s1 inc = s1 inc 4 <eos>", "3 = s1 <eos>" + 4 * " <pad>"]
+    assert labels[0].tolist() == 4 * [-100] + ids[0, 4:].tolist()
+    assert labels[1].tolist() == 2 * [-100] + ids[1, 2:4].tolist() + 4 * [-100]
 
 
 @pytest.mark.parametrize("module", [ladder, household])

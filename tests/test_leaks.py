@@ -99,10 +99,6 @@ def test_a_teachers_fair_tasks_are_spared(tmp_path, world):
     user_error("record 1: answer leaked", read_teacher, world, path)
 
 
-def test_the_option_switches_the_check_off():
-    assert verdict(World(options(ground=False)), task("Light the lamp in the study.")) == ""
-
-
 GROUNDED = [  # (request, value, whether it stands there)
     ("In Berkeley, please", "Berkeley, CA", True), ("Weather in Berkeley", "Boston, MA", False),
     ("In Berkeley, please", "Boston, MA, USA, Berkeley", False),
@@ -142,9 +138,10 @@ def test_enums_may_be_named_by_their_argument_and_defaults_need_no_word():
 @pytest.mark.parametrize("text, left", [
     (FAIR, ""), ("The study lamp at level 30 on day 4.", "4"), ("Study lamp: 30 or 31.", "31"),
     ("At 19:30 the lamp in the study.", ""), ("Study lamp at 30, for 20 minutes.", "20"),
-    ("On Friday the study lamp to 30.", "friday"), ("The lamp 30 in the study, model 10-Q.", "")])
+    ("The lamp 30 in the study, model 10-Q.", "")])
 def test_what_a_request_names_and_no_call_has(text, left):
     """A written request often asks for more than its calls say; a right answer would earn nothing."""
     made = make_task(task(text), "base")
     assert uncalled(made) == left and bool(left) != teachable(made)
+    assert not uncalled(make_task(task("The study lamp at 7 pm.", lamp(level=19)), "base"))
     assert not uncalled(make_task(ask("What is half of 30, on a Friday?", "15"), "env"))

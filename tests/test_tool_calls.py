@@ -11,6 +11,7 @@ import torch
 from data_pool import Trace, TrainPool
 from helpers import gradients, raised, randomise, same, user_error, weights
 from policy import Policy
+from support.files import UserError
 from worlds import InvalidTask, check_task, held_out_keys, task_keys
 from worlds import tool_calls as module
 from worlds.schemas import structured
@@ -18,8 +19,6 @@ from worlds.tool_calls import World, make_task, read_tasks, same_task_key
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
           "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-NO_SYSTEM = ("{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}"
-             "{% endif %}")
 
 
 def byte_tokenizer(template=CHATML):
@@ -143,16 +142,19 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path, capsys
     assert f"{len(parts[0])} train, {len(parts[2])} tuning, 5 held out" in capsys.readouterr().out
 
 
-def test_each_kind_of_bad_line_is_one_line(tmp_path):
-    """With its place in the file, and how many more there are."""
-    bad = [record(calls=[light(level=200 + n)]) for n in range(20)] + [{"task": 1}, ["x"], record(), record()]
+def test_bad_lines_are_named_by_their_numbers(tmp_path):
+    """All at once, not one at each start."""
+    bad = [record(calls=[light(level=200)]), {"task": 1}, ["x"], record(), record()]
     path = lines(tmp_path / "bad.jsonl", bad)
-    with pytest.raises(Exception) as error:
+    with pytest.raises(UserError) as error:
         read_tasks(path)
     found = str(error.value).split("\n")
-    assert len(found) == 4 and all(path in line and len(line) < 400 for line in found)
-    assert "line 1: wrong arguments" in found[0] and found[0].endswith("and 19 more")
-    assert "line 24" in found[3] and "repeats line 23" in found[3]
+    assert len(found) == 4 and all(path in line and len(line) < 500 for line in found)
+    assert "line 1: wrong arguments" in found[0] and "line 5" in found[3] and "repeats line 4" in found[3]
+
+
+def test_a_line_whose_answer_cannot_earn_its_reward_is_refused(tmp_path):
+    """It would be imitated, and tried for ever."""
     unreadable = record("Say it as it is.", calls=[light(colour="</tool_call>")])
     user_error("read back", read_tasks, lines(tmp_path / "tag.jsonl", [unreadable]))
     user_error("name in Python", read_tasks, lines(tmp_path / "id.jsonl", [record(tools=[LIGHT, {
@@ -304,16 +306,6 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
 
 # ---------------------------------------------------------------------------------------------
 # models
-
-
-def test_load_policy_refuses_what_cannot_work(tmp_path):
-    """Found before the first epoch: a prompt over the limit, an answer that the tokenizer changes."""
-    good, lower = (chat_model(tmp_path / name) for name in ("good", "lower"))
-    file = tmp_path / "lower" / "tokenizer.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "normalizer": {"type": "Lowercase"}}))
-    for changes, message in ((dict(model=good, max_prompt_tokens=600), "--max-prompt-tokens"),
-                             (dict(model=lower), "does not survive")):
-        user_error(message, World(options(**changes)).load_policy)
 
 
 def test_a_tool_that_spells_a_control_token_of_this_model_is_left_out(tmp_path, capsys):

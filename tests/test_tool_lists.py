@@ -7,11 +7,11 @@ import json
 import pytest
 
 from helpers import raised, user_error
-from test_tool_calls import lines, options
+from test_tool_calls import lines
 from worlds import InvalidTask, call_text
 from worlds.schemas import argument_fault
-from worlds.tool_calls import World, make_task, read_tasks
-from worlds.tool_lists import as_line, own_record, own_schema, own_tool, read_tools
+from worlds.tool_calls import make_task, read_tasks
+from worlds.tool_lists import own_record, own_schema, own_tool, read_tools
 
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 
@@ -35,7 +35,6 @@ SHAPES = {  # the same two tools, as the JSON values of a file
                                    {"jsonrpc": "2.0", "id": 2, "result": MCP}],
     "Anthropic": [[{"name": "ring", "description": "Ring a bell.", "input_schema": RING["parameters"]},
         SHUT]],
-    "a field result": [[{**RING, "result": {"type": "object"}}, SHUT]],
     "tasks": [{"task": "Ring it twice, please.", "tools": [RING, SHUT], "calls": []},
               {"task": "Who wrote it, again?", "reference": "x"}],
     "a table with nulls": [[{**RING, "parameters": {**schema(times={**WHOLE, "enum": None}, door=None),
@@ -74,14 +73,12 @@ def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
                      "left out, no tool with a name (no name)": 1,
                      "left out, of type bash_20250124, not a function (bash)": 1,
                      "pattern is not checked (f)": 1, "propertyNames is not checked (f)": 1}
-    assert len(as_line(notes)) < 900
     user_error("of type custom", read_tools,
         listed(tmp_path / "x", {"type": "custom", "name": "apply_patch"}))
 
 
 @pytest.mark.parametrize("data, what", [
-    (b"", "no tool in it"), (b"[]", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3: not JSON"),
-    (b"[" * 100_000, "not JSON"), (b"\xff\xfe[]", "not UTF-8"), (b"[" + b"9" * 5000 + b"]", "not JSON"),
+    (b"", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3: not JSON"), (b"\xff\xfe[]", "not UTF-8"),
     (b'{"mcpServers": {"time": {"command": "uvx"}}}', "answers to tools/list"),
     (b'{"tools": [{"name": "f", "parameters": {"not": {}}}]}', "'not'")])
 def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
@@ -151,6 +148,13 @@ def test_what_can_be_checked_is_checked(given, spoken, good, bad):
     assert all(argument_fault({"a": value}, own) for value in bad)
 
 
+def test_keywords_keep_their_order():
+    """Prompts show them: with the order of a set they were others after each start, and in a resumed run."""
+    given = {"maximum": 9, "type": "integer", "exclusiveMaximum": 9, "minimum": 1, "exclusiveMinimum": 0}
+    own = own_schema(schema(a=given))["properties"]["a"]
+    assert [key for key in own if key != "type"] == [key for key in given if key != "type"]
+
+
 def nested(depth):
     return {"type": "array", "items": nested(depth - 1)} if depth else TEXT
 
@@ -158,24 +162,22 @@ def nested(depth):
 BOMB = {"$ref": "#/$defs/a0", "$defs": {  # 2 ** 40 parts when written out
     f"a{n}": schema(x={"$ref": f"#/$defs/a{n + 1}"}, y={"$ref": f"#/$defs/a{n + 1}"}) for n in range(40)}}
 UNFIT = [
-    ({"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}},
-        "a recursive schema"),
+    (schema(kids={"type": "array", "items": {"$ref": "#"}}), "a recursive schema"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
         "a recursive schema"),
-    (BOMB, "a schema of more than"), (schema(a=nested(60)), "a schema of more than"),
+    (BOMB, "more than 3000 parts"), (schema(a=nested(60)), "48 levels"),
     (schema(a={"$ref": "other.json#/x"}), "a $ref to nothing"),
     (schema(a={"$ref": "#/$defs/n"}), "a $ref to nothing"),
     ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "only an alternative declares"),
     (schema(a={"patternProperties": {"x": TEXT}}), "unsupported keyword"),
     (schema(a={"not": TEXT}), "unsupported keyword"),
     (schema(a={"type": "text"}), "unknown type"), (schema(a={"type": {"a": 1}}), "malformed"),
-    (schema(a={"anyOf": []}), "without a schema"), (schema(a={"allOf": [TEXT, WHOLE]}), "several schemas"),
+    (schema(a={"allOf": [TEXT, WHOLE]}), "several schemas"),
     (schema(a=7), "not an object"), (schema(a={"type": "string", "minLength": "x"}), "a malformed schema"),
     ({"type": "object", "required": ["a"]}, "required names"), (TEXT, "not an object schema"),
     ("object", "not an object"),
     (schema(a={"enum": "a"}), "enum is not a list"), ({"properties": [1]}, "a malformed schema"),
     (schema(a={"description": "\ud800"}), "a malformed schema"),
-    (schema(a={"enum": [float("inf")]}), "a malformed schema"),
     ({"type": "object", "city": TEXT}, "do not stand under 'properties'"),
 ]
 
@@ -236,32 +238,11 @@ def test_a_task_without_tools_has_the_right_one_and_others():
     ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "arguments": "{3}"}]}, "not a JSON object"),
     ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "params": {"times": 3}}]}, "['params']"),
     ({"task": ASKED, "tools": [RING], "calls": [{"tool": "ring"}]}, "without a 'name'"),
-    ({"messages": CHAT[2:], "tools": [RING]}, "0 of the user"), ({"messages": CHAT[:2]}, "no answer"),
-    ({"messages": CHAT + [CHAT[2]], "tools": [RING]}, "calls in two turns"),
-    *(({"messages": [USER, {"role": "assistant", "content": text}], "tools": [RING]}, 'under "tool_calls"')
-      for text in ("ring(times=3)", '<tool_call>{"name": "ring"}</tool_call>',
-          "<function=ring>{}</function>")),
+    ({"messages": CHAT[2:], "tools": [RING]}, "0 of the user"),
+    ({"messages": CHAT[:2], "tools": [RING]}, "0 of the assistant"),
+    ({"messages": CHAT + [CHAT[2]], "tools": [RING]}, "2 of the assistant"),
     ({"task": ASKED, "tools": [RING], "calls": [{**CALL, "arguments": {"times": 10 ** 19}}]}, "JSON"),
 ])
 def test_a_line_that_would_lose_something_is_refused(line, what, tmp_path):
     path = lines(tmp_path / "tasks.jsonl", [line])
     assert what in user_error(None, read_tasks, path, {"ring": RING})
-
-
-def test_a_chat_that_calls_nothing_is_such_a_task(tmp_path):
-    """An assistant that was free to call and answered in words; without tools it is a question."""
-    spoken = [USER, {"role": "assistant", "content": "I cannot."}]
-    both = lines(tmp_path / "t.jsonl", [{"messages": spoken, "tools": [OPENAI]}, {"messages": spoken}])
-    first, second = read_tasks(both)
-    assert first.spec["calls"] == [] and first.spec["tools"] == [RING]
-    assert second.spec == {"reference": ["I cannot."]}
-
-
-def test_what_was_read_is_said_in_one_line(tmp_path, capsys):
-    tools = listed(tmp_path / "tools.json", RING, {"name": "sing", "parameters": {"not": {}}}, SHUT)
-    tasks = [{"task": f"Ring {n} times, please.",
-        "calls": [{"name": "ring", "arguments": {"times": n}}]} for n in range(8)]
-    World(options(tools=str(tools), base_tasks=lines(tmp_path / "tasks.jsonl", tasks)))
-    said = capsys.readouterr().out.split("\n")
-    assert said[:2] == ["2 of 3 functions; 8 examples: 6 train, 1 tuning, 1 held out",
-                        "left out, unsupported keyword 'not' (sing): 1"]

@@ -23,7 +23,6 @@ from data_pool import Task
 
 REQUIRED = ("load_policy", "base_tasks", "validation_tasks", "env_prompt", "agent_prompt", "parse_task",
             "score")
-CHECKS = ("copy of the seed", "held-out task", "special tokens")  # what check_task counts itself
 NO_SEED = Task("", {})
 
 
@@ -58,6 +57,7 @@ class World:
     DEFAULTS = {}      # {option of a run: its default in this world}; a preset and the command line win
     OPTIONS = {}       # {name: (default, help, choices or None)}: options of its own, --name
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
+    warm_start_passes = 0  # of a warm start that is not told; 0: by how much there is to imitate
     form = ""          # how answers are written, where the spec of a task does not say it
 
     def __init__(self, o):
@@ -162,11 +162,7 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=N
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
     max_rows = max_rows or rollout_rows(o, G, max(map(len, prompts)))
     states = [world.start(task) for task in tasks for _ in range(G)]
-    if all(state is None for state in states):
-        rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
-                                 max_rows=max_rows)
-        spoilt = [i for i, r in enumerate(rollouts) if policy.has_control_tokens(r.response)]
-        return marked(rollouts, spoilt), [policy.decode(r.response) for r in rollouts]
+    episodes = any(state is not None for state in states)
     said, spoilt = [[] for _ in states], set()
 
     def respond(i, ids):
@@ -180,16 +176,17 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=N
         said[i].append(observation)
         return policy.encode_observation(observation)
 
-    rollouts = policy.sample(
-        adapter, prompts, G, world.max_episode_tokens, temperature, generator, max_rows=max_rows,
-        respond=respond, max_turns=world.max_turns, max_turn_tokens=o.max_response_tokens)
-    return marked(rollouts, spoilt), said
-
-
-def marked(rollouts, spoilt) -> list:
-    """The rollouts; those with an index in `spoilt` end as a limit would end them."""
-    return [dataclasses.replace(r, limit="special tokens") if i in spoilt else r
-            for i, r in enumerate(rollouts)]
+    tokens, turns = o.max_response_tokens, {}
+    if episodes:
+        tokens = world.max_episode_tokens
+        turns = dict(respond=respond, max_turns=world.max_turns, max_turn_tokens=o.max_response_tokens)
+    rollouts = policy.sample(adapter, prompts, G, tokens, temperature, generator, max_rows=max_rows, **turns)
+    if not episodes:
+        said = [policy.decode(r.response) for r in rollouts]
+        spoilt = {i for i, r in enumerate(rollouts) if policy.has_control_tokens(r.response)}
+    for i in spoilt:
+        rollouts[i] = dataclasses.replace(rollouts[i], limit="special tokens")
+    return rollouts, said
 
 
 def rollout_rows(o, G: int, longest: int) -> int:
@@ -246,14 +243,12 @@ def probe(world, policy, more=()):
     """
     with in_one_line(world):
         base, held_out = world.base_tasks(), held_out_keys(world)
-        for task in base[:1]:
-            probe_methods(world, task)
+        if base:
+            probe_methods(world, base[0])
         for task in base:
             if task_keys(world, task) & held_out:
                 raise UserError(f"the base task {task.text[:80]!r} is among the held-out tasks as well")
-        for split in ("validation", "tuning"):
-            more = [*more, *world.validation_tasks(split)]
-        for task in [*base, *more]:
+        for task in [*base, *more, *world.validation_tasks("validation"), *world.validation_tasks("tuning")]:
             if fault := probe_texts(world, policy, task):
                 raise UserError(f"the task {task.text[:80]!r} {fault}")
 
@@ -262,15 +257,17 @@ def probe(world, policy, more=()):
 def in_one_line(world):
     """Inside, an exception of a chat template or in the world's own file becomes a UserError."""
     from jinja2 import TemplateError  # what transformers renders chat templates with
-    file = inspect.getfile(type(world))
     try:
         yield
+    except UserError:
+        raise
     except TemplateError as error:
         raise UserError(f"the chat template of {world.o.model} cannot write a system and a user message "
                         f"({error}): choose a model whose template can") from None
     except Exception as error:
+        file = inspect.getfile(type(world))
         own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-        if isinstance(error, UserError) or not own:
+        if not own:
             raise
         raise UserError(f"{file}, line {own[-1].lineno}: {type(error).__name__}: {error}") from error
 
@@ -279,14 +276,14 @@ def probe_methods(world, task):
     """Raises UserError for the first method whose result on a sample task is not what World says."""
     is_prompt = lambda prompt: isinstance(prompt, str) or all(set(m) == {"role", "content"} for m in prompt)
     is_score = lambda pair: len(pair) == 2 and 0 <= pair[0] <= 1 and pair[1] in (True, False)
-    gold = world.gold(task)
+    texts = ("", world.gold(task), task.text)
     holds = {
         "base_tasks": task.text and json.loads(json.dumps(task.spec)) == task.spec,
         "agent_prompt": is_prompt(world.agent_prompt(task)),
         "env_prompt": all(is_prompt(world.env_prompt(task, p, 0.5)) for p in (None, 0.5)),
-        "parse_task": all(parsed(world, text, task) for text in ("", gold, task.text)),
-        "score": all(is_score(world.score(task, text)) for text in ("", task.text, gold)),
-        "gold": not gold or world.score(task, gold)[0] == 1,
+        "parse_task": all(parsed(world, text, task) for text in texts),
+        "score": all(is_score(world.score(task, text)) for text in texts),
+        "gold": not texts[1] or world.score(task, texts[1])[0] == 1,
         "skills": all(isinstance(name, str) for name in world.skills(task)),
         "task_length": world.task_length(task) > 0,
         "category": isinstance(world.category(task), str)}
@@ -366,7 +363,7 @@ def check_task(world, task: Task, seed_task: Task, held_out, *tokenizers):
     """Raise InvalidTask unless a task that parse_task has passed may be used.
 
     held_out: the keys of held-out tasks. tokenizers: of the models that will read it. The reason is
-    one of CHECKS, or what the world's own `leaks` says.
+    one of the three below, or what the world's own `leaks` says.
     """
     keys = task_keys(world, task)
     if seed_task.spec and keys & task_keys(world, seed_task):

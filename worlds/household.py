@@ -29,7 +29,7 @@ from functools import lru_cache
 
 from data_pool import Task
 from worlds import InvalidTask
-from worlds.tiny_model import SPECIAL, TinyWorld, main, train
+from worlds.tiny_model import BUCKETS, SPECIAL, TinyWorld, bucket, main, train
 
 OBJECTS = "mug cup plate bowl apple egg bread potato tomato lettuce".split()
 TREATMENTS = {  # what the goal says: (command, where it is done)
@@ -60,10 +60,8 @@ CHAT_DEFAULTS = dict(DEFAULTS, max_prompt_tokens=512, max_task_tokens=160, max_r
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)
 RECIPE = dict(steps=4800, batch=16, lr=3e-3)  # of the base model
-BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
-UNKNOWN = "b?"
 WORDS = [*SPECIAL, *OBJECTS, *RECEPTACLES, *"clean hot cool heat put take go open look to from in with "
-         "and closed . > vary => you see nothing happens is".split(), *BUCKETS, UNKNOWN]
+         "and closed . > vary => you see nothing happens is".split(), *BUCKETS]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -508,8 +506,7 @@ class World(TinyWorld):
     def env_prompt(self, seed_task: Task, success, alpha: float):
         """The recent success rate, or that it is unknown, and the seed task."""
         if not self.chat:
-            bucket = UNKNOWN if success is None else BUCKETS[round(8 * success)]
-            return f"vary {bucket} {seed_task.text} =>"
+            return f"vary {bucket(success)} {seed_task.text} =>"
         rate = "not yet known" if success is None else f"{success:.0%}"
         return [{"role": "system", "content": FORM},
                 {"role": "user", "content": f"Household:\n{seed_task.text}\nThe agent's success rate "

@@ -27,7 +27,7 @@ from functools import lru_cache
 from data_pool import Task
 from worlds import InvalidTask, ladder_words
 from worlds.ladder_words import STARTS, Words
-from worlds.tiny_model import MODEL, SPECIAL, TinyWorld, main, train
+from worlds.tiny_model import BUCKETS, MODEL, SPECIAL, TinyWorld, bucket, main, train
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
     "inc": lambda d: d + 1, "dec": lambda d: d - 1, "dbl": lambda d: 2 * d,
@@ -44,10 +44,8 @@ PER_RUNG = 10       # held-out tasks per rung, for each of the two splits
 BASE_SEED = 20251219  # task sets are the same for every --seed of a run
 
 DIGITS = list("0123456789")
-BUCKETS = [f"b{i}" for i in range(9)]  # recent success in eighths
-UNKNOWN = "b?"                         # the seed has not been tried recently
 WORDS = [*SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES,
-         *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS, UNKNOWN]
+         *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS]
 WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
 RECIPE = dict(steps=800, batch=64, lr=4e-3)  # of the base model
 
@@ -88,7 +86,7 @@ class Symbols:
     @staticmethod
     def env_prompt(text: str, success) -> str:
         """What the simulator reads: the success rate in eighths, and the seed task."""
-        return f"vary {UNKNOWN if success is None else BUCKETS[round(8 * success)]} {text} =>"
+        return f"vary {bucket(success)} {text} =>"
 
     @staticmethod
     def category(tools) -> str:
@@ -173,6 +171,8 @@ class World(TinyWorld):
     def __init__(self, o):
         super().__init__(o)
         self.form = "words" if self.chat else ""
+        if self.option(o, "start") == "stale":
+            self.warm_start_passes = 1  # see worlds/ladder_words.py
 
     @property
     def text(self):

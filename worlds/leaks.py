@@ -5,10 +5,10 @@ copying, and one whose calls do not follow from the request is solved by luck al
 both wherever their p_hat lands near alpha.
 
 `leaks` reads teacher's tasks as well, so it refuses only what a fair task never has: a text that states
-the call, a question that contains its answer. `loopholes`, `ungrounded` and `uncalled` are for the
-simulator's tasks. A text of a call stands in the request if half of its words do ("Berkeley, CA" for
-Berkeley), a number also as a word or in a larger unit, a date with its month's name; a boolean or a value
-of an enum may be named by its argument instead. Defaults need no words.
+the call, a question that contains its answer. `loopholes` is for the simulator's tasks alone. A text of
+a call stands in the request if half of its words do ("Berkeley, CA" for Berkeley), a number also as a
+word or in a larger unit, a date with its month's name; a boolean or a value of an enum may be named by its
+argument instead. Defaults need no words.
 
 Deviations: these checks compare words. "Council Bluffs, VA" passes, "Berlin" for "the capital of Germany"
 does not; tasks from files are never checked.
@@ -21,8 +21,7 @@ from os.path import commonprefix
 
 from data_pool import Task
 from worlds import task_texts
-from worlds.schemas import branch, canonical, kinds, normal_calls, normal_words, objects_of, structured, \
-    tools_of
+from worlds.schemas import branch, canonical, normal_calls, normal_words, objects_of, structured, tools_of
 
 AGAIN = {"again", "repeat", "repeatedly", "each", "every", "times", "twice"}
 SMALL = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen " \
@@ -36,7 +35,6 @@ NUMBER_WORDS = {**TENS, **{word: n for words in (SMALL, ORDINAL) for n, word in 
 FACTORS = {"hundred": (100,), "thousand": (1e3,), "k": (1e3,), "million": (1e6,), "percent": (0.01,),
            "hour": (60, 3600), "hours": (60, 3600), "minutes": (60,), "week": (7,), "weeks": (7,)}
 NO = {"no", "not", "without", "off", "false", "never", "don", "isn", "doesn", "none", "un"}
-WEEKDAYS = {name.lower() for name in calendar.day_name}
 DIGITS = re.compile(r"(?<![\w.,:/-])\d+(?:\.\d+)?(?![\w:/-])")  # not a part of a time, a date or a code
 
 
@@ -69,7 +67,9 @@ def loopholes(task: Task) -> str:
     texts = normal_calls(calls, tools_of(task), ordered=False)
     equal = max(map(texts.count, texts), default=1)
     asked = equal in numbers_of(task.text) or not AGAIN.isdisjoint(words_of(task.text))
-    return "more than one answer" if equal > 1 and not asked else ""
+    if equal > 1 and not asked:
+        return "more than one answer"
+    return "not in the request" if ungrounded(task) else "not in the calls" * bool(uncalled(task))
 
 
 def spells(text: str, arguments: dict) -> bool:
@@ -97,18 +97,11 @@ def ungrounded(task: Task) -> str:
 
 
 def uncalled(task: Task) -> str:
-    """A number in digits or a weekday that the request names and no call has; or ""."""
-    tools, words, called = tools_of(task), words_of(task.text), []
-    for call in task.spec.get("calls", ()):
-        defaults = {name: schema["default"] for name, schema in tools[call["name"]]["parameters"].get(
-            "properties", {}).items() if "default" in schema}
-        called.append(canonical([call["name"], {**defaults, **call["arguments"]}]).lower())
-    known = " ".join(called)
-    numbers = {n / factor for n in numbers_of(known) for factor in (1, *factors(words))}
-    said = [digits for digits in DIGITS.findall(_joined(task.text))
-            if float(digits) and numbers.isdisjoint((float(digits), float(digits) + 12))]
-    days = [word for word in words if word in WEEKDAYS and word[:3] not in known]
-    return next(iter(said + days), "") if called else ""
+    """A number in digits that the request names and no call has; or ""."""
+    called = " ".join(normal_calls(task.spec.get("calls", ()), tools_of(task), ordered=False))
+    known = {n / factor for n in numbers_of(called) for factor in (1, *factors(words_of(task.text)))}
+    return next((digits for digits in DIGITS.findall(_joined(task.text)) if called and float(digits)
+                 and known.isdisjoint((float(digits), float(digits) + 12))), "")
 
 
 def leaves(value, schema: dict, name: str = ""):

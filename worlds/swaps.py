@@ -9,7 +9,6 @@ the calendar": an odd request, and its call is right.
 """
 import calendar
 import re
-from collections import Counter
 
 from data_pool import Task
 from worlds import task_texts

@@ -19,21 +19,17 @@ write them. What it is shown, and what it writes:
 The level comes first: how many calls the request takes, and among how many tools the assistant has to
 choose. So the simulator decides how hard a task is before it writes it, and reward-weighted regression
 can move that choice. The calls come before the request: a request for given calls only has to name their
-values, and a small model can copy; calls for a given request it would have to get right. A free-form
-question has `Answer: ...` in place of level and calls, and no tools.
+values, and a small model can copy; calls for a given request it would have to get right.
 """
 import re
 
 from worlds import call_text
 
-SYSTEM = {
-    True: "You write practice requests for an assistant that calls functions. You are given one "
-          "example, how often the assistant solved it, and functions. Choose a level: how many calls "
-          "the request takes, and how many functions the assistant has to choose from. Call some of "
-          "these functions with values of your own, and then write a request that names each of these "
-          "values.",
-    False: "You write practice questions. You are given one after its answer and how often an "
-           "assistant solved it. Write another short answer, and then a question that has it."}
+EXAMPLE = ("You write practice requests for an assistant that calls functions. You are given one "
+           "example, how often the assistant solved it, and functions. Choose a level: how many calls "
+           "the request takes, and how many functions the assistant has to choose from. Call some of "
+           "these functions with values of your own, and then write a request that names each of these "
+           "values.")
 NO_EXAMPLE = ("You write practice requests for an assistant that calls functions. Choose a level: how many "
               "calls the request takes, and how many functions the assistant has to choose from. Call some "
               "of the functions that you are given with values of your own, and then write a request that "
@@ -41,23 +37,18 @@ NO_EXAMPLE = ("You write practice requests for an assistant that calls functions
 FORM = {"task": "what the user says", "tools": [{}, {}],
         "calls": [{"name": "function", "arguments": {"argument": "value"}}]}
 LEVEL = re.compile(r"Level: (\d) of (\d)")
-MARKED = re.compile(r"^\s*(Level|Call|Answer|Request|Solved):", re.MULTILINE)  # no line of a request
+MARKED = re.compile(r"^\s*(Level|Call|Request|Solved):", re.MULTILINE)  # no line of a request
 
 
 def write(record: dict, write_call) -> str:
-    """{"task", "tools", "calls"}, or {"task", "reference"} with a text, as lines. write_call: a call -> one
-    line."""
-    if "reference" in record:
-        lines = [f"Answer: {record['reference']}"]
-    else:
-        lines = [f"Level: {len(record['calls'])} of {len(record['tools'])}"]
-        lines += [f"Call: {write_call(call)}" for call in record["calls"]]
+    """{"task", "tools", "calls"} as lines. write_call: a call -> one line."""
+    lines = [f"Level: {len(record['calls'])} of {len(record['tools'])}"]
+    lines += [f"Call: {write_call(call)}" for call in record["calls"]]
     return "\n".join([*lines, f"Request: {record['task'].strip()}"])
 
 
 def read(text: str, parse_call):
-    """The inverse of `write`: lines -> {"task", "level": (calls, tools), "calls"}, or {"task", "reference"},
-    or None.
+    """The inverse of `write`: lines -> {"task", "level": (calls, tools), "calls"}, or None.
 
     parse_call: a line -> a call, or None. The request comes last and may have several lines.
     """
@@ -65,8 +56,6 @@ def read(text: str, parse_call):
     lines, request = [line.strip() for line in head.split("\n") if line.strip()], request.strip()
     if len(text) > call_text.MAX_CHARS or not lines or not request or MARKED.search(request):
         return None
-    if lines[0].startswith("Answer:"):
-        return {"task": request, "reference": " ".join(lines)[len("Answer:"):].strip()}
     level = LEVEL.fullmatch(lines[0])
     calls = [parse_call(line[len("Call:"):].strip()) if line.startswith("Call:") else None
              for line in lines[1:call_text.MAX_LINES]]
@@ -79,12 +68,13 @@ def prompt(example: dict, success, write_call, functions: str) -> list[dict]:
     """Chat messages that ask for a task.
 
     example: a record, with an empty text if there is none. success: p_hat in [0, 1] on it, or None.
-    functions: tools to write for, as text; empty for a question.
+    functions: tools to write for, as text.
     """
-    lines = [write(example, write_call), f"Solved: {solved(success)}"] if example["task"] else []
-    lines += [f"Functions:\n{functions}"] * ("calls" in example)
-    system = SYSTEM["calls" in example] if example["task"] else NO_EXAMPLE + write(FORM, write_call)
-    return [{"role": "system", "content": system}, {"role": "user", "content": "\n".join(lines)}]
+    system, lines = NO_EXAMPLE + write(FORM, write_call), []
+    if example["task"]:
+        system, lines = EXAMPLE, [write(example, write_call), f"Solved: {solved(success)}"]
+    user = "\n".join([*lines, f"Functions:\n{functions}"])
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def solved(success) -> str:

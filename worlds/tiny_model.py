@@ -24,19 +24,26 @@ from worlds import open_policy
 SPECIAL = ["<pad>", "<eos>"]  # the first two words of every vocabulary; unknown words become <pad>
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
+BUCKETS = [*(f"b{i}" for i in range(9)), "b?"]  # recent success in eighths, or unknown
 BASES = Path(__file__).parent / "base"  # a folder for each world whose base model is shipped
 
 
 def word_tokenizer(words):
-    """One token per word, words apart by blanks: a plain transformers tokenizer, can be saved."""
+    """One token per word, words apart by blanks: a plain transformers tokenizer, can be saved.
+
+    words: SPECIAL, then others, none of them twice.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
-    if list(words[:2]) != SPECIAL or len(set(words)) != len(words):
-        raise ValueError(f"a vocabulary is {SPECIAL} and then words, none of them twice")
     raw = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<pad>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>",
                                    clean_up_tokenization_spaces=False)
+
+
+def bucket(success) -> str:
+    """A success rate in [0, 1], or None if it is unknown, as one of BUCKETS."""
+    return "b?" if success is None else BUCKETS[round(8 * success)]
 
 
 def encode_pairs(tokenizer, pairs):
@@ -45,22 +52,20 @@ def encode_pairs(tokenizer, pairs):
     The end of a response is part of what is learnt.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
     encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
     rows = [(encode(p), encode(r) + [tokenizer.eos_token_id]) for p, r in pairs]
-    B, L = len(rows), max(len(p) + len(r) for p, r in rows)
-    ids, labels = torch.zeros(B, L, dtype=torch.long), torch.full((B, L), -100)
-    for b, (p, r) in enumerate(rows):
-        ids[b, :len(p) + len(r)] = torch.tensor(p + r)
-        labels[b, len(p):len(p) + len(r)] = torch.tensor(r)
-    return ids, labels
+    ids = pad_sequence([torch.tensor(p + r) for p, r in rows], batch_first=True)
+    labels = [torch.tensor([-100] * len(p) + r) for p, r in rows]
+    return ids, pad_sequence(labels, batch_first=True, padding_value=-100)
 
 
-def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, beta2=0.999, seed=0):
+def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, seed=0):
     """Train a model from scratch -> (model, tokenizer), for `save`.
 
     words: the vocabulary, `SPECIAL` first. pairs_fn: (random.Random, how many) -> list of (prompt,
-    response) texts of both roles. lr: the peak of a one-cycle schedule. beta2: of AdamW, lower where
-    steps are few. Two minutes at most for the default settings on one core.
+    response) texts of both roles. lr: the peak of a one-cycle schedule. Two minutes at most for the
+    default settings on one core.
 
     Raises UserError if the texts have words that the vocabulary lacks.
     """
@@ -78,7 +83,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, bet
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), eos_token_id=1, pad_token_id=0,
                                              bos_token_id=None, **model_config))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, beta2), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.1)
     for _ in tqdm(range(steps), desc="base model", disable=None, leave=False):
         ids, labels = encode_pairs(tokenizer, pairs_fn(rng, batch))

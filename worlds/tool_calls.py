@@ -38,18 +38,17 @@ import hashlib
 import itertools
 import json
 import random
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import worlds
 from data_pool import Task, task_id
-from support.files import UserError, first_line, no_file
+from support.files import UserError, first_line
 from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, special_token_in, task_text, \
     tool_lists
 from worlds.call_text import MAX_CHARS
-from worlds.leaks import leaks, loopholes, uncalled, ungrounded
+from worlds.leaks import leaks, loopholes
 from worlds.schemas import MAX_CALLS, answer_words, canonical, check_calls, first_object, invalid, \
     load_object, normal_calls, normal_words, structured, tools_of, well_formed
 from worlds.swaps import swapped, words_of_tools
@@ -64,7 +63,7 @@ ROOM = 2              # characters of these tools per token of --max-prompt-toke
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
-LINE = 300            # characters of one line of a message
+NAMED, LINE = 5, 250  # bad lines of a file that are named, characters of what is said of each
 
 
 # ---------------------------------------------------------------------------------------------
@@ -115,19 +114,14 @@ def same_task_key(task: Task) -> tuple[str, ...]:
     return task_id({"calls": normal_calls(task.spec["calls"], tools_of(task), ordered=False)}), words
 
 
-def read_tasks(path: str, tools=None, call_format: str = "json", notes=()) -> list[Task]:
+def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     """Every task of a JSONL file, in the shapes of tool_lists.own_record.
 
-    tools: {name: spec} of --tools, for tasks without tools of their own; notes: what was left out of
-    them. Raises UserError with a line for each kind of mistake.
+    tools: {name: spec} of --tools, for tasks without tools of their own. Raises UserError with the first
+    bad lines.
     """
-    if not Path(path).is_file():
-        raise UserError(f"{path}: {no_file(path)}; --base-tasks and --validation-tasks take JSONL")
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 ({first_line(error)}); save the file in that encoding") from None
-    tasks, seen, faults = [], {}, {}
+    text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
+    tasks, seen, faults = [], {}, []
     for number, line in enumerate(text.split("\n"), 1):
         try:
             if not line.strip():
@@ -137,14 +131,10 @@ def read_tasks(path: str, tools=None, call_format: str = "json", notes=()) -> li
             need(first == number, f"repeats line {first}; remove one of them")
             tasks.append(task)
         except InvalidTask as fault:
-            what = f"{fault}: {fault.detail}"
-            kind = re.sub(r"'[^']*'|\d+", "", what)  # but for names and numbers
-            faults.setdefault(kind, []).append(f"{path}, line {number}: {what:.{LINE - 50}}")
+            faults.append(f"{path}, line {number}: {fault}: {fault.detail:.{LINE}}")
     if faults:
-        lines = [same[0] + f"; and {len(same) - 1} more" * (len(same) > 1) for same in faults.values()]
-        if notes and any(kind.startswith("unknown tool") for kind in faults):
-            lines.append(f"of --tools: {tool_lists.as_line(notes)}")
-        raise UserError("\n".join(lines))
+        more = [f"and {len(faults) - NAMED} more lines"] if len(faults) > NAMED else []
+        raise UserError("\n".join(faults[:NAMED] + more))
     return tasks
 
 
@@ -264,12 +254,6 @@ def tools_text(tools, call_format: str) -> str:
     return "\n".join(map(call_text.signature if call_format == "python" else _json, tools))
 
 
-def short_enough(tools, longest: int, call_format: str) -> list[dict]:
-    """Tools of at most so many characters in a prompt. With as many as a prompt has tokens that is about
-    a third of it: room for an example and another tool."""
-    return [tool for tool in tools if len(tools_text([tool], call_format)) <= longest]
-
-
 def agent_messages(text: str, tools, call_format: str, nothing: bool = False) -> list[dict]:
     """Chat messages for the agent: the tools and the form of a call, then the request. nothing: whether
     "none" is an answer."""
@@ -333,7 +317,6 @@ def token_f1(answer: str, reference: str) -> float:
 
 class World(worlds.World):
     """The domain of tool calls and short answers."""
-    FORMS = ("json", "python")
     # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
     REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
                "unknown tool", "wrong level", "wrong arguments", "other kind than the seed",
@@ -344,27 +327,27 @@ class World(worlds.World):
                         ("json", "python")),
         "tools": ("", "tools to learn, JSON or JSONL (worlds/README.md); base: those of the base tasks; "
                   "empty: the simulator invents some", None),
-        "ground": (True, "refuse written tasks with a value that does not stand in the request", None),
     }
     # starting points for a chat model of one to three billion weights; the presets have their own
     DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
                 "agent_lr": 1e-4, "env_lr": 1e-4, "env_batch": 32, "token_budget": 8192, "max_rows": 256,
                 "env_passes": 1}
-    FORMS = ("", "json", "python")  # of calls; without one: json
     nothing = False  # whether some task has nothing to call
+    same_task_key = staticmethod(same_task_key)
 
     def __init__(self, o):
         super().__init__(o)
         if not o.model:
             raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                             "such as Qwen/Qwen2.5-7B-Instruct")
-        self.form, self.ground = self.option(o, "call_format"), self.option(o, "ground")
-        listed = self.option(o, "tools")
+        self.form, listed = self.option(o, "call_format"), self.option(o, "tools")
         # with a list there may be no base tasks: the simulator writes the first ones
         file = o.base_tasks or ("" if listed not in ("", "base") else str(EXAMPLE_TASKS))
         self.tools, notes = read_list(file if listed == "base" else listed, self.call_format,
                                       o.max_prompt_tokens) if listed else ({}, {})
-        read = lambda path: read_tasks(path, self.tools, self.call_format, notes) if path else []
+        if notes:
+            print(tool_lists.as_line(notes), flush=True)
+        read = lambda path: read_tasks(path, self.tools, self.call_format) if path else []
         given = read(o.validation_tasks)
         if o.validation_tasks and not given:
             raise UserError(f"{o.validation_tasks}: no task in it; leave --validation-tasks out")
@@ -372,9 +355,8 @@ class World(worlds.World):
             {"base": [], "validation": given, "tuning": []}
         if not file and o.variant in ("base", "static"):
             raise UserError(f"--variant {o.variant} trains on base tasks: give --base-tasks FILE")
-        self.nothing = any(task.spec.get("calls") == [] for task in self.all_tasks())
+        self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
-        self.known = {name for task in self.base_tasks() for name in self.skills(task)}
         print(self.summary(notes), flush=True)
 
     @property
@@ -388,8 +370,7 @@ class World(worlds.World):
         every = len(self.tools) + sum(k for what, k in notes.items() if what.startswith("left out"))
         return f"{len(self.tools)} of {every} functions; " * bool(self.tools) \
             + f"{sum(n.values())} examples: {n['base']} train, {n['tuning']} tuning, " \
-            + f"{n['validation']} held out" \
-            + f"\n{tool_lists.as_line(notes)}" * bool(notes)
+            + f"{n['validation']} held out"
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""
@@ -399,16 +380,8 @@ class World(worlds.World):
         """The held-out eighth, or --validation-tasks; "tuning" is another eighth."""
         return self.splits[split]
 
-    def all_tasks(self) -> list[Task]:
-        """The tasks of all files."""
-        return sum(self.splits.values(), [])
-
     def load_policy(self):
-        """The chat model with two fresh adapters, after its tokenizer and template were tried on every task.
-
-        Raises UserError if the model does not load, has no usable chat template, a prompt is over the
-        limit, or an answer or a task does not come back from the tokenizer.
-        """
+        """The chat model with two fresh adapters. Tools that spell a control token of it are left out."""
         policy = open_policy(self.o.model, self.o)
         spelt = [name for name in self.tools if special_token_in(self.tools[name], policy.tokenizer)]
         for name in spelt:
@@ -416,13 +389,6 @@ class World(worlds.World):
         if spelt:
             print(f"left out, a control token of this model ({', '.join(spelt):.200}): {len(spelt)}",
                 flush=True)
-        for task in self.all_tasks():
-            gold, text = self.gold(task), self.task_as_written(task)
-            answer, written = (policy.decode(policy.encode(said)) for said in (gold, text))
-            kept = (self._read(written, task) or {}).get("calls") == task.spec.get("calls")
-            if self.score(task, answer)[0] < 1 or not kept:
-                raise UserError(f"the task {task.text[:60]!r} does not survive this model's tokenizer: of "
-                                f"{gold[:60]!r} it makes {answer[:60]!r}; reword it or choose another model")
         return policy
 
     # ---- the two roles
@@ -438,7 +404,7 @@ class World(worlds.World):
 
         alpha stays out: what is asked for holds at any target, so no record's prompt goes stale.
         """
-        if self.tools:
+        if self._in_lines(seed_task):
             return task_text.prompt(_record(seed_task), success, self._line_of_call,
                                     tools_text(_shown(seed_task), self.call_format))
         answers, form = ("calls", CALLS_FORM) if structured(seed_task) else ("answers", ANSWER_FORM)
@@ -473,13 +439,13 @@ class World(worlds.World):
 
     def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
         """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
-        record = self._read(text, seed_task)
+        record = task_text.read(text, self._call_of_line) if self._in_lines(seed_task) else first_object(text)
         if record is None:
-            raise InvalidTask("no request and call" if self.tools and seed_task.spec else "no JSON object")
+            raise InvalidTask("no request and call" if self._in_lines(seed_task) else "no JSON object")
         if seed_task.spec and ("calls" in record) != structured(seed_task):
             raise InvalidTask("other kind than the seed" if {"calls", "reference"} & set(record)
                               else "malformed task")
-        if self.tools and seed_task.spec and "calls" in record:
+        if self._in_lines(seed_task):
             n_calls, n_tools = record.pop("level")
             called = {call["name"] for call in record["calls"] if well_formed(call)}
             shown = sorted(_shown(seed_task), key=lambda tool: tool["name"] not in called)
@@ -494,10 +460,9 @@ class World(worlds.World):
             raise InvalidTask("tool schema")
         return task
 
-    def _read(self, text: str, seed_task: Task):
-        """What the simulator wrote as a record, or None."""
-        lines = self.tools and seed_task.spec
-        return task_text.read(text, self._call_of_line) if lines else first_object(text)
+    def _in_lines(self, task: Task) -> bool:
+        """Whether the simulator writes such a task in lines: one with calls, for the tools of the list."""
+        return bool(self.tools) and structured(task)
 
     def _call_of_line(self, line: str):
         return call_text.parse_call(line) if self.call_format == "python" else load_object(line)
@@ -507,19 +472,19 @@ class World(worlds.World):
 
     def task_as_written(self, task: Task) -> str:
         """A task in the form that the simulator writes."""
-        return task_text.write(_record(task), self._line_of_call) if self.tools else _json(_record(task))
+        record = _record(task)
+        return task_text.write(record, self._line_of_call) if self._in_lines(task) else _json(record)
 
     def leaks(self, task: Task) -> str:
         """Why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared what fair
         tasks may have as well."""
-        written = task.origin == "env" and task.seed_task not in ("", NO_SEED.id)
-        reason = leaks(task) or (loopholes(task) if written else "")
-        # few examples are soon known by heart; that the seed task is no copy says nothing of the others
-        if not reason and written and self.tools and not self.base_keys.isdisjoint(same_task_key(task)):
-            reason = "copy of a base task"
-        if reason or not (written and self.ground):
+        reason = leaks(task)
+        if reason or task.origin != "env" or task.seed_task in ("", NO_SEED.id):
             return reason
-        return "not in the request" if ungrounded(task) else "not in the calls" * bool(uncalled(task))
+        # few examples are soon known by heart; that the seed task is no copy says nothing of the others
+        if self.tools and not self.base_keys.isdisjoint(same_task_key(task)):
+            return "copy of a base task"
+        return loopholes(task)
 
     # ---- Eq. 1
 
@@ -548,21 +513,14 @@ class World(worlds.World):
 
     # ---- what the figures need
 
-    def same_task_key(self, task: Task) -> tuple[str, ...]:
-        """See worlds.World."""
-        return same_task_key(task)
-
     def skills(self, task: Task) -> list[str]:
         """Names of the tools that the task calls; none for a free-form question."""
         return [call["name"] for call in task.spec.get("calls", [])]
 
     def category(self, task: Task) -> str:
-        """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`; with --tools also whether it calls a
-        function that no base task calls."""
-        calls = self.skills(task)
+        """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`."""
         names = {0: "no call" if structured(task) else "free-form", 1: "1 call", 2: "2 calls"}
-        new = ", new function" if self.tools and not self.known.issuperset(calls) else ""
-        return names.get(len(calls), "3+ calls") + new
+        return names.get(len(self.skills(task)), "3+ calls")
 
     # ---- warm start
 
@@ -617,10 +575,13 @@ class World(worlds.World):
 
 
 def read_list(path: str, call_format: str, longest: int) -> tuple[dict, dict]:
-    """({name: spec}, notes) of a --tools file. Raises UserError if no tool of it can be used. longest:
-    characters of a tool, in the form that prompts have."""
+    """({name: spec}, notes) of a --tools file. Raises UserError if no tool of it can be used.
+
+    longest: characters of a tool, in the form that prompts have. With as many as a prompt has tokens that
+    is about a third of it: room for an example and another tool.
+    """
     read, notes = tool_lists.read_tools(path, call_format)
-    tools = short_enough(read, longest, call_format)
+    tools = [tool for tool in read if len(tools_text([tool], call_format)) <= longest]
     if not tools:
         raise UserError(f"{path}: every function is too long: raise --max-prompt-tokens ({longest})")
     if len(tools) < len(read):
@@ -640,8 +601,7 @@ def _shown(seed_task: Task) -> list[dict]:
 
 def teachable(task: Task) -> bool:
     """Whether a simulator may imitate a task: one with calls only if a run would take it from it."""
-    return not structured(task) or bool(task.spec["calls"]) and not (
-        leaks(task) or loopholes(task) or ungrounded(task) or uncalled(task))
+    return not structured(task) or bool(task.spec["calls"]) and not (leaks(task) or loopholes(task))
 
 
 def _with_other_values(task: Task, words, draw) -> Task:

@@ -43,8 +43,7 @@ REFUSED = {"not", "if", "then", "else", "patternProperties", "dependentRequired"
            "dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
 KEYWORDS = {*NOTES, *NOT_CHECKED, *NUMBERS, *COUNTS, "type", "properties", "required", "items", "enum",
             "default", "anyOf", "additionalProperties"}
-# keywords under which an object has its arguments
-PARTS = {"properties", "allOf", "anyOf", "oneOf", "$ref", "additionalProperties"}
+NO_LIST = "a list is JSON or JSONL, see worlds/README.md"
 NAMED = 3  # tools that are named with each reason
 
 
@@ -59,8 +58,7 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
     argument that it cannot write are left out. Raises UserError if there is no tool to use.
     """
     tools, notes = {}, defaultdict(list)
-    values = read_json(path)
-    for found in _tools_in(values):
+    for found in _tools_in(read_json(path)):
         remarks = set()
         try:
             tool = own_tool(found, remarks)
@@ -70,11 +68,12 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
                 raise unfit("another tool of the same name came first")
         except InvalidTask as fault:
             remarks = {f"left out, {fault.detail}"}
-        for remark in remarks:
+        for remark in sorted(remarks):
             notes[remark].append(str(_name_of(found))[:60])
-    notes = {f"{remark} ({_few(names)})": len(names) for remark, names in notes.items()}
+    few = lambda names: ", ".join([*dict.fromkeys(names)][:NAMED]) + ", ..." * (len(set(names)) > NAMED)
+    notes = {f"{remark} ({few(names)})": len(names) for remark, names in notes.items()}
     if not tools:
-        raise UserError(f"{path}: no tool in it that can be used{_instead(values, notes)}")
+        raise UserError(f"{path}: no tool in it that can be used: {as_line(notes) or NO_LIST:.200}")
     return list(tools.values()), notes
 
 
@@ -83,29 +82,19 @@ def as_line(notes: dict) -> str:
     return "; ".join(f"{what}: {n}" for what, n in notes.items())
 
 
-def _few(names) -> str:
-    distinct = list(dict.fromkeys(names))
-    return ", ".join(distinct[:NAMED]) + ", ..." * (len(distinct) > NAMED)
-
-
-def _instead(values, notes) -> str:
-    """What to do about a file without any tool."""
-    if any(isinstance(value, dict) and "mcpServers" in value for value in values):
-        return ": it says how to start MCP servers; give their answers to tools/list instead, see " \
-               "worlds/README.md"
-    return f": {as_line(notes):.200}" if notes else "; a list is JSON or JSONL, see worlds/README.md"
+def read_text(path, what: str) -> str:
+    """The text of a file. Raises UserError, with `what` it should be, if there is none."""
+    if not Path(path).is_file():
+        raise UserError(f"{path}: {no_file(path)}; {what}")
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not UTF-8; save the file in that encoding") from None
 
 
 def read_json(path) -> list:
     """Every JSON value of a file: one, or one after another. Raises UserError with the line."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: {no_file(path)}; --tools takes a list of tools as JSON or JSONL")
-    try:
-        text = path.read_text(encoding="utf-8-sig").strip()
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8; save the file in that encoding") from None
-    values, at = [], 0
+    text, values, at = read_text(path, "--tools takes a list of tools as JSON or JSONL").strip(), [], 0
     while at < len(text):
         try:
             value, at = json.JSONDecoder().raw_decode(text, at)
@@ -127,7 +116,7 @@ def _tools_in(value) -> list:
         if isinstance(value.get(key), (list, dict)):
             return _tools_in(value[key])
     # records of a transcript or of a task file may have no tool: nothing is lost
-    return [value] if {"name", "type", "function"} & set(value) else []
+    return [value] if {"name", "type", "function", "mcpServers"} & set(value) else []
 
 
 def _name_of(tool):
@@ -172,18 +161,20 @@ def own_tool(tool, remarks=None) -> dict:
     """
     remarks = set() if remarks is None else remarks
     tool = _unwrapped(tool)
+    if isinstance(tool, dict) and "mcpServers" in tool:
+        raise unfit("how to start MCP servers: give their answers to tools/list instead")
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise unfit("no tool with a name")
     if tool.get("type") not in (None, "function"):
         raise unfit(f"of type {str(tool['type']):.40}, not a function")
     if not re.fullmatch(call_text.NAME, tool["name"]):
         raise unfit("a name with other characters than letters, digits and _.-/")
-    given = next((tool[key] for key in SCHEMAS if tool.get(key)), {})
-    if not any(tool.get(key) is not None for key in SCHEMAS):
-        other = [key for key in OTHER_SCHEMAS if tool.get(key)]
-        if other:
+    given = next((tool[key] for key in SCHEMAS if tool.get(key) is not None), None)
+    if given is None:
+        if other := sorted(key for key in OTHER_SCHEMAS if tool.get(key)):
             raise unfit(f"no schema under 'parameters', but something under {other[0]!r}")
         remarks.add("has no schema, read as without arguments")
+        given = {}
     if not isinstance(given, dict):
         raise unfit("a schema that is not an object")
     try:
@@ -198,7 +189,8 @@ def own_tool(tool, remarks=None) -> dict:
         raise unfit("a malformed schema") from None
     if parameters.get("type") != "object":
         raise unfit("the parameters are not an object schema")
-    if not PARTS & given.keys() and any(isinstance(x, dict) and "type" in x for x in given.values()):
+    loose = [key for key, part in given.items() if isinstance(part, dict) and "type" in part]
+    if "properties" not in parameters and set(loose) - {"additionalProperties"}:
         raise unfit("arguments that do not stand under 'properties'")
     if any(part.get("properties", {}).keys() - parameters.get("properties", {}).keys()
            for part in parameters.get("anyOf", ())):
@@ -213,9 +205,9 @@ def own_schema(root, remarks=None) -> dict:
     """
     nodes, remarks = itertools.count(), set() if remarks is None else remarks
 
-    def own(node, refs=()):
-        if next(nodes) > MAX_NODES or len(refs) > call_text.MAX_DEPTH:
-            raise unfit(f"a schema of more than {MAX_NODES} parts or {call_text.MAX_DEPTH} levels")
+    def own(node, depth=0):
+        if next(nodes) > MAX_NODES or depth > call_text.MAX_DEPTH:
+            raise unfit(f"a recursive schema, or more than {MAX_NODES} parts or {call_text.MAX_DEPTH} levels")
         if not isinstance(node, (dict, bool)):
             raise unfit("a schema that is not an object")
         node = {} if isinstance(node, bool) else {
@@ -223,13 +215,10 @@ def own_schema(root, remarks=None) -> dict:
         if refused := sorted(key for key in REFUSED & node.keys() if node[key] is not False):
             raise unfit(f"unsupported keyword {refused[0]!r}")
         named = ([node["$ref"]] if "$ref" in node else []) + node.get("allOf", [])
-        kept = _keywords(node, lambda part: own(part, (*refs, "")), remarks)
+        kept = _keywords(node, lambda part: own(part, depth + 1), remarks)
         if not named:
             return _finished(kept)
-        if named[0] in refs:
-            raise unfit("a recursive schema")
-        part = _look_up(root, named[0]) if isinstance(named[0], str) else named[0]
-        part = own(part, (*refs, str(named[0])))
+        part = own(_look_up(root, named[0]) if isinstance(named[0], str) else named[0], depth + 1)
         if len(named) > 1 or any(part.get(key, kept[key]) != kept[key] or key not in part
                                  for key in kept.keys() - NOTES - {"default"}):
             raise unfit("several schemas for one value (allOf, or $ref with others next to it)")
@@ -261,7 +250,7 @@ def _keywords(node: dict, inner, remarks) -> dict:
         own["additionalProperties"] = inner(own["additionalProperties"]) or True
     if own.get("additionalProperties") is True and own.get("properties") == {}:
         del own["properties"]  # an object with any members
-    for key in NUMBERS | COUNTS:
+    for key in [key for key in own if key in NUMBERS | COUNTS]:  # in the file's order: prompts show it
         _read_bound(own, key)
     own["anyOf"] = [inner(_in_object(part, own)) for part in node.get("anyOf", node.get("oneOf", ()))
                     if part != {"not": {}}]  # so a library says that an argument may be left out
@@ -269,11 +258,7 @@ def _keywords(node: dict, inner, remarks) -> dict:
         own["anyOf"] += [{"type": "null"}] * bool(own["anyOf"])
         own |= {"type": [*kinds(own), "null"]} if "type" in own else {}
         own |= {"enum": [*own["enum"], None]} if "enum" in own else {}
-    if not own["anyOf"]:
-        if "anyOf" in node or "oneOf" in node:
-            raise unfit("anyOf without a schema")
-        del own["anyOf"]
-    return own
+    return own if own["anyOf"] else {key: value for key, value in own.items() if key != "anyOf"}
 
 
 def _read_bound(own: dict, key: str):
@@ -284,8 +269,6 @@ def _read_bound(own: dict, key: str):
     value = json.loads(value) if isinstance(value, str) else value
     if type(value) in (int, float) and abs(value) <= MAX_BOUND:
         own[key] = value
-    elif value is not None and type(value) not in (int, float, bool):
-        raise unfit(f"{key} is not a number")
 
 
 def _in_object(part, own: dict):
@@ -339,13 +322,11 @@ def own_record(line: dict, listed=None) -> dict:
     """
     line = {key: value for key, value in line.items() if value is not None}
     if "task" not in line and "messages" in line:
-        line = {**line, **_of_chat(line["messages"], line.get("tools") or listed)}
+        line = {**line, **_of_chat(line["messages"])}
     elif "tool_calls" in line:
         need("calls" not in line, "both 'calls' and 'tool_calls': leave one of them out")
         line["calls"] = line["tool_calls"]
     record = {key: line[key] for key in FIELDS if key in line}
-    if listed and record.get("tools") == []:
-        del record["tools"]
     if "calls" not in record:
         return record
     need(isinstance(record["calls"], list), "calls is not a list")
@@ -366,40 +347,17 @@ def need(holds, what, reason="malformed task"):
         raise invalid(reason, what)
 
 
-def request_of(messages) -> dict:
-    """{"task": the one request of a chat}. Raises InvalidTask."""
+def _of_chat(messages) -> dict:
+    """A chat of one request and the calls that answer it -> {"task", "calls"}. Raises InvalidTask."""
     need(isinstance(messages, list) and all(isinstance(m, dict) for m in messages),
          "messages is not a list of objects")
-    asked = [m for m in messages if m.get("role") == "user"]
+    asked = [m.get("content") for m in messages if m.get("role") == "user"]
+    calling = [m["tool_calls"] for m in messages if m.get("role") == "assistant" and m.get("tool_calls")]
     need(len(asked) == 1, f"messages: {len(asked)} of the user instead of one")
-    return {"task": _content(asked[0])}
-
-
-def _of_chat(messages, tools) -> dict:
-    """A chat of one request and one answer -> {"task", "calls"} or {"task", "reference"}. tools: what
-    it could call, in any shape; if there are tools and none is called, calls is empty."""
-    task = request_of(messages)
-    answers = [m for m in messages if m.get("role") == "assistant"]
-    calling = [m["tool_calls"] for m in answers if m.get("tool_calls")]
-    need(len(calling) < 2, "messages: calls in two turns: only one is supported")
-    if calling:
-        return {**task, "calls": calling[0]}
-    text = _content(answers[-1]) if answers else None
-    need(isinstance(text, str), "messages: no answer of the assistant with a text or tool_calls")
-    names = tools if isinstance(tools, dict) else map(_name_of, _tools_in(tools or []))
-    names = "|".join(re.escape(str(name)) for name in names)
-    need(not names or not re.search(rf"\b(?:{names})\(|[\"=](?:{names})[\">]", text),
-         'messages: a call that is not under "tool_calls": put it there')
-    return {**task, "calls": []} if names else {**task, "reference": text}
-
-
-def _content(message: dict):
-    """The text of a chat message, which may come in parts."""
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, dict)]
-        return "\n".join(part for part in parts if isinstance(part, str)) or None
-    return content
+    need(len(calling) == 1, f"messages: {len(calling)} of the assistant with \"tool_calls\" instead of one")
+    if isinstance(asked[0], list):  # a text in parts
+        asked = ["\n".join(str(part["text"]) for part in asked[0] if "text" in part)]
+    return {"task": asked[0], "calls": calling[0]}
 
 
 def _own_call(call) -> dict:
@@ -430,8 +388,7 @@ def _called(record: dict, listed) -> list:
     names = {call["name"] for call in record["calls"]}
     for name in names:
         need(name in listed, f"it calls {name!r:.80}, which is not in the list of --tools", "unknown tool")
-    others = sorted(name for name in listed if name not in names)
-    short = [name for name in others if len(str(listed[name])) <= LONGEST_BESIDE]
-    n = min(max(OFFERED - len(names), 0), len(short))
-    names |= set(random.Random(str(record.get("task"))).sample(short, n))
-    return [listed[name] for name in sorted(names or others[:1])]
+    others = sorted(name for name in listed.keys() - names if len(str(listed[name])) <= LONGEST_BESIDE)
+    n = min(max(OFFERED - len(names), 0), len(others))
+    names |= set(random.Random(str(record.get("task"))).sample(others, n))
+    return [listed[name] for name in sorted(names or list(listed)[:1])]
