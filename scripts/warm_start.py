@@ -26,7 +26,7 @@ from pathlib import Path
 from support import checkpoint
 from support.files import UserError, write_whole
 from support.options import Parser, at_least, parse_options
-from worlds import held_out_keys, load_world, probe, written_tasks
+from worlds import held_out_keys, open_world, probe_texts, written_tasks
 
 ADAPTER = "warm"
 BATCH = 8           # responses in an optimiser step
@@ -42,7 +42,7 @@ STEPS = 48, 150     # that teach the form; with a list of tools each pass has ot
 def main(argv) -> int:
     """The command `genenv.py warm-start`. Raises UserError, returns 0."""
     s, o = parse(argv)
-    world = load_world(o.world)(o)
+    world = open_world(o)
     need_pairs(world, world.warm_start_pairs())
     print("loading torch and the model ...", flush=True)
     with claim(Path(s.out)):
@@ -91,7 +91,7 @@ def make(world, s, o, out: Path):
         raise UserError(f"{out} holds a warm start with other settings or files: give them again to go "
                         "on, or choose another --out")
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
-    probe(world, policy)
+    probe_texts(world, policy)
     s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, 0))
     learn(world, policy, s, state, path)
     merge(policy, o, out)

@@ -19,17 +19,19 @@ import argparse
 import difflib
 import importlib
 import inspect
+import io
 import json
 import math
 import os
 import re
 import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from support.files import UserError, choose
 import curriculum
-from worlds import load_world, world_names
+from worlds import load_world, open_world, world_names
 
 
 @dataclass(frozen=True)
@@ -335,8 +337,12 @@ def run_command(argv):
 
 def answer_early(argv):
     """For the head of genenv.py, before torch is loaded: exits after a command or --help, and where the
-    options of a run are mistaken."""
-    code = exit_code(lambda: parse_options(argv) if is_run(argv) else run_command(argv))
+    options of a run, its world or its files are mistaken."""
+    def check():
+        o = parse_options(argv)
+        with redirect_stdout(io.StringIO()):  # what a world has to say of its files comes with the run
+            open_world(o)
+    code = exit_code(check if is_run(argv) else lambda: run_command(argv))
     if code or not is_run(argv):
         sys.exit(code)
 

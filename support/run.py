@@ -20,7 +20,8 @@ from support import metrics as measure
 from support.files import UserError, append_jsonl
 from support.loading import model_config
 from support.options import Options
-from worlds import World, held_out_keys, load_world, open_policy, probe, read_teacher
+from worlds import World, held_out_keys, in_one_line, need, open_policy, open_world, probe_texts, \
+    read_teacher
 
 
 @dataclass
@@ -127,18 +128,24 @@ def prepare_run(o) -> Run:
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
     print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
-    world = load_world(o.world)(o)
+    world = open_world(o)
     sources = checkpoint.hashes(o)
-    if o.model:
+    if o.model and world.chat:
         print(memory.check([model_config(m) for m in (o.model, o.env_model) if m], o), flush=True)
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
-    base, policy = world.base_tasks(), world.load_policy()
+    base = world.base_tasks()
+    if not base and o.variant in ("base", "static"):
+        raise UserError(f"--variant {o.variant} trains on base tasks, of which this world has none: give "
+                        "--base-tasks FILE, or choose another variant")
+    with in_one_line(type(world)):
+        policy = world.load_policy()
+    need(world, "load_policy", lambda: policy.tokenizer)
     simulator = policy  # in the paper both start from one model
     if o.env_model:
         simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
     for player in dict.fromkeys((policy, simulator)):
-        probe(world, player, teacher)
+        probe_texts(world, player, teacher)
     if not o.resume:
         folder.mkdir(parents=True, exist_ok=bool(o.out))
         lock = checkpoint.lock_folder(folder)

@@ -353,8 +353,6 @@ class World(worlds.World):
             raise UserError(f"{o.validation_tasks}: no task in it; leave --validation-tasks out")
         self.splits = split(read(file), given, file) if file else \
             {"base": [], "validation": given, "tuning": []}
-        if not file and o.variant in ("base", "static"):
-            raise UserError(f"--variant {o.variant} trains on base tasks: give --base-tasks FILE")
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
         print(self.summary(notes), flush=True)
@@ -525,8 +523,7 @@ class World(worlds.World):
     # ---- warm start
 
     def warm_start_pairs(self, turn: int = 0) -> dict:
-        """{"agent": pairs, "env": pairs, "alone": how many tasks are the agent's alone} for the pass number
-        `turn`; a pair is (prompt, response).
+        """{"agent": pairs, "env": pairs} for the pass number `turn`; a pair is (prompt, response).
 
         The agent's response is the expected one. The simulator writes each task that a run would take from
         it, after SHOWN_WITH other tasks, in each `turn` others. With --tools most tasks have other values,
@@ -535,15 +532,15 @@ class World(worlds.World):
         draw, tasks = random.Random(turn), self.base_tasks()
         if self.tools:
             tasks = self._of_all_levels(tasks, draw)
-        env = []  # for each task the pairs in which it is written
+        env = []
         for task in tasks:
             seeds = self._shown_with(task, tasks, draw) if teachable(task) else []
             if self.tools and structured(task):
                 tools = list(tools_of(task).values())
                 seeds = [_showing(seed, self._tools_with(tools, MOST_SHOWN, draw)) for seed in seeds]
-            env.append([(self.env_prompt(seed, None, 0.5), self.task_as_written(task)) for seed in seeds])
+            env += [(self.env_prompt(seed, None, 0.5), self.task_as_written(task)) for seed in seeds]
         return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks],
-                "env": sum(env, []), "alone": env.count([])}
+                "env": env}
 
     def _of_all_levels(self, tasks, draw) -> list[Task]:
         """Tasks with other values, and as many joined ones with two and with three calls; none is like a
