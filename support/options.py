@@ -41,7 +41,7 @@ class Options:
     out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
     resume: bool = False              # go on with the run in --out from its checkpoint
     variant: str = "genenv"           # genenv; random: simulator as is; static, teacher, base: none
-    world: str = "ladder"             # domain, a module of worlds/
+    world: str = "ladder"             # domain, a module of worlds/; its own options are listed with it
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0: OMP_NUM_THREADS if set, else all cores
     # models
@@ -364,4 +364,5 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(unknown[0].partition("=")[0] if unknown else "",
                                          self._option_string_actions, 1)
         hint = f": did you mean {near[0]}?" if near else ""
+        hint += " (a world's own options need its --world NAME)" * bool(unknown)
         raise UserError(f"{message}{hint}; see python {self.prog.removeprefix('python ')} --help")

@@ -158,7 +158,7 @@ def argument_fault(arguments: dict, schema: dict) -> str:
         if name not in properties and others is None:
             return f"the argument {name!r:.80} is not declared"
         if not conforms(value, properties.get(name, others)):
-            return f"the argument {name!r:.80} does not fit its schema"
+            return f"the argument {name!r:.80} is {value!r:.80}, its schema {properties.get(name, others)!r:.80}"
     return "" if _in_union(arguments, schema) else "the arguments fit none of the alternatives"
 
 

@@ -63,7 +63,7 @@ ROOM = 2              # characters of these tools per token of --max-prompt-toke
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
-NAMED, LINE = 5, 250  # bad lines of a file that are named, characters of what is said of each
+LINE, NAMED = 250, 9  # characters of what is said of a bad line, further ones that are named
 
 
 # ---------------------------------------------------------------------------------------------
@@ -131,10 +131,11 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
             need(first == number, f"repeats line {first}; remove one of them")
             tasks.append(task)
         except InvalidTask as fault:
-            faults.append(f"{path}, line {number}: {fault}: {fault.detail:.{LINE}}")
+            faults.append((number, f"{fault}: {fault.detail:.{LINE}}"))
     if faults:
-        more = [f"and {len(faults) - NAMED} more lines"] if len(faults) > NAMED else []
-        raise UserError("\n".join(faults[:NAMED] + more))
+        (number, fault), *more = faults
+        also = ", ".join(str(n) for n, _ in more[:NAMED]) + ", ..." * (len(more) > NAMED)
+        raise UserError(f"{path}, line {number}: {fault}" + f"; faults in lines {also}, too" * bool(more))
     return tasks
 
 
