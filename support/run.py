@@ -207,7 +207,7 @@ def finish(run):
     for policy in run.policies:
         policy.save_adapters(run.folder / "adapters")
     peaks = [f"{name} {size / 1e9:.2f} GB" for name, size in run.peaks.items() if size]
-    if peaks:
+    if peaks and run.world.chat:
         print(f"peak memory of the GPU: {', '.join(peaks)}")
     report.write(run.folder)
     print(screen.closing_words(run.folder))
