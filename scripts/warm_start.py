@@ -56,7 +56,7 @@ def parse(argv):
     p = Parser(prog="genenv.py warm-start", allow_abbrev=False,
                epilog="and every option of a run: python genenv.py --help")
     p.add_argument("--out", required=True, help="folder that becomes the model")
-    p.add_argument("--passes", type=at_least(0), default=0, help="over what there is to imitate; 0: 2 to 10")
+    p.add_argument("--passes", type=at_least(0), default=0, help="over what there is to imitate; 0: 1 to 10")
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
     p.add_argument("--lr", type=float, default=1e-3, help="peak of a falling rate of AdamW (%(default)s)")
     s, rest = p.parse_known_args(argv)
@@ -107,11 +107,10 @@ def make(world, s, o, out: Path):
 def pairs_of_pass(world, policy, number: int) -> dict:
     """{"agent", "env": [Rollout]} of a pass: what is imitated in each role, as far as a run would let
     the model say it. Raises UserError where that leaves a role too little."""
-    every = {role: [as_rollout(policy, *pair) for pair in world.warm_start_pairs(number)[role]]
-             for role in ("agent", "env")}
+    every = {role: [as_rollout(policy, *pair) for pair in pairs]
+             for role, pairs in world.warm_start_pairs(number).items()}
     short = {role: [r for r in pairs if within_limits(world, role, r)] for role, pairs in every.items()}
-    need_pairs(world, short, "short enough: raise --max-prompt-tokens, --max-task-tokens or "
-               "--max-response-tokens, or ")
+    need_pairs(world, short, "within --max-{prompt,task,response}-tokens: raise these, or ")
     return short
 
 
@@ -147,7 +146,7 @@ def passes_for(world, pairs) -> int:
     """How many passes teach the form."""
     steps = -(-(len(pairs["agent"]) + len(pairs["env"])) // BATCH)
     wanted = STEPS[bool(getattr(world, "tools", ()))]
-    return min(max(2, -(-wanted // steps)), 10)
+    return world.warm_start_passes or min(max(2, -(-wanted // steps)), 10)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -217,8 +216,8 @@ def write(world, policy, n: int):
                              policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
     read = list(written_tasks(world, o, [policy], rollouts, seeds, o.alpha, 0, held_out_keys(world)))
     valid = [[r.prompt, r.response] for r, _, task, _ in read if task]
-    reasons = Counter(reason for *_, reason in read if reason)
-    return {"valid": len(valid) / TEXTS, "invalid": dict(reasons.most_common()),
+    return {"valid": len(valid) / TEXTS,
+            "invalid": dict(Counter(reason for *_, reason in read if reason).most_common()),
             "texts": [text for _, text, *_ in read]}, valid
 
 

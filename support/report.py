@@ -88,7 +88,7 @@ def facts(metrics, o) -> dict:
         tried = [m for m in metrics[1:] if m["distinct_tasks"]]
         near = sum(abs(m["success_rate"] - aim(m, o)) <= o.k_min for m in tried)
         found |= {"success on generated tasks": change("success_rate", ".2f"),
-                  f"epochs within alpha +- {o.k_min:.2g}": f"{near} of {len(metrics) - 1}" if tried else "-",
+                  f"epochs within alpha +- {o.k_min:.2g}": f"{near} of {len(metrics) - 1}",
                   "mixed groups": change("mixed_share", ".0%"),
                   "length of generated tasks": change("task_length", ".2f"),
                   "skill entropy, bits": change("skill_entropy", ".2f")}
