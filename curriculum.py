@@ -187,7 +187,7 @@ def call_user(f, *args):
 
 def next_alpha(schedule: str, context: Context) -> float:
     """alpha of this epoch. Raises UserError if a schedule leaves (0, 1)."""
-    return checked("alpha_", schedule, [context], lambda a: 0 < a < 1, "between 0 and 1")
+    return checked("alpha_", schedule, [context], lambda a: 0 < a < 1, "a number between 0 and 1")
 
 
 def checked(prefix, name, args, good, rule):

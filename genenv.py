@@ -47,7 +47,7 @@ from rwr import draw_kl_sample, rwr_update
 from support import checkpoint
 from support.metrics import mean, surprise
 from support.run import Run, Trial, alpha_of, end_epoch, finish, note_refused, prepare_run
-from worlds import NO_SEED, attempt_score, play, rollout_rows, task_keys, transcript, written_tasks
+from worlds import NO_SEED, attempt_score, in_one_line, play, rollout_rows, task_keys, transcript, written_tasks
 
 WRITE_ROUNDS = 4     # the simulator gets at most this many rounds to fill the batch of a step
 REPLAY = 1 / 8       # tasks replayed from D_train, per task of a full batch
@@ -60,7 +60,7 @@ STATIC_PER_BASE = 5  # GenEnv-Static: variations of each base task
 def train(o: Options) -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError for anything the user can fix."""
     run = prepare_run(o)
-    with run.lock, checkpoint.stop_signals(run):
+    with run.lock, checkpoint.stop_signals(run), in_one_line(type(run.world)):
         for t in range(run.state.epoch, o.epochs + 1):  # from 0, or from where a checkpoint left off
             epoch(run, train=t > 0)
         finish(run)

@@ -60,7 +60,7 @@ def arguments() -> Parser:
                         help="longer prompts fail (default: what the model's context leaves)")
     parser.add_argument("--max-new", type=int, metavar="TOKENS",
                         help="response length (default: that of the benchmark)")
-    parser.add_argument("--out", default="results", metavar="DIR")
+    parser.add_argument("--out", default="results/eval", metavar="DIR")
     return parser
 
 

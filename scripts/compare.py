@@ -19,6 +19,5 @@ def main(argv) -> int:
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", metavar="FILE", help="page to write (compare.html in the first RUN)")
     args = p.parse_args(argv)
-    one = len(args.runs) == 1
-    print(report.write(args.runs[0]) if one else report.compare(args.runs, args.out))
+    print(report.compare(args.runs, args.out) if args.runs[1:] else report.write(args.runs[0]))
     return 0

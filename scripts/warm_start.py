@@ -26,7 +26,7 @@ from pathlib import Path
 from support import checkpoint
 from support.files import UserError, write_whole
 from support.options import Parser, at_least, parse_options
-from worlds import held_out_keys, load_world, probe, written_tasks
+from worlds import held_out_keys, open_world, probe_texts, written_tasks
 
 ADAPTER = "warm"
 BATCH = 8           # responses in an optimiser step
@@ -42,7 +42,8 @@ STEPS = 48, 150     # that teach the form; with a list of tools each pass has ot
 def main(argv) -> int:
     """The command `genenv.py warm-start`. Raises UserError, returns 0."""
     s, o = parse(argv)
-    world = load_world(o.world)(o)
+    world = open_world(o)
+    need_pairs(world, world.warm_start_pairs())
     print("loading torch and the model ...", flush=True)
     with claim(Path(s.out)):
         make(world, s, o, Path(s.out))
@@ -55,7 +56,7 @@ def parse(argv):
     p = Parser(prog="genenv.py warm-start", allow_abbrev=False,
                epilog="and every option of a run: python genenv.py --help")
     p.add_argument("--out", required=True, help="folder that becomes the model")
-    p.add_argument("--passes", type=at_least(0), default=0, help="over what there is to imitate; 0: 2 to 10")
+    p.add_argument("--passes", type=at_least(0), default=0, help="over what there is to imitate; 0: 1 to 10")
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
     p.add_argument("--lr", type=float, default=1e-3, help="peak of a falling rate of AdamW (%(default)s)")
     s, rest = p.parse_known_args(argv)
@@ -90,9 +91,8 @@ def make(world, s, o, out: Path):
         raise UserError(f"{out} holds a warm start with other settings or files: give them again to go "
                         "on, or choose another --out")
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
-    probe(world, policy)
-    usual = passes_for(world, pairs_of_pass(world, policy, 0))
-    s.passes = s.passes or usual
+    probe_texts(world, policy)
+    s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, 0))
     learn(world, policy, s, state, path)
     merge(policy, o, out)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
@@ -106,10 +106,12 @@ def make(world, s, o, out: Path):
 
 def pairs_of_pass(world, policy, number: int) -> dict:
     """{"agent", "env": [Rollout]} of a pass: what is imitated in each role, as far as a run would let
-    the model say it."""
-    given = world.warm_start_pairs(number)
-    every = {role: [as_rollout(policy, *pair) for pair in given.get(role, ())] for role in ("agent", "env")}
-    return {role: [r for r in pairs if within_limits(world, role, r)] for role, pairs in every.items()}
+    the model say it. Raises UserError where that leaves a role too little."""
+    every = {role: [as_rollout(policy, *pair) for pair in pairs]
+             for role, pairs in world.warm_start_pairs(number).items()}
+    short = {role: [r for r in pairs if within_limits(world, role, r)] for role, pairs in every.items()}
+    need_pairs(world, short, "within --max-{prompt,task,response}-tokens: raise these, or ")
+    return short
 
 
 def as_rollout(policy, prompt, response):
@@ -130,17 +132,21 @@ def within_limits(world, role, r) -> bool:
     return len(r.prompt) <= o.max_prompt_tokens and len(r.response) <= said
 
 
-def passes_for(world, pairs) -> int:
-    """How many passes teach the form. Raises UserError where a role has too little to imitate."""
+def need_pairs(world, pairs, found="there: "):
+    """Raises UserError where a role has too little to imitate. found: where they are counted, and advice."""
+    if not pairs:
+        raise UserError(f"--world {world.o.world} has no warm start: a chat model plays it as it is")
     for role, name in (("agent", "the agent"), ("env", "the simulator")):
         if len(pairs[role]) < FEWEST:
-            raise UserError(
-                f"{world.o.base_tasks or 'the world'}: {len(pairs[role])} pairs to imitate as {name}, "
-                f"{FEWEST} are needed: give more tasks (--base-tasks), or raise --max-prompt-tokens, "
-                "--max-task-tokens or --max-response-tokens")
+            raise UserError(f"{world.o.base_tasks or 'the base tasks'}: {FEWEST} pairs to imitate as {name} "
+                            f"are needed, {len(pairs[role])} are {found}give more tasks (--base-tasks)")
+
+
+def passes_for(world, pairs) -> int:
+    """How many passes teach the form."""
     steps = -(-(len(pairs["agent"]) + len(pairs["env"])) // BATCH)
     wanted = STEPS[bool(getattr(world, "tools", ()))]
-    return min(max(2, -(-wanted // steps)), 10)
+    return world.warm_start_passes or min(max(2, -(-wanted // steps)), 10)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -210,8 +216,8 @@ def write(world, policy, n: int):
                              policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
     read = list(written_tasks(world, o, [policy], rollouts, seeds, o.alpha, 0, held_out_keys(world)))
     valid = [[r.prompt, r.response] for r, _, task, _ in read if task]
-    reasons = Counter(reason for *_, reason in read if reason)
-    return {"valid": len(valid) / TEXTS, "invalid": dict(reasons.most_common()),
+    return {"valid": len(valid) / TEXTS,
+            "invalid": dict(Counter(reason for *_, reason in read if reason).most_common()),
             "texts": [text for _, text, *_ in read]}, valid
 
 

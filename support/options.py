@@ -19,17 +19,19 @@ import argparse
 import difflib
 import importlib
 import inspect
+import io
 import json
 import math
 import os
 import re
 import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from support.files import UserError, choose
 import curriculum
-from worlds import load_world, world_names
+from worlds import load_world, open_world, world_names
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Options:
     out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
     resume: bool = False              # go on with the run in --out from its checkpoint
     variant: str = "genenv"           # genenv; random: simulator as is; static, teacher, base: none
-    world: str = "ladder"             # domain, a module of worlds/
+    world: str = "ladder"             # domain, a module of worlds/; its own options are listed with it
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0: OMP_NUM_THREADS if set, else all cores
     # models
@@ -335,8 +337,12 @@ def run_command(argv):
 
 def answer_early(argv):
     """For the head of genenv.py, before torch is loaded: exits after a command or --help, and where the
-    options of a run are mistaken."""
-    code = exit_code(lambda: parse_options(argv) if is_run(argv) else run_command(argv))
+    options of a run, its world or its files are mistaken."""
+    def check():
+        o = parse_options(argv)
+        with redirect_stdout(io.StringIO()):  # what a world has to say of its files comes with the run
+            open_world(o)
+    code = exit_code(check if is_run(argv) else lambda: run_command(argv))
     if code or not is_run(argv):
         sys.exit(code)
 
@@ -358,4 +364,5 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(unknown[0].partition("=")[0] if unknown else "",
                                          self._option_string_actions, 1)
         hint = f": did you mean {near[0]}?" if near else ""
+        hint += " (a world's own options need its --world NAME)" * bool(unknown)
         raise UserError(f"{message}{hint}; see python {self.prog.removeprefix('python ')} --help")

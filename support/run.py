@@ -20,7 +20,8 @@ from support import metrics as measure
 from support.files import UserError, append_jsonl
 from support.loading import model_config
 from support.options import Options
-from worlds import World, held_out_keys, load_world, open_policy, probe, read_teacher
+from worlds import World, held_out_keys, in_one_line, need, open_policy, open_world, probe_texts, \
+    read_teacher
 
 
 @dataclass
@@ -125,18 +126,24 @@ def prepare_run(o) -> Run:
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
     print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
-    world = load_world(o.world)(o)
+    world = open_world(o)
     sources = checkpoint.hashes(o)
-    if o.model:
+    if o.model and world.chat:
         memory.check([model_config(m) for m in (o.model, o.env_model) if m], o)
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
-    base, policy = world.base_tasks(), world.load_policy()
+    base = world.base_tasks()
+    if not base and o.variant in ("base", "static"):
+        raise UserError(f"--variant {o.variant} trains on base tasks, of which this world has none: give "
+                        "--base-tasks FILE, or choose another variant")
+    with in_one_line(type(world)):
+        policy = world.load_policy()
+    need(world, "load_policy", lambda: policy.tokenizer)
     simulator = policy  # in the paper both start from one model
     if o.env_model:
         simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
     for player in dict.fromkeys((policy, simulator)):
-        probe(world, player, teacher)
+        probe_texts(world, player, teacher)
     if not o.resume:
         folder.mkdir(parents=True, exist_ok=bool(o.out))
         lock = checkpoint.lock_folder(folder)
@@ -185,7 +192,7 @@ def end_epoch(run, env_stats, alpha):
     if len(run.history) == 1:
         print(screen.LEGEND)
     print(screen.line(record), flush=True)
-    if record["epoch"] == 0 and run.o.epochs:
+    if record["epoch"] == 0:
         print(health.judge(record), flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1)
     checkpoint.save(run)
@@ -198,7 +205,7 @@ def finish(run):
     for policy in run.policies:
         policy.save_adapters(run.folder / "adapters")
     peaks = [f"{name} {size / 1e9:.2f} GB" for name, size in run.peaks.items() if size]
-    if peaks:
+    if peaks and run.world.chat:
         print(f"peak memory of the GPU: {', '.join(peaks)}")
     report.write(run.folder)
     print(screen.closing_words(run.folder))

@@ -153,8 +153,8 @@ def run_micro(patch, folder, **options):
     """genenv.train on the micro world -> (Options, the tape, the Run). patch: a MonkeyPatch."""
     runs, prepare = [], genenv.prepare_run
     patch.setattr(Scripted, "tape", [])
-    patch.setattr(support.run, "load_world", lambda name: MicroWorld)
-    patch.setattr(support.run, "probe", lambda *given: None)
+    patch.setattr(support.run, "open_world", MicroWorld)
+    patch.setattr(support.run, "probe_texts", lambda *given: None)
     patch.setattr(support.run.report, "write", lambda folder: None)
     patch.setattr(os, "fsync", lambda handle: None)
     patch.setattr(genenv, "prepare_run", lambda o: runs.append(prepare(o)) or runs[-1])

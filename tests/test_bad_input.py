@@ -44,6 +44,12 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "resume nothing": (["--resume", "--out", "{tmp}/none"], "{tmp}/none"),
     "command misspelt": (["warmstart"], "did you mean warm-start"),
     "warm start without a model": (WARM, "--model"),
+    "warm start without examples": ([*WARM, "--model", "m", "--tools", "worlds/example_tools.json"],
+                                    "--base-tasks"),
+    "world without a warm start": ([*WARM, "--model", "m", "--world", "household"], "--world household"),
+    "preset misspelt": (["--preset", "tinny"], "did you mean tiny"),
+    "tasks for a world with its own": (["--base-tasks", "worlds/example_tasks.jsonl"], "--base-tasks"),
+    "nothing asked": (["ask", "{tmp}"], "--file"),
 }
 
 

@@ -36,7 +36,7 @@ def test_options_and_files_exist(page):
     named = {flag.replace("--no-", "--") for flag in
              re.findall(r"(?<![\w-])--[A-Za-z][A-Za-z-]*[a-z]|--G\b", text)} - {"--deps"}
     assert named <= known_options(), sorted(named - known_options())
-    files = re.findall(r"\]\(([^)#:]+)", text)
+    files = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     files += re.findall(r"`([\w./]+\.(?:py|md|jsonl|json|txt))\b", text)
     missing = [f for f in files if Path(f).name not in MADE
                and not (here / f).exists() and not (ROOT / f).exists()]

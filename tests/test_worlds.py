@@ -7,6 +7,7 @@ options need more than the defaults gets a line in GIVEN.
 """
 import json
 import random
+import re
 import sys
 import time
 from dataclasses import asdict, replace
@@ -120,7 +121,7 @@ def test_hostile_texts_are_refused_for_a_reason_that_is_counted(world):
 
 def test_worlds_are_found_by_name():
     """No list to keep: a module with a class World is a world, its helpers are not."""
-    assert {"household", "ladder", "tool_calls"} == set(worlds.world_names())
+    assert {"household", "ladder", "tool_calls"} <= set(worlds.world_names())
     for name in ("chess", "", "../x", "os", "a.b"):
         user_error("unknown world .*ladder.*tool_calls", load_world, name)
     user_error("tiny_model.py .* has no load_policy", load_world, "tiny_model")
@@ -128,40 +129,45 @@ def test_worlds_are_found_by_name():
 
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
-    """`write(old, new)`: the template as worlds/mine.py with one change, outside of the repository."""
+    """`write(old, new)`: the template as worlds/copied.py with one change, outside of the repository."""
     (tmp_path / "worlds").mkdir()
     monkeypatch.setattr(worlds, "__path__", [*worlds.__path__, str(tmp_path / "worlds")])
 
     def write(old="", new=""):
         source = Path(template.__file__).read_text().replace("steps=300", "steps=60")
         assert old in source
-        (tmp_path / "worlds" / "mine.py").write_text(source.replace(old, new, 1))
+        (tmp_path / "worlds" / "copied.py").write_text(source.replace(old, new, 1))
         return tmp_path
     yield write
-    sys.modules.pop("worlds.mine", None)
+    sys.modules.pop("worlds.copied", None)
 
 
 @pytest.mark.slow
 def test_a_copy_of_the_template_runs_a_loop(copied):
     """The promise to whoever forks: one file, no other line."""
     out = copied() / "run"
-    assert genenv.main(["--world", "mine", "--out", str(out), "--threads", "1", "--epochs", "1", "--steps",
+    assert genenv.main(["--world", "copied", "--out", str(out), "--threads", "1", "--epochs", "1", "--steps",
                         "1", "--seed-tasks", "4", "--val-samples", "1", "--rank", "4"]) == 0
     assert [r["epoch"] for r in read_jsonl(out / "metrics.jsonl")] == [0, 1]
 
 
 @pytest.mark.parametrize("old, new, said", [
-    ("return [task.spec[\"tool\"]]", "return [task.spec[\"tools\"]]", "mine.py, line .*KeyError"),
+    ("return [task.spec[\"tool\"]]", "return [task.spec[\"tools\"]]", "KeyError"),
     ('raise worlds.InvalidTask("malformed")', 'raise worlds.InvalidTask("bad")', "parse_task"),
     ("return float(valid and", "return 2 * float(valid and", "score"),
+    ("self.gold(task).split()), valid", "self.gold(task).split())", "score"),
+    ('return f"{task.text} ="', 'f"{task.text} ="', "agent_prompt"),
+    ('return make(tool, list(map', 'make(tool, list(map', "parse_task"),
+    ("return list(HELD_OUT", "list(HELD_OUT", "validation_tasks"),
+    ("import random", "import randomm", "ModuleNotFoundError"),
+    ("def gold(self, task, slip=lambda: False):", "def gold(self, task)", "SyntaxError"),
     ('digits)), "env", seed_task.id', 'digits)), "env", ""', "parse_task"),
     ('300, "base", HELD_OUT)', '300, "base")', "is among the held-out tasks")])
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
     """It would end the run after an epoch, with a traceback, or train on held-out tasks."""
     copied(old, new)
-    world = made("mine")
-    policy = SimpleNamespace(tokenizer=toy_tokenizer(), encode=str.split, decode=" ".join)
-    user_error(said, worlds.probe, world, policy)
+    line = user_error(said, worlds.open_world, genenv.Options(world="copied"))
+    assert "held-out" in line or re.search(r"copied\.py.* line \d+", line)
 
 
 def test_models_that_lose_text_are_refused():
@@ -173,12 +179,12 @@ def test_models_that_lose_text_are_refused():
     tokenizer = lambda *special: SimpleNamespace(decode="".join, all_special_tokens=special)
     policy = lambda encode=whole, decode="".join, special=(): SimpleNamespace(
         encode=encode, decode=decode, tokenizer=tokenizer(*special))
-    worlds.probe(world, policy())
+    worlds.probe_texts(world, policy())
     word = world.base_tasks()[0].text.split()[0]
-    user_error("loses its system message", worlds.probe, world, policy(encode=last))
-    user_error("has the answer .* turns into", worlds.probe, world, policy(decode=str.upper))
-    user_error(f"spells '{word}', a control token", worlds.probe, world, policy(special=[word]))
-    user_error("--max-prompt-tokens", worlds.probe, made("tool_calls", max_prompt_tokens=64), policy())
+    user_error("loses its system message", worlds.probe_texts, world, policy(encode=last))
+    user_error("has the answer .* turns into", worlds.probe_texts, world, policy(decode=str.upper))
+    user_error(f"spells '{word}', a control token", worlds.probe_texts, world, policy(special=[word]))
+    user_error("--max-prompt-tokens", worlds.probe_texts, made("tool_calls", max_prompt_tokens=64), policy())
 
 
 # ---------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class World:
     REASONS = ()       # every reason that parse_task and leaks give, for counting
     DEFAULTS = {}      # {option of a run: its default in this world}; a preset and the command line win
     OPTIONS = {}       # {name: (default, help, choices or None)}: options of its own, --name
+    chat = True        # whether --model names a chat model, whose memory is then estimated
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
     warm_start_passes = 0  # of a warm start that is not told; 0: by how much there is to imitate
     form = ""          # how answers are written, where the spec of a task does not say it
@@ -118,9 +119,9 @@ class World:
         return task
 
     def warm_start_pairs(self, turn: int = 0) -> dict:
-        """For `genenv.py warm-start`, in its pass number `turn`: {"agent": pairs, "env": pairs,
-        "alone": how many tasks are the agent's alone}, pairs (prompt, response) to imitate; an
-        episode's response is its list of turns and observations. {}: nothing to imitate."""
+        """For `genenv.py warm-start`, in its pass number `turn`: {"agent": pairs, "env": pairs}, pairs
+        (prompt, response) to imitate; an episode's response is its list of turns and observations.
+        {}: nothing to imitate."""
         return {}
 
     def write_teacher(self, n: int, path):
@@ -144,11 +145,25 @@ def load_world(name: str) -> type[World]:
     """The class of a world. Raises UserError for an unknown name or an incomplete class."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
-    world = getattr(importlib.import_module(f"worlds.{name}"), "World", None)
+    try:
+        world = getattr(importlib.import_module(f"worlds.{name}"), "World", None)
+    except Exception as error:  # whatever stands at the head of a file of the user's
+        lines = lines_of(error, file := find_spec(f"worlds.{name}").origin)
+        where = f", line {lines[-1]}" if lines else ""  # a SyntaxError says its line itself
+        raise UserError(f"{file}{where}: {type(error).__name__}: {error}") from error
     missing = [f for f in REQUIRED if not callable(getattr(world, f, None))]
     if missing:
         raise UserError(f"worlds/{name}.py is not a world, it has no {', '.join(missing)}: choose "
                         f"from {', '.join(world_names())}, or see worlds/__init__.py")
+    return world
+
+
+def open_world(o) -> World:
+    """The world that the options of a run name, tried on a sample task (`probe`). Raises UserError."""
+    kind = load_world(o.world)
+    with in_one_line(kind):
+        world = kind(o)
+        probe(world)
     return world
 
 
@@ -221,6 +236,8 @@ def open_policy(model: str, o=None, adapters=None):
 
     adapters: those that it gets; None: both, or only the agent's next to an --env-model.
     """
+    if not model:
+        raise UserError("this world needs --model: a folder or hub name of a chat model")
     # here and not above: options and --help are read without torch and transformers
     from support.loading import policy_options
     from policy import Policy
@@ -234,62 +251,67 @@ def open_policy(model: str, o=None, adapters=None):
 # before a run
 
 
-def probe(world, policy, more=()):
-    """Try a world before a run begins: its methods on a sample task, and every given task's texts.
-
-    more: tasks besides the base and held-out ones, a teacher's. Raises UserError, one line, for a
-    mistake in the world's code, a base task that is held out, a chat template that loses a message,
-    a prompt over --max-prompt-tokens, and a task whose answer this policy cannot write.
-    """
-    with in_one_line(world):
-        base, held_out = world.base_tasks(), held_out_keys(world)
-        if base:
-            probe_methods(world, base[0])
-        for task in base:
-            if task_keys(world, task) & held_out:
-                raise UserError(f"the base task {task.text[:80]!r} is among the held-out tasks as well")
-        for task in [*base, *more, *world.validation_tasks("validation"), *world.validation_tasks("tuning")]:
-            if fault := probe_texts(world, policy, task):
-                raise UserError(f"the task {task.text[:80]!r} {fault}")
-
-
 @contextmanager
-def in_one_line(world):
-    """Inside, an exception of a chat template or in the world's own file becomes a UserError."""
+def in_one_line(kind):
+    """Inside, an exception of a chat template or in the file of a class World becomes a UserError."""
     from jinja2 import TemplateError  # what transformers renders chat templates with
     try:
         yield
     except UserError:
         raise
     except TemplateError as error:
-        raise UserError(f"the chat template of {world.o.model} cannot write a system and a user message "
-                        f"({error}): choose a model whose template can") from None
+        raise UserError(f"this chat template cannot write a system and a user message ({error}): choose "
+                        "a --model whose template can") from None
     except Exception as error:
-        file = inspect.getfile(type(world))
-        own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-        if not own:
-            raise
-        raise UserError(f"{file}, line {own[-1].lineno}: {type(error).__name__}: {error}") from error
+        if lines := lines_of(error, inspect.getfile(kind)):
+            raise UserError(f"{inspect.getfile(kind)}, line {lines[-1]}: {type(error).__name__}: {error}") \
+                from error
+        raise
 
 
-def probe_methods(world, task):
-    """Raises UserError for the first method whose result on a sample task is not what World says."""
+def lines_of(error, file) -> list[int]:
+    """The lines of a file that an exception came through."""
+    return [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+
+
+def probe(world):
+    """Try a world before its model is loaded, on a sample task. Raises UserError, one line, for a mistake
+    in the world's code, or a base task that is held out."""
     is_prompt = lambda prompt: isinstance(prompt, str) or all(set(m) == {"role", "content"} for m in prompt)
     is_score = lambda pair: len(pair) == 2 and 0 <= pair[0] <= 1 and pair[1] in (True, False)
-    texts = ("", world.gold(task), task.text)
-    holds = {
-        "base_tasks": task.text and json.loads(json.dumps(task.spec)) == task.spec,
-        "agent_prompt": is_prompt(world.agent_prompt(task)),
-        "env_prompt": all(is_prompt(world.env_prompt(task, p, 0.5)) for p in (None, 0.5)),
-        "parse_task": all(parsed(world, text, task) for text in texts),
-        "score": all(is_score(world.score(task, text)) for text in texts),
-        "gold": not texts[1] or world.score(task, texts[1])[0] == 1,
-        "skills": all(isinstance(name, str) for name in world.skills(task)),
-        "task_length": world.task_length(task) > 0,
-        "category": isinstance(world.category(task), str)}
-    if wrong := [method for method, ok in holds.items() if not ok]:
-        raise UserError(f"{inspect.getfile(type(world))}, {wrong[0]}: not what worlds/__init__.py says of "
-                        f"it, for the task {task.text[:80]!r}")
+    plain = lambda tasks: all(t.text and json.loads(json.dumps(t.spec)) == t.spec for t in tasks)
+    need(world, "base_tasks", lambda: plain(world.base_tasks()))
+    need(world, "validation_tasks", lambda: plain(world.validation_tasks("tuning")))
+    base, held_out = world.base_tasks(), held_out_keys(world)
+    for task in base:
+        if task_keys(world, task) & held_out:
+            raise UserError(f"the base task {task.text[:80]!r} is among the held-out tasks as well")
+    for task in [*base, *world.validation_tasks()][:1]:
+        texts = "", world.gold(task), task.text
+        for method, holds in {
+                "agent_prompt": lambda: is_prompt(world.agent_prompt(task)),
+                "env_prompt": lambda: all(is_prompt(world.env_prompt(task, p, 0.5)) for p in (None, 0.5)),
+                "parse_task": lambda: all(parsed(world, text, task) for text in texts),
+                "score": lambda: all(is_score(world.score(task, text)) for text in texts),
+                "gold": lambda: not texts[1] or world.score(task, texts[1])[0] == 1,
+                "skills": lambda: all(isinstance(name, str) for name in world.skills(task)),
+                "task_length": lambda: world.task_length(task) > 0,
+                "category": lambda: isinstance(world.category(task), str)}.items():
+            need(world, method, holds)
+
+
+def need(world, method: str, holds):
+    """Raises UserError, naming the method's file and line, unless it is as World says."""
+    try:
+        ok = holds()
+    except Exception as error:
+        if lines_of(error, inspect.getfile(type(world))):
+            raise  # inside of the method
+        ok = False  # in what it takes or returns
+    if not ok:
+        code = inspect.unwrap(getattr(world, method)).__code__
+        raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {method} is not as World in "
+                        "worlds/__init__.py says")
 
 
 def parsed(world, text: str, seed_task) -> bool:
@@ -301,7 +323,16 @@ def parsed(world, text: str, seed_task) -> bool:
     return (task.origin, task.seed_task, task.epoch) == ("env", seed_task.id, 1)
 
 
-def probe_texts(world, policy, task) -> str:
+def probe_texts(world, policy, more=()):
+    """Try every given task's texts with a policy; more: a teacher's. Raises UserError for a chat template
+    that loses a message, a prompt over --max-prompt-tokens, and an answer that this policy cannot write."""
+    with in_one_line(type(world)):
+        for task in [*world.base_tasks(), *more, *world.validation_tasks(), *world.validation_tasks("tuning")]:
+            if fault := fault_of(world, policy, task):
+                raise UserError(f"the task {task.text[:80]!r} {fault}")
+
+
+def fault_of(world, policy, task) -> str:
     """Why a given task does not survive this policy's tokenizer and chat template, or ""."""
     if token := special_token_in(task, policy.tokenizer):
         return f"spells {token!r}, a control token of this model: remove or reword it"

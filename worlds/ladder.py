@@ -289,7 +289,7 @@ class World(TinyWorld):
         rng, start = random.Random(BASE_SEED + 3 + turn), self.option(self.o, "start")
         n = ladder_words.HARD_PAIRS if start == "hard" else ladder_words.AGENT_PAIRS
         return {"agent": [self.demonstrate(rng, slips=start != "stale") for _ in range(n)],
-                "env": [self.imagine(rng) for _ in range(ladder_words.ENV_PAIRS)], "alone": 0}
+                "env": [self.imagine(rng) for _ in range(ladder_words.ENV_PAIRS)]}
 
     def train_base(self, seed=0):
         """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""

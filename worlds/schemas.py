@@ -140,7 +140,7 @@ def argument_fault(arguments: dict, schema: dict) -> str:
         if name not in properties:
             return f"the argument {name!r:.80} is not declared"
         if not conforms(value, properties[name]):
-            return f"the argument {name!r:.80} does not fit its schema"
+            return f"the argument {name!r:.80} is {value!r:.80}, its schema {properties[name]!r:.80}"
     return ""
 
 

@@ -63,7 +63,7 @@ ROOM = 2              # characters of these tools per token of --max-prompt-toke
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
-NAMED, LINE = 5, 250  # bad lines of a file that are named, characters of what is said of each
+LINE, NAMED = 250, 9  # characters of what is said of a bad line, further ones that are named
 
 
 # ---------------------------------------------------------------------------------------------
@@ -131,10 +131,11 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
             need(first == number, f"repeats line {first}; remove one of them")
             tasks.append(task)
         except InvalidTask as fault:
-            faults.append(f"{path}, line {number}: {fault}: {fault.detail:.{LINE}}")
+            faults.append((number, f"{fault}: {fault.detail:.{LINE}}"))
     if faults:
-        more = [f"and {len(faults) - NAMED} more lines"] if len(faults) > NAMED else []
-        raise UserError("\n".join(faults[:NAMED] + more))
+        (number, fault), *more = faults
+        also = ", ".join(str(n) for n, _ in more[:NAMED]) + ", ..." * (len(more) > NAMED)
+        raise UserError(f"{path}, line {number}: {fault}" + f"; faults in lines {also}, too" * bool(more))
     return tasks
 
 
@@ -522,8 +523,7 @@ class World(worlds.World):
     # ---- warm start
 
     def warm_start_pairs(self, turn: int = 0) -> dict:
-        """{"agent": pairs, "env": pairs, "alone": how many tasks are the agent's alone} for the pass number
-        `turn`; a pair is (prompt, response).
+        """{"agent": pairs, "env": pairs} for the pass number `turn`; a pair is (prompt, response).
 
         The agent's response is the expected one. The simulator writes each task that a run would take from
         it, after SHOWN_WITH other tasks, in each `turn` others. With --tools most tasks have other values,
@@ -532,15 +532,15 @@ class World(worlds.World):
         draw, tasks = random.Random(turn), self.base_tasks()
         if self.tools:
             tasks = self._of_all_levels(tasks, draw)
-        env = []  # for each task the pairs in which it is written
+        env = []
         for task in tasks:
             seeds = self._shown_with(task, tasks, draw) if teachable(task) else []
             if self.tools and structured(task):
                 tools = list(tools_of(task).values())
                 seeds = [_showing(seed, self._tools_with(tools, MOST_SHOWN, draw)) for seed in seeds]
-            env.append([(self.env_prompt(seed, None, 0.5), self.task_as_written(task)) for seed in seeds])
+            env += [(self.env_prompt(seed, None, 0.5), self.task_as_written(task)) for seed in seeds]
         return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks],
-                "env": sum(env, []), "alone": env.count([])}
+                "env": env}
 
     def _of_all_levels(self, tasks, draw) -> list[Task]:
         """Tasks with other values, and as many joined ones with two and with three calls; none is like a
