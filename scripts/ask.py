@@ -46,7 +46,7 @@ def main(argv) -> int:
         shown = [short_list(request, tools, most) for request in requests]
         texts = answers(world, adapter, requests, shown)
     for request, few, text in zip(requests, shown, texts):
-        calls, fault = read_answer(text, few, world.call_format)
+        calls, fault = read_answer(text, few, world.form)
         if args.json:
             print(json.dumps({"request": request, "calls": calls, "fault": fault, "response": text,
                               "offered": [tool["name"] for tool in few]}, ensure_ascii=False))
@@ -98,7 +98,7 @@ def offered(args, world):
     train = Path(args.run) / "train.jsonl"
     written = [r["task"]["spec"] for r in (read_jsonl(train) if train.is_file() else ())]
     learned = [spec.get("tools", []) for spec in [*(t.spec for t in world.base_tasks()), *written]]
-    tools = tool_lists.read_tools(args.tools, world.call_format)[0] if args.tools else \
+    tools = tool_lists.read_tools(args.tools, world.form)[0] if args.tools else \
         [*world.tools.values(), *sum(learned, [])]
     by_name = {}
     for tool in tools:

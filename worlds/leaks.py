@@ -19,7 +19,7 @@ from os.path import commonprefix
 
 from data_pool import Task
 from worlds import task_texts
-from worlds.schemas import branch, canonical, joined, normal_calls, objects_of, structured, tools_of, words_of
+from worlds.schemas import canonical, joined, leaves, normal_calls, objects_of, structured, tools_of, words_of
 
 AGAIN = {"again", "repeat", "repeatedly", "each", "every", "times", "twice"}
 SMALL = "no one two three four five six seven eight nine ten eleven twelve".split()
@@ -67,7 +67,7 @@ def ungrounded(task: Task) -> str:
     """The first value of the calls that does not stand in the request, as `name = value`; or ""."""
     tools = tools_of(task)
     for call in task.spec.get("calls", ()):
-        for name, value, schema in leaves(call["arguments"], tools[call["name"]]["parameters"]):
+        for value, schema, name in leaves(call["arguments"], tools[call["name"]]["parameters"]):
             given = canonical(value) == canonical(schema.get("default", {})) or stands(value, name, task.text)
             if not given:
                 return f"{name} = {canonical(value)}"
@@ -80,20 +80,6 @@ def uncalled(task: Task) -> str:
     called = {n / factor for n in numbers_of(calls) for factor in factors(task.text)}
     return next((digits for digits in DIGITS.findall(joined(task.text)) if calls and float(digits)
                  and called.isdisjoint((float(digits), float(digits) + 12))), "")
-
-
-def leaves(value, schema: dict, name: str = ""):
-    """(name, value, schema) of every part of a value that has no parts."""
-    schema = branch(value, schema)
-    if isinstance(value, dict) and value:
-        inner = schema.get("properties", {})
-        for key, part in value.items():
-            yield from leaves(part, inner.get(key, {}), key)
-    elif isinstance(value, list) and value:
-        for part in value:
-            yield from leaves(part, schema.get("items", {}), name)
-    else:
-        yield name, value, schema
 
 
 def stands(value, name: str, text: str) -> bool:

@@ -130,6 +130,24 @@ def branch(value, schema: dict) -> dict:
     return schema
 
 
+def each(value, schema: dict, change, name: str = ""):
+    """A value with change(part, its schema, its name) in place of each part that has no parts."""
+    schema = branch(value, schema)
+    if isinstance(value, dict) and value:
+        inner = schema.get("properties", {})
+        return {key: each(part, inner.get(key, {}), change, key) for key, part in value.items()}
+    if isinstance(value, list) and value:
+        return [each(part, schema.get("items", {}), change, name) for part in value]
+    return change(value, schema, name)
+
+
+def leaves(value, schema: dict) -> list:
+    """(part, its schema, its name) of every part of a value that has no parts."""
+    found = []
+    each(value, schema, lambda *leaf: found.append(leaf))
+    return found
+
+
 def argument_fault(arguments: dict, schema: dict) -> str:
     """What is wrong with the members of an object, in words; empty if nothing is."""
     properties = schema.get("properties", {})

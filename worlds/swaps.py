@@ -12,8 +12,7 @@ import re
 
 from data_pool import Task
 from worlds import task_texts
-from worlds.leaks import leaves
-from worlds.schemas import branch, canonical, conforms, tools_of
+from worlds.schemas import canonical, conforms, each, leaves, tools_of
 
 
 def words_of_tools(tools) -> list[str]:
@@ -31,10 +30,10 @@ def swapped(task: Task, words: list, draw) -> tuple[str, list]:
     values that are a part of another one stay.
     """
     tools, text = tools_of(task), task.text
-    values = [_written(value) for call in task.spec["calls"] for _, value, _ in leaves(
+    values = [_written(value) for call in task.spec["calls"] for value, _, _ in leaves(
         call["arguments"], tools[call["name"]]["parameters"])]
 
-    def swap(value, schema):
+    def swap(value, schema, _):
         nonlocal text
         own = _written(value)
         places = _places(own, text)
@@ -48,20 +47,9 @@ def swapped(task: Task, words: list, draw) -> tuple[str, list]:
             return value
         text = text[:places[0].start()] + _written(other) + text[places[0].end():]
         return other
-    calls = [{**call, "arguments": _each(call["arguments"], tools[call["name"]]["parameters"], swap)}
+    calls = [{**call, "arguments": each(call["arguments"], tools[call["name"]]["parameters"], swap)}
              for call in task.spec["calls"]]
     return text, calls
-
-
-def _each(value, schema: dict, change):
-    """A value with change(part, its schema) in place of each part that has no parts."""
-    schema = branch(value, schema)
-    if isinstance(value, dict):
-        inner = schema.get("properties", {})
-        return {key: _each(part, inner.get(key, {}), change) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_each(part, schema.get("items", {}), change) for part in value]
-    return change(value, schema)
 
 
 def _written(value) -> str:

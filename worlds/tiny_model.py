@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from support.options import exit_code
 from support.files import UserError
+from support.options import Options, exit_code
 import worlds
 from worlds import open_policy
 
@@ -70,7 +70,6 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     Raises UserError if the texts have words that the vocabulary lacks.
     """
     import torch
-    from tqdm import tqdm
     from transformers import Qwen2Config, Qwen2ForCausalLM
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
     # an unknown word would be read as padding, silently; a generator of its own: rng is not moved
@@ -85,7 +84,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
                                              bos_token_id=None, **model_config))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.1)
-    for _ in tqdm(range(steps), desc="base model", disable=None, leave=False):
+    for _ in range(steps):
         ids, labels = encode_pairs(tokenizer, pairs_fn(rng, batch))
         loss = model(input_ids=ids, labels=labels).loss
         optimizer.zero_grad()
@@ -98,8 +97,6 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
 
 def save(model, tokenizer, folder):
     """Write a trained model as a folder that Policy.load reads, in fp16: half the size."""
-    from transformers.utils import logging
-    logging.disable_progress_bar()  # of saving one small file
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -150,7 +147,6 @@ def main(world, argv=None) -> int:
         if len(argv) != 3 or argv[0] != "train" or not argv[1].isdecimal():
             raise UserError(f"usage: python -m worlds.{world.NAME} train SEED FOLDER")
         import torch
-        from support.options import Options
         torch.set_num_threads(1)  # another number of threads rounds differently
         save(*world(Options()).train_base(int(argv[1])), argv[2])  # nothing is written before that
     return exit_code(run, world.NAME)

@@ -346,30 +346,21 @@ class World(worlds.World):
         if listed not in ("", "base") and not o.base_tasks:
             raise UserError("--tools needs examples of its functions: give --base-tasks FILE")
         file = o.base_tasks or str(EXAMPLE_TASKS)
-        tools, notes = tool_lists.read_tools(file if listed == "base" else listed, self.call_format) \
+        tools, notes = tool_lists.read_tools(file if listed == "base" else listed, self.form) \
             if listed else ([], {})
         self.tools = {tool["name"]: tool for tool in tools}
         if notes:
             print(tool_lists.as_line(notes), flush=True)
-        read = lambda path: read_tasks(path, self.tools, self.call_format) if path else []
+        read = lambda path: read_tasks(path, self.tools, self.form) if path else []
         given = read(o.validation_tasks)
         if o.validation_tasks and not given:
             raise UserError(f"{o.validation_tasks}: no task in it; leave --validation-tasks out")
         self.splits = split(read(file), given, file)
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
-        print(self.summary(), flush=True)
-
-    @property
-    def call_format(self) -> str:
-        """How calls are written."""
-        return self.form or "json"
-
-    def summary(self) -> str:
-        """What was read, in a line."""
         n = {name: len(part) for name, part in self.splits.items()}
-        return f"{len(self.tools)} functions; " * bool(self.tools) \
-            + f"{n['base']} examples train, {n['tuning']} tuning, {n['validation']} held out"
+        print(f"{len(self.tools)} functions; " * bool(self.tools)
+              + f"{n['base']} examples train, {n['tuning']} tuning, {n['validation']} held out", flush=True)
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""
@@ -395,7 +386,7 @@ class World(worlds.World):
     def agent_prompt(self, task: Task) -> list[dict]:
         """Chat messages for the agent."""
         if structured(task):
-            return agent_messages(task.text, task.spec["tools"], self.call_format, self.nothing)
+            return agent_messages(task.text, task.spec["tools"], self.form, self.nothing)
         return [{"role": "system", "content": AGENT_ANSWER}, {"role": "user", "content": task.text}]
 
     def env_prompt(self, seed_task: Task, success, alpha: float) -> list[dict]:
@@ -405,7 +396,7 @@ class World(worlds.World):
         """
         if self._in_lines(seed_task):
             return task_text.prompt(_record(seed_task), success, self._line_of_call,
-                                    tools_text(_shown(seed_task), self.call_format))
+                                    tools_text(_shown(seed_task), self.form))
         answers, form = ("calls", CALLS_FORM) if structured(seed_task) else ("answers", ANSWER_FORM)
         user = ENV_USER.format(seed=_json(_record(seed_task)), solved=task_text.solved(success))
         return [{"role": "system", "content": ENV_SYSTEM.format(answers=answers, form=form)},
@@ -423,10 +414,10 @@ class World(worlds.World):
 
     def _tools_with(self, tools, number: int, draw) -> list[dict]:
         """`tools` and others of the list, as many as wanted and as a prompt has room for, in random order."""
-        chosen, room = list(tools), ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.call_format))
+        chosen, room = list(tools), ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.form))
         names = {tool["name"] for tool in tools}
         for tool in draw.sample(list(self.tools.values()), min(len(self.tools), LOOKED_AT)):
-            size = len(tools_text([tool], self.call_format))
+            size = len(tools_text([tool], self.form))
             if len(chosen) >= number:
                 break
             if tool["name"] not in names and size <= room:
@@ -454,7 +445,7 @@ class World(worlds.World):
             random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
             record |= {"tools": tools, "ordered": False}
         task = make_task(record, "env", seed_task.id, epoch)
-        if unwritable(task, self.call_format):
+        if unwritable(task, self.form):
             raise InvalidTask("tool schema")
         return task
 
@@ -463,10 +454,10 @@ class World(worlds.World):
         return bool(self.tools) and structured(task)
 
     def _call_of_line(self, line: str):
-        return call_text.parse_call(line) if self.call_format == "python" else load_object(line)
+        return call_text.parse_call(line) if self.form == "python" else load_object(line)
 
     def _line_of_call(self, call: dict) -> str:
-        return call_text.write_call(call) if self.call_format == "python" else _json(call)
+        return call_text.write_call(call) if self.form == "python" else _json(call)
 
     def task_as_written(self, task: Task) -> str:
         """A task in the form that the simulator writes."""
@@ -498,7 +489,7 @@ class World(worlds.World):
         if not structured(task):
             valid = bool(words_of(response))
             return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
-        calls, tools, ordered = parse_calls(response, self.call_format), tools_of(task), task.spec["ordered"]
+        calls, tools, ordered = parse_calls(response, self.form), tools_of(task), task.spec["ordered"]
         if not fits(calls, tools, int(bool(task.spec["calls"]) and not self.nothing)):
             return 0.0, False
         expected = normal_calls(task.spec["calls"], tools, ordered)
@@ -506,7 +497,7 @@ class World(worlds.World):
 
     def gold(self, task: Task) -> str:
         """A response that earns 1."""
-        return write_answer(task.spec["calls"], self.call_format) if structured(task) \
+        return write_answer(task.spec["calls"], self.form) if structured(task) \
             else task.spec["reference"][0]
 
     # ---- what the figures need
