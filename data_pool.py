@@ -14,7 +14,7 @@ measured it, because it goes stale as the agent learns.
 """
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from support.files import append_jsonl, read_jsonl
@@ -76,6 +76,74 @@ class EnvRecord:
     def p_hat_of(self, unit: str) -> float:
         """p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch"."""
         return {"task": self.p_hat, "seed": self.p_hat_seed, "batch": self.p_hat_batch}[unit]
+
+
+# ---------------------------------------------------------------------------------------------
+# attempts
+
+
+def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=None):
+    """G attempts at every task -> (rollouts, texts), in the order of the tasks.
+
+    A text is the response, or the list of turns and observations of an episode. A rollout in which the
+    policy drew control tokens, which no text shows, gets the limit "special tokens".
+    max_rows: as policy.sample takes it; None: what `rollout_rows` says for these prompts.
+    """
+    prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
+    max_rows = max_rows or rollout_rows(o, G, max(map(len, prompts)))
+    states = [world.start(task) for task in tasks for _ in range(G)]
+    episodes = any(state is not None for state in states)
+    said, spoilt = [[] for _ in states], set()
+
+    def respond(i, ids):
+        said[i].append(policy.decode(ids))
+        if policy.has_control_tokens(ids):
+            spoilt.add(i)
+            return None
+        observation = world.respond(tasks[i // G], states[i], said[i][-1])
+        if observation is None:
+            return None
+        said[i].append(observation)
+        return policy.encode_observation(observation)
+
+    tokens, turns = o.max_response_tokens, {}
+    if episodes:
+        tokens = world.max_episode_tokens
+        turns = dict(respond=respond, max_turns=world.max_turns, max_turn_tokens=o.max_response_tokens)
+    rollouts = policy.sample(adapter, prompts, G, tokens, temperature, generator, max_rows=max_rows, **turns)
+    if not episodes:
+        said = [policy.decode(r.response) for r in rollouts]
+        spoilt = {i for i, r in enumerate(rollouts) if policy.has_control_tokens(r.response)}
+    for i in spoilt:
+        rollouts[i] = replace(rollouts[i], limit="special tokens")
+    return rollouts, said
+
+
+def rollout_rows(o, G: int, longest: int) -> int:
+    """max_rows for rollouts other than the agent's G per task: the simulator's, greedy validation's.
+
+    longest: tokens of the longest prompt. The cache holds max_rows // G prompts at once, which with
+    G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
+    many short ones as hold the tokens of one prompt of the greatest length.
+    """
+    prompts = max(1, o.max_rows // o.G, o.max_prompt_tokens // longest)
+    return min(o.max_rows, G * prompts)
+
+
+def attempt_score(world, task, rollout, text) -> tuple[float, bool]:
+    """Eq. 1 and well-formedness of one attempt of `play`. What ran into a limit earns nothing."""
+    reward, valid = world.score(task, text if isinstance(text, str) else text[::2])
+    if rollout.limit:  # an episode out of turns was well-formed, if its turns were
+        return 0.0, valid and rollout.limit == "too many turns"
+    return reward, valid
+
+
+def transcript(rollout, text) -> str:
+    """An attempt as a person reads it: the response, or `> turn` and observation line by line."""
+    if isinstance(text, str):
+        return text
+    lines = [line if i % 2 else f"> {line}" for i, line in enumerate(text)]
+    return "\n".join(lines + ([f"({rollout.limit})"] if rollout.limit else []))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -40,14 +40,14 @@ import torch
 from tqdm import tqdm
 
 import curriculum
-from data_pool import EnvRecord, Task, Trace, distinct
+from data_pool import EnvRecord, Task, Trace, attempt_score, distinct, play, rollout_rows, transcript
 from grpo import grpo_update
 from policy import Rollout
 from rwr import draw_kl_sample, rwr_update
 from support import checkpoint
 from support.metrics import mean, surprise
 from support.run import Run, Trial, alpha_of, end_epoch, finish, note_refused, prepare_run
-from worlds import NO_SEED, attempt_score, in_one_line, play, rollout_rows, task_keys, transcript, written_tasks
+from worlds import NO_SEED, in_one_line, task_keys, written_tasks
 
 WRITE_ROUNDS = 4     # the simulator gets at most this many rounds to fill the batch of a step
 REPLAY = 1 / 8       # tasks replayed from D_train, per task of a full batch
@@ -219,9 +219,6 @@ def interact(run, tasks) -> list[Trial]:
         members = slice(b * o.G, (b + 1) * o.G)
         traces = [trace_of(run, task, r, text) for r, text in zip(rollouts[members], texts[members])]
         p_hat = curriculum.success_rate([e.reward for e in traces])  # Eq. 2
-        if task.id in run.train_pool.p_hat:  # tried before: has training on it helped?
-            before, t = run.train_pool.p_hat[task.id]
-            state.replays.append((before, state.epoch - t, p_hat))
         trials.append(Trial(task, rollouts[members], traces, p_hat))
     state.trials += trials
     return trials

@@ -1,7 +1,7 @@
 """When co-evolution goes wrong, say so: plain-word warnings from the metrics.
 
 Paper: none of it. The failure modes are those that users of such systems report (collapse,
-starvation, exploitation of noise); TROUBLESHOOTING.md has a paragraph on each.
+starvation); TROUBLESHOOTING.md has a paragraph on each.
 
 Usage: metrics.py calls `warnings` once per epoch; support/run.py prints `judge` after epoch 0. To add
 a check, write a line in CHECKS: its name, its condition on the epoch's record, the records before it
@@ -39,15 +39,6 @@ def starvation(r, history, o) -> bool:
         not alike(r, history, o)  # where the agent solves all or nothing, one warning is enough
 
 
-def exploitation(r, history, o) -> bool:
-    """In four epochs tasks near the target did not get easier although the agent trained on them."""
-    recent = [*history[-3:], r]
-    gains = [m["replay_gain"] * m["replays"] for m in recent]
-    near = all(abs(m["success_rate"] - m["alpha"]) < 0.15 for m in recent)
-    return len(recent) == 4 and near and sum(m["replays"] for m in recent) >= 20 and \
-        sum(gains) <= 0 and r["validation"] <= recent[0]["validation"]
-
-
 CHECKS = (
     ("collapse", collapse,
      "{distinct_tasks} distinct tasks of {written} texts, skill entropy {skill_entropy:.2f} bits: raise "
@@ -69,10 +60,6 @@ CHECKS = (
     ("KL", lambda r, history, o: min(m["env_kl"] for m in [*history[-1:], r]) > 2.0,
      "the simulator is {env_kl:.1f} nats per token away from its start, and its text can no longer be "
      "trusted: raise --env-kl, lower --env-lr"),
-    ("exploitation", exploitation,
-     "success stays near alpha, yet neither tasks tried again nor held-out ones got easier in four "
-     "epochs: the simulator may live on noise or wrong answers. Check some tasks by hand, use "
-     "--agreement; if sound, raise --agent-lr"),
     ("mismatch", lambda r, history, o: r["mismatch"] > MISMATCH,
      "sampler and scorer differ by {mismatch:.3f} nats per token, so GRPO's ratio does not start at 1: "
      "try --dtype fp32, or without --quant"),

@@ -70,7 +70,7 @@ def estimate(config, o) -> dict:
     e = choose_dtype(o.dtype, "cuda", config).itemsize
     linear, other, lora = count_parameters(config, o.rank)
     config, P, state = config.get_text_config(decoder=True), o.max_prompt_tokens, FP32 * lora
-    B = max(1, o.max_rows // o.G)  # no phase decodes more long prompts at once, see worlds.rollout_rows
+    B = max(1, o.max_rows // o.G)  # no phase decodes more long prompts at once, see data_pool.rollout_rows
     rollouts = (o.G, o.max_response_tokens), (o.variations, o.max_task_tokens)
     # a text of the simulator is met as a record and for its KL, with those of its seed task
     updates = (o.G, o.max_response_tokens), (2 * o.variations, o.max_task_tokens)

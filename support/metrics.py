@@ -19,7 +19,7 @@ import torch
 from support.files import UserError
 import curriculum
 from support import health
-from worlds import attempt_score, play
+from data_pool import attempt_score, play
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
@@ -56,7 +56,6 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     state, world = run.state, run.world
     new = new_trials(state)
     traces = [e for x in state.trials for e in x.traces]
-    old = [(before, now) for before, age, now in state.replays if age >= 2 and 0 < before < 1]
     record = {
         "epoch": state.epoch, "alpha": alpha, "success_rate": mean(x.p_hat for x in new),
         **validation(run),
@@ -71,7 +70,6 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
         "skill_entropy": entropy(s for x in new for s in world.skills(x.task)),
         "written": state.written, "invalid": dict(state.invalid),
         "truncated": mean(bool(e.truncated) for e in traces),
-        "replay_gain": mean(now - before for before, now in old), "replays": len(old),
         **{key: mean(a[key] for a in state.agent) for key in
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens")},
         "mismatch": mean(a["mismatch_mean"] for a in state.agent),

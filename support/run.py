@@ -43,7 +43,6 @@ class EpochState:
     written: int = 0             # generations of the simulator, valid or not
     invalid: Counter = field(default_factory=Counter)  # {reason: how many of them were invalid}
     trials: list = field(default_factory=list)         # Trials
-    replays: list = field(default_factory=list)        # (p_hat before, epochs ago, p_hat now)
     agent: list = field(default_factory=list)          # statistics of each grpo_update
     records: list = field(default_factory=list)        # EnvRecords of this epoch
     seeds: int = 0               # seed tasks varied so far; their numbers are the groups of texts
@@ -156,8 +155,6 @@ def prepare_run(o) -> Run:
         rng=torch.Generator().manual_seed(3 * o.seed), sampler=policy.generator(3 * o.seed + 1))
     if o.resume:
         checkpoint.load(run)
-        if run.state.epoch > o.epochs + 1:
-            raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {run.state.epoch - 1}")
     checkpoint.write_config(folder, o)  # of a resumed run --epochs or memory options may have changed
     run.train_pool = TrainPool(folder / "train.jsonl", base)
     run.env_pool = EnvPool(folder / "env.jsonl")

@@ -13,7 +13,8 @@ from helpers import Speaker, noisy, raised, tiny_lm
 import genenv
 from policy import Policy
 from support.files import read_jsonl
-from worlds import InvalidTask, NO_SEED, attempt_score, household as h, play, transcript
+from data_pool import attempt_score, play, transcript
+from worlds import InvalidTask, NO_SEED, household as h
 from worlds.tiny_model import word_tokenizer
 
 HOUSE = ("put clean mug in drawer . counter . mug in counter . plate in counter . drawer closed . "

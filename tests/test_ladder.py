@@ -11,8 +11,8 @@ import pytest
 
 from helpers import raised, user_error
 import genenv
-from worlds import InvalidTask, NO_SEED, attempt_score, check_task, held_out_keys, household, ladder, \
-    play, task_keys
+from data_pool import attempt_score, play
+from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, household, ladder, task_keys
 from worlds.ladder_words import TOOL_WORDS, Words
 from worlds.tiny_model import encode_pairs, word_tokenizer
 

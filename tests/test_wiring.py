@@ -51,7 +51,7 @@ class Plain:
         o = self.o
         for t in range(o.epochs + 1):
             self.t, self.alpha = t, o.alpha + (o.alpha_end - o.alpha) * max(0, t - 1) / (o.epochs - 1)
-            self.texts, self.invalid, self.fresh, self.replays, self.new = [], Counter(), [], [], {}
+            self.texts, self.invalid, self.fresh, self.new = [], Counter(), [], {}
             for _ in range(o.steps if t else 1):
                 self.step()
             self.measure(self.environment())
@@ -174,9 +174,6 @@ class Plain:
         for b, task in enumerate(tasks):
             own = scores[b * o.G:(b + 1) * o.G]
             tries.append((task, sum(r >= 0.5 for r, _ in own) / o.G, any(valid for _, valid in own)))
-            if task.id in self.p_hat:
-                before, at = self.p_hat[task.id]
-                self.replays.append((before, self.t - at, tries[-1][1]))
             if task.epoch == self.t and task.origin == "env":
                 self.new.setdefault(task.id, tries[-1][1])
         return tries
@@ -221,13 +218,10 @@ class Plain:
             assert (e.adapter, e.G, e.temperature) == ("agent", G, temperature)
             assert e.generator == 3 * o.seed + 2
         hits = [self.score(r)[0] >= 0.5 for r in sampled.rollouts]
-        old = [now - p for p, age, now in self.replays if age >= 2 and 0 < p < 1]
-        self.seen["replays"] += len(old)
         mine = dict(epoch=self.t, alpha=self.alpha, validation=mean(hits), env_kept=len(kept),
                     success_rate=mean(list(self.new.values())), distinct_tasks=len(self.new),
                     invalid=dict(self.invalid), written=sum(len(texts) for _, texts in self.texts),
-                    replays=len(old), replay_gain=mean(old), d_train=len(self.tasks),
-                    d_env=len(self.d_env), other_adapter_moved=False)
+                    d_train=len(self.tasks), d_env=len(self.d_env), other_adapter_moved=False)
         record = {name: self.run.history[self.t][name] for name in mine}
         assert record == {name: pytest.approx(value, abs=2e-6) if isinstance(value, float) else value
                           for name, value in mine.items()}
@@ -246,7 +240,7 @@ def test_the_loop_does_what_the_options_say(name, tmp_path, monkeypatch):
     o, tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, **RUNS[name]})
     plain = Plain(o, tape, run).check()
     if name == "base":
-        met = ("known", "stale", "unknown", "written again", "written twice", "not the first", "replays")
+        met = ("known", "stale", "unknown", "written again", "written twice", "not the first")
         assert all(plain.seen[what] for what in met), plain.seen
         reasons = {reason for r in run.history for reason in r["invalid"]}
         assert reasons == {"truncated", "malformed", "copy of the seed", "held-out task",

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_pool import Task
+from data_pool import Task, attempt_score, play
 import genenv
 from helpers import raised, toy_tokenizer, user_error
 from policy import Rollout
@@ -243,9 +243,9 @@ def test_what_the_simulator_writes_is_checked_and_counted_once():
 def test_an_answer_with_a_drawn_control_token_earns_nothing():
     """`decode` does not show it: GRPO would reinforce it."""
     gold = TEMPLATE.gold(OTHER)
-    rollouts, texts = worlds.play(TEMPLATE, TEMPLATE.o, writer([gold, gold], spoilt=[1]), "agent", [OTHER], 2,
+    rollouts, texts = play(TEMPLATE, TEMPLATE.o, writer([gold, gold], spoilt=[1]), "agent", [OTHER], 2,
                                   1.0, None)
-    assert [worlds.attempt_score(TEMPLATE, OTHER, *attempt) for attempt in zip(rollouts, texts)] == [
+    assert [attempt_score(TEMPLATE, OTHER, *attempt) for attempt in zip(rollouts, texts)] == [
         (1.0, True), (0.0, False)]
 
 
