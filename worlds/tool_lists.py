@@ -135,12 +135,7 @@ def own_tools(tools) -> list:
     """The tools of one task in our own form. Raises InvalidTask with .detail."""
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise unfit(f"tools is not a list of 1 to {MAX_TOOLS} tools")
-    own = []
-    for tool in tools:
-        try:
-            own.append(own_tool(tool))
-        except InvalidTask as fault:
-            raise unfit(f"tool {_name_of(tool)!r:.80}: {fault.detail}") from None
+    own = list(map(own_tool, tools))
     if len({tool["name"] for tool in own}) < len(own):
         raise unfit("two tools have the same name")
     return own
