@@ -34,9 +34,10 @@ SCHEMAS = ("parameters", "inputSchema", "input_schema")  # keys under which a to
 NOTES = {"description", "title", "format", "examples", "default"}
 CHECKED = {*NUMBERS, "type", "properties", "required", "items", "enum", "anyOf"}
 NOT_CHECKED = {"pattern", "multipleOf", "uniqueItems", "contains", "propertyNames", "additionalProperties",
-               "minLength", "maxLength", "minItems", "maxItems"}  # they allow less: kept as notes
+               "unevaluatedProperties", "minLength", "maxLength", "minItems", "maxItems", "minProperties",
+               "maxProperties"}  # they allow less: kept as notes
 REFUSED = {"allOf", "not", "if", "patternProperties", "dependentRequired", "dependentSchemas",
-           "dependencies"}  # without them a schema would mean more
+           "dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
 NAMED = 3  # tools that are named with each reason
 
 
