@@ -103,6 +103,7 @@ FITS = [
     ({"type": ["string", "null"]}, "str | None", ["a", None], [1, True, []]),
     ({"anyOf": [WHOLE, {"type": "null"}]}, "int | None", [1, 2.0, None], ["1", 1.5, True]),
     ({"oneOf": [WHOLE, TEXT]}, "int | str", [3, "x"], [1.5, None]),
+    ({"anyOf": [WHOLE, TEXT], "nullable": True}, "int | str | None", [3, "x", None], [1.5]),
     ({"type": "string", "nullable": True}, "str | None", ["a", None], [1]),
     ({"enum": ["a", "b"], "nullable": True}, '"a" | "b" | None', ["a", None], ["c"]),
     ({"const": 3}, "3", [3, 3.0], [4, "3"]),

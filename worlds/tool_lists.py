@@ -34,9 +34,10 @@ SCHEMAS = ("parameters", "inputSchema", "input_schema")  # keys under which a to
 NOTES = {"description", "title", "format", "examples", "default"}
 CHECKED = {*NUMBERS, "type", "properties", "required", "items", "enum", "anyOf"}
 NOT_CHECKED = {"pattern", "multipleOf", "uniqueItems", "contains", "propertyNames", "additionalProperties",
-               "minLength", "maxLength", "minItems", "maxItems"}  # they allow less: kept as notes
+               "unevaluatedProperties", "minLength", "maxLength", "minItems", "maxItems", "minProperties",
+               "maxProperties"}  # they allow less: kept as notes
 REFUSED = {"allOf", "not", "if", "patternProperties", "dependentRequired", "dependentSchemas",
-           "dependencies"}  # without them a schema would mean more
+           "dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
 NAMED = 3  # tools that are named with each reason
 
 
@@ -135,12 +136,7 @@ def own_tools(tools) -> list:
     """The tools of one task in our own form. Raises InvalidTask with .detail."""
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise unfit(f"tools is not a list of 1 to {MAX_TOOLS} tools")
-    own = []
-    for tool in tools:
-        try:
-            own.append(own_tool(tool))
-        except InvalidTask as fault:
-            raise unfit(f"tool {_name_of(tool)!r:.80}: {fault.detail}") from None
+    own = list(map(own_tool, tools))
     if len({tool["name"] for tool in own}) < len(own):
         raise unfit("two tools have the same name")
     return own
