@@ -24,8 +24,7 @@ import torch
 
 from support.files import UserError, first_line
 
-for library in ("bitsandbytes", "huggingface_hub"):  # optional kernels, retries without a network
-    logging.getLogger(library).setLevel(logging.ERROR)
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of optional kernels
 
 NAMES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # mean and largest |sampler - scorer| of a log-prob, nats, on text that the model wrote at T = 1

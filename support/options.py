@@ -364,5 +364,4 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(unknown[0].partition("=")[0] if unknown else "",
                                          self._option_string_actions, 1)
         hint = f": did you mean {near[0]}?" if near else ""
-        hint += " (a world's own options need its --world NAME)" * bool(unknown)
         raise UserError(f"{message}{hint}; see python {self.prog.removeprefix('python ')} --help")
