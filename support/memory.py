@@ -93,7 +93,7 @@ def check(configs, o, available=None):
     """
     for config in configs:
         check_lengths(config, o)
-    available = available or free_memory()
+    available = available or (torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None)
     if available is None:
         return
     found = [estimate(config, o) for config in configs]
@@ -117,11 +117,6 @@ def check_lengths(config, o):
     if limit and tokens > limit:
         raise UserError(f"the model reads {limit} tokens at most, prompt and response may have {tokens}: "
                         "lower --max-prompt-tokens, --max-response-tokens or --max-task-tokens")
-
-
-def free_memory():
-    """Free bytes of the GPU, None without one."""
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
 
 
 def inner(config) -> int:

@@ -155,6 +155,8 @@ def prepare_run(o) -> Run:
         rng=torch.Generator().manual_seed(3 * o.seed), sampler=policy.generator(3 * o.seed + 1))
     if o.resume:
         checkpoint.load(run)
+        if run.state.epoch > o.epochs + 1:
+            raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {run.state.epoch - 1}")
     checkpoint.write_config(folder, o)  # of a resumed run --epochs or memory options may have changed
     run.train_pool = TrainPool(folder / "train.jsonl", base)
     run.env_pool = EnvPool(folder / "env.jsonl")

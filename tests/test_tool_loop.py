@@ -6,6 +6,7 @@ A random model writes no task at all: base tasks fill the batch, and what the ru
 """
 from safetensors.torch import load_file
 
+from functools import partial
 import genenv
 from helpers import one_line
 from support import memory, report
@@ -56,6 +57,6 @@ def test_what_cannot_work_is_one_line_and_leaves_no_folder(model, tmp_path, caps
     servers.write_text('{"mcpServers": {"time": {"command": "uvx"}}}')
     one_line(capsys, command(model, few, tmp_path / "r"), few, "give 4 or more")
     one_line(capsys, command(model, tasks, tmp_path / "r", "--tools", str(servers)), servers, "no tool")
-    monkeypatch.setattr(memory, "free_memory", lambda *device: 1e6)
+    monkeypatch.setattr(memory, "check", partial(memory.check, available=1e6))
     one_line(capsys, command(model, tasks, tmp_path / "r"), "--max-rows")
     assert not (tmp_path / "r").exists()
