@@ -473,6 +473,10 @@ def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
     tokenizer.save_pretrained(folder)
     user_error("no tokenizer that fits: 41 tokens", Policy.load, str(folder), device="cpu")
     user_error("does not exist", Policy.load, str(tmp_path / "nowhere"))
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    user_error("quantised already", Policy.load, str(folder), device="cpu")
 
 
 @pytest.mark.parametrize("family, options", [
