@@ -21,8 +21,8 @@ SHAPES = [(5, [4]), (2, [7]), (9, [1]), (3, [3]), (3, [2]), (6, [5])]
 R_ENV = [1.0, 0.2, 0.9, 0.6, 0.1, 0.8]
 RECORDS = [SimpleNamespace(prompt=p, response=r, r_env=x)
            for (p, [r]), x in zip(random_groups(SHAPES), R_ENV)]
-RECORDS[4].prompt = RECORDS[1].prompt  # written for the same seed task
-RECORDS[5].prompt = RECORDS[3].prompt = RECORDS[0].prompt
+RECORDS[4].prompt = RECORDS[2].prompt = RECORDS[1].prompt  # written for the same seed task
+RECORDS[5].prompt = RECORDS[3].prompt = RECORDS[0].prompt  # drawn in another order than these
 KL_SAMPLE = flat(random_groups([(4, [3]), (7, [2]), (1, [6]), (5, [5])], seed=7))
 KL_SAMPLE[3].prompt = KL_SAMPLE[0].prompt
 
