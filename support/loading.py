@@ -90,7 +90,8 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
 def model_config(model: str):
     """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
     from transformers import AutoConfig
-    if str(model).startswith((".", "/")) and not Path(model).exists():  # transformers asks the hub
+    # else transformers asks the hub, at length
+    if not Path(model).exists() and (str(model)[0] in "./" or "/" in model and Path(model).parent.is_dir()):
         raise UserError(f"model folder {model} does not exist")
     with one_line(model):
         return AutoConfig.from_pretrained(model, trust_remote_code=False)

@@ -106,7 +106,7 @@ def curves(runs: dict, alphas=(), k_min=0.0) -> str:
         if alphas and "success_rate" in keys:
             axis.fill_between(range(len(alphas)), [alpha - k_min for alpha in alphas],
                               [alpha + k_min for alpha in alphas], alpha=0.15, lw=0, label="band")
-        axis.set(title=title, xlabel=f"epoch\n{textwrap.fill(caption, 80)}", ylabel=unit)
+        axis.set(title=title, xlabel=f"epoch\n{textwrap.fill(caption, 66)}", ylabel=unit)
         axis.set_ylim(*((-0.02, 1.02) if unit == "share" else (0, None)))
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axis.grid(alpha=0.25)
