@@ -281,7 +281,7 @@ def fault_of(world, policy, task) -> str:
             if "".join(message["content"].split()) not in "".join(policy.tokenizer.decode(ids).split()):
                 return f"loses its {message['role']} message in the prompt: choose a model whose chat " \
                        "template and tokenizer keep it"
-    written = lambda text: policy.decode(policy.encode(text))
+    written = lambda text: policy.decode(policy.encode(text) + policy.end_of_turn)
     gold, episode = world.gold(task), world.start(task) is not None
     if gold and world.score(task, [*map(written, gold.split("\n"))] if episode else written(gold))[0] < 1:
         return f"has the answer {gold[:80]!r}, which this model's tokenizer turns into {written(gold)[:80]!r}"
