@@ -213,10 +213,10 @@ def lines_of(error, file) -> list[int]:
 def probe(world):
     """Try a world before its model is loaded, on a sample task. Raises UserError, one line, for a mistake
     in the world's code, or a base task that is held out."""
-    is_prompt = lambda prompt: isinstance(prompt, str) or all(set(m) == {"role", "content"} for m in prompt)
+    is_prompt = lambda p: p and (isinstance(p, str) or all(set(m) == {"role", "content"} for m in p))
     is_score = lambda pair: len(pair) == 2 and 0 <= pair[0] <= 1 and pair[1] in (True, False)
     plain = lambda tasks: all(t.text and json.loads(json.dumps(t.spec)) == t.spec for t in tasks)
-    need(world, "base_tasks", lambda: plain(world.base_tasks()))
+    need(world, "base_tasks", lambda: plain(world.base_tasks()) and world.base_tasks() == world.base_tasks())
     need(world, "validation_tasks", lambda: plain(world.validation_tasks("tuning")))
     base, held_out = world.base_tasks(), held_out_keys(world)
     for task in base:
