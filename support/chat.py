@@ -5,7 +5,6 @@ Paper: not in it. Usage: a Policy is a Chat; the worlds call `encode` and `decod
 Deviations: the template decides, not the model's configuration. A turn ends with what the template
 writes after it, and a template that loses a message is refused.
 """
-import re
 from datetime import date
 
 from support.files import UserError, first_line
@@ -28,11 +27,7 @@ class Chat:
             raise UserError("the model names no end-of-sequence token: set eos_token in its tokenizer")
         special = (i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
         self.control_ids = {*self.eos_ids, *tokenizer.all_special_ids, *special}
-        self._closing = []
-        if tokenizer.chat_template:
-            day = self.chat_template_kwargs.get("date")
-            tokenizer.chat_template = fix_date(tokenizer.get_chat_template(), day)
-            self._closing = self._end_of_turn()
+        self._closing = self._end_of_turn() if tokenizer.chat_template else []
         self.end_of_turn = self._closing or self.eos_ids[:1]
         self.eos_ids += [i for i in self._closing[-1:] if i not in self.eos_ids]
 
@@ -87,8 +82,10 @@ class Chat:
 
     def _render(self, messages) -> str:
         try:
+            template = fix_date(self.tokenizer.get_chat_template(), self.chat_template_kwargs.get("date"))
             return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.chat_template_kwargs)
+                messages, chat_template=template, tokenize=False, add_generation_prompt=True,
+                **self.chat_template_kwargs)
         except Exception as error:  # a template is a program of its own
             raise UserError(f"the model's chat template fails: {first_line(error)}") from None
 
@@ -96,6 +93,10 @@ class Chat:
 def fix_date(template: str, day=None) -> str:
     """A chat template that writes `day` (ISO; None: today) where it would ask for the date: a run that
     goes on tomorrow then has the prompts of today."""
+    if "strftime_now" not in template:
+        return template
     day = date.fromisoformat(day) if day else date.today()
-    return re.sub(r"""strftime_now\((['"])(.*?)\1\)""",
-                  lambda asked: repr(day.strftime(asked[2])), template)
+    codes = "%-d %d %-m %m %b %B %y %Y %a %A %j %D %F %x %c %H %I %M %p %S %X %T".split()
+    dated = "".join(f"|replace({code!r}, {day.strftime(code)!r})" for code in codes)
+    # a macro hides the function of that name; after {{ }} a template's first line stays as it is
+    return f"{{% macro strftime_now(format) %}}{{{{ format{dated} }}}}{{% endmacro %}}{{{{ '' }}}}" + template

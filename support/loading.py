@@ -169,18 +169,18 @@ def add_adapters(model, names, rank: int, seed: int, folder=None):
 def check_paths(policy, max_tokens: int):
     """Raises UserError unless sampler, scorer and the library's own forward pass agree.
 
-    Two responses to a prompt of random tokens, which is longer than any window that the configuration
-    names and a run of max_tokens can reach: what is not full causal attention with a linear head
-    after it would be scored wrongly, and silently.
+    Two responses each to a short prompt of random tokens and to one that is longer than any window or
+    number of positions that the configuration names and a run of max_tokens can reach: what is not
+    full causal attention with a linear head after it would be scored wrongly, and silently.
     """
-    # every number of the configuration that may limit how far attention reaches
-    windows = re.findall(r'(?:window|chunk)[^"]*": (\d+)', policy.lm.config.to_json_string(use_diff=False))
-    length = max((int(w) for w in windows if int(w) < max_tokens), default=0) + SHORT
+    # every number of the configuration at which attention or positions may change
+    limits = re.findall(r'(?:window|chunk|position)[^"]*": (\d+)', policy.lm.config.to_json_string(False))
+    length = max((int(n) for n in limits if int(n) < max_tokens), default=0) + SHORT
     generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(policy.lm.config.get_text_config(decoder=True).vocab_size, (length,),
                            generator=generator).tolist()
     adapter = next(iter(policy.params), None)
-    rollouts = policy.sample(adapter, [prompt], 2, STEPS, generator=policy.generator(0))
+    rollouts = policy.sample(adapter, [prompt[:SHORT], prompt], 2, STEPS, generator=policy.generator(0))
     with policy.use(adapter):
         packed, mask = policy.logprobs(rollouts)
         plain = torch.cat([_library_logps(policy.lm, r) for r in rollouts])

@@ -414,7 +414,7 @@ def test_chat_template_gets_its_options_and_one_date(folder):
     """A model that thinks by default would think; a run past midnight would have other prompts."""
     tokenizer = toy_tokenizer(chat=True)
     tokenizer.chat_template += ("{% if enable_thinking is false %} w2{% endif %}"
-                                "{% if strftime_now('%d') == '07' %} w7{% endif %}")
+                                "{% set f = '%d' %}{% if strftime_now(f) == '07' %} w7{% endif %}")
     tokenizer.save_pretrained(folder)
     chat = [{"role": "user", "content": "w9"}]
     for options, ids in (({"date": "2026-01-08"}, []),

@@ -178,7 +178,7 @@ def test_models_that_lose_text_are_refused():
     last = lambda prompt: prompt if isinstance(prompt, str) else prompt[-1]["content"]
     tokenizer = lambda *special: SimpleNamespace(decode="".join, all_special_tokens=special)
     policy = lambda encode=whole, decode="".join, special=(): SimpleNamespace(
-        encode=encode, decode=decode, tokenizer=tokenizer(*special))
+        encode=encode, decode=decode, tokenizer=tokenizer(*special), end_of_turn="")
     worlds.probe_texts(world, policy())
     word = world.base_tasks()[0].text.split()[0]
     user_error("loses its system message", worlds.probe_texts, world, policy(encode=last))

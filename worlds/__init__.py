@@ -213,10 +213,10 @@ def lines_of(error, file) -> list[int]:
 def probe(world):
     """Try a world before its model is loaded, on a sample task. Raises UserError, one line, for a mistake
     in the world's code, or a base task that is held out."""
-    is_prompt = lambda prompt: isinstance(prompt, str) or all(set(m) == {"role", "content"} for m in prompt)
+    is_prompt = lambda p: p and (isinstance(p, str) or all(set(m) == {"role", "content"} for m in p))
     is_score = lambda pair: len(pair) == 2 and 0 <= pair[0] <= 1 and pair[1] in (True, False)
     plain = lambda tasks: all(t.text and json.loads(json.dumps(t.spec)) == t.spec for t in tasks)
-    need(world, "base_tasks", lambda: plain(world.base_tasks()))
+    need(world, "base_tasks", lambda: plain(world.base_tasks()) and world.base_tasks() == world.base_tasks())
     need(world, "validation_tasks", lambda: plain(world.validation_tasks("tuning")))
     base, held_out = world.base_tasks(), held_out_keys(world)
     for task in base:
@@ -281,7 +281,7 @@ def fault_of(world, policy, task) -> str:
             if "".join(message["content"].split()) not in "".join(policy.tokenizer.decode(ids).split()):
                 return f"loses its {message['role']} message in the prompt: choose a model whose chat " \
                        "template and tokenizer keep it"
-    written = lambda text: policy.decode(policy.encode(text))
+    written = lambda text: policy.decode(policy.encode(text) + policy.end_of_turn)
     gold, episode = world.gold(task), world.start(task) is not None
     if gold and world.score(task, [*map(written, gold.split("\n"))] if episode else written(gold))[0] < 1:
         return f"has the answer {gold[:80]!r}, which this model's tokenizer turns into {written(gold)[:80]!r}"

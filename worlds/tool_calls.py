@@ -49,7 +49,7 @@ from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, 
     tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes
-from worlds.schemas import MAX_CALLS, canonical, check_calls, first_object, invalid, load_object, \
+from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, invalid, load_object, \
     normal_calls, structured, tools_of, well_formed, words_of
 from worlds.swaps import swapped, words_of_tools
 from worlds.tool_lists import need
@@ -142,7 +142,7 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
 def _task_of_line(line: str, tools, call_format: str) -> Task:
     """A line of a task file as a task. Raises InvalidTask with .detail."""
     try:
-        record = json.loads(line)
+        record = DECODER.decode(line)
         need(isinstance(record, dict), "write one JSON object per line", "not one JSON object")
         # only what is kept of a line is held to what a model can write
         task = make_task(call_text.plain(tool_lists.own_record(record, tools)), "base")

@@ -35,7 +35,7 @@ NOTES = {"description", "title", "format", "examples", "default"}
 CHECKED = {*NUMBERS, "type", "properties", "required", "items", "enum", "anyOf"}
 NOT_CHECKED = {"pattern", "multipleOf", "uniqueItems", "contains", "propertyNames", "additionalProperties",
                "unevaluatedProperties", "minLength", "maxLength", "minItems", "maxItems", "minProperties",
-               "maxProperties"}  # they allow less: kept as notes
+               "maxProperties", "prefixItems"}  # they allow less: kept as notes
 REFUSED = {"allOf", "not", "if", "patternProperties", "dependentRequired", "dependentSchemas",
            "dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
 NAMED = 3  # tools that are named with each reason
