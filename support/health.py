@@ -1,7 +1,7 @@
 """When co-evolution goes wrong, say so: plain-word warnings from the metrics.
 
 Paper: none of it. The failure modes are those that users of such systems report (collapse,
-starvation); TROUBLESHOOTING.md has a paragraph on each.
+starvation); TROUBLESHOOTING.md has a row on each.
 
 Usage: metrics.py calls `warnings` once per epoch; support/run.py prints `judge` after epoch 0. To add
 a check, write a line in CHECKS: its name, its condition on the epoch's record, the records before it

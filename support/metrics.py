@@ -24,7 +24,7 @@ from data_pool import attempt_score, play
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     """Success rate of the agent on each of the tasks, G attempts each."""
-    if not tasks:  # a tool list without examples has no held-out tasks
+    if not tasks:  # a world of one's own may have no held-out tasks
         return []
     o, world = run.o, run.world
     generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch

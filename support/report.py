@@ -138,7 +138,7 @@ def write(folder) -> Path:
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}')}</p>", table(facts(metrics).items()),
-        "<h2>Warnings</h2><p>TROUBLESHOOTING.md has a paragraph on each.</p>", table(warned or [["none"]]),
+        "<h2>Warnings</h2><p>TROUBLESHOOTING.md has a row on each.</p>", table(warned or [["none"]]),
         "<h2>Curves</h2>", curves({folder.name: metrics}, [m["alpha"] for m in metrics], o.k_min),
         f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, samples),
         "<h2>Options</h2>", table([k, json.dumps(v)] for k, v in flat(o).items())]))

@@ -4,17 +4,17 @@ Run: python -m pytest tests/test_tool_loop.py -q
 
 A random model writes no task at all: base tasks fill the batch, and what the run keeps is known.
 """
+from functools import partial
+
 from safetensors.torch import load_file
 
-from functools import partial
 import genenv
 from helpers import one_line
 from support import memory, report
 from support.files import append_jsonl, read_jsonl
 from test_tool_calls import chat_model
 
-SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2", 
-         "--steps", "1",
+SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2", "--steps", "1",
          "--val-samples", "1", "--max-task-tokens", "32", "--max-response-tokens", "24", "--epochs", "1",
          "--max-prompt-tokens", "2048", "--call-format", "python"]
 TOOL = {"name": "dim", "description": "Dim a lamp.", "parameters": {
