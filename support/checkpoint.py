@@ -9,14 +9,13 @@ current epoch. The reference policy needs no checkpoint: it is the base with bot
 """
 import fcntl  # Linux and macOS; on Windows use WSL
 import hashlib
-import json
 import os
 import signal
 from contextlib import contextmanager
-from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
-from support.files import UserError, read_jsonl, whole_file, write_whole
+from support.files import UserError, read_jsonl, whole_file
 from support.options import Stopped
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
@@ -29,21 +28,15 @@ FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 def choose_folder(o) -> Path:
     """The folder of a run; nothing is written yet. Raises UserError rather than overwrite one."""
     if not o.out:
-        number = 0
-        while list(Path("runs").glob(f"{number:03d}-*")):
-            number += 1
+        number = next(n for n in count() if not list(Path("runs").glob(f"{n:03d}-*")))
         return Path("runs") / f"{number:03d}-{o.variant}"
     folder = Path(o.out)
     # a lock alone is what a run left that was killed before it had begun
     if not o.resume and folder.is_dir() and any(f.name != "lock" for f in folder.iterdir()):
-        raise UserError(f"--out {folder} is not empty: add --resume to go on with a run there, or choose "
-                        "another")
+        what = "the model of a warm start: give it as --model, and" \
+            if (folder / "warm_start.json").is_file() else "not empty: add --resume to go on with a run, or"
+        raise UserError(f"--out {folder} is {what} choose another --out")
     return folder
-
-
-def write_config(folder: Path, o):
-    """config.json of a run: its options."""
-    write_whole(folder / "config.json", json.dumps({**asdict(o), "resume": False}, indent=1))
 
 
 def lock_folder(folder: Path):

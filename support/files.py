@@ -33,21 +33,16 @@ def read_jsonl(path) -> list[dict]:
     if not Path(path).is_file():
         raise UserError(f"{path}: {no_file(path)}")
     records = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                records.append(_parse_line(line, f"{path}, line {number}"))
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        try:
+            records += [json.loads(line.decode("utf-8"))] if line.strip() else []
+        except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+            raise UserError(f"{path}, line {number}: not valid JSON ({first_line(error)}); correct or "
+                            "remove it") from None
+        if records and not isinstance(records[-1], dict):
+            raise UserError(f"{path}, line {number}: expected a JSON object, found "
+                            f"{type(records[-1]).__name__}")
     return records
-
-
-def _parse_line(line: bytes, where: str) -> dict:
-    try:
-        record = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-        raise UserError(f"{where}: not valid JSON ({first_line(error)}); correct or remove it") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{where}: expected a JSON object, found {type(record).__name__}")
-    return record
 
 
 def append_jsonl(path, records):

@@ -74,8 +74,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens")},
         "mismatch": mean(a["mismatch_mean"] for a in state.agent),
         "skipped_steps": sum(a["skipped_steps"] for a in state.agent),
-        "other_adapter_moved": any(a["other_moved"] for a in [*state.agent, env_stats]
-                                   if "other_moved" in a),
+        "other_adapter_moved": any(a.get("other_moved") for a in [*state.agent, env_stats]),
         **{key: env_stats.get(key, 0) for key in
            ("env_kept", "env_kl", "env_kl_step", "env_ess", "env_steps", "env_capped",
             "env_skipped_steps")},
@@ -151,8 +150,7 @@ def mean(values) -> float:
 def entropy(labels) -> float:
     """Entropy of a list of labels in bits."""
     counts = Counter(labels)
-    total = sum(counts.values())
-    return sum(n / total * math.log2(total / n) for n in counts.values())
+    return sum(n / counts.total() * math.log2(counts.total() / n) for n in counts.values())
 
 
 def samples(run, n=8) -> list:

@@ -30,8 +30,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from support.files import UserError, choose
-import curriculum
-from worlds import load_world, open_world, world_names
+from worlds import import_own, load_world, open_world, world_names, worlds_with
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ PRESETS = {  # only what differs from the defaults, those of the world included
     "7b-80gb": {**_7B, "token_budget": 32768, "max_rows": 576},
 }
 
-CHOICES = {"variant": ("genenv", "random", *curriculum.WITHOUT_SIMULATOR), "quant": ("", "nf4"),
+CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant": ("", "nf4"),
            "p_hat_unit": ("task", "seed", "batch"), "dtype": ("auto", "bf16", "fp32")}
 NAMED = {  # option: prefix of its functions in curriculum.py
     "alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
@@ -202,7 +201,7 @@ def choices(name: str) -> tuple:
     a user's own included, are found where they stand."""
     if name == "world":
         return tuple(world_names())
-    return tuple(curriculum.named(NAMED[name])) if name in NAMED else CHOICES.get(name, ())
+    return tuple(import_own("curriculum").named(NAMED[name])) if name in NAMED else CHOICES.get(name, ())
 
 
 def parse_options(argv) -> Options:
@@ -254,10 +253,9 @@ def saved_options(path, **changes) -> Options:
     try:
         saved = json.loads(path.read_text())
         if "settings" in saved:  # of a warm start: its own next to those of a run
-            own = {f.name for f in fields(Options)}
-            saved = {name: value for name, value in saved["settings"].items() if name in own}
+            saved = {f.name: saved["settings"][f.name] for f in fields(Options)}
         return Options(**{**saved, **changes})
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path} is not of this version ({error}): go on with the version that wrote "
                         "it, or start a new run") from None
 
@@ -268,6 +266,7 @@ def saved_options(path, **changes) -> Options:
 
 def check_options(o: Options) -> Options:
     """Raises UserError for the first option whose value cannot work; returns the options."""
+    curriculum = import_own("curriculum")
     def need(ok, name, what):
         if not ok:
             raise UserError(f"{_flag(name)} is {flat(o)[name]!r}: {what}")
@@ -340,6 +339,7 @@ def answer_early(argv):
     options of a run, its world or its files are mistaken."""
     def check():
         o = parse_options(argv)
+        importlib.import_module("support.checkpoint").choose_folder(o)  # which needs this module
         with redirect_stdout(io.StringIO()):  # what a world has to say of its files comes with the run
             open_world(o)
     code = exit_code(check if is_run(argv) else lambda: run_command(argv))
@@ -360,8 +360,8 @@ class Parser(argparse.ArgumentParser):
     """argparse whose mistakes are UserErrors: one line each, like all others."""
 
     def error(self, message):
-        unknown = message.partition("unrecognized arguments: ")[2].split()
-        near = difflib.get_close_matches(unknown[0].partition("=")[0] if unknown else "",
-                                         self._option_string_actions, 1)
-        hint = f": did you mean {near[0]}?" if near else ""
+        unknown = re.match("unrecognized arguments: ([^ =]+)|", message)[1] or ""
+        near = difflib.get_close_matches(unknown, self._option_string_actions, 1)
+        hints = [f": an option of --world {name}" for name in worlds_with(unknown[2:].replace("-", "_"))]
+        hint = [*hints, *(f": did you mean {name}?" for name in near), ""][0]
         raise UserError(f"{message}{hint}; see python {self.prog.removeprefix('python ')} --help")

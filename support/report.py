@@ -15,42 +15,41 @@ import base64
 import html
 import io
 import json
-import textwrap
 from pathlib import Path
 
 from support.files import UserError, read_jsonl, write_whole
 from support.options import flat, saved_options
 
-PANELS = (  # title, unit, figures of `measured`, caption; runs are compared by the first figure
-    ("Held-out success", "share", ("validation", "validation_greedy"),
+PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are compared by the first figure
+    ("Held-out success", "share", {"validation": "sampled answers", "validation_greedy": "greedy answers"},
      "Success on tasks that neither model is trained on. It should rise and then stay up."),
-    ("Success on generated tasks", "share", ("success_rate", "solved", "unsolved"),
-     "Success on new tasks, before the agent trains on them. It should stay away from 0 and 1; "
-     "the band is alpha \u00b1 k_min, what the simulator aims at."),
-    ("Mixed groups", "share", ("mixed_share", "zero_variance", "truncated"),
+    ("Success on generated tasks", "share",
+     {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
+     "Success on new tasks, before the agent trains on them. It should stay away from 0 and 1."),
+    ("Mixed groups", "share", {"mixed_share": "share of new tasks", "truncated": "attempts cut off",
+                               "zero_variance": "groups of equal rewards, old tasks included"},
      "Only groups of attempts whose rewards differ teach the agent something."),
-    ("Entropy of the agent", "nats per token", ("entropy",),
+    ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
      "Towards 0 attempts at a task become alike; in a steady climb they become noise."),
-    ("Generated tasks", "length, or bits", ("task_length", "skill_entropy"),
+    ("Generated tasks", "length, or bits", {"task_length": "length", "skill_entropy": "entropy of skills"},
      "Tasks may grow with the agent. If the entropy falls, the simulator repeats itself."),
-    ("Length of responses", "tokens", ("response_length",),
+    ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
-    ("KL to the start", "nats per token", ("env_kl", "env_kl_step", "kl"),
-     "Of the simulator, of its last update alone, of the agent. A slow rise that levels off is healthy; "
-     "above 2 texts can no longer be trusted."),
-    ("What the simulator learns from", "tasks", ("env_kept", "env_ess"),
-     "New tasks in the band, and the effective sample size with old ones. A handful is too few."))
-OF_GENERATED = {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
-                "response_length", "skill_entropy", "env_kept"}
-OF_UPDATES = {"kl", "zero_variance", "env_kept"}
-OF_SIMULATOR = {"env_kl", "env_kl_step", "env_ess"}
+    ("KL to the start", "nats per token",
+     {"env_kl": "simulator", "env_kl_step": "simulator, last update alone", "kl": "agent"},
+     "A slow rise that levels off is healthy; above 2 texts can no longer be trusted."),
+    ("What the simulator learns from", "tasks",
+     {"env_kept": "new tasks in the band", "env_ess": "effective sample size, old ones included"},
+     "A handful is too few."))
+MEASURED_WITH = {  # {what must not be 0: the figures that an epoch without it does not measure}
+    "distinct_tasks": {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
+                       "response_length", "skill_entropy", "env_kept"},
+    "epoch": {"kl", "zero_variance", "env_kept"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"}}
 
 
 def measured(m: dict) -> dict:
     """The figures that an epoch measured: what it did not measure stands in its record as 0."""
-    absent = set() if m["distinct_tasks"] else set(OF_GENERATED)
-    absent |= set() if m["epoch"] else OF_UPDATES
-    absent |= set() if m["env_steps"] else OF_SIMULATOR
+    absent = {figure for key, figures in MEASURED_WITH.items() if not m[key] for figure in figures}
     if m["validated"] != m["epoch"] or not m["validation_by"]:
         absent |= {"validation", "validation_greedy"}
     return {k: v for k, v in m.items() if k not in absent}
@@ -90,32 +89,46 @@ def read_run(folder):
 # figures
 
 
-def curves(runs: dict, alphas=(), k_min=0.0) -> str:
-    """All panels as an <img> that brings its picture along. runs: {name: records of metrics.jsonl}; of a
-    single run all lines are drawn, of several the first of each panel.
+def curves(runs: dict, band=()) -> str:
+    """A <figure> for each panel of which something was measured. runs: {name: records of metrics.jsonl};
+    of a single run all lines are drawn, of several the first of each panel.
 
-    alphas: of each epoch, for the band of alpha +- k_min that the simulator aims at.
+    band: (lowest, highest) p_hat of each epoch that the simulator learns from.
     """
+    figures = []
+    for title, unit, names, caption in PANELS:
+        key, name = next(iter(names.items()))
+        if len(runs) > 1:
+            title, lines = f"{title}: {name}", {run: points(metrics, key) for run, metrics in runs.items()}
+        else:
+            lines = {name: points(*runs.values(), key) for key, name in names.items()}
+        if any(lines.values()):
+            image = picture(lines, unit, band if key == "success_rate" else ())
+            figures.append(f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'>"
+                           f"<figcaption>{caption}</figcaption></figure>")
+    return f"<div class=curves>{''.join(figures)}</div>"
+
+
+def picture(lines: dict, unit: str, band) -> str:
+    """A panel's {name: points} as the address of an image that contains its data. Identical lines are
+    drawn once, under all of their names."""
     from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
-    figure = Figure(figsize=(12, 21), layout="constrained")
-    for axis, (title, unit, keys, caption) in zip(figure.subplots(len(PANELS) // 2, 2).flat, PANELS):
-        for name, metrics in runs.items():
-            for key in keys if len(runs) == 1 else keys[:1]:
-                if values := points(metrics, key):
-                    axis.plot(*zip(*values), marker="o", ms=3, label=key if len(runs) == 1 else name)
-        if alphas and "success_rate" in keys:
-            axis.fill_between(range(len(alphas)), [alpha - k_min for alpha in alphas],
-                              [alpha + k_min for alpha in alphas], alpha=0.15, lw=0, label="band")
-        axis.set(title=title, xlabel=f"epoch\n{textwrap.fill(caption, 66)}", ylabel=unit)
-        axis.set_ylim(*((-0.02, 1.02) if unit == "share" else (0, None)))
-        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-        axis.grid(alpha=0.25)
-        if axis.lines:
-            axis.legend(fontsize=9)
-        axis.set_visible(bool(axis.lines))
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=110)
-    return f'<img alt="curves" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}">'
+    figure = Figure(figsize=(4.6, 3.4), layout="constrained")  # the page shows a point as 1.2 pixels or so
+    axis = figure.subplots()
+    for i, (name, values) in enumerate(lines.items()):
+        same = [other for other in lines if lines[other] == values]
+        if values and same[0] == name:
+            label = "\nidentical: ".join(name[-44:] for name in same)
+            axis.plot(*zip(*values), f"C{i}o-", ms=3, lw=3 / (1 + i / 2), label=label)  # thin over thick
+    if band:
+        axis.fill_between(range(len(band)), *zip(*band), alpha=0.15, lw=0,
+                          label="alpha \u00b1 k_min, what the simulator aims at")
+    axis.set(xlabel="epoch", ylabel=unit, ylim=(-0.02, 1.02) if unit == "share" else (0, None))
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    axis.grid(alpha=0.25)
+    figure.legend(loc="outside upper left", frameon=False)
+    figure.savefig(buffer := io.BytesIO(), dpi=200)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -124,7 +137,6 @@ def curves(runs: dict, alphas=(), k_min=0.0) -> str:
 
 # no script runs and nothing is fetched, whatever a model wrote
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-STYLE = Path(__file__).with_suffix(".css")
 EXPLANATION = ("Of the first, the middle and the last epoch, each task with its best and its worst attempt. "
                "env: written by the simulator. p_hat: share of attempts that solved the task.")
 
@@ -137,9 +149,11 @@ def write(folder) -> Path:
     warned = [[f"epoch {m['epoch']}", text] for m in metrics for text in m["warnings"]]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
-        f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}')}</p>", table(facts(metrics).items()),
-        "<h2>Warnings</h2><p>TROUBLESHOOTING.md has a row on each.</p>", table(warned or [["none"]]),
-        "<h2>Curves</h2>", curves({folder.name: metrics}, [m["alpha"] for m in metrics], o.k_min),
+        f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
+        table(facts(metrics).items()), "<h2>Warnings</h2>",
+        f"<p>{'TROUBLESHOOTING.md has a row on each.' if warned else 'None.'}</p>", table(warned),
+        "<h2>Curves</h2>",
+        curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, samples),
         "<h2>Options</h2>", table([k, json.dumps(v)] for k, v in flat(o).items())]))
     return folder / "report.html"
@@ -149,9 +163,8 @@ def compare(folders, out) -> Path:
     """Write a page with the curves of several runs over each other; returns its path, by default
     compare.html in the first of the folders. Raises UserError as read_run does."""
     records, options = zip(*map(read_run, folders))
-    rows = [[name, *[json.dumps(flat(o).get(name)) for o in options]] for name in flat(options[0])
-            if name not in ("out", "resume", "threads")]
-    differ = [row for row in rows if len(set(row[1:])) > 1]
+    rows = [[name, *(json.dumps(flat(o).get(name)) for o in options)] for name in flat(options[0])]
+    differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in ("out", "threads")]
     out = Path(out or Path(folders[0]) / "compare.html")
     write_whole(out, page("Runs compared", [
         "<p>One run is one seed: a difference is a result only when several seeds have it.</p>",
@@ -166,8 +179,8 @@ def page(title, parts) -> str:
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name=viewport content="width=device-width,initial-scale=1">',
-        f"<title>{_text(title)}</title><style>{STYLE.read_text(encoding='utf-8')}</style></head>",
-        f"<body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
+        f"<title>{_text(title)}</title><style>{Path(__file__).with_suffix('.css').read_text()}</style>",
+        f"</head><body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
 
 
 def _samples(metrics, samples) -> str:

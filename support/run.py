@@ -4,6 +4,7 @@ Usage: genenv.train calls `prepare_run`, then `end_epoch` after every epoch, the
 a run is lies in one dataclass that is handed to every step; nothing is global.
 """
 import datetime
+import json
 import time
 from collections import Counter
 from contextlib import contextmanager, nullcontext
@@ -17,7 +18,7 @@ from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool
 from policy import Policy
 from support import checkpoint, health, memory, report, screen
 from support import metrics as measure
-from support.files import UserError, append_jsonl
+from support.files import UserError, append_jsonl, write_whole
 from support.loading import model_config
 from support.options import Options
 from worlds import World, held_out_keys, in_one_line, need, open_policy, open_world, probe_texts, \
@@ -157,7 +158,8 @@ def prepare_run(o) -> Run:
         checkpoint.load(run)
         if run.state.epoch > o.epochs + 1:
             raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {run.state.epoch - 1}")
-    checkpoint.write_config(folder, o)  # of a resumed run --epochs or memory options may have changed
+    # of a resumed run --epochs or memory options may have changed
+    write_whole(folder / "config.json", json.dumps({**asdict(o), "resume": False}, indent=1))
     run.train_pool = TrainPool(folder / "train.jsonl", base)
     run.env_pool = EnvPool(folder / "env.jsonl")
     return run
@@ -207,4 +209,4 @@ def finish(run):
     if peaks and run.world.chat:
         print(f"peak memory of the GPU: {', '.join(peaks)}")
     report.write(run.folder)
-    print(screen.closing_words(run.folder))
+    print(screen.closing_words(run.folder, run.history))

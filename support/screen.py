@@ -7,7 +7,7 @@ alone: on held-out tasks it should rise, on generated tasks it should stay away 
 """
 from functools import partial
 
-from support.report import facts, read_run, shown
+from support.report import facts, shown
 
 LEGEND = ("        success on           agent's         length    new    in     sim.\n"
           " epoch  held-out  generated  entropy  alpha  of task  tasks  band       KL    time")
@@ -31,8 +31,7 @@ def line(r: dict) -> str:
     return "\n".join([text, *(f"  ! {warning}" for warning in r["warnings"])])
 
 
-def closing_words(folder) -> str:
+def closing_words(folder, metrics) -> str:
     """The last lines of a run: what matters most, at its start and now."""
-    metrics, _ = read_run(folder)
-    lines = ["", *(f"{name:<28}{value}" for name, value in facts(metrics).items())]
-    return "\n".join([*lines, f"{folder}/report.html shows the curves, tasks and attempts"])
+    return "\n".join(["", *(f"{name:<28}{value}" for name, value in facts(metrics).items()),
+                      f"{folder}/report.html shows the curves, tasks and attempts"])

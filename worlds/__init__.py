@@ -13,7 +13,7 @@ import inspect
 import json
 import pkgutil
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -145,17 +145,31 @@ def load_world(name: str) -> type[World]:
     """The class of a world. Raises UserError for an unknown name or an incomplete class."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
-    try:
-        world = getattr(importlib.import_module(f"worlds.{name}"), "World", None)
-    except Exception as error:  # whatever stands at the head of a file of the user's
-        lines = lines_of(error, file := find_spec(f"worlds.{name}").origin)
-        where = f", line {lines[-1]}" if lines else ""  # a SyntaxError says its line itself
-        raise UserError(f"{file}{where}: {type(error).__name__}: {error}") from error
+    world = getattr(import_own(f"worlds.{name}"), "World", None)
     missing = [f for f in REQUIRED if not callable(getattr(world, f, None))]
     if missing:
         raise UserError(f"worlds/{name}.py is not a world, it has no {', '.join(missing)}: choose "
                         f"from {', '.join(world_names())}, or see worlds/__init__.py")
     return world
+
+
+def import_own(name: str):
+    """A module that users change. Raises UserError for whatever is mistaken at the head of it."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        lines = lines_of(error, file := find_spec(name).origin)
+        where = f", line {lines[-1]}" if lines else ""  # a SyntaxError says its line itself
+        raise UserError(f"{file}{where}: {type(error).__name__}: {error}") from error
+
+
+def worlds_with(option: str) -> list[str]:
+    """Names of the worlds that have an option of their own of this name."""
+    found = []
+    for name in world_names():
+        with suppress(UserError):  # it may need a package that only its users have
+            found += [name] * (option in load_world(name).OPTIONS)
+    return found
 
 
 def open_world(o) -> World:
