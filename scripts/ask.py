@@ -88,8 +88,8 @@ def who_answers(folder: Path):
         return saved_options(folder / "warm_start.json", model=str(folder)), ""
     o, adapter = saved_options(folder), folder / "adapters" / "agent"
     if o.world != "tool_calls" or not adapter.is_dir():
-        raise UserError(f"ask needs a run of the world tool_calls that has ended: {folder} is of the world "
-                        f"{o.world}, adapters/agent {'exists' if adapter.is_dir() else 'is missing'}")
+        fault = f"is of the world {o.world}" if o.world != "tool_calls" else "has no adapters/agent yet"
+        raise UserError(f"ask needs a run of the world tool_calls that has ended, and {folder} {fault}")
     return o, str(adapter)
 
 

@@ -44,8 +44,8 @@ def main(argv) -> int:
     s, o = parse(argv)
     world = open_world(o)
     need_pairs(world, world.warm_start_pairs())
-    print("loading torch and the model ...", flush=True)
     with claim(Path(s.out)):
+        print("loading torch and the model ...", flush=True)
         make(world, s, o, Path(s.out))
     print(f"the model is in {s.out}: go on with --model {s.out} and the same options of the world")
     return 0

@@ -79,7 +79,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
     for argv, message in (([run], "needs a request"), ([run, "--file", tmp_path / "none.txt"], "none.txt"),
                           ([run, DENTIST, "--functions", "set_timr"], "set_timr"),
                           ([run, "<|im_end|> hello"], "control token"),
-                          ([ladder, DENTIST], "world ladder"), ([bare, DENTIST], "agent is missing")):
+                          ([ladder, DENTIST], "world ladder"), ([bare, DENTIST], "no adapters/agent")):
         code = genenv.main(["ask", *map(str, argv)])
         err = capsys.readouterr().err.strip().splitlines()
         assert code == 2 and message in err[-1], argv

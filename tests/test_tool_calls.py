@@ -137,7 +137,7 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path, capsys
             [t.id for t in parts[0]]
     assert [t.text for t in parts[1]] == [r["task"] for r in several[:5]]
     few = lines(tmp_path / "few.jsonl", [several[0], several[2], several[4]])
-    assert few in user_error("4 or more", World, options(base_tasks=few))
+    assert few in user_error("5 or more", World, options(base_tasks=few))
     assert f"{len(parts[0])} examples train, {len(parts[2])} tuning, 5 held out" in capsys.readouterr().out
 
 

@@ -62,6 +62,7 @@ MOST_CALLED, MOST_SHOWN = 3, 6  # calls of a written task, tools that the simula
 ROOM = 2              # characters of these tools per token of --max-prompt-tokens
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
+FEWEST = 3            # examples to learn from: a warm start makes six pairs of them with --tools
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
 LINE, NAMED = 250, 9  # characters of what is said of a bad line, further ones that are named
 
@@ -169,7 +170,7 @@ def split(tasks, given, path: str = "") -> dict:
     """{"base", "validation", "tuning": tasks}, by hashes of the tasks' first keys.
 
     given: tasks of a validation file, in place of the held-out eighth. No key of one part is in
-    another. Raises UserError if fewer than two tasks are left to learn from.
+    another. Raises UserError if fewer than FEWEST are left to learn from.
     """
     given_keys = _keys_of(given)
     tasks = [task for task in tasks if given_keys.isdisjoint(same_task_key(task))]
@@ -177,9 +178,9 @@ def split(tasks, given, path: str = "") -> dict:
                    key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     n = max(1, len(names) // HELD_OUT)
     held_out = n if given else 2 * n
-    if len(names) < held_out + 2:
-        raise UserError(f"{path}: {len(names)} distinct tasks are too few, as {held_out} are held out: give "
-                        f"{held_out + 2} or more, better 40")
+    if len(names) < held_out + FEWEST:
+        raise UserError(f"{path}: too few distinct tasks, {len(names)}, of which {held_out} would be held "
+                        f"out: give {held_out + FEWEST} or more, better 40")
     pick = lambda chosen: [task for task in tasks if same_task_key(task)[0] in chosen]
     parts = [given or pick(names[n:2 * n])]
     for part in (pick(names[:n]), pick(names[held_out:])):
@@ -359,7 +360,8 @@ class World(worlds.World):
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
         n = {name: len(part) for name, part in self.splits.items()}
-        print(f"{len(self.tools)} functions; " * bool(self.tools)
+        out = sum(len(names) for what, names in notes.items() if what.startswith("left out"))
+        print(f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
               + f"{n['base']} examples train, {n['tuning']} tuning, {n['validation']} held out", flush=True)
 
     def base_tasks(self) -> list[Task]:
