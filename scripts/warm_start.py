@@ -63,8 +63,8 @@ def parse(argv):
     if not any(word.startswith(("--world", "--preset")) for word in rest):
         rest = ["--world", "tool_calls", *rest]
     o = parse_options(rest)
-    if not o.model or o.env_model:
-        raise UserError("warm-start needs --model, what to start from, and takes no --env-model")
+    if not (o.model and 0 < s.lr < 1) or o.env_model:
+        raise UserError("warm-start needs --model and an --lr between 0 and 1, and takes no --env-model")
     return s, o
 
 

@@ -32,7 +32,7 @@ def choose_folder(o) -> Path:
         return Path("runs") / f"{number:03d}-{o.variant}"
     folder = Path(o.out)
     # a lock alone is what a run left that was killed before it had begun
-    if not o.resume and folder.is_dir() and any(f.name != "lock" for f in folder.iterdir()):
+    if not o.resume and folder.exists() and any(f.name != "lock" for f in folder.iterdir()):
         what = "the model of a warm start: give it as --model, and" \
             if (folder / "warm_start.json").is_file() else "not empty: add --resume to go on with a run, or"
         raise UserError(f"--out {folder} is {what} choose another --out")
