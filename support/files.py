@@ -25,7 +25,7 @@ def no_file(path) -> str:
 
 def first_line(error) -> str:
     """What an exception says, in one line: its kind where it says nothing."""
-    return (str(error).strip().replace(":\n", ": ").splitlines() or [type(error).__name__])[0]
+    return (str(error).strip() or repr(error)).replace(" \n", "\n").replace(":\n", ": ").splitlines()[0]
 
 
 def read_jsonl(path) -> list[dict]:

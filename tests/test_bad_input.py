@@ -19,7 +19,7 @@ WARM = ["warm-start", "--out", "{tmp}/m"]
 MISTAKES = {  # (argv, the option or file that the line must name)
     "unknown option": (["--moon", "1"], "--moon"),
     "option misspelt": (["--epoch", "3"], "--epochs"),
-    "option of another world": (["--tools", "list.json"], "--tools"),
+    "option of another world": (["--tools", "list.json"], "--world tool_calls"),
     "nan": (["--agent-lr", "nan"], "--agent-lr"),
     "alpha": (["--alpha", "1"], "--alpha"),
     "one rollout": (["--G", "1"], "--G"),

@@ -145,7 +145,7 @@ def test_bad_lines_are_named_by_their_numbers(tmp_path):
     """All at once, not one at each start."""
     bad = [record(calls=[light(level=200)]), {"task": 1}, ["x"], record(), record()]
     path = lines(tmp_path / "bad.jsonl", bad)
-    user_error(f"{path}, line 1: wrong arguments.*; faults in lines 2, 3, 5, too", read_tasks, path)
+    user_error(f"{path}, line 1: wrong arguments.*; other bad lines: 2, 3, 5", read_tasks, path)
 
 
 def test_a_line_whose_answer_cannot_earn_its_reward_is_refused(tmp_path):

@@ -127,5 +127,6 @@ def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
             (argv(model, str(few), tmp_path / "n", "--tools", ""), "pairs to imitate as the agent"),
             (argv(model, tasks, done), "is not empty"),
             (argv(model, "", tmp_path / "n", "--tools", tasks), "--base-tasks"),
-            (["--resume", "--out", str(done)], "give it as --model")):
+            (argv(model, tasks, tmp_path / "n", "--lr", "nan"), "--lr"),
+            *((resume + ["--out", str(done)], "give it as --model") for resume in ([], ["--resume"]))):
         one_line(capsys, genenv.main(arguments), words)

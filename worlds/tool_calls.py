@@ -136,7 +136,7 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     if faults:
         (number, fault), *more = faults
         also = ", ".join(str(n) for n, _ in more[:NAMED]) + ", ..." * (len(more) > NAMED)
-        raise UserError(f"{path}, line {number}: {fault}" + f"; faults in lines {also}, too" * bool(more))
+        raise UserError(f"{path}, line {number}: {fault}" + f"; other bad lines: {also}" * bool(more))
     return tasks
 
 
@@ -179,8 +179,8 @@ def split(tasks, given, path: str = "") -> dict:
     n = max(1, len(names) // HELD_OUT)
     held_out = n if given else 2 * n
     if len(names) < held_out + FEWEST:
-        raise UserError(f"{path}: too few distinct tasks, {len(names)}, of which {held_out} would be held "
-                        f"out: give {held_out + FEWEST} or more, better 40")
+        raise UserError(f"{path}: too few distinct tasks{' outside of --validation-tasks' * bool(given)}: "
+                        f"{len(names)}, {held_out} are held out; give {held_out + FEWEST} or more, better 40")
     pick = lambda chosen: [task for task in tasks if same_task_key(task)[0] in chosen]
     parts = [given or pick(names[n:2 * n])]
     for part in (pick(names[:n]), pick(names[held_out:])):
