@@ -17,7 +17,7 @@ def main(argv) -> int:
     p = Parser(prog="genenv.py compare", allow_abbrev=False,
                description="Curves of several runs on one page; of one run, its report.html.")
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
-    p.add_argument("--out", metavar="FILE", help="page to write (compare.html in the first RUN)")
+    p.add_argument("--out", metavar="FILE", help="page to write, else compare.html in the first RUN")
     args = p.parse_args(argv)
-    print(report.compare(args.runs, args.out) if args.runs[1:] else report.write(args.runs[0]))
+    print(report.compare(args.runs, args.out) if args.runs[1:] or args.out else report.write(args.runs[0]))
     return 0
