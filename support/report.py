@@ -121,9 +121,9 @@ def picture(lines: dict, unit: str, band) -> str:
             label = "\nidentical: ".join(name[-44:] for name in same)
             axis.plot(*zip(*values), f"C{i}o-", ms=3, lw=3 / (1 + i / 2), label=label)  # thin over thick
     if band:
-        axis.fill_between(range(len(band)), *zip(*band), alpha=0.15, lw=0,
-                          label="alpha \u00b1 k_min, what the simulator aims at")
-    axis.set(xlabel="epoch", ylabel=unit, ylim=(-0.02, 1.02) if unit == "share" else (0, None))
+        axis.fill_between(range(len(band)), *zip(*band), alpha=0.15, lw=0, label="alpha +- k_min, the target")
+    limits = (-0.02, 1.02) if unit == "share" else (0, axis.dataLim.ymax * 1.08 or 1)
+    axis.set(xlabel="epoch", ylabel=unit, ylim=limits)
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
     figure.legend(loc="outside upper left", frameon=False)
@@ -179,8 +179,8 @@ def page(title, parts) -> str:
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name=viewport content="width=device-width,initial-scale=1">',
-        f"<title>{_text(title)}</title><style>{Path(__file__).with_suffix('.css').read_text()}</style>",
-        f"</head><body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
+        f"<style>{Path(__file__).with_suffix('.css').read_text('utf-8')}</style>",
+        f"<title>{_text(title)}</title></head><body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
 
 
 def _samples(metrics, samples) -> str:

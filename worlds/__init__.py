@@ -154,7 +154,7 @@ def load_world(name: str) -> type[World]:
 
 
 def import_own(name: str):
-    """A module that users change. Raises UserError for whatever is mistaken at the head of it."""
+    """A module that users change. Raises UserError for whatever goes wrong while it is read."""
     try:
         return importlib.import_module(name)
     except Exception as error:
