@@ -38,6 +38,7 @@ from support.chat import Chat
 from support.loading import add_adapters, check_paths, load_model, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
+KEPT_LOGITS = 2 ** 25  # of a micro-batch, kept for the backward pass; more are computed again: 0.13 GB
 LOOK = 16  # on a GPU: tokens between two checks for finished rollouts
 LONG = 128  # by_prompt: texts share their prompt if it has at least this many tokens
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
@@ -64,7 +65,7 @@ class Rollout:
 
 
 def token_logprobs(hidden, head, target, temperature: float):
-    """log pi(target) from hidden states, without ever holding all logits.
+    """log pi(target) from hidden states, without ever holding many logits.
 
     hidden (M, D), target (M,) -> (M,) fp32. Temperature divides the logits exactly as in sampling,
     otherwise the policy scored would not be the policy that acted. Differentiable.
@@ -74,10 +75,10 @@ def token_logprobs(hidden, head, target, temperature: float):
         logits = logits if temperature == 1 else logits / temperature
         return -torch.nn.functional.cross_entropy(logits, y, reduction="none")
 
-    # the backward pass recomputes the logits of each chunk, so that none are kept
-    return torch.cat([
-        checkpoint(chunk_logprobs, h, y, use_reentrant=False, preserve_rng_state=False)
-        for h, y in zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))])
+    score = chunk_logprobs
+    if len(target) * len(head.weight) > KEPT_LOGITS:  # M * V: the backward pass computes each chunk again
+        score = partial(checkpoint, chunk_logprobs, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([score(h, y) for h, y in zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))])
 
 
 def draw(logits, temperature: float, generator):
