@@ -376,27 +376,20 @@ class Policy(Chat):
             ids = tokens[live[:, None], rollout, t]                    # (live, slots)
             places = (lengths[live, None] + t).expand_as(rollout)      # (live, slots)
             owner = torch.cat([owner, rollout], dim=1)                 # (live, K + slots)
-            if self.staged:
-                if not stage or not stage.left:
-                    stage = self._stage(cache, rollout, owner, places, T - 1 - t)
-                hidden = stage(ids)
-            else:
-                hidden = self._decode(cache, ids, places, group_mask(rollout, owner, False))
-        if not logps.isfinite().all():
-            raise UserError("the model gives no finite logits: --dtype fp32 or another base")
-        limits = ["" if ended else "too many tokens" for ended in done.flatten().tolist()]
-        if turns:
-            limits = [turns.why.get(n, limit) for n, limit in enumerate(limits)]
-        rows = zip(*(x.flatten(0, 1).tolist() for x in (tokens, logps, drawn, count)), limits)
-        return [(ids[:n], logp[:n], limit, own[:n] if turns else None)
-                for ids, logp, own, n, limit in rows]
+            hidden, stage = self._next(stage, cache, ids, rollout, owner, places, T - 1 - t)
+        return _cut_rows(tokens, logps, drawn, count, done, turns)
 
-    def _stage(self, cache, rollout, owner, places, left):
-        """The stage that begins with this step; left: how many tokens may still follow."""
-        # room as for a growing cache: half as much again
-        steps = min(left, max(32, owner.shape[1] // (2 * rollout.shape[1])))
-        config = self.lm.config.get_text_config(decoder=True)
-        return Stage(self._decode, config, cache, rollout, owner, places, steps)
+    def _next(self, stage, cache, ids, rollout, owner, places, left):
+        """Feed one more token of each rollout: (hidden (live, slots, D), stage). stage: the one to go on
+        with, if any; left: how many tokens may still follow."""
+        if not self.staged:
+            return self._decode(cache, ids, places, group_mask(rollout, owner, False)), None
+        if not stage or not stage.left:
+            # room as for a growing cache: half as much again
+            steps = min(left, max(32, owner.shape[1] // (2 * rollout.shape[1])))
+            config = self.lm.config.get_text_config(decoder=True)
+            stage = Stage(self._decode, config, cache, rollout, owner, places, steps)
+        return stage(ids), stage
 
     def _decode(self, cache, ids, places, mask):
         """One more token of each rollout: ids and places (live, slots) -> hidden (live, slots, D)."""
@@ -472,6 +465,18 @@ class Turns:
             return ids
         limit = "too many turns" if self.count[n] >= self.max_turns else "too many tokens"
         self.why[n] = "" if ids is None else limit
+
+
+def _cut_rows(tokens, logps, drawn, count, done, turns) -> list:
+    """A batch of full length as one tuple a rollout: (ids, log-probs, limit, drawn), each cut to its
+    count. Raises UserError if the model gave no finite numbers."""
+    if not logps.isfinite().all():
+        raise UserError("the model gives no finite logits: --dtype fp32 or another base")
+    limits = ["" if ended else "too many tokens" for ended in done.flatten().tolist()]
+    if turns:
+        limits = [turns.why.get(n, limit) for n, limit in enumerate(limits)]
+    rows = zip(*(x.flatten(0, 1).tolist() for x in (tokens, logps, drawn, count)), limits)
+    return [(ids[:n], logp[:n], limit, own[:n] if turns else None) for ids, logp, own, n, limit in rows]
 
 
 def _compact(done, rollout):
