@@ -330,8 +330,10 @@ class Policy(Chat):
         """One wide batch: prefill, then decode until every rollout has ended or has T tokens.
 
         prompts: B id lists; turns: Turns or None -> B*G tuples (ids, log-probs, limit, drawn).
+        owner (B, K) says whose each cached key is: of the prompt, of padding or of one of the G.
         """
-        cache, owner, hidden = self._prefill(prompts, G * (T - 1))  # owner (B, K), hidden (B, D)
+        # the last token of a response is never fed back
+        cache, owner, hidden = self._prefill(prompts, G * (T - 1))     # (B, K), (B, D)
         B, dev, head = len(prompts), self.device, self.lm.get_output_embeddings()
         lengths = torch.tensor([len(p) for p in prompts], device=dev)  # (B,)
         eos = torch.tensor(self.eos_ids, device=dev)
