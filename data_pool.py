@@ -92,7 +92,7 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=N
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
     max_rows = max_rows or rollout_rows(o, G, max(map(len, prompts)))
     states = [world.start(task) for task in tasks for _ in range(G)]
-    episodes = any(state is not None for state in states)
+    episodes = any(state is not None for state in states)  # None: one answer, nothing to respond to
     said, spoilt = [[] for _ in states], set()
 
     def respond(i, ids):

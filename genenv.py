@@ -79,6 +79,7 @@ def epoch(run: Run, train=True):
     alpha = alpha_of(run)  # paper: 0.5 throughout
     if (t, state.step) == (0, 0):
         add_ready_made(run)
+    # the loop's variable lives in the state, so that a checkpoint knows where to go on
     for state.step in tqdm(range(state.step, o.steps if train else 1), f"epoch {t}", leave=False,
                            disable=None):
         # 1. generate and interact; earlier tasks of D_train are tried again next to the new ones
@@ -121,7 +122,8 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
         missing = o.seed_tasks * o.variations - len(tasks)
         if not missing:
             break
-        seed_tasks = curriculum.select_seed_tasks(  # enough for what is missing: rounded up
+        # enough for what is missing: rounded up; NO_SEED stands for a world without base tasks
+        seed_tasks = curriculum.select_seed_tasks(
             run.train_pool.base or [NO_SEED], run.train_pool.recent(run.state.epoch),
             -(-missing // o.variations), o.base_share, curriculum.named("seeds_")[o.seed_selection],
             alpha, run.rng)

@@ -29,7 +29,7 @@ KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also for the penalty of rwr
 AGGREGATION = "token"  # loss averaged over tokens (token) or over responses (sequence)
 STD_EPS = 1e-4         # so that rewards 1e-6 apart do not become advantages of +-1
 GRAD_CLIP = 1.0        # largest norm of a step's gradient, as in the official configuration
-CHECKED_GROUPS = 8     # groups on which sampler_mismatch compares sampler and scorer
+CHECKED_GROUPS = 2     # groups on which sampler_mismatch compares sampler and scorer: a forward pass each
 
 
 def group_advantages(rewards, scale: str = SCALE):

@@ -38,6 +38,7 @@ from support.chat import Chat
 from support.loading import add_adapters, check_paths, load_model, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
+KEPT_LOGITS = 2 ** 25  # of a micro-batch, kept for the backward pass; more are computed again: 0.13 GB
 LOOK = 16  # on a GPU: tokens between two checks for finished rollouts
 LONG = 128  # by_prompt: texts share their prompt if it has at least this many tokens
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
@@ -64,7 +65,7 @@ class Rollout:
 
 
 def token_logprobs(hidden, head, target, temperature: float):
-    """log pi(target) from hidden states, without ever holding all logits.
+    """log pi(target) from hidden states, without ever holding many logits.
 
     hidden (M, D), target (M,) -> (M,) fp32. Temperature divides the logits exactly as in sampling,
     otherwise the policy scored would not be the policy that acted. Differentiable.
@@ -74,10 +75,10 @@ def token_logprobs(hidden, head, target, temperature: float):
         logits = logits if temperature == 1 else logits / temperature
         return -torch.nn.functional.cross_entropy(logits, y, reduction="none")
 
-    # the backward pass recomputes the logits of each chunk, so that none are kept
-    return torch.cat([
-        checkpoint(chunk_logprobs, h, y, use_reentrant=False, preserve_rng_state=False)
-        for h, y in zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))])
+    score = chunk_logprobs
+    if len(target) * len(head.weight) > KEPT_LOGITS:  # M * V: the backward pass computes each chunk again
+        score = partial(checkpoint, chunk_logprobs, use_reentrant=False, preserve_rng_state=False)
+    return torch.cat([score(h, y) for h, y in zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))])
 
 
 def draw(logits, temperature: float, generator):
@@ -329,8 +330,10 @@ class Policy(Chat):
         """One wide batch: prefill, then decode until every rollout has ended or has T tokens.
 
         prompts: B id lists; turns: Turns or None -> B*G tuples (ids, log-probs, limit, drawn).
+        owner (B, K) says whose each cached key is: of the prompt, of padding or of one of the G.
         """
-        cache, owner, hidden = self._prefill(prompts, G * (T - 1))  # owner (B, K), hidden (B, D)
+        # the last token of a response is never fed back
+        cache, owner, hidden = self._prefill(prompts, G * (T - 1))     # (B, K), (B, D)
         B, dev, head = len(prompts), self.device, self.lm.get_output_embeddings()
         lengths = torch.tensor([len(p) for p in prompts], device=dev)  # (B,)
         eos = torch.tensor(self.eos_ids, device=dev)
@@ -375,27 +378,20 @@ class Policy(Chat):
             ids = tokens[live[:, None], rollout, t]                    # (live, slots)
             places = (lengths[live, None] + t).expand_as(rollout)      # (live, slots)
             owner = torch.cat([owner, rollout], dim=1)                 # (live, K + slots)
-            if self.staged:
-                if not stage or not stage.left:
-                    stage = self._stage(cache, rollout, owner, places, T - 1 - t)
-                hidden = stage(ids)
-            else:
-                hidden = self._decode(cache, ids, places, group_mask(rollout, owner, False))
-        if not logps.isfinite().all():
-            raise UserError("the model gives no finite logits: --dtype fp32 or another base")
-        limits = ["" if ended else "too many tokens" for ended in done.flatten().tolist()]
-        if turns:
-            limits = [turns.why.get(n, limit) for n, limit in enumerate(limits)]
-        rows = zip(*(x.flatten(0, 1).tolist() for x in (tokens, logps, drawn, count)), limits)
-        return [(ids[:n], logp[:n], limit, own[:n] if turns else None)
-                for ids, logp, own, n, limit in rows]
+            hidden, stage = self._next(stage, cache, ids, rollout, owner, places, T - 1 - t)
+        return _cut_rows(tokens, logps, drawn, count, done, turns)
 
-    def _stage(self, cache, rollout, owner, places, left):
-        """The stage that begins with this step; left: how many tokens may still follow."""
-        # room as for a growing cache: half as much again
-        steps = min(left, max(32, owner.shape[1] // (2 * rollout.shape[1])))
-        config = self.lm.config.get_text_config(decoder=True)
-        return Stage(self._decode, config, cache, rollout, owner, places, steps)
+    def _next(self, stage, cache, ids, rollout, owner, places, left):
+        """Feed one more token of each rollout: (hidden (live, slots, D), stage). stage: the one to go on
+        with, if any; left: how many tokens may still follow."""
+        if not self.staged:
+            return self._decode(cache, ids, places, group_mask(rollout, owner, False)), None
+        if not stage or not stage.left:
+            # room as for a growing cache: half as much again
+            steps = min(left, max(32, owner.shape[1] // (2 * rollout.shape[1])))
+            config = self.lm.config.get_text_config(decoder=True)
+            stage = Stage(self._decode, config, cache, rollout, owner, places, steps)
+        return stage(ids), stage
 
     def _decode(self, cache, ids, places, mask):
         """One more token of each rollout: ids and places (live, slots) -> hidden (live, slots, D)."""
@@ -471,6 +467,18 @@ class Turns:
             return ids
         limit = "too many turns" if self.count[n] >= self.max_turns else "too many tokens"
         self.why[n] = "" if ids is None else limit
+
+
+def _cut_rows(tokens, logps, drawn, count, done, turns) -> list:
+    """A batch of full length as one tuple a rollout: (ids, log-probs, limit, drawn), each cut to its
+    count. Raises UserError if the model gave no finite numbers."""
+    if not logps.isfinite().all():
+        raise UserError("the model gives no finite logits: --dtype fp32 or another base")
+    limits = ["" if ended else "too many tokens" for ended in done.flatten().tolist()]
+    if turns:
+        limits = [turns.why.get(n, limit) for n, limit in enumerate(limits)]
+    rows = zip(*(x.flatten(0, 1).tolist() for x in (tokens, logps, drawn, count)), limits)
+    return [(ids[:n], logp[:n], limit, own[:n] if turns else None) for ids, logp, own, n, limit in rows]
 
 
 def _compact(done, rollout):

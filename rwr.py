@@ -33,6 +33,9 @@ from grpo import finite_step, pad_rows, response_logps, token_kl
 from policy import Rollout, by_prompt, split_groups
 
 KL_SEEDS = 24  # the KL sample of an epoch: all texts written for this many seed tasks
+# nats per token; the paper gives no value. Updates of the embedded worlds move about 0.01: this is a brake on
+# a step that would leave the language of tasks, while --env-kl holds the simulator over many updates
+KL_CAP = 0.5
 
 # ---------------------------------------------------------------------------------------------
 # weights, mini-batches, the KL sample
@@ -84,14 +87,14 @@ def draw_kl_sample(texts, generator) -> list:
 # the update
 
 
-def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=None) -> dict:
+def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=None, cap=KL_CAP) -> dict:
     """Imitate weighted records; stop, and undo the last step, if the KL cap is crossed.
 
     fresh, old: EnvRecords inside the band, of this epoch and of earlier ones (prompt, response and
     r_env are read). kl_sample: Rollouts of this epoch, *unfiltered*, written by the simulator as it
     was before this update. Both KL terms are measured on it: the penalty of a step on a random part
     of it, the cap on all of it after every step. o: Options (temperature, lam, env_passes, env_batch,
-    env_kl, env_kl_cap and token_budget are read). generator: makes all random choices.
+    env_kl and token_budget are read). generator: makes all random choices.
     Returns env_kl (to the initial simulator, measured before this update), env_kl_step (how far
     this update moved), both in nats per token; env_loss (of the last step); env_steps; env_capped;
     env_skipped_steps (not finite); env_weight_ratio (largest weight over smallest) and env_ess
@@ -126,7 +129,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
                 continue
             # the cap bounds the update as a whole: KL(before || now), as E[k3] over text of `before`
             step_kl = mean_kl(before, response_logps(policy, kl_sample, o))
-            if not step_kl <= o.env_kl_cap:  # also when it is NaN
+            if not step_kl <= cap:  # also when it is NaN
                 _restore(policy.params[adapter], optimizer, saved)
                 stats["env_capped"] = 1
                 break

@@ -1,19 +1,16 @@
-"""Speed and memory of an epoch's four phases on one GPU, for models of a stated shape.
+"""Speed and memory of an epoch's phases on one GPU, for models of a stated shape.
 
 Usage:
     python -m scripts.bench_gpu                 # 7B in NF4 and in bf16, and 135M; some four minutes
     python -m scripts.bench_gpu --tiny          # the same script, small, on a CPU
 
-Nothing is downloaded: the weights are random, and speed does not depend on them. Rollouts are measured
-with CUDA graphs (as a run has them) and without; that both draw the same tokens is checked first.
-Prints what it measures, and writes it to a JSON file.
+Nothing is downloaded: the weights are random, and speed does not depend on them. Prints what it
+measures, and writes it to a JSON file.
 """
 import argparse
 import json
-import logging
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import torch
@@ -22,16 +19,15 @@ from data_pool import EnvRecord
 from grpo import grpo_update
 from policy import Policy
 from rwr import rwr_update
-from support import attention
 from support.files import UserError
 from support.options import Options, Parser, exit_code
+from worlds.tiny_model import word_tokenizer
 
 QWEN_7B = dict(hidden=3584, layers=28, vocab=152064, heads=28, kv_heads=4, intermediate=18944)
 SMOL_135M = dict(hidden=576, layers=30, vocab=49152, heads=9, kv_heads=3, intermediate=1536)
 SMALL = dict(hidden=128, layers=2, vocab=512, heads=2, kv_heads=1, intermediate=512)
 SHAPES = {"7B NF4": (QWEN_7B, True), "7B bf16": (QWEN_7B, False), "135M bf16": (SMOL_135M, False)}
 LEARNING_RATE, RANK, G = 1e-5, 16, 8
-RECORD = attention.recorded
 
 
 # ---------------------------------------------------------------------------------------------
@@ -39,12 +35,12 @@ RECORD = attention.recorded
 
 
 def qwen2_config(hidden, layers, vocab, heads, kv_heads, intermediate):
-    """A Qwen2 shape whose end-of-sequence id is one past the vocabulary: it is never sampled."""
+    """A Qwen2 shape; the tokenizer's end-of-sequence id is one past the vocabulary: never sampled."""
     from transformers import Qwen2Config
     return Qwen2Config(
         hidden_size=hidden, num_hidden_layers=layers, vocab_size=vocab, num_attention_heads=heads,
         num_key_value_heads=kv_heads, intermediate_size=intermediate, max_position_embeddings=32768,
-        tie_word_embeddings=False, bos_token_id=None, pad_token_id=None, eos_token_id=vocab)
+        tie_word_embeddings=False, bos_token_id=None, pad_token_id=None, eos_token_id=None)
 
 
 def random_model(config, device, dtype, nf4):
@@ -71,14 +67,9 @@ def nf4_linear(linear, device, dtype):
     return out
 
 
-def word_tokenizer(vocab):
+def tokenizer_for(vocab):
     """One word per id, so that prompts of an exact length can be handed over as text."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    words = {f"w{i}": i for i in range(vocab)} | {"<eos>": vocab}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="w0")
+    return word_tokenizer(["<pad>", *(f"w{i}" for i in range(1, vocab)), "<eos>"])
 
 
 def random_prompts(count, length, vocab, seed=0):
@@ -95,14 +86,6 @@ def reward_of(ids) -> float:
 def rewards_of(rollouts, G):
     """(B, G) rewards of B groups of G rollouts, one group after the other."""
     return torch.tensor([reward_of(r.response) for r in rollouts]).view(-1, G)
-
-
-def quiet():
-    """No warnings and no progress bars from the libraries: the figures are the output."""
-    import transformers
-    warnings.filterwarnings("ignore")
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    transformers.utils.logging.disable_progress_bar()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -126,39 +109,25 @@ def phase(row, device, name, tokens, f):
 
 
 def bench_shape(shape, nf4, device, dtype, B, P, R) -> dict:
-    """Rollouts with and without graphs, then both updates on the same B prompts of P tokens with G
-    responses of R each -> {phase: figures}, and what the updates returned."""
+    """Rollouts, then both updates on the same B prompts of P tokens with G responses of R each ->
+    {phase: figures}."""
     config, row = qwen2_config(**shape), {}
-    policy = Policy(random_model(config, device, dtype, nf4), word_tokenizer(config.vocab_size), rank=RANK)
+    policy = Policy(random_model(config, device, dtype, nf4), tokenizer_for(config.vocab_size), rank=RANK)
     for p in sum(policy.params.values(), []):
         torch.nn.init.normal_(p.data, std=0.02)  # adapters that do something
     prompts, tokens = random_prompts(B, P, config.vocab_size), B * G * R
     sample = lambda T=R: policy.sample("agent", prompts, G, T, 1.0, policy.generator(0))
-    row["same tokens both ways"] = with_graphs(True, sample, 40) == with_graphs(False, sample, 40)
-    phase(row, policy.device, "rollouts without graphs", tokens, lambda: with_graphs(False, sample))
-    rollouts = phase(row, policy.device, "rollouts", tokens, lambda: with_graphs(True, sample))
+    sample(40)  # the first call starts kernels and libraries
+    rollouts = phase(row, policy.device, "rollouts", tokens, sample)
     optimizers = {name: policy.optimizer(name, LEARNING_RATE) for name in policy.params}
     o = Options(token_budget=max(8192, P + G * R), env_batch=B * G, env_passes=1)
     row["agent"] = phase(row, policy.device, "agent update (GRPO)", tokens, lambda: grpo_update(
         policy, "agent", optimizers["agent"], rollouts, rewards_of(rollouts, G), o))
-    row["env"] = phase(row, policy.device, "simulator update (RWR)", tokens, lambda: imitate(
-        policy, optimizers["env"], rollouts, o))
-    return row
-
-
-def with_graphs(on: bool, f, *args):
-    """f(*args) with decoding steps recorded as CUDA graphs, or computed one by one."""
-    attention.recorded = RECORD if on else lambda step, device: None
-    try:
-        return f(*args)
-    finally:
-        attention.recorded = RECORD
-
-
-def imitate(policy, optimizer, rollouts, o):
-    """One step of RWR on all the texts, its KL measured on two of them."""
     records = [EnvRecord(r.prompt, r.response, "", "", [], "", r.group) for r in rollouts]
-    return rwr_update(policy, "env", optimizer, records, [], rollouts[:2], o)
+    # one step of RWR on all the texts, its KL measured on two of them
+    row["env"] = phase(row, policy.device, "simulator update (RWR)", tokens, lambda: rwr_update(
+        policy, "env", optimizers["env"], records, [], rollouts[:2], o))
+    return row
 
 
 def main(argv) -> int:
@@ -170,7 +139,6 @@ def main(argv) -> int:
     args = p.parse_args(argv)
     if not args.tiny and not torch.cuda.is_available():
         raise UserError("no CUDA device: --tiny runs a small model on the CPU, in seconds")
-    quiet()
     device, dtype = ("cpu", torch.float32) if args.tiny else ("cuda", torch.bfloat16)
     B, P, R = (2, 160, 48) if args.tiny else (8, 1024, 256)
     shapes = {"tiny": (SMALL, True)} if args.tiny else SHAPES

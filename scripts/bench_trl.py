@@ -20,10 +20,10 @@ import time
 
 import torch
 
-from grpo import CLIP, group_advantages, grpo_loss, grpo_update
+from grpo import CLIP, grpo_update
 from policy import Policy
-from scripts.bench_gpu import LEARNING_RATE, RANK, G, qwen2_config, quiet, random_prompts, reward_of, \
-    rewards_of, word_tokenizer
+from scripts.bench_gpu import LEARNING_RATE, RANK, G, qwen2_config, random_prompts, reward_of, \
+    rewards_of, tokenizer_for
 from support.files import UserError
 from support.options import Options, Parser, at_least, exit_code
 
@@ -43,15 +43,13 @@ def main(argv) -> int:
     except ImportError:
         raise UserError("TRL is not installed: see the head of scripts/bench_trl.py") from None
     trl.trainer.utils._use_triton = lambda device: True  # by this TRL projects responses only
-    quiet()
     from transformers import Qwen2ForCausalLM
     torch.set_num_threads(1)
     torch.manual_seed(0)
     base = Qwen2ForCausalLM(qwen2_config(**SHAPE))
-    policies = [Policy(copy.deepcopy(base), word_tokenizer(VOCAB), ("agent",), RANK) for _ in range(2)]
+    policies = [Policy(copy.deepcopy(base), tokenizer_for(VOCAB), ("agent",), RANK) for _ in range(2)]
     check(args, copy.deepcopy(base), policies[0])
     pairs = timed(args, base, policies[1])
-    print("pairs " + " ".join(f"{theirs / ours:.2f}" for theirs, ours in pairs))
     print(f"ratio {statistics.median(theirs / ours for theirs, ours in pairs):.2f}")
     return 0
 
@@ -88,7 +86,8 @@ def trainer_of(args, base, tokenizer, steps, prompts, **hooks):
 
 def check(args, base, policy):
     """Same LoRA weights, completions and rewards to both. Raises UserError if the LoRA gradients differ
-    by more than rounding in fp32. B is set to noise first: at zero the KL term would not count."""
+    by more than rounding in fp32. B is set to noise first: at zero the KL term would not count. Both
+    sides clip at a norm of 1, which these gradients do not reach."""
     prompts, generator = random_prompts(PROMPTS, args.prompt, VOCAB, seed=1), policy.generator(1)
     with torch.no_grad():
         for p in policy.params["agent"]:
@@ -97,33 +96,19 @@ def check(args, base, policy):
     keep = lambda: theirs.update(
         {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None})
     trainer = trainer_of(args, base, policy.tokenizer, 1, prompts, on_pre_optimizer_step=keep)
-    trainer.args.max_grad_norm = 0.0  # gradients are compared before clipping
-    named, names = dict(trainer.model.named_parameters()), {}
+    same = {name.replace(".agent.", ".default."): p for name, p in policy.model.named_parameters()}
     with torch.no_grad():
-        for name, p in policy.model.named_parameters():
-            names[name] = name.replace(".agent.", ".default.")
-            named[names[name]].copy_(p)
+        for name, p in trainer.model.named_parameters():
+            p.copy_(same[name])
     trainer._generate_single_turn = lambda *_: ([r.response for r in rollouts], None)
     trainer.train()
-    ours = our_gradients(policy, rollouts)
-    gap = torch.cat([(g - theirs[names[n]]).flatten() for n, g in ours.items()]).norm()
-    gap = float(gap / torch.cat([g.flatten() for g in ours.values()]).norm())
+    grpo_update(policy, "agent", policy.optimizer("agent", LEARNING_RATE), rollouts, rewards_of(rollouts, G),
+                Options(agent_kl=KL_COEF))  # the gradients stay with the parameters
+    gap = torch.cat([(g - same[name].grad).flatten() for name, g in theirs.items()]).norm()
+    gap = float(gap / torch.cat([g.flatten() for g in theirs.values()]).norm())
     print(f"LoRA gradients of one step on the same completions: relative difference {gap:.1e}", flush=True)
     if not gap < 1e-3:
         raise UserError("gradients differ from TRL's by more than rounding: trust no ratio")
-
-
-def our_gradients(policy, rollouts) -> dict:
-    """{name: gradient} of one GRPO step on given rollouts, before clipping."""
-    with policy.use("agent"):
-        with policy.use(None), torch.no_grad():
-            ref, _ = policy.logprobs(rollouts)
-        logp, mask = policy.logprobs(rollouts)
-        advantages = group_advantages(rewards_of(rollouts, G)).flatten()
-        loss, _ = grpo_loss(logp, logp.detach(), ref, advantages, mask, int(mask.sum()), len(mask),
-                            kl_coef=KL_COEF)
-        loss.backward()
-    return {n: p.grad for n, p in policy.model.named_parameters() if p.grad is not None}
 
 
 def timed(args, base, policy) -> list:
@@ -139,7 +124,7 @@ def timed(args, base, policy) -> list:
         rollouts = policy.sample("agent", mine, G, args.response, 1.0, generator)
         grpo_update(policy, "agent", optimizer, rollouts, rewards_of(rollouts, G), o)
         pairs.append((theirs, time.process_time() - started))
-        print(f"TRL {theirs:.2f} s, ours {pairs[-1][1]:.2f} s", flush=True)
+        print("TRL {:.2f} s, ours {:.2f} s".format(*pairs[-1]), flush=True)
 
     trainer_of(args, base, policy.tokenizer, args.steps + 1, prompts, on_step_end=end,
                on_step_begin=lambda: clock.update(begin=time.process_time())).train()

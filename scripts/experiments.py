@@ -30,11 +30,11 @@ from pathlib import Path
 import numpy as np
 
 from support.files import UserError, append_jsonl, read_jsonl
-from support.options import Parser, at_least, exit_code, parse_options
+from support.options import Options, Parser, at_least, exit_code
 from worlds import load_world
 
 ROOT = Path(__file__).resolve().parent.parent
-PAPER_BASE = 544  # tasks in the base set of the paper, which its teacher sets extend
+TEACHER, TIMES = "runs/teacher-1777.jsonl", 1777 / 544  # the paper's larger teacher set, and its base set
 BASES = {"ladder": ["--model", "runs/base/ladder-{seed}"],
          "household": ["--world", "household", "--model", "runs/base/household-{seed}"],
          "words": [],  # with --model "FOLDER-{seed}", which a warm start has made
@@ -47,8 +47,7 @@ SUITES = {  # {suite: {variant: options}}; the first variant is compared with th
     "ladder": {**RIVALS,
                "genenv, steered": ["--alpha-schedule", "integral", "--k-min", "0.45", "--lam", "6",
                                    "--beta", "8", "--agent-lr", "1e-3"],
-               "teacher 1.76x": ["--variant", "teacher", "--teacher-tasks", "runs/teacher-957.jsonl"],
-               "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", "runs/teacher-1777.jsonl"]},
+               "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", TEACHER]},
     "household": RIVALS,
     "words": RIVALS,
     "tools": {**{name: RIVALS[name] for name in ("genenv", "random")}, "base": ["--variant", "base"]}}
@@ -70,7 +69,6 @@ def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
     have = {(r["name"], r["seed"]) for r in done}
     wanted = [(name, seed, filled([*given, *SUITES[suite][name]], seed))
               for seed in seeds for name in only or SUITES[suite] if (name, seed) not in have]
-    write_teachers(options for *_, options in wanted)
     running = []
     try:
         while wanted or running:
@@ -100,13 +98,10 @@ def filled(words, seed: int) -> list:
     return out
 
 
-def write_teachers(runs):
-    """The files of a stronger teacher's tasks, in the paper's proportions to the base set."""
-    for o in map(parse_options, runs):
-        path = Path(o.teacher_tasks)
-        if o.teacher_tasks and not path.is_file():
-            world, share = load_world(o.world)(o), int(path.stem.removeprefix("teacher-")) / PAPER_BASE
-            world.write_teacher(round(share * len(world.base_tasks())), path)
+def write_teacher():
+    """The tasks of a stronger teacher, in the paper's proportion to the base set."""
+    world = load_world("ladder")(Options())
+    world.write_teacher(round(TIMES * len(world.base_tasks())), TEACHER)
 
 
 def start(suite, name, seed, options) -> dict:
@@ -114,6 +109,8 @@ def start(suite, name, seed, options) -> dict:
     label = "".join(c if c.isalnum() else "-" for c in name)
     folder = Path("runs") / suite / f"{label}-{seed}"
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if TEACHER in options and not Path(TEACHER).is_file():
+        write_teacher()
     argv = ["genenv.py", "--seed", str(seed), "--threads", "1", "--out", str(folder), *options]
     argv += ["--resume"] * (folder / "config.json").is_file()
     with open(f"{folder}.log", "a") as log:
@@ -182,7 +179,7 @@ def table(suite: str, records) -> str:
         cells = [interval([f(ms) for ms in seeds.values()]).replace("+", "") for f in MEASURES.values()]
         lines.append(f"| {name} | {len(seeds)} | {' | '.join(cells)} |")
     (first, ours), *others = runs.items()
-    lines += ["", f"| {first} minus | pairs | last epoch | mean of epochs | equal time |", "|---|---|---|---|---|"]
+    lines += ["", f"| {first} minus | pairs | last epoch | mean of epochs | equal time |", "|---" * 5 + "|"]
     last, mean, *_ = MEASURES.values()
     for name, seeds in others:
         pairs = [(ours[s], seeds[s]) for s in sorted(ours.keys() & seeds)]

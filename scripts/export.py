@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from data_pool import Task, TrainPool
-from support.files import UserError, write_whole
+from support.files import write_whole
 from support.options import Parser, saved_options
 from worlds import load_world
 
@@ -70,9 +70,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> f
 
     Raises UserError if data_source is not one that verl_records writes.
     """
-    project, _, source = data_source.partition("/")
-    name, _, form = source.partition("/")
-    if project != "genenv":
-        raise UserError(f"{data_source!r} is not a data source of genenv: expected genenv/WORLD")
+    name, _, form = data_source.removeprefix("genenv/").partition("/")
     world = load_world(name).scorer(form)
     return world.score(Task("", json.loads(ground_truth)), solution_str)[0]  # Eq. 1

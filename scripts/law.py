@@ -16,7 +16,8 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from scripts.experiments import half_width, interval
+from scripts.experiments import MEASURES, half_width, interval
+from support.files import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 HEAD = """What the columns mean: [Experiments](../EXPERIMENTS.md#when-does-training-the-simulator-pay).
@@ -28,17 +29,14 @@ HEAD = """What the columns mean: [Experiments](../EXPERIMENTS.md#when-does-train
 
 def read(file, name) -> dict:
     """{seed: metrics of its epochs} of the runs of this name."""
-    runs = map(json.loads, (RESULTS.parent / file).read_text().splitlines())
-    return {r["seed"]: r["metrics"] for r in runs if r["name"] == name}
+    return {r["seed"]: r["metrics"] for r in read_jsonl(RESULTS.parent / file) if r["name"] == name}
 
 
-def figures(metrics) -> dict:
-    """Mixed share of all epochs and of the second half, success there, held-out success at the end."""
-    epochs = [m for m in metrics if m["epoch"] > 0]
-    late = epochs[len(epochs) // 2:]
-    mixed = lambda some: np.mean([m["mixed_share"] for m in some])
-    return {"mixed": mixed(epochs), "mixed_late": mixed(late), "held_out": metrics[-1]["validation"],
-            "success_late": np.mean([m["success_rate"] for m in late])}
+FIGURES = {  # mixed share of all epochs and of the second half, success there, held-out success at the end
+    "mixed": lambda epochs: np.mean([m["mixed_share"] for m in epochs if m["epoch"]]),
+    "mixed_late": MEASURES["mixed groups, 2nd half"],
+    "held_out": MEASURES["held-out, last epoch"],
+    "success_late": MEASURES["success on its tasks, 2nd half"]}
 
 
 def measure(setting):
@@ -47,8 +45,9 @@ def measure(setting):
     setting["seeds"] = sorted(set(found["trained"]) & set(found["untrained"]))
     for who, runs in found.items():
         for seed in setting["seeds"]:
-            for key, value in figures(runs[seed]).items():
-                setting.setdefault(key, {}).setdefault(who, []).append(round(float(value), 6))
+            for key, f in FIGURES.items():
+                value = round(float(f(runs[seed])), 6)
+                setting.setdefault(key, {}).setdefault(who, []).append(value)
 
 
 def ratio(setting, key) -> float:

@@ -10,7 +10,6 @@ Deviations: transformers can compute with the packed blocks, but such a model ta
 gradient. Here they become 16-bit numbers; `--quant nf4` rounds those again.
 """
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -30,7 +29,6 @@ def package_file() -> Path:
 
 def unpack(path: Path, folder):
     """Write the model and the tokenizer of a GGUF file to `folder`, in bf16."""
-    os.environ["TQDM_DISABLE"] = "1"  # three bars of the libraries, which are imported after this
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from support.loading import one_line

@@ -56,7 +56,7 @@ CHECKS = (
      "most of {written} texts are not tasks, {invalid}: raise the limit that cuts them off; else raise "
      "--env-kl, lower --env-lr, or teach the form by a warm start"),
     ("KL", lambda r, history, o: all(m["env_capped"] and not m["env_steps"] for m in [*history[-1:], r]),
-     "the simulator's first step crossed --env-kl-cap {env_kl_cap}: lower --env-lr"),
+     "the simulator's first step crossed the cap on the KL of an update: lower --env-lr"),
     ("KL", lambda r, history, o: min(m["env_kl"] for m in [*history[-1:], r]) > 2.0,
      "the simulator is {env_kl:.1f} nats per token away from its start, and its text can no longer be "
      "trusted: raise --env-kl, lower --env-lr"),

@@ -18,7 +18,7 @@ import torch
 from support.files import UserError
 from support.attention import heads_of
 from support.loading import choose_dtype, one_line
-from policy import LOGIT_CHUNK, PREFILL_TOKENS
+from policy import KEPT_LOGITS, LOGIT_CHUNK, PREFILL_TOKENS
 
 MARGIN = 1.08  # what the allocator holds beyond what is in use
 FP32, FP64 = 4, 8
@@ -60,7 +60,7 @@ def update_bytes(config, e, rank, budget, G, P, R) -> int:
     pairs = tokens * G * R * (P + R) // (P + G * R)  # (query, key) pairs of responses
     saved = 2 * D * (e + FP32) + (4 * (queries + key_heads * head_dim) + 4 * I + 7 * rank) * e
     layer = tokens * saved + copies + pairs * e + max(tokens * (2 * I + 3 * D) * e, copies)
-    logits = LOGIT_CHUNK * config.vocab_size * 4 * FP32 + tokens * D * (2 * e + FP32)
+    logits = max(LOGIT_CHUNK * config.vocab_size, KEPT_LOGITS) * 4 * FP32 + tokens * D * (2 * e + FP32)
     return tokens * config.num_hidden_layers * D * e + max(layer, logits)
 
 

@@ -10,7 +10,7 @@ Deviations of the 7B presets from the paper:
 * Learning rates. The paper trains all weights with 1e-6 (agent) and 5e-7 (simulator). Low-rank
   adapters start at B = 0 and move a layer by (alpha/r) B A, so the same rate moves the function far
   less. We take 20 times the paper's rates; they are starting points, not tuned values.
-* The simulator's KL: the paper names a penalty and a cap but gives no values.
+* The simulator's KL: the paper names a penalty and a cap but gives no values (cap: KL_CAP in rwr.py).
 * With the paper's k_min and G = 8 only tasks solved exactly 4 times of 8 pass the filter, so all
   weights are equal whatever beta and lam are. For weights that tell records apart add
   `--k-min 1 --lam 6 --beta 8`, or raise --G.
@@ -86,7 +86,6 @@ class Options:
     env_batch: int = 32               # generations per optimiser step
     env_passes: int = 1               # passes over the records per epoch
     env_kl: float = 0.02              # KL coefficient to the initial simulator
-    env_kl_cap: float = 0.5           # largest KL of one update, nats per token
     # memory
     token_budget: int = 16384         # padded tokens per micro-batch of a training pass
     max_rows: int = 512               # rollouts decoded at once
@@ -101,7 +100,7 @@ _7B = {
     "world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct",
     "epochs": 10, "steps": 8, "max_prompt_tokens": 4096, "max_response_tokens": 512,
     "agent_lr": 2e-5, "mini_batch": 16, "k_min": 0.1,
-    "env_lr": 1e-5, "env_batch": 64, "env_passes": 4, "env_kl": 0.05, "env_kl_cap": 0.05,
+    "env_lr": 1e-5, "env_batch": 64, "env_passes": 4, "env_kl": 0.05,
 }
 PRESETS = {  # only what differs from the defaults, those of the world included
     # the whole loop in seconds, in any world: to try an installation, a model or a task file
@@ -136,7 +135,7 @@ RANGES = (  # (what must hold, in words, the options that it holds for)
      "max_task_tokens max_response_tokens max_prompt_tokens env_batch env_passes token_budget max_rows"),
     (lambda v: 0 <= v < 1e18, "0 or more, and below 1e18", "seed threads epochs agreement mini_batch "
      "agent_kl beta k_min lam env_kl"),
-    (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr env_kl_cap"),
+    (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr"),
 )
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
 

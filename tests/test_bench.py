@@ -20,6 +20,5 @@ def test_the_7b_shape_has_the_published_number_of_parameters():
 def test_the_script_runs_to_its_end_on_a_cpu(tmp_path):
     assert bench_gpu.main(["--tiny", "--out", str(tmp_path / "gpu.json")]) == 0
     row = json.loads((tmp_path / "gpu.json").read_text())["models"]["tiny"]
-    assert row["same tokens both ways"]
     assert row["agent"]["trained_tokens"] > 0 and row["env"]["env_steps"] == 1
-    assert sum("tokens_per_s" in figures for figures in row.values() if isinstance(figures, dict)) == 4
+    assert sum("tokens_per_s" in figures for figures in row.values() if isinstance(figures, dict)) == 3

@@ -39,4 +39,4 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path):
             score = export.compute_score(r["data_source"], answer, r["reward_model"]["ground_truth"])
             assert r["data_source"] == source and score == world.score(task, answer)[0]
     assert export.compute_score(source, world.gold(written), records[-1]["reward_model"]["ground_truth"]) == 1
-    user_error("not a data source", export.compute_score, "gsm8k", "", "{}")
+    user_error("gsm8k", export.compute_score, "gsm8k", "", "{}")

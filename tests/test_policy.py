@@ -89,8 +89,15 @@ def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, m
     groups = random_groups([(9, [4, 4, 4, 4])] * 2)
     with shared.use("agent"), shapes_into(shared.lm.get_output_embeddings()) as logits, \
             shapes_into(shared.lm.get_input_embeddings()) as inputs:
-        shared.logprobs(flat(groups))
+        kept, mask = shared.logprobs(flat(groups))
     assert logits == [(4,)] * 8 and inputs == [(2, 9 + 4 * 3)]
+    monkeypatch.setattr(policy_module, "KEPT_LOGITS", 0)
+    with shared.use("agent"), shapes_into(shared.lm.get_output_embeddings()) as logits:
+        again = shared.logprobs(flat(groups))[0]
+        for one, other in zip(*(torch.autograd.grad(logp[mask].sum(), shared.params["agent"])
+                                for logp in (kept, again))):
+            assert torch.equal(one, other) and one.abs().max() > 0
+    assert logits == [(4,)] * 16  # those of `again` twice, those of `kept` once
     with shapes_into(shared.lm.get_input_embeddings()) as inputs:
         shared.sample(None, [p for p, _ in groups], G=4, max_new_tokens=1)
     assert inputs == [(2, 9)]

@@ -27,12 +27,12 @@ KL_SAMPLE = flat(random_groups([(4, [3]), (7, [2]), (1, [6]), (5, [5])], seed=7)
 KL_SAMPLE[3].prompt = KL_SAMPLE[0].prompt
 
 
-def update(policy, optimizer, fresh=RECORDS, old=(), kl_sample=KL_SAMPLE, grad_clip=1.0, **options):
+def update(policy, optimizer, fresh=RECORDS, old=(), kl_sample=KL_SAMPLE, grad_clip=1.0, cap=1e9, **options):
     """rwr_update with default options but for those given; all records in one step."""
-    options = {"env_passes": 1, "env_batch": max(1, len(fresh) + len(old)), "env_kl_cap": 1e9, **options}
+    options = {"env_passes": 1, "env_batch": max(1, len(fresh) + len(old)), **options}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "GRAD_CLIP", grad_clip)
-        return rwr_update(policy, "env", optimizer, fresh, old, kl_sample, Options(**options), seeded())
+        return rwr_update(policy, "env", optimizer, fresh, old, kl_sample, Options(**options), seeded(), cap)
 
 
 def seeded(seed=0):
@@ -129,7 +129,7 @@ def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
         policy = tiny_policy()
         optimizer = policy.optimizer("env", 3e-3)
         optimizer.param_groups[0]["weight_decay"] = 0.01
-        stats = update(policy, optimizer, env_kl_cap=cap)
+        stats = update(policy, optimizer, cap=cap)
         return stats, weights(policy, "env"), optimizer.state_dict()
 
     free, *_ = run(1e9, len(batches))
@@ -151,7 +151,7 @@ def test_a_first_step_across_the_cap_is_undone_and_training_goes_on(monkeypatch)
     And nan > cap is false: a diverged simulator would be kept."""
     policy = tiny_policy()
     optimizer, before = policy.optimizer("env", 1.0), weights(policy, "env")
-    stats = update(policy, optimizer, env_kl_cap=0.01)
+    stats = update(policy, optimizer, cap=0.01)
     assert stats["env_capped"] == 1 and stats["env_steps"] == stats["env_kl_step"] == 0
     assert same(weights(policy, "env"), before) and optimizer.state_dict()["state"] == {}
     with monkeypatch.context() as patch:

@@ -203,6 +203,14 @@ def test_base_tasks_of_every_shape_are_one_task(shape, tmp_path):
     assert (task.text, task.spec, task.id) == (ours.text, ours.spec, ours.id)
 
 
+def test_nulls_within_a_list_of_objects_are_fields_that_are_not_there():
+    bells = schema(bells={"type": "array", "items": schema(times=WHOLE)})
+    arguments = {"bells": [{"times": 3, "door": None}, {"times": 4}]}
+    record = own_record({"task": ASKED, "tools": [{**RING, "parameters": bells}],
+                         "calls": [{"name": "ring", "arguments": arguments}]})
+    assert record["calls"][0]["arguments"] == {"bells": [{"times": 3}, {"times": 4}]}
+
+
 def test_a_task_without_tools_has_the_right_one_and_others():
     """With the right one alone nobody would see whether an agent can choose."""
     tools = {name: {**RING, "name": name} for name in ("ring", "b", "a", "c", "d")}
@@ -220,6 +228,7 @@ def test_a_task_without_tools_has_the_right_one_and_others():
     ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "params": {"times": 3}}]},
      "not a JSON object"),
     ({"task": ASKED, "tools": [RING], "calls": [{"tool": "ring"}]}, "without a 'name'"),
+    ({"messages": CHAT, "tools": [RING], "calls": []}, "both 'messages' and calls"),
     ({"messages": CHAT[2:], "tools": [RING]}, "0 of the user"),
     ({"messages": CHAT[:2], "tools": [RING]}, "0 of the assistant"),
     ({"messages": CHAT + [CHAT[2]], "tools": [RING]}, "2 of the assistant"),

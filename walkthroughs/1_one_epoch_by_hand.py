@@ -16,7 +16,7 @@ import torch
 import curriculum
 from data_pool import distinct
 import genenv
-from rwr import rwr_weights, weight_ratio
+from rwr import KL_CAP, rwr_weights, weight_ratio
 from support.metrics import mean, rates_on
 from support.options import parse_options
 from walkthroughs import canvas, keep_picture
@@ -68,7 +68,7 @@ print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights
 # %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text.
 stats = genenv.update_environment(run, kept, old=[])  # D_env has no older records yet
 print(f"\nRWR: {stats['env_steps']} steps, KL of the update {stats['env_kl_step']:.3f} of at most "
-      f"{o.env_kl_cap}; the agent's adapter moved: {'yes' if stats['other_moved'] else 'no'}")
+      f"{KL_CAP}; the agent's adapter moved: {'yes' if stats['other_moved'] else 'no'}")
 
 # %% 3b. D_env <- D_env + generations. They return in later epochs, until they are too old.
 run.env_pool.add(state.records)

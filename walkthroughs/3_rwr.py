@@ -32,7 +32,7 @@ def r_env(beta=BETA):
     return torch.tensor([reward_bell(p, ALPHA, beta) for p in P_HAT], dtype=torch.float64)
 
 
-def train(k_min=1.0, steps=60, lr=4.0, **options):
+def train(k_min=1.0, steps=60, lr=4.0, cap=1e9, env_kl=0.0):
     """Imitate what was written and lies in the band -> (probabilities (8,), statistics)."""
     policy = TablePolicy(PI_0.log()[None], "env")
     optimizer = torch.optim.SGD(policy.params["env"], lr=lr)
@@ -40,9 +40,8 @@ def train(k_min=1.0, steps=60, lr=4.0, **options):
                for x in WRITTEN if in_band(P_HAT[x], ALPHA, k_min)]
     kl_sample = [Rollout(i, PROMPT, [x]) for i, x in enumerate(WRITTEN)]  # unfiltered
     # one pass is one step here: all records in one mini-batch
-    o = Options(**{"env_passes": steps, "env_batch": len(records), "env_kl": 0.0, "env_kl_cap": 1e9,
-                   **options})
-    stats = rwr_update(policy, "env", optimizer, records, [], kl_sample, o)
+    o = Options(env_passes=steps, env_batch=len(records), env_kl=env_kl)
+    stats = rwr_update(policy, "env", optimizer, records, [], kl_sample, o, cap=cap)
     return policy.probs()[0], stats
 
 
@@ -86,7 +85,7 @@ for lam, beta in ((1, 2), (6, 2), (1, 8), (6, 8), (20, 8)):
 # and takes the last step back.
 print("\npenalty   cap     steps of 60   mass on p_hat = 0.5   KL of the update")
 for coef, cap in ((0.0, 1e9), (0.1, 1e9), (1.0, 1e9), (0.0, 0.5), (0.0, 0.1)):
-    probs, stats = train(0.26, lr=0.2, env_kl=coef, env_kl_cap=cap)
+    probs, stats = train(0.26, lr=0.2, env_kl=coef, cap=cap)
     print(f"{coef:7.1f} {cap:7.1g} {stats['env_steps']:11d} {float(probs[3] + probs[4]):21.3f} "
           f"{stats['env_kl_step']:18.3f}")
 

@@ -265,6 +265,7 @@ def own_record(line: dict, listed=None) -> dict:
     """
     line = {key: value for key, value in line.items() if value is not None}
     if "task" not in line and "messages" in line:
+        need(not {"calls", "tool_calls"} & line.keys(), "both 'messages' and calls: leave one of them out")
         line = {**line, **_of_chat(line["messages"])}
     elif "tool_calls" in line:
         need("calls" not in line, "both 'calls' and 'tool_calls': leave one of them out")
@@ -313,6 +314,8 @@ def _own_call(call) -> dict:
 
 def _without_nulls(value, schema: dict):
     """A value without the members that are null and may not be: a table has a column for each."""
+    if isinstance(value, list):
+        return [_without_nulls(part, schema.get("items", {})) for part in value]
     if not isinstance(value, dict):
         return value
     inner, required = schema.get("properties", {}), schema.get("required", ())
