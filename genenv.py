@@ -125,7 +125,6 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
             -(-missing // o.variations), o.base_share, curriculum.named("seeds_")[o.seed_selection],
             alpha, run.rng)
         new, written = write_tasks(run, seed_tasks, o.variations, alpha, kept=tasks)
-        new, written = keep_solvable(run, new, written)
         tasks, records = tasks + new[:missing], records + written[:missing]
     return tasks, records
 
@@ -161,24 +160,6 @@ def write_tasks(run, seed_tasks, variations, alpha, kept=()) -> tuple[list[Task]
     return tasks, records
 
 
-def keep_solvable(run, tasks, records):
-    """--agreement k: the tasks that the simulator itself solves at least once in k tries.
-
-    This checks generated answers: a task whose answer is wrong or ambiguous may also land near
-    alpha, and R_env alone would reward it.
-    """
-    o = run.o
-    if not (o.agreement and tasks):
-        return tasks, records
-    with run.phase("agreement check"):
-        rollouts, texts = play(run.world, o, run.simulator, "env", tasks, o.agreement, o.temperature,
-                               run.sampler)
-    solved = {r.group for r, text in zip(rollouts, texts)
-              if trace_of(run, tasks[r.group], r, text).reward >= curriculum.SUCCESS}
-    run.state.invalid["no agreement"] += len(tasks) - len(solved)
-    return [tasks[b] for b in sorted(solved)], [records[b] for b in sorted(solved)]
-
-
 def fill_batch(run, tasks) -> list[Task]:
     """New tasks, then tasks replayed from D_train, so that earlier curricula are kept. Replayed tasks
     also make up for invalid generations: the batch always has the same size."""
@@ -192,8 +173,7 @@ def add_ready_made(run):
     for task in run.teacher:
         run.train_pool.add(task, [], None)
     if run.o.variant == "static":
-        written = write_tasks(run, run.train_pool.base, STATIC_PER_BASE, run.o.alpha)
-        for task in keep_solvable(run, *written)[0]:
+        for task in write_tasks(run, run.train_pool.base, STATIC_PER_BASE, run.o.alpha)[0]:
             run.train_pool.add(dataclasses.replace(task, origin="static"), [], None)
 
 

@@ -66,7 +66,6 @@ class Options:
     max_task_tokens: int = 24         # length limit of a generated task
     max_response_tokens: int = 24     # length limit of an agent response
     max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
-    agreement: int = 0                # k > 0: keep only tasks that the simulator solves in k tries
     val_samples: int = 8              # attempts per validation task
     val_every: int = 1                # validate every so many epochs, and always after the last
     # agent (GRPO)
@@ -135,8 +134,8 @@ RANGES = (  # (what must hold, in words, the options that it holds for)
     (lambda v: v >= 2, "at least 2, as one rollout has no baseline", "G"),
     (lambda v: v >= 1, "at least 1", "rank steps seed_tasks variations val_samples val_every "
      "max_task_tokens max_response_tokens max_prompt_tokens env_batch env_passes token_budget max_rows"),
-    (lambda v: 0 <= v < 1e18, "0 or more", "seed threads epochs agreement mini_batch agent_kl beta "
-     "k_min lam env_kl"),
+    (lambda v: 0 <= v < 1e18, "0 or more", "seed threads epochs mini_batch agent_kl beta k_min "
+     "lam env_kl"),
     (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr env_kl_cap"),
 )
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
