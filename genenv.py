@@ -206,8 +206,8 @@ def interact(run, tasks) -> list[Trial]:
 
 def trace_of(run, task, rollout, text) -> Trace:
     """Score one attempt. A truncated attempt earns 0."""
-    reward, valid = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
-    return Trace(transcript(rollout, text), reward, valid, bool(rollout.limit), rollout.tokens)
+    reward, valid, graded = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
+    return Trace(transcript(rollout, text), reward, valid, bool(rollout.limit), rollout.tokens, graded)
 
 
 # ---- 2a. the agent
@@ -219,8 +219,7 @@ def update_agent(run, trials) -> dict:
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G, for B tasks
     reward = curriculum.named("agent_reward_")[o.agent_reward]
-    rewards = torch.tensor([[reward(e.reward, e.valid, e.truncated, e.tokens) for e in trial.traces]
-                            for trial in trials])  # (B, G)
+    rewards = torch.tensor([[reward(e) for e in trial.traces] for trial in trials])  # (B, G)
     with run.phase("agent update (GRPO)", "agent") as moved:
         stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
     for trial in trials:
@@ -252,10 +251,15 @@ def old_records(run) -> list[EnvRecord]:
 
 def update_environment(run, fresh, old) -> dict:
     """One update of the simulator on the records inside the band, those of this epoch and those of
-    D_env, under the KL penalty to the initial simulator and the cap on the update's own KL."""
+    D_env, under the KL penalty to the initial simulator and the cap on the update's own KL. In a world
+    with `imitate_once`, tasks that an earlier epoch has imitated are left out."""
+    before = set(run.state.imitated)
+    fresh, old = ([r for r in records if before.isdisjoint(r.keys)] for records in (fresh, old))
     kl_sample = draw_kl_sample([Rollout(*text) for text in run.state.texts], run.rng)
     with run.phase("simulator update (RWR)", "env") as moved:
         stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o, run.rng)
+    if run.world.imitate_once and stats["env_steps"]:  # too few records wait, and are not lost
+        run.state.imitated += [key for r in fresh + old for key in r.keys]
     return {**stats, **moved}
 
 

@@ -110,10 +110,11 @@ PRESETS = {  # only what differs from the defaults, those of the world included
         "max_task_tokens": 256, "max_response_tokens": 64, "token_budget": 4096, "max_rows": 64,
     },
     # SmolLM2-135M-Instruct after a warm start, on a CPU: tasks as Python text for given functions,
-    # one variation per seed task, as a small simulator often writes the same variation twice
+    # one variation per seed task, as a small simulator often writes the same variation twice; 128
+    # tasks an epoch, so that one pass of RWR has records enough for some steps
     "135m-cpu": {
         "world": "tool_calls", "call_format": "python", "tools": "base",
-        "epochs": 12, "steps": 4, "seed_tasks": 8, "variations": 1, "val_every": 6,
+        "epochs": 6, "steps": 8, "seed_tasks": 16, "variations": 1, "val_every": 3,
         "max_prompt_tokens": 640, "max_response_tokens": 64, "max_task_tokens": 160,
         "agent_lr": 5e-4, "env_lr": 5e-4, "env_batch": 16, "token_budget": 1024,
     },

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data_pool import Trace, TrainPool
+import curriculum
+from data_pool import Trace, TrainPool, attempt_score
 from helpers import gradients, raised, randomise, same, user_error, weights
-from policy import Policy
+from policy import Policy, Rollout
 from worlds import InvalidTask, check_task, held_out_keys, task_keys
 from worlds import tool_calls as module
 from worlds.schemas import structured
@@ -277,6 +278,31 @@ SCORES = [
 def test_score_table(task, response, expected, why, world):
     """Both branches of Eq. 1; the prompt is not an argument, so it cannot be read."""
     assert world.score(task, response) == expected
+
+
+EXTRA = light(colour="blue")  # filled in: room, level, colour; SEED wants one argument
+CREDIT = [  # function .2, argument names (F1) .3, values .5
+    (TWO, said(HALL, LOCK), 1.0, "all"), (ORDERED, said(LOCK, HALL), 0.0, "another order is other calls"),
+    (SEED, said({"name": "lock.door", "arguments": {"locked": False}}), 0.2 + 0.3, "a wrong value"),
+    (SEED, said({"name": "lock.door", "arguments": {}}), 0.2, "valid or not, the function is right"),
+    (TWO, said(HALL), 0.5, "one of two calls"), (TWO, said(HALL, LOCK, LOCK), 2 / 3, "one call too many"),
+    (TWO, said(EXTRA, LOCK), (0.2 + 0.3 + 0.5 * 2 / 3 + 1) / 2, "one of three values is wrong"),
+    (TWO, said(light(level=None), LOCK), (0.2 + 0.3 * 4 / 5 + 0.5 * 2 / 3 + 1) / 2, "one of them is missing"),
+    (TWICE, said(light(level=6), HALL), (1 + 0.5 + 0.5 * 2 / 3) / 2, "each call is used once"),
+    (TWO, said(LOCK, {"name": "sing", "arguments": {}}), 0.5, "an undeclared tool"),
+    (TWO, "No.", 0.0, "no call"), (NONE, "none", 1.0, "nothing to call"), (NONE, said(HALL), 0.0, "one"),
+    (ASK, "Herbert", pytest.approx(2 / 3), "a free-form answer has its own"),
+]
+
+
+@pytest.mark.parametrize("task, response, expected, why", CREDIT, ids=[row[3] for row in CREDIT])
+def test_partial_credit_is_for_the_agents_reward_alone(task, response, expected, why, world):
+    """p_hat is of Eq. 1, or the simulator would be paid for tasks that are never solved."""
+    reward, valid, graded = attempt_score(world, task, Rollout(0, [], []), response)
+    assert graded == pytest.approx(expected) and (reward, valid) == world.score(task, response)
+    assert attempt_score(world, task, Rollout(0, [], [], (), "too many tokens"), response)[2] == 0
+    trace = Trace(response, reward, valid, False, 9, graded)
+    assert curriculum.named("agent_reward_")["graded"](trace) == graded
 
 
 @pytest.mark.parametrize("answer, reference, right", [

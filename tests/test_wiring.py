@@ -254,6 +254,20 @@ def test_variants_without_a_simulator(variant, tmp_path, monkeypatch):
     assert run.history[-1]["d_env"] == 0 and float(run.policy.params["env"][0][0]) == 0
 
 
+def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(tmp_path, monkeypatch):
+    """Also after a resume: otherwise the simulator imitates its few favourites for ever."""
+    monkeypatch.setattr(MicroWorld, "imitate_once", True)
+    options = {**BASE, "alpha_schedule": "constant", "k_min": 0.6}
+    seen, alone = [], run_micro(monkeypatch, tmp_path / "a", **options)[1]
+    for epochs in (3, 5):
+        run_micro(monkeypatch, tmp_path / "b", **{**options, "epochs": epochs, "resume": epochs == 5})
+        seen += [e.given[:2] for e in micro_world.Scripted.tape if e.call == "rwr_update"]
+    assert seen == [e.given[:2] for e in alone if e.call == "rwr_update"]
+    imitated = [{key for part in given for r in part for key in r.keys} for given in seen]
+    assert len(imitated) == 5 and all(imitated)
+    assert sum(map(len, imitated)) == len(set.union(*imitated))
+
+
 def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
     """An update that moves both adapters is told on."""
     update = micro_world.update

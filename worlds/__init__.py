@@ -59,6 +59,7 @@ class World:
     chat = True        # whether --model names a chat model, whose memory is then estimated
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
     warm_start_passes = 0  # of a warm start that is not told; 0: by how much there is to imitate
+    imitate_once = False  # whether the simulator imitates a task in one epoch only (see same_task_key)
     form = ""          # how answers are written, where the spec of a task does not say it
 
     def __init__(self, o):
@@ -101,6 +102,10 @@ class World:
     def leaks(self, task) -> str:
         """The reason why nothing is left to answer, such as "answer leaked"; or ""."""
         return ""
+
+    def graded(self, task, response, reward: float) -> float:
+        """The reward of a response with partial credit, in [0, 1]; 1 only where the reward is."""
+        return reward
 
     def gold(self, task) -> str:
         """A response that earns 1, "" if the world has none."""
