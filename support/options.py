@@ -135,8 +135,7 @@ RANGES = (  # (what must hold, in words, the options that it holds for)
     (lambda v: v >= 2, "at least 2, as one rollout has no baseline", "G"),
     (lambda v: v >= 1, "at least 1", "rank steps seed_tasks variations val_samples val_every "
      "max_task_tokens max_response_tokens max_prompt_tokens env_batch env_passes token_budget max_rows"),
-    (lambda v: 0 <= v < 1e18, "0 or more", "seed threads epochs mini_batch agent_kl beta k_min "
-     "lam env_kl"),
+    (lambda v: 0 <= v < 1e18, "0 or more", "seed threads epochs mini_batch agent_kl beta k_min lam env_kl"),
     (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr env_kl_cap"),
 )
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
@@ -223,7 +222,7 @@ def parse_options(argv) -> Options:
     world = load_world(saved.get("world") or found.world or preset.get("world", Options.world))
     given = vars(parser(world).parse_args(argv))
     given.pop("preset", None)
-    if "world" in preset and given.get("world", preset["world"]) != preset["world"]:
+    if "world" in preset and not issubclass(world, load_world(preset["world"])):
         raise UserError(f"--preset {found.preset} is for --world {preset['world']}")
     own = {name: default for name, (default, _, _) in world.OPTIONS.items()}
     values = {**own, **(saved or world.defaults({**preset, **given})), **preset, **given}

@@ -61,8 +61,7 @@ def test_an_episode_alternates_between_drawn_turns_and_the_worlds_very_tokens(en
         parts = segments(r)
         assert [own for own, _ in parts] == [True, False] * 3 + [True]
         assert [ids for own, ids in parts if own] == log[i]
-        assert [ids for own, ids in parts if not own] == \
-            [OBSERVATIONS[(i + k) % 3] for k in (1, 2, 3)]
+        assert [ids for own, ids in parts if not own] == [OBSERVATIONS[(i + k) % 3] for k in (1, 2, 3)]
         assert all(ids[-1] in ENDINGS and not set(ids[:-1]) & set(ENDINGS) for ids in log[i])
         assert r.limit == "" and len(r.drawn) == len(r.response) == len(r.logps)
 

@@ -30,8 +30,7 @@ BASE = dict(  # no default anywhere: a constant in the place of an option is see
     max_rows=41)
 RUNS = {
     "base": {}, "seed unit": dict(p_hat_unit="seed"), "batch unit": dict(p_hat_unit="batch", k_min=0.1),
-    "random": dict(variant="random"), "from kept": dict(base_share=0.0),
-}
+    "random": dict(variant="random"), "from kept": dict(base_share=0.0)}
 UNIT = {"task": "p_hat", "seed": "p_hat_seed", "batch": "p_hat_batch"}
 
 
@@ -264,8 +263,7 @@ def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(tmp_path, 
         seen += [e.given[:2] for e in micro_world.Scripted.tape if e.call == "rwr_update"]
     assert seen == [e.given[:2] for e in alone if e.call == "rwr_update"]
     imitated = [{key for part in given for r in part for key in r.keys} for given in seen]
-    assert len(imitated) == 5 and all(imitated)
-    assert sum(map(len, imitated)) == len(set.union(*imitated))
+    assert len(imitated) == 5 and all(imitated) and sum(map(len, imitated)) == len(set.union(*imitated))
 
 
 def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):

@@ -42,7 +42,9 @@ class World:
     env_prompt(seed_task, success, alpha)  what the simulator is asked: text, or a list of chat
                            messages. success: p_hat in [0, 1], None if unknown, which the prompt must
                            say. A prompt that names alpha goes stale when a schedule moves alpha:
-                           old records are imitated under the prompt they were written for
+                           old records are imitated under the prompt they were written for. If the last
+                           message is the assistant's, the simulator goes on with it, and parse_task
+                           gets what follows
     parse_task(text, seed_task, epoch)  the simulator's text -> Task(text, spec, "env", seed_task.id,
                            epoch); raises InvalidTask with one of REASONS and nothing else, for any
                            text. NO_SEED (an empty spec) stands for no seed
@@ -148,12 +150,13 @@ def world_names() -> list[str]:
 
 def load_world(name: str) -> type[World]:
     """The class of a world. Raises UserError for an unknown name or an incomplete class."""
-    if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
+    module = {"bandit": "scripts.bandit"}.get(name, f"worlds.{name}")  # a rival, for an experiment alone
+    if not name.isidentifier() or find_spec(module) is None:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
     try:
-        world = getattr(importlib.import_module(f"worlds.{name}"), "World", None)
+        world = getattr(importlib.import_module(module), "World", None)
     except Exception as error:  # whatever stands at the head of a file of the user's
-        lines = lines_of(error, file := find_spec(f"worlds.{name}").origin)
+        lines = lines_of(error, file := find_spec(module).origin)
         where = f", line {lines[-1]}" if lines else ""  # a SyntaxError says its line itself
         raise UserError(f"{file}{where}: {type(error).__name__}: {error}") from error
     missing = [f for f in REQUIRED if not callable(getattr(world, f, None))]

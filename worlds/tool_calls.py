@@ -413,9 +413,6 @@ class World(worlds.World):
         record = task_text.read(text, self._call_of_line) if self._in_lines(seed_task) else first_object(text)
         if record is None:
             raise InvalidTask("no request and call" if self._in_lines(seed_task) else "no JSON object")
-        if seed_task.spec and ("calls" in record) != structured(seed_task):
-            raise InvalidTask("other kind than the seed" if {"calls", "reference"} & set(record)
-                              else "malformed task")
         if self._in_lines(seed_task):
             n_calls, n_tools = record.pop("level")
             called = {call["name"] for call in record["calls"] if well_formed(call)}
@@ -427,6 +424,8 @@ class World(worlds.World):
             random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
             record |= {"tools": tools, "ordered": False}
         task = make_task(record, "env", seed_task.id, epoch)
+        if seed_task.spec and structured(task) != structured(seed_task):
+            raise InvalidTask("other kind than the seed")
         if unwritable(task, self.form):
             raise InvalidTask("tool schema")
         return task
@@ -574,8 +573,8 @@ def _joined(tasks, singles, draw) -> list[Task]:
     for one in tasks:
         calls = one.spec.get("calls", [])
         names = {call["name"] for call in calls}
-        candidates = draw.sample(singles, min(len(singles), LOOKED_AT // 10))
-        other = next((task for task in candidates if len(calls) + len(task.spec["calls"]) <= MOST_CALLED
+        other = next((task for task in draw.sample(singles, min(len(singles), LOOKED_AT // 10))
+                      if len(calls) + len(task.spec["calls"]) <= MOST_CALLED
                       and names.isdisjoint(call["name"] for call in task.spec["calls"])), None)
         if calls and other:
             tools = {**tools_of(one), **tools_of(other)}
