@@ -15,7 +15,7 @@ To add a schedule, write one function anywhere in this file whose name starts wi
 
 and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a function of
 (p_hat, alpha, beta) whose name starts with `reward_`, a seed selection one of (p_hats, alpha)
-starting with `seeds_`, an agent reward one of (score, valid, truncated, tokens) starting with
+starting with `seeds_`, an agent reward one of an attempt (data_pool.Trace) starting with
 `agent_reward_`. There is no list to extend.
 
 Deviations: the paper keeps alpha at 0.5; here it may follow a schedule. The unit of p_hat is open
@@ -30,6 +30,7 @@ import traceback
 from dataclasses import dataclass
 from functools import partial
 
+from data_pool import Trace
 from support.files import UserError
 
 WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants with ready-made tasks only
@@ -64,14 +65,21 @@ def reward_bell(p_hat, alpha, beta):
 
 
 # ---------------------------------------------------------------------------------------------
-# agent rewards: functions of (score, valid, truncated, tokens) -> the reward r that GRPO trains on
-# score: Eq. 1 as the world computes it, in [0, 1]; valid: the response has the form that the world
-# asks for; truncated: it ran into a limit of length or of turns; tokens: its length
+# agent rewards: functions of an attempt e -> the reward r in [0, 1] that GRPO trains on
+# e.reward: Eq. 1 as the world computes it, in [0, 1]; e.graded: the same with partial credit; e.valid:
+# the response has the form that the world asks for; e.truncated: it ran into a limit of length or of
+# turns; e.tokens: its length; e.text. p_hat and held-out success are of e.reward, whatever is chosen
 
 
-def agent_reward_plain(score, valid, truncated, tokens):
+def agent_reward_plain(e):
     """Eq. 1; a response that never ended earns nothing."""
-    return 0.0 if truncated else score
+    return 0.0 if e.truncated else e.reward
+
+
+def agent_reward_graded(e):
+    """Partial credit, so that attempts which all fail may still differ. In tool_calls it is that of
+    Tool-R0 (arXiv 2602.21320); a world without `graded` gives Eq. 1."""
+    return 0.0 if e.truncated else e.graded
 
 
 # ---------------------------------------------------------------------------------------------
@@ -208,7 +216,7 @@ def try_functions(o):
     p_hats = [0.0, 0.5, 1.0]
     next_alpha(o.alpha_schedule, Context(1, max(1, o.epochs), 0.5, o.alpha, o.alpha_end, o.alpha))
     checked("reward_", o.difficulty_reward, [0.5, o.alpha, o.beta], math.isfinite, "a finite number")
-    checked("agent_reward_", o.agent_reward, [1.0, True, False, 1], lambda r: 0 <= r <= 1,
+    checked("agent_reward_", o.agent_reward, [Trace("", 1.0, True, False, 1, 1.0)], lambda r: 0 <= r <= 1,
             "a number from 0 to 1")
     checked("seeds_", o.seed_selection, [p_hats, o.alpha],
             lambda ws: len(ws) == len(p_hats) and all(0 <= w < math.inf for w in ws),

@@ -51,6 +51,7 @@ class Trace:
     valid: bool      # well-formed and evaluable: the schema holds and the checker ran
     truncated: bool  # ended by a limit, of length or of turns
     tokens: int      # response length, EOS included
+    graded: float = 0.0  # reward with partial credit (World.graded): for agent_reward_graded alone
 
 
 @dataclass
@@ -130,12 +131,14 @@ def rollout_rows(o, G: int, longest: int) -> int:
     return min(o.max_rows, G * prompts)
 
 
-def attempt_score(world, task, rollout, text) -> tuple[float, bool]:
-    """Eq. 1 and well-formedness of one attempt of `play`. What ran into a limit earns nothing."""
-    reward, valid = world.score(task, text if isinstance(text, str) else text[::2])
+def attempt_score(world, task, rollout, text) -> tuple[float, bool, float]:
+    """Eq. 1, well-formedness, and the reward with partial credit, of one attempt of `play`. What ran into a
+    limit earns nothing."""
+    response = text if isinstance(text, str) else text[::2]
+    reward, valid = world.score(task, response)
     if rollout.limit:  # an episode out of turns was well-formed, if its turns were
-        return 0.0, valid and rollout.limit == "too many turns"
-    return reward, valid
+        return 0.0, valid and rollout.limit == "too many turns", 0.0
+    return reward, valid, world.graded(task, response, reward)
 
 
 def transcript(rollout, text) -> str:

@@ -128,7 +128,6 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
             -(-missing // o.variations), o.base_share, curriculum.named("seeds_")[o.seed_selection],
             alpha, run.rng)
         new, written = write_tasks(run, seed_tasks, o.variations, alpha, kept=tasks)
-        new, written = keep_solvable(run, new, written)
         tasks, records = tasks + new[:missing], records + written[:missing]
     return tasks, records
 
@@ -164,24 +163,6 @@ def write_tasks(run, seed_tasks, variations, alpha, kept=()) -> tuple[list[Task]
     return tasks, records
 
 
-def keep_solvable(run, tasks, records):
-    """--agreement k: the tasks that the simulator itself solves at least once in k tries.
-
-    This checks generated answers: a task whose answer is wrong or ambiguous may also land near
-    alpha, and R_env alone would reward it.
-    """
-    o = run.o
-    if not (o.agreement and tasks):
-        return tasks, records
-    with run.phase("agreement check"):
-        rollouts, texts = play(run.world, o, run.simulator, "env", tasks, o.agreement, o.temperature,
-                               run.sampler)
-    solved = {r.group for r, text in zip(rollouts, texts)
-              if trace_of(run, tasks[r.group], r, text).reward >= curriculum.SUCCESS}
-    run.state.invalid["no agreement"] += len(tasks) - len(solved)
-    return [tasks[b] for b in sorted(solved)], [records[b] for b in sorted(solved)]
-
-
 def fill_batch(run, tasks) -> list[Task]:
     """New tasks, then tasks replayed from D_train, so that earlier curricula are kept. Replayed tasks
     also make up for invalid generations: the batch always has the same size."""
@@ -195,8 +176,7 @@ def add_ready_made(run):
     for task in run.teacher:
         run.train_pool.add(task, [], None)
     if run.o.variant == "static":
-        written = write_tasks(run, run.train_pool.base, STATIC_PER_BASE, run.o.alpha)
-        for task in keep_solvable(run, *written)[0]:
+        for task in write_tasks(run, run.train_pool.base, STATIC_PER_BASE, run.o.alpha)[0]:
             run.train_pool.add(dataclasses.replace(task, origin="static"), [], None)
 
 
@@ -229,8 +209,8 @@ def interact(run, tasks) -> list[Trial]:
 
 def trace_of(run, task, rollout, text) -> Trace:
     """Score one attempt. A truncated attempt earns 0."""
-    reward, valid = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
-    return Trace(transcript(rollout, text), reward, valid, bool(rollout.limit), rollout.tokens)
+    reward, valid, graded = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
+    return Trace(transcript(rollout, text), reward, valid, bool(rollout.limit), rollout.tokens, graded)
 
 
 # ---- 2a. the agent
@@ -242,8 +222,7 @@ def update_agent(run, trials) -> dict:
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G, for B tasks
     reward = curriculum.named("agent_reward_")[o.agent_reward]
-    rewards = torch.tensor([[reward(e.reward, e.valid, e.truncated, e.tokens) for e in trial.traces]
-                            for trial in trials])  # (B, G)
+    rewards = torch.tensor([[reward(e) for e in trial.traces] for trial in trials])  # (B, G)
     with run.phase("agent update (GRPO)", "agent") as moved:
         stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
     for trial in trials:
@@ -275,10 +254,15 @@ def old_records(run) -> list[EnvRecord]:
 
 def update_environment(run, fresh, old) -> dict:
     """One update of the simulator on the records inside the band, those of this epoch and those of
-    D_env, under the KL penalty to the initial simulator and the cap on the update's own KL."""
+    D_env, under the KL penalty to the initial simulator and the cap on the update's own KL. In a world
+    with `imitate_once`, tasks that an earlier epoch has imitated are left out."""
+    before = set(run.state.imitated)
+    fresh, old = ([r for r in records if before.isdisjoint(r.keys)] for records in (fresh, old))
     kl_sample = draw_kl_sample([Rollout(*text) for text in run.state.texts], run.rng)
     with run.phase("simulator update (RWR)", "env") as moved:
         stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o, run.rng)
+    if run.world.imitate_once and stats["env_steps"]:  # too few records wait, and are not lost
+        run.state.imitated += [key for r in fresh + old for key in r.keys]
     return {**stats, **moved}
 
 

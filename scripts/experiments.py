@@ -50,7 +50,8 @@ SUITES = {  # {suite: {variant: options}}; the first variant is compared with th
                "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", TEACHER]},
     "household": RIVALS,
     "words": RIVALS,
-    "tools": {**{name: RIVALS[name] for name in ("genenv", "random")}, "base": ["--variant", "base"]}}
+    "tools": {"genenv": [], "genenv, graded": ["--agent-reward", "graded"], "random": ["--variant", "random"],
+              "bandit": ["--variant", "random", "--world", "bandit"], "base": ["--variant", "base"]}}
 KEPT = "epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds"
 # of the t-distribution, by degrees of freedom
 T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]

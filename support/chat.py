@@ -32,13 +32,15 @@ class Chat:
         self.eos_ids += [i for i in self._closing[-1:] if i not in self.eos_ids]
 
     def encode(self, prompt) -> list[int]:
-        """str -> ids without special tokens; list of chat messages -> ids by the chat template.
+        """str -> ids without special tokens; list of chat messages -> ids by the chat template. A last
+        message of the assistant's is the beginning of the response.
 
         Raises UserError if there is no template, or it fails or leaves a message out.
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, add_special_tokens=False)
-        text = self._render(prompt)
+        begun = prompt[-1]["content"] if prompt[-1]["role"] == "assistant" else ""
+        text = self._render(prompt[:-1] if begun else prompt) + begun
         for message in prompt:
             if message["role"] != "assistant" and message["content"].strip() not in text:
                 raise UserError(f"the model's chat template leaves out what the {message['role']} "

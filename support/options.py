@@ -65,7 +65,6 @@ class Options:
     max_task_tokens: int = 24         # length limit of a generated task
     max_response_tokens: int = 24     # length limit of an agent response
     max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
-    agreement: int = 0                # k > 0: keep only tasks that the simulator solves in k tries
     val_samples: int = 8              # attempts per validation task
     val_every: int = 1                # validate every so many epochs, and always after the last
     # agent (GRPO)
@@ -109,10 +108,11 @@ PRESETS = {  # only what differs from the defaults, those of the world included
         "max_task_tokens": 256, "max_response_tokens": 64, "token_budget": 4096, "max_rows": 64,
     },
     # SmolLM2-135M-Instruct after a warm start, on a CPU: tasks as Python text for given functions,
-    # one variation per seed task, as a small simulator often writes the same variation twice
+    # one variation per seed task, as a small simulator often writes the same variation twice; 128
+    # tasks an epoch, so that one pass of RWR has records enough for some steps
     "135m-cpu": {
         "world": "tool_calls", "call_format": "python", "tools": "base",
-        "epochs": 12, "steps": 4, "seed_tasks": 8, "variations": 1, "val_every": 6,
+        "epochs": 6, "steps": 8, "seed_tasks": 16, "variations": 1, "val_every": 3,
         "max_prompt_tokens": 640, "max_response_tokens": 64, "max_task_tokens": 160,
         "agent_lr": 5e-4, "env_lr": 5e-4, "env_batch": 16, "token_budget": 1024,
     },
@@ -133,8 +133,8 @@ RANGES = (  # (what must hold, in words, the options that it holds for)
     (lambda v: v >= 2, "at least 2, as one rollout has no baseline", "G"),
     (lambda v: v >= 1, "at least 1", "rank steps seed_tasks variations val_samples val_every "
      "max_task_tokens max_response_tokens max_prompt_tokens env_batch env_passes token_budget max_rows"),
-    (lambda v: 0 <= v < 1e18, "0 or more, and below 1e18", "seed threads epochs agreement mini_batch "
-     "agent_kl beta k_min lam env_kl"),
+    (lambda v: 0 <= v < 1e18, "0 or more, and below 1e18", "seed threads epochs mini_batch agent_kl beta "
+     "k_min lam env_kl"),
     (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr"),
 )
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
@@ -221,7 +221,7 @@ def parse_options(argv) -> Options:
     world = load_world(saved.get("world") or found.world or preset.get("world", Options.world))
     given = vars(parser(world).parse_args(argv))
     given.pop("preset", None)
-    if "world" in preset and given.get("world", preset["world"]) != preset["world"]:
+    if "world" in preset and not issubclass(world, load_world(preset["world"])):
         raise UserError(f"--preset {found.preset} is for --world {preset['world']}")
     own = {name: default for name, (default, _, _) in world.OPTIONS.items()}
     values = {**own, **(saved or world.defaults({**preset, **given})), **preset, **given}

@@ -50,6 +50,7 @@ class EpochState:
     texts: list = field(default_factory=list)          # [group, prompt, response] of all generations
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
     surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
+    imitated: list = field(default_factory=list)  # keys of tasks imitated in earlier epochs: carried on
 
     def saved(self) -> dict:
         """Plain lists, dictionaries and numbers, for a checkpoint."""
@@ -195,7 +196,7 @@ def end_epoch(run, env_stats, alpha):
     print(screen.line(record), flush=True)
     if record["epoch"] == 0:
         print(health.judge(record), flush=True)
-    run.state = EpochState(epoch=run.state.epoch + 1)
+    run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     # validation and saving are not training
     run.since, run.cpu_since = time.perf_counter(), time.process_time()

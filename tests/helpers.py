@@ -61,8 +61,7 @@ def tiny_lm(seed=0, vocab=len(WORDS), eos=EOS, config=None):
 def tiny_policy(seed=0, adapters=("agent", "env"), live=True, chat=False, bos=False,
                 dtype=torch.float32, **lm):
     """A Policy on the tiny model. live: B matrices are random, so that every adapter differs."""
-    policy = Policy(tiny_lm(seed, **lm).to(dtype), toy_tokenizer(chat, bos), adapters, rank=4,
-                    seed=seed)
+    policy = Policy(tiny_lm(seed, **lm).to(dtype), toy_tokenizer(chat, bos), adapters, rank=4, seed=seed)
     if live:
         randomise(policy, seed)
     return policy

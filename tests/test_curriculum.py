@@ -13,6 +13,7 @@ import torch
 
 from helpers import user_error
 import curriculum
+from data_pool import Trace
 from curriculum import Context, in_band, named, next_alpha, reward_bell, select_seed_tasks, success_rate
 from support.options import Options
 from worlds import import_own
@@ -82,8 +83,8 @@ def reward_mine(p_hat, alpha, beta):
 def seeds_mine(p_hats, alpha):
     return [1 - p for p in p_hats]
 
-def agent_reward_mine(score, valid, truncated, tokens):
-    return score * valid
+def agent_reward_mine(e):
+    return e.reward * e.valid
 '''
 OPTION = {"alpha_": "alpha_schedule", "reward_": "difficulty_reward", "seeds_": "seed_selection",
           "agent_reward_": "agent_reward"}
@@ -104,7 +105,7 @@ def test_functions_of_a_user_are_found_wherever_they_stand(monkeypatch):
     ("alpha_", lambda c: 0.0, "0.0"), ("reward_", lambda p, a: 1.0, "argument"),
     ("reward_", lambda p, a, b: math.nan, "nan"),
     ("seeds_", lambda ps, a: [1.0, 2.0], "one for each"), ("seeds_", lambda ps, a: None, "None"),
-    ("agent_reward_", lambda s, v, t, n: -1, "from 0 to 1")])
+    ("agent_reward_", lambda e: -1, "from 0 to 1")])
 def test_a_wrong_function_is_named_in_one_line_before_the_run(prefix, wrong, words, monkeypatch):
     """A traceback after epoch 0, or worse, a run on NaN."""
     wrong.__name__ = f"{prefix}wild"
@@ -128,8 +129,8 @@ def test_an_error_of_a_user_is_one_line_with_its_place(monkeypatch):
 def test_plain_agent_reward_is_eq_1():
     """The default would train on something else than the world's score."""
     reward = named("agent_reward_")["plain"]
-    assert [reward(x, True, False, 10) for x in (0.0, 0.4, 1.0)] == [0.0, 0.4, 1.0]
-    assert reward(1.0, True, True, 10) == 0
+    assert [reward(Trace("", x, True, False, 10, 0.9)) for x in (0.0, 0.4, 1.0)] == [0.0, 0.4, 1.0]
+    assert reward(Trace("", 1.0, True, True, 10, 0.9)) == 0
 
 
 # ---------------------------------------------------------------------------------------------

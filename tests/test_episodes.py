@@ -61,8 +61,7 @@ def test_an_episode_alternates_between_drawn_turns_and_the_worlds_very_tokens(en
         parts = segments(r)
         assert [own for own, _ in parts] == [True, False] * 3 + [True]
         assert [ids for own, ids in parts if own] == log[i]
-        assert [ids for own, ids in parts if not own] == \
-            [OBSERVATIONS[(i + k) % 3] for k in (1, 2, 3)]
+        assert [ids for own, ids in parts if not own] == [OBSERVATIONS[(i + k) % 3] for k in (1, 2, 3)]
         assert all(ids[-1] in ENDINGS and not set(ids[:-1]) & set(ENDINGS) for ids in log[i])
         assert r.limit == "" and len(r.drawn) == len(r.response) == len(r.logps)
 
@@ -188,6 +187,6 @@ def test_observations_of_a_chat_model_continue_the_conversation_as_its_template_
                           for role, text in zip(("user", "assistant") * 3, turns)]
     # the toy template marks every message with w0, and where the assistant goes on with w1
     whole = policy.encode(say("w5", "w7 w8", "w9 w10"))
-    after_turn = len(policy.encode(say("w5", "w7 w8"))) - 1
+    after_turn = len(policy.encode(say("w5"))) + len(["w7", "w8", "<eos>"])
     assert whole[after_turn - 1] == EOS  # the turn's end, which is the policy's own token
     assert policy.encode_observation("w9 w10") == whole[after_turn:]

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from helpers import raised
-from test_tool_calls import World, lines, options
+from scripts import bandit
+from support.chat import Chat
+from test_tool_calls import World, byte_tokenizer, lines, options
 from worlds import InvalidTask, check_task, held_out_keys
 from worlds.tool_calls import _keys_of
 
@@ -86,6 +88,26 @@ def test_a_written_task_has_as_many_calls_and_tools_as_its_level_says(world):
         assert raised(InvalidTask, None, parse, level, *names) == reason in world.REASONS, (level, names)
 
 
+def test_the_bandit_begins_a_text_with_a_level_by_what_finished_epochs_taught(world, tmp_path):
+    """Epoch 3 is done again by a resumed run, and 0 is long ago; later tries are of another agent."""
+    spec = {"calls": 2 * ["call"], "tools": 6 * ["tool"]}
+    lines(tmp_path / "metrics.jsonl", 3 * [{}])
+    lines(tmp_path / "train.jsonl", [
+        {"task": {"origin": "env", "epoch": written, "spec": spec}, "epoch": tried, "p_hat": p}
+        for written, tried, p in ((0, 0, .5), (1, 1, .75), (1, 2, .5), (2, 2, 1.0), (3, 3, .5))])
+    assert bandit.worth(str(tmp_path), 3) == {(2, 6): [.25, .75 * .25, 0]}
+    world = bandit.World(type(world.o)(**vars(world.o), out=str(tmp_path)))
+    generator, chat = torch.Generator().manual_seed(0), Chat(byte_tokenizer())
+    seeds = {seed.spec["begun"]: seed for seed in (
+        world.seed_for(world.base_tasks()[0], generator) for _ in range(200))}
+    seed = seeds["Level: 1 of 4\n"]
+    *asked, begun = world.env_prompt(seed, None, 0.5)
+    assert chat.encode([*asked, begun]) == chat.encode(asked) + chat.encode(begun["content"])
+    call = world._line_of_call({"name": seed.spec["shown"][0]["name"], "arguments": {"lamp": 7}})
+    task = world.parse_task(f"Call: {call}\nRequest: Please see to lamp 7.", seed, 1)
+    assert (len(task.spec["calls"]), len(task.spec["tools"])) == (1, 4) and len(seeds) == 15
+
+
 def test_a_written_copy_of_any_base_task_is_refused(world):
     """With few examples that is what a small simulator writes first, whichever it is shown."""
     assert not any(map(world.leaks, world.base_tasks()))  # they may stay
@@ -93,9 +115,9 @@ def test_a_written_copy_of_any_base_task_is_refused(world):
     seed = world.seed_for(shown, torch.Generator().manual_seed(0))
     seed.spec["shown"] = [tool(name) for name in NAMES[:6]]
     text, n = world.task_as_written(copied), copied.spec["calls"][0]["arguments"]["lamp"]
-    for changed, reason in ((text, "copy of a base task"),
-        (text.replace("Request: ", "Request: Now, please: "),
-                            "copy of a base task"), (text.replace(str(n), "9999"), "")):
+    reworded = text.replace("Request: ", "Request: Now, please: ")
+    for changed, reason in ((text, "copy of a base task"), (reworded, "copy of a base task"),
+                            (text.replace(str(n), "9999"), "")):
         assert world.leaks(world.parse_task(changed, seed, 1)) == reason
 
 
@@ -126,12 +148,10 @@ def test_joined_and_changed_examples_are_not_held_out_tasks(tmp_path):
     call = lambda name, room: {"name": name, "arguments": {"where": room}}
     one = [{"task": f"Please {name} the {room}.", "calls": [call(name, room)]}
            for name in ("light", "lock") for room in rooms]
-    held_out = one[1::2] + [{"task": f"Light the {a} and lock the {b}.",
-        "calls": [call("light", a), call("lock", b)]}
-                            for a in rooms for b in rooms[:3]]
+    held_out = one[1::2] + [{"task": f"Light the {a} and lock the {b}.", "calls": [
+        call("light", a), call("lock", b)]} for a in rooms for b in rooms[:3]]
     world = World(options(
-        tools=lines(tmp_path / "tools.jsonl",
-            [{"name": name, "parameters": enum} for name in ("light", "lock")]),
+        tools=lines(tmp_path / "list.jsonl", [{"name": name, "parameters": enum} for name in ("light", "lock")]),
         base_tasks=lines(tmp_path / "base.jsonl", one[::2]), call_format="python",
         validation_tasks=lines(tmp_path / "held.jsonl", held_out)))
     taken = {frozenset(world.gold(task).split("\n")) for task in world.validation_tasks()}

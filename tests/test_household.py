@@ -211,12 +211,12 @@ def test_play_scores_what_happened():
     replies = [plan, plan[:-1], ["look", "sing"], plan]
     rollouts, texts = play(TINY, OPTIONS, Speaker(replies), "agent", [TASK, TASK], 2, 1.0, None, 8)
     scores = [attempt_score(TINY, TASK, r, text) for r, text in zip(rollouts, texts)]
-    assert scores == [(1.0, True), (0.0, True), (0.0, False), (1.0, True)]
+    assert [score[:2] for score in scores] == [(1.0, True), (0.0, True), (0.0, False), (1.0, True)]
     assert [text[::2] for text in texts] == replies
     spoilt = Speaker([plan])
     spoilt.has_control_tokens = lambda ids: ids == plan[-1:]
     rollout, text = (found[0] for found in play(TINY, OPTIONS, spoilt, "agent", [TASK], 1, 1.0, None, 8))
-    assert attempt_score(TINY, TASK, rollout, text) == (0.0, False)  # no text shows the token
+    assert attempt_score(TINY, TASK, rollout, text) == (0.0, False, 0.0)  # no text shows the token
     assert transcript(rollouts[1], texts[1]).split("\n")[:2] == ["> go to counter", "you see mug plate ."]
 
 

@@ -90,8 +90,7 @@ def test_tricks_are_refused_under_their_name_and_fair_tasks_taken(record, reason
 def test_a_teachers_fair_tasks_are_spared(tmp_path, world):
     """One false refusal would end the run; a teacher has several references and other words."""
     fair = [*map(json.loads, EXAMPLE_TASKS.read_text().splitlines()),
-        ask("Which season?", "spring", "summer"),
-            task("Light the lamp in the study.")]
+            ask("Which season?", "spring", "summer"), task("Light the lamp in the study.")]
     path = lines(tmp_path / "teacher.jsonl", [{"text": json.dumps(record)} for record in fair])
     assert len(read_teacher(world, path)) == len(fair)
     lines(tmp_path / "teacher.jsonl", [{"text": json.dumps(noted("Say lamp(...)!"))}])

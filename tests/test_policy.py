@@ -153,8 +153,7 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
     with shapes_into(ending.lm.get_input_embeddings()) as shapes:
         out = ending.sample(adapter, LONG, G=3, max_new_tokens=24, temperature=temperature,
                             generator=ending.generator(0))
-    assert shapes[:-(-14 // columns)] == [(8, min(columns, 14 - start))
-                                          for start in range(0, 14, columns)]
+    assert shapes[:-(-14 // columns)] == [(8, min(columns, 14 - start)) for start in range(0, 14, columns)]
     # the case is only worth something if whole groups and single rollouts left on the way
     assert {rows for rows, _ in shapes} > {8} and {slots for _, slots in shapes[-20:]} >= {1, 3}
     assert len({len(r.response) for r in out}) > 5
@@ -229,8 +228,7 @@ def test_every_eos_id_of_the_model_ends_a_response(ending):
     """Chat models that stop on several ids would run on to the limit; or tokens follow the end; or
     a response that ends at the very limit would lose its reward."""
     assert ending.eos_ids == ENDINGS
-    out = ending.sample("agent", [[20, 21]], G=300, max_new_tokens=6,
-                        generator=ending.generator(2))
+    out = ending.sample("agent", [[20, 21]], G=300, max_new_tokens=6, generator=ending.generator(2))
     assert len({r.response[-1] for r in out if not r.limit}) > 5
     for r in out:
         assert not set(r.response[:-1]) & set(ENDINGS) and len(r.response) == len(r.logps) <= 6

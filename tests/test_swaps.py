@@ -27,8 +27,7 @@ def swap(text, arguments, schemas, seed):
 def test_each_kind_of_value_has_another_of_its_kind():
     """A level of 900 percent, a colour that the schema does not know, or an unchanged value."""
     schemas = {"who": TEXT, "colour": {"enum": ["red", "blue"]}, "level": {**WHOLE, "maximum": 80},
-        "hour": WHOLE,
-               "day": TEXT}
+               "hour": WHOLE, "day": TEXT}
     for seed in range(20):
         text, got = swap("Light Anna's hall red to 60 at 7:00 on Friday", {
             "who": "Anna", "colour": "red", "level": 60, "hour": 7, "day": "Friday"}, schemas, seed)

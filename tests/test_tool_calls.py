@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from data_pool import Trace, TrainPool
+import curriculum
+from data_pool import Trace, TrainPool, attempt_score
 from helpers import gradients, raised, randomise, same, user_error, weights
-from policy import Policy
+from policy import Policy, Rollout
 from worlds import InvalidTask, check_task, held_out_keys, task_keys
 from worlds import tool_calls as module
 from worlds.schemas import structured
@@ -56,9 +57,8 @@ def options(**changes):
     """What the world reads of the options; its own ones by their names."""
     own = {name: changes.pop(name) for name in World.OPTIONS if name in changes}
     return SimpleNamespace(**{**dict(model="m", base_tasks="", validation_tasks="", rank=4, seed=0, quant="",
-                                     max_prompt_tokens=8192, max_task_tokens=64,
-                                     max_response_tokens=32, dtype="auto", resume=False, env_model="",
-                                     agent_adapter="", env_adapter="", chat_template_kwargs="",
+                                     max_prompt_tokens=8192, max_task_tokens=64, max_response_tokens=32,
+                                     dtype="auto", resume=False, env_model="", chat_template_kwargs="",
                                      variant="genenv", date="", world_options=own), **changes})
 
 
@@ -279,6 +279,27 @@ def test_score_table(task, response, expected, why, world):
     assert world.score(task, response) == expected
 
 
+CREDIT = [  # function .2, argument names (F1) .3, values .5; with its default HALL has three arguments
+    (ORDERED, said(LOCK, HALL), 0.0, "another order is other calls"), (TWO, "No.", 0.0, "no call"),
+    (SEED, said({"name": "lock.door", "arguments": {"locked": False}}), 0.2 + 0.3, "a wrong value"),
+    (SEED, said({"name": "lock.door", "arguments": {}}), 0.2, "valid or not, the function is right"),
+    (TWO, said(HALL), 0.5, "one of two calls"), (TWO, said(HALL, LOCK, LOCK), 2 / 3, "one call too many"),
+    (TWO, said(light(colour="blue"), LOCK), (0.2 + 0.3 + 0.5 * 2 / 3 + 1) / 2, "one of three values"),
+    (TWO, said(light(level=None), LOCK), (0.2 + 0.3 * 4 / 5 + 0.5 * 2 / 3 + 1) / 2, "one of them is missing"),
+    (TWICE, said(light(level=6), HALL), (1 + 0.5 + 0.5 * 2 / 3) / 2, "each call is used once"),
+    (TWO, said(LOCK, {"name": "sing", "arguments": {}}), 0.5, "an undeclared tool"),
+    (NONE, "none", 1.0, "nothing to call"), (NONE, said(HALL), 0.0, "a call"), (ASK, "Herbert", 2 / 3, "F1")]
+
+
+def test_partial_credit_is_for_the_agents_reward_alone(world):
+    """p_hat is of Eq. 1, or the simulator would be paid for tasks that are never solved."""
+    for task, response, expected, why in CREDIT:
+        reward, valid, graded = attempt_score(world, task, Rollout(0, [], []), response)
+        assert graded == pytest.approx(expected) and (reward, valid) == world.score(task, response), why
+        assert attempt_score(world, task, Rollout(0, [], [], (), "too many tokens"), response)[2] == 0
+        assert curriculum.agent_reward_graded(Trace(response, reward, valid, False, 9, graded)) == graded
+
+
 @pytest.mark.parametrize("answer, reference, right", [
     ("It is $1,200.50.", "1200.5", True), ("\u22125", "-5", True), ("50%", "50", True), ("-5", "5", False),
     ("1.5", "15", False), ("**1.5**", "1.5", True), ("`-5`", "5", False)])
@@ -290,8 +311,7 @@ def test_numbers_of_free_form_answers_keep_sign_and_point(answer, reference, rig
 def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
     """`none` counts as an answer only if the prompts mention it, and other runs' prompts stay as they are."""
     others = [record(f"Hall light on level {n}, please.", calls=[light(level=n)]) for n in range(8)]
-    for records, mentioned in ((others, False),
-        ([*others, record("Sing the anthem, please.", calls=[])], True)):
+    for records, mentioned in ((others, False), ([*others, record("Sing a song, please.", calls=[])], True)):
         world = World(options(base_tasks=lines(tmp_path / "tasks.jsonl", records)))
         assert ("reply: none" in world.agent_prompt(SEED)[0]["content"]) == mentioned
         assert world.score(SEED, "none") == (0.0, mentioned)

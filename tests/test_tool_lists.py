@@ -182,7 +182,7 @@ WRAPPED = {"id": "1", "type": "function", "function": {"name": "ring", "argument
 OPENAI = {"type": "function", "function": RING}
 USER = {"role": "user", "content": ASKED}
 CHAT = [{"role": "system", "content": "Be kind."}, USER,
-    {"role": "assistant", "content": None, "tool_calls": [WRAPPED]},
+        {"role": "assistant", "content": None, "tool_calls": [WRAPPED]},
         {"role": "tool", "content": "ok"}, {"role": "assistant", "content": "Done."}]
 TASKS = {
     "ours": {"task": ASKED, "tools": [RING], "calls": [CALL]},

@@ -27,8 +27,7 @@ BASE = [*({"task": f"Please dim lamp {n} for me.", "tools": [TOOL],
 def command(model, tasks, out, *more):
     """python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE, made small -> exit code."""
     return genenv.main(["--preset", "7b-24gb", "--model", model, "--base-tasks", str(tasks),
-                        "--out", str(out),
-                        *SMALL, *more])
+                        "--out", str(out), *SMALL, *more])
 
 
 def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, capsys, monkeypatch):

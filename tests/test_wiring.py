@@ -30,8 +30,7 @@ BASE = dict(  # no default anywhere: a constant in the place of an option is see
     max_rows=41)
 RUNS = {
     "base": {}, "seed unit": dict(p_hat_unit="seed"), "batch unit": dict(p_hat_unit="batch", k_min=0.1),
-    "agreement": dict(agreement=2), "random": dict(variant="random"), "from kept": dict(base_share=0.0),
-}
+    "random": dict(variant="random"), "from kept": dict(base_share=0.0)}
 UNIT = {"task": "p_hat", "seed": "p_hat_seed", "batch": "p_hat_batch"}
 
 
@@ -106,7 +105,7 @@ class Plain:
                 else:
                     task = make_task(int(text[5] + text[7]), text.count("x"), "env", seed.id, self.t)
                     new.append((task, r, first + r.group))
-            batch += self.agree(new)[:missing]
+            batch += new[:missing]
         return batch
 
     def seed_of(self, prompt):
@@ -137,16 +136,6 @@ class Plain:
         if len(words) + 4 > self.o.max_prompt_tokens:
             return "prompt too long"
         return "duplicate in the batch" if n in before else ""
-
-    def agree(self, new):
-        """--agreement: tasks that the simulator itself solves in k tries."""
-        if not self.o.agreement or not new:
-            return new
-        e = self.sampled("env", self.o.agreement, self.o.max_response_tokens)
-        assert e.prompts == [f"{task.text} =" for task, _, _ in new]
-        solved = {r.group for r in e.rollouts if self.score(r)[0] >= 0.5}
-        self.invalid["no agreement"] += len(new) - len(solved)
-        return [x for b, x in enumerate(new) if b in solved]
 
     def score(self, r):
         """(reward, valid) of one response: Eq. 1, and 0 for what never ended."""
@@ -264,6 +253,19 @@ def test_variants_without_a_simulator(variant, tmp_path, monkeypatch):
     assert run.history[-1]["d_env"] == 0 and float(run.policy.params["env"][0][0]) == 0
 
 
+def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(tmp_path, monkeypatch):
+    """Also after a resume: otherwise the simulator imitates its few favourites for ever."""
+    monkeypatch.setattr(MicroWorld, "imitate_once", True)
+    options = {**BASE, "alpha_schedule": "constant", "k_min": 0.6}
+    seen, alone = [], run_micro(monkeypatch, tmp_path / "a", **options)[1]
+    for epochs in (3, 5):
+        run_micro(monkeypatch, tmp_path / "b", **{**options, "epochs": epochs, "resume": epochs == 5})
+        seen += [e.given[:2] for e in micro_world.Scripted.tape if e.call == "rwr_update"]
+    assert seen == [e.given[:2] for e in alone if e.call == "rwr_update"]
+    imitated = [{key for part in given for r in part for key in r.keys} for given in seen]
+    assert len(imitated) == 5 and all(imitated) and sum(map(len, imitated)) == len(set.union(*imitated))
+
+
 def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
     """An update that moves both adapters is told on."""
     update = micro_world.update
@@ -281,11 +283,11 @@ def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
 
 
 def test_a_simulator_with_a_model_of_its_own(tmp_path, monkeypatch):
-    """--env-model: it alone writes, is asked whether it agrees, and learns what was written."""
+    """--env-model: it alone writes, and learns what was written."""
     own = Scripted(genenv.Options(), ("env",))
     monkeypatch.setattr(support.run, "open_policy", lambda model, o, names: own)
     monkeypatch.setattr(support.run.checkpoint, "hashes", lambda o: {})  # there is no such model
-    _, tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "env_model": "other", "agreement": 2})
+    _, tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "env_model": "other"})
     assert {e.policy for e in tape if e.call == "rwr_update"} == {own}
     assert {e.policy for e in tape if e.call == "grpo_update"} == {run.policy} != {own}
     assert (own.saved, run.policy.saved) == (["env"], ["agent"]) and run.policy.rates.keys() == {"agent"}

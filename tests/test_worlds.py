@@ -246,7 +246,7 @@ def test_an_answer_with_a_drawn_control_token_earns_nothing():
     rollouts, texts = play(TEMPLATE, TEMPLATE.o, writer([gold, gold], spoilt=[1]), "agent", [OTHER], 2,
                                   1.0, None)
     assert [attempt_score(TEMPLATE, OTHER, *attempt) for attempt in zip(rollouts, texts)] == [
-        (1.0, True), (0.0, False)]
+        (1.0, True, 1.0), (0.0, False, 0.0)]
 
 
 def test_a_teachers_file_passes_the_same_checks(tmp_path):

@@ -42,7 +42,9 @@ class World:
     env_prompt(seed_task, success, alpha)  what the simulator is asked: text, or a list of chat
                            messages. success: p_hat in [0, 1], None if unknown, which the prompt must
                            say. A prompt that names alpha goes stale when a schedule moves alpha:
-                           old records are imitated under the prompt they were written for
+                           old records are imitated under the prompt they were written for. If the last
+                           message is the assistant's, the simulator goes on with it, and parse_task
+                           gets what follows
     parse_task(text, seed_task, epoch)  the simulator's text -> Task(text, spec, "env", seed_task.id,
                            epoch); raises InvalidTask with one of REASONS and nothing else, for any
                            text. NO_SEED (an empty spec) stands for no seed
@@ -59,6 +61,7 @@ class World:
     chat = True        # whether --model names a chat model, whose memory is then estimated
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
     warm_start_passes = 0  # of a warm start that is not told; 0: by how much there is to imitate
+    imitate_once = False  # whether the simulator imitates a task in one epoch only (see same_task_key)
     form = ""          # how answers are written, where the spec of a task does not say it
 
     def __init__(self, o):
@@ -102,6 +105,10 @@ class World:
         """The reason why nothing is left to answer, such as "answer leaked"; or ""."""
         return ""
 
+    def graded(self, task, response, reward: float) -> float:
+        """The reward of a response with partial credit, in [0, 1]; 1 only where the reward is."""
+        return reward
+
     def gold(self, task) -> str:
         """A response that earns 1, "" if the world has none."""
         return ""
@@ -143,9 +150,10 @@ def world_names() -> list[str]:
 
 def load_world(name: str) -> type[World]:
     """The class of a world. Raises UserError for an unknown name or an incomplete class."""
-    if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
+    module = {"bandit": "scripts.bandit"}.get(name, f"worlds.{name}")  # a rival, for an experiment alone
+    if not name.isidentifier() or find_spec(module) is None:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
-    world = getattr(import_own(f"worlds.{name}"), "World", None)
+    world = getattr(import_own(module), "World", None)
     missing = [f for f in REQUIRED if not callable(getattr(world, f, None))]
     if missing:
         raise UserError(f"worlds/{name}.py is not a world, it has no {', '.join(missing)}: choose "

@@ -103,16 +103,13 @@ def reached(spec, facts) -> bool:
                for how, thing in spec["goal"])
 
 
-ARTICLES = ("the", "a", "an")  # chat models write them, commands do without
-
-
 def read_command(text: str):
     """A turn's text -> (verb, object, place), "" for what it lacks; None if it is not a command.
 
     The last line counts, as a chat model may think aloud before it, and of it 200 characters.
     """
     words = [w for w in re.findall(r"[a-z]+|\S", text.strip()[-200:].split("\n")[-1].lower())
-             if w not in (".", ">", "`", '"', *ARTICLES)]
+             if w not in (".", ">", "`", '"', "the", "a", "an")]  # which chat models write
     pattern = " ".join("T" if w in OBJECTS else "P" if w in RECEPTACLES else w for w in words)
     names = {k: w for k, w in zip(pattern.split(), words) if k in "TP"}
     known = re.fullmatch(r"(go) to P|(open) P|(take) T from P|(put) T (?:in|on|in / on) P|"

@@ -138,20 +138,15 @@ def vary(tools, rng) -> list:
     return tools[:-1] if edit == "shorter" and len(tools) > 1 else tools
 
 
-def slip_rate(rung: int) -> float:
-    """How often the demonstrations show tool `rung` with a wrong result: .05 to .95."""
-    return 0.05 + 0.90 * rung / (len(NAMES) - 1)
-
-
 def with_slips(start: int, tools, rng) -> list[int]:
-    """The digits after each step, each wrong at its tool's slip rate, and carried on."""
+    """The digits after each step, each wrong at its tool's rate of .05 to .95, and carried on."""
     digit, digits = start, []
     for name in tools:
         truth, rung = TOOLS[name](digit) % 10, RUNG[name]
         # a slip shows the neighbouring tool's effect, or any other digit where the two agree
         wrong = TOOLS[NAMES[rung - 1 if rung else 1]](digit) % 10
         wrong = wrong if wrong != truth else (truth + 5) % 10
-        digit = wrong if rng.random() < slip_rate(rung) else truth
+        digit = wrong if rng.random() < 0.05 + 0.90 * rung / (len(NAMES) - 1) else truth
         digits.append(digit)
     return digits
 

@@ -196,6 +196,29 @@ def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:
     return texts if ordered else sorted(texts)
 
 
+def graded_calls(calls, task: Task) -> float:
+    """Partial credit: the `credit` of the best call for each expected one, on average; calls too many
+    earn nothing, and count."""
+    left, total, expected = list(calls), 0.0, task.spec["calls"]
+    for want in expected:
+        earned = lambda call: credit(call, want, tools_of(task)[want["name"]]["parameters"])
+        best = max(left[:1] if task.spec["ordered"] else filter(earned, left), key=earned, default=None)
+        left, total = [call for call in left if call is not best], total + earned(best)
+    return total / max(1, len(calls), len(expected))
+
+
+def credit(call, want: dict, schema: dict) -> float:
+    """0.2 for the function, 0.3 for the names of its arguments (F1), 0.5 for the share of right values.
+    A call needs not fit its schema; what either leaves out is its default."""
+    if not well_formed(call) or call["name"] != want["name"]:
+        return 0.0
+    given, wanted = (_filled(arguments, schema) for arguments in (call["arguments"], want["arguments"]))
+    common = given.keys() & wanted.keys()
+    right = sum(canonical(given[name]) == canonical(wanted[name]) for name in common)
+    share = lambda part, whole: part / whole if whole else 1.0
+    return 0.2 + 0.3 * share(2 * len(common), len(given) + len(wanted)) + 0.5 * share(right, len(wanted))
+
+
 def _filled(value, schema: dict):
     """A value with the defaults of the members that its objects leave out."""
     schema = branch(value, schema)

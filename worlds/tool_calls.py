@@ -49,8 +49,8 @@ from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, 
     tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes
-from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, invalid, load_object, \
-    normal_calls, structured, tools_of, well_formed, words_of
+from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, graded_calls, invalid, \
+    load_object, normal_calls, structured, tools_of, well_formed, words_of
 from worlds.swaps import swapped, words_of_tools
 from worlds.tool_lists import need
 
@@ -77,7 +77,7 @@ def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task
     need(isinstance(text, str), "no text under 'task'")
     text = text.strip()
     # "Call Bob" of a user's is a task; a simulator's text of that length mostly is not
-    need(any(map(str.isalnum, text)) if origin == "base" else not too_short(text),
+    need(sum(map(str.isalnum, text)) >= (1 if origin == "base" else MIN_LETTERS),
          "the task text says too little", "trivial text")
     need(("calls" in record) != ("reference" in record), "needs either 'calls' or 'reference'")
     fields = {"task", "tools", "calls", "ordered"} if "calls" in record else {"task", "reference"}
@@ -95,11 +95,6 @@ def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task
         # an author may say that nothing is to be called; a simulator would say it of anything
         check_calls(spec["calls"], {tool["name"]: tool for tool in spec["tools"]}, int(origin != "base"))
     return _task(text, spec, origin, seed, epoch)
-
-
-def too_short(text: str) -> bool:
-    """Whether a text has fewer than MIN_LETTERS letters and digits."""
-    return sum(map(str.isalnum, text)) < MIN_LETTERS
 
 
 def _task(text, spec, *rest) -> Task:
@@ -256,14 +251,6 @@ def tools_text(tools, call_format: str) -> str:
     return "\n".join(map(call_text.signature if call_format == "python" else _json, tools))
 
 
-def agent_messages(text: str, tools, call_format: str, nothing: bool = False) -> list[dict]:
-    """Chat messages for the agent: the tools and the form of a call, then the request. nothing: whether
-    "none" is an answer."""
-    form = AGENT_PYTHON if call_format == "python" else AGENT_CALLS
-    system = form.format(tools=tools_text(tools, call_format)) + NONE_FITS * nothing
-    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
-
-
 # ---------------------------------------------------------------------------------------------
 # the agent's answers
 
@@ -286,15 +273,6 @@ def parse_calls(response: str, call_format: str):
         body, closed, _ = block.partition("</tool_call>")
         calls.append(load_object(body) if closed else None)
     return None if None in calls else calls
-
-
-def write_answer(calls, call_format: str) -> str:
-    """Calls as the agent writes them."""
-    if not calls:
-        return call_text.NOTHING
-    if call_format == "python":
-        return call_text.write_calls(calls)
-    return "\n".join(f"<tool_call>{_json(call)}</tool_call>" for call in calls)
 
 
 def fits(calls, tools: dict, least: int = 1) -> bool:
@@ -333,9 +311,9 @@ class World(worlds.World):
     }
     # starting points for a chat model of one to three billion weights; the presets have their own
     DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
-                "agent_lr": 1e-4, "env_lr": 1e-4, "env_batch": 32, "token_budget": 8192, "max_rows": 256,
-                "env_passes": 1}
+                "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}
     nothing = False  # whether some task has nothing to call
+    imitate_once = True  # a small simulator would write the same few calls for ever
     same_task_key = staticmethod(same_task_key)
 
     def __init__(self, o):
@@ -344,6 +322,8 @@ class World(worlds.World):
             raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
                             "such as Qwen/Qwen2.5-7B-Instruct")
         self.form, listed = self.option(o, "call_format"), self.option(o, "tools")
+        self._line_of_call, self._call_of_line = (call_text.write_call, call_text.parse_call) \
+            if self.form == "python" else (_json, load_object)
         if listed not in ("", "base") and not o.base_tasks:
             raise UserError("--tools needs examples of its functions: give --base-tasks FILE")
         file = o.base_tasks or str(EXAMPLE_TASKS)
@@ -386,10 +366,12 @@ class World(worlds.World):
     # ---- the two roles
 
     def agent_prompt(self, task: Task) -> list[dict]:
-        """Chat messages for the agent."""
+        """Chat messages for the agent: the tools and the form of a call, then the request."""
+        system = AGENT_ANSWER
         if structured(task):
-            return agent_messages(task.text, task.spec["tools"], self.form, self.nothing)
-        return [{"role": "system", "content": AGENT_ANSWER}, {"role": "user", "content": task.text}]
+            form = AGENT_PYTHON if self.form == "python" else AGENT_CALLS
+            system = form.format(tools=tools_text(task.spec["tools"], self.form)) + NONE_FITS * self.nothing
+        return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
 
     def env_prompt(self, seed_task: Task, success, alpha: float) -> list[dict]:
         """Chat messages for the simulator: the seed task, its success if known, what to write for.
@@ -433,9 +415,6 @@ class World(worlds.World):
         record = task_text.read(text, self._call_of_line) if self._in_lines(seed_task) else first_object(text)
         if record is None:
             raise InvalidTask("no request and call" if self._in_lines(seed_task) else "no JSON object")
-        if seed_task.spec and ("calls" in record) != structured(seed_task):
-            raise InvalidTask("other kind than the seed" if {"calls", "reference"} & set(record)
-                              else "malformed task")
         if self._in_lines(seed_task):
             n_calls, n_tools = record.pop("level")
             called = {call["name"] for call in record["calls"] if well_formed(call)}
@@ -447,6 +426,8 @@ class World(worlds.World):
             random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
             record |= {"tools": tools, "ordered": False}
         task = make_task(record, "env", seed_task.id, epoch)
+        if seed_task.spec and structured(task) != structured(seed_task):
+            raise InvalidTask("other kind than the seed")
         if unwritable(task, self.form):
             raise InvalidTask("tool schema")
         return task
@@ -454,12 +435,6 @@ class World(worlds.World):
     def _in_lines(self, task: Task) -> bool:
         """Whether the simulator writes such a task in lines: one with calls, for the tools of the list."""
         return bool(self.tools) and structured(task)
-
-    def _call_of_line(self, line: str):
-        return call_text.parse_call(line) if self.form == "python" else load_object(line)
-
-    def _line_of_call(self, call: dict) -> str:
-        return call_text.write_call(call) if self.form == "python" else _json(call)
 
     def task_as_written(self, task: Task) -> str:
         """A task in the form that the simulator writes."""
@@ -497,10 +472,18 @@ class World(worlds.World):
         expected = normal_calls(task.spec["calls"], tools, ordered)
         return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
 
+    def graded(self, task: Task, response: str, reward: float) -> float:
+        """The reward, or for calls their partial credit, as Tool-R0 gives it (schemas.graded_calls)."""
+        return max(reward, graded_calls(parse_calls(response, self.form) or (), task)) if structured(task) \
+            else reward
+
     def gold(self, task: Task) -> str:
-        """A response that earns 1."""
-        return write_answer(task.spec["calls"], self.form) if structured(task) \
-            else task.spec["reference"][0]
+        """A response that earns 1: calls as the agent writes them, or a reference."""
+        if not structured(task):
+            return task.spec["reference"][0]
+        tagged = lambda call: f"<tool_call>{_json(call)}</tool_call>"
+        write = call_text.write_call if self.form == "python" else tagged
+        return "\n".join(map(write, task.spec["calls"])) or call_text.NOTHING
 
     # ---- what the figures need
 
@@ -509,9 +492,10 @@ class World(worlds.World):
         return [call["name"] for call in task.spec.get("calls", [])]
 
     def category(self, task: Task) -> str:
-        """`no call`, `1 call`, `2 calls`, `3+ calls` or `free-form`."""
+        """`no call`, `1 call`, `2 calls`, `3+ calls`, `free-form`; with --tools the level, `1 call of 3`."""
         names = {0: "no call" if structured(task) else "free-form", 1: "1 call", 2: "2 calls"}
-        return names.get(len(self.skills(task)), "3+ calls")
+        name = names.get(len(self.skills(task)), "3+ calls")
+        return f"{name} of {len(tools_of(task))}" if self.tools and structured(task) else name
 
     # ---- warm start
 
@@ -591,11 +575,10 @@ def _joined(tasks, singles, draw) -> list[Task]:
     for one in tasks:
         calls = one.spec.get("calls", [])
         names = {call["name"] for call in calls}
-        candidates = draw.sample(singles, min(len(singles), LOOKED_AT // 10))
-        others = [task for task in candidates if len(calls) + len(task.spec["calls"]) <= MOST_CALLED
-                  and names.isdisjoint(call["name"] for call in task.spec["calls"])]
-        if calls and others:
-            other = others[0]
+        other = next((task for task in draw.sample(singles, min(len(singles), LOOKED_AT // 10))
+                      if len(calls) + len(task.spec["calls"]) <= MOST_CALLED
+                      and names.isdisjoint(call["name"] for call in task.spec["calls"])), None)
+        if calls and other:
             tools = {**tools_of(one), **tools_of(other)}
             spec = {"tools": list(tools.values()), "calls": calls + other.spec["calls"], "ordered": False}
             out.append(_task(draw.choice(JOINTS).format(one.text, other.text), spec, "base"))

@@ -276,7 +276,8 @@ def own_record(line: dict, listed=None) -> dict:
     need(isinstance(record["calls"], list), "calls is not a list")
     record["calls"] = list(map(_own_call, record["calls"]))
     if "tools" in record:
-        record["tools"] = own_tools(list(_tools_in(record["tools"])))
+        record["tools"] = own_tools([(listed or {}).get(tool, tool) if isinstance(tool, str) else tool
+                                     for tool in _tools_in(record["tools"])])
     else:
         record["tools"] = _called(record, listed)
     schema_of = {tool["name"]: tool["parameters"] for tool in record["tools"]}
