@@ -112,21 +112,20 @@ def test_slips_rise_over_the_ladder_and_show_the_neighbours_effect():
         assert slipped[name] / shown[name] == pytest.approx(0.05 + 0.9 * rung / 11, abs=0.05)
 
 
-@pytest.mark.parametrize("start, easy", [("stale", True), ("aligned", False), ("hard", False)])
-def test_a_warm_start_in_words_shows_what_it_says(start, easy):
-    """A stale start would already know the hard tools."""
-    world = ladder.World(replace(genenv.Options(), model="m", world_options={"start": start}))
-    pairs, later = world.warm_start_pairs(0), world.warm_start_pairs(1)
-    assert pairs["agent"] != later["agent"] and (len(pairs["agent"]) < 100) == (start == "hard")
+@pytest.mark.parametrize("start, least, most", [("stale", 0.5, 0.8), ("aligned", 0.1, 0.4), ("hard", 0.1, 0.4)])
+def test_a_warm_start_in_words_shows_what_it_says(start, least, most):
+    """A start would know too much or too little, or the held-out tasks; all seeds would share one start."""
+    world, other = [ladder.World(replace(genenv.Options(), model="m", seed=seed, world_options={"start": start}))
+                    for seed in (0, 1)]
+    pairs = world.warm_start_pairs()
+    assert pairs["agent"] != other.warm_start_pairs()["agent"]
     right = 0
     for messages, answer in pairs["agent"]:
         chain = Words.read(messages[1]["content"].removeprefix("Digit "))
         assert not world.is_held_out(*chain) and Words.read_answer(answer)
-        assert not easy or set(chain[1]) <= set(ladder.NAMES[:4]) and len(chain[1]) <= 3
         right += answer == Words.answer(chain[1], digits_of(*chain))
-    assert (right == len(pairs["agent"])) == easy
-    tools = {name for _, text in pairs["env"] for name in Words.read(text)[1]}
-    assert tools == set(TOOL_WORDS)
+    assert least < right / len(pairs["agent"]) < most
+    assert {name for _, text in pairs["env"] for name in Words.read(text)[1]} == set(TOOL_WORDS)
 
 
 def test_a_base_model_learns_responses_and_their_ends_alone():

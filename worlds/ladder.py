@@ -26,7 +26,7 @@ from functools import lru_cache
 
 from data_pool import Task
 from worlds import InvalidTask, ladder_words
-from worlds.ladder_words import STARTS, Words
+from worlds.ladder_words import PAIRS, Words
 from worlds.tiny_model import BUCKETS, MODEL, SPECIAL, TinyWorld, bucket, main, train
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
@@ -138,15 +138,20 @@ def vary(tools, rng) -> list:
     return tools[:-1] if edit == "shorter" and len(tools) > 1 else tools
 
 
-def with_slips(start: int, tools, rng) -> list[int]:
-    """The digits after each step, each wrong at its tool's rate of .05 to .95, and carried on."""
+def slip_rate(rung: int) -> float:
+    """How often the demonstrations show tool `rung` with a wrong result: .05 to .95."""
+    return 0.05 + 0.90 * rung / (len(NAMES) - 1)
+
+
+def with_slips(start: int, tools, rng, share=1.0) -> list[int]:
+    """The digits after each step, each wrong at a share of its tool's slip rate, and carried on."""
     digit, digits = start, []
     for name in tools:
         truth, rung = TOOLS[name](digit) % 10, RUNG[name]
         # a slip shows the neighbouring tool's effect, or any other digit where the two agree
         wrong = TOOLS[NAMES[rung - 1 if rung else 1]](digit) % 10
         wrong = wrong if wrong != truth else (truth + 5) % 10
-        digit = wrong if rng.random() < 0.05 + 0.90 * rung / (len(NAMES) - 1) else truth
+        digit = wrong if rng.random() < share * slip_rate(rung) else truth
         digits.append(digit)
     return digits
 
@@ -161,13 +166,12 @@ class World(TinyWorld):
     REASONS = ("malformed", "too long")
     DEFAULTS = dict(max_prompt_tokens=40)  # the tiny model reads 64 tokens in all
     CHAT_DEFAULTS = ladder_words.DEFAULTS
-    OPTIONS = {"start": ("stale", "warm start of a chat model, see worlds/ladder_words.py", STARTS)}
+    warm_start_passes = 1  # over many pairs, see worlds/ladder_words.py
+    OPTIONS = {"start": ("stale", "warm start of a chat model, see worlds/ladder_words.py", tuple(PAIRS))}
 
     def __init__(self, o):
         super().__init__(o)
         self.form = "words" if self.chat else ""
-        if self.option(o, "start") == "stale":
-            self.warm_start_passes = 1  # see worlds/ladder_words.py
 
     @property
     def text(self):
@@ -260,10 +264,10 @@ class World(TinyWorld):
             if not self.is_held_out(*chain):
                 return chain
 
-    def demonstrate(self, rng, slips=True) -> tuple[str, str]:
-        """(prompt, response) of the agent's role: all tools with slips, or the easy ones without."""
-        chain = self.unseen(rng, NAMES, MAX_STEPS) if slips else self.unseen(rng, NAMES[:BASE_TOOLS], 3)
-        digits = with_slips(*chain, rng) if slips else run_tools(*chain)
+    def demonstrate(self, rng, easy=False) -> tuple[str, str]:
+        """(prompt, response) of the agent's role: all tools with slips, or the easy ones with fewer."""
+        chain = self.unseen(rng, NAMES[:BASE_TOOLS], 3) if easy else self.unseen(rng, NAMES, MAX_STEPS)
+        digits = with_slips(*chain, rng, ladder_words.EASY_SLIPS if easy else 1)
         return self.text.agent_prompt(self.text.write(*chain)), self.text.answer(chain[1], digits)
 
     def imagine(self, rng) -> tuple[str, str]:
@@ -281,10 +285,10 @@ class World(TinyWorld):
 
     def warm_start_pairs(self, turn: int = 0) -> dict:
         """What a chat model imitates in a pass, by --start (worlds/ladder_words.py)."""
-        rng, start = random.Random(BASE_SEED + 3 + turn), self.option(self.o, "start")
-        n = ladder_words.HARD_PAIRS if start == "hard" else ladder_words.AGENT_PAIRS
-        return {"agent": [self.demonstrate(rng, slips=start != "stale") for _ in range(n)],
-                "env": [self.imagine(rng) for _ in range(ladder_words.ENV_PAIRS)]}
+        rng = random.Random(BASE_SEED + 3 + turn + 100 * self.o.seed)
+        easy, others, variations = ladder_words.PAIRS[self.option(self.o, "start")]
+        return {"agent": [self.demonstrate(rng, easy=i < easy) for i in range(easy + others)],
+                "env": [self.imagine(rng) for _ in range(variations)]}
 
     def train_base(self, seed=0):
         """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""

@@ -2,21 +2,19 @@
 
 Usage:
 
-    python genenv.py warm-start --world ladder --model DIR --start stale --passes 1 --rounds 0 --out START
+    python genenv.py warm-start --world ladder --model DIR --start stale --rounds 0 --out START
     python genenv.py --world ladder --model START
 
 A task is `4: double, add 1, square`; the answer gives the digit after each step, modulo 10:
 `double: 8, add 1: 9, square: 1`. Answers are computed, so there is no wrong reference, and a small model
 learns the world within an hour.
 
-One pass is enough: SmolLM2-135M-Instruct then solved 96 % of the base tasks and 68 % of what it wrote
-(59 % valid), with mixed rewards in 32 % of the groups; after three passes 100 %, 77 % and 5 %.
-
---start says what a warm start leaves to the loop:
-    stale    the agent is shown the four easy tools in one to three steps, and solves most base tasks;
-             the simulator is shown variations over all tools and lengths. It can climb, but nothing
-             tells an untrained one to
-    aligned  the agent is shown all tools with the ladder's slips, so that p_hat spreads by rung
+--start says what a warm start leaves to the loop. Its one pass is over many demonstrations: a second one
+over the same makes all attempts at a task alike.
+    stale    the agent sees mostly the four easy tools in one to three steps, and some of all tools with
+             the ladder's slips; the simulator sees so many variations that it stays near its seed tasks.
+             After 50 updates an untrained simulator's tasks are nearly all solved (worlds/README.md)
+    aligned  the agent sees all tools with the ladder's slips, so that p_hat spreads by rung
     hard     the same from few demonstrations: most of what is written is too hard
 """
 import re
@@ -24,10 +22,11 @@ import re
 TOOL_WORDS = dict(inc="add 1", dec="subtract 1", dbl="double", neg="negate", hop="add 3", tpl="triple",
                   mir="mirror", sqr="square", half="halve", drop="subtract 4", cube="cube", tri="sum up")
 NAME_OF = {words: name for name, words in TOOL_WORDS.items()}
-STARTS = ("stale", "aligned", "hard")
-AGENT_PAIRS, HARD_PAIRS, ENV_PAIRS = 320, 60, 160  # of a pass of a warm start
+PAIRS = {  # --start: what a warm start shows, demonstrations of easy and of all tools, and variations
+    "stale": (320, 160, 960), "aligned": (0, 640, 640), "hard": (0, 120, 320)}
+EASY_SLIPS = 0.3  # of the ladder's slips, in demonstrations of easy tools: none would be too sharp a start
 DEFAULTS = dict(
-    epochs=14, steps=4, seed_tasks=8, variations=2, G=8, val_samples=4, val_every=2, k_min=0.26,
+    epochs=13, steps=4, seed_tasks=8, variations=4, G=8, val_samples=8, val_every=2, k_min=0.26,
     agent_lr=5e-4, env_lr=5e-4, env_passes=1, env_batch=8, max_task_tokens=40, max_response_tokens=56,
     max_prompt_tokens=128, token_budget=4096, max_rows=256)
 MAX_CHARS = 200
