@@ -161,7 +161,7 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
     assert ladder.main(ladder.World, ["train", "x", str(tmp_path / "d")]) == 2
 
 
-@pytest.mark.parametrize("given", [dict(base_tasks="f"), dict(validation_tasks="f"), dict(quant="nf4")])
+@pytest.mark.parametrize("given", [dict(base_tasks="f"), dict(validation_tasks="f")])
 def test_options_that_would_replace_what_the_world_brings_are_refused(given):
     """They would be ignored without a word."""
     user_error("ladder", ladder.World, replace(genenv.Options(), **given))

@@ -353,14 +353,10 @@ class World(worlds.World):
         return self.splits[split]
 
     def load_policy(self):
-        """The chat model with two fresh adapters. Tools that spell a control token of it are left out."""
+        """The chat model with two fresh adapters. Raises UserError if a tool spells a control token of it."""
         policy = open_policy(self.o.model, self.o)
-        spelt = [name for name in self.tools if special_token_in(self.tools[name], policy.tokenizer)]
-        for name in spelt:
-            del self.tools[name]
-        if spelt:
-            print(f"left out, a control token of this model ({', '.join(spelt):.200}): {len(spelt)}",
-                flush=True)
+        if token := special_token_in(self.tools, policy.tokenizer):
+            raise UserError(f"a function of --tools spells {token!r}, a control token of this model: reword it")
         return policy
 
     # ---- the two roles
