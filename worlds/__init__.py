@@ -157,7 +157,7 @@ def load_world(name: str) -> type[World]:
 
 
 def import_own(name: str):
-    """A module that users change. Raises UserError for whatever goes wrong while it is read."""
+    """A module that users change. Raises UserError for whatever goes wrong while it is imported."""
     try:
         return importlib.import_module(name)
     except Exception as error:
