@@ -261,7 +261,7 @@ def update_environment(run, fresh, old) -> dict:
     kl_sample = draw_kl_sample([Rollout(*text) for text in run.state.texts], run.rng)
     with run.phase("simulator update (RWR)", "env") as moved:
         stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o, run.rng)
-    if run.world.imitate_once and stats["env_steps"]:  # too few records wait, and are not lost
+    if run.world.imitate_once and stats["env_steps"]:  # without a step they wait for a later epoch
         run.state.imitated += [key for r in fresh + old for key in r.keys]
     return {**stats, **moved}
 

@@ -94,7 +94,8 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     r_env are read). kl_sample: Rollouts of this epoch, *unfiltered*, written by the simulator as it
     was before this update. Both KL terms are measured on it: the penalty of a step on a random part
     of it, the cap on all of it after every step. o: Options (temperature, lam, env_passes, env_batch,
-    env_kl and token_budget are read). generator: makes all random choices.
+    env_kl and token_budget are read). generator: makes all random choices. cap: the largest KL that
+    the update may have, in nats per token.
     Returns env_kl (to the initial simulator, measured before this update), env_kl_step (how far
     this update moved), both in nats per token; env_loss (of the last step); env_steps; env_capped;
     env_skipped_steps (not finite); env_weight_ratio (largest weight over smallest) and env_ess

@@ -72,12 +72,12 @@ def base_tasks(bench: str, data, limit=None) -> tuple[list, Counter]:
 def unreadable(task: dict) -> str:
     """What the reader of --base-tasks says against a task, or ""."""
     from worlds import InvalidTask
-    from worlds.tool_calls import make_task, too_short
+    from worlds.tool_calls import MIN_LETTERS, make_task
     try:
         make_task(task, "base")
     except InvalidTask as fault:
         return str(fault)
-    return "trivial text" if too_short(task["task"]) else ""
+    return "trivial text" if sum(map(str.isalnum, task["task"])) < MIN_LETTERS else ""
 
 
 def marks(record: dict, request: str) -> set:

@@ -27,7 +27,7 @@ from data_pool import Task
 from support.files import UserError, read_jsonl
 from support.options import Parser, saved_options
 from worlds import InvalidTask, load_world, special_token_in, task_texts, tool_lists
-from worlds.call_text import write_calls
+from worlds.call_text import write_call
 from worlds.schemas import check_calls
 from worlds.tool_calls import parse_calls
 
@@ -53,7 +53,7 @@ def main(argv) -> int:
             continue
         if len(requests) > 1:
             print(f"> {request}")
-        print(f"{text}\n# {fault}" if fault else write_calls(calls))
+        print(f"{text}\n# {fault}" if fault else "\n".join(map(write_call, calls)))
     return 0
 
 

@@ -54,13 +54,13 @@ def update_bytes(config, e, rank, budget, G, P, R) -> int:
     """Bytes of a micro-batch of Policy.logprobs and its backward pass: the inputs of all layers are
     kept, and what one of them saves."""
     heads, key_heads, head_dim = heads_of(config)
-    D, I, tokens, queries = config.hidden_size, inner(config), max(budget, P + R), heads * head_dim
+    D, I, V, tokens = config.hidden_size, inner(config), config.vocab_size, max(budget, P + R)
     # each response meets the prompt's keys and values once per query head: G times the tokens at most
-    copies = 2 * G * tokens * queries * e
+    copies = 2 * G * tokens * heads * head_dim * e
     pairs = tokens * G * R * (P + R) // (P + G * R)  # (query, key) pairs of responses
-    saved = 2 * D * (e + FP32) + (4 * (queries + key_heads * head_dim) + 4 * I + 7 * rank) * e
+    saved = 2 * D * (e + FP32) + (4 * (heads + key_heads) * head_dim + 4 * I + 7 * rank) * e
     layer = tokens * saved + copies + pairs * e + max(tokens * (2 * I + 3 * D) * e, copies)
-    logits = max(LOGIT_CHUNK * config.vocab_size, KEPT_LOGITS) * 4 * FP32 + tokens * D * (2 * e + FP32)
+    logits = min(tokens * V, max(LOGIT_CHUNK * V, KEPT_LOGITS)) * 4 * FP32 + tokens * D * (2 * e + FP32)
     return tokens * config.num_hidden_layers * D * e + max(layer, logits)
 
 

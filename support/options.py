@@ -359,7 +359,7 @@ class Parser(argparse.ArgumentParser):
     """argparse whose mistakes are UserErrors: one line each, like all others."""
 
     def error(self, message):
-        unknown = re.match("unrecognized arguments: ([^ =]+)|", message)[1] or ""
+        unknown = re.split("[ =]", message.partition("unrecognized arguments: ")[2])[0]
         near = difflib.get_close_matches(unknown, self._option_string_actions, 1)
         hints = [f": an option of --world {name}" for name in worlds_with(unknown[2:].replace("-", "_"))]
         hint = [*hints, *(f": did you mean {name}?" for name in near), ""][0]

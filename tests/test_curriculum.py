@@ -16,7 +16,6 @@ import curriculum
 from data_pool import Trace
 from curriculum import Context, in_band, named, next_alpha, reward_bell, select_seed_tasks, success_rate
 from support.options import Options
-from worlds import import_own
 
 
 def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7):
@@ -162,11 +161,3 @@ def test_curated_seeds_prefer_p_hat_near_alpha():
     counts = seeds(0.0, "curated")
     assert counts["env1"] + counts["env3"] > 0.95 * 4000
     assert seeds(0.0, "curated", alpha=0.05)["env0"] > 0.9 * 4000
-
-
-@pytest.mark.parametrize("line, said", [("def alpha_mine(c)", "SyntaxError"), ("x = y", "NameError")])
-def test_a_mistake_at_the_head_of_a_users_file_is_one_line(line, said, tmp_path, monkeypatch):
-    """Every command imports curriculum.py: it would end in a traceback through files of ours."""
-    (tmp_path / "mine_own.py").write_text(f"import math\n{line}\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "mine_own.py" in (message := user_error(said, import_own, "mine_own")) and "line 2" in message

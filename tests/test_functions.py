@@ -151,7 +151,7 @@ def test_joined_and_changed_examples_are_not_held_out_tasks(tmp_path):
     held_out = one[1::2] + [{"task": f"Light the {a} and lock the {b}.", "calls": [
         call("light", a), call("lock", b)]} for a in rooms for b in rooms[:3]]
     world = World(options(
-        tools=lines(tmp_path / "list.jsonl", [{"name": name, "parameters": enum} for name in ("light", "lock")]),
+        tools=lines(tmp_path / "list.jsonl", [{"name": n, "parameters": enum} for n in ("light", "lock")]),
         base_tasks=lines(tmp_path / "base.jsonl", one[::2]), call_format="python",
         validation_tasks=lines(tmp_path / "held.jsonl", held_out)))
     taken = {frozenset(world.gold(task).split("\n")) for task in world.validation_tasks()}

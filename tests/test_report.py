@@ -16,8 +16,8 @@ from test_health import QUIET
 
 HOSTILE = ("</pre></script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\""
            "\ud800 \0 \x1b[31m")
-SAMPLE = dict(epoch=0, written_in=0, task="2 s1 inc", origin="env", p_hat=0.5,
-              seed_task="", expected="", traces=[dict(text="s1 inc 3", reward=1.0), dict(text="", reward=0.0)])
+SAMPLE = dict(epoch=0, written_in=0, task="2 s1 inc", origin="env", p_hat=0.5, seed_task="",
+              expected="", traces=[dict(text="s1 inc 3", reward=1.0), dict(text="", reward=0.0)])
 REFUSED = dict(epoch=0, seed_task="2 s1 inc", refused="s1", reason="malformed")
 
 

@@ -14,9 +14,9 @@ from support import memory, report
 from support.files import append_jsonl, read_jsonl
 from test_tool_calls import chat_model
 
-SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2", "--steps", "1",
+SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2",
          "--val-samples", "1", "--max-task-tokens", "32", "--max-response-tokens", "24", "--epochs", "1",
-         "--max-prompt-tokens", "2048", "--call-format", "python"]
+         "--steps", "1", "--max-prompt-tokens", "2048", "--call-format", "python"]
 TOOL = {"name": "dim", "description": "Dim a lamp.", "parameters": {
     "type": "object", "properties": {"lamp": {"type": "integer", "minimum": 0}}, "required": ["lamp"]}}
 BASE = [*({"task": f"Please dim lamp {n} for me.", "tools": [TOOL],

@@ -131,10 +131,6 @@ class World:
         {}: nothing to imitate."""
         return {}
 
-    def write_teacher(self, n: int, path):
-        """Write n tasks of a stronger teacher as `read_teacher` reads them."""
-        raise UserError(f"{type(self).__module__} has no teacher")
-
 
 # ---------------------------------------------------------------------------------------------
 # finding worlds
@@ -150,10 +146,9 @@ def world_names() -> list[str]:
 
 def load_world(name: str) -> type[World]:
     """The class of a world. Raises UserError for an unknown name or an incomplete class."""
-    module = {"bandit": "scripts.bandit"}.get(name, f"worlds.{name}")  # a rival, for an experiment alone
-    if not name.isidentifier() or find_spec(module) is None:
+    if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
-    world = getattr(import_own(module), "World", None)
+    world = getattr(import_own(f"worlds.{name}"), "World", None)
     missing = [f for f in REQUIRED if not callable(getattr(world, f, None))]
     if missing:
         raise UserError(f"worlds/{name}.py is not a world, it has no {', '.join(missing)}: choose "
@@ -162,7 +157,7 @@ def load_world(name: str) -> type[World]:
 
 
 def import_own(name: str):
-    """A module that users change. Raises UserError for whatever goes wrong while it is read."""
+    """A module that users change. Raises UserError for whatever goes wrong while it is imported."""
     try:
         return importlib.import_module(name)
     except Exception as error:
@@ -211,15 +206,11 @@ def open_policy(model: str, o=None, adapters=None):
 
 @contextmanager
 def in_one_line(kind):
-    """Inside, an exception of a chat template or in the file of a class World becomes a UserError."""
-    from jinja2 import TemplateError  # what transformers renders chat templates with
+    """Inside, an exception in the file of a class World becomes a UserError."""
     try:
         yield
     except UserError:
         raise
-    except TemplateError as error:
-        raise UserError(f"this chat template cannot write a system and a user message ({error}): choose "
-                        "a --model whose template can") from None
     except Exception as error:
         if lines := lines_of(error, inspect.getfile(kind)):
             raise UserError(f"{inspect.getfile(kind)}, line {lines[-1]}: {type(error).__name__}: {error}") \
@@ -283,7 +274,8 @@ def parsed(world, text: str, seed_task) -> bool:
 
 def probe_texts(world, policy, more=()):
     """Try every given task's texts with a policy; more: a teacher's. Raises UserError for a chat template
-    that loses a message, a prompt over --max-prompt-tokens, and an answer that this policy cannot write."""
+    that loses a message (`encode`), a prompt over --max-prompt-tokens, and an answer that this policy
+    cannot write."""
     with in_one_line(type(world)):
         for task in [*world.base_tasks(), *more, *world.validation_tasks(), *world.validation_tasks("tuning")]:
             if fault := fault_of(world, policy, task):
@@ -295,14 +287,9 @@ def fault_of(world, policy, task) -> str:
     if token := special_token_in(task, policy.tokenizer):
         return f"spells {token!r}, a control token of this model: remove or reword it"
     for prompt in (world.agent_prompt(task), world.env_prompt(task, None, 0.5)):
-        ids = policy.encode(prompt)
-        if len(ids) > world.o.max_prompt_tokens:
-            return f"makes a prompt of {len(ids)} tokens: raise --max-prompt-tokens or remove it"
-        for message in prompt if isinstance(prompt, list) else ():
-            # white space apart, which templates trim
-            if "".join(message["content"].split()) not in "".join(policy.tokenizer.decode(ids).split()):
-                return f"loses its {message['role']} message in the prompt: choose a model whose chat " \
-                       "template and tokenizer keep it"
+        n_tokens = len(policy.encode(prompt))
+        if n_tokens > world.o.max_prompt_tokens:
+            return f"makes a prompt of {n_tokens} tokens: raise --max-prompt-tokens or remove it"
     written = lambda text: policy.decode(policy.encode(text) + policy.end_of_turn)
     gold, episode = world.gold(task), world.start(task) is not None
     if gold and world.score(task, [*map(written, gold.split("\n"))] if episode else written(gold))[0] < 1:

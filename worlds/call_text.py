@@ -49,11 +49,6 @@ def write_call(call: dict) -> str:
     return f"{call['name']}({', '.join(arguments)})"
 
 
-def write_calls(calls) -> str:
-    """Calls, one per line."""
-    return "\n".join(map(write_call, calls))
-
-
 def as_keyword(name: str) -> str:
     """An argument's name as a keyword argument: `from` becomes `from_`, as in Python's own libraries."""
     return name + "_" if keyword.iskeyword(name) else name

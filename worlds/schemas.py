@@ -197,8 +197,8 @@ def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:
 
 
 def graded_calls(calls, task: Task) -> float:
-    """Partial credit: the `credit` of the best call for each expected one, on average; calls too many
-    earn nothing, and count."""
+    """Partial credit: the `credit` of the best call for each expected one, on average; surplus calls
+    earn nothing and lower the average. In an ordered task only calls in the same place are compared."""
     left, total, expected = list(calls), 0.0, task.spec["calls"]
     for want in expected:
         earned = lambda call: credit(call, want, tools_of(task)[want["name"]]["parameters"])
@@ -209,7 +209,7 @@ def graded_calls(calls, task: Task) -> float:
 
 def credit(call, want: dict, schema: dict) -> float:
     """0.2 for the function, 0.3 for the names of its arguments (F1), 0.5 for the share of right values.
-    A call needs not fit its schema; what either leaves out is its default."""
+    A call need not fit its schema; what either leaves out is its default."""
     if not well_formed(call) or call["name"] != want["name"]:
         return 0.0
     given, wanted = (_filled(arguments, schema) for arguments in (call["arguments"], want["arguments"]))

@@ -119,8 +119,6 @@ class TinyWorld(worlds.World):
         if o.base_tasks or o.validation_tasks:
             raise UserError(f"the world {self.NAME} makes its own tasks: leave out --base-tasks and "
                             "--validation-tasks, or choose another --world")
-        if o.quant and not self.chat:
-            raise UserError(f"--quant is for chat models; the {self.NAME}'s own model has 2 MB at most")
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:

@@ -353,14 +353,10 @@ class World(worlds.World):
         return self.splits[split]
 
     def load_policy(self):
-        """The chat model with two fresh adapters. Tools that spell a control token of it are left out."""
+        """The chat model with two fresh adapters. Raises UserError if a tool spells a control token of it."""
         policy = open_policy(self.o.model, self.o)
-        spelt = [name for name in self.tools if special_token_in(self.tools[name], policy.tokenizer)]
-        for name in spelt:
-            del self.tools[name]
-        if spelt:
-            print(f"left out, a control token of this model ({', '.join(spelt):.200}): {len(spelt)}",
-                flush=True)
+        if token := special_token_in(self.tools, policy.tokenizer):
+            raise UserError(f"a tool of --tools spells {token!r}, a control token of this model: reword it")
         return policy
 
     # ---- the two roles
@@ -474,8 +470,9 @@ class World(worlds.World):
 
     def graded(self, task: Task, response: str, reward: float) -> float:
         """The reward, or for calls their partial credit, as Tool-R0 gives it (schemas.graded_calls)."""
-        return max(reward, graded_calls(parse_calls(response, self.form) or (), task)) if structured(task) \
-            else reward
+        if not structured(task):
+            return reward
+        return max(reward, graded_calls(parse_calls(response, self.form) or (), task))
 
     def gold(self, task: Task) -> str:
         """A response that earns 1: calls as the agent writes them, or a reference."""

@@ -183,8 +183,6 @@ def own_schema(root, remarks=None) -> dict:
     def own(node, depth=0):
         if next(nodes) > MAX_NODES or depth > call_text.MAX_DEPTH:
             raise unfit(f"a recursive schema, or more than {MAX_NODES} parts or {call_text.MAX_DEPTH} levels")
-        if not isinstance(node, dict):
-            raise unfit("a schema that is not an object")
         node = {key: value for key, value in node.items() if value is not None or key == "default"}
         if refused := sorted(REFUSED & node.keys()):
             raise unfit(f"unsupported keyword {refused[0]!r}")
