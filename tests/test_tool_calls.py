@@ -323,12 +323,14 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
 # models
 
 
-def test_a_tool_that_spells_a_control_token_of_this_model_is_refused(tmp_path):
+def test_a_tool_that_spells_a_control_token_of_this_model_is_left_out(tmp_path, capsys):
     """Every task written for it would be refused, for ever."""
     tools = lines(tmp_path / "tools.jsonl", [{**LIGHT, "description": "Not <|im_start|>."}, DOOR])
     user_error("--base-tasks", World, options(tools=tools))
-    o = options(model=chat_model(tmp_path / "m"), tools=tools, base_tasks=str(module.EXAMPLE_TASKS))
-    user_error("spells '<.im_start.>'", World(o).load_policy)
+    world = World(options(model=chat_model(tmp_path / "m"), tools=tools,
+                          base_tasks=str(module.EXAMPLE_TASKS)))
+    world.load_policy()
+    assert list(world.tools) == ["lock.door"] and "set_light" in capsys.readouterr().out
 
 
 def test_nf4_samples_scores_and_trains_only_the_named_adapter(tmp_path, world):
