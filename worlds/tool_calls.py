@@ -353,10 +353,11 @@ class World(worlds.World):
         return self.splits[split]
 
     def load_policy(self):
-        """The chat model with two fresh adapters. Raises UserError if a tool spells a control token of it."""
+        """The chat model with two fresh adapters. Tools that spell a control token of it are left out."""
         policy = open_policy(self.o.model, self.o)
-        if token := special_token_in(self.tools, policy.tokenizer):
-            raise UserError(f"a tool of --tools spells {token!r}, a control token of this model: reword it")
+        for name in [name for name in self.tools if special_token_in(self.tools[name], policy.tokenizer)]:
+            del self.tools[name]
+            print(f"left out, it spells a control token of this model: {name}", flush=True)
         return policy
 
     # ---- the two roles
