@@ -11,7 +11,7 @@ word or in a larger unit, a date with its month's name; a boolean may be named b
 Defaults need no words.
 
 Deviations: these checks compare words. "Council Bluffs, VA" passes, "Berlin" for "the capital of Germany"
-does not; tasks from files are never checked.
+does not; no base task is refused by them.
 """
 import calendar
 import re
