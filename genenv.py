@@ -72,17 +72,18 @@ def epoch(run: Run, train=True):
     """One epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent (2a),
     extend D_train (3a); then once: train the simulator (2b), extend D_env (3b).
 
-    train=False: epoch 0, which tries one batch and measures both policies as they are.
+    train=False: epoch 0, which tries one batch and measures both policies as they are. Its tasks enter
+    D_train, not D_env.
     """
     o, state, t = run.o, run.state, run.state.epoch
     R_env = curriculum.named("reward_")[o.difficulty_reward]
     alpha = alpha_of(run)  # paper: 0.5 throughout
     if (t, state.step) == (0, 0):
-        add_ready_made(run)
+        add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
     # the loop's variable lives in the state, so that a checkpoint knows where to go on
     for state.step in tqdm(range(state.step, o.steps if train else 1), f"epoch {t}", leave=False,
                            disable=None):
-        # 1. generate and interact; earlier tasks of D_train are tried again next to the new ones
+        # 1. generate and interact; some earlier tasks of D_train are tried again along with the new ones
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks) if train else tasks)  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update
@@ -93,9 +94,9 @@ def epoch(run: Run, train=True):
             run.train_pool.add(trial.task, trial.traces, trial.p_hat, t)
         state.records += measured(records, trials)
         checkpoint.stop_if_asked(run)
-    # 2b. environment update, on this epoch's generations and on those of D_env, each task once
+    # 2b. environment update, on generations of this epoch (fresh) and of D_env (old), each task once
     fresh, old = distinct(state.records), old_records(run)
-    for record in fresh + old:  # recomputed for the old ones, as alpha may have moved
+    for record in fresh + old:  # R_env of old ones again, as alpha may have moved; their p_hat stays
         record.r_env = R_env(record.p_hat_of(o.p_hat_unit), alpha, o.beta)  # Eq. 3
     inside = lambda record: curriculum.in_band(record.p_hat_of(o.p_hat_unit), alpha, o.k_min)
     fresh, old = list(filter(inside, fresh)), list(filter(inside, old))  # |p_hat - alpha| <= k_min
@@ -104,7 +105,7 @@ def epoch(run: Run, train=True):
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
     # 3b. aggregate the simulator's side: all valid generations, in the band or not
     if train:
-        run.env_pool.add(state.records)  # D_env <- D_env + weighted env generations
+        run.env_pool.add(state.records)  # D_env <- D_env + env generations, weighted when imitated
     end_epoch(run, env_stats, alpha)
 
 

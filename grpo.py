@@ -1,7 +1,7 @@
 """GRPO by hand: how the agent learns from G rollouts per task.
 
 Paper: the agent half of the dual update in Algorithm 1. Eq. 4 is the gradient it builds on; Prop. 1
-(Eq. 5) says this gradient is largest where the success rate is 1/2. The paper gives no objective
+(Eq. 5) says that its mean square is largest where the success rate is 1/2. The paper gives no objective
 for GRPO: the clipped surrogate and the KL term below are the usual ones.
 
 Usage: genenv.py calls `grpo_update`; the functions above it are pure and can be read on their own.
@@ -27,7 +27,7 @@ CLIP = 0.2             # epsilon of the clipped surrogate
 SCALE = "std"          # std: advantages divided by the group's standard deviation; none: not divided
 KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also for the penalty of rwr.py, but never k1 there
 AGGREGATION = "token"  # loss averaged over tokens (token) or over responses (sequence)
-STD_EPS = 1e-4         # so that rewards 1e-6 apart do not become advantages of +-1
+STD_EPS = 1e-4         # so that rewards 1e-6 apart do not become advantages of about +-1
 GRAD_CLIP = 1.0        # largest norm of a step's gradient, as in the official configuration
 CHECKED_GROUPS = 2     # groups on which sampler_mismatch compares sampler and scorer: a forward pass each
 
@@ -51,7 +51,7 @@ def group_advantages(rewards, scale: str = SCALE):
 
 
 def has_signal(rewards):
-    """(B, G) -> (B,) bool: groups whose rewards differ. max - min: rounding may keep std above 0."""
+    """(B, G) -> (B,) bool: groups whose rewards differ. Not by std, which rounding may keep above 0."""
     return (rewards.max(dim=1).values - rewards.min(dim=1).values) > 1e-6
 
 

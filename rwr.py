@@ -10,8 +10,8 @@ Deviations: the paper gives neither the coefficient of the penalty nor the value
 the step that crosses the cap is undone and ends the update; penalty and cap are measured on
 unfiltered generations of this epoch. A task has one record in an epoch, however often it was
 written (data_pool.distinct): RWR would otherwise reinforce the simulator's most frequent outputs.
-Do not use the KL estimator k1 here: the KL sample stays the same during an update, so from the
-second step on k1 pushes the simulator away from its start. k2 and k3 hold it back.
+Do not use the KL estimator k1 (grpo.token_kl) here: the KL sample stays the same during an update, so
+from the second step on k1 pushes the simulator away from its start. k2 and k3 hold it back.
 
 How strong the weights are: over all p_hat in [0, 1] the paper's lam = 1, beta = 2 give a largest
 ratio of exp(1 - exp(-0.5)) = 1.48, but the filter comes first. Inside its band |p_hat - 0.5| <= 0.1
@@ -21,8 +21,8 @@ when the band is wide (--k-min 0.45 or 1) and the weights are sharp (--lam 6 --b
 `env_weight_ratio` is the measured ratio of an epoch.
 
 Words: a record is a generation whose success rate has been measured, here one that passed the
-filter; fresh records are of this epoch, old ones from D_env. The KL sample is text of the simulator
-as it comes, valid or not. Shapes: n records, m texts of the KL sample, N texts of a micro-batch
+filter; fresh records are of this epoch, old ones from D_env. The KL sample is what the simulator wrote
+in this epoch, valid or not. Shapes: n records, m texts of the KL sample, N texts of a micro-batch
 (rows of its tensors), R response tokens.
 """
 import copy
