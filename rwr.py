@@ -21,9 +21,9 @@ when the band is wide (--k-min 0.45 or 1) and the weights are sharp (--lam 6 --b
 `env_weight_ratio` is the measured ratio of an epoch.
 
 Words: a record is a generation whose success rate has been measured, here one that passed the
-filter; fresh records are of this epoch, old ones from D_env. The KL sample is what the simulator wrote
-in this epoch, valid or not. Shapes: n records, m texts of the KL sample, N texts of a micro-batch
-(rows of its tensors), R response tokens.
+filter; fresh records are of this epoch, old ones from D_env. The KL sample is part of what the
+simulator wrote in this epoch, valid or not. Shapes: n records, m texts of the KL sample, N texts of a
+micro-batch (rows of its tensors), R response tokens.
 """
 import copy
 
