@@ -46,7 +46,9 @@ def main(argv) -> int:
     need_pairs(world, world.warm_start_pairs())
     with claim(Path(s.out)):
         print("loading torch and the model ...", flush=True)
-        make(world, s, o, Path(s.out))
+        valid = make(world, s, o, Path(s.out))
+    if valid < ENOUGH:
+        print(f"only {valid:.0%} of what it writes are valid tasks: try more --passes, --rounds or examples")
     print(f"the model is in {s.out}: go on with --model {s.out} and the same options of the world")
     return 0
 
@@ -54,7 +56,7 @@ def main(argv) -> int:
 def parse(argv):
     """argv -> (options of the warm start, Options): what is not one of its own is one of a run."""
     p = Parser(prog="genenv.py warm-start", allow_abbrev=False,
-               epilog="and every option of a run: python genenv.py --help")
+               epilog="and a run's options (python genenv.py --help): --model, --base-tasks, --tools ...")
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--passes", type=at_least(0), default=0, help="over what there is to imitate; 0: 1 to 10")
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
@@ -76,8 +78,9 @@ def claim(out: Path):
     return checkpoint.lock_folder(out / "warm_start")
 
 
-def make(world, s, o, out: Path):
-    """Imitate, merge, write the model and its report into the claimed folder. Raises UserError."""
+def make(world, s, o, out: Path) -> float:
+    """Imitate, merge, write the model and its report into the claimed folder; returns the share of valid
+    texts. Raises UserError."""
     import torch  # here and not above: mistakes are answered at once
     from policy import Policy
     from support.loading import policy_options
@@ -98,6 +101,7 @@ def make(world, s, o, out: Path):
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
     write_whole(out / "warm_start.json", json.dumps(report, indent=1))
     shutil.rmtree(out / "warm_start")
+    return state["rounds"][-1]["valid"]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "Success on tasks that neither model is trained on. It should rise and then stay up."),
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
-     "Success on new tasks, before the agent trains on them. It should stay away from 0 and 1."),
+     "Success on new tasks, before the agent trains on them. The simulator learns from the band."),
     ("Mixed groups", "share", {"mixed_share": "share of new tasks", "truncated": "attempts cut off",
                                "zero_variance": "groups of equal rewards, old tasks included"},
      "Only groups of attempts whose rewards differ teach the agent something."),
@@ -121,7 +121,7 @@ def picture(lines: dict, unit: str, band) -> str:
             label = "\nidentical: ".join(name[-44:] for name in same)
             axis.plot(*zip(*values), f"C{i}o-", ms=3, lw=3 / (1 + i / 2), label=label)  # thin over thick
     if band:
-        axis.fill_between(range(len(band)), *zip(*band), alpha=0.15, lw=0, label="alpha +- k_min, the target")
+        axis.fill_between(range(len(band)), *zip(*band), alpha=0.15, lw=0, label="the band alpha +- k_min")
     limits = (-0.02, 1.02) if unit == "share" else (0, axis.dataLim.ymax * 1.08 or 1)
     axis.set(xlabel="epoch", ylabel=unit, ylim=limits)
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)

@@ -229,28 +229,32 @@ def probe(world):
     is_prompt = lambda p: p and (isinstance(p, str) or all(set(m) == {"role", "content"} for m in p))
     is_score = lambda pair: len(pair) == 2 and 0 <= pair[0] <= 1 and pair[1] in (True, False)
     plain = lambda tasks: all(t.text and json.loads(json.dumps(t.spec)) == t.spec for t in tasks)
-    need(world, "base_tasks", lambda: plain(world.base_tasks()) and world.base_tasks() == world.base_tasks())
-    need(world, "validation_tasks", lambda: plain(world.validation_tasks("tuning")))
+    need(world, "base_tasks", lambda: plain(world.base_tasks()) and world.base_tasks() == world.base_tasks(),
+         "the same tasks at each call, with a text and a spec that JSON can hold")
+    need(world, "validation_tasks", lambda: plain(world.validation_tasks("tuning")), "tasks like base_tasks")
     base, held_out = world.base_tasks(), held_out_keys(world)
     for task in base:
         if task_keys(world, task) & held_out:
             raise UserError(f"the base task {task.text[:80]!r} is among the held-out tasks as well")
     for task in [*base, *world.validation_tasks()][:1]:
         texts = "", world.gold(task), task.text
-        for method, holds in {
-                "agent_prompt": lambda: is_prompt(world.agent_prompt(task)),
-                "env_prompt": lambda: all(is_prompt(world.env_prompt(task, p, 0.5)) for p in (None, 0.5)),
-                "parse_task": lambda: all(parsed(world, text, task) for text in texts),
-                "score": lambda: all(is_score(world.score(task, text)) for text in texts),
-                "gold": lambda: not texts[1] or world.score(task, texts[1])[0] == 1,
-                "skills": lambda: all(isinstance(name, str) for name in world.skills(task)),
-                "task_length": lambda: world.task_length(task) > 0,
-                "category": lambda: isinstance(world.category(task), str)}.items():
-            need(world, method, holds)
+        for method, holds, rule in (
+                ("agent_prompt", lambda: is_prompt(world.agent_prompt(task)), "a text or chat messages"),
+                ("env_prompt", lambda: all(is_prompt(world.env_prompt(task, p, 0.5)) for p in (None, 0.5)),
+                 "a text or chat messages, also if success is None"),
+                ("parse_task", lambda: all(parsed(world, text, task) for text in texts),
+                 f"a Task of 'env' with seed task and epoch, or raise InvalidTask of {world.REASONS}"),
+                ("score", lambda: all(is_score(world.score(task, text)) for text in texts),
+                 "(reward from 0 to 1, whether the form is right) for any response"),
+                ("gold", lambda: not texts[1] or world.score(task, texts[1])[0] == 1, "what scores 1"),
+                ("skills", lambda: all(isinstance(name, str) for name in world.skills(task)), "texts"),
+                ("task_length", lambda: world.task_length(task) > 0, "a number above 0"),
+                ("category", lambda: isinstance(world.category(task), str), "a text")):
+            need(world, method, holds, rule)
 
 
-def need(world, method: str, holds):
-    """Raises UserError, naming the method's file and line, unless it is as World says."""
+def need(world, method: str, holds, rule: str):
+    """Raises UserError, naming the method's file and line and the rule, unless it holds."""
     try:
         ok = holds()
     except Exception as error:
@@ -259,8 +263,7 @@ def need(world, method: str, holds):
         ok = False  # in what it takes or returns
     if not ok:
         code = inspect.unwrap(getattr(world, method)).__code__
-        raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {method} is not as World in "
-                        "worlds/__init__.py says")
+        raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {method} must give {rule}")
 
 
 def parsed(world, text: str, seed_task) -> bool:

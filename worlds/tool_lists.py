@@ -66,7 +66,7 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
             notes[remark].append(_name_of(found))
     if not tools:
         what = as_line(notes) or "a list is JSON, such as a server's answer to tools/list"
-        raise UserError(f"{path}: no tool in it that can be used: {what:.200}")
+        raise UserError(f"{path}: no tool in it that can be used, give --tools FILE: {what:.200}")
     return list(tools.values()), notes
 
 
