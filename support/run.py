@@ -139,7 +139,7 @@ def prepare_run(o) -> Run:
                         "--base-tasks FILE, or choose another variant")
     with in_one_line(type(world)):
         policy = world.load_policy()
-    need(world, "load_policy", lambda: policy.tokenizer)
+    need(world, "load_policy", lambda: policy.tokenizer, "a Policy")
     simulator = policy  # in the paper both start from one model
     if o.env_model:
         simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
