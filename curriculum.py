@@ -33,7 +33,6 @@ from functools import partial
 from data_pool import Trace
 from support.files import UserError
 
-WITHOUT_SIMULATOR = ("static", "teacher", "base")  # variants with ready-made tasks only
 SUCCESS = 0.5  # the lowest reward that counts as a success; the paper gives no threshold
 
 
