@@ -98,8 +98,10 @@ def epoch(run: Run, train=True):
     fresh, old = distinct(state.records), old_records(run)
     for record in fresh + old:  # R_env of old ones again, as alpha may have moved; their p_hat stays
         record.r_env = R_env(record.p_hat_of(o.p_hat_unit), alpha, o.beta)  # Eq. 3
-    inside = lambda record: curriculum.in_band(record.p_hat_of(o.p_hat_unit), alpha, o.k_min)
-    fresh, old = list(filter(inside, fresh)), list(filter(inside, old))  # |p_hat - alpha| <= k_min
+    done = set(state.imitated)  # empty unless the world lets a task be imitated only once
+    kept = lambda r: done.isdisjoint(r.keys) \
+        and curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)  # |p_hat - alpha| <= k_min
+    fresh, old = list(filter(kept, fresh)), list(filter(kept, old))
     env_stats = {"env_kept": len(fresh)}
     if train and o.variant == "genenv":  # the other variants never train the simulator
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
@@ -255,10 +257,7 @@ def old_records(run) -> list[EnvRecord]:
 
 def update_environment(run, fresh, old) -> dict:
     """One update of the simulator on the records inside the band, those of this epoch and those of
-    D_env, under the KL penalty to the initial simulator and the cap on the update's own KL. In a world
-    with `imitate_once`, tasks that an earlier epoch has imitated are left out."""
-    before = set(run.state.imitated)
-    fresh, old = ([r for r in records if before.isdisjoint(r.keys)] for records in (fresh, old))
+    D_env, under the KL penalty to the initial simulator and the cap on the update's own KL."""
     kl_sample = draw_kl_sample([Rollout(*text) for text in run.state.texts], run.rng)
     with run.phase("simulator update (RWR)", "env") as moved:
         stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o, run.rng)

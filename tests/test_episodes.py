@@ -129,7 +129,8 @@ def test_own_tokens_score_as_on_the_dense_path_values_and_gradients(ending):
     assert torch.equal(mask, dense_mask) and close(*grads)
     sampled = torch.nn.utils.rnn.pad_sequence([torch.tensor(r.logps) for r in out], True)
     torch.testing.assert_close(logp, sampled, atol=3e-5, rtol=1e-5)  # and what the sampler said
-    assert mask.sum(1).tolist() == [r.tokens for r in out] == [sum(r.drawn) for r in out] and not logp[~mask].any()
+    assert mask.sum(1).tolist() == [r.tokens for r in out] == [sum(r.drawn) for r in out]
+    assert not logp[~mask].any()
 
 
 def test_grpo_counts_own_tokens_only():

@@ -36,7 +36,8 @@ def test_the_known_figures_of_qwen_7b():
     assert cache < memory.rollout_bytes(QWEN_7B, 2, 18, 8, 4096, 512) < 1.1 * cache
     # training: a bound, measured 5.2 GB for full groups of 4096 + 8 x 512 tokens
     assert 5.0e9 < memory.update_bytes(QWEN_7B, 2, 16, 8192, 8, 4096, 512) < 6.0e9
-    assert memory.estimate(QWEN_7B, replace(o, quant="", dtype="fp32"))["base weights"] == 4 * (linear + other)
+    fp32 = replace(o, quant="", dtype="fp32")
+    assert memory.estimate(QWEN_7B, fp32)["base weights"] == 4 * (linear + other)
 
 
 @pytest.mark.parametrize("preset, card", [("7b-24gb", 24e9), ("7b-80gb", 80e9)])

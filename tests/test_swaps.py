@@ -33,7 +33,8 @@ def test_each_kind_of_value_has_another_of_its_kind():
             "who": "Anna", "colour": "red", "level": 60, "hour": 7, "day": "Friday"}, schemas, seed)
         assert got["who"] in ("Lantern", "Copper") and got["colour"] == "blue" and got["day"].endswith("day")
         assert 10 <= got["level"] <= 80 and 1 <= got["hour"] <= 9
-        assert text == f"Light {got['who']}'s hall blue to {got['level']} at {got['hour']}:00 on " + got["day"]
+        where, when = f"{got['who']}'s hall blue to {got['level']}", f"{got['hour']}:00 on {got['day']}"
+        assert text == f"Light {where} at {when}"
 
 
 @pytest.mark.parametrize("text, arguments, schemas", [

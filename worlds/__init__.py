@@ -280,9 +280,9 @@ def probe_texts(world, policy, more=()):
     that loses a message (`encode`), a prompt over --max-prompt-tokens, and an answer that this policy
     cannot write."""
     with in_one_line(type(world)):
-        for task in [*world.base_tasks(), *more, *world.validation_tasks(), *world.validation_tasks("tuning")]:
-            if fault := fault_of(world, policy, task):
-                raise UserError(f"the task {task.text[:80]!r} {fault}")
+        for t in [*world.base_tasks(), *more, *world.validation_tasks(), *world.validation_tasks("tuning")]:
+            if fault := fault_of(world, policy, t):
+                raise UserError(f"the task {t.text[:80]!r} {fault}")
 
 
 def fault_of(world, policy, task) -> str:
