@@ -33,10 +33,11 @@ def alike(r, history, o) -> bool:
 
 
 def starvation(r, history, o) -> bool:
-    """Almost nothing falls into the band, so the simulator learns from a handful of tasks."""
-    tried = r["written"] - sum(r["invalid"].values())
-    return o.variant == "genenv" and r["epoch"] > 0 and r["env_kept"] < 0.05 * tried and \
-        not alike(r, history, o)  # where the agent solves all or nothing, one warning is enough
+    """Almost nothing falls into the band, so the simulator learns from a handful of tasks, or not at all."""
+    few = r["env_kept"] < 0.05 * (r["written"] - sum(r["invalid"].values()))
+    idle = not r["env_steps"] + r["env_capped"] + r["env_skipped_steps"]
+    # where the agent solves all or nothing, one warning is enough
+    return o.variant == "genenv" and r["epoch"] > 0 and (few or idle) and not alike(r, history, o)
 
 
 CHECKS = (
@@ -44,8 +45,8 @@ CHECKS = (
      "{distinct_tasks} distinct tasks of {written} texts, skill entropy {skill_entropy:.2f} bits: raise "
      "--env-kl, --base-share or --temperature"),
     ("starvation", starvation,
-     "{env_kept} tasks are in the band |p_hat - {alpha:.2f}| <= {k_min}, success is {success_rate:.2f}: "
-     "move --alpha towards it, or raise --k-min or --G"),
+     "{env_kept} tasks are in the band |p_hat - {alpha:.2f}| <= {k_min}, success is {success_rate:.2f}, RWR "
+     "took {env_steps} steps: move --alpha towards it, raise --k-min or --G, or lower --env-batch {env_batch}"),
     ("no signal", lambda r, history, o: r["truncated"] > 0.2,
      "{truncated:.0%} of the responses are cut off and earn nothing: raise --max-response-tokens "
      "{max_response_tokens}, or an episode's own limits"),

@@ -35,6 +35,7 @@ SICK = {  # name: (last epochs with these fields, fields, the one warning, words
                        "collapse", "8 distinct tasks of 48"),
     "uses few skills": (1, dict(skill_entropy=1.1), "collapse", "1.10 bits"),
     "starves": (1, dict(env_kept=1), "starvation", "raise --k-min"),
+    "is never updated": (1, dict(env_kept=8, env_steps=0), "starvation", "lower --env-batch 32"),
     "has only hard tasks": (1, dict(zero_variance=1.0, reward=0.0, env_kept=0), "no signal", "raise --G"),
     "gets cut-off answers": (1, dict(truncated=0.4), "no signal", "--max-response-tokens"),
     "babbles": (1, dict(invalid={"malformed": 30}, distinct_tasks=15), "invalid", "malformed"),
