@@ -46,7 +46,7 @@ CHECKS = (
      "--env-kl, --base-share or --temperature"),
     ("starvation", starvation,
      "{env_kept} tasks are in the band |p_hat - {alpha:.2f}| <= {k_min}, success is {success_rate:.2f}, RWR "
-     "took {env_steps} steps: move --alpha towards it, raise --k-min or --G, or lower --env-batch {env_batch}"),
+     "took {env_steps} steps: move --alpha there, raise --k-min or --G, or lower --env-batch {env_batch}"),
     ("no signal", lambda r, history, o: r["truncated"] > 0.2,
      "{truncated:.0%} of the responses are cut off and earn nothing: raise --max-response-tokens "
      "{max_response_tokens}, or an episode's own limits"),
