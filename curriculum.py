@@ -27,6 +27,7 @@ bell, k_min half width of the band that the environment learns from.
 import inspect
 import math
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -174,49 +175,55 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 # the functions that options name, a user's own among them
 
 
+# 1e30: far inside of what a float32 holds, as infinity is not
+RULES = {  # prefix: (whether such a function's value is good for these arguments, what it must be)
+    "alpha_": (lambda a, c: 0 < a < 1, "a number between 0 and 1"),
+    "reward_": (lambda r, *_: abs(r) < 1e30, "a finite number"),
+    "agent_reward_": (lambda r, e: 0 <= r <= 1, "a number from 0 to 1"),
+    "seeds_": (lambda ws, p_hats, alpha: len(ws) == len(p_hats) and all(0 <= w < 1e30 for w in ws),
+               "a list of weights, one for each p_hat, finite and not negative")}
+
+
 def named(prefix: str) -> dict:
-    """{name: function} for a prefix such as alpha_ or reward_, wherever in this file they are. An
-    error in one of them is reported in one line, see call_user."""
-    return {key[len(prefix):]: partial(call_user, f) for key, f in globals().items()
+    """{name: function} for a prefix such as alpha_ or reward_, wherever in this file they are. What goes
+    wrong in one of them is reported in one line, see call_user."""
+    return {key[len(prefix):]: partial(call_user, prefix, f) for key, f in globals().items()
             if key.startswith(prefix) and inspect.isfunction(f)}
 
 
-def call_user(f, *args):
-    """f(*args), where f may be a user's own. Raises UserError with the line on which f failed."""
+def call_user(prefix, f, *args):
+    """f(*args) in plain numbers, where f may be a user's own. Raises UserError with the line on which f
+    failed, or where it begins if its value breaks the rule: NaN would train on without a word."""
+    (holds, rule), code = RULES[prefix], f.__code__
     try:
-        return f(*args)
-    except Exception as error:  # whatever such a function may raise
-        code, calls = f.__code__, traceback.extract_tb(error.__traceback__)
+        value = f(*args)
+    except (Exception, SystemExit) as error:  # whatever such a function may raise
+        calls = traceback.extract_tb(error.__traceback__)
         line = [code.co_firstlineno, *(t.lineno for t in calls if t.name == code.co_name)][-1]
         raise UserError(f"{code.co_filename}, line {line}: {f.__name__} raised "
                         f"{type(error).__name__}: {' '.join(str(error).split())}") from None
+    with suppress(Exception):  # of another kind than numbers: refused like a wrong number
+        if holds(value, *args):
+            return [float(value[i]) for i in range(len(value))] if prefix == "seeds_" else float(value)
+    raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {f.__name__} must give {rule}, "
+                    f"it gave {value!r:.200}")
 
 
 def next_alpha(schedule: str, context: Context) -> float:
     """alpha of this epoch. Raises UserError if a schedule leaves (0, 1)."""
-    return checked("alpha_", schedule, [context], lambda a: 0 < a < 1, "a number between 0 and 1")
-
-
-def checked(prefix, name, args, good, rule):
-    """Call the function of this name; UserError if what it returns is not `good`."""
-    value = named(prefix)[name](*args)
-    try:
-        ok = good(value)
-    except TypeError:  # not a number, or not a list of them
-        ok = False
-    if not ok:
-        raise UserError(f"{prefix}{name} in curriculum.py must give {rule}, it gave {value!r:.200}")
-    return value
+    return named("alpha_")[schedule](context)
 
 
 def try_functions(o):
-    """Call every function that the options name once, before anything is trained: a mistake in one
-    should not end a run after its first epoch. Raises UserError in one line."""
-    p_hats = [0.0, 0.5, 1.0]
-    next_alpha(o.alpha_schedule, Context(1, max(1, o.epochs), 0.5, o.alpha, o.alpha_end, o.alpha))
-    checked("reward_", o.difficulty_reward, [0.5, o.alpha, o.beta], math.isfinite, "a finite number")
-    checked("agent_reward_", o.agent_reward, [Trace("", 1.0, True, False, 1, 1.0)], lambda r: 0 <= r <= 1,
-            "a number from 0 to 1")
-    checked("seeds_", o.seed_selection, [p_hats, o.alpha],
-            lambda ws: len(ws) == len(p_hats) and all(0 <= w < math.inf for w in ws),
-            "a list of weights, one for each p_hat, finite and not negative")
+    """Call every function that the options name as a run would, before anything is trained: a mistake in
+    one should not end a run after some epochs. Raises UserError in one line."""
+    for success in (0.5, 0.0, 1.0):
+        for t in range(1, o.epochs + 1)[:1000]:
+            next_alpha(o.alpha_schedule, Context(t, o.epochs, success, o.alpha, o.alpha_end, o.alpha))
+    for k in range(o.G + 1)[:1000]:
+        named("reward_")[o.difficulty_reward](k / o.G, o.alpha, o.beta)
+    for n in (1, 3, 50):
+        named("seeds_")[o.seed_selection]([k % (o.G + 1) / o.G for k in range(n)], o.alpha)
+    for reward, valid, cut, n in ((1.0, True, False, 1), (1.0, True, False, o.max_response_tokens),
+                                  (0.0, False, False, 1), (0.0, False, True, o.max_response_tokens)):
+        named("agent_reward_")[o.agent_reward](Trace("7 " * (n - 1), reward, valid, cut, n, reward))

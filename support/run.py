@@ -21,8 +21,7 @@ from support import metrics as measure
 from support.files import UserError, append_jsonl, write_whole
 from support.loading import model_config
 from support.options import Options
-from worlds import World, held_out_keys, in_one_line, need, open_policy, open_world, probe_texts, \
-    read_teacher
+from worlds import World, held_out_keys, in_one_line, open_policy, open_world, probe_texts, read_teacher
 
 
 @dataclass
@@ -139,7 +138,6 @@ def prepare_run(o) -> Run:
                         "--base-tasks FILE, or choose another variant")
     with in_one_line(type(world)):
         policy = world.load_policy()
-    need(world, "load_policy", lambda: policy.tokenizer, "a Policy")
     simulator = policy  # in the paper both start from one model
     if o.env_model:
         simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))

@@ -15,7 +15,7 @@ from support import report
 from worlds import ladder, tiny_model
 
 # it ends its lines and knows a few tools, which is all that tests of the loop need
-SMALL_MODEL = {**ladder.MODEL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+SMALL_MODEL = {**tiny_model.MODEL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
 SMALL_RECIPE = dict(steps=150, batch=32, lr=6e-3)
 write_report, whole_split = report.write, ladder.World.validation_tasks  # where nothing is patched
 # a run of the small world in a second an epoch; all p_hat are in the band

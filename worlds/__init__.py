@@ -15,6 +15,7 @@ import pkgutil
 import traceback
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -148,22 +149,27 @@ def load_world(name: str) -> type[World]:
     """The class of a world. Raises UserError for an unknown name or an incomplete class."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
-    world = getattr(import_own(f"worlds.{name}"), "World", None)
-    missing = [f for f in REQUIRED if not callable(getattr(world, f, None))]
+    from support.options import Options  # here and not above: it imports this module
+    kind = getattr(import_own(f"worlds.{name}"), "World", None)
+    missing = [method for method in REQUIRED
+               if World not in getattr(kind, "__mro__", ()) or not callable(getattr(kind, method, None))]
     if missing:
-        raise UserError(f"worlds/{name}.py is not a world, it has no {', '.join(missing)}: choose "
-                        f"from {', '.join(world_names())}, or see worlds/__init__.py")
-    return world
+        raise UserError(f"worlds/{name}.py has no class World(worlds.World) with {', '.join(missing)}: "
+                        f"choose from {', '.join(world_names())}, or see worlds/__init__.py")
+    with suppress(Exception):  # of another shape
+        run, own = vars(Options()), {key: default for key, (default, _, _) in kind.OPTIONS.items()}
+        fits = lambda key, value: isinstance(value, (int, type({**run, **own}[key])))
+        if all(key.isidentifier() and key not in run and isinstance(default, (int, float, str))
+               for key, default in own.items()) and all(fits(*pair) for pair in kind.DEFAULTS.items()):
+            return kind
+    raise UserError(f"worlds/{name}.py: OPTIONS must be {{name: (default, help, choices or None)}} with names "
+                    "that no option of a run has, and DEFAULTS {option: value of its type}")
 
 
 def import_own(name: str):
     """A module that users change. Raises UserError for whatever goes wrong while it is imported."""
-    try:
+    with in_one_line(find_spec(name).origin):
         return importlib.import_module(name)
-    except Exception as error:
-        lines = lines_of(error, file := find_spec(name).origin)
-        where = f", line {lines[-1]}" if lines else ""  # a SyntaxError says its line itself
-        raise UserError(f"{file}{where}: {type(error).__name__}: {error}") from error
 
 
 def worlds_with(option: str) -> list[str]:
@@ -180,6 +186,8 @@ def open_world(o) -> World:
     kind = load_world(o.world)
     with in_one_line(kind):
         world = kind(o)
+        for name in RULES:
+            setattr(world, name, partial(call_own, world, name, getattr(world, name)))
         probe(world)
     return world
 
@@ -205,74 +213,97 @@ def open_policy(model: str, o=None, adapters=None):
 
 
 @contextmanager
-def in_one_line(kind):
-    """Inside, an exception in the file of a class World becomes a UserError."""
+def in_one_line(own):
+    """Inside, an exception in a user's own file becomes a UserError. own: the file, or its class World."""
     try:
         yield
-    except UserError:
-        raise
-    except Exception as error:
-        if lines := lines_of(error, inspect.getfile(kind)):
-            raise UserError(f"{inspect.getfile(kind)}, line {lines[-1]}: {type(error).__name__}: {error}") \
-                from error
-        raise
-
-
-def lines_of(error, file) -> list[int]:
-    """The lines of a file that an exception came through."""
-    return [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+    except (Exception, SystemExit) as error:
+        file = own if isinstance(own, str) else inspect.getfile(own)
+        at = [f", line {f.lineno}" for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        # without a line in it: a SyntaxError says its line itself, a method may take other arguments
+        if isinstance(error, UserError) or not at and not (
+                isinstance(error, SyntaxError) or str(error).startswith("World.")):
+            raise
+        raise UserError(f"{file}{''.join(at[-1:])}: {type(error).__name__}: {error}") from error
 
 
 def probe(world):
-    """Try a world before its model is loaded, on a sample task. Raises UserError, one line, for a mistake
-    in the world's code, or a base task that is held out."""
-    is_prompt = lambda p: p and (isinstance(p, str) or all(set(m) == {"role", "content"} for m in p))
-    is_score = lambda pair: len(pair) == 2 and 0 <= pair[0] <= 1 and pair[1] in (True, False)
-    plain = lambda tasks: all(t.text and json.loads(json.dumps(t.spec)) == t.spec for t in tasks)
-    need(world, "base_tasks", lambda: plain(world.base_tasks()) and world.base_tasks() == world.base_tasks(),
-         "the same tasks at each call, with a text and a spec that JSON can hold")
-    need(world, "validation_tasks", lambda: plain(world.validation_tasks("tuning")), "tasks like base_tasks")
-    base, held_out = world.base_tasks(), held_out_keys(world)
-    for task in base:
-        if task_keys(world, task) & held_out:
-            raise UserError(f"the base task {task.text[:80]!r} is among the held-out tasks as well")
-    for task in [*base, *world.validation_tasks()][:1]:
-        texts = "", world.gold(task), task.text
-        for method, holds, rule in (
-                ("agent_prompt", lambda: is_prompt(world.agent_prompt(task)), "a text or chat messages"),
-                ("env_prompt", lambda: all(is_prompt(world.env_prompt(task, p, 0.5)) for p in (None, 0.5)),
-                 "a text or chat messages, also if success is None"),
-                ("parse_task", lambda: all(parsed(world, text, task) for text in texts),
-                 f"a Task of 'env' with seed task and epoch, or raise InvalidTask of {world.REASONS}"),
-                ("score", lambda: all(is_score(world.score(task, text)) for text in texts),
-                 "(reward from 0 to 1, whether the form is right) for any response"),
-                ("gold", lambda: not texts[1] or world.score(task, texts[1])[0] == 1, "what scores 1"),
-                ("skills", lambda: all(isinstance(name, str) for name in world.skills(task)), "texts"),
-                ("task_length", lambda: world.task_length(task) > 0, "a number above 0"),
-                ("category", lambda: isinstance(world.category(task), str), "a text")):
-            need(world, method, holds, rule)
+    """Try a world before its model is loaded, on a few tasks of each split. Raises UserError, one line, for
+    a mistake in the world's code, or a task that stands in two splits."""
+    seen, base = {}, world.base_tasks()
+    if base != world.base_tasks():
+        refuse(world, "base_tasks", "others when asked again")
+    for split in ("base", "validation", "tuning"):
+        tasks = base if split == "base" else world.validation_tasks(split)
+        for task in tasks:
+            for key in task_keys(world, task):
+                if (other := seen.setdefault(key, split)) != split:
+                    raise UserError(f"the {other} task {task.text[:80]!r} is among the {split} tasks as well")
+        for task in tasks[:1] + tasks[len(tasks) // 2:][:1] + tasks[-1:]:
+            probe_task(world, task)
 
 
-def need(world, method: str, holds, rule: str):
-    """Raises UserError, naming the method's file and line and the rule, unless it holds."""
+def probe_task(world, task):
+    """Call what the loop will call. Raises UserError where a rule of RULES is broken."""
+    gold = world.gold(task)
+    for name, *args in (("agent_prompt",), ("env_prompt", None, 0.5), ("env_prompt", 0.5, 0.5),
+                        ("skills",), ("task_length",), ("category",)):
+        getattr(world, name)(task, *args)
+    for text in ("", task.text, gold):
+        reward, _ = world.score(task, text)
+        with suppress(InvalidTask):
+            world.parse_task(text, task, 1)
+    if gold and reward != 1:
+        refuse(world, "gold", gold)
+
+
+def is_text(value, *_):
+    return isinstance(value, str)
+
+
+def is_prompt(value, *_):
+    return value and (is_text(value) or all(set(m) == {"role", "content"} for m in value))
+
+
+def is_task(t):
+    return isinstance(t, Task) and t.text and is_text(t.text) and json.loads(json.dumps(t.spec)) == t.spec
+
+
+RULES = {  # method: (whether the loop can use what it gives for these arguments, in words)
+    "load_policy": (lambda policy: policy.tokenizer, "a Policy"), "category": (is_text, "a text"),
+    "base_tasks": (lambda tasks: all(is_task(t) and t.origin == "base" for t in tasks[:]),
+                   "the same list of Tasks at each call: origin 'base', a text, a spec that JSON can hold"),
+    "validation_tasks": (lambda tasks, *_: all(map(is_task, tasks[:])), "a list of Tasks like base_tasks"),
+    "env_prompt": (is_prompt, "a text or chat messages, also if success is None"),
+    "agent_prompt": (is_prompt, "a text or chat messages"),
+    "parse_task": (lambda t, _, seed_task, n: is_task(t) and [t.origin, t.seed_task, t.epoch] == [
+        "env", seed_task.id, n], "a Task of 'env' with seed task and epoch, or raise InvalidTask of REASONS"),
+    "score": (lambda pair, *_: len(pair) == 2 and 0 <= pair[0] <= 1 and pair[1] in (True, False),
+              "(reward from 0 to 1, whether the form is right) for any response"),
+    "graded": (lambda reward, *_: 0 <= reward <= 1, "a number from 0 to 1"),
+    "gold": (is_text, "a text that scores 1"), "task_length": (lambda n, *_: n > 0, "a number above 0"),
+    "skills": (lambda names, *_: all(map(is_text, names)), "texts")}
+
+
+def call_own(world, name, method, *args, **more):
+    """method(*args, **more) of a world, by this name. Raises UserError unless its rule holds."""
     try:
-        ok = holds()
-    except Exception as error:
-        if lines_of(error, inspect.getfile(type(world))):
-            raise  # inside of the method
-        ok = False  # in what it takes or returns
-    if not ok:
-        code = inspect.unwrap(getattr(world, method)).__code__
-        raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {method} must give {rule}")
-
-
-def parsed(world, text: str, seed_task) -> bool:
-    """Whether parse_task answers as it should: with a Task, or with InvalidTask and one of REASONS."""
-    try:
-        task = world.parse_task(text, seed_task, 1)
+        gave = method(*args, **more)
     except InvalidTask as reason:
-        return str(reason) in world.REASONS
-    return (task.origin, task.seed_task, task.epoch) == ("env", seed_task.id, 1)
+        if str(reason) in world.REASONS:
+            raise
+        gave = reason
+    with suppress(Exception):  # of another kind or shape: refused as well
+        if RULES[name][0](gave, *args):
+            return gave
+    refuse(world, name, gave)
+
+
+def refuse(world, name, gave):
+    """Raises UserError, naming a method's file and line, its rule and what it gave."""
+    code = inspect.unwrap(getattr(type(world), name)).__code__
+    raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {name} must give {RULES[name][1]}; "
+                    f"it gave {gave!r:.200}")
 
 
 def probe_texts(world, policy, more=()):
@@ -390,8 +421,7 @@ def written_task(world, o, policies, rollout, text, seed_task, alpha, epoch, hel
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
     # must fit both prompts, the agent's and, as a seed task, the simulator's; 0.5 for any p_hat
     prompts = world.agent_prompt(task), world.env_prompt(task, 0.5, alpha)
-    if max(len(policy.encode(prompt)) for policy in policies for prompt in prompts) \
-            > o.max_prompt_tokens:
+    if max(len(policy.encode(prompt)) for policy in policies for prompt in prompts) > o.max_prompt_tokens:
         raise InvalidTask("prompt too long")
     return task
 

@@ -95,11 +95,15 @@ def _type(schema: dict) -> str:
     """A schema as a type; bounds are left out."""
     if "enum" in schema:
         return " | ".join(map(literal, schema["enum"]))
-    named = schema.get("type", [])
-    named = named if isinstance(named, list) else [named]
     # an object whose alternatives are only about its members has a type of its own
-    words = [_one_type(kind, schema) for kind in named] or map(_type, schema.get("anyOf", ()))
+    words = [_one_type(kind, schema) for kind in kinds(schema)] or map(_type, schema.get("anyOf", ()))
     return " | ".join(dict.fromkeys(words)) or "any"
+
+
+def kinds(schema: dict) -> list[str]:
+    """The types that a schema names: one, several, or none."""
+    kind = schema.get("type", [])
+    return kind if isinstance(kind, list) else [kind]
 
 
 def _one_type(kind: str, schema: dict) -> str:

@@ -29,7 +29,7 @@ from functools import lru_cache
 
 from data_pool import Task
 from worlds import InvalidTask
-from worlds.tiny_model import BUCKETS, SPECIAL, TinyWorld, bucket, main, train
+from worlds.tiny_model import BUCKETS, SEED, SPECIAL, TinyWorld, bucket, chat, main
 
 OBJECTS = "mug cup plate bowl apple egg bread potato tomato lettuce".split()
 TREATMENTS = {  # what the goal says: (command, where it is done)
@@ -47,7 +47,6 @@ MAX_PLAN = 12             # turns of the longest plan a task may have
 MAX_STATES = 20_000       # that the planner looks at
 PATIENCE = 2              # turns in a row that do nothing, after which an episode is over
 N_BASE, PER_RUNG = 544, 15
-SEED = 20251219           # task sets are the same for every --seed of a run
 REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long",
            "a matter of luck")
 OPTIONS = {"max_turns": (16, "turns of an episode", None),
@@ -59,7 +58,7 @@ CHAT_DEFAULTS = dict(DEFAULTS, max_prompt_tokens=512, max_task_tokens=160, max_r
                      max_episode_tokens=768, agent_lr=1e-4, env_lr=1e-4)
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)
-RECIPE = dict(steps=4800, batch=16, lr=3e-3)  # of the base model
+RECIPE = dict(model_config=MODEL, steps=4800, batch=16, lr=3e-3)  # of the base model
 WORDS = [*SPECIAL, *OBJECTS, *RECEPTACLES, *"clean hot cool heat put take go open look to from in with "
          "and closed . > vary => you see nothing happens is".split(), *BUCKETS]
 
@@ -163,23 +162,17 @@ def plan(task: Task):
 def _plan(text: str):
     # breadth first, and bounded
     spec = read_household(text)
-    known, queue = {first_facts(spec): None}, deque([first_facts(spec)])
+    known, queue = {first_facts(spec): ()}, deque([first_facts(spec)])
     while queue and len(known) < MAX_STATES:
         facts = queue.popleft()
         if reached(spec, facts):
-            break
+            return known[facts]
         for command in useful(spec, facts):
             after = act(facts, *command)
             if after is not None and after not in known:
-                known[after] = (facts, command)
+                known[after] = (*known[facts], say(*command))
                 queue.append(after)
-    else:
-        return None
-    commands = []
-    while known[facts]:
-        facts, command = known[facts]
-        commands.append(say(*command))
-    return tuple(reversed(commands))
+    return None
 
 
 def useful(spec, facts):
@@ -258,8 +251,7 @@ def _check(spec):
     wanted = [thing for _, thing in spec["goal"]]
     if len(names) > MAX_RECEPTACLES or len(things) > MAX_OBJECTS:
         raise InvalidTask("too large")
-    if not all(name in RECEPTACLES for name in names) or \
-            not all(thing in OBJECTS + RECEPTACLES for thing in things):
+    if not {*names} <= {*RECEPTACLES} or not {*things} <= {*OBJECTS, *RECEPTACLES}:
         raise InvalidTask("malformed")
     # each name once; receptacles do not lie in receptacles; the goal speaks of what is there
     apart = all(len(set(xs)) == len(xs) for xs in (names, things, wanted))
@@ -345,8 +337,7 @@ def random_spec(rng, rung, extra) -> dict:
     if rung == "closed" or rung not in BASE_RUNGS and rng.random() < 0.25:
         able = [name for name in {target, source[0]} if name in CLOSABLE]
         shut = {rng.choice(sorted(able))} if able else set()
-    house = [[name, name in shut, [t for t, s in zip(things, source) if s == name]]
-             for name in names]
+    house = [[name, name in shut, [t for t, s in zip(things, source) if s == name]] for name in names]
     rng.shuffle(goal)
     return {"goal": goal, "target": target, "house": house}
 
@@ -355,8 +346,7 @@ def draw(rng, rung, extra, origin, taken=frozenset()):
     """A solvable task of exactly that rung whose key is not taken."""
     while True:
         task = make_task(random_spec(rng, rung, rng.choice(extra)), origin)
-        if rung_of(task) == rung and key_of(task) not in taken and plan(task) and \
-                len(plan(task)) <= MAX_PLAN:
+        if rung_of(task) == rung and key_of(task) not in taken and 0 < len(plan(task) or ()) <= MAX_PLAN:
             return task
 
 
@@ -419,8 +409,7 @@ def slip(task: Task, rng) -> list[str]:
             break
     if err("place"):
         places = [place for place, _, _ in task.spec["house"] if place != task.spec["target"]]
-        out = [w if task.spec["target"] not in w else w.replace(task.spec["target"],
-               places[0]) for w in out]
+        out = [w.replace(task.spec["target"], places[0]) for w in out]
     return out
 
 
@@ -478,7 +467,7 @@ RULES = ("You act in a household. Each turn answer with one command and nothing 
 
 class World(TinyWorld):
     """Households, for a tiny model of its own or a chat model."""
-    NAME, WORDS = "household", WORDS
+    NAME, WORDS, RECIPE = "household", WORDS, RECIPE
     REASONS, OPTIONS, DEFAULTS, CHAT_DEFAULTS = REASONS, OPTIONS, DEFAULTS, CHAT_DEFAULTS
     start, respond, same_task_key = map(staticmethod, (start, respond, key_of))
     skills, category = staticmethod(kinds_of), staticmethod(rung_of)
@@ -505,9 +494,8 @@ class World(TinyWorld):
         if not self.chat:
             return f"vary {bucket(success)} {seed_task.text} =>"
         rate = "not yet known" if success is None else f"{success:.0%}"
-        return [{"role": "system", "content": FORM},
-                {"role": "user", "content": f"Household:\n{seed_task.text}\nThe agent's success rate "
-                 f"on it is {rate}. Write a variation of this household, one line and nothing else."}]
+        return chat(FORM, f"Household:\n{seed_task.text}\nThe agent's success rate on it is {rate}. "
+                    "Write a variation of this household, one line and nothing else.")
 
     def agent_prompt(self, task: Task):
         """Everything except the contents of closed receptacles."""
@@ -515,8 +503,7 @@ class World(TinyWorld):
         if not self.chat:
             return f"{text} >"
         goal, room = text.split(" . ", 1)
-        return [{"role": "system", "content": RULES},
-                {"role": "user", "content": f"In the room: {room}\nYour task: {goal} ."}]
+        return chat(RULES, f"In the room: {room}\nYour task: {goal} .")
 
     def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
         """The simulator's text -> a solvable household. Raises InvalidTask with the reason to count."""
@@ -570,10 +557,6 @@ class World(TinyWorld):
             return [self.demonstrate(task, rng) for task in tasks]
         return [(self.env_prompt(task, rng.choice((None, rng.random())), 0.5), vary(task, rng).text)
                 for task in tasks]
-
-    def train_base(self, seed=0):
-        """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""
-        return train(WORDS, self.pairs, MODEL, seed=SEED + 100 * seed, **RECIPE)
 
 
 if __name__ == "__main__":

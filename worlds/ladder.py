@@ -27,7 +27,7 @@ from functools import lru_cache
 from data_pool import Task
 from worlds import InvalidTask, ladder_words
 from worlds.ladder_words import PAIRS, Words
-from worlds.tiny_model import BUCKETS, MODEL, SPECIAL, TinyWorld, bucket, main, train
+from worlds.tiny_model import BUCKETS, SEED, SPECIAL, TinyWorld, bucket, main
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
     "inc": lambda d: d + 1, "dec": lambda d: d - 1, "dbl": lambda d: 2 * d,
@@ -41,11 +41,9 @@ MAX_STEPS = 5       # the longest chain a generated task may have
 BASE_TOOLS = 4      # three would give 390 distinct chains of 1-3 steps, fewer than 544
 N_BASE = 544        # size of the paper's base set
 PER_RUNG = 10       # held-out tasks per rung, for each of the two splits
-BASE_SEED = 20251219  # task sets are the same for every --seed of a run
 
 DIGITS = list("0123456789")
-WORDS = [*SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES,
-         *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS]
+WORDS = [*SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES, *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS]
 WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
 RECIPE = dict(steps=800, batch=64, lr=4e-3)  # of the base model
 
@@ -113,7 +111,7 @@ def held_out(lengths) -> dict:
     Two disjoint splits: "validation" is only ever reported, "tuning" is for choosing settings.
     lengths: steps of a chain, each equally likely.
     """
-    rng, splits, seen = random.Random(BASE_SEED), {"validation": [], "tuning": []}, set()
+    rng, splits, seen = random.Random(SEED), {"validation": [], "tuning": []}, set()
     for rung in range(len(NAMES)):
         for split in splits.values():
             wanted = len(split) + PER_RUNG
@@ -162,7 +160,7 @@ def with_slips(start: int, tools, rng, share=1.0) -> list[int]:
 
 class World(TinyWorld):
     """The ladder, in symbols for its own tiny model or in words for a chat model."""
-    NAME, WORDS = "ladder", WORDS
+    NAME, WORDS, RECIPE = "ladder", WORDS, RECIPE
     REASONS = ("malformed", "too long")
     DEFAULTS = dict(max_prompt_tokens=40)  # the tiny model reads 64 tokens in all
     CHAT_DEFAULTS = ladder_words.DEFAULTS
@@ -178,10 +176,9 @@ class World(TinyWorld):
         """How tasks, answers and prompts are written."""
         return Words if self.form == "words" else Symbols
 
-    def task(self, start: int, tools, origin: str, seed="", epoch=0) -> Task:
-        """A start digit and a chain of tools as a Task."""
-        return Task(self.text.write(start, tools), {"start": start, "tools": list(tools)}, origin, seed,
-                    epoch)
+    def task(self, start: int, tools, *rest) -> Task:
+        """A start digit and a chain of tools as a Task; rest: its other fields."""
+        return Task(self.text.write(start, tools), {"start": start, "tools": list(tools)}, *rest)
 
     def is_held_out(self, start: int, tools) -> bool:
         """Whether a chain is in one of the two splits."""
@@ -189,7 +186,7 @@ class World(TinyWorld):
 
     def base_tasks(self) -> list[Task]:
         """544 distinct chains of 1-3 steps over the four easiest tools, none of them held out."""
-        rng, tasks = random.Random(BASE_SEED + 1), {}
+        rng, tasks = random.Random(SEED + 1), {}
         while len(tasks) < N_BASE:
             task = self.task(*self.unseen(rng, NAMES[:BASE_TOOLS], 3), "base")
             tasks[task.id] = task
@@ -243,7 +240,7 @@ class World(TinyWorld):
     def write_teacher(self, n: int, path):
         """n distinct tasks of a stronger teacher: base tasks edited up to three times by the rule that
         `vary` demonstrates. The stand-in for the paper's offline augmentation (957 and 1,777 tasks)."""
-        rng, base, tasks = random.Random(BASE_SEED + 2), self.base_tasks(), {}
+        rng, base, tasks = random.Random(SEED + 2), self.base_tasks(), {}
         while len(tasks) < n:
             seed = rng.choice(base)
             tools = seed.spec["tools"]
@@ -285,14 +282,10 @@ class World(TinyWorld):
 
     def warm_start_pairs(self, turn: int = 0) -> dict:
         """What a chat model imitates in a pass, by --start (worlds/ladder_words.py)."""
-        rng = random.Random(BASE_SEED + 3 + turn + 100 * self.o.seed)
+        rng = random.Random(SEED + 3 + turn + 100 * self.o.seed)
         easy, others, variations = ladder_words.PAIRS[self.option(self.o, "start")]
         return {"agent": [self.demonstrate(rng, easy=i < easy) for i in range(easy + others)],
                 "env": [self.imagine(rng) for _ in range(variations)]}
-
-    def train_base(self, seed=0):
-        """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""
-        return train(WORDS, self.pairs, MODEL, seed=BASE_SEED + 100 * seed, **RECIPE)
 
 
 if __name__ == "__main__":

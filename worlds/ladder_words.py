@@ -19,6 +19,8 @@ over the same makes all attempts at a task alike.
 """
 import re
 
+from worlds.tiny_model import chat
+
 TOOL_WORDS = dict(inc="add 1", dec="subtract 1", dbl="double", neg="negate", hop="add 3", tpl="triple",
                   mir="mirror", sqr="square", half="halve", drop="subtract 4", cube="cube", tri="sum up")
 NAME_OF = {words: name for name, words in TOOL_WORDS.items()}
@@ -80,8 +82,3 @@ class Words:
 def plain(text: str) -> str:
     """A text without the full stop and the capitals of a chat model; "" if it is too long."""
     return text.strip().rstrip(".").lower() if len(text) <= MAX_CHARS else ""
-
-
-def chat(system: str, user: str) -> list[dict]:
-    """Chat messages."""
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]

@@ -65,11 +65,10 @@ def loopholes(task: Task) -> str:
 
 def ungrounded(task: Task) -> str:
     """The first value of the calls that does not stand in the request, as `name = value`; or ""."""
-    tools = tools_of(task)
+    tools, text = tools_of(task), task.text
     for call in task.spec.get("calls", ()):
         for value, schema, name in leaves(call["arguments"], tools[call["name"]]["parameters"]):
-            given = canonical(value) == canonical(schema.get("default", {})) or stands(value, name, task.text)
-            if not given:
+            if canonical(value) != canonical(schema.get("default", {})) and not stands(value, name, text):
                 return f"{name} = {canonical(value)}"
     return ""
 

@@ -15,7 +15,7 @@ import unicodedata
 
 from data_pool import Task
 from worlds import InvalidTask
-from worlds.call_text import MAX_CHARS, plain
+from worlds.call_text import MAX_CHARS, kinds, plain
 
 MAX_CALLS = 8
 MAX_BRACES = 500  # of a text, at which an object may begin
@@ -83,12 +83,6 @@ def canonical(value) -> str:
             return [whole(item) for item in v]
         return int(v) if isinstance(v, float) and v.is_integer() else v
     return json.dumps(whole(value), sort_keys=True)
-
-
-def kinds(schema: dict) -> list[str]:
-    """The types that a schema names: one, several, or none."""
-    kind = schema.get("type", [])
-    return kind if isinstance(kind, list) else [kind]
 
 
 def conforms(value, schema: dict) -> bool:
@@ -184,8 +178,7 @@ def check_calls(calls, tools: dict, least: int = 1):
             raise invalid("malformed task", "a call is exactly name (text) and arguments (object)")
         if call["name"] not in tools:
             raise invalid("unknown tool", f"tool {call['name']!r:.80} is not declared")
-        fault = argument_fault(call["arguments"], tools[call["name"]]["parameters"])
-        if fault:
+        if fault := argument_fault(call["arguments"], tools[call["name"]]["parameters"]):
             raise invalid("wrong arguments", f"call of {call['name']!r:.80}: {fault}")
 
 
@@ -225,8 +218,7 @@ def _filled(value, schema: dict):
     if isinstance(value, dict):
         inner = schema.get("properties", {})
         defaults = {name: part["default"] for name, part in inner.items() if "default" in part}
-        return {name: _filled(part, inner.get(name, {}))
-                for name, part in {**defaults, **value}.items()}
+        return {name: _filled(part, inner.get(name, {})) for name, part in {**defaults, **value}.items()}
     if isinstance(value, list):
         return [_filled(part, schema.get("items", {})) for part in value]
     return value

@@ -25,6 +25,7 @@ SPECIAL = ["<pad>", "<eos>"]  # the first two words of every vocabulary; unknown
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
 BUCKETS = [*(f"b{i}" for i in range(9)), "b?"]  # recent success in eighths, or unknown
+SEED = 20251219  # task sets are the same for every --seed of a run
 BASES = Path(__file__).parent / "base"  # a folder for each world whose base model is shipped
 
 
@@ -44,6 +45,11 @@ def word_tokenizer(words):
 def bucket(success) -> str:
     """A success rate in [0, 1], or None if it is unknown, as one of BUCKETS."""
     return "b?" if success is None else BUCKETS[round(8 * success)]
+
+
+def chat(system: str, user: str) -> list[dict]:
+    """Chat messages."""
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def encode_pairs(tokenizer, pairs):
@@ -110,8 +116,8 @@ def load_trained(model, tokenizer, o):
 
 class TinyWorld(worlds.World):
     """A world that brings its tasks and a base model of WORDS; `chat` where --model names another
-    model, which has to have a chat template. A subclass has train_base(seed)."""
-    NAME, WORDS, CHAT_DEFAULTS = "", (), {}
+    model, which has to have a chat template. A subclass has pairs(rng, n) to train a base model from."""
+    NAME, WORDS, RECIPE, CHAT_DEFAULTS = "", (), {}, {}
 
     def __init__(self, o):
         super().__init__(o)
@@ -135,6 +141,10 @@ class TinyWorld(worlds.World):
     def load_policy(self):
         """The chat model of --model, or the tiny base model, with two fresh adapters."""
         return open_policy(self.o.model or str(BASES / self.NAME), self.o)
+
+    def train_base(self, seed=0):
+        """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""
+        return train(self.WORDS, self.pairs, seed=SEED + 100 * seed, **self.RECIPE)
 
 
 def main(world, argv=None) -> int:
