@@ -101,10 +101,10 @@ def test_functions_of_a_user_are_found_wherever_they_stand(monkeypatch):
 
 
 @pytest.mark.parametrize("prefix, wrong, words", [
-    ("alpha_", lambda c: 0.0, "0.0"), ("reward_", lambda p, a: 1.0, "argument"),
-    ("reward_", lambda p, a, b: math.nan, "nan"),
-    ("seeds_", lambda ps, a: [1.0, 2.0], "one for each"), ("seeds_", lambda ps, a: None, "None"),
-    ("agent_reward_", lambda e: -1, "from 0 to 1")])
+    ("alpha_", lambda c: 1.3 - c.progress, "1.3"), ("reward_", lambda p, a: 1.0, "argument"),
+    ("alpha_", lambda c: sys.exit(), "SystemExit"), ("reward_", lambda p, a, b: p < 1 or math.nan, "nan"),
+    ("seeds_", lambda ps, a: [1.0, 2.0, 3.0], "one for each"), ("seeds_", lambda ps, a: None, "None"),
+    ("agent_reward_", lambda e: "0" if e.tokens > 9 else 0, "from 0 to 1")])
 def test_a_wrong_function_is_named_in_one_line_before_the_run(prefix, wrong, words, monkeypatch):
     """A traceback after epoch 0, or worse, a run on NaN."""
     wrong.__name__ = f"{prefix}wild"
@@ -116,8 +116,8 @@ def test_a_wrong_function_is_named_in_one_line_before_the_run(prefix, wrong, wor
 def test_an_error_of_a_user_is_one_line_with_its_place(monkeypatch):
     """Where in the file it is, whatever it called; the message may have had several lines."""
     def reward_deep(p_hat, alpha, beta):
-        return p_hat + (
-            torch.zeros(2) @ torch.zeros(3))
+        p_hat += alpha
+        return torch.zeros(2) @ torch.zeros(3)
 
     monkeypatch.setattr(curriculum, "reward_deep", reward_deep, raising=False)
     first = reward_deep.__code__.co_firstlineno

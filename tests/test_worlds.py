@@ -154,12 +154,12 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
 @pytest.mark.parametrize("old, new, said", [
     ("return [task.spec[\"tool\"]]", "return [task.spec[\"tools\"]]", "KeyError"),
     ('raise worlds.InvalidTask("malformed")', 'raise worlds.InvalidTask("bad")', "parse_task"),
-    ("return float(valid and", "return 2 * float(valid and", "score"),
+    ("return float(valid", "return 2 * float(valid", "score"), ("REASONS", "OPTIONS = 3 #", "OPTIONS"),
     ("self.gold(task).split()), valid", "self.gold(task).split())", "score"),
-    ('return f"{task.text} ="', 'f"{task.text} ="', "agent_prompt"),
+    ('return f"{task.text} ="', 'f"{task.text} ="', "agent_prompt"), ("[split ==", "[:]  # ", "is among the"),
     ('return make(tool, list(map', 'make(tool, list(map', "parse_task"),
-    ("return list(HELD_OUT", "list(HELD_OUT", "validation_tasks"),
-    ("import random", "import randomm", "ModuleNotFoundError"),
+    ("return list(HELD_OUT", "list(HELD_OUT", "validation_tasks"), ('"base", H', '"mine", H', "base_tasks"),
+    ("import random", "import randomm", "ModuleNotFoundError"), ('return " ".j', 'return 1 or "".j', "gold"),
     ("def gold(self, task, slip=lambda: False):", "def gold(self, task)", "SyntaxError"),
     ('digits)), "env", seed_task.id', 'digits)), "env", ""', "parse_task"),
     ('300, "base", HELD_OUT)', '300, "base")', "is among the")])
@@ -167,7 +167,7 @@ def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said)
     """It would end the run after an epoch, with a traceback, or train on held-out tasks."""
     copied(old, new)
     line = user_error(said, worlds.open_world, genenv.Options(world="copied"))
-    assert said == "is among the" or re.search(r"copied\.py.* line \d+", line)
+    assert said in ("is among the", "OPTIONS") or re.search(r"copied\.py.* line \d+", line)
 
 
 def test_models_that_lose_text_are_refused():

@@ -22,8 +22,6 @@ from pathlib import Path
 from support.files import UserError, choose, read_jsonl
 from data_pool import Task
 
-REQUIRED = ("load_policy", "base_tasks", "validation_tasks", "env_prompt", "agent_prompt", "parse_task",
-            "score")
 NO_SEED = Task("", {})
 
 
@@ -151,19 +149,20 @@ def load_world(name: str) -> type[World]:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
     from support.options import Options  # here and not above: it imports this module
     kind = getattr(import_own(f"worlds.{name}"), "World", None)
-    missing = [method for method in REQUIRED
-               if World not in getattr(kind, "__mro__", ()) or not callable(getattr(kind, method, None))]
+    found = kind if World in getattr(kind, "__mro__", ()) else World
+    missing = [method for method in RULES if not callable(getattr(found, method, None))]
     if missing:
         raise UserError(f"worlds/{name}.py has no class World(worlds.World) with {', '.join(missing)}: "
                         f"choose from {', '.join(world_names())}, or see worlds/__init__.py")
     with suppress(Exception):  # of another shape
         run, own = vars(Options()), {key: default for key, (default, _, _) in kind.OPTIONS.items()}
         fits = lambda key, value: isinstance(value, (int, type({**run, **own}[key])))
-        if all(key.isidentifier() and key not in run and isinstance(default, (int, float, str))
-               for key, default in own.items()) and all(fits(*pair) for pair in kind.DEFAULTS.items()):
+        if all(key.isidentifier() and key not in ("preset", "help", *run)
+               and isinstance(default, (int, float, str)) for key, default in own.items()) \
+                and all(fits(*pair) for pair in kind.DEFAULTS.items()):
             return kind
-    raise UserError(f"worlds/{name}.py: OPTIONS must be {{name: (default, help, choices or None)}} with names "
-                    "that no option of a run has, and DEFAULTS {option: value of its type}")
+    raise UserError(f"worlds/{name}.py: OPTIONS must be {{name: (default, help, choices or None)}} with "
+                    "names that no option of a run has, and DEFAULTS {option: value of its type}")
 
 
 def import_own(name: str):
@@ -275,12 +274,13 @@ RULES = {  # method: (whether the loop can use what it gives for these arguments
                    "the same list of Tasks at each call: origin 'base', a text, a spec that JSON can hold"),
     "validation_tasks": (lambda tasks, *_: all(map(is_task, tasks[:])), "a list of Tasks like base_tasks"),
     "env_prompt": (is_prompt, "a text or chat messages, also if success is None"),
-    "agent_prompt": (is_prompt, "a text or chat messages"),
+    "agent_prompt": (is_prompt, "a text or chat messages"), "seed_for": (lambda t, *_: t.id, "a Task"),
     "parse_task": (lambda t, _, seed_task, n: is_task(t) and [t.origin, t.seed_task, t.epoch] == [
         "env", seed_task.id, n], "a Task of 'env' with seed task and epoch, or raise InvalidTask of REASONS"),
     "score": (lambda pair, *_: len(pair) == 2 and 0 <= pair[0] <= 1 and pair[1] in (True, False),
               "(reward from 0 to 1, whether the form is right) for any response"),
-    "graded": (lambda reward, *_: 0 <= reward <= 1, "a number from 0 to 1"),
+    "graded": (lambda reward, *_: 0 <= reward <= 1, "a number from 0 to 1"), "leaks": (is_text, "a text"),
+    "same_task_key": (lambda key, *_: all(map(is_text, key)), "a text, or a tuple of texts"),
     "gold": (is_text, "a text that scores 1"), "task_length": (lambda n, *_: n > 0, "a number above 0"),
     "skills": (lambda names, *_: all(map(is_text, names)), "texts")}
 
