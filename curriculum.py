@@ -159,8 +159,7 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
     """
     import torch  # here and not above: options and --help are read without it
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
-    picks = torch.randint(len(base), (n_base,), generator=generator).tolist()
-    chosen = [base[i] for i in picks]
+    chosen = [base[i] for i in torch.randint(len(base), (n_base,), generator=generator).tolist()]
     if n > n_base:
         weights = torch.tensor(weigh([p for _, p in recent], alpha), dtype=torch.float32)
         source = [task for task, _ in recent]
@@ -205,8 +204,8 @@ def call_user(prefix, f, *args):
     with suppress(Exception):  # of another kind than numbers: refused like a wrong number
         if holds(value, *args):
             return [float(value[i]) for i in range(len(value))] if prefix == "seeds_" else float(value)
-    raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {f.__name__} must give {rule}, "
-                    f"it gave {value!r:.200}")
+    raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {f.__name__} must give {rule}; "
+                    f"it gave {value!r:.200} for {', '.join(map(repr, args)):.200}")
 
 
 def next_alpha(schedule: str, context: Context) -> float:
@@ -218,8 +217,9 @@ def try_functions(o):
     """Call every function that the options name as a run would, before anything is trained: a mistake in
     one should not end a run after some epochs. Raises UserError in one line."""
     for success in (0.5, 0.0, 1.0):
+        alpha = o.alpha
         for t in range(1, o.epochs + 1)[:1000]:
-            next_alpha(o.alpha_schedule, Context(t, o.epochs, success, o.alpha, o.alpha_end, o.alpha))
+            alpha = next_alpha(o.alpha_schedule, Context(t, o.epochs, success, o.alpha, o.alpha_end, alpha))
     for k in range(o.G + 1)[:1000]:
         named("reward_")[o.difficulty_reward](k / o.G, o.alpha, o.beta)
     for n in (1, 3, 50):
