@@ -257,14 +257,17 @@ def probe_task(world, task):
 
 
 def is_text(value, *_):
+    """A text, "" among them."""
     return isinstance(value, str)
 
 
 def is_prompt(value, *_):
+    """A text, or chat messages, and not empty."""
     return value and (is_text(value) or all(set(m) == {"role", "content"} for m in value))
 
 
 def is_task(t):
+    """A Task with a text and a spec that comes back from JSON as it was."""
     return isinstance(t, Task) and t.text and is_text(t.text) and json.loads(json.dumps(t.spec)) == t.spec
 
 
@@ -286,7 +289,8 @@ RULES = {  # method: (whether the loop can use what it gives for these arguments
 
 
 def call_own(world, name, method, *args, **more):
-    """method(*args, **more) of a world, by this name. Raises UserError unless its rule holds."""
+    """method(*args, **more), a world's method of this name. Raises UserError unless its rule in RULES holds:
+    what a model writes late in a run may be the first to break it."""
     try:
         gave = method(*args, **more)
     except InvalidTask as reason:
