@@ -59,15 +59,14 @@ CHECKS = (
     ("KL", lambda r, history, o: all(m["env_capped"] and not m["env_steps"] for m in [*history[-1:], r]),
      "the simulator's first step crossed the cap on the KL of an update: lower --env-lr"),
     ("KL", lambda r, history, o: min(m["env_kl"] for m in [*history[-1:], r]) > 2.0,
-     "the simulator is {env_kl:.1f} nats per token away from its start, and its text can no longer be "
-     "trusted: raise --env-kl, lower --env-lr"),
+     "the simulator is {env_kl:.1f} nats per token from its start, too far to trust it: raise --env-kl"),
     ("mismatch", lambda r, history, o: r["mismatch"] > MISMATCH,
      "sampler and scorer differ by {mismatch:.3f} nats per token, so GRPO's ratio does not start at 1: "
      "try --dtype fp32, or without --quant"),
-    ("leak or not finite", lambda r, history, o: r["other_adapter_moved"],
+    ("leak", lambda r, history, o: r["other_adapter_moved"],
      "an update moved the other adapter as well; only code can do that, not an option"),
-    ("leak or not finite", lambda r, history, o: r["skipped_steps"] + r["env_skipped_steps"] > 0,
-     "steps of the agent ({skipped_steps}) or the simulator ({env_skipped_steps}) were skipped as loss or "
+    ("not finite", lambda r, history, o: r["skipped_steps"] + r["env_skipped_steps"] > 0,
+     "{skipped_steps} steps of the agent and {env_skipped_steps} of the simulator were skipped, as loss or "
      "gradient is not finite: lower --agent-lr or --env-lr"))
 
 
@@ -85,11 +84,10 @@ def judge(r: dict) -> str:
     """One line on the record of epoch 0, before anything is trained: is there something to learn?
 
     Training the simulator pays where the untrained one's tasks go stale, that is, where the agent
-    solves nearly all of them; near alpha there is nothing to correct.
+    solves nearly all of them; in between there is little to correct.
     """
     if not r["distinct_tasks"]:
         return f"before training: no generated tasks, {r['written']} texts written"
-    rate = r["success_rate"]
-    verdict = "stale" if rate > STALE else "too hard" if rate < TOO_HARD else "near alpha"
-    return (f"before training: generated tasks are {verdict} (success {rate:.2f}), "
-            f"{r['mixed_share']:.0%} of the groups are mixed")
+    rate, mixed = r["success_rate"], r["mixed_share"]
+    verdict = "stale" if rate > STALE else "too hard" if rate < TOO_HARD else "of medium difficulty"
+    return f"before training: generated tasks are {verdict} (success {rate:.2f}), {mixed:.0%} of groups mixed"

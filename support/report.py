@@ -18,21 +18,23 @@ import json
 from pathlib import Path
 
 from support.files import UserError, read_jsonl, write_whole
-from support.options import flat, saved_options
+from support.options import Options, flat, saved_options
 
 PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are compared by the first figure
     ("Held-out success", "share", {"validation": "sampled answers", "validation_greedy": "greedy answers"},
      "Success on tasks that neither model is trained on. It should rise and then stay up."),
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
-     "Success on new tasks, before the agent trains on them. The simulator learns from the band."),
-    ("Mixed groups", "share", {"mixed_share": "share of new tasks", "truncated": "attempts cut off",
-                               "zero_variance": "groups of equal rewards, old tasks included"},
-     "Only groups of attempts whose rewards differ teach the agent something."),
+     "The simulator imitates tasks in the band. Similar ones are easier by then: the line may lie above it."),
+    ("Mixed groups", "share", {"mixed_share": "mixed groups, new tasks", "truncated": "attempts cut off",
+                               "zero_variance": "groups that are not mixed, all tasks"},
+     "A group is the attempts at one task. Only groups with right and wrong ones teach the agent."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
      "Towards 0 attempts at a task become alike; in a steady climb they become noise."),
-    ("Generated tasks", "length, or bits", {"task_length": "length", "skill_entropy": "entropy of skills"},
-     "Tasks may grow with the agent. If the entropy falls, the simulator repeats itself."),
+    ("Length of generated tasks", "the world's unit", {"task_length": "new tasks"},
+     "In steps, words or calls, as the world counts. Tasks may grow with the agent."),
+    ("Variety of generated tasks", "bits", {"skill_entropy": "entropy of the skills used"},
+     "If it falls, the simulator writes for fewer and fewer skills."),
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
     ("KL to the start", "nats per token",
@@ -67,9 +69,7 @@ def shown(m: dict, key: str, form: str) -> str:
 
 def facts(metrics) -> dict:
     """{name: value as text} of what matters most in a run, at its start and now."""
-    def change(key, form):
-        return f"{shown(metrics[0], key, form)} -> {shown(metrics[-1], key, form)}"
-
+    change = lambda key, form: f"{shown(metrics[0], key, form)} -> {shown(metrics[-1], key, form)}"
     return {"held-out success": change("validation", ".3f"),
             "success on generated tasks": change("success_rate", ".2f"),
             "mixed groups": change("mixed_share", ".0%"),
@@ -137,25 +137,25 @@ def picture(lines: dict, unit: str, band) -> str:
 
 # no script runs and nothing is fetched, whatever a model wrote
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-EXPLANATION = ("Of the first, the middle and the last epoch, each task with its best and its worst attempt. "
-               "env: written by the simulator. p_hat: share of attempts that solved the task.")
+EXPLANATION = "Best and worst attempt at each task. env: by the simulator; p_hat: share of attempts that succeed"
 
 
 def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
     folder = Path(folder)
     metrics, o = read_run(folder)
-    samples = read_jsonl(folder / "samples.jsonl")
+    options = lambda o: [[k, json.dumps(v)] for k, v in flat(o).items()]
     warned = [[f"epoch {m['epoch']}", text] for m in metrics for text in m["warnings"]]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
-        table(facts(metrics).items()), "<h2>Warnings</h2>",
-        f"<p>{'TROUBLESHOOTING.md has a row on each.' if warned else 'None.'}</p>", table(warned),
+        table(facts(metrics).items()),
+        "<h2>Warnings</h2>", table([*warned, ["", "TROUBLESHOOTING.md explains each"]]) if warned else "None.",
         "<h2>Curves</h2>",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
-        f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, samples),
-        "<h2>Options</h2>", table([k, json.dumps(v)] for k, v in flat(o).items())]))
+        f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, folder),
+        "<h2>Options</h2><p>First those that differ from the program's defaults.</p>",
+        table(sorted(options(o), key=lambda row: row in options(Options())))]))
     return folder / "report.html"
 
 
@@ -169,6 +169,8 @@ def compare(folders, out) -> Path:
     write_whole(out, page("Runs compared", [
         "<p>One run is one seed: a difference is a result only when several seeds have it.</p>",
         "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
+        "<h2>From the first epoch to the last</h2>", table([
+            ["", *folders], *([name, *(facts(m)[name] for m in records)] for name in facts(records[0]))]),
         "<h2>Curves</h2>", curves(dict(zip(folders, records)))]))
     return out
 
@@ -183,12 +185,12 @@ def page(title, parts) -> str:
         f"<title>{_text(title)}</title></head><body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
 
 
-def _samples(metrics, samples) -> str:
+def _samples(metrics, folder) -> str:
     """First, middle and last epoch: tasks with up to two attempts each, and what was refused."""
+    samples = read_jsonl(folder / "samples.jsonl")
     epochs = dict.fromkeys(metrics[i]["epoch"] for i in (0, len(metrics) // 2, -1))
-    return "".join(
-        f"<h3>epoch {epoch}</h3><div class=grid>"
-        + "".join(_card(r) for r in samples if r["epoch"] == epoch) + "</div>" for epoch in epochs)
+    cards = lambda epoch: "".join(_card(r) for r in samples if r["epoch"] == epoch)
+    return "".join(f"<h3>epoch {t}</h3><div class=grid>{cards(t)}</div>" for t in epochs)
 
 
 def _card(r) -> str:
@@ -209,9 +211,8 @@ def _card(r) -> str:
 
 def table(rows) -> str:
     """Rows of cells, each of them text."""
-    return "<div class=wide><table>" + "".join(
-        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows) + "</table></div>"
+    cells = lambda row: "".join(f"<td>{_text(cell)}</td>" for cell in row)
+    return f"<div class=wide><table>{''.join(f'<tr>{cells(row)}</tr>' for row in rows)}</table></div>"
 
 
 def _text(value) -> str:

@@ -16,6 +16,7 @@ import torch
 import curriculum
 from data_pool import distinct
 import genenv
+from grpo import group_advantages
 from rwr import KL_CAP, rwr_weights, weight_ratio
 from support.metrics import mean, rates_on
 from support.options import parse_options
@@ -44,21 +45,28 @@ for state.step in range(o.steps):
     state.records += genenv.measured(records, trials)
     if state.step == 0:  # a look at the first step
         print(f"\nwritten {state.written}, valid tasks {len(tasks)}, refused {sum(state.invalid.values())}")
+        print("seed task -> its variation: one of the answers, its reward r (Eq. 1), p_hat (Eq. 2)")
         for trial in trials[:3]:
             seed_task = run.train_pool.tasks[trial.task.seed_task]
-            print(f"  {seed_task.text}  ->  {trial.task.text} =  {trial.traces[0].text}   "
+            print(f"  {seed_task.text}  ->  {trial.task.text}:  {trial.traces[0].text}   "
                   f"r {trial.traces[0].reward:.0f}, p_hat {trial.p_hat:.3f}")
+        # the group of one task: what GRPO makes of its eight rewards
+        mixed = next((trial for trial in trials if 0 < trial.p_hat < 1), trials[0])
+        r = torch.tensor([[e.reward for e in mixed.traces]])  # (1, G)
+        print(f"a group: {mixed.task.text}\n  rewards    {'  '.join(f'{x:5.0f}' for x in r[0])}\n"
+              f"  advantages {'  '.join(f'{a:+5.2f}' for a in group_advantages(r)[0])}  (GRPO, Eq. 4)")
     print(f"step {state.step}: {stats['zero_variance']:.2f} of the groups without signal, gradient norm "
           f"{stats['grad_norm']:.2f}, KL to the start {stats['kl']:.3f}")
-print(f"D_train {len(run.train_pool.tasks)} tasks; records of this epoch {len(state.records)}")
+print(f"D_train {len(run.train_pool.tasks)} tasks; the simulator wrote {len(state.records)} valid tasks")
 
 # %% 2b. Environment update. Count each task once, compute R_env, keep the band, weight it.
 fresh = distinct(state.records)
+print(f"{len(fresh)} of them are distinct: each counts once, with its latest p_hat")
 for record in fresh:
     record.r_env = curriculum.reward_bell(record.p_hat, alpha, o.beta)  # Eq. 3
 kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
 weights = rwr_weights(torch.tensor([r.r_env for r in kept]), o.lam)  # RWR: w ~ exp(lam * R_env)
-print("\np_hat    records    R_env   weight (-: outside the band)")
+print("\np_hat      tasks    R_env   weight (-: outside the band; Eq. 2, Eq. 3, RWR)")
 for p_hat in sorted({r.p_hat for r in fresh}):
     same = [r for r in fresh if r.p_hat == p_hat]
     w = [f"{float(weights[i]):.3f}" for i, r in enumerate(kept) if r.p_hat == p_hat][:1] or ["-"]

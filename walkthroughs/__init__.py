@@ -6,12 +6,12 @@
     toy.py                  the policy of 2 and 3: a table of logits, exact to compute with
 
 Usage: `python walkthroughs/1_one_epoch_by_hand.py` in the project's root, or cell by cell: editors
-that know `# %%` show them as notebooks. Each draws the picture next to it. The first starts from
+that know `# %%` show them as notebooks. Each draws a picture. The first starts from
 the ladder's base model and trains it for half a minute.
 """
 from pathlib import Path
 
-PICTURES = Path(__file__).parent
+PICTURES = Path(__file__).parent.parent / "runs" / "walkthroughs"
 
 
 def canvas():
@@ -21,5 +21,7 @@ def canvas():
 
 
 def keep_picture(figure, name: str):
-    """Write a figure as PNG; the same figure gives the same bytes (no date or version in it)."""
-    figure.savefig(PICTURES / f"{name}.png", dpi=80, metadata={"Software": None})
+    """Write a figure as PNG in runs/walkthroughs and say so."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURES / f"{name}.png", dpi=80)
+    print(f"the picture is {PICTURES / name}.png")
