@@ -137,7 +137,7 @@ def picture(lines: dict, unit: str, band) -> str:
 
 # no script runs and nothing is fetched, whatever a model wrote
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-EXPLANATION = "Best and worst attempt at each task. env: by the simulator; p_hat: share of attempts that succeed"
+EXPLANATION = "Best and worst attempt at a task. env: by the simulator; p_hat: share of attempts that succeed"
 
 
 def write(folder) -> Path:
@@ -145,12 +145,11 @@ def write(folder) -> Path:
     folder = Path(folder)
     metrics, o = read_run(folder)
     options = lambda o: [[k, json.dumps(v)] for k, v in flat(o).items()]
-    warned = [[f"epoch {m['epoch']}", text] for m in metrics for text in m["warnings"]]
+    warned = [[f"epoch {m['epoch']}", text] for m in metrics for text in m["warnings"]] or [["none"]]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
-        table(facts(metrics).items()),
-        "<h2>Warnings</h2>", table([*warned, ["", "TROUBLESHOOTING.md explains each"]]) if warned else "None.",
+        table(facts(metrics).items()), "<h2>Warnings, explained in TROUBLESHOOTING.md</h2>", table(warned),
         "<h2>Curves</h2>",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, folder),
