@@ -128,8 +128,8 @@ class TinyWorld(worlds.World):
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:
-        """DEFAULTS, or CHAT_DEFAULTS for a chat model."""
-        return cls.CHAT_DEFAULTS if cls.is_chat(asked.get("model", "")) else cls.DEFAULTS
+        """DEFAULTS and one thread, as more only slow such a small model down; CHAT_DEFAULTS for a chat model."""
+        return cls.CHAT_DEFAULTS if cls.is_chat(asked.get("model", "")) else {"threads": 1, **cls.DEFAULTS}
 
     @classmethod
     def is_chat(cls, model: str) -> bool:
