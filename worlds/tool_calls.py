@@ -16,7 +16,7 @@ A task has 1 to 32 tools and at most 8 calls; `"calls": []` says that none of th
 asked, and the agent then answers `none`, which its prompt mentions only if some task has that answer.
 worlds/tool_lists.py reads other shapes of tools, calls and lines. With --tools FILE, tasks without tools
 have those of the list that they call, and others up to three. Every line is checked before a model is
-loaded. An eighth of the file is held out for validation, another for tuning.
+loaded. An eighth of the file is held out for validation; of TUNED tasks or more another for tuning.
 
 With --tools FILE the simulator also writes for those tools (worlds/task_text.py): it is shown an example and
 six tools (`seed_for`), chooses a level (how many calls, and among how many of these tools the agent has to
@@ -41,6 +41,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 
 import worlds
 from data_pool import Task, task_id
@@ -64,7 +65,8 @@ JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become 
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
 FEWEST = 3            # examples to learn from: a warm start makes six pairs of them with --tools
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
-LINE, NAMED = 250, 9  # characters of what is said of a bad line, further ones that are named
+TUNED = 20            # distinct tasks from which on some are kept for tuning
+LINE, ALSO = 250, 60  # characters of what is said of a bad line, and of the numbers of others
 
 
 # ---------------------------------------------------------------------------------------------
@@ -117,26 +119,29 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     bad lines.
     """
     text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
-    tasks, seen, faults = [], {}, []
+    if text.lstrip()[:1] == "[":
+        raise UserError(f"{path}: one JSON list; write one object per line: jq -c '.[]' FILE > NEW_FILE")
+    seen, faults = {}, []
     for number, line in enumerate(text.split("\n"), 1):
         try:
-            if not line.strip():
-                continue
-            task = _task_of_line(line, tools, call_format)
-            first = seen.setdefault(canonical([task.text, task.spec]), number)
-            need(first == number, f"repeats line {first}; remove one of them")
-            tasks.append(task)
+            if line.strip():
+                task, asked = _task_of_line(line, tools, call_format)
+                first, same = seen.setdefault(asked, (number, task))
+                how = "repeats" if same == task else "contradicts"
+                need(first == number, f"{how} line {first}; remove one of them")
         except InvalidTask as fault:
-            faults.append((number, f"{fault}: {fault.detail:.{LINE}}"))
+            faults.append((number, shorten(f"{fault}: {fault.detail}", LINE)))
+    if not seen and not faults:
+        raise UserError(f"{path}: no task in it; write one object per line, or leave the option out")
     if faults:
         (number, fault), *more = faults
-        also = ", ".join(str(n) for n, _ in more[:NAMED]) + ", ..." * (len(more) > NAMED)
+        also = shorten(", ".join(str(n) for n, _ in more), ALSO)
         raise UserError(f"{path}, line {number}: {fault}" + f"; other bad lines: {also}" * bool(more))
-    return tasks
+    return [task for _, task in seen.values()]
 
 
-def _task_of_line(line: str, tools, call_format: str) -> Task:
-    """A line of a task file as a task. Raises InvalidTask with .detail."""
+def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
+    """(a line of a task file as a task, what it asks, given which tools). Raises InvalidTask with .detail."""
     try:
         record = DECODER.decode(line)
         need(isinstance(record, dict), "write one JSON object per line", "not one JSON object")
@@ -152,7 +157,8 @@ def _task_of_line(line: str, tools, call_format: str) -> Task:
     world = World.scorer(call_format)
     need(world.score(task, world.gold(task))[0] == 1, f"the right answer {world.gold(task)!r:.80} cannot "
          "be read back")
-    return task
+    # tools that the line leaves out depend on its calls
+    return task, canonical([task.text, record.get("tools") and task.spec["tools"]])
 
 
 def unwritable(task: Task, call_format: str) -> str:
@@ -164,21 +170,22 @@ def unwritable(task: Task, call_format: str) -> str:
 def split(tasks, given, path: str = "") -> dict:
     """{"base", "validation", "tuning": tasks}, by hashes of the tasks' first keys.
 
-    given: tasks of a validation file, in place of the held-out eighth. No key of one part is in
-    another. Raises UserError if fewer than FEWEST are left to learn from.
+    given: tasks of a validation file, in place of the held-out eighth. Fewer than TUNED have no tuning
+    part. No key of one part is in another. Raises UserError if fewer than FEWEST are left to learn from.
     """
     given_keys = _keys_of(given)
     tasks = [task for task in tasks if given_keys.isdisjoint(same_task_key(task))]
     names = sorted({same_task_key(task)[0] for task in tasks},
                    key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     n = max(1, len(names) // HELD_OUT)
-    held_out = n if given else 2 * n
+    tuned = n if len(names) >= TUNED else 0
+    held_out = tuned if given else tuned + n
     if len(names) < held_out + FEWEST:
         raise UserError(f"{path}: too few distinct tasks{' outside of --validation-tasks' * bool(given)}: "
                         f"{len(names)}, {held_out} are held out; give {held_out + FEWEST} or more, better 40")
     pick = lambda chosen: [task for task in tasks if same_task_key(task)[0] in chosen]
-    parts = [given or pick(names[n:2 * n])]
-    for part in (pick(names[:n]), pick(names[held_out:])):
+    parts = [given or pick(names[tuned:held_out])]
+    for part in (pick(names[:tuned]), pick(names[held_out:])):
         taken = _keys_of(sum(parts, []))  # of a held-out task's rewording, too
         parts.append([task for task in part if taken.isdisjoint(same_task_key(task))])
     return dict(zip(("validation", "tuning", "base"), parts))
@@ -268,10 +275,8 @@ def parse_calls(response: str, call_format: str):
     blocks = response[:MAX_CHARS + 1].split("<tool_call>")[1:]
     if len(response) > MAX_CHARS or not 1 <= len(blocks) <= 2 * MAX_CALLS:
         return None
-    calls = []
-    for block in blocks:
-        body, closed, _ = block.partition("</tool_call>")
-        calls.append(load_object(body) if closed else None)
+    parts = [block.partition("</tool_call>") for block in blocks]
+    calls = [load_object(body) if closed else None for body, closed, _ in parts]
     return None if None in calls else calls
 
 
@@ -333,23 +338,23 @@ class World(worlds.World):
         if notes:
             print(tool_lists.as_line(notes), flush=True)
         read = lambda path: read_tasks(path, self.tools, self.form) if path else []
-        given = read(o.validation_tasks)
-        if o.validation_tasks and not given:
-            raise UserError(f"{o.validation_tasks}: no task in it; leave --validation-tasks out")
-        self.splits = split(read(file), given, file)
+        self.splits = split(read(file), read(o.validation_tasks), file)
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
         n = {name: len(part) for name, part in self.splits.items()}
         out = sum(len(names) for what, names in notes.items() if what.startswith("left out"))
         print(f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
               + f"{n['base']} examples train, {n['tuning']} tuning, {n['validation']} held out", flush=True)
+        if bare := self.tools.keys() - {name for task in self.base_tasks() for name in self.skills(task)}:
+            names = ", ".join(sorted(bare))
+            print(f"{len(bare)} have no example: {shorten(names, LINE)}", flush=True)
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""
         return self.splits["base"]
 
     def validation_tasks(self, split="validation") -> list[Task]:
-        """The held-out eighth, or --validation-tasks; "tuning" is another eighth."""
+        """The held-out eighth, or --validation-tasks; "tuning" is another eighth, if there are TUNED."""
         return self.splits[split]
 
     def load_policy(self):
@@ -399,9 +404,7 @@ class World(worlds.World):
         names = {tool["name"] for tool in tools}
         for tool in draw.sample(list(self.tools.values()), min(len(self.tools), LOOKED_AT)):
             size = len(tools_text([tool], self.form))
-            if len(chosen) >= number:
-                break
-            if tool["name"] not in names and size <= room:
+            if len(chosen) < number and tool["name"] not in names and size <= room:
                 chosen.append(tool)
                 room -= size
         draw.shuffle(chosen)

@@ -22,8 +22,9 @@ import random
 import re
 from collections import defaultdict
 from pathlib import Path
+from textwrap import shorten
 
-from support.files import UserError, no_file
+from support.files import UserError, choose, no_file
 from worlds import InvalidTask, call_text
 from worlds.schemas import NUMBERS, TYPES, conforms, invalid, kinds, load_object
 
@@ -66,7 +67,7 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
             notes[remark].append(_name_of(found))
     if not tools:
         what = as_line(notes) or "a list is JSON, such as a server's answer to tools/list"
-        raise UserError(f"{path}: no tool in it that can be used, give --tools FILE: {what:.200}")
+        raise UserError(f"{path}: no tool in it that can be used, give --tools FILE: {shorten(what, 200)}")
     return list(tools.values()), notes
 
 
@@ -132,13 +133,16 @@ def unfit(what: str) -> InvalidTask:
     return invalid("tool schema", what)
 
 
+def fit(holds, what):
+    """Raise `unfit(what)` unless something holds."""
+    need(holds, what, "tool schema")
+
+
 def own_tools(tools) -> list:
     """The tools of one task in our own form. Raises InvalidTask with .detail."""
-    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
-        raise unfit(f"tools is not a list of 1 to {MAX_TOOLS} tools")
+    fit(isinstance(tools, list) and 1 <= len(tools) <= MAX_TOOLS, f"not a list of 1 to {MAX_TOOLS} tools")
     own = list(map(own_tool, tools))
-    if len({tool["name"] for tool in own}) < len(own):
-        raise unfit("two tools have the same name")
+    fit(len({tool["name"] for tool in own}) == len(own), "two tools have the same name")
     return own
 
 
@@ -149,12 +153,10 @@ def own_tool(tool, remarks=None) -> dict:
     """
     remarks = set() if remarks is None else remarks
     tool = _unwrapped(tool)
-    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
-        raise unfit("no tool with a name")
-    if tool.get("type") not in (None, "function"):
-        raise unfit(f"of type {str(tool['type']):.40}, not a function")
-    if not re.fullmatch(call_text.NAME, tool["name"]):
-        raise unfit("a name with other characters than letters, digits and _.-/")
+    fit(isinstance(tool, dict) and isinstance(tool.get("name"), str), "no tool with a name")
+    fit(tool.get("type") in (None, "function"), f"of type {str(tool.get('type')):.40}, not a function")
+    fit(re.fullmatch(call_text.NAME, tool["name"]),
+        "a name with other characters than letters, digits and _.-/")
     given = next((tool[key] for key in SCHEMAS if tool.get(key) is not None), None)
     if given is None:
         remarks.add("without a schema: read as without arguments")
@@ -168,8 +170,8 @@ def own_tool(tool, remarks=None) -> dict:
         raise
     except (TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         raise unfit("a malformed schema") from None
-    if parameters.get("type") != "object" or "anyOf" in parameters:
-        raise unfit("the parameters are not one object schema")
+    fit(parameters.get("type") == "object" and "anyOf" not in parameters,
+        "the parameters are not one object schema")
     return own
 
 
@@ -234,14 +236,11 @@ def _finished(own: dict) -> dict:
     if not {"type", "anyOf"} & own.keys() and {"properties", "required", "items"} & own.keys():
         own = {"type": "array" if "items" in own else "object", **own}
     for kind in kinds(own):
-        if kind not in TYPES:
-            raise unfit(f"unknown type {kind!r:.40}")
-    if any(type(own[key]) not in (int, float) for key in NUMBERS & own.keys()):
-        raise unfit("a bound that is not a number")
+        fit(kind in TYPES, f"unknown type {kind!r:.40}")
+    fit(all(type(own[key]) in (int, float) for key in NUMBERS & own.keys()), "a bound that is not a number")
     if missing := [name for name in own.get("required", ()) if name not in own.get("properties", {})]:
         raise unfit(f"required names {missing[0]!r:.40}, which properties does not have")
-    if "enum" in own and not (isinstance(own["enum"], list) and own["enum"]):
-        raise unfit("enum is not a list of values")
+    fit("enum" not in own or isinstance(own["enum"], list) and own["enum"], "enum is not a list of values")
     if "default" in own and not conforms(own["default"], own):
         del own["default"]
     return own
@@ -327,8 +326,9 @@ def _called(record: dict, listed) -> list:
     nobody would see whether an agent can choose."""
     need(listed, "no tools: they stand in the line, or in the list of --tools", "tool schema")
     names = {call["name"] for call in record["calls"]}
-    for name in names:
-        need(name in listed, f"it calls {name!r:.80}, which is not in the list of --tools", "unknown tool")
+    for name in names - listed.keys():
+        raise invalid("unknown tool", f"it calls {name!r:.80}, which is not in the list of --tools: "
+                      f"{choose(name, listed)}")
     others = sorted(name for name in listed.keys() - names if len(str(listed[name])) <= LONGEST_BESIDE)
     n = min(max(OFFERED - len(names), 0), len(others))
     names |= set(random.Random(str(record.get("task"))).sample(others, n))
