@@ -8,7 +8,8 @@ Usage:
 RUN is a run folder of the tool_calls world, or the model folder of a warm start. The agent answers
 greedily, in the form that it was trained in, and the calls that come back are printed. Nothing is
 ever executed: a call is text, and whoever carries it out has to check it first. An answer that does not
-fit its function is printed as it is, with what is wrong.
+fit its function is printed as it is, with what is wrong; the first value that does not stand in the
+request is named.
 
 What is offered: the functions of --tools FILE, or else the run's own. An agent that has learned with a
 few functions in its prompt is lost among hundreds, so it is shown as many as the largest task of its
@@ -28,6 +29,7 @@ from support.files import UserError, read_jsonl
 from support.options import Parser, saved_options
 from worlds import InvalidTask, load_world, special_token_in, task_texts, tool_lists
 from worlds.call_text import write_call
+from worlds.leaks import ungrounded
 from worlds.schemas import check_calls
 from worlds.tool_calls import parse_calls
 
@@ -51,9 +53,10 @@ def main(argv) -> int:
             print(json.dumps({"request": request, "calls": calls, "fault": fault, "response": text,
                               "offered": [tool["name"] for tool in few]}, ensure_ascii=False))
             continue
-        if len(requests) > 1:
-            print(f"> {request}")
-        print(f"{text}\n# {fault}" if fault else "\n".join(map(write_call, calls)))
+        lines = [text, f"# {fault}"] if fault else list(map(write_call, calls))
+        if not fault and (value := ungrounded(Task(request, {"tools": few, "calls": calls}))):
+            lines.append(f"# not in the request: {value}")
+        print("\n".join([f"> {request}"] * (len(requests) > 1) + lines))
     return 0
 
 
@@ -86,6 +89,8 @@ def who_answers(folder: Path):
     """(options, folder of the agent's adapter or "") of a run's or a warm start's folder."""
     if (folder / "warm_start.json").is_file():
         return saved_options(folder / "warm_start.json", model=str(folder)), ""
+    if (folder / "tokenizer_config.json").is_file():
+        raise UserError(f"{folder} is a model without functions: ask a run, or the --out of a warm start")
     o, adapter = saved_options(folder), folder / "adapters" / "agent"
     if o.world != "tool_calls" or not adapter.is_dir():
         fault = f"is of the world {o.world}" if o.world != "tool_calls" else "has no adapters/agent yet"
@@ -105,8 +110,7 @@ def offered(args, world):
         by_name.setdefault(tool["name"], tool)
     named = [name.strip() for name in args.functions.split(",") if name.strip()]
     for name in set(named) - set(by_name):
-        raise UserError(f"--functions: no function {name!r:.80} among the {len(by_name)} of "
-                        f"{args.tools or args.run}")
+        raise UserError(f"--functions: no {name!r:.80} among the {len(by_name)} of {args.tools or args.run}")
     if named:
         return [by_name[name] for name in named], len(named)
     return list(by_name.values()), max([LEAST, *map(len, learned)])
@@ -147,13 +151,12 @@ def answers(world, adapter, requests, shown) -> list[str]:
                          **policy_options(o))
     for request, tools in zip(requests, shown):
         if token := special_token_in(request, policy.tokenizer):
-            raise UserError(f"the request {request[:60]!r} spells {token!r}, a control token of the "
-                            "model: reword it")
+            raise UserError(f"{request[:40]!r} spells {token!r}, a control token of the model: reword it")
         task = Task(request, {"tools": tools, "calls": [], "ordered": False})
         prompts.append(policy.encode(world.agent_prompt(task)))
         if len(prompts[-1]) > o.max_prompt_tokens:
-            raise UserError(f"the request {request[:60]!r} makes a prompt of {len(prompts[-1])} tokens, "
-                            f"{o.max_prompt_tokens} are the most: name fewer --functions")
+            raise UserError(f"{request[:40]!r} makes a prompt of {len(prompts[-1])} tokens, more than "
+                            f"{o.max_prompt_tokens}: name fewer --functions")
     rollouts = policy.sample("agent" if adapter else None, prompts, 1, o.max_response_tokens,
                              temperature=0, max_rows=o.max_rows)
     return [policy.decode(r.response) for r in rollouts]

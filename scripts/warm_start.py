@@ -18,7 +18,9 @@ players, and the reference, as always. A start that is too sharp is as bad as no
 task are all alike there is no gradient. So stop at the pass from which epoch 0 has most mixed groups.
 """
 import json
+import shlex
 import shutil
+import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -41,33 +43,34 @@ STEPS = 48, 150     # that teach the form; with a list of tools each pass has ot
 
 def main(argv) -> int:
     """The command `genenv.py warm-start`. Raises UserError, returns 0."""
-    s, o = parse(argv)
+    s, o, rest = parse(argv)
     world = open_world(o)
     need_pairs(world, world.warm_start_pairs())
     with claim(Path(s.out)):
         print("loading torch and the model ...", flush=True)
-        valid = make(world, s, o, Path(s.out))
-    if valid < ENOUGH:
-        print(f"only {valid:.0%} of what it writes are valid tasks: try more --passes, --rounds or examples")
-    print(f"the model is in {s.out}: go on with --model {s.out} and the same options of the world")
+        rounds = make(world, s, o, Path(s.out))
+    if rounds and rounds[-1]["valid"] < ENOUGH:
+        print(f"only {rounds[-1]['valid']:.0%} of its texts are valid: try more passes, rounds or examples")
+    print("go on with:", shlex.join(["python", "genenv.py", *rest, "--model", s.out]))
     return 0
 
 
 def parse(argv):
-    """argv -> (options of the warm start, Options): what is not one of its own is one of a run."""
+    """argv -> (options of the warm start, Options, the words that are a run's but --model)."""
     p = Parser(prog="genenv.py warm-start", allow_abbrev=False,
-               epilog="and a run's options (python genenv.py --help): --model, --base-tasks, --tools ...")
+               epilog="and a run's options (python genenv.py --help): --base-tasks, --tools ...")
     p.add_argument("--out", required=True, help="folder that becomes the model")
+    p.add_argument("--model", default="", help="folder or hub name of a chat model")
     p.add_argument("--passes", type=at_least(0), default=0, help="over what there is to imitate; 0: 1 to 10")
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
     p.add_argument("--lr", type=float, default=1e-3, help="peak of a falling rate of AdamW (%(default)s)")
     s, rest = p.parse_known_args(argv)
     if not any(word.startswith(("--world", "--preset")) for word in rest):
         rest = ["--world", "tool_calls", *rest]
-    o = parse_options(rest)
+    o = parse_options(rest + ["--model", s.model] * bool(s.model))
     if not (o.model and 0 < s.lr < 1) or o.env_model:
         raise UserError("warm-start needs --model and an --lr between 0 and 1, and takes no --env-model")
-    return s, o
+    return s, o, rest
 
 
 def claim(out: Path):
@@ -78,21 +81,19 @@ def claim(out: Path):
     return checkpoint.lock_folder(out / "warm_start")
 
 
-def make(world, s, o, out: Path) -> float:
-    """Imitate, merge, write the model and its report into the claimed folder; returns the share of valid
-    texts. Raises UserError."""
+def make(world, s, o, out: Path) -> list[dict]:
+    """Imitate, merge, write the model and its report into the claimed folder; returns what was written
+    before each round. Raises UserError."""
     import torch  # here and not above: mistakes are answered at once
     from policy import Policy
     from support.loading import policy_options
     torch.set_num_threads(o.threads or torch.get_num_threads())
     path = out / "warm_start" / "state.pt"
     settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": checkpoint.hashes(o)}
-    state = {"settings": settings, "nats": [], "rounds": [], "own": []}
-    if path.is_file():
-        state = torch.load(path, weights_only=True, map_location="cpu")
+    state = torch.load(path, weights_only=True, map_location="cpu") if path.is_file() else \
+        {"settings": settings, "nats": [], "rounds": [], "own": []}
     if state["settings"] != settings:
-        raise UserError(f"{out} holds a warm start with other settings or files: give them again to go "
-                        "on, or choose another --out")
+        raise UserError(f"{out} holds a warm start with other settings or files: give these or another --out")
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
     probe_texts(world, policy)
     s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, 0))
@@ -101,7 +102,7 @@ def make(world, s, o, out: Path) -> float:
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
     write_whole(out / "warm_start.json", json.dumps(report, indent=1))
     shutil.rmtree(out / "warm_start")
-    return state["rounds"][-1]["valid"]
+    return state["rounds"]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -111,9 +112,9 @@ def make(world, s, o, out: Path) -> float:
 def pairs_of_pass(world, policy, number: int) -> dict:
     """{"agent", "env": [Rollout]} of a pass: what is imitated in each role, as far as a run would let
     the model say it. Raises UserError where that leaves a role too little."""
-    every = {role: [as_rollout(policy, *pair) for pair in pairs]
+    rollouts = lambda pairs: (as_rollout(policy, *pair) for pair in pairs)
+    short = {role: [r for r in rollouts(pairs) if within_limits(world, role, r)]
              for role, pairs in world.warm_start_pairs(number).items()}
-    short = {role: [r for r in pairs if within_limits(world, role, r)] for role, pairs in every.items()}
     need_pairs(world, short, "within --max-{prompt,task,response}-tokens: raise these, or ")
     return short
 
@@ -162,32 +163,30 @@ def learn(world, policy, s, state: dict, path: Path):
     written before each, "own": the valid of it. path: where it is kept, with adapter and optimiser."""
     import torch
     from policy import Rollout
-    optimizer, seed = policy.optimizer(ADAPTER, s.lr), 1000 * world.o.seed
+    optimizer, params, seed = policy.optimizer(ADAPTER, s.lr), policy.params[ADAPTER], 1000 * world.o.seed
     if "adapter" in state:
         optimizer.load_state_dict(state["optimizer"])
-        with torch.no_grad():
-            for p, value in zip(policy.params[ADAPTER], state["adapter"], strict=True):
-                p.copy_(value)
-    while True:
-        n = len(state["nats"])
-        if n >= s.passes:
-            print(f"the simulator writes {TEXTS} texts ...", flush=True)
+        for p, value in zip(params, state["adapter"], strict=True):
+            p.data.copy_(value)
+    for n in range(len(state["nats"]), s.passes + s.rounds + 1):
+        if n >= s.passes and s.rounds:
+            print(f"the simulator writes {TEXTS} texts, for minutes on a CPU ...", flush=True)
             report, valid = write(world, policy, n)
             state["rounds"].append(report)
             state["own"] += valid
-            print(f"{report['valid']:.2f} of them are valid tasks; refused: {report['invalid'] or 'none'}",
-                  flush=True)
-            if report["valid"] >= ENOUGH or n >= s.passes + s.rounds:
-                return
+            print(f"{report['valid']:.2f} are valid; refused: {report['invalid'] or 'none'}", flush=True)
+        if n == s.passes + s.rounds or state["rounds"] and state["rounds"][-1]["valid"] >= ENOUGH:
+            return
         given, own = pairs_of_pass(world, policy, n), [Rollout(0, *pair) for pair in state["own"]]
         pairs = [*given["agent"], *given["env"], *own]  # the examples keep the agent's role as well
-        print(f"pass {n + 1}: {len(given['agent'])} answers as the agent, {len(given['env'])} tasks as the "
-              f"simulator, {len(own)} of its own ...", flush=True)
+        name = f"pass {n + 1} of {s.passes}" if n < s.passes else f"round {n + 1 - s.passes} of {s.rounds}"
+        print(f"{name}: {len(given['agent'])} answers, {len(given['env'])} tasks, {len(own)} of its own",
+              flush=True)
+        began = time.time()
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed + n)).tolist()
         state["nats"].append(imitate(policy, optimizer, [pairs[i] for i in order], s, world.o, n))
-        print(f"  {state['nats'][-1]:.3f} nats per token", flush=True)
-        state["adapter"] = [p.detach() for p in policy.params[ADAPTER]]
-        state["optimizer"] = optimizer.state_dict()
+        print(f"  {state['nats'][-1]:.3f} nats per token, {time.time() - began:.0f} s", flush=True)
+        state |= {"adapter": [p.detach() for p in params], "optimizer": optimizer.state_dict()}
         checkpoint.write(path, state)
 
 
@@ -211,8 +210,7 @@ def write(world, policy, n: int):
     """What the simulator writes now, for base tasks drawn at random: ({"valid": share of TEXTS, "invalid":
     {reason: how many}, "texts": all}, [[prompt, response] of each valid text, as ids])."""
     import torch
-    o, draw = world.o, torch.Generator().manual_seed(1000 * world.o.seed + n)
-    base = world.base_tasks()
+    o, base, draw = world.o, world.base_tasks(), torch.Generator().manual_seed(1000 * world.o.seed + n)
     seeds = [world.seed_for(base[i], draw)
              for i in torch.randint(len(base), (TEXTS,), generator=draw).tolist()]
     prompts = [policy.encode(world.env_prompt(task, None, o.alpha)) for task in seeds]

@@ -27,7 +27,7 @@ def record(tool, n):
 
 TASKS = [record(("dim", "test", f"only{n % 4}")[n % 3], n) for n in range(24)]
 SMALL = ["--call-format", "python", "--tools", "base", "--max-task-tokens", "96", "--threads", "1",
-         "--max-response-tokens", "32", "--passes", "2", "--rounds", "0", "--lr", "0.01"]
+         "--max-response-tokens", "32", "--passes", "2", "--rounds", "1", "--lr", "0.01"]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def done(model, tasks, tmp_path_factory):
 
 
 def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
-    _, o = warm_start.parse(argv(model, tasks, tmp_path)[1:])
+    _, o, _ = warm_start.parse(argv(model, tasks, tmp_path)[1:])
     world = load_world("tool_calls")(o)
     held_out = [task.text for split in ("validation", "tuning") for task in world.validation_tasks(split)]
     assert len(held_out) == 6
@@ -84,7 +84,7 @@ def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
 
 
 def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
-    _, o = warm_start.parse(argv(model, tasks, tmp_path)[1:])
+    _, o, _ = warm_start.parse(argv(model, tasks, tmp_path)[1:])
     policy = Policy.load(model, ("warm",), rank=4, device="cpu")
     randomise(policy)
     rollouts = flat([([5, 6, 7, 8], [[9, 10, 11], [12, 13]])])
@@ -116,7 +116,7 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, mod
     one_line(capsys, genenv.main(argv(model, tasks, out, "--seed", "1")), "other settings")
     assert genenv.main(argv(model, tasks, out)) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
-    first, second = json.loads((out / "warm_start.json").read_text())["nats_per_token"]
+    first, second, _ = json.loads((out / "warm_start.json").read_text())["nats_per_token"]
     assert second < first
 
 
