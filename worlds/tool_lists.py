@@ -170,8 +170,7 @@ def own_tool(tool, remarks=None) -> dict:
         raise
     except (TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         raise unfit("a malformed schema") from None
-    fit(parameters.get("type") == "object" and "anyOf" not in parameters,
-        "the parameters are not one object schema")
+    fit("anyOf" not in parameters and parameters.get("type") == "object", "parameters not one object schema")
     return own
 
 
@@ -273,7 +272,7 @@ def own_record(line: dict, listed=None) -> dict:
     need(isinstance(record["calls"], list), "calls is not a list")
     record["calls"] = list(map(_own_call, record["calls"]))
     if "tools" in record:
-        record["tools"] = own_tools([(listed or {}).get(tool, tool) if isinstance(tool, str) else tool
+        record["tools"] = own_tools([_listed(tool, listed or {}) if isinstance(tool, str) else tool
                                      for tool in _tools_in(record["tools"])])
     else:
         record["tools"] = _called(record, listed)
@@ -326,10 +325,15 @@ def _called(record: dict, listed) -> list:
     nobody would see whether an agent can choose."""
     need(listed, "no tools: they stand in the line, or in the list of --tools", "tool schema")
     names = {call["name"] for call in record["calls"]}
-    for name in names - listed.keys():
-        raise invalid("unknown tool", f"it calls {name!r:.80}, which is not in the list of --tools: "
-                      f"{choose(name, listed)}")
     others = sorted(name for name in listed.keys() - names if len(str(listed[name])) <= LONGEST_BESIDE)
     n = min(max(OFFERED - len(names), 0), len(others))
     names |= set(random.Random(str(record.get("task"))).sample(others, n))
-    return [listed[name] for name in sorted(names or list(listed)[:1])]
+    return [_listed(name, listed) for name in sorted(names or list(listed)[:1])]
+
+
+def _listed(name: str, listed: dict) -> dict:
+    """The tool of a name in the list. Raises InvalidTask with .detail."""
+    if name not in listed:
+        raise invalid("unknown tool", f"{name!r:.80} is not in the list of --tools: "
+                      + choose(name, listed or ["its functions"]))
+    return listed[name]
