@@ -143,8 +143,8 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path, capsys
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):
     """All at once, not one at each start."""
-    bad = [record(calls=[light(level=200)]), {"task": 1}, ["x"], record(), record(), record(calls=[light(level=6)])]
-    path = lines(tmp_path / "bad.jsonl", bad)
+    high, other = (record(calls=[light(level=n)]) for n in (200, 6))
+    path = lines(tmp_path / "bad.jsonl", [high, {"task": 1}, ["x"], record(), record(), other])
     user_error(f"{path}, line 1: wrong arguments.*; other bad lines: 2, 3, 5, 6", read_tasks, path)
 
 

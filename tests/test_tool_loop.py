@@ -36,7 +36,7 @@ def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, capsys, m
     tasks, other = tmp_path / "base.jsonl", chat_model(tmp_path / "other", hidden=64)
     append_jsonl(tasks, BASE)
     assert command(model, tasks, tmp_path / "r", "--env-model", other, "--tools", "base") == 0
-    assert "1 of 1 functions; 10 examples train, 1 tuning, 1 held out\n" in capsys.readouterr().out
+    assert "1 of 1 functions; 11 examples train, 0 tuning, 1 held out\n" in capsys.readouterr().out
     records = read_jsonl(tmp_path / "r" / "metrics.jsonl")
     assert [r["epoch"] for r in records] == [0, 1]
     assert all(r["written"] == sum(r["invalid"].values()) for r in records)
@@ -54,7 +54,7 @@ def test_what_cannot_work_is_one_line_and_leaves_no_folder(model, tmp_path, caps
     append_jsonl(few, BASE[:3])
     servers = tmp_path / "servers.json"
     servers.write_text('{"mcpServers": {"time": {"command": "uvx"}}}')
-    one_line(capsys, command(model, few, tmp_path / "r"), few, "give 5 or more")
+    one_line(capsys, command(model, few, tmp_path / "r"), few, "give 4 or more")
     one_line(capsys, command(model, tasks, tmp_path / "r", "--tools", str(servers)), servers, "no tool")
     monkeypatch.setattr(memory, "check", partial(memory.check, available=1e6))
     one_line(capsys, command(model, tasks, tmp_path / "r"), "--max-rows")
