@@ -332,8 +332,8 @@ class World(worlds.World):
         if listed not in ("", "base") and not o.base_tasks:
             raise UserError("--tools needs examples of its functions: give --base-tasks FILE")
         file = o.base_tasks or str(EXAMPLE_TASKS)
-        tools, notes = tool_lists.read_tools(file if listed == "base" else listed, self.form) \
-            if listed else ([], {})
+        where = (file, self.form, "--base-tasks takes JSONL") if listed == "base" else (listed, self.form)
+        tools, notes = tool_lists.read_tools(*where) if listed else ([], {})
         self.tools = {tool["name"]: tool for tool in tools}
         if notes:
             print(tool_lists.as_line(notes), flush=True)

@@ -46,14 +46,15 @@ NAMED = 3  # tools that are named with each reason
 # lists of tools
 
 
-def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
+def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSONL") -> tuple[list, dict]:
     """(tools in our own form, {what was left out or not checked: names of tools}) of a file.
 
     Of two tools with one name the first is taken. With the call_format "python", tools with an
-    argument that it cannot write are left out. Raises UserError if there is no tool to use.
+    argument that it cannot write are left out. Raises UserError, with `what` the file should be, if
+    there is no tool to use.
     """
     tools, notes = {}, defaultdict(list)
-    for found in _tools_in(read_json(path)):
+    for found in _tools_in(read_json(path, what)):
         remarks = set()
         try:
             tool = own_tool(found, remarks)
@@ -86,15 +87,15 @@ def read_text(path, what: str) -> str:
         raise UserError(f"{path}: not UTF-8; save the file in that encoding") from None
 
 
-def read_json(path) -> list:
+def read_json(path, what="--tools takes JSON or JSONL") -> list:
     """Every JSON value of a file: one, or one after another. Raises UserError with the line."""
-    text, values, at = read_text(path, "--tools takes a list of tools as JSON or JSONL").strip(), [], 0
+    text, values, at = read_text(path, what).strip(), [], 0
     while at < len(text):
         try:
             value, at = json.JSONDecoder().raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, getattr(error, "pos", at)) + 1
-            raise UserError(f"{path}, line {line}: not JSON; a list of tools is JSON or JSONL") from None
+            raise UserError(f"{path}, line {line}: not JSON; {what}") from None
         values.append(value)
         at = re.compile(r"\s*").match(text, at).end()
     return values
