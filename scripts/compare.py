@@ -9,15 +9,16 @@ Deviations: a run is one seed; a difference between two curves is not a result b
 show it (python -m scripts.experiments).
 """
 from support import report
-from support.options import Parser
+from support.options import COMMANDS, Parser
 
 
 def main(argv) -> int:
     """The command `genenv.py compare`; argv: what follows it. Raises UserError, returns 0."""
-    p = Parser(prog="genenv.py compare", allow_abbrev=False,
-               description="Curves of several runs on one page; of one run, its report.html.")
+    p = Parser(prog="genenv.py compare", allow_abbrev=False, description=COMMANDS["compare"])
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", metavar="FILE", help="page to write, else compare.html in the first RUN")
     args = p.parse_args(argv)
+    if len({run.rstrip("/") for run in args.runs}) < len(args.runs):
+        p.error("a RUN is named twice")
     print(report.compare(args.runs, args.out) if args.runs[1:] or args.out else report.write(args.runs[0]))
     return 0

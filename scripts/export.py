@@ -26,14 +26,13 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from data_pool import Task, TrainPool
 from support.files import write_whole
-from support.options import Parser, saved_options
+from support.options import COMMANDS, Parser, saved_options
 from worlds import load_world
 
 
 def main(argv) -> int:
     """The command `genenv.py export`. Raises UserError, returns 0."""
-    p = Parser(prog="genenv.py export", allow_abbrev=False,
-               description="Write the tasks of a run for another trainer.")
+    p = Parser(prog="genenv.py export", allow_abbrev=False, description=COMMANDS["export"])
     p.add_argument("run", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", default="", help="JSONL file to write; empty: RUN/verl.jsonl")
     args = p.parse_args(argv)

@@ -130,8 +130,7 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     if layout is None:
         # a decoding step, or a narrow chunk: a mask for each head is smaller than keys for each
         few = attention_mask is not None and query.shape[2] <= query.shape[3]
-        attend = few_queries_attention if few and query.shape[1] > key.shape[1] else \
-            sdpa_attention_forward
+        attend = few_queries_attention if few and query.shape[1] > key.shape[1] else sdpa_attention_forward
         return attend(module, query, key, value, attention_mask, **kwargs)
     P, R, row = layout["P"], layout["R"], layout["row"]
 
@@ -164,8 +163,7 @@ def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
     sharing = query.shape[1] // key.shape[1]
     q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (live, key heads, sharing * slots, d)
     mask = mask if mask.shape[2] == q.shape[2] else mask.repeat(1, 1, sharing, 1)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q, key, value, attn_mask=mask, scale=scaling)
+    out = torch.nn.functional.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scaling)
     return out.unflatten(2, (sharing, -1)).flatten(1, 2).transpose(1, 2), None
 
 
@@ -187,8 +185,7 @@ def heads_of(config):
     heads = config.num_attention_heads
     # families differ in which of these they write down
     key_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, key_heads, head_dim
+    return heads, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 # ordinary calls keep the library's masks: only calls that bring a layout are treated differently
@@ -231,8 +228,8 @@ def lora_linear(layer, x):
     if name in layer.lora_A and not layer.disable_adapters:  # an adapter may leave layers out
         # weights are kept in fp32, products are in the dtype of the activations
         A, B = layer.cast or cast_lora(layer, name, x.dtype)
-        low = torch.nn.functional.linear(rows, A)  # (rows, r)
-        out.addmm_(low, B.T)  # rows have two dimensions, so `out` is not a view and autograd allows it
+        # rows have two dimensions, so `out` is not a view and autograd allows it
+        out.addmm_(torch.nn.functional.linear(rows, A), B.T)  # (rows, r) times (r, out)
     return out.unflatten(0, x.shape[:-1])
 
 

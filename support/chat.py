@@ -43,8 +43,7 @@ class Chat:
         text = self._render(prompt[:-1] if begun else prompt) + begun
         for message in prompt:
             if message["role"] != "assistant" and message["content"].strip() not in text:
-                raise UserError(f"the model's chat template leaves out what the {message['role']} "
-                                "says: use another model, or mend its template")
+                raise UserError(f"the chat template leaves out what the {message['role']} says: mend it")
         # the template writes BOS and headers itself: text first, then ids, no special token twice
         return self.encode(text)
 
@@ -75,9 +74,8 @@ class Chat:
     def _after_turn(self, text: str) -> str:
         """What the chat template writes after an assistant's turn if the user then says `text`."""
         mark = "*turn*"
-        messages = [{"role": role, "content": content} for role, content in
-                    (("user", "-"), ("assistant", mark), ("user", text))]
-        _, found, after = self._render(messages).partition(mark)
+        said = ("user", "-"), ("assistant", mark), ("user", text)
+        _, found, after = self._render([{"role": who, "content": what} for who, what in said]).partition(mark)
         if not found:
             raise UserError("the model's chat template leaves out what the assistant says")
         return after
@@ -85,9 +83,8 @@ class Chat:
     def _render(self, messages) -> str:
         try:
             template = fix_date(self.tokenizer.get_chat_template(), self.chat_template_kwargs.get("date"))
-            return self.tokenizer.apply_chat_template(
-                messages, chat_template=template, tokenize=False, add_generation_prompt=True,
-                **self.chat_template_kwargs)
+            return self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False,
+                                                      add_generation_prompt=True, **self.chat_template_kwargs)
         except Exception as error:  # a template is a program of its own
             raise UserError(f"the model's chat template fails: {first_line(error)}") from None
 

@@ -14,8 +14,9 @@ import signal
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from support.files import UserError, read_jsonl, whole_file
+from support.files import UserError, one_line, read_jsonl, whole_file
 from support.options import Stopped
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
@@ -31,12 +32,28 @@ def choose_folder(o) -> Path:
         number = next(n for n in count() if not list(Path("runs").glob(f"{n:03d}-*")))
         return Path("runs") / f"{number:03d}-{o.variant}"
     folder = Path(o.out)
+    with one_line(f"--out {folder}"):
+        TemporaryFile(dir=next(p for p in (folder, *folder.parents) if p.exists())).close()
+    if o.resume and epochs_done(folder) > o.epochs:
+        raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {epochs_done(folder)}")
     # a lock alone is what a run left that was killed before it had begun
     if not o.resume and folder.exists() and any(f.name != "lock" for f in folder.iterdir()):
-        what = "the model of a warm start: give it as --model, and" \
-            if (folder / "warm_start.json").is_file() else "not empty: add --resume to go on with a run, or"
-        raise UserError(f"--out {folder} is {what} choose another --out")
+        raise UserError(f"--out {folder} is not empty: choose another, or add --resume to go on with a run; "
+                        "the model of a warm start: give it as --model")
     return folder
+
+
+def epochs_done(folder: Path) -> int:
+    """The last epoch that has ended, -1 if none has."""
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b'{"epoch": ') - 1 if path.is_file() else -1
+
+
+def is_finished(o) -> bool:
+    """Whether nothing is left to do in --out: the adapters are newer than the last epoch's record."""
+    metrics, adapter = Path(o.out, "metrics.jsonl"), Path(o.out, "adapters/agent/adapter_model.safetensors")
+    return o.resume and epochs_done(Path(o.out)) == o.epochs and adapter.is_file() \
+        and metrics.stat().st_mtime <= adapter.stat().st_mtime
 
 
 def lock_folder(folder: Path):
@@ -46,9 +63,7 @@ def lock_folder(folder: Path):
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        handle.close()
-        raise UserError(f"another program is at work in {folder}: wait until it ends, or choose "
-                        "another --out") from None
+        raise UserError(f"another program is at work in {folder}: wait, or choose another --out") from None
     return handle
 
 
@@ -79,10 +94,8 @@ def save(run):
     write(run.folder / "checkpoint.pt", {
         "adapters": {name: [p.detach().cpu() for p in params] for name, params in run.params.items()},
         "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
-        "generators": [run.rng.get_state(), run.sampler.get_state()],
-        "state": run.state.saved(),
-        "sizes": {name: _size(run.folder / name) for name in FILES},
-        "sources": run.sources})
+        "generators": [run.rng.get_state(), run.sampler.get_state()], "state": run.state.saved(),
+        "sizes": {name: _size(run.folder / name) for name in FILES}, "sources": run.sources})
 
 
 def load(run):

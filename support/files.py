@@ -1,9 +1,16 @@
-"""Files that are whole or absent, JSONL, and the one kind of error that a user sees."""
+"""Files that are whole or absent, JSONL, what is no model, and the one kind of error that a user sees."""
 import difflib
 import json
 import os
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+NOT_MODELS = {  # {what lies in a folder: why that is no model, or ""}, the first that is there counts
+    "metrics.jsonl": "a run: --resume --out goes on with it, and its own --model is in its config.json",
+    "config.json": "",
+    "adapter_config.json": "an adapter: give the model that it was trained on",
+    "*.gguf": "cannot be trained as GGUF, unpack it once: python -m scripts.unpack_gguf FILE FOLDER"}
 
 
 class UserError(Exception):
@@ -23,6 +30,39 @@ def no_file(path) -> str:
     return "a folder, not a file" if Path(path).is_dir() else "no such file"
 
 
+def model_fault(model: str) -> str:
+    """Why there is no model in a folder, as far as the names in it say; "" too for a name of a hub's."""
+    path = Path(model)
+    if path.is_dir():
+        faults = (fault for name, fault in NOT_MODELS.items() if any(path.glob(name)))
+        return next(faults, "not a model's folder: it has no config.json")
+    if path.exists():
+        return NOT_MODELS["*.gguf"] if path.suffix == ".gguf" else "a file: give the folder of a model"
+    local = model[:1] in ("~", ".", "/") or model.count("/") > 1 or "/" in model and path.parent.is_dir()
+    return "this folder does not exist" if local else ""
+
+
+def check_hub(model: str):
+    """Raises UserError where a model is no folder and the hub does not know it or cannot be reached:
+    transformers would try for half a minute. What it says of a gated model is better than the hub's."""
+    from huggingface_hub import errors, file_exists, try_to_load_from_cache
+    with one_line(f"{model}: no such folder, and as a name on the hub it"), suppress(errors.GatedRepoError):
+        if not (Path(model).is_dir() or try_to_load_from_cache(model, "config.json")
+                or file_exists(model, "config.json")):
+            raise UserError(f"{model} is neither a folder here nor a model on the hub")
+
+
+@contextmanager
+def one_line(folder):
+    """Within, whatever a library raises about a model or an adapter is a UserError of one line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # each family and each file format fails in a way of its own
+        raise UserError(f"{folder} cannot be used: {first_line(error):.300}") from None
+
+
 def first_line(error) -> str:
     """What an exception says, in one line: its kind where it says nothing."""
     return (str(error).strip() or repr(error)).replace(" \n", "\n").replace(":\n", ": ").splitlines()[0]
@@ -37,11 +77,9 @@ def read_jsonl(path) -> list[dict]:
         try:
             records += [json.loads(line.decode("utf-8"))] if line.strip() else []
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-            raise UserError(f"{path}, line {number}: not valid JSON ({first_line(error)}); correct or "
-                            "remove it") from None
+            raise UserError(f"{path}, line {number}: no JSON ({first_line(error)}): correct it") from None
         if records and not isinstance(records[-1], dict):
-            raise UserError(f"{path}, line {number}: expected a JSON object, found "
-                            f"{type(records[-1]).__name__}")
+            raise UserError(f"{path}, line {number}: no JSON object, but a {type(records[-1]).__name__}")
     return records
 
 

@@ -17,12 +17,11 @@ import hashlib
 import json
 import logging
 import re
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from support.files import UserError, first_line
+from support.files import UserError, check_hub, model_fault, one_line
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of optional kernels
 
@@ -32,17 +31,6 @@ TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
 REAL = 256  # hidden size from which a model counts as a real one
 SHORT, STEPS = 32, 6  # tokens of the prompt and of the responses that `check_paths` tries
 MB = 1 << 20
-
-
-@contextmanager
-def one_line(folder):
-    """Within, whatever a library raises about a model or an adapter is a UserError of one line."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:  # each family and each file format fails in a way of its own
-        raise UserError(f"{folder} cannot be used: {first_line(error):.300}") from None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -62,8 +50,7 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = model_config(model)
     if getattr(config, "quantization_config", None):  # a warm start could not merge into it
-        raise UserError(f"the weights of {model} are quantised already: name the 16-bit model, and "
-                        "--quant nf4 for four bits")
+        raise UserError(f"{model} is quantised already: name the 16-bit model, --quant nf4 for four bits")
     dtype = choose_dtype(dtype, device, config)
     # else transformers would ask on the terminal whether to run the code in a model's folder
     options = dict(dtype=dtype, device_map={"": device}, trust_remote_code=False)
@@ -82,17 +69,16 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
                             f"{keys[0]} is {what} ({len(keys)} in all)")
     rows = lm.get_input_embeddings().weight.shape[0]
     if not 0 < len(tokenizer) <= rows or not tokenizer.encode("1", add_special_tokens=False):
-        raise UserError(f"{model} has no tokenizer that fits: {len(tokenizer)} tokens, and an embedding "
-                        f"of {rows} rows")
+        raise UserError(f"{model} has no tokenizer that fits: {len(tokenizer)} tokens, {rows} embeddings")
     return lm, tokenizer
 
 
 def model_config(model: str):
     """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
     from transformers import AutoConfig
-    # else transformers asks the hub, at length
-    if not Path(model).exists() and (str(model)[0] in "./" or "/" in model and Path(model).parent.is_dir()):
-        raise UserError(f"model folder {model} does not exist")
+    if fault := model_fault(model):
+        raise UserError(f"{model}: {fault}")
+    check_hub(model)
     with one_line(model):
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
 
@@ -191,9 +177,8 @@ def check_paths(policy, max_tokens: int):
         # random tokens are less certain than text: three times the mean
         if not (gap.mean() <= 3 * mean and gap.max() <= worst):
             raise UserError(
-                f"models of type {policy.lm.config.model_type} do more than full causal attention and "
-                f"a linear head: on {length} tokens the {name} is {gap.max():.2g} nats off the "
-                "library's own forward pass")
+                f"{policy.lm.config.model_type} models do more than full causal attention and a linear head: "
+                f"on {length} tokens the {name} is {gap.max():.2g} nats off the library's own forward pass")
 
 
 def _library_logps(lm, rollout):

@@ -105,8 +105,7 @@ def check(configs, o, available=None):
             f"{always / 1e9:.1f} for the models, {needs / 1e9:.1f} during {phase}")
     if peak > available:
         option = "--token-budget" if "update" in phase else "--max-rows"
-        raise UserError(f"{said}: use {'' if o.quant else '--quant nf4, '}a lower {option} or a "
-                        "smaller --model")
+        raise UserError(f"{said}: use {'' if o.quant else '--quant nf4, '}a lower {option}, another --model")
     print(said, flush=True)
 
 

@@ -58,16 +58,13 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     traces = [e for x in state.trials for e in x.traces]
     record = {
         "epoch": state.epoch, "alpha": alpha, "success_rate": mean(x.p_hat for x in new),
-        **validation(run),
-        "reward": mean(e.reward for e in traces),
+        **validation(run), "reward": mean(e.reward for e in traces),
         "entropy": state.surprise / max(1, sum(e.tokens for e in traces)),
         "mixed_share": mean(len({e.reward for e in x.traces}) > 1 for x in new),
         "task_length": mean(world.task_length(x.task) for x in new),
-        "response_length": mean(e.tokens for x in state.trials if x.task.origin != "base"
-                                for e in x.traces),
+        "response_length": mean(e.tokens for x in state.trials if x.task.origin != "base" for e in x.traces),
         "solved": mean(x.p_hat == 1 for x in new), "unsolved": mean(x.p_hat == 0 for x in new),
-        "distinct_tasks": len(new),
-        "skill_entropy": entropy(s for x in new for s in world.skills(x.task)),
+        "distinct_tasks": len(new), "skill_entropy": entropy(s for x in new for s in world.skills(x.task)),
         "written": state.written, "invalid": dict(state.invalid),
         "truncated": mean(bool(e.truncated) for e in traces),
         **{key: mean(a[key] for a in state.agent) for key in
@@ -76,11 +73,9 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
         "skipped_steps": sum(a["skipped_steps"] for a in state.agent),
         "other_adapter_moved": any(a.get("other_moved") for a in [*state.agent, env_stats]),
         **{key: env_stats.get(key, 0) for key in
-           ("env_kept", "env_kl", "env_kl_step", "env_ess", "env_steps", "env_capped",
-            "env_skipped_steps")},
+           ("env_kept", "env_kl", "env_kl_step", "env_ess", "env_steps", "env_capped", "env_skipped_steps")},
         "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
-        "seconds": state.seconds, "cpu_seconds": state.cpu_seconds,
-    }
+        "seconds": state.seconds, "cpu_seconds": state.cpu_seconds}
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
     record["warnings"] = health.warnings(record, run.history, run.o)
     return record
@@ -112,13 +107,12 @@ def new_trials(state) -> list:
 def movement(adapters: dict, adapter):
     """Within, `adapter` may move and no other of the {name: its parameters} may. Yields a dictionary
     that is filled at the end: other_moved, whether a bit of another adapter has changed."""
-    others = [p for name, params in adapters.items() if name != adapter for p in params]
-    before = [p.detach().clone() for p in others]
+    rest = [p for name, params in adapters.items() if name != adapter for p in params]
+    before = [p.detach().clone() for p in rest]
     found = {}
     yield found
     # compared where they lie, as whole numbers (a NaN is not itself), and read once
-    changed = [(p.detach().view(torch.int32) != old.view(torch.int32)).any()
-               for p, old in zip(others, before)]
+    changed = [(p.detach().view(torch.int32) != old.view(torch.int32)).any() for p, old in zip(rest, before)]
     found["other_moved"] = bool(changed) and bool(torch.stack(changed).any())
 
 
@@ -136,8 +130,7 @@ def peak_memory(peaks: dict, phase: str):
         # rows at once also decide which random numbers a rollout gets
         advice = "a lower --token-budget" if "update" in phase else \
             "a lower --max-rows (from there on no longer to the bit)"
-        raise UserError(f"out of GPU memory during {phase}: go on from the last checkpoint with "
-                        f"--resume --out RUN and {advice}") from None
+        raise UserError(f"out of GPU memory in {phase}: go on with --resume --out RUN and {advice}") from None
     peaks[phase] = max(torch.cuda.max_memory_allocated(), peaks.get(phase, 0))
 
 

@@ -29,8 +29,8 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from support.files import UserError, choose
-from worlds import import_own, load_world, open_world, world_names, worlds_with
+from support.files import UserError, check_hub, choose, model_fault
+from worlds import held_out_keys, import_own, load_world, open_world, read_teacher, world_names, worlds_with
 
 
 @dataclass(frozen=True)
@@ -95,18 +95,14 @@ class Options:
 
 HIDDEN = ("world_options", "date")  # what the world brings; the day a run began, for chat templates
 
-_7B = {
-    "world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct",
-    "epochs": 10, "steps": 8, "max_prompt_tokens": 4096, "max_response_tokens": 512,
-    "agent_lr": 2e-5, "mini_batch": 16, "k_min": 0.1,
-    "env_lr": 1e-5, "env_batch": 64, "env_passes": 4, "env_kl": 0.05,
-}
+_7B = {"world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct", "epochs": 10, "steps": 8,
+       "max_prompt_tokens": 4096, "max_response_tokens": 512, "agent_lr": 2e-5, "mini_batch": 16,
+       "k_min": 0.1, "env_lr": 1e-5, "env_batch": 64, "env_passes": 4, "env_kl": 0.05}
 PRESETS = {  # only what differs from the defaults, those of the world included
     # the whole loop in seconds, in any world: to try an installation, a model or a task file
     "tiny": {
         "epochs": 2, "steps": 1, "seed_tasks": 4, "variations": 2, "G": 4, "env_batch": 8,
-        "max_task_tokens": 256, "max_response_tokens": 64, "token_budget": 4096, "max_rows": 64,
-    },
+        "max_task_tokens": 256, "max_response_tokens": 64, "token_budget": 4096, "max_rows": 64},
     # SmolLM2-135M-Instruct after a warm start, on a CPU: tasks as Python text for given functions,
     # one variation per seed task, as a small simulator often writes the same variation twice; 128
     # tasks an epoch, so that one pass of RWR has records enough for some steps
@@ -114,19 +110,17 @@ PRESETS = {  # only what differs from the defaults, those of the world included
         "world": "tool_calls", "call_format": "python", "tools": "base",
         "epochs": 6, "steps": 8, "seed_tasks": 16, "variations": 1, "val_every": 3,
         "max_prompt_tokens": 640, "max_response_tokens": 64, "max_task_tokens": 160,
-        "agent_lr": 5e-4, "env_lr": 5e-4, "env_batch": 16, "token_budget": 1024,
-    },
+        "agent_lr": 5e-4, "env_lr": 5e-4, "env_batch": 16, "token_budget": 1024},
     # one RTX 3090 / 4090 / A10: a 4-bit base, and few rollouts at once
     "7b-24gb": {**_7B, "quant": "nf4", "max_rows": 128},
     # one A100 / H100: a bf16 base, and all 72 groups at once
-    "7b-80gb": {**_7B, "token_budget": 32768, "max_rows": 576},
-}
+    "7b-80gb": {**_7B, "token_budget": 32768, "max_rows": 576}}
 
 CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant": ("", "nf4"),
            "p_hat_unit": ("task", "seed", "batch"), "dtype": ("auto", "bf16", "fp32")}
-NAMED = {  # option: prefix of its functions in curriculum.py
-    "alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
-    "seed_selection": "seeds_"}
+# option: prefix of its functions in curriculum.py
+NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
+         "seed_selection": "seeds_"}
 RANGES = (  # (what must hold, in words, the options that it holds for)
     (lambda v: 0 < v < 1, "strictly between 0 and 1", "alpha alpha_end"),
     (lambda v: 0 <= v <= 1, "from 0 to 1", "base_share"),
@@ -135,31 +129,28 @@ RANGES = (  # (what must hold, in words, the options that it holds for)
      "max_task_tokens max_response_tokens max_prompt_tokens env_batch env_passes token_budget max_rows"),
     (lambda v: 0 <= v < 1e18, "0 or more, and below 1e18", "seed threads epochs mini_batch agent_kl beta "
      "k_min lam env_kl"),
-    (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr"),
-)
+    (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr"))
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
 
 
 # ---------------------------------------------------------------------------------------------
 # the command line
 
-COMMANDS = {  # name: what it is for; each is a module of scripts/
-    "warm-start": "a small model imitates tasks in both roles before its first run",
-    "ask": "the trained agent of a run answers a request of yours",
-    "export": "the tasks of a run for veRL",
-    "compare": "the curves of several runs on one page; of one run, its report",
-}
+# name: what it is for; each is a module of scripts/
+COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its first run",
+            "ask": "the trained agent of a run answers a request of yours",
+            "export": "the tasks of a run for veRL",
+            "compare": "the curves of several runs on one page; of one run, its report"}
 
 
 def parser(world) -> "Parser":
     """An argument parser made from Options and from the options of a world (a class)."""
     commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
-    p = Parser(prog="genenv.py", argument_default=argparse.SUPPRESS, allow_abbrev=False, add_help=False,
+    p = Parser(prog="genenv.py", argument_default=argparse.SUPPRESS, allow_abbrev=False,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
                description="GenEnv: an agent and a task simulator co-evolve.",
                epilog=f"commands (each has --help):\n{commands}",
                formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("-h", "--help", action="help", help="show this and stop")
     p.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
     add_fields(p, Options)
     own = p.add_argument_group("of this world")
@@ -184,11 +175,9 @@ def _add(p, name, kind, default, text, values=()):
     shown = "" if default in ("", False) else f" ({default})"
     listed = f" [{', '.join(str(v) for v in values if v != '')}]" if values else ""
     text = f"{text}{listed}{shown}".replace("%", "%%")
-    if kind is bool:
-        p.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)
-    else:
-        metavar = {int: "N", float: "X"}.get(kind, "NAME" if values else "TEXT")
-        p.add_argument(_flag(name), type=kind, metavar=metavar, help=text)
+    metavar = {int: "N", float: "X"}.get(kind, "NAME" if values else "TEXT")
+    how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind, metavar=metavar)
+    p.add_argument(_flag(name), help=text, **how)
 
 
 def _flag(name: str) -> str:
@@ -215,8 +204,8 @@ def parse_options(argv) -> Options:
         raise UserError(f"unknown --preset {found.preset!r}: {choose(found.preset, PRESETS)}")
     preset, saved = PRESETS.get(found.preset, {}), {}
     if found.resume:
-        if not found.out:
-            raise UserError("--resume needs --out: which run folder is to go on?")
+        if not found.out or Path(found.out).is_file():
+            raise UserError("--resume needs --out RUN: which run folder is to go on?")
         saved = flat(saved_options(found.out))
     world = load_world(saved.get("world") or found.world or preset.get("world", Options.world))
     given = vars(parser(world).parse_args(argv))
@@ -227,10 +216,9 @@ def parse_options(argv) -> Options:
     values = {**own, **(saved or world.defaults({**preset, **given})), **preset, **given}
     for name in saved.keys() - MAY_CHANGE:
         if values[name] != saved[name]:
-            raise UserError(f"{_flag(name)} was {saved[name]!r} in this run and cannot become "
-                            f"{values[name]!r}: start a new run in another --out")
-    theirs = {name: values.pop(name) for name in own}
-    return check_options(Options(**values, world_options=theirs))
+            raise UserError(f"{_flag(name)} stays {saved[name]!r} in this run: begin one in another --out")
+    # the world's own leave the values first
+    return check_options(Options(world_options={name: values.pop(name) for name in own}, **values))
 
 
 def flat(o: Options) -> dict:
@@ -245,8 +233,7 @@ def saved_options(path, **changes) -> Options:
     path = Path(path)
     if (path / "warm_start.json").is_file():
         raise UserError(f"{path} is the model of a warm start, not a run: give it as --model")
-    if not path.is_file():
-        path = path / "config.json"
+    path = path if path.is_file() else path / "config.json"
     if not path.is_file():
         raise UserError(f"{path.parent} is not a run folder: it has no config.json")
     try:
@@ -255,8 +242,7 @@ def saved_options(path, **changes) -> Options:
             saved = {f.name: saved["settings"][f.name] for f in fields(Options)}
         return Options(**{**saved, **changes})
     except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is not of this version ({error}): go on with the version that wrote "
-                        "it, or start a new run") from None
+        raise UserError(f"{path} is of another version ({error}): use that, or start a new run") from None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -269,15 +255,23 @@ def check_options(o: Options) -> Options:
     def need(ok, name, what):
         if not ok:
             raise UserError(f"{_flag(name)} is {flat(o)[name]!r}: {what}")
-    for holds, words, names in RANGES:
+    own = [name for name, of in load_world(o.world).OPTIONS.items() if type(of[0]) is int and of[0] > 0]
+    for holds, words, names in (*RANGES, (lambda v: v >= 1, "at least 1", " ".join(own))):
         for name in names.split():
-            need(holds(getattr(o, name)), name, f"must be {words}")
+            need(holds(flat(o)[name]), name, f"must be {words}")
     listed = {name: choices(name) for name in (*CHOICES, *NAMED)}
     listed |= {name: values for name, (_, _, values) in load_world(o.world).OPTIONS.items() if values}
     for name, values in listed.items():
         need(flat(o)[name] in values, name, choose(str(flat(o)[name]), values))
     need(o.threads <= (os.cpu_count() or 1), "threads", f"this machine has {os.cpu_count()} cores")
     need(o.model or not o.env_model, "env_model", "it plays against the agent's --model: give both")
+    for name, model in (("model", o.model), ("env_model", o.env_model)):
+        need(not model or not model_fault(model), name, model_fault(model))
+    # a run that goes on keeps what it began with
+    need(o.resume or (o.variant == "teacher") == bool(o.teacher_tasks), "teacher_tasks",
+         "--variant teacher needs a file of tasks, and no other variant takes one")
+    need(o.resume or o.alpha != o.alpha_end or o.alpha_schedule not in ("linear", "cosine", "step"),
+         "alpha_end", f"--alpha-schedule {o.alpha_schedule} goes there from the same --alpha: give another")
     try:
         need(isinstance(json.loads(o.chat_template_kwargs or "{}"), dict), "chat_template_kwargs",
              'must be a JSON object, such as {"enable_thinking": false}')
@@ -285,8 +279,7 @@ def check_options(o: Options) -> Options:
         need(False, "chat_template_kwargs", f"not valid JSON ({error})")
     if o.p_hat_unit == "task" and o.alpha_schedule == "constant" and o.variant == "genenv":
         need(any(curriculum.in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)), "k_min",
-             f"with --G {o.G} no p_hat lies within it of --alpha {o.alpha}, so the simulator would "
-             "never learn: raise --k-min or --G")
+             f"with --G {o.G} no p_hat lies within it of --alpha {o.alpha}: raise --k-min or --G")
     curriculum.try_functions(o)
     return o
 
@@ -338,9 +331,17 @@ def answer_early(argv):
     options of a run, its world or its files are mistaken."""
     def check():
         o = parse_options(argv)
-        importlib.import_module("support.checkpoint").choose_folder(o)  # which needs this module
+        checkpoint = importlib.import_module("support.checkpoint")  # which needs this module
+        checkpoint.choose_folder(o)
+        if checkpoint.is_finished(o):
+            print(f"{o.out} is finished; to go on with it, give --epochs a number above {o.epochs}")
+            sys.exit()
         with redirect_stdout(io.StringIO()):  # what a world has to say of its files comes with the run
-            open_world(o)
+            world = open_world(o)
+            if o.variant == "teacher":
+                read_teacher(world, o.teacher_tasks, held_out_keys(world))
+        for model in filter(None, (o.model, o.env_model)):
+            check_hub(model)
     code = exit_code(check if is_run(argv) else lambda: run_command(argv))
     if code or not is_run(argv):
         sys.exit(code)
@@ -360,7 +361,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         unknown = re.split("[ =]", message.partition("unrecognized arguments: ")[2])[0]
-        near = difflib.get_close_matches(unknown, self._option_string_actions, 1)
+        near = difflib.get_close_matches(unknown, self._option_string_actions, 1, 0.7)  # the dashes count
         hints = [f": an option of --world {name}" for name in worlds_with(unknown[2:].replace("-", "_"))]
-        hint = [*hints, *(f": did you mean {name}?" for name in near), ""][0]
-        raise UserError(f"{message}{hint}; see python {self.prog.removeprefix('python ')} --help")
+        hints += [*(f": did you mean {name}?" for name in near), ""]
+        # argparse names the types of Python
+        message = re.sub("invalid (int|number) value:", "must be a whole number, not", message)
+        message = message.replace("invalid float value:", "must be a number, not").removeprefix("argument ")
+        raise UserError(f"{message}{hints[0]}; see python {self.prog.removeprefix('python ')} --help")

@@ -79,10 +79,10 @@ def facts(metrics) -> dict:
 
 def read_run(folder):
     """(records of metrics.jsonl, Options) of a run folder. Raises UserError: what is missing."""
-    metrics = read_jsonl(Path(folder) / "metrics.jsonl")
+    o, metrics = saved_options(folder), read_jsonl(Path(folder) / "metrics.jsonl")
     if not metrics:
         raise UserError(f"{folder}/metrics.jsonl is empty: no epoch has ended yet")
-    return metrics, saved_options(folder)
+    return metrics, o
 
 
 # ---------------------------------------------------------------------------------------------

@@ -134,13 +134,11 @@ def prepare_run(o) -> Run:
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base = world.base_tasks()
     if not base and o.variant in ("base", "static"):
-        raise UserError(f"--variant {o.variant} trains on base tasks, of which this world has none: give "
-                        "--base-tasks FILE, or choose another variant")
+        raise UserError(f"--variant {o.variant} needs base tasks, and this world has none: --base-tasks FILE")
     with in_one_line(type(world)):
         policy = world.load_policy()
-    simulator = policy  # in the paper both start from one model
-    if o.env_model:
-        simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
+    # in the paper both start from one model
+    simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",)) if o.env_model else policy
     for player in dict.fromkeys((policy, simulator)):
         probe_texts(world, player, teacher)
     if not o.resume:
@@ -148,15 +146,12 @@ def prepare_run(o) -> Run:
         lock = checkpoint.lock_folder(folder)
     run = Run(
         o=o, world=world, policy=policy, simulator=simulator, folder=folder, held_out=held_out,
-        teacher=teacher, lock=lock, sources=sources,
-        agent_optimizer=policy.optimizer("agent", o.agent_lr),
+        teacher=teacher, lock=lock, sources=sources, agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=simulator.optimizer("env", o.env_lr),
         # three streams per --seed, and none shared with another --seed (metrics.py has the third)
         rng=torch.Generator().manual_seed(3 * o.seed), sampler=policy.generator(3 * o.seed + 1))
     if o.resume:
         checkpoint.load(run)
-        if run.state.epoch > o.epochs + 1:
-            raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {run.state.epoch - 1}")
     # of a resumed run --epochs or memory options may have changed
     write_whole(folder / "config.json", json.dumps({**asdict(o), "resume": False}, indent=1))
     run.train_pool = TrainPool(folder / "train.jsonl", base)

@@ -14,7 +14,7 @@ TOOL = {"name": "lamp", "description": "Switch it.", "parameters": {
     "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}}
 CALL = {"task": "Switch the lamp on, please.", "tools": [TOOL],
         "calls": [{"name": "lamp", "arguments": {"on": "yes"}}]}
-TASKS = ["--preset", "tiny", "--world", "tool_calls", "--model", "{tmp}/none", "--base-tasks"]
+TASKS = ["--preset", "tiny", "--world", "tool_calls", "--model", "m", "--base-tasks"]
 WARM = ["warm-start", "--out", "{tmp}/m"]
 MISTAKES = {  # (argv, the option or file that the line must name)
     "option misspelt": (["--epoch", "3"], "--epochs"),
@@ -25,16 +25,18 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "nothing in the band": (["--G", "3", "--k-min", "0.1"], "--k-min"),
     "threads": (["--threads", "100000"], "--threads"),
     "schedule misspelt": (["--alpha-schedule", "liner"], "did you mean linear"),
+    "schedule to where it begins": (["--alpha-schedule", "linear"], "--alpha-end"),
     "own schedule fails": (["--alpha-schedule", "broken"], "alpha_broken"),
     "preset of another world": (["--preset", "7b-24gb", "--world", "ladder"], "--preset 7b-24gb"),
     "template options": (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),
     "simulator's model alone": (["--env-model", "m"], "--env-model"),
     "no model": (["--world", "tool_calls"], "--model"),
-    "model not there": ([*TASKS, "worlds/example_tasks.jsonl"], "{tmp}/none"),
+    "model is a file": (["--world", "tool_calls", "--model", "{tmp}/call.jsonl"], "--model"),
     "tasks not there": ([*TASKS, "{tmp}/none.jsonl"], "{tmp}/none.jsonl"),
     "tasks broken": ([*TASKS, "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl, line 2"),
     "task with a wrong call": ([*TASKS, "{tmp}/call.jsonl"], "{tmp}/call.jsonl"),
     "teacher without tasks": (["--variant", "teacher"], "--teacher-tasks"),
+    "teacher's tasks without a teacher": (["--teacher-tasks", "{tmp}/call.jsonl"], "--teacher-tasks"),
     "teacher's tasks broken": (["--variant", "teacher", "--teacher-tasks", "{tmp}/broken.jsonl"],
                                "{tmp}/broken.jsonl"),
     "out is a file": (["--out", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
@@ -43,8 +45,7 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "resume nothing": (["--resume", "--out", "{tmp}/none"], "{tmp}/none"),
     "command misspelt": (["warmstart"], "did you mean warm-start"),
     "warm start without a model": (WARM, "--model"),
-    "warm start without examples": ([*WARM, "--model", "m", "--tools", "worlds/example_tools.json"],
-                                    "--base-tasks"),
+    "warm start without examples": ([*WARM, "--model", "m", "--tools", "list.json"], "--base-tasks"),
     "world without a warm start": ([*WARM, "--model", "m", "--world", "household"], "--world household"),
     "tasks for a world with its own": (["--base-tasks", "worlds/example_tasks.jsonl"], "--base-tasks"),
     "nothing asked": (["ask", "{tmp}"], "--file"),
@@ -63,9 +64,8 @@ def test_one_line_names_what_to_change(name, tmp_path, capsys, monkeypatch):
     (tmp_path / "call.jsonl").write_text(json.dumps(CALL))
     monkeypatch.setattr(curriculum, "alpha_broken", alpha_broken, raising=False)
     monkeypatch.setattr(genenv, "epoch", None)  # whatever gets so far was not refused
-    argv, word = MISTAKES[name]
-    argv = [a.replace("{tmp}", str(tmp_path)) for a in argv]
+    *argv, word = (word.replace("{tmp}", str(tmp_path)) for word in [*MISTAKES[name][0], MISTAKES[name][1]])
     if argv[0][0] == "-" and not {"--out", "--resume"} & set(argv):
         argv += ["--out", str(tmp_path / "r")]
-    one_line(capsys, genenv.main(argv), word.replace("{tmp}", str(tmp_path)))
+    one_line(capsys, genenv.main(argv), word)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["broken.jsonl", "call.jsonl"]

@@ -13,7 +13,7 @@ from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "TROUBLESHOOTING.md", "support/README.md", "worlds/README.md", "scripts/README.md"]
-ELSEWHERE = {"--no-deps", "--index-url"}  # pip's
+ELSEWHERE = {"--no-deps", "--index-url", "--help"}  # pip's and argparse's
 MADE = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json", "report.html",
         "mine.py", "tasks.jsonl", "verl.jsonl", "warm_start.json"}  # by a run, or by the reader
 
