@@ -128,7 +128,7 @@ class TinyWorld(worlds.World):
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:
-        """DEFAULTS and one thread, as more only slow such a small model down; CHAT_DEFAULTS for a chat model."""
+        """DEFAULTS and one thread, as more slow such a small model down; or CHAT_DEFAULTS."""
         return cls.CHAT_DEFAULTS if cls.is_chat(asked.get("model", "")) else {"threads": 1, **cls.DEFAULTS}
 
     @classmethod
