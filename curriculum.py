@@ -199,8 +199,8 @@ def call_user(prefix, f, *args):
     except (Exception, SystemExit) as error:  # whatever such a function may raise
         calls = traceback.extract_tb(error.__traceback__)
         line = [code.co_firstlineno, *(t.lineno for t in calls if t.name == code.co_name)][-1]
-        raise UserError(f"{code.co_filename}, line {line}: {f.__name__} raised "
-                        f"{type(error).__name__}: {' '.join(str(error).split())}") from None
+        raise UserError(f"{code.co_filename}, line {line}: {f.__name__} raised {type(error).__name__}: "
+                        f"{' '.join(str(error).split()):.200}, given {str(args):.200}") from None
     with suppress(Exception):  # of another kind than numbers: refused like a wrong number
         if holds(value, *args):
             return [float(value[i]) for i in range(len(value))] if prefix == "seeds_" else float(value)

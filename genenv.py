@@ -82,7 +82,7 @@ def epoch(run: Run, train=True):
         add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
     # the loop's variable lives in the state, so that a checkpoint knows where to go on
     for state.step in tqdm(range(state.step, o.steps if train else 1), f"epoch {t}", leave=False,
-                           disable=None):
+                           delay=60 * (not sys.stderr.isatty())):
         # 1. generate and interact; some earlier tasks of D_train are tried again along with the new ones
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks) if train else tasks)  # E_t; Eq. 1: r, Eq. 2: p_hat

@@ -51,7 +51,8 @@ def main(argv) -> int:
         rounds = make(world, s, o, Path(s.out))
     if rounds and rounds[-1]["valid"] < ENOUGH:
         print(f"only {rounds[-1]['valid']:.0%} of its texts are valid: try more passes, rounds or examples")
-    print("go on with:", shlex.join(["python", "genenv.py", *rest, "--model", s.out]))
+    ask = f"\nor ask it: python genenv.py ask {shlex.quote(s.out)} 'a request'" * (o.world == "tool_calls")
+    print("go on with:", shlex.join(["python", "genenv.py", *rest, "--model", s.out]) + ask)
     return 0
 
 
@@ -61,7 +62,7 @@ def parse(argv):
                epilog="and a run's options (python genenv.py --help): --base-tasks, --tools ...")
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--model", default="", help="folder or hub name of a chat model")
-    p.add_argument("--passes", type=at_least(0), default=0, help="over what there is to imitate; 0: 1 to 10")
+    p.add_argument("--passes", type=at_least(0), default=0, help="over the examples; 0: by their number")
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
     p.add_argument("--lr", type=float, default=1e-3, help="peak of a falling rate of AdamW (%(default)s)")
     s, rest = p.parse_known_args(argv)

@@ -26,8 +26,8 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
      "The simulator imitates tasks in the band. Similar ones are easier by then: the line may lie above it."),
-    ("Mixed groups", "share", {"mixed_share": "among new tasks", "truncated": "attempts cut off",
-                               "zero_variance": "not mixed, among all tasks"},
+    ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
+    ("Mixed groups", "share", {"mixed_share": "among new tasks"},
      "A group is the attempts at one task. Only groups with right and wrong ones teach the agent."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
      "Towards 0 attempts at a task become alike; in a steady climb they become noise."),
@@ -39,14 +39,14 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
     ("KL to the start", "nats per token",
      {"env_kl": "simulator", "env_kl_step": "simulator, last update alone", "kl": "agent"},
-     "A slow rise that levels off is healthy; above 2 texts can no longer be trusted."),
+     "A slow rise and single spikes do no harm; above 2 texts can no longer be trusted."),
     ("What the simulator learns from", "tasks",
      {"env_kept": "new tasks in the band", "env_ess": "effective sample size, old ones included"},
      "A handful is too few."))
-MEASURED_WITH = {  # {what must not be 0: the figures that an epoch without it does not measure}
-    "distinct_tasks": {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
-                       "response_length", "skill_entropy", "env_kept"},
-    "epoch": {"kl", "zero_variance", "env_kept"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"}}
+# {what must not be 0: the figures that an epoch without it does not measure}
+MEASURED_WITH = {"epoch": {"kl", "env_kept"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
+                 "distinct_tasks": {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
+                                    "response_length", "skill_entropy", "env_kept"}}
 
 
 def measured(m: dict) -> dict:
@@ -149,12 +149,12 @@ def write(folder) -> Path:
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
-        table(facts(metrics).items()), "<h2>Warnings, explained in TROUBLESHOOTING.md</h2>", table(warned),
+        table([*facts(metrics).items(), *(row for row in options(o) if row not in options(Options()))]),
+        "<h2>Warnings, explained in TROUBLESHOOTING.md</h2>", table(warned),
         "<h2>Curves</h2>",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, folder),
-        "<h2>Options</h2><p>First those that differ from the program's defaults.</p>",
-        table(sorted(options(o), key=lambda row: row in options(Options())))]))
+        "<h2>Options</h2>", table(options(o))]))
     return folder / "report.html"
 
 
@@ -164,12 +164,13 @@ def compare(folders, out) -> Path:
     records, options = zip(*map(read_run, folders))
     rows = [[name, *(json.dumps(flat(o).get(name)) for o in options)] for name in flat(options[0])]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in ("out", "threads")]
+    common = [[r for r, *_ in zip(metrics, *records)] for metrics in records]  # epochs that all have
     out = Path(out or Path(folders[0]) / "compare.html")
     write_whole(out, page("Runs compared", [
         "<p>One run is one seed: a difference is a result only when several seeds have it.</p>",
         "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
-        "<h2>From the first epoch to the last</h2>", table([
-            ["", *folders], *([name, *(facts(m)[name] for m in records)] for name in facts(records[0]))]),
+        "<h2>From epoch 0 to the last one that all have</h2>", table([
+            ["", *folders], *zip(facts(records[0]), *(facts(m).values() for m in common))]),
         "<h2>Curves</h2>", curves(dict(zip(folders, records)))]))
     return out
 
@@ -216,4 +217,4 @@ def table(rows) -> str:
 
 def _text(value) -> str:
     """Escaped for HTML; what cannot be encoded (lone surrogates in model text) is replaced."""
-    return html.escape(str(value)).encode("utf-8", "replace").decode()
+    return html.escape(str(value)).encode("utf-8", "replace").decode().replace(" -&gt; ", "&nbsp;-&gt;&nbsp;")

@@ -23,7 +23,7 @@ HELD_OUT = {task.id: task for task in draw(random.Random(0), list(TOOLS), 200, "
 
 
 class World(worlds.World):
-    REASONS = ("malformed",)
+    REASONS, DEFAULTS = ("malformed",), {"threads": 1}  # more threads slow a tiny model down
     def __init__(self, o):
         super().__init__(o)
         if o.model or o.quant or o.base_tasks or o.validation_tasks:

@@ -81,8 +81,8 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     # an unknown word would be read as padding, silently; a generator of its own: rng is not moved
     texts = " ".join(text for pair in pairs_fn(random.Random(seed), batch) for text in pair)
     if unknown := sorted(set(texts.split()) - set(words)):
-        raise UserError(f"tasks or answers of this world have words that its WORDS lacks: "
-                        f"{' '.join(unknown[:9])}: add them")
+        raise UserError("tasks or answers of this world have words that its WORDS lacks, add them: "
+                        + ", ".join(map(repr, unknown[:9])))
     print(f"training the base model of this world, {steps} steps ...", flush=True)
     with torch.random.fork_rng():  # transformers initialises weights from the global generator
         torch.manual_seed(seed)

@@ -347,7 +347,7 @@ class World(worlds.World):
               + f"{n['base']} examples train, {n['tuning']} tuning, {n['validation']} held out", flush=True)
         if bare := self.tools.keys() - {name for task in self.base_tasks() for name in self.skills(task)}:
             names = ", ".join(sorted(bare))
-            print(f"{len(bare)} functions have no example: {shorten(names, LINE)}", flush=True)
+            print(f"functions without an example, {len(bare)}: {shorten(names, LINE)}", flush=True)
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""

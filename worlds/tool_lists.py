@@ -335,6 +335,6 @@ def _called(record: dict, listed) -> list:
 def _listed(name: str, listed: dict) -> dict:
     """The tool of a name in the list. Raises InvalidTask with .detail."""
     if name not in listed:
-        raise invalid("unknown tool", f"{name!r:.80} is not in the list of --tools: "
+        raise invalid("unknown tool", f"{name!r:.80} is not in the list of --tools, or was left out of it: "
                       + choose(name, listed or ["its functions"]))
     return listed[name]
