@@ -46,7 +46,7 @@ def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it():
     for text, form, fault in (
             ('add_event(title="dentist", day="Friday", hour=9)', "python", ""), ("none", "python", "nothing"),
             ("I would rather not.", "python", "no call can be read"),
-            ('add_event(title="dentist")', "python", "required"), ("fly(to=1)", "python", "not declared"),
+            ('add_event(title="dentist")', "python", "required"), ("fly(to=1)", "python", "not among"),
             ('<tool_call>{"name": "add_event", "arguments": "{}"}</tool_call>', "json", "exactly name")):
         calls, found = ask.read_answer(text, tools, form)
         assert fault in found and bool(fault) == bool(found), text
