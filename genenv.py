@@ -45,7 +45,7 @@ from data_pool import EnvRecord, Task, Trace, attempt_score, distinct, play, rol
 from grpo import grpo_update
 from policy import Rollout
 from rwr import draw_kl_sample, rwr_update
-from support import checkpoint
+from support import checkpoint, screen
 from support.metrics import mean, surprise
 from support.run import Run, Trial, alpha_of, end_epoch, finish, note_refused, prepare_run
 from worlds import NO_SEED, in_one_line, task_keys, written_tasks
@@ -61,6 +61,7 @@ STATIC_PER_BASE = 5  # GenEnv-Static: variations of each base task
 def train(o: Options) -> Path:
     """Run Algorithm 1 and return the run folder. Raises UserError for anything the user can fix."""
     run = prepare_run(o)
+    print(screen.LEGEND)
     with run.lock, checkpoint.stop_signals(run), in_one_line(type(run.world)):
         for t in range(run.state.epoch, o.epochs + 1):  # from 0, or from where a checkpoint left off
             epoch(run, train=t > 0)

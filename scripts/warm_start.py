@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from support import checkpoint
-from support.files import UserError, write_whole
+from support.files import UserError, check_hub, write_whole
 from support.options import Parser, at_least, parse_options
 from worlds import held_out_keys, open_world, probe_texts, written_tasks
 
@@ -66,11 +66,11 @@ def parse(argv):
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
     p.add_argument("--lr", type=float, default=1e-3, help="peak of a falling rate of AdamW (%(default)s)")
     s, rest = p.parse_known_args(argv)
-    if not any(word.startswith(("--world", "--preset")) for word in rest):
-        rest = ["--world", "tool_calls", *rest]
+    rest = ["--world", "tool_calls"] * (not any(w.startswith(("--world", "--preset")) for w in rest)) + rest
     o = parse_options(rest + ["--model", s.model] * bool(s.model))
     if not (o.model and 0 < s.lr < 1) or o.env_model:
         raise UserError("warm-start needs --model and an --lr between 0 and 1, and takes no --env-model")
+    check_hub(o.model)
     return s, o, rest
 
 

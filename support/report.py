@@ -74,7 +74,8 @@ def facts(metrics) -> dict:
             "success on generated tasks": change("success_rate", ".2f"),
             "mixed groups": change("mixed_share", ".0%"),
             "length of generated tasks": change("task_length", ".2f"),
-            "agent's entropy, nats": change("entropy", ".2f")}
+            "agent's entropy, nats": change("entropy", ".2f"),
+            "warnings": sum(len(m["warnings"]) for m in metrics)}
 
 
 def read_run(folder):
@@ -149,7 +150,8 @@ def write(folder) -> Path:
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
-        table([*facts(metrics).items(), *(row for row in options(o) if row not in options(Options()))]),
+        table(facts(metrics).items()), "<h2>Options that differ from the defaults</h2>",
+        table(row for row in options(o) if row not in options(Options())),
         "<h2>Warnings, explained in TROUBLESHOOTING.md</h2>", table(warned),
         "<h2>Curves</h2>",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
@@ -217,4 +219,4 @@ def table(rows) -> str:
 
 def _text(value) -> str:
     """Escaped for HTML; what cannot be encoded (lone surrogates in model text) is replaced."""
-    return html.escape(str(value)).encode("utf-8", "replace").decode().replace(" -&gt; ", "&nbsp;-&gt;&nbsp;")
+    return html.escape(str(value)).encode("utf-8", "replace").decode().replace(" -&gt; ", "&nbsp;→&nbsp;")

@@ -184,8 +184,6 @@ def end_epoch(run, env_stats, alpha):
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
-    if len(run.history) == 1:
-        print(screen.LEGEND)
     print(screen.line(record), flush=True)
     if record["epoch"] == 0:
         print(health.judge(record), flush=True)

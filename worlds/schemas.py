@@ -177,7 +177,7 @@ def check_calls(calls, tools: dict, least: int = 1):
         if not well_formed(call):
             raise invalid("malformed task", "a call is exactly name (text) and arguments (object)")
         if call["name"] not in tools:
-            raise invalid("unknown tool", f"{call['name']!r:.80} is called, but is not among this task's tools")
+            raise invalid("unknown tool", f"{call['name']!r:.80} is called, but not among this task's tools")
         if fault := argument_fault(call["arguments"], tools[call["name"]]["parameters"]):
             raise invalid("wrong arguments", f"call of {call['name']!r:.80}: {fault}")
 
