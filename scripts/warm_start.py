@@ -46,6 +46,7 @@ def main(argv) -> int:
     s, o, rest = parse(argv)
     world = open_world(o)
     need_pairs(world, world.warm_start_pairs())
+    check_hub(o.model)
     with claim(Path(s.out)):
         print("loading torch and the model ...", flush=True)
         rounds = make(world, s, o, Path(s.out))
@@ -70,7 +71,6 @@ def parse(argv):
     o = parse_options(rest + ["--model", s.model] * bool(s.model))
     if not (o.model and 0 < s.lr < 1) or o.env_model:
         raise UserError("warm-start needs --model and an --lr between 0 and 1, and takes no --env-model")
-    check_hub(o.model)
     return s, o, rest
 
 
