@@ -96,7 +96,7 @@ def append_jsonl(path, records):
 def whole_file(path):
     """A binary file to write: after a crash the path holds the old contents or all of the new."""
     if Path(path).is_dir():
-        raise UserError(f"{path}: a folder, not a file to write")
+        raise UserError(f"{path}: {no_file(path)}")
     scratch = Path(path).with_name(f"tmp-{Path(path).name}")
     with open(scratch, "wb") as file:
         yield file

@@ -84,7 +84,7 @@ def judge(r: dict) -> str:
     """One line on the record of epoch 0, before anything is trained: is there something to learn?
 
     Training the simulator pays where the untrained one's tasks go stale, that is, where the agent
-    solves nearly all of them; in between there is little to correct.
+    solves nearly all of them; in between nothing is said yet, as they may go stale later.
     """
     if not r["distinct_tasks"]:
         return f"before training: no generated tasks, {r['written']} texts written"

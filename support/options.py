@@ -251,22 +251,22 @@ def saved_options(path, **changes) -> Options:
 
 def check_options(o: Options) -> Options:
     """Raises UserError for the first option whose value cannot work; returns the options."""
-    curriculum = import_own("curriculum")
+    curriculum, values, theirs = import_own("curriculum"), flat(o), load_world(o.world).OPTIONS
     def need(ok, name, what):
         if not ok:
-            raise UserError(f"{_flag(name)} is {flat(o)[name]!r}: {what}")
-    own = [name for name, of in load_world(o.world).OPTIONS.items() if type(of[0]) is int and of[0] > 0]
+            raise UserError(f"{_flag(name)} is {values[name]!r}: {what}")
+    own = [name for name, of in theirs.items() if type(of[0]) is int and of[0] > 0]
     for holds, words, names in (*RANGES, (lambda v: v >= 1, "at least 1", " ".join(own))):
         for name in names.split():
-            need(holds(flat(o)[name]), name, f"must be {words}")
+            need(holds(values[name]), name, f"must be {words}")
     listed = {name: choices(name) for name in (*CHOICES, *NAMED)}
-    listed |= {name: values for name, (_, _, values) in load_world(o.world).OPTIONS.items() if values}
-    for name, values in listed.items():
-        need(flat(o)[name] in values, name, choose(str(flat(o)[name]), values))
+    listed |= {name: known for name, (_, _, known) in theirs.items() if known}
+    for name, known in listed.items():
+        need(values[name] in known, name, choose(str(values[name]), known))
     need(o.threads <= (os.cpu_count() or 1), "threads", f"this machine has {os.cpu_count()} cores")
     need(o.model or not o.env_model, "env_model", "it plays against the agent's --model: give both")
     for name, model in (("model", o.model), ("env_model", o.env_model)):
-        need(not model or not model_fault(model), name, model_fault(model))
+        need(not (fault := model and model_fault(model)), name, fault)
     # a run that goes on keeps what it began with
     need(o.resume or (o.variant == "teacher") == bool(o.teacher_tasks), "teacher_tasks",
          "--variant teacher needs a file of tasks, and no other variant takes one")

@@ -145,18 +145,18 @@ def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
     folder = Path(folder)
     metrics, o = read_run(folder)
-    options = lambda o: [[k, json.dumps(v)] for k, v in flat(o).items()]
+    usual, options = ([[k, json.dumps(v)] for k, v in flat(each).items()] for each in (Options(), o))
     warned = [[f"epoch {m['epoch']}", text] for m in metrics for text in m["warnings"]] or [["none"]]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
         table(facts(metrics).items()), "<h2>Options that differ from the defaults</h2>",
-        table(row for row in options(o) if row not in options(Options())),
+        table(row for row in options if row not in usual),
         "<h2>Warnings, explained in TROUBLESHOOTING.md</h2>", table(warned),
         "<h2>Curves</h2>",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, folder),
-        "<h2>Options</h2>", table(options(o))]))
+        "<h2>Options</h2>", table(options)]))
     return folder / "report.html"
 
 

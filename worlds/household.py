@@ -166,11 +166,11 @@ def _plan(text: str):
     while queue and len(known) < MAX_STATES:
         facts = queue.popleft()
         if reached(spec, facts):
-            return known[facts]
+            return tuple(say(*command) for command in known[facts])
         for command in useful(spec, facts):
             after = act(facts, *command)
             if after is not None and after not in known:
-                known[after] = (*known[facts], say(*command))
+                known[after] = (*known[facts], command)
                 queue.append(after)
     return None
 

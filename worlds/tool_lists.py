@@ -87,8 +87,8 @@ def read_text(path, what: str) -> str:
         raise UserError(f"{path}: not UTF-8; save the file in that encoding") from None
 
 
-def read_json(path, what="--tools takes JSON or JSONL") -> list:
-    """Every JSON value of a file: one, or one after another. Raises UserError with the line."""
+def read_json(path, what: str) -> list:
+    """Every JSON value of a file: one, or one after another. Raises UserError with the line and `what`."""
     text, values, at = read_text(path, what).strip(), [], 0
     while at < len(text):
         try:
