@@ -95,15 +95,15 @@ def stands(value, name: str, text: str) -> bool:
 
 
 def has(phrase: str, words) -> bool:
-    """Whether one of the words of a phrase is among `words`, or inflected: half of the letters agree."""
-    return any(part == word or len(commonprefix([part, word])) >= max(4, len(part) / 2, len(word) / 2)
-               for part in words_of(phrase) for word in words)
+    """Whether one of the words of a phrase is among `words`, or inflected: of the longer word the first half
+    agrees, four letters at least, and no more than the last four do not (Cooper is not Cooperative)."""
+    return any(part == word or len(commonprefix([part, word])) >= max(4, n / 2, n - 4)
+               for part in words_of(phrase) for word in words for n in [max(len(part), len(word))])
 
 
 def factors(text: str) -> set:
     """What a number of a text may be multiplied by: 1, and more where the text has a unit."""
-    words = words_of(text.replace("%", " percent "))
-    return {1, *(FACTORS[word] for word in words if word in FACTORS)}
+    return {1, *(FACTORS[word] for word in words_of(text.replace("%", " percent ")) if word in FACTORS)}
 
 
 def numbers_of(text: str) -> set:
