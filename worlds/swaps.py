@@ -5,10 +5,12 @@ bedroom it turns on that of the bathroom, which an example had. If every pass sh
 can only be read from the request. No run of the loop and no held-out task is ever changed by it.
 
 Deviations: it knows no meaning. "Put the haircut into the calendar" may become "Put the distance into
-the calendar": an odd request, and its call is right.
+the calendar": an odd request, and its call is right. The values of other examples would read better, but
+twenty examples have one or two of each argument, which are soon known by heart.
 """
 import calendar
 import re
+from string import ascii_uppercase
 
 from data_pool import Task
 from worlds import task_texts
@@ -17,9 +19,8 @@ from worlds.schemas import canonical, conforms, each, leaves, tools_of
 
 def words_of_tools(tools) -> list[str]:
     """What values are made of: the words of the descriptions, each once, in order."""
-    words = re.findall(r"\b[a-z]{4,}\b", " ".join(
-        text for tool in tools for text in task_texts(tool) if " " in text).lower())
-    return sorted(set(words))
+    return sorted({*re.findall(r"\b[a-z]{4,}\b", " ".join(
+        text for tool in tools for text in task_texts(tool) if " " in text).lower())})
 
 
 def swapped(task: Task, words: list, draw) -> tuple[str, list]:
@@ -67,8 +68,11 @@ def _other(value, schema: dict, words, draw):
         rest = [v for v in schema["enum"] if v != value and isinstance(v, type(value))]
         return draw.choice(rest) if rest else None
     if isinstance(value, str):
-        if value in calendar.day_name:
-            return draw.choice(list(calendar.day_name))
+        for names in calendar.day_name, calendar.month_name:
+            if value in names:
+                return draw.choice(list(filter(None, names)))
+        if value.isalpha() and value.isupper():  # a code, such as EUR
+            return "".join(draw.choices(ascii_uppercase, k=len(value)))
         if not words or any(c.isdigit() for c in value):  # a date, a time, a code
             return None
         new = [draw.choice(words) for _ in value.split()]
