@@ -123,8 +123,8 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path, capsys
     """Same calls in other words, or same words: either would make every validation number a lie."""
     several = [record(f"{how} hall light to level {n}, please.", calls=[light(level=n)])
                for n in range(40) for how in ("Set the", "I would like the")]
-    several += [record(f"set the hall light to level {n}, please",
-        calls=[light(level=n + 50)]) for n in range(40)]
+    several += [record(f"set the hall light to level {n}, please", calls=[light(level=n + 50)])
+                for n in range(40)]
     base = lines(tmp_path / "tasks.jsonl", several)
     given = lines(tmp_path / "given.jsonl", several[:5])
     for validation in ("", given):
@@ -138,14 +138,14 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path, capsys
     assert [t.text for t in parts[1]] == [r["task"] for r in several[:5]]
     few = lines(tmp_path / "few.jsonl", [several[0], several[2], several[4]])
     assert few in user_error("4 or more", World, options(base_tasks=few))
-    assert f"{len(parts[0])} examples train, {len(parts[2])} tuning, 5 held out" in capsys.readouterr().out
+    assert f"{len(parts[0])} examples train, {len(parts[2])} tuning, 5 held out; 9" in capsys.readouterr().out
 
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):
     """All at once, not one at each start."""
     high, other = (record(calls=[light(level=n)]) for n in (200, 6))
     path = lines(tmp_path / "bad.jsonl", [high, {"task": 1}, ["x"], record(), record(), other])
-    user_error(f"{path}, line 1: wrong arguments.*; other bad lines: 2, 3, 5, 6", read_tasks, path)
+    user_error(f"{path}, line 1: wrong ar.*; line 2: .*; line 3: .*; other bad lines: 5, 6", read_tasks, path)
 
 
 def test_a_line_whose_answer_cannot_earn_its_reward_is_refused(tmp_path):

@@ -124,7 +124,7 @@ def test_worlds_are_found_by_name():
     assert {"household", "ladder", "tool_calls"} <= set(worlds.world_names())
     for name in ("chess", "", "../x", "os", "a.b"):
         user_error("unknown world .*ladder.*tool_calls", load_world, name)
-    user_error("tiny_model.py has no .* load_policy", load_world, "tiny_model")
+    user_error("tiny_model.py has no class World", load_world, "tiny_model")
 
 
 @pytest.fixture
@@ -154,7 +154,8 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
 @pytest.mark.parametrize("old, new, said", [
     ("return [task.spec[\"tool\"]]", "return [task.spec[\"tools\"]]", "KeyError"),
     ('raise worlds.InvalidTask("malformed")', 'raise worlds.InvalidTask("bad")', "parse_task"),
-    ("return float(valid", "return 2 * float(valid", "score"), ("REASONS", "OPTIONS = 3 #", "OPTIONS"),
+    ("return float(valid", "return 2 * float(valid", "score"), ("REASONS, D", "OPTIONS = 3 #", "OPTIONS"),
+    ("def skills", "def defaults(asked): 1 / 0\n    def skills", "ZeroDivisionError"),
     ("self.gold(task).split()), valid", "self.gold(task).split())", "score"),
     ('return f"{task.text} ="', 'f"{task.text} ="', "agent_prompt"), ("[split ==", "[:]  # ", "is among the"),
     ('return make(tool, list(map', 'make(tool, list(map', "parse_task"),

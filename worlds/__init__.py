@@ -25,7 +25,7 @@ from data_pool import Task
 NO_SEED = Task("", {})
 
 
-class InvalidTask(ValueError):
+class InvalidTask(Exception):
     """What the simulator wrote is not a task; the message is the reason it is counted under."""
 
 
@@ -149,20 +149,22 @@ def load_world(name: str) -> type[World]:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
     from support.options import Options  # here and not above: it imports this module
     kind = getattr(import_own(f"worlds.{name}"), "World", None)
-    found = kind if World in getattr(kind, "__mro__", ()) else World
-    missing = [method for method in RULES if not callable(getattr(found, method, None))]
-    if missing:
-        raise UserError(f"worlds/{name}.py has no class World(worlds.World) with {', '.join(missing)}: "
-                        f"choose from {', '.join(world_names())}, or see worlds/__init__.py")
+    if World not in getattr(kind, "__mro__", ()):
+        raise UserError(f"worlds/{name}.py has no class World(worlds.World): worlds/template.py has "
+                        f"one to copy; or choose from {', '.join(world_names())}")
+    if missing := [method for method in RULES if not callable(getattr(kind, method, None))]:
+        raise UserError(f"worlds/{name}.py: class World lacks {', '.join(missing)}: see worlds/__init__.py")
+    with in_one_line(kind):
+        given = [kind.defaults(asked) for asked in ({}, {"model": "m"})]
     with suppress(Exception):  # of another shape
         run, own = vars(Options()), {key: default for key, (default, _, _) in kind.OPTIONS.items()}
         fits = lambda key, value: isinstance(value, (int, type({**run, **own}[key])))
         if all(key.isidentifier() and key not in ("preset", "help", *run)
                and isinstance(default, (int, float, str)) for key, default in own.items()) \
-                and all(fits(*pair) for pair in kind.DEFAULTS.items()):
+                and all(fits(*pair) for defaults in given for pair in defaults.items()):
             return kind
     raise UserError(f"worlds/{name}.py: OPTIONS must be {{name: (default, help, choices or None)}} with "
-                    "names that no option of a run has, and DEFAULTS {option: value of its type}")
+                    "names that no option of a run has, DEFAULTS or defaults() {option: value of its type}")
 
 
 def import_own(name: str):
@@ -220,7 +222,7 @@ def in_one_line(own):
         file = own if isinstance(own, str) else inspect.getfile(own)
         at = [f", line {f.lineno}" for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         # without a line in it: a SyntaxError says its line itself, a method may take other arguments
-        if isinstance(error, UserError) or not at and not (
+        if isinstance(error, (UserError, InvalidTask)) or not at and not (
                 isinstance(error, SyntaxError) or str(error).startswith("World.")):
             raise
         raise UserError(f"{file}{''.join(at[-1:])}: {type(error).__name__}: {error}") from error
@@ -285,14 +287,18 @@ RULES = {  # method: (whether the loop can use what it gives for these arguments
     "graded": (lambda reward, *_: 0 <= reward <= 1, "a number from 0 to 1"), "leaks": (is_text, "a text"),
     "same_task_key": (lambda key, *_: all(map(is_text, key)), "a text, or a tuple of texts"),
     "gold": (is_text, "a text that scores 1"), "task_length": (lambda n, *_: n > 0, "a number above 0"),
-    "skills": (lambda names, *_: all(map(is_text, names)), "texts")}
+    "skills": (lambda names, *_: all(map(is_text, names)), "texts"),
+    "warm_start_pairs": (lambda of, *_: all(is_prompt(prompt) and all(map(is_text, said))
+                                            for role in of and ("agent", "env") for prompt, said in of[role]),
+                         "{} or {'agent': [(prompt, response), ...], 'env': [...]}")}
 
 
 def call_own(world, name, method, *args, **more):
-    """method(*args, **more), a world's method of this name. Raises UserError unless its rule in RULES holds:
-    what a model writes late in a run may be the first to break it."""
+    """method(*args, **more), a world's method of this name. Raises UserError if it fails, and unless its rule
+    in RULES holds: what a model writes late in a run may be the first to break it."""
     try:
-        gave = method(*args, **more)
+        with in_one_line(type(world)):
+            gave = method(*args, **more)
     except InvalidTask as reason:
         if str(reason) in world.REASONS:
             raise
@@ -358,8 +364,7 @@ def task_texts(value):
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list, tuple)):
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        for part in parts:
+        for part in ([*value, *value.values()] if isinstance(value, dict) else value):
             yield from task_texts(part)
 
 

@@ -61,10 +61,8 @@ def from_keyword(name: str) -> str:
 
 def unwritable(schema: dict) -> str:
     """The first argument name of a schema that Python cannot write, such as "user id"; or ""."""
-    for name in schema.get("properties", {}):
-        if not name.isidentifier() or not name.isascii() or from_keyword(as_keyword(name)) != name:
-            return name or "(empty)"
-    return ""
+    return next((name or "(empty)" for name in schema.get("properties", {}) if not name.isidentifier()
+                 or not name.isascii() or from_keyword(as_keyword(name)) != name), "")
 
 
 def literal(value) -> str:

@@ -70,8 +70,7 @@ WORDS = [*SPECIAL, *OBJECTS, *RECEPTACLES, *"clean hot cool heat put take go ope
 def first_facts(spec) -> frozenset:
     """What holds at the start: ("in", object, place) and ("closed", place); the agent is nowhere."""
     return frozenset([("closed", place) for place, closed, _ in spec["house"] if closed] +
-                     [("in", thing, place) for place, _, things in spec["house"]
-                      for thing in things])
+                     [("in", thing, place) for place, _, things in spec["house"] for thing in things])
 
 
 def act(facts, verb, thing, place):
@@ -229,9 +228,8 @@ def read_household(text: str) -> dict:
     if len(text) > MAX_CHARS:
         raise InvalidTask("too large")
     words = re.findall(r"[a-z]+|[^a-z\s]", text.lower())
-    goal, *places = " ".join(w for w in words if w not in ("a", "an", "the", ",")).split(" . ")
-    if places and places[-1].endswith(" ."):
-        places[-1] = places[-1][:-2]
+    text = " ".join(w for w in words if w not in ("a", "an", "the", ","))
+    goal, *places = text.removesuffix(" .").split(" . ")
     goal, parts = re.fullmatch(GOAL, goal), [re.fullmatch(PART, p) for p in places]
     if goal is None or None in parts or not parts:
         raise InvalidTask("malformed")
@@ -304,9 +302,8 @@ def key_of(task: Task) -> str:
 def kinds_of(task: Task) -> list[str]:
     """The kinds of difficulty in it: "place" if there is no other."""
     hows = [how for how, _ in task.spec["goal"] if how]
-    places = {task.spec["target"]} | {
-        place for place, _, things in task.spec["house"]
-        for _, thing in task.spec["goal"] if thing in things}
+    places = {task.spec["target"], *(place for place, _, things in task.spec["house"]
+                                     for _, thing in task.spec["goal"] if thing in things)}
     closed = ["closed"] if any(c and p in places for p, c, _ in task.spec["house"]) else []
     return [*closed, *hows, *(["two"] if len(task.spec["goal"]) == 2 else [])] or ["place"]
 
@@ -330,8 +327,7 @@ def random_spec(rng, rung, extra) -> dict:
     two = rung in ("two", "both")
     source = [rng.choice(names) for _ in things]
     target = rng.choice([name for name in names if name not in source[:1 + two]])
-    hows = list(TREATMENTS)
-    how = rung if rung in hows else rng.choice(hows) if rung == "both" else ""
+    how = rung if rung in TREATMENTS else rng.choice([*TREATMENTS]) if rung == "both" else ""
     goal = [[how, things[0]]] + ([["", things[1]]] if two else [])
     shut = set()
     if rung == "closed" or rung not in BASE_RUNGS and rng.random() < 0.25:

@@ -114,8 +114,7 @@ def held_out(lengths) -> dict:
     rng, splits, seen = random.Random(SEED), {"validation": [], "tuning": []}, set()
     for rung in range(len(NAMES)):
         for split in splits.values():
-            wanted = len(split) + PER_RUNG
-            while len(split) < wanted:
+            while len(split) < PER_RUNG * (rung + 1):
                 tools = rng.choices(NAMES[:rung + 1], k=rng.choice(lengths))
                 tools[rng.randrange(len(tools))] = NAMES[rung]
                 chain = rng.randrange(10), tuple(tools)

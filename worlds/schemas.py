@@ -93,8 +93,7 @@ def conforms(value, schema: dict) -> bool:
         return False
     if _is(value, "number") and not _in_bounds(value, schema):
         return False
-    if isinstance(value, list) and not all(
-            conforms(item, schema.get("items", {})) for item in value):
+    if isinstance(value, list) and not all(conforms(item, schema.get("items", {})) for item in value):
         return False
     if isinstance(value, dict) and "properties" in schema and argument_fault(value, schema):
         return False

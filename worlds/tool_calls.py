@@ -46,8 +46,7 @@ from textwrap import shorten
 import worlds
 from data_pool import Task, task_id
 from support.files import UserError, first_line
-from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, open_policy, special_token_in, task_text, \
-    tool_lists
+from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, special_token_in, task_text, tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes
 from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, graded_calls, invalid, \
@@ -66,7 +65,7 @@ HELD_OUT = 8          # one task in so many for validation, as many again for tu
 FEWEST = 3            # examples to learn from: a warm start makes six pairs of them with --tools
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
 TUNED = 20            # distinct tasks from which on some are kept for tuning
-LINE, ALSO = 250, 60  # characters of what is said of a bad line, and of the numbers of others
+TOLD, LINE, EACH, ALSO = 3, 250, 150, 60  # bad lines told; characters of one, each of several, the others
 
 
 # ---------------------------------------------------------------------------------------------
@@ -106,17 +105,19 @@ def _task(text, spec, *rest) -> Task:
 
 def same_task_key(task: Task) -> tuple[str, ...]:
     """What a task is recognised by: its calls however it is worded, and its words."""
-    words = task_id({"question": words_of(task.text)})
-    if not task.spec.get("calls"):  # a question; or nothing to call, which is many tasks' answer
-        return (words,)
-    return task_id({"calls": normal_calls(task.spec["calls"], tools_of(task), ordered=False)}), words
+    if "keys" not in vars(task):  # beside its fields: every task of a file is asked for it many times
+        task.keys = (task_id({"question": words_of(task.text)}),)
+        if task.spec.get("calls"):  # else a question; or nothing to call, which is many tasks' answer
+            calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
+            task.keys = (task_id({"calls": calls}), *task.keys)
+    return task.keys
 
 
 def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     """Every task of a JSONL file, in the shapes of tool_lists.own_record.
 
-    tools: {name: spec} of --tools, for tasks without tools of their own. Raises UserError with the first
-    bad lines.
+    tools: {name: spec, or why it was left out} of --tools, for tasks without tools of their own. Raises
+    UserError with the first bad lines.
     """
     text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
     if text.lstrip()[:1] == "[":
@@ -130,13 +131,13 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
                 how = "repeats" if same == task else "contradicts"
                 need(first == number, f"{how} line {first}; remove one of them")
         except InvalidTask as fault:
-            faults.append((number, shorten(f"{fault}: {fault.detail}", LINE)))
+            faults.append((number, f"{fault}: {fault.detail}"))
     if not seen and not faults:
         raise UserError(f"{path}: no task in it; write one object per line, or leave the option out")
     if faults:
-        (number, fault), *more = faults
-        also = shorten(", ".join(str(n) for n, _ in more), ALSO)
-        raise UserError(f"{path}, line {number}: {fault}" + f"; other bad lines: {also}" * bool(more))
+        told = [f"line {n}: {shorten(why, EACH if faults[1:] else LINE)}" for n, why in faults[:TOLD]]
+        also = shorten(", ".join(str(n) for n, _ in faults[TOLD:]), ALSO)
+        raise UserError(f"{path}, {'; '.join(told)}" + f"; other bad lines: {also}" * bool(also))
     return [task for _, task in seen.values()]
 
 
@@ -147,8 +148,6 @@ def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
         need(isinstance(record, dict), "write one JSON object per line", "not one JSON object")
         # only what is kept of a line is held to what a model can write
         task = make_task(call_text.plain(tool_lists.own_record(record, tools)), "base")
-    except InvalidTask:
-        raise
     except (ValueError, RecursionError) as error:
         raise invalid("not one JSON object", f"{first_line(error)}; write one object per line") from None
     need(not unwritable(task, call_format),
@@ -167,28 +166,32 @@ def unwritable(task: Task, call_format: str) -> str:
     return next(filter(None, (call_text.unwritable(tool["parameters"]) for tool in tools)), "")
 
 
-def split(tasks, given, path: str = "") -> dict:
-    """{"base", "validation", "tuning": tasks}, by hashes of the tasks' first keys.
+def split(tasks, given, path: str = "") -> tuple[dict, str]:
+    """({"base", "validation", "tuning": tasks}, by hashes of the tasks' first keys, what to say of tasks that
+    `given` has as well).
 
     given: tasks of a validation file, in place of the held-out eighth. Fewer than TUNED have no tuning
     part. No key of one part is in another. Raises UserError if fewer than FEWEST are left to learn from.
     """
     given_keys = _keys_of(given)
+    both = [task.text for task in tasks if not given_keys.isdisjoint(same_task_key(task))]
     tasks = [task for task in tasks if given_keys.isdisjoint(same_task_key(task))]
+    note = "".join(f"; {len(both)} left out, as requests of --validation-tasks have the same calls or words, "
+                   f"first {text!r:.80}: to train on them, remove those requests" for text in both[:1])
     names = sorted({same_task_key(task)[0] for task in tasks},
                    key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     n = max(1, len(names) // HELD_OUT)
     tuned = n if len(names) >= TUNED else 0
     held_out = tuned if given else tuned + n
     if len(names) < held_out + FEWEST:
-        raise UserError(f"{path}: too few distinct tasks{' outside of --validation-tasks' * bool(given)}: "
-                        f"{len(names)}, {held_out} are held out; give {held_out + FEWEST} or more, better 40")
+        raise UserError(f"{path}: too few distinct tasks: {len(names)}, {held_out} are held out; give "
+                        f"{held_out + FEWEST} or more, better 40{note}")
     pick = lambda chosen: [task for task in tasks if same_task_key(task)[0] in chosen]
     parts = [given or pick(names[tuned:held_out])]
     for part in (pick(names[:tuned]), pick(names[held_out:])):
         taken = _keys_of(sum(parts, []))  # of a held-out task's rewording, too
         parts.append([task for task in part if taken.isdisjoint(same_task_key(task))])
-    return dict(zip(("validation", "tuning", "base"), parts))
+    return dict(zip(("validation", "tuning", "base"), parts)), note
 
 
 def _keys_of(tasks) -> set:
@@ -337,14 +340,15 @@ class World(worlds.World):
         self.tools = {tool["name"]: tool for tool in tools}
         if notes:
             print(tool_lists.as_line(notes), flush=True)
-        read = lambda path: read_tasks(path, self.tools, self.form) if path else []
-        self.splits = split(read(file), read(o.validation_tasks), file)
+        known = {name: what for what, names in notes.items() for name in names} | self.tools
+        read = lambda path: read_tasks(path, known, self.form) if path else []
+        self.splits, more = split(read(file), read(o.validation_tasks), file)
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
-        n = {name: len(part) for name, part in self.splits.items()}
+        held_out, tuning, train = map(len, self.splits.values())
         out = sum(len(names) for what, names in notes.items() if what.startswith("left out"))
         print(f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
-              + f"{n['base']} examples train, {n['tuning']} tuning, {n['validation']} held out", flush=True)
+              + f"{train} examples train, {tuning} tuning, {held_out} held out{more}", flush=True)
         if bare := self.tools.keys() - {name for task in self.base_tasks() for name in self.skills(task)}:
             names = ", ".join(sorted(bare))
             print(f"functions without an example, {len(bare)}: {shorten(names, LINE)}", flush=True)
@@ -359,7 +363,7 @@ class World(worlds.World):
 
     def load_policy(self):
         """The chat model with two fresh adapters. Tools that spell a control token of it are left out."""
-        policy = open_policy(self.o.model, self.o)
+        policy = worlds.open_policy(self.o.model, self.o)
         for name in [name for name in self.tools if special_token_in(self.tools[name], policy.tokenizer)]:
             del self.tools[name]
             print(f"left out, it spells a control token of this model: {name}", flush=True)
@@ -517,8 +521,7 @@ class World(worlds.World):
                 tools = list(tools_of(task).values())
                 seeds = [_showing(seed, self._tools_with(tools, MOST_SHOWN, draw)) for seed in seeds]
             env += [(self.env_prompt(seed, None, 0.5), self.task_as_written(task)) for seed in seeds]
-        return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks],
-                "env": env}
+        return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks], "env": env}
 
     def _of_all_levels(self, tasks, draw) -> list[Task]:
         """Tasks with other values, and as many joined ones with two and with three calls; none is like a

@@ -60,8 +60,7 @@ def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSON
             tool = own_tool(found, remarks)
             if call_format == "python" and call_text.unwritable(tool["parameters"]):
                 raise unfit("an argument that is not a name in Python")
-            if tools.setdefault(tool["name"], tool) != tool:
-                raise unfit("another tool of the same name came first")
+            fit(tools.setdefault(tool["name"], tool) == tool, "another tool of the same name came first")
         except InvalidTask as fault:
             remarks = {f"left out: {fault.detail}"}
         for remark in sorted(remarks):
@@ -167,8 +166,6 @@ def own_tool(tool, remarks=None) -> dict:
         own = {"name": tool["name"], "parameters": parameters,
                "description": str(tool.get("description") or "")}
         call_text.plain(own)
-    except InvalidTask:
-        raise
     except (TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         raise unfit("a malformed schema") from None
     fit("anyOf" not in parameters and parameters.get("type") == "object", "parameters not one object schema")
@@ -192,8 +189,7 @@ def own_schema(root, remarks=None) -> dict:
                        if node[key] is not False)
         kept = _keywords(node, lambda part: own(part, depth + 1))
         if "$ref" in node:
-            if CHECKED & kept.keys():
-                raise unfit("other keywords next to $ref")
+            fit(not CHECKED & kept.keys(), "other keywords next to $ref")
             kept = {**own(_look_up(root, node["$ref"]), depth + 1), **kept}
         return _finished(kept)
     whole = own(root)
@@ -226,8 +222,7 @@ def _look_up(root, ref: str):
     node = root
     for step in ref.removeprefix("#").split("/")[1:]:
         node = node.get(step) if isinstance(node, dict) else None
-    if not ref.startswith("#") or node is None:
-        raise unfit("a $ref to nothing here")
+    fit(ref.startswith("#") and node is not None, "a $ref to nothing here")
     return node
 
 
@@ -257,8 +252,8 @@ LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds 
 def own_record(line: dict, listed=None) -> dict:
     """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
 
-    listed: {name: spec} of --tools; a task without tools of its own has those that it calls, and
-    others. Raises InvalidTask with .detail.
+    listed: {name: spec, or why it was left out} of --tools; a task without tools of its own has those
+    that it calls, and others. Raises InvalidTask with .detail.
     """
     line = {key: value for key, value in line.items() if value is not None}
     if "task" not in line and "messages" in line:
@@ -326,15 +321,22 @@ def _called(record: dict, listed) -> list:
     nobody would see whether an agent can choose."""
     need(listed, "no tools: they stand in the line, or in the list of --tools", "tool schema")
     names = {call["name"] for call in record["calls"]}
-    others = sorted(name for name in listed.keys() - names if len(str(listed[name])) <= LONGEST_BESIDE)
+    others = sorted(name for name, tool in usable(listed).items()
+                    if name not in names and len(str(tool)) <= LONGEST_BESIDE)
     n = min(max(OFFERED - len(names), 0), len(others))
     names |= set(random.Random(str(record.get("task"))).sample(others, n))
-    return [_listed(name, listed) for name in sorted(names or list(listed)[:1])]
+    return [_listed(name, listed) for name in sorted(names or list(usable(listed))[:1])]
+
+
+def usable(listed: dict) -> dict:
+    """The tools of a list without those that were left out of it."""
+    return {name: tool for name, tool in listed.items() if isinstance(tool, dict)}
 
 
 def _listed(name: str, listed: dict) -> dict:
     """The tool of a name in the list. Raises InvalidTask with .detail."""
-    if name not in listed:
-        raise invalid("unknown tool", f"{name!r:.80} is not in the list of --tools, or was left out of it: "
-                      + choose(name, listed or ["its functions"]))
+    if name not in usable(listed):
+        near = choose(name, usable(listed) or ["its functions"])
+        why = f"was {listed[name]}" if name in listed else f"is not in the list of --tools: {near}"
+        raise invalid("unknown tool", f"{name!r:.80} {why}")
     return listed[name]
