@@ -18,6 +18,7 @@ more. --functions names them instead.
 """
 import json
 import math
+import os
 import re
 import sys
 from collections import Counter
@@ -46,7 +47,7 @@ def main(argv) -> int:
         world = load_world("tool_calls")(o)
         tools, most = offered(args, world)
         shown = [short_list(request, tools, most) for request in requests]
-        texts = answers(world, adapter, requests, shown)
+        texts = answers(world, adapter, requests, shown, args.threads)
     for request, few, text in zip(requests, shown, texts):
         calls, fault = read_answer(text, few, world.form)
         if args.json:
@@ -68,6 +69,7 @@ def parser():
     p.add_argument("--file", default="", help="requests, one a line")
     p.add_argument("--tools", default="", help="functions to offer instead of the run's own")
     p.add_argument("--functions", default="", metavar="A,B", help="offer these alone, all of them")
+    p.add_argument("--threads", type=int, choices=range(1, (os.cpu_count() or 1) + 1), help="torch threads")
     p.add_argument("--json", action="store_true", help="one JSON object a request")
     return p
 
@@ -139,14 +141,15 @@ def short_list(request: str, tools: list, number: int) -> list[dict]:
 # the answer
 
 
-def answers(world, adapter, requests, shown) -> list[str]:
-    """The agent's greedy response to each request. Raises UserError if a prompt is too long."""
+def answers(world, adapter, requests, shown, threads=None) -> list[str]:
+    """The agent's greedy response to each request; threads: of torch, None: as the run had. Raises
+    UserError if a prompt is too long."""
     print("loading torch and the model ...", flush=True)
     import torch  # here and not above: mistakes are answered at once
     from policy import Policy
     from support.loading import policy_options
     o, prompts = world.o, []
-    torch.set_num_threads(o.threads or torch.get_num_threads())
+    torch.set_num_threads(threads or o.threads or torch.get_num_threads())
     policy = Policy.load(o.model, ("agent",) if adapter else (), adapter_folder=adapter or None,
                          **policy_options(o))
     for request, tools in zip(requests, shown):

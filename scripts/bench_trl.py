@@ -62,9 +62,8 @@ def trainer_of(args, base, tokenizer, steps, prompts, **hooks):
     from transformers import PrinterCallback, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
     config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(), max_steps=steps, num_generations=G,
-        per_device_train_batch_size=PROMPTS * G, max_completion_length=args.response,
-        temperature=1.0, top_p=1.0, top_k=0,
+        output_dir=tempfile.mkdtemp(), max_steps=steps, num_generations=G, temperature=1.0, top_p=1.0,
+        top_k=0, per_device_train_batch_size=PROMPTS * G, max_completion_length=args.response,
         # the objective: token-level loss, k3 with the plain gradient, std-scaled advantages
         loss_type="dapo", beta=KL_COEF, use_bias_correction_kl=False, scale_rewards="group",
         epsilon=CLIP, num_iterations=1, learning_rate=LEARNING_RATE, lr_scheduler_type="constant",

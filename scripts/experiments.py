@@ -39,17 +39,15 @@ BASES = {"ladder": ["--model", "runs/base/ladder-{seed}"],
          "household": ["--world", "household", "--model", "runs/base/household-{seed}"],
          "words": [],  # with --model "FOLDER-{seed}", which a warm start has made
          "tools": ["--world", "tool_calls"]}
-RIVALS = {"genenv": [],
-          "random": ["--variant", "random"],
+RIVALS = {"genenv": [], "random": ["--variant", "random"],
           "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
           "static": ["--variant", "static"]}
 SUITES = {  # {suite: {variant: options}}; the first variant is compared with the others
     "ladder": {**RIVALS,
-               "genenv, steered": ["--alpha-schedule", "integral", "--k-min", "0.45", "--lam", "6",
-                                   "--beta", "8", "--agent-lr", "1e-3"],
+               "genenv, steered":
+               "--alpha-schedule integral --k-min 0.45 --lam 6 --beta 8 --agent-lr 1e-3".split(),
                "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", TEACHER]},
-    "household": RIVALS,
-    "words": RIVALS,
+    "household": RIVALS, "words": RIVALS,
     "tools": {"genenv": [], "genenv, graded": ["--agent-reward", "graded"], "random": ["--variant", "random"],
               "bandit": ["--variant", "random", "--world", "bandit"], "base": ["--variant", "base"]}}
 KEPT = "epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds"

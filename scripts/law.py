@@ -34,8 +34,7 @@ def read(file, name) -> dict:
 
 FIGURES = {  # mixed share of all epochs and of the second half, success there, held-out success at the end
     "mixed": lambda epochs: np.mean([m["mixed_share"] for m in epochs if m["epoch"]]),
-    "mixed_late": MEASURES["mixed groups, 2nd half"],
-    "held_out": MEASURES["held-out, last epoch"],
+    "mixed_late": MEASURES["mixed groups, 2nd half"], "held_out": MEASURES["held-out, last epoch"],
     "success_late": MEASURES["success on its tasks, 2nd half"]}
 
 
@@ -62,10 +61,9 @@ def gains(setting):
 def row(s) -> str:
     """One line of the table; figures of the second half are in brackets."""
     mixed = [f"{np.mean(s['mixed'][who]):.3f} ({np.mean(s['mixed_late'][who]):.3f})" for who in s["mixed"]]
-    return (f"| {s['kind']} | {s['setting']} | {mixed[0]} | {mixed[1]} | "
-            f"{ratio(s, 'mixed'):.2f} ({ratio(s, 'mixed_late'):.2f}) | "
-            f"{np.mean(s['success_late']['untrained']):.2f} | {interval(gains(s))} | "
-            f"{len(s['seeds'])} | {len(set(s['starts']))} |\n")
+    return (f"| {s['kind']} | {s['setting']} | {mixed[0]} | {mixed[1]} | {ratio(s, 'mixed'):.2f} "
+            f"({ratio(s, 'mixed_late'):.2f}) | {np.mean(s['success_late']['untrained']):.2f} | "
+            f"{interval(gains(s))} | {len(s['seeds'])} | {len(set(s['starts']))} |\n")
 
 
 def picture(settings):

@@ -35,9 +35,8 @@ def unpack(path: Path, folder):
     with one_line(path):
         source = dict(pretrained_model_name_or_path=str(path.parent), gguf_file=path.name)
         # without `dequantize` the folder would call itself quantised and could not be loaded
-        AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True)).save_pretrained(folder)
+        AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16, quantization_config=GgufConfig(
+            dequantize=True)).save_pretrained(folder)
         AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
     print(f"the model is in {folder}: go on with --model {folder}")
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from support import checkpoint
 from support.files import UserError, check_hub, write_whole
+from support.health import counted
 from support.options import Parser, at_least, parse_options
 from worlds import held_out_keys, open_world, probe_texts, written_tasks
 
@@ -53,7 +54,8 @@ def main(argv) -> int:
     if rounds and rounds[-1]["valid"] < ENOUGH:
         print(f"only {rounds[-1]['valid']:.0%} of its texts are valid: try more passes, rounds or examples")
     ask = f"\nor ask it: python genenv.py ask {shlex.quote(s.out)} 'a request'" * (o.world == "tool_calls")
-    print("go on with:", shlex.join(["python", "genenv.py", *rest, "--model", s.out]) + ask)
+    run = ["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"]
+    print(f"go on with: {shlex.join(run)}{ask}")
     return 0
 
 
@@ -69,8 +71,10 @@ def parse(argv):
     s, rest = p.parse_known_args(argv)
     rest = ["--world", "tool_calls"] * (not any(w.startswith(("--world", "--preset")) for w in rest)) + rest
     o = parse_options(rest + ["--model", s.model] * bool(s.model))
-    if not (o.model and 0 < s.lr < 1) or o.env_model:
-        raise UserError("warm-start needs --model and an --lr between 0 and 1, and takes no --env-model")
+    fault = "needs --model: the folder or hub name of a chat model" if not o.model else \
+        "needs an --lr between 0 and 1" if not 0 < s.lr < 1 else "takes no --env-model" * bool(o.env_model)
+    if fault:
+        raise UserError(f"warm-start {fault}")
     return s, o, rest
 
 
@@ -175,7 +179,7 @@ def learn(world, policy, s, state: dict, path: Path):
             report, valid = write(world, policy, n)
             state["rounds"].append(report)
             state["own"] += valid
-            print(f"{report['valid']:.2f} are valid; refused: {report['invalid'] or 'none'}", flush=True)
+            print(f"{report['valid']:.2f} are valid; refused: {counted(report['invalid'])}", flush=True)
         if n == s.passes + s.rounds or state["rounds"] and state["rounds"][-1]["valid"] >= ENOUGH:
             return
         given, own = pairs_of_pass(world, policy, n), [Rollout(0, *pair) for pair in state["own"]]

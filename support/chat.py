@@ -7,7 +7,7 @@ writes after it, and a template that loses a message is refused.
 """
 from datetime import date
 
-from support.files import UserError, first_line
+from support.files import UserError, one_line
 
 
 class Chat:
@@ -81,12 +81,10 @@ class Chat:
         return after
 
     def _render(self, messages) -> str:
-        try:
+        with one_line("the model's chat template"):  # it is a program of its own
             template = fix_date(self.tokenizer.get_chat_template(), self.chat_template_kwargs.get("date"))
             return self.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False,
                                                       add_generation_prompt=True, **self.chat_template_kwargs)
-        except Exception as error:  # a template is a program of its own
-            raise UserError(f"the model's chat template fails: {first_line(error)}") from None
 
 
 def fix_date(template: str, day=None) -> str:

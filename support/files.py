@@ -8,7 +8,7 @@ from pathlib import Path
 
 NOT_MODELS = {  # {what lies in a folder: why that is no model, or ""}, the first that is there counts
     "metrics.jsonl": "a run: --resume --out goes on with it, and its own --model is in its config.json",
-    "config.json": "",
+    "config.json": "", "warm_start": "an unfinished warm start: give its command again to go on",
     "adapter_config.json": "an adapter: give the model that it was trained on",
     "*.gguf": "cannot be trained as GGUF, unpack it once: python -m scripts.unpack_gguf FILE FOLDER"}
 
@@ -57,15 +57,16 @@ def one_line(folder):
     """Within, whatever a library raises about a model or an adapter is a UserError of one line."""
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:  # each family and each file format fails in a way of its own
-        raise UserError(f"{folder} cannot be used: {first_line(error):.300}") from None
+        raise error if isinstance(error, UserError) else \
+            UserError(f"{folder} cannot be used: {first_line(error):.300}") from None
 
 
 def first_line(error) -> str:
-    """What an exception says, in one line: its kind where it says nothing."""
-    return (str(error).strip() or repr(error)).replace(" \n", "\n").replace(":\n", ": ").splitlines()[0]
+    """What an exception says, in one line: its kind where it says nothing. Of the operating system's the
+    reason alone: the file may be one that only we know of."""
+    said = getattr(error, "strerror", "") or str(error).strip() or repr(error)
+    return said.replace(" \n", "\n").replace(":\n", ": ").splitlines()[0]
 
 
 def read_jsonl(path) -> list[dict]:

@@ -15,8 +15,13 @@ STALE, TOO_HARD = 0.85, 0.15  # success of the agent on the untrained simulator'
 
 
 def refused(r) -> int:
-    """How many texts of an epoch are not tasks; a duplicate is one, but not new."""
-    return sum(n for reason, n in r["invalid"].items() if reason != "duplicate in the batch")
+    """How many texts of an epoch are not tasks; a duplicate is one, and a copy, but neither is new."""
+    return sum({**r["invalid"], "duplicate in the batch": 0, "copy of the seed": 0}.values())
+
+
+def counted(counts: dict) -> str:
+    """{reason: how many} in words, the most frequent first."""
+    return ", ".join(f"{what} {n}" for what, n in sorted(counts.items(), key=lambda pair: -pair[1])) or "none"
 
 
 def collapse(r, history, o) -> bool:
@@ -42,27 +47,26 @@ def starvation(r, history, o) -> bool:
 
 CHECKS = (
     ("collapse", collapse,
-     "{distinct_tasks} distinct tasks of {written} texts, skill entropy {skill_entropy:.2f} bits: raise "
-     "--env-kl, --base-share or --temperature"),
+     "the simulator repeats itself, {distinct_tasks} distinct tasks of {written} texts, skill entropy "
+     "{skill_entropy:.2f} bits: raise --env-kl, --base-share or --temperature"),
     ("starvation", starvation,
-     "{env_kept} tasks are in the band |p_hat - {alpha:.2f}| <= {k_min}, success is {success_rate:.2f}, RWR "
-     "took {env_steps} steps: move --alpha there, raise --k-min or --G, or lower --env-batch {env_batch}"),
-    ("no signal", lambda r, history, o: r["truncated"] > 0.2,
-     "{truncated:.0%} of the responses are cut off and earn nothing: raise --max-response-tokens "
+     "only {env_kept} new tasks in the band |p_hat - {alpha:.2f}| <= {k_min}, RWR took {env_steps} steps: "
+     "raise --k-min, move --alpha nearer to success {success_rate:.2f}, or lower --env-batch {env_batch}"),
+    ("cut off", lambda r, history, o: r["truncated"] > 0.2,
+     "{truncated:.0%} of the responses reach the limit and earn nothing: raise --max-response-tokens, now "
      "{max_response_tokens}, or an episode's own limits"),
     ("no signal", alike,
-     "{zero_variance:.0%} of the groups have equal rewards, {reward:.2f} on average: bring easier base "
-     "tasks if that is low, harder ones if it is high, or raise --G"),
-    ("invalid", lambda r, history, o: refused(r) > 0.5 * r["written"],
-     "most of {written} texts are not tasks, {invalid}: raise the limit that cuts them off; else raise "
-     "--env-kl, lower --env-lr, or teach the form by a warm start"),
-    ("KL", lambda r, history, o: all(m["env_capped"] and not m["env_steps"] for m in [*history[-1:], r]),
-     "the simulator's first step crossed the cap on the KL of an update: lower --env-lr"),
+     "{zero_variance:.0%} of the groups have equal rewards and teach nothing, {reward:.2f} on average: bring "
+     "easier base tasks if that is low, harder ones if it is high, or raise --G"),
+    ("invalid", lambda r, history, o: refused(r) > 2 / 3 * r["written"],
+     "most of {written} texts are not tasks ({reasons}): {limit}raise --env-kl, lower --env-lr, or teach the "
+     "form by a warm start"),
+    ("KL cap", lambda r, history, o: all(m["env_capped"] and not m["env_steps"] for m in [*history[-1:], r]),
+     "the simulator's first step moved it too far and was undone, twice in a row: lower --env-lr"),
     ("KL", lambda r, history, o: min(m["env_kl"] for m in [*history[-1:], r]) > 2.0,
      "the simulator is {env_kl:.1f} nats per token from its start, too far to trust it: raise --env-kl"),
     ("mismatch", lambda r, history, o: r["mismatch"] > MISMATCH,
-     "sampler and scorer differ by {mismatch:.3f} nats per token, so GRPO's ratio does not start at 1: "
-     "try --dtype fp32, or without --quant"),
+     "sampler and scorer differ by {mismatch:.3f} nats per token: try --dtype fp32, or without --quant"),
     ("leak", lambda r, history, o: r["other_adapter_moved"],
      "an update moved the other adapter as well; only code can do that, not an option"),
     ("not finite", lambda r, history, o: r["skipped_steps"] + r["env_skipped_steps"] > 0,
@@ -75,7 +79,9 @@ def warnings(record: dict, history: list, o) -> list[str]:
 
     record: the epoch's metrics (metrics.epoch_record); history: the records of earlier epochs.
     """
-    figures = {**vars(o), **record}
+    # texts that were cut off need a longer limit, and no other training
+    limit = f"raise --max-task-tokens, now {o.max_task_tokens}; else " * ("truncated" in record["invalid"])
+    figures = {**vars(o), **record, "reasons": counted(record["invalid"]), "limit": limit}
     return [f"{name}: {text.format(**figures)}" for name, holds, text in CHECKS
             if holds(record, history, o)]
 

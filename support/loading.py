@@ -55,9 +55,8 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     # else transformers would ask on the terminal whether to run the code in a model's folder
     options = dict(dtype=dtype, device_map={"": device}, trust_remote_code=False)
     if quant == "nf4":
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype)
+        options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
     with one_line(model):
         # tokenizer.json at its word: a class that is guessed from the model's type splits in its own way
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)

@@ -37,15 +37,18 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
 def validation(run) -> dict:
     """Held-out tasks: success of sampled and of greedy attempts, and by category. Measured every
     --val-every epochs and after the last one; the last measurement is repeated in between.
-    "validated" is the epoch of the measurement."""
+    "validated" is the epoch of the measurement; "validation_se" the standard error of "validation", over
+    "validation_n" tasks: that each was tried a few times only is in it, as it spreads their rates."""
     o, epoch = run.o, run.state.epoch
     if epoch % o.val_every and epoch != o.epochs:
         return {k: v for k, v in run.history[-1].items() if k.startswith("validat")}
     tasks, by_category = run.world.validation_tasks(), {}
-    sampled = rates_on(run, tasks, o.val_samples, o.temperature)
+    sampled, n = rates_on(run, tasks, o.val_samples, o.temperature), len(tasks)
     for task, rate in zip(tasks, sampled):
         by_category.setdefault(run.world.category(task), []).append(rate)
-    return {"validated": epoch, "validation": mean(sampled),
+    return {"validated": epoch, "validation": mean(sampled), "validation_n": n,
+            # 0 for a single task, which says nothing of others
+            "validation_se": (sum((p - mean(sampled)) ** 2 for p in sampled) / max(1, n * (n - 1))) ** 0.5,
             "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
             "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()}}
 
@@ -56,26 +59,24 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     state, world = run.state, run.world
     new = new_trials(state)
     traces = [e for x in state.trials for e in x.traces]
-    record = {
-        "epoch": state.epoch, "alpha": alpha, "success_rate": mean(x.p_hat for x in new),
-        **validation(run), "reward": mean(e.reward for e in traces),
-        "entropy": state.surprise / max(1, sum(e.tokens for e in traces)),
-        "mixed_share": mean(len({e.reward for e in x.traces}) > 1 for x in new),
-        "task_length": mean(world.task_length(x.task) for x in new),
-        "response_length": mean(e.tokens for x in state.trials if x.task.origin != "base" for e in x.traces),
-        "solved": mean(x.p_hat == 1 for x in new), "unsolved": mean(x.p_hat == 0 for x in new),
-        "distinct_tasks": len(new), "skill_entropy": entropy(s for x in new for s in world.skills(x.task)),
-        "written": state.written, "invalid": dict(state.invalid),
-        "truncated": mean(bool(e.truncated) for e in traces),
+    record = dict(
+        epoch=state.epoch, alpha=alpha, success_rate=mean(x.p_hat for x in new), **validation(run),
+        reward=mean(e.reward for e in traces), entropy=state.surprise / max(1, sum(e.tokens for e in traces)),
+        mixed_share=mean(len({e.reward for e in x.traces}) > 1 for x in new),
+        task_length=mean(world.task_length(x.task) for x in new), distinct_tasks=len(new),
+        response_length=mean(e.tokens for x in state.trials if x.task.origin != "base" for e in x.traces),
+        solved=mean(x.p_hat == 1 for x in new), unsolved=mean(x.p_hat == 0 for x in new),
+        skill_entropy=entropy(s for x in new for s in world.skills(x.task)), written=state.written,
+        invalid=dict(state.invalid), truncated=mean(bool(e.truncated) for e in traces),
         **{key: mean(a[key] for a in state.agent) for key in
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens")},
-        "mismatch": mean(a["mismatch_mean"] for a in state.agent),
-        "skipped_steps": sum(a["skipped_steps"] for a in state.agent),
-        "other_adapter_moved": any(a.get("other_moved") for a in [*state.agent, env_stats]),
+        mismatch=mean(a["mismatch_mean"] for a in state.agent),
+        skipped_steps=sum(a["skipped_steps"] for a in state.agent),
+        other_adapter_moved=any(a.get("other_moved") for a in [*state.agent, env_stats]),
         **{key: env_stats.get(key, 0) for key in
            ("env_kept", "env_kl", "env_kl_step", "env_ess", "env_steps", "env_capped", "env_skipped_steps")},
-        "d_train": len(run.train_pool.tasks), "d_env": len(run.env_pool.records),
-        "seconds": state.seconds, "cpu_seconds": state.cpu_seconds}
+        d_train=len(run.train_pool.tasks), d_env=len(run.env_pool.records),
+        seconds=state.seconds, cpu_seconds=state.cpu_seconds)
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
     record["warnings"] = health.warnings(record, run.history, run.o)
     return record
@@ -105,9 +106,9 @@ def new_trials(state) -> list:
 
 @contextmanager
 def movement(adapters: dict, adapter):
-    """Within, `adapter` may move and no other of the {name: its parameters} may. Yields a dictionary
-    that is filled at the end: other_moved, whether a bit of another adapter has changed."""
-    rest = [p for name, params in adapters.items() if name != adapter for p in params]
+    """Within, `adapter` may move and no other of the {name: its parameters} may; "": nothing is watched.
+    Yields a dictionary that is filled at the end: other_moved, whether a bit of another one has changed."""
+    rest = [p for name, params in adapters.items() if adapter not in ("", name) for p in params]
     before = [p.detach().clone() for p in rest]
     found = {}
     yield found
@@ -128,9 +129,8 @@ def peak_memory(peaks: dict, phase: str):
         yield
     except torch.OutOfMemoryError:
         # rows at once also decide which random numbers a rollout gets
-        advice = "a lower --token-budget" if "update" in phase else \
-            "a lower --max-rows (from there on no longer to the bit)"
-        raise UserError(f"out of GPU memory in {phase}: go on with --resume --out RUN and {advice}") from None
+        lower = "--token-budget" if "update" in phase else "--max-rows (then no longer to the bit)"
+        raise UserError(f"out of GPU memory in {phase}: --resume --out RUN with a lower {lower}") from None
     peaks[phase] = max(torch.cuda.max_memory_allocated(), peaks.get(phase, 0))
 
 
@@ -155,9 +155,9 @@ def samples(run, n=8) -> list:
         parent = run.train_pool.tasks.get(x.task.seed_task)
         by_reward = sorted(x.traces, key=lambda e: -e.reward)
         best_and_worst = {e.text: e for e in (by_reward[0], by_reward[-1])}  # once if alike
-        shown.append({"epoch": state.epoch, "written_in": x.task.epoch, "task": x.task.text,
-                      "origin": x.task.origin, "p_hat": x.p_hat,
-                      "seed_task": parent.text if parent else "", "expected": run.world.gold(x.task),
-                      "traces": [{"text": e.text, "reward": e.reward} for e in best_and_worst.values()]})
-    return shown + [{"epoch": state.epoch, "seed_task": seed_task, "refused": text,
-                     "reason": reason} for seed_task, text, reason in state.refused]
+        shown.append(dict(
+            epoch=state.epoch, written_in=x.task.epoch, task=x.task.text, origin=x.task.origin, p_hat=x.p_hat,
+            seed_task=parent.text if parent else "", expected=run.world.gold(x.task),
+            traces=[{"text": e.text, "reward": e.reward} for e in best_and_worst.values()]))
+    return shown + [dict(epoch=state.epoch, seed_task=seed_task, refused=text, reason=reason)
+                    for seed_task, text, reason in state.refused]

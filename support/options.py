@@ -17,7 +17,7 @@ Deviations of the 7B presets from the paper:
 """
 import argparse
 import difflib
-import importlib
+import importlib.util
 import inspect
 import io
 import json
@@ -29,7 +29,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from support.files import UserError, check_hub, choose, model_fault
+from support.files import NOT_MODELS, UserError, check_hub, choose, model_fault, one_line
 from worlds import held_out_keys, import_own, load_world, open_world, read_teacher, world_names, worlds_with
 
 
@@ -100,17 +100,14 @@ _7B = {"world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct", "epochs": 10,
        "k_min": 0.1, "env_lr": 1e-5, "env_batch": 64, "env_passes": 4, "env_kl": 0.05}
 PRESETS = {  # only what differs from the defaults, those of the world included
     # the whole loop in seconds, in any world: to try an installation, a model or a task file
-    "tiny": {
-        "epochs": 2, "steps": 1, "seed_tasks": 4, "variations": 2, "G": 4, "env_batch": 2,
-        "max_task_tokens": 256, "max_response_tokens": 64, "token_budget": 4096, "max_rows": 64},
+    "tiny": dict(epochs=2, steps=1, seed_tasks=4, variations=2, G=4, env_batch=2, max_task_tokens=256,
+                 max_response_tokens=64, token_budget=4096, max_rows=64),
     # SmolLM2-135M-Instruct after a warm start, on a CPU: tasks as Python text for given functions,
     # one variation per seed task, as a small simulator often writes the same variation twice; 128
     # tasks an epoch, so that one pass of RWR has records enough for some steps
-    "135m-cpu": {
-        "world": "tool_calls", "call_format": "python", "tools": "base",
-        "epochs": 6, "steps": 8, "seed_tasks": 16, "variations": 1, "val_every": 3,
-        "max_prompt_tokens": 640, "max_response_tokens": 64, "max_task_tokens": 160,
-        "agent_lr": 5e-4, "env_lr": 5e-4, "env_batch": 16, "token_budget": 1024},
+    "135m-cpu": dict(world="tool_calls", call_format="python", tools="base", epochs=6, steps=8, seed_tasks=16,
+                     variations=1, val_every=3, max_prompt_tokens=640, max_response_tokens=64,
+                     max_task_tokens=160, agent_lr=5e-4, env_lr=5e-4, env_batch=16, token_budget=1024),
     # one RTX 3090 / 4090 / A10: a 4-bit base, and few rollouts at once
     "7b-24gb": {**_7B, "quant": "nf4", "max_rows": 128},
     # one A100 / H100: a bf16 base, and all 72 groups at once
@@ -121,14 +118,14 @@ CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant"
 # option: prefix of its functions in curriculum.py
 NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
          "seed_selection": "seeds_"}
+STEERED = "constant", "adaptive", "integral"  # schedules without --alpha-end
 RANGES = (  # (what must hold, in words, the options that it holds for)
     (lambda v: 0 < v < 1, "strictly between 0 and 1", "alpha alpha_end"),
     (lambda v: 0 <= v <= 1, "from 0 to 1", "base_share"),
     (lambda v: v >= 2, "at least 2, as one rollout has no baseline", "G"),
     (lambda v: v >= 1, "at least 1", "rank steps seed_tasks variations val_samples val_every "
      "max_task_tokens max_response_tokens max_prompt_tokens env_batch env_passes token_budget max_rows"),
-    (lambda v: 0 <= v < 1e18, "0 or more, and below 1e18", "seed threads epochs mini_batch agent_kl beta "
-     "k_min lam env_kl"),
+    (lambda v: 0 <= v < 1e18, "0 to 1e18", "seed threads epochs mini_batch agent_kl beta k_min lam env_kl"),
     (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr"))
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
 
@@ -148,9 +145,8 @@ def parser(world) -> "Parser":
     commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
     p = Parser(prog="genenv.py", argument_default=argparse.SUPPRESS, allow_abbrev=False,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
-               description="GenEnv: an agent and a task simulator co-evolve.",
-               epilog=f"commands (each has --help):\n{commands}",
-               formatter_class=argparse.RawDescriptionHelpFormatter)
+               description="GenEnv: an agent and a task simulator co-evolve.", epilog="commands (each has "
+               f"--help):\n{commands}", formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
     add_fields(p, Options)
     own = p.add_argument_group("of this world")
@@ -235,14 +231,13 @@ def saved_options(path, **changes) -> Options:
         raise UserError(f"{path} is the model of a warm start, not a run: give it as --model")
     path = path if path.is_file() else path / "config.json"
     if not path.is_file():
-        raise UserError(f"{path.parent} is not a run folder: it has no config.json")
-    try:
+        begun = NOT_MODELS["warm_start"] * (path.parent / "warm_start").is_dir()
+        raise UserError(f"{path.parent} is {begun or 'not a run folder: it has no config.json'}")
+    with one_line(f"{path} was written by another version and"):
         saved = json.loads(path.read_text())
         if "settings" in saved:  # of a warm start: its own next to those of a run
             saved = {f.name: saved["settings"][f.name] for f in fields(Options)}
         return Options(**{**saved, **changes})
-    except (ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} is of another version ({error}): use that, or start a new run") from None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -272,11 +267,11 @@ def check_options(o: Options) -> Options:
          "--variant teacher needs a file of tasks, and no other variant takes one")
     need(o.resume or o.alpha != o.alpha_end or o.alpha_schedule not in ("linear", "cosine", "step"),
          "alpha_end", f"--alpha-schedule {o.alpha_schedule} goes there from the same --alpha: give another")
-    try:
+    need(o.resume or o.alpha_end == Options.alpha_end or o.alpha_schedule not in STEERED, "alpha_end",
+         f"--alpha-schedule {o.alpha_schedule} does not go there: leave it out, or take another schedule")
+    with one_line("--chat-template-kwargs"):
         need(isinstance(json.loads(o.chat_template_kwargs or "{}"), dict), "chat_template_kwargs",
              'must be a JSON object, such as {"enable_thinking": false}')
-    except ValueError as error:
-        need(False, "chat_template_kwargs", f"not valid JSON ({error})")
     if o.p_hat_unit == "task" and o.alpha_schedule == "constant" and o.variant == "genenv":
         need(any(curriculum.in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)), "k_min",
              f"with --G {o.G} no p_hat lies within it of --alpha {o.alpha}: raise --k-min or --G")
@@ -288,6 +283,9 @@ def check_options(o: Options) -> Options:
 # every program: one clear line for a mistake, and the exit code that goes with it
 
 
+PACKAGES = "torch", "transformers", "huggingface_hub", "peft", "numpy", "tqdm", "matplotlib"
+
+
 class Stopped(Exception):
     """The run was asked to stop and has saved everything: (number of the signal, message)."""
 
@@ -297,15 +295,14 @@ def exit_code(command, program="genenv") -> int:
     number, else 0; 2 after one line for a user's mistake, 128 + n after a signal n."""
     sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
     try:
+        if missing := [name for name in PACKAGES if not importlib.util.find_spec(name)]:
+            raise UserError(f"not installed: {', '.join(missing)}. First: pip install -r requirements.txt")
         result = command()
         return result if isinstance(result, int) else 0
-    except Stopped as stopped:
-        number, message = stopped.args
-        print(message)
+    except (Stopped, KeyboardInterrupt) as stopped:
+        number, message = stopped.args or (2, "stopped at once")  # SIGINT
+        print(message, file=sys.stderr)
         return 128 + number
-    except KeyboardInterrupt:
-        print("stopped at once", file=sys.stderr)
-        return 130
     except OSError as error:  # a full disk, a file that may not be written
         line = f"{error.filename or 'cannot write'}: {error.strerror or error}"
     except UserError as error:
@@ -366,5 +363,6 @@ class Parser(argparse.ArgumentParser):
         hints += [*(f": did you mean {name}?" for name in near), ""]
         # argparse names the types of Python
         message = re.sub("invalid (int|number) value:", "must be a whole number, not", message)
-        message = message.replace("invalid float value:", "must be a number, not").removeprefix("argument ")
+        message = message.replace("invalid float value:", "must be a number, not").replace(
+            "expected one argument", "a value is missing").removeprefix("argument ")
         raise UserError(f"{message}{hints[0]}; see python {self.prog.removeprefix('python ')} --help")

@@ -25,24 +25,22 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "Success on tasks that neither model is trained on. It should rise and then stay up."),
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
-     "The simulator imitates tasks in the band. Similar ones are easier by then: the line may lie above it."),
+     "The simulator imitates tasks in the band. By then the agent finds them easier: success may be higher."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
     ("Mixed groups", "share", {"mixed_share": "among new tasks"},
      "A group is the attempts at one task. Only groups with right and wrong ones teach the agent."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
-     "Towards 0 attempts at a task become alike; in a steady climb they become noise."),
+     "Near 0 all attempts at a task are alike and teach nothing; if it keeps climbing they become noise."),
     ("Length of generated tasks", "the world's unit", {"task_length": "new tasks"},
      "In steps, words or calls, as the world counts. Tasks may grow with the agent."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "entropy of the skills used"},
      "If it falls, the simulator writes for fewer and fewer skills."),
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
-    ("KL to the start", "nats per token",
-     {"env_kl": "simulator", "env_kl_step": "simulator, last update alone", "kl": "agent"},
-     "A slow rise and single spikes do no harm; above 2 texts can no longer be trusted."),
-    ("What the simulator learns from", "tasks",
-     {"env_kept": "new tasks in the band", "env_ess": "effective sample size, old ones included"},
-     "A handful is too few."))
+    ("KL to the start", "nats", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
+     "How far a model has moved. A slow rise and spikes are harmless; above 2, do not trust its texts."),
+    ("What the simulator learns from", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective"},
+     "Effective: counted by weight, with those of earlier epochs. A handful is too few."))
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
                  "distinct_tasks": {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
@@ -53,7 +51,7 @@ def measured(m: dict) -> dict:
     """The figures that an epoch measured: what it did not measure stands in its record as 0."""
     absent = {figure for key, figures in MEASURED_WITH.items() if not m[key] for figure in figures}
     if m["validated"] != m["epoch"] or not m["validation_by"]:
-        absent |= {"validation", "validation_greedy"}
+        absent |= {"validation", "validation_greedy", "validation_se"}
     return {k: v for k, v in m.items() if k not in absent}
 
 
@@ -70,12 +68,28 @@ def shown(m: dict, key: str, form: str) -> str:
 def facts(metrics) -> dict:
     """{name: value as text} of what matters most in a run, at its start and now."""
     change = lambda key, form: f"{shown(metrics[0], key, form)} -> {shown(metrics[-1], key, form)}"
-    return {"held-out success": change("validation", ".3f"),
+    return {"held-out success": change("validation", ".3f") + precision(metrics[-1]),
             "success on generated tasks": change("success_rate", ".2f"),
             "mixed groups": change("mixed_share", ".0%"),
             "length of generated tasks": change("task_length", ".2f"),
             "agent's entropy, nats": change("entropy", ".2f"),
-            "warnings": sum(len(m["warnings"]) for m in metrics)}
+            "warnings": ", ".join(f"{name} in {when}" for name, when, _ in warned(metrics)) or "none"}
+
+
+def precision(m: dict) -> str:
+    """How far chance may have moved an epoch's held-out success, "" where that is not known."""
+    error = measured(m).get("validation_se")
+    return f" (standard error {error:.3f}, {m['validation_n']} tasks)" if error else ""
+
+
+def warned(metrics) -> list:
+    """[(name of a warning, when it was given, its last text)]: one row, however often it was given."""
+    found = {}
+    for m in metrics:
+        for name, text in (warning.split(": ", 1) for warning in m["warnings"]):
+            found.setdefault(name, {})[m["epoch"]] = text
+    return [(name, f"epochs {min(texts)} to {max(texts)}, {len(texts)} of them" if len(texts) > 1 else
+             f"epoch {max(texts)}", texts[max(texts)]) for name, texts in found.items()]
 
 
 def read_run(folder):
@@ -99,10 +113,9 @@ def curves(runs: dict, band=()) -> str:
     figures = []
     for title, unit, names, caption in PANELS:
         key, name = next(iter(names.items()))
-        if len(runs) > 1:
-            title, lines = f"{title}: {name}", {run: points(metrics, key) for run, metrics in runs.items()}
-        else:
-            lines = {name: points(*runs.values(), key) for key, name in names.items()}
+        title += f": {name}" * (len(names) > 1 and len(runs) > 1)
+        lines = {run: points(metrics, key) for run, metrics in runs.items()} if len(runs) > 1 else \
+            {name: points(*runs.values(), key) for key, name in names.items()}
         if any(lines.values()):
             image = picture(lines, unit, band if key == "success_rate" else ())
             figures.append(f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'>"
@@ -137,6 +150,7 @@ def picture(lines: dict, unit: str, band) -> str:
 
 
 # no script runs and nothing is fetched, whatever a model wrote
+UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 EXPLANATION = "Best and worst attempt at a task. env: by the simulator; p_hat: share of attempts that succeed"
 
@@ -146,14 +160,12 @@ def write(folder) -> Path:
     folder = Path(folder)
     metrics, o = read_run(folder)
     usual, options = ([[k, json.dumps(v)] for k, v in flat(each).items()] for each in (Options(), o))
-    warned = [[f"epoch {m['epoch']}", text] for m in metrics for text in m["warnings"]] or [["none"]]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
-        table(facts(metrics).items()), "<h2>Options that differ from the defaults</h2>",
-        table(row for row in options if row not in usual),
-        "<h2>Warnings, explained in TROUBLESHOOTING.md</h2>", table(warned),
-        "<h2>Curves</h2>",
+        table(facts(metrics).items()), "<h2>Warnings, explained in TROUBLESHOOTING.md</h2>",
+        table(warned(metrics) or [["none"]]), "<h2>Options given, or set by the world or a preset</h2>",
+        table(row for row in options if row not in usual and row[0] not in UNIMPORTANT), "<h2>Curves</h2>",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, folder),
         "<h2>Options</h2>", table(options)]))
@@ -165,13 +177,14 @@ def compare(folders, out) -> Path:
     compare.html in the first of the folders. Raises UserError as read_run does."""
     records, options = zip(*map(read_run, folders))
     rows = [[name, *(json.dumps(flat(o).get(name)) for o in options)] for name in flat(options[0])]
-    differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in ("out", "threads")]
+    differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     common = [[r for r, *_ in zip(metrics, *records)] for metrics in records]  # epochs that all have
     out = Path(out or Path(folders[0]) / "compare.html")
     write_whole(out, page("Runs compared", [
+        "<p><b>Do not compare figures: the worlds differ.</b></p>" * any(row[0] == "world" for row in differ),
         "<p>One run is one seed: a difference is a result only when several seeds have it.</p>",
         "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
-        "<h2>From epoch 0 to the last one that all have</h2>", table([
+        f"<h2>From epoch 0 to {len(common[0]) - 1}, the last one that all have</h2>", table([
             ["", *folders], *zip(facts(records[0]), *(facts(m).values() for m in common))]),
         "<h2>Curves</h2>", curves(dict(zip(folders, records)))]))
     return out
@@ -198,17 +211,16 @@ def _samples(metrics, folder) -> str:
 def _card(r) -> str:
     """A task with the one that it varies, its expected answer, and attempts with their rewards; or a
     text that was refused."""
-    texts = [("seed", f"varies: {r['seed_task']}")]
     if "refused" in r:
-        tag = f"refused: {r['reason']}"
-        texts += [("wrong", r["refused"])]
+        tag, texts = f"refused: {r['reason']}", [("wrong", r["refused"])]
     else:
         tag = f"{r['origin']}, of epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}"
-        texts += [("task", r["task"]), ("", f"expected: {r['expected']}")]
-        texts += [("right" if e["reward"] >= 0.5 else "wrong", f"r = {e['reward']:.2g}: {e['text']}")
-                  for e in r["traces"]]
+        attempts = [("right" if e["reward"] >= 0.5 else "wrong", f"r = {e['reward']:.2g}: {e['text']}")
+                    for e in r["traces"]]
+        texts = [("task", r["task"]), ("", f"expected: {r['expected']}"), *attempts]
     return f"<div class=card><span class=tag>{_text(tag)}</span>" + "".join(
-        f"<pre class='{kind}'>{_text(text[:900])}</pre>" for kind, text in texts) + "</div>"
+        f"<pre class='{kind}'>{_text(text[:900])}</pre>"
+        for kind, text in [("seed", f"varies: {r['seed_task']}"), *texts]) + "</div>"
 
 
 def table(rows) -> str:

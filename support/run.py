@@ -7,7 +7,7 @@ import datetime
 import json
 import time
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -59,12 +59,9 @@ class EpochState:
     @classmethod
     def restored(cls, saved: dict) -> "EpochState":
         """The state of which `saved` is what `saved()` gave."""
-        state = cls(**saved)
-        state.invalid = Counter(state.invalid)
-        state.records = [EnvRecord(**r) for r in state.records]
-        state.trials = [Trial(Task(**x["task"]), [], [Trace(**e) for e in x["traces"]], x["p_hat"])
-                        for x in state.trials]
-        return state
+        return cls(**{**saved, "invalid": Counter(saved["invalid"]), "trials": [
+            Trial(Task(**x["task"]), [], [Trace(**e) for e in x["traces"]], x["p_hat"])
+            for x in saved["trials"]], "records": [EnvRecord(**r) for r in saved["records"]]})
 
 
 @dataclass
@@ -96,9 +93,8 @@ class Run:
     def phase(self, name, adapter=""):
         """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak memory
         and, if an adapter is trained in it, whether another one moved."""
-        with measure.peak_memory(self.peaks, name):
-            with measure.movement(self.params, adapter) if adapter else nullcontext() as moved:
-                yield moved
+        with measure.peak_memory(self.peaks, name), measure.movement(self.params, adapter) as moved:
+            yield moved
 
     @property
     def policies(self) -> list:
@@ -184,9 +180,11 @@ def end_epoch(run, env_stats, alpha):
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
-    print(screen.line(record), flush=True)
+    print(screen.line(record, run.history[-2:-1]), flush=True)
     if record["epoch"] == 0:
         print(health.judge(record), flush=True)
+        if known := report.precision(record):
+            print(f"held-out success{known}: a change of less than twice that may be chance", flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     # validation and saving are not training
@@ -201,4 +199,4 @@ def finish(run):
     if peaks and run.world.chat:
         print(f"peak memory of the GPU: {', '.join(peaks)}")
     report.write(run.folder)
-    print(screen.closing_words(run.folder, run.history))
+    print(screen.closing_words(run.folder, run.history, run.o.world))

@@ -22,17 +22,21 @@ def banner(o, folder, threads: int) -> str:
             f"folder   {folder}, epochs 0 to {o.epochs}")
 
 
-def line(r: dict) -> str:
-    """An epoch in one line of less than 100 characters, under LEGEND; its warnings below it."""
+def line(r: dict, before=()) -> str:
+    """An epoch in one line of less than 100 characters, under LEGEND; its warnings below it, by name alone
+    where the epoch before, the only record in `before`, had them too."""
+    known = {warning.split(":")[0] for m in before for warning in m["warnings"]}
     cell = partial(shown, r)
     text = (f"{r['epoch']:6d}  {cell('validation', '.3f'):>8}  {cell('success_rate', '.2f'):>9}  "
             f"{cell('entropy', '.3f'):>7}  {r['alpha']:5.2f}  {cell('task_length', '.2f'):>7}  "
             f"{r['distinct_tasks'] or '-':>5}  {cell('env_kept', 'd'):>4}  "
             f"{cell('env_kl', '.3f'):>7}  {r['seconds']:4.0f} s")
-    return "\n".join([text, *(f"  ! {warning}" for warning in r["warnings"])])
+    return "\n".join([text, *(f"  ! still {name}" if (name := warning.split(":")[0]) in known else
+                              f"  ! {warning}" for warning in r["warnings"])])
 
 
-def closing_words(folder, metrics) -> str:
-    """The last lines of a run: what matters most, at its start and now."""
+def closing_words(folder, metrics, world: str) -> str:
+    """The last lines of a run: what matters most, at its start and now, and where to go on."""
+    ask = f'\nask its agent: python genenv.py ask {folder} "a request"' * (world == "tool_calls")
     return "\n".join(["", *(f"{name:<28}{value}" for name, value in facts(metrics).items()),
-                      f"{folder}/report.html shows the curves, tasks and attempts"])
+                      f"{folder}/report.html shows the curves, tasks and attempts{ask}"])
