@@ -363,6 +363,5 @@ class Parser(argparse.ArgumentParser):
         hints += [*(f": did you mean {name}?" for name in near), ""]
         # argparse names the types of Python
         message = re.sub("invalid (int|number) value:", "must be a whole number, not", message)
-        message = message.replace("invalid float value:", "must be a number, not").replace(
-            "expected one argument", "a value is missing").removeprefix("argument ")
+        message = message.replace("invalid float value:", "must be a number, not").removeprefix("argument ")
         raise UserError(f"{message}{hints[0]}; see python {self.prog.removeprefix('python ')} --help")

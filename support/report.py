@@ -14,7 +14,6 @@ drawn.
 import base64
 import html
 import io
-import json
 from pathlib import Path
 
 from support.files import UserError, read_jsonl, write_whole
@@ -51,7 +50,7 @@ def measured(m: dict) -> dict:
     """The figures that an epoch measured: what it did not measure stands in its record as 0."""
     absent = {figure for key, figures in MEASURED_WITH.items() if not m[key] for figure in figures}
     if m["validated"] != m["epoch"] or not m["validation_by"]:
-        absent |= {"validation", "validation_greedy", "validation_se"}
+        absent |= {"validation", "validation_greedy", "validation_se", "validation_n"}
     return {k: v for k, v in m.items() if k not in absent}
 
 
@@ -78,8 +77,8 @@ def facts(metrics) -> dict:
 
 def precision(m: dict) -> str:
     """How far chance may have moved an epoch's held-out success, "" where that is not known."""
-    error = measured(m).get("validation_se")
-    return f" (standard error {error:.3f}, {m['validation_n']} tasks)" if error else ""
+    n, error = (measured(m).get(key, 0) for key in ("validation_n", "validation_se"))
+    return f" ({f'standard error {error:.3f}, ' if error else ''}{n} task{'s' * (n != 1)})" if n else ""
 
 
 def warned(metrics) -> list:
@@ -88,7 +87,7 @@ def warned(metrics) -> list:
     for m in metrics:
         for name, text in (warning.split(": ", 1) for warning in m["warnings"]):
             found.setdefault(name, {})[m["epoch"]] = text
-    return [(name, f"epochs {min(texts)} to {max(texts)}, {len(texts)} of them" if len(texts) > 1 else
+    return [(name, f"{len(texts)} epochs from {min(texts)} to {max(texts)}" if len(texts) > 1 else
              f"epoch {max(texts)}", texts[max(texts)]) for name, texts in found.items()]
 
 
@@ -159,7 +158,7 @@ def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
     folder = Path(folder)
     metrics, o = read_run(folder)
-    usual, options = ([[k, json.dumps(v)] for k, v in flat(each).items()] for each in (Options(), o))
+    usual, options = ([[k, str(v)] for k, v in flat(each).items()] for each in (Options(), o))
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
@@ -176,12 +175,12 @@ def compare(folders, out) -> Path:
     """Write a page with the curves of several runs over each other; returns its path, by default
     compare.html in the first of the folders. Raises UserError as read_run does."""
     records, options = zip(*map(read_run, folders))
-    rows = [[name, *(json.dumps(flat(o).get(name)) for o in options)] for name in flat(options[0])]
+    rows = [[name, *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     common = [[r for r, *_ in zip(metrics, *records)] for metrics in records]  # epochs that all have
     out = Path(out or Path(folders[0]) / "compare.html")
     write_whole(out, page("Runs compared", [
-        "<p><b>Do not compare figures: the worlds differ.</b></p>" * any(row[0] == "world" for row in differ),
+        "<p><b>Different worlds: do not compare figures.</b></p>" * any(row[0] == "world" for row in differ),
         "<p>One run is one seed: a difference is a result only when several seeds have it.</p>",
         "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
         f"<h2>From epoch 0 to {len(common[0]) - 1}, the last one that all have</h2>", table([

@@ -183,8 +183,9 @@ def end_epoch(run, env_stats, alpha):
     print(screen.line(record, run.history[-2:-1]), flush=True)
     if record["epoch"] == 0:
         print(health.judge(record), flush=True)
-        if known := report.precision(record):
-            print(f"held-out success{known}: a change of less than twice that may be chance", flush=True)
+        if n := record["validation_n"]:  # 1 / n: one task more or less
+            chance = max(2 * record["validation_se"], 1 / n)
+            print(f"held-out success is measured on {n} tasks: a change below {chance:.2f} may be chance")
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     # validation and saving are not training
