@@ -26,6 +26,7 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "threads": (["--threads", "100000"], "--threads"),
     "schedule misspelt": (["--alpha-schedule", "liner"], "did you mean linear"),
     "schedule to where it begins": (["--alpha-schedule", "linear"], "--alpha-end"),
+    "end of a schedule that has none": (["--alpha-end", "0.4"], "--alpha-end"),
     "own schedule fails": (["--alpha-schedule", "broken"], "alpha_broken"),
     "preset of another world": (["--preset", "7b-24gb", "--world", "ladder"], "--preset 7b-24gb"),
     "template options": (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),

@@ -156,7 +156,7 @@ class Plain:
         if self.t:
             update = self.take("grpo_update", "agent")
             rollouts, rewards, options, generator = update.given
-            assert rollouts == e.rollouts and options == o and generator == 3 * o.seed
+            assert (rollouts, options, generator) == (e.rollouts, o, 3 * o.seed)
             assert update.optimizer is self.run.agent_optimizer
             assert rewards.flatten().tolist() == pytest.approx([reward for reward, _ in scores])
         tries = []
@@ -175,8 +175,7 @@ class Plain:
         self.seen["written again"] += any(r["keys"] in written for r in old)
         self.seen["written twice"] += len(fresh) < len(self.fresh)
         inside = lambda r: abs(r[UNIT[o.p_hat_unit]] - self.alpha) <= o.k_min + 1e-9
-        fresh = [r for r in fresh if inside(r)]
-        old = [r for r in old if inside(r) and r["keys"] not in written]
+        fresh, old = list(filter(inside, fresh)), [r for r in old if inside(r) and r["keys"] not in written]
         self.d_env += self.fresh if t else []
         if t and o.variant == "genenv":
             self.update_environment(fresh, old)
@@ -186,8 +185,7 @@ class Plain:
         """What RWR was given: R_env, and a KL sample of all texts of some seed tasks."""
         o, update = self.o, self.take("rwr_update", "env")
         fresh, old, kl_sample, options, generator = update.given
-        assert update.optimizer is self.run.env_optimizer
-        assert options == o and generator == 3 * o.seed
+        assert update.optimizer is self.run.env_optimizer and options == o and generator == 3 * o.seed
         for given, mine in ((fresh, mine_fresh), (old, mine_old)):
             assert [(r.prompt, r.response) for r in given] == [(r["prompt"], r["response"]) for r in mine]
             R = [math.exp(-o.beta * (r[UNIT[o.p_hat_unit]] - self.alpha) ** 2) for r in mine]  # Eq. 3
@@ -204,13 +202,14 @@ class Plain:
         sampled, greedy = self.tape.pop(0), self.tape.pop(0)
         for e, G, temperature in ((sampled, o.val_samples, o.temperature), (greedy, 1, 0.0)):
             assert e.prompts == [f"{make_task(n).text} =" for n in HELD_OUT["validation"]]
-            assert (e.adapter, e.G, e.temperature) == ("agent", G, temperature)
-            assert e.generator == 3 * o.seed + 2
+            assert (e.adapter, e.G, e.temperature, e.generator) == ("agent", G, temperature, 3 * o.seed + 2)
         hits = [self.score(r)[0] >= 0.5 for r in sampled.rollouts]
+        rates = [mean(hits[k:k + o.val_samples]) for k in range(0, len(hits), o.val_samples)]
         mine = dict(epoch=self.t, alpha=self.alpha, validation=mean(hits), env_kept=len(kept),
                     success_rate=mean(list(self.new.values())), distinct_tasks=len(self.new),
                     invalid=dict(self.invalid), written=sum(len(texts) for _, texts in self.texts),
-                    d_train=len(self.tasks), d_env=len(self.d_env), other_adapter_moved=False)
+                    d_train=len(self.tasks), d_env=len(self.d_env), other_adapter_moved=False,
+                    validation_se=float(torch.tensor(rates).std()) / len(rates) ** 0.5)
         record = {name: self.run.history[self.t][name] for name in mine}
         assert record == {name: pytest.approx(value, abs=2e-6) if isinstance(value, float) else value
                           for name, value in mine.items()}
