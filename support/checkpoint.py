@@ -148,6 +148,8 @@ def stop_signals(run):
     former = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except UserError as error:
+        raise UserError(f"{error}; to go on after that: --resume --out {run.folder}") from error
     finally:
         for s, handler in former.items():
             signal.signal(s, handler)

@@ -129,8 +129,8 @@ def peak_memory(peaks: dict, phase: str):
         yield
     except torch.OutOfMemoryError:
         # rows at once also decide which random numbers a rollout gets
-        lower = "--token-budget" if "update" in phase else "--max-rows (then no longer to the bit)"
-        raise UserError(f"out of GPU memory in {phase}: --resume --out RUN with a lower {lower}") from None
+        raise UserError(f"out of GPU memory in {phase}: lower --"
+                        f"{'token-budget' if 'update' in phase else 'max-rows'}") from None
     peaks[phase] = max(torch.cuda.max_memory_allocated(), peaks.get(phase, 0))
 
 

@@ -118,14 +118,13 @@ CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant"
 # option: prefix of its functions in curriculum.py
 NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
          "seed_selection": "seeds_"}
-NO_END = "constant", "adaptive", "integral"  # schedules without --alpha-end
 RANGES = (  # (what must hold, in words, the options that it holds for)
     (lambda v: 0 < v < 1, "strictly between 0 and 1", "alpha alpha_end"),
     (lambda v: 0 <= v <= 1, "from 0 to 1", "base_share"),
     (lambda v: v >= 2, "at least 2, as one rollout has no baseline", "G"),
     (lambda v: v >= 1, "at least 1", "rank steps seed_tasks variations val_samples val_every "
      "max_task_tokens max_response_tokens max_prompt_tokens env_batch env_passes token_budget max_rows"),
-    (lambda v: 0 <= v < 1e18, "from 0 to 1e18", "seed threads epochs mini_batch agent_kl beta k_min lam env_kl"),
+    (lambda v: 0 <= v < 1e18, "0 or more", "seed threads epochs mini_batch agent_kl beta k_min lam env_kl"),
     (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr"))
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
 
@@ -267,8 +266,8 @@ def check_options(o: Options) -> Options:
          "--variant teacher needs a file of tasks, and no other variant takes one")
     need(o.resume or o.alpha != o.alpha_end or o.alpha_schedule not in ("linear", "cosine", "step"),
          "alpha_end", f"--alpha-schedule {o.alpha_schedule} goes there from the same --alpha: give another")
-    need(o.resume or o.alpha_end == Options.alpha_end or o.alpha_schedule not in NO_END, "alpha_end",
-         f"--alpha-schedule {o.alpha_schedule} does not go there: leave it out, or take another schedule")
+    need(o.resume or o.alpha_end == Options.alpha_end or o.alpha_schedule not in ("constant", "adaptive",
+         "integral"), "alpha_end", f"--alpha-schedule {o.alpha_schedule} does not go there: leave it out")
     with one_line("--chat-template-kwargs"):
         need(isinstance(json.loads(o.chat_template_kwargs or "{}"), dict), "chat_template_kwargs",
              'must be a JSON object, such as {"enable_thinking": false}')

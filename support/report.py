@@ -17,11 +17,11 @@ import io
 from pathlib import Path
 
 from support.files import UserError, read_jsonl, write_whole
-from support.options import Options, flat, saved_options
+from support.options import flat, parse_options, saved_options, world_names
 
 PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are compared by the first figure
     ("Held-out success", "share", {"validation": "sampled answers", "validation_greedy": "greedy answers"},
-     "Success on tasks that neither model is trained on. It should rise and then stay up."),
+     "On tasks that neither model is trained on. It should rise and stay up. Greedy: the likeliest answer."),
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
      "The simulator imitates tasks in the band. By then the agent finds them easier: success may be higher."),
@@ -41,7 +41,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("What the simulator learns from", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective"},
      "Effective: counted by weight, with those of earlier epochs. A handful is too few."))
 # {what must not be 0: the figures that an epoch without it does not measure}
-MEASURED_WITH = {"epoch": {"kl", "env_kept"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
+MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
                  "distinct_tasks": {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
                                     "response_length", "skill_entropy", "env_kept"}}
 
@@ -151,23 +151,24 @@ def picture(lines: dict, unit: str, band) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-EXPLANATION = "Best and worst attempt at a task. env: by the simulator; p_hat: share of attempts that succeed"
+EXPLANATION = "Who wrote a task and when, its best and worst attempt; p_hat: share of attempts that succeed"
 
 
 def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
     folder = Path(folder)
     metrics, o = read_run(folder)
-    usual, options = ([[k, str(v)] for k, v in flat(each).items()] for each in (Options(), o))
+    usual, options = ([[k, str(v)] for k, v in flat(each).items() if k not in UNIMPORTANT]
+                      for each in (parse_options(["--world", o.world] * (o.world in world_names())), o))
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
-        table(facts(metrics).items()), "<h2>Warnings, explained in TROUBLESHOOTING.md</h2>",
-        table(warned(metrics) or [["none"]]), "<h2>Options given, or set by the world or a preset</h2>",
-        table(row for row in options if row not in usual and row[0] not in UNIMPORTANT), "<h2>Curves</h2>",
+        table(facts(metrics).items()),
+        f"<h2>Warnings, explained in TROUBLESHOOTING.md</h2>{table(w)}" if (w := warned(metrics)) else "",
+        "<h2>Options other than the defaults of this world</h2>",
+        table([row for row in options if row not in usual] or [["none"]]), "<h2>Curves</h2>",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
-        f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, folder),
-        "<h2>Options</h2>", table(options)]))
+        f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, folder)]))
     return folder / "report.html"
 
 
@@ -213,7 +214,7 @@ def _card(r) -> str:
     if "refused" in r:
         tag, texts = f"refused: {r['reason']}", [("wrong", r["refused"])]
     else:
-        tag = f"{r['origin']}, of epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}"
+        tag = f"{r['origin'].replace('env', 'simulator')}, epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}"
         attempts = [("right" if e["reward"] >= 0.5 else "wrong", f"r = {e['reward']:.2g}: {e['text']}")
                     for e in r["traces"]]
         texts = [("task", r["task"]), ("", f"expected: {r['expected']}"), *attempts]

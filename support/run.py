@@ -182,10 +182,8 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     print(screen.line(record, run.history[-2:-1]), flush=True)
     if record["epoch"] == 0:
-        print(health.judge(record), flush=True)
-        if n := record["validation_n"]:  # 1 / n: one task more or less
-            chance = max(2 * record["validation_se"], 1 / n)
-            print(f"held-out success is measured on {n} tasks: a change below {chance:.2f} may be chance")
+        print(f"{health.judge(record)}\nheld-out success is {record['validation']:.3f}{report.precision(record)}"
+              "; a change below two standard errors may be chance", flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     # validation and saving are not training

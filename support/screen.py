@@ -5,6 +5,7 @@ Usage: support/run.py prints it. All of it is text made from records of metrics.
 Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" never stands
 alone: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
 """
+import sys
 from functools import partial
 
 from support.report import facts, shown
@@ -15,11 +16,11 @@ LEGEND = ("in band: new tasks that the simulator may imitate; sim. KL: nats per 
 
 
 def banner(o, folder, threads: int) -> str:
-    """Three lines, before anything slow begins: world, models, run folder."""
+    """Before anything slow begins: world, models, run folder, and the options of the command line."""
     models = " and ".join(filter(None, (o.model or "the world's own", o.env_model)))
     return (f"world    {o.world}, variant {o.variant}, seed {o.seed}\n"
             f"model    {models}, {o.quant or o.dtype}, LoRA of rank {o.rank}, threads {threads}\n"
-            f"folder   {folder}, epochs 0 to {o.epochs}")
+            f"folder   {folder}, epochs 0 to {o.epochs}\noptions  {' '.join(sys.argv[1:]) or 'none given'}")
 
 
 def line(r: dict, before=()) -> str:

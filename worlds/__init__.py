@@ -156,15 +156,17 @@ def load_world(name: str) -> type[World]:
         raise UserError(f"worlds/{name}.py: class World lacks {', '.join(missing)}: see worlds/__init__.py")
     with in_one_line(kind):
         given = [kind.defaults(asked) for asked in ({}, {"model": "m"})]
+    run, bad = vars(Options()), ["their shape"]
     with suppress(Exception):  # of another shape
-        run, own = vars(Options()), {key: default for key, (default, _, _) in kind.OPTIONS.items()}
-        fits = lambda key, value: isinstance(value, (int, type({**run, **own}[key])))
-        if all(key.isidentifier() and key not in ("preset", "help", *run)
-               and isinstance(default, (int, float, str)) for key, default in own.items()) \
-                and all(fits(*pair) for defaults in given for pair in defaults.items()):
-            return kind
-    raise UserError(f"worlds/{name}.py: OPTIONS must be {{name: (default, help, choices or None)}} with "
-                    "names that no option of a run has, DEFAULTS or defaults() {option: value of its type}")
+        own = {key: default for key, (default, _, _) in kind.OPTIONS.items()}
+        types = {key: (int, type(value)) for key, value in {**run, **own}.items()}
+        bad = [key for key, value in own.items() if not key.isidentifier() or key in ("preset", "help", *run)
+               or not isinstance(value, (int, float, str))]
+        bad += [key for one in given for key, v in one.items() if not isinstance(v, types.get(key, ()))]
+    if bad:
+        raise UserError(f"worlds/{name}.py, {bad[0]!r}: OPTIONS must be {{name: (default, help, choices or "
+                        "None)} with names of its own, DEFAULTS or defaults() {option: value of its type}")
+    return kind
 
 
 def import_own(name: str):
@@ -236,10 +238,9 @@ def probe(world):
         refuse(world, "base_tasks", "others when asked again")
     for split in ("base", "validation", "tuning"):
         tasks = base if split == "base" else world.validation_tasks(split)
-        for task in tasks:
-            for key in task_keys(world, task):
-                if (other := seen.setdefault(key, split)) != split:
-                    raise UserError(f"the {other} task {task.text[:80]!r} is among the {split} tasks as well")
+        for task, key in ((task, key) for task in tasks for key in task_keys(world, task)):
+            if (other := seen.setdefault(key, split)) != split:
+                raise UserError(f"the {other} task {task.text[:80]!r} is among the {split} tasks as well")
         for task in tasks[:1] + tasks[len(tasks) // 2:][:1] + tasks[-1:]:
             probe_task(world, task)
 
@@ -277,7 +278,8 @@ RULES = {  # method: (whether the loop can use what it gives for these arguments
     "load_policy": (lambda policy: policy.tokenizer, "a Policy"), "category": (is_text, "a text"),
     "base_tasks": (lambda tasks: all(is_task(t) and t.origin == "base" for t in tasks[:]),
                    "the same list of Tasks at each call: origin 'base', a text, a spec that JSON can hold"),
-    "validation_tasks": (lambda tasks, *_: all(map(is_task, tasks[:])), "a list of Tasks like base_tasks"),
+    "validation_tasks": (lambda tasks, part="validation": all(map(is_task, tasks[:])) and (
+        tasks or part != "validation"), "a list of Tasks like base_tasks, not empty"),
     "env_prompt": (is_prompt, "a text or chat messages, also if success is None"),
     "agent_prompt": (is_prompt, "a text or chat messages"), "seed_for": (lambda t, *_: t.id, "a Task"),
     "parse_task": (lambda t, _, seed_task, n: is_task(t) and [t.origin, t.seed_task, t.epoch] == [
@@ -287,7 +289,7 @@ RULES = {  # method: (whether the loop can use what it gives for these arguments
     "graded": (lambda reward, *_: 0 <= reward <= 1, "a number from 0 to 1"), "leaks": (is_text, "a text"),
     "same_task_key": (lambda key, *_: all(map(is_text, key)), "a text, or a tuple of texts"),
     "gold": (is_text, "a text that scores 1"), "task_length": (lambda n, *_: n > 0, "a number above 0"),
-    "skills": (lambda names, *_: all(map(is_text, names)), "texts"),
+    "skills": (lambda names, *_: all(map(is_text, names)) and not is_text(names), "a list of texts"),
     "warm_start_pairs": (lambda of, *_: all(is_prompt(prompt) and all(map(is_text, said))
                                             for role in of and ("agent", "env") for prompt, said in of[role]),
                          "{} or {'agent': [(prompt, response), ...], 'env': [...]}")}
