@@ -196,10 +196,8 @@ class TrainPool:
         import torch  # here and not above: options and --help are read without it
         kept = [t for t in self.tasks.values() if t.origin != "base"]
         picks = []
-        if not kept and not self.base:  # a run without base tasks, before its first valid task
-            return []
         for from_base in (torch.rand(n, generator=generator) < base_share).tolist():
-            source = self.base if self.base and (from_base or not kept) else kept
+            source = self.base if from_base or not kept else kept
             picks.append(source[int(torch.randint(len(source), (), generator=generator))])
         return picks
 

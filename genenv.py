@@ -48,7 +48,7 @@ from rwr import draw_kl_sample, rwr_update
 from support import checkpoint, screen
 from support.metrics import mean, surprise
 from support.run import Run, Trial, alpha_of, end_epoch, finish, note_refused, prepare_run
-from worlds import NO_SEED, in_one_line, task_keys, written_tasks
+from worlds import in_one_line, task_keys, written_tasks
 
 WRITE_ROUNDS = 4     # the simulator gets at most this many rounds to fill the batch of a step
 REPLAY = 1 / 8       # tasks replayed from D_train, per task of a full batch
@@ -126,9 +126,9 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
         missing = o.seed_tasks * o.variations - len(tasks)
         if not missing:
             break
-        # enough for what is missing: rounded up; NO_SEED stands for a world without base tasks
+        # enough for what is missing: rounded up
         seed_tasks = curriculum.select_seed_tasks(
-            run.train_pool.base or [NO_SEED], run.train_pool.recent(run.state.epoch),
+            run.train_pool.base, run.train_pool.recent(run.state.epoch),
             -(-missing // o.variations), o.base_share, curriculum.named("seeds_")[o.seed_selection],
             alpha, run.rng)
         new, written = write_tasks(run, seed_tasks, o.variations, alpha, kept=tasks)

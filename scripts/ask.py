@@ -107,15 +107,13 @@ def offered(args, world):
     learned = [spec.get("tools", []) for spec in [*(t.spec for t in world.base_tasks()), *written]]
     tools = tool_lists.read_tools(args.tools, world.form)[0] if args.tools else \
         [*world.tools.values(), *sum(learned, [])]
-    by_name = {}
-    for tool in tools:
-        by_name.setdefault(tool["name"], tool)
+    by_name = {tool["name"]: tool for tool in tools[::-1]}  # the first of a name counts
     named = [name.strip() for name in args.functions.split(",") if name.strip()]
     for name in set(named) - set(by_name):
         raise UserError(f"--functions: no {name!r:.80} among the {len(by_name)} of {args.tools or args.run}")
     if named:
         return [by_name[name] for name in named], len(named)
-    return list(by_name.values()), max([LEAST, *map(len, learned)])
+    return list(by_name.values())[::-1], max([LEAST, *map(len, learned)])
 
 
 def words(text: str) -> frozenset[str]:

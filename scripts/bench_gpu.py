@@ -74,8 +74,7 @@ def tokenizer_for(vocab):
 
 def random_prompts(count, length, vocab, seed=0):
     """count lists of `length` ids."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(vocab, (count, length), generator=generator).tolist()
+    return torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 def reward_of(ids) -> float:
@@ -141,14 +140,12 @@ def main(argv) -> int:
         raise UserError("no CUDA device: --tiny runs a small model on the CPU, in seconds")
     device, dtype = ("cpu", torch.float32) if args.tiny else ("cuda", torch.bfloat16)
     B, P, R = (2, 160, 48) if args.tiny else (8, 1024, 256)
-    shapes = {"tiny": (SMALL, True)} if args.tiny else SHAPES
-    out = Path(args.out or "results/gpu.json")
     result = {"device": "CPU" if args.tiny else torch.cuda.get_device_name(),
               "prompts": f"{B} prompts of {P} tokens, G = {G}, responses of {R}", "models": {}}
-    for name, (shape, nf4) in shapes.items():
+    for name, (shape, nf4) in ({"tiny": (SMALL, True)} if args.tiny else SHAPES).items():
         print(name, flush=True)
         result["models"][name] = bench_shape(shape, nf4, device, dtype, B, P, R)
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        Path(args.out or "results/gpu.json").write_text(json.dumps(result, indent=1) + "\n")
     return 0
 
 

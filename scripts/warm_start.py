@@ -25,6 +25,8 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
+from curriculum import success_rate
+from data_pool import attempt_score, play
 from support import checkpoint
 from support.files import UserError, check_hub, write_whole
 from support.health import counted
@@ -103,6 +105,11 @@ def make(world, s, o, out: Path) -> list[dict]:
     probe_texts(world, policy)
     s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, 0))
     learn(world, policy, s, state, path)
+    tasks = world.validation_tasks()
+    tasks = tasks[::-(-len(tasks) // 60)]  # of hundreds a part
+    played = play(world, o, policy, ADAPTER, tasks, 1, 0.0, policy.generator(0), o.max_rows)
+    rewards = [attempt_score(world, *attempt)[0] for attempt in zip(tasks, *played)]
+    print(f"it solves {success_rate(rewards):.0%} of {len(tasks)} held-out tasks, greedily", flush=True)
     merge(policy, o, out)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
     write_whole(out / "warm_start.json", json.dumps(report, indent=1))
@@ -155,8 +162,7 @@ def need_pairs(world, pairs, found="there: "):
 def passes_for(world, pairs) -> int:
     """How many passes teach the form."""
     steps = -(-(len(pairs["agent"]) + len(pairs["env"])) // BATCH)
-    wanted = STEPS[bool(getattr(world, "tools", ()))]
-    return world.warm_start_passes or min(max(2, -(-wanted // steps)), 10)
+    return world.warm_start_passes or min(max(2, -(-STEPS[bool(getattr(world, "tools", ()))] // steps)), 10)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -185,8 +191,8 @@ def learn(world, policy, s, state: dict, path: Path):
         given, own = pairs_of_pass(world, policy, n), [Rollout(0, *pair) for pair in state["own"]]
         pairs = [*given["agent"], *given["env"], *own]  # the examples keep the agent's role as well
         name = f"pass {n + 1} of {s.passes}" if n < s.passes else f"round {n + 1 - s.passes} of {s.rounds}"
-        print(f"{name}: {len(given['agent'])} answers, {len(given['env'])} tasks, {len(own)} of its own",
-              flush=True)
+        print(f"{name}: imitates {len(given['agent'])} answers, {len(given['env'])} tasks and {len(own)} "
+              "texts of its own", flush=True)
         began = time.time()
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed + n)).tolist()
         state["nats"].append(imitate(policy, optimizer, [pairs[i] for i in order], s, world.o, n))
@@ -201,7 +207,7 @@ def imitate(policy, optimizer, pairs, s, o, n: int) -> float:
     from tqdm import tqdm
     from rwr import rwr_step
     batches, losses = [pairs[k:k + BATCH] for k in range(0, len(pairs), BATCH)], []
-    for step, batch in enumerate(tqdm(batches, desc=f"pass {n + 1}", disable=None, leave=False)):
+    for step, batch in enumerate(tqdm(batches, f"pass {n + 1}", leave=False, mininterval=10)):
         done = n + step / len(batches)
         rate = max(LAST_RATE, 1 - done / s.passes) * min((n * len(batches) + step + 1) / WARM_UP, 1)
         for group in optimizer.param_groups:

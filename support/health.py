@@ -81,7 +81,8 @@ def warnings(record: dict, history: list, o) -> list[str]:
     record: the epoch's metrics (metrics.epoch_record); history: the records of earlier epochs.
     """
     # texts that were cut off need a longer limit, and no other training
-    limit = f"raise --max-task-tokens, now {o.max_task_tokens}; else " * ("truncated" in record["invalid"])
+    limit = f"raise --max-task-tokens, now {o.max_task_tokens}; else " * (
+        record["invalid"].get("truncated", 0) > record["written"] / 4)
     figures = {**vars(o), **record, "reasons": counted(record["invalid"]), "limit": limit}
     return [f"{name}: {text.format(**figures)}" for name, holds, text in CHECKS
             if holds(record, history, o)]

@@ -129,8 +129,6 @@ def prepare_run(o) -> Run:
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base = world.base_tasks()
-    if not base and o.variant in ("base", "static"):
-        raise UserError(f"--variant {o.variant} needs base tasks, and this world has none: --base-tasks FILE")
     with in_one_line(type(world)):
         policy = world.load_policy()
     # in the paper both start from one model
@@ -182,8 +180,8 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     print(screen.line(record, run.history[-2:-1]), flush=True)
     if record["epoch"] == 0:
-        print(f"{health.judge(record)}\nheld-out success is {record['validation']:.3f}{report.precision(record)}"
-              "; a change below two standard errors may be chance", flush=True)
+        print(f"{health.judge(record)}\nheld-out success is {record['validation']:.3f}"
+              f"{report.precision(record)}; a change below two standard errors may be chance", flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     # validation and saving are not training

@@ -11,7 +11,8 @@ from functools import partial
 from support.report import facts, shown
 
 LEGEND = ("in band: new tasks that the simulator may imitate; sim. KL: nats per token from its start; "
-          "-: not measured\n        success on           agent's         length    new    in     sim.\n"
+          "-: not measured\n"
+          "        success on           agent's         length    new    in     sim.  training\n"
           " epoch  held-out  generated  entropy  alpha  of task  tasks  band       KL    time")
 
 

@@ -150,8 +150,7 @@ def load_world(name: str) -> type[World]:
     from support.options import Options  # here and not above: it imports this module
     kind = getattr(import_own(f"worlds.{name}"), "World", None)
     if World not in getattr(kind, "__mro__", ()):
-        raise UserError(f"worlds/{name}.py has no class World(worlds.World): worlds/template.py has "
-                        f"one to copy; or choose from {', '.join(world_names())}")
+        raise UserError(f"worlds/{name}.py has no class World(worlds.World): worlds/template.py has one")
     if missing := [method for method in RULES if not callable(getattr(kind, method, None))]:
         raise UserError(f"worlds/{name}.py: class World lacks {', '.join(missing)}: see worlds/__init__.py")
     with in_one_line(kind):
@@ -276,8 +275,8 @@ def is_task(t):
 
 RULES = {  # method: (whether the loop can use what it gives for these arguments, in words)
     "load_policy": (lambda policy: policy.tokenizer, "a Policy"), "category": (is_text, "a text"),
-    "base_tasks": (lambda tasks: all(is_task(t) and t.origin == "base" for t in tasks[:]),
-                   "the same list of Tasks at each call: origin 'base', a text, a spec that JSON can hold"),
+    "base_tasks": (lambda tasks: tasks and all(is_task(t) and t.origin == "base" for t in tasks[:]),
+                   "the same list of Tasks at each call, not empty: origin 'base', a text, a spec for JSON"),
     "validation_tasks": (lambda tasks, part="validation": all(map(is_task, tasks[:])) and (
         tasks or part != "validation"), "a list of Tasks like base_tasks, not empty"),
     "env_prompt": (is_prompt, "a text or chat messages, also if success is None"),

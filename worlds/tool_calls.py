@@ -48,7 +48,7 @@ from data_pool import Task, task_id
 from support.files import UserError, first_line
 from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, special_token_in, task_text, tool_lists
 from worlds.call_text import MAX_CHARS
-from worlds.leaks import leaks, loopholes
+from worlds.leaks import leaks, loopholes, ungrounded
 from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, graded_calls, invalid, \
     load_object, normal_calls, structured, tools_of, well_formed, words_of
 from worlds.swaps import swapped, words_of_tools
@@ -327,8 +327,7 @@ class World(worlds.World):
     def __init__(self, o):
         super().__init__(o)
         if not o.model:
-            raise UserError("the tool_calls world needs --model: a folder or hub name of a chat model, "
-                            "such as Qwen/Qwen2.5-7B-Instruct")
+            raise UserError("tool_calls needs --model, a chat model such as Qwen/Qwen2.5-7B-Instruct")
         self.form, listed = self.option(o, "call_format"), self.option(o, "tools")
         self._line_of_call, self._call_of_line = (call_text.write_call, call_text.parse_call) \
             if self.form == "python" else (_json, load_object)
@@ -350,8 +349,10 @@ class World(worlds.World):
         print(f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
               + f"{train} examples train, {tuning} tuning, {held_out} held out{more}", flush=True)
         if bare := self.tools.keys() - {name for task in self.base_tasks() for name in self.skills(task)}:
-            names = ", ".join(sorted(bare))
-            print(f"functions without an example, {len(bare)}: {shorten(names, LINE)}", flush=True)
+            print(f"functions without an example, {len(bare)}: {shorten(', '.join(sorted(bare)), LINE)}")
+        odd = [f"{task.text!r:.90}: {value}" for task in self.base_tasks() if (value := ungrounded(task))]
+        if odd and self.tools:
+            print(f"examples whose request lacks a value of its calls, {len(odd)}: {odd[0]}, ...", flush=True)
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""
