@@ -44,7 +44,7 @@ for state.step in range(o.steps):
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)
     state.records += genenv.measured(records, trials)
     if state.step == 0:  # a look at the first step
-        print(f"\nwritten {state.written}, valid tasks {len(tasks)}, refused {sum(state.invalid.values())}")
+        print(f"\nstep 0: written {state.written}, valid {len(tasks)}, refused {sum(state.invalid.values())}")
         print("seed task -> its variation: one of the answers, its reward r (Eq. 1), p_hat (Eq. 2)")
         for trial in trials[:3]:
             seed_task = run.train_pool.tasks[trial.task.seed_task]
@@ -57,16 +57,18 @@ for state.step in range(o.steps):
               f"  advantages {'  '.join(f'{a:+5.2f}' for a in group_advantages(r)[0])}  (GRPO, Eq. 4)")
     print(f"step {state.step}: {stats['zero_variance']:.2f} of the groups without signal, gradient norm "
           f"{stats['grad_norm']:.2f}, KL to the start {stats['kl']:.3f}")
-print(f"D_train {len(run.train_pool.tasks)} tasks; the simulator wrote {len(state.records)} valid tasks")
+n = len(run.train_pool.tasks)
+print(f"D_train {n} tasks, {n - len(run.train_pool.base)} of them "
+      "new: some that the simulator wrote are base tasks")
 
 # %% 2b. Environment update. Count each task once, compute R_env, keep the band, weight it.
 fresh = distinct(state.records)
-print(f"{len(fresh)} of them are distinct: each counts once, with its latest p_hat")
+print(f"the simulator wrote {len(state.records)} valid tasks, {len(fresh)} distinct: each counts once")
 for record in fresh:
     record.r_env = curriculum.reward_bell(record.p_hat, alpha, o.beta)  # Eq. 3
 kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
 weights = rwr_weights(torch.tensor([r.r_env for r in kept]), o.lam)  # RWR: w ~ exp(lam * R_env)
-print("\np_hat      tasks    R_env   weight (-: outside the band; Eq. 2, Eq. 3, RWR)")
+print("\np_hat      tasks    R_env   weight (mean 1 over the tasks in the band; Eq. 2, Eq. 3, RWR)")
 for p_hat in sorted({r.p_hat for r in fresh}):
     same = [r for r in fresh if r.p_hat == p_hat]
     w = [f"{float(weights[i]):.3f}" for i, r in enumerate(kept) if r.p_hat == p_hat][:1] or ["-"]
