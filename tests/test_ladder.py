@@ -150,7 +150,7 @@ def test_shipped_base_models_half_know_their_world(module):
 
 def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
     """Another one could not be made; or a folder of other words would be read as padding."""
-    monkeypatch.setattr(ladder, "RECIPE", dict(steps=2, batch=2, lr=1e-3))
+    monkeypatch.setattr(ladder.World, "RECIPE", dict(steps=2, batch=2, lr=1e-3))
     for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
         assert ladder.main(ladder.World, ["train", seed, str(tmp_path / name)]) == 0
     a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
