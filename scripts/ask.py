@@ -111,9 +111,8 @@ def offered(args, world):
     named = [name.strip() for name in args.functions.split(",") if name.strip()]
     for name in set(named) - set(by_name):
         raise UserError(f"--functions: no {name!r:.80} among the {len(by_name)} of {args.tools or args.run}")
-    if named:
-        return [by_name[name] for name in named], len(named)
-    return list(by_name.values())[::-1], max([LEAST, *map(len, learned)])
+    most = len(named) or max([LEAST, *map(len, learned)])
+    return [by_name[name] for name in named] or list(by_name.values())[::-1], most
 
 
 def words(text: str) -> frozenset[str]:

@@ -141,11 +141,8 @@ def interval(values) -> str:
     return f"{mean:+.3f}" + (f" ({mean - half:+.3f} to {mean + half:+.3f})" if len(values) > 1 else "")
 
 
-def later(metrics) -> list:
-    """The second half of a run's epochs, where an untrained simulator has had time to go stale."""
-    return metrics[1 + len(metrics) // 2:] or metrics
-
-
+# the second half of a run's epochs, where an untrained simulator has had time to go stale
+later = lambda metrics: metrics[1 + len(metrics) // 2:] or metrics
 MEASURES = {  # head of a column: what a run's metrics say
     "held-out, last epoch": lambda ms: ms[-1]["validation"],
     "held-out, mean of epochs": lambda ms: np.mean([m["validation"] for m in ms[1:] or ms]),

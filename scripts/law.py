@@ -16,7 +16,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from scripts.experiments import MEASURES, half_width, interval
+from scripts.experiments import MEASURES, RIVALS, half_width, interval
 from support.files import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -45,8 +45,7 @@ def measure(setting):
     for who, runs in found.items():
         for seed in setting["seeds"]:
             for key, f in FIGURES.items():
-                value = round(float(f(runs[seed])), 6)
-                setting.setdefault(key, {}).setdefault(who, []).append(value)
+                setting.setdefault(key, {}).setdefault(who, []).append(round(float(f(runs[seed])), 6))
 
 
 def ratio(setting, key) -> float:
@@ -67,24 +66,27 @@ def row(s) -> str:
 
 
 def picture(settings):
-    """Gain against ratio: a point a setting, a colour a kind."""
-    figure, axis = plt.subplots(figsize=(7, 4.6), dpi=150, layout="constrained")
+    """Held-out success on the ladder; and gain against ratio: a point a setting, a colour a kind."""
+    figure, (left, axis) = plt.subplots(1, 2, figsize=(12, 4.6), dpi=120, layout="constrained")
+    for name in RIVALS:
+        ys = np.array([[m["validation"] for m in ms] for ms in read("results/ladder.jsonl", name).values()])
+        left.errorbar(range(len(ys[0])), ys.mean(0), [half_width(y) for y in ys.T], label=name, elinewidth=.5)
+    left.set(title="ladder, five base models, 95 % intervals", xlabel="epoch", ylabel="held-out success")
+    left.legend(frameon=False)
     for i, kind in enumerate(dict.fromkeys(s["kind"] for s in settings)):
         x, y, half = zip(*((ratio(s, "mixed"), gains(s).mean(), half_width(gains(s)))
                            for s in settings if s["kind"] == kind))
         axis.errorbar(x, y, np.nan_to_num(half), fmt="osD^vP*X"[i], color=f"C{i}", label=kind)
     axis.axhline(0, color="black", lw=0.8)
-    axis.set(xlabel="share of generated tasks with mixed rewards, trained / untrained simulator",
-             ylabel="gain in held-out success")
+    axis.set(xlabel="mixed groups, trained / untrained simulator", ylabel="gain in held-out success")
     axis.legend(frameon=False)
     figure.savefig(RESULTS / "law.png")
 
 
 if __name__ == "__main__":
     settings = json.loads((RESULTS / "law.json").read_text())
-    for setting in settings:
-        if "mixed" not in setting:
-            measure(setting)
+    for setting in (s for s in settings if "mixed" not in s):
+        measure(setting)
     (RESULTS / "law.json").write_text("[\n" + ",\n".join(map(json.dumps, settings)) + "\n]\n")
     (RESULTS / "law.md").write_text(HEAD + "".join(map(row, settings)))
     picture(settings)

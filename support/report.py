@@ -118,7 +118,7 @@ def curves(runs: dict, band=()) -> str:
         if any(lines.values()):
             image = picture(lines, unit, band if key == "success_rate" else ())
             figures.append(f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'>"
-                           f"<figcaption>{caption}</figcaption></figure>")
+                           f"<figcaption>{caption * (len(runs) == 1)}</figcaption></figure>")
     return f"<div class=curves>{''.join(figures)}</div>"
 
 

@@ -12,15 +12,15 @@ from support.report import facts, shown
 
 LEGEND = ("in band: new tasks that the simulator may imitate; sim. KL: nats per token from its start; "
           "-: not measured\n"
-          "        success on           agent's         length    new    in     sim.  training\n"
-          " epoch  held-out  generated  entropy  alpha  of task  tasks  band       KL    time")
+          "        success on           mixed   agent's         length    new    in     sim.  training\n"
+          " epoch  held-out  generated  groups  entropy  alpha  of task  tasks  band       KL    time")
 
 
 def banner(o, folder, threads: int) -> str:
     """Before anything slow begins: world, models, run folder, and the options of the command line."""
     models = " and ".join(filter(None, (o.model or "the world's own", o.env_model)))
     return (f"world    {o.world}, variant {o.variant}, seed {o.seed}\n"
-            f"model    {models}, {o.quant or o.dtype}, LoRA of rank {o.rank}, threads {threads}\n"
+            f"model    {models}, dtype {o.quant or o.dtype}, LoRA of rank {o.rank}, threads {threads}\n"
             f"folder   {folder}, epochs 0 to {o.epochs}\noptions  {' '.join(sys.argv[1:]) or 'none given'}")
 
 
@@ -30,8 +30,8 @@ def line(r: dict, before=()) -> str:
     known = {warning.split(":")[0] for m in before for warning in m["warnings"]}
     cell = partial(shown, r)
     text = (f"{r['epoch']:6d}  {cell('validation', '.3f'):>8}  {cell('success_rate', '.2f'):>9}  "
-            f"{cell('entropy', '.3f'):>7}  {r['alpha']:5.2f}  {cell('task_length', '.2f'):>7}  "
-            f"{r['distinct_tasks'] or '-':>5}  {cell('env_kept', 'd'):>4}  "
+            f"{cell('mixed_share', '.0%'):>6}  {cell('entropy', '.3f'):>7}  {r['alpha']:5.2f}  "
+            f"{cell('task_length', '.2f'):>7}  {r['distinct_tasks'] or '-':>5}  {cell('env_kept', 'd'):>4}  "
             f"{cell('env_kl', '.3f'):>7}  {r['seconds']:4.0f} s")
     return "\n".join([text, *(f"  ! still {name}" if (name := warning.split(":")[0]) in known else
                               f"  ! {warning}" for warning in r["warnings"])])
