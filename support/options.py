@@ -231,7 +231,7 @@ def saved_options(path, **changes) -> Options:
     path = path if path.is_file() else path / "config.json"
     if not path.is_file():
         begun = NOT_MODELS["warm_start"] * (path.parent / "warm_start").is_dir()
-        raise UserError(f"{path.parent} is {begun or 'not a run folder: it has no config.json'}")
+        raise UserError(f"{path.parent} is {begun or 'no run folder: there is no config.json in it'}")
     with one_line(f"{path} is of no run of this version and"):
         saved = json.loads(path.read_text())
         if "settings" in saved:  # of a warm start: its own next to those of a run
