@@ -56,7 +56,7 @@ def main(argv) -> int:
             continue
         lines = [text, f"# {fault}"] if fault else list(map(write_call, calls))
         if not fault and (value := ungrounded(Task(request, {"tools": few, "calls": calls}))):
-            lines.append(f"# not in the request: {value}")
+            lines.append(f"# not in the request, at least: {value}")
         print("\n".join([f"> {request}"] * (len(requests) > 1) + lines))
     return 0
 
@@ -65,7 +65,7 @@ def parser():
     """The command line of `ask`."""
     p = Parser(prog="genenv.py ask", allow_abbrev=False, description=__doc__.splitlines()[0])
     p.add_argument("run", help="run folder, such as runs/001-genenv, or that of a warm start")
-    p.add_argument("request", nargs="*", help="what is asked for")
+    p.add_argument("request", nargs="*", help="what is asked for; several requests: --file")
     p.add_argument("--file", default="", help="requests, one a line")
     p.add_argument("--tools", default="", help="functions to offer instead of the run's own")
     p.add_argument("--functions", default="", metavar="A,B", help="offer these alone, all of them")
@@ -77,7 +77,7 @@ def parser():
 def read_requests(args) -> list[str]:
     """The requests of the command line and of --file. Raises UserError if there are none."""
     lines = Path(args.file).read_text("utf-8-sig", "replace").splitlines() if args.file else []
-    requests = [line.strip() for line in args.request + lines if line.strip()]
+    requests = [line.strip() for line in [" ".join(args.request), *lines] if line.strip()]
     if not requests:
         raise UserError('ask needs a request, such as: ask RUN "Dim the study", or --file FILE')
     return requests

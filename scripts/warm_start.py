@@ -109,7 +109,7 @@ def make(world, s, o, out: Path) -> list[dict]:
     tasks = tasks[::-(-len(tasks) // 60)]  # of hundreds a part
     played = play(world, o, policy, ADAPTER, tasks, 1, 0.0, policy.generator(0), o.max_rows)
     rewards = [attempt_score(world, *attempt)[0] for attempt in zip(tasks, *played)]
-    print(f"it solves {success_rate(rewards):.0%} of {len(tasks)} held-out tasks, greedily", flush=True)
+    print(f"it solves {success_rate(rewards) * len(tasks):.0f} of {len(tasks)} held-out tasks, greedily")
     merge(policy, o, out)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
     write_whole(out / "warm_start.json", json.dumps(report, indent=1))

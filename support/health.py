@@ -60,8 +60,8 @@ CHECKS = (
      "{zero_variance:.0%} of the groups have equal rewards and teach nothing, {reward:.2f} on average: bring "
      "easier base tasks if that is low, harder ones if it is high, or raise --G"),
     ("invalid", lambda r, history, o: refused(r) > 2 / 3 * r["written"],
-     "most of {written} texts are not tasks ({reasons}): {limit}raise --env-kl, lower --env-lr, or teach the "
-     "form by a warm start"),
+     "most of {written} texts are not tasks ({reasons}): {limit}if it never knew the form, teach "
+     "it by a longer warm start; else raise --env-kl or lower --env-lr"),
     ("KL cap", lambda r, history, o: all(m["env_capped"] and not m["env_steps"] for m in [*history[-1:], r]),
      "the simulator's first step moved it too far and was undone, twice in a row: lower --env-lr"),
     ("KL", lambda r, history, o: min(m["env_kl"] for m in [*history[-1:], r]) > 2.0,
