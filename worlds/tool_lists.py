@@ -67,7 +67,7 @@ def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSON
             notes[remark].append(_name_of(found))
     if not tools:
         what = as_line(notes) or "a list is JSON, such as a server's answer to tools/list"
-        raise UserError(f"{path}: no tool in it that can be used, give --tools FILE: {shorten(what, 200)}")
+        raise UserError(f"{path}: no tool in it; examples go to --base-tasks: {shorten(what, 200)}")
     return list(tools.values()), notes
 
 
@@ -301,7 +301,7 @@ def _own_call(call) -> dict:
     need(isinstance(call, dict) and isinstance(call.get("name"), str), "a call without a 'name'")
     arguments = call.get("arguments")
     arguments = load_object(arguments) if isinstance(arguments, str) else arguments
-    need(isinstance(arguments, dict), f"the arguments of {call['name']!r:.80} are not a JSON object")
+    need(isinstance(arguments, dict), f"{call['name']!r:.80}: 'arguments' missing, or not a JSON object")
     return {"name": call["name"], "arguments": arguments}
 
 
