@@ -37,7 +37,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
     ("KL to the start", "nats", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
-     "How far a model has moved. A slow rise and spikes are harmless; above 2, do not trust its texts."),
+     "Before the epoch's update. A slow rise and spikes are harmless; above 2, do not trust its texts."),
     ("What the simulator learns from", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective"},
      "Effective: counted by weight, with those of earlier epochs. A handful is too few."))
 # {what must not be 0: the figures that an epoch without it does not measure}
@@ -182,7 +182,7 @@ def compare(folders, out) -> Path:
     out = Path(out or Path(folders[0]) / "compare.html")
     write_whole(out, page("Runs compared", [
         "<p><b>Different worlds: do not compare figures.</b></p>" * any(row[0] == "world" for row in differ),
-        "<p>One run is one seed: a difference is a result only when several seeds have it.</p>",
+        "<p>One run is one seed: a difference is a result only if several seeds have it.</p>",
         "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
         f"<h2>From epoch 0 to {len(common[0]) - 1}, the last one that all have</h2>", table([
             ["", *folders], *zip(facts(records[0]), *(facts(m).values() for m in common))]),

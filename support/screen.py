@@ -10,7 +10,7 @@ from functools import partial
 
 from support.report import facts, shown
 
-LEGEND = ("in band: new tasks that the simulator may imitate; sim. KL: nats per token from its start; "
+LEGEND = ("in band: new tasks the simulator may imitate; sim. KL: nats from its start, before the update; "
           "-: not measured\n"
           "        success on           mixed   agent's         length    new    in     sim.  training\n"
           " epoch  held-out  generated  groups  entropy  alpha  of task  tasks  band       KL    time")

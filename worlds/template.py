@@ -11,6 +11,7 @@ from worlds.tiny_model import SPECIAL, load_trained, train
 
 TOOLS = dict(inc=lambda d: d + 1, dbl=lambda d: 2 * d, neg=lambda d: -d, sqr=lambda d: d * d)
 SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # how often the base model is shown a wrong digit
+# b0 to b4: p_hat in quarters, b?: unknown
 WORDS = [*SPECIAL, *"=0123456789", *TOOLS, "vary", "=>", "b?", "b0", "b1", "b2", "b3", "b4"]
 DIGITS = set("0123456789")
 
