@@ -15,7 +15,7 @@ SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # how often the base model is sho
 WORDS = [*SPECIAL, *"=0123456789", *TOOLS, "vary", "=>", "b?", "b0", "b1", "b2", "b3", "b4"]
 DIGITS = set("0123456789")
 
-def make(tool, digits, *rest):
+def make(tool, digits, *rest):  # rest: origin, seed task, epoch
     return Task(" ".join([tool, *map(str, digits)]), {"tool": tool, "digits": digits}, *rest)
 def draw(rng, tools, n, origin, held_out=()):
     tasks = (make(rng.choice(tools), rng.choices(range(10), k=3), origin) for _ in range(9 * n))
@@ -42,7 +42,7 @@ class World(worlds.World):
         if tool not in TOOLS or len(digits) != 3 or not set(digits) <= DIGITS:
             raise worlds.InvalidTask("malformed")
         return make(tool, list(map(int, digits)), "env", seed_task.id, epoch)
-    def gold(self, task, slip=lambda: False):
+    def gold(self, task, slip=lambda: False):  # slip(): add 1, a wrong digit
         return " ".join(str((TOOLS[task.spec["tool"]](d) + slip()) % 10) for d in task.spec["digits"])
     def score(self, task, response):  # Eq. 1; valid: three digits
         words = response.split() if len(response) < 99 else []
