@@ -112,7 +112,7 @@ def offered(args, world):
     for name in set(named) - set(by_name):
         raise UserError(f"--functions: no {name!r:.80} among the {len(by_name)} of {args.tools or args.run}")
     most = len(named) or max([LEAST, *map(len, learned)])
-    return [by_name[name] for name in named] or list(by_name.values())[::-1], most
+    return [by_name[name] for name in named or dict.fromkeys(tool["name"] for tool in tools)], most
 
 
 def words(text: str) -> frozenset[str]:

@@ -24,8 +24,6 @@ from data_pool import attempt_score, play
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     """Success rate of the agent on each of the tasks, G attempts each."""
-    if not tasks:  # a world of one's own may have no held-out tasks
-        return []
     o, world = run.o, run.world
     generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
     with run.phase("validation"):
@@ -128,7 +126,6 @@ def peak_memory(peaks: dict, phase: str):
     try:
         yield
     except torch.OutOfMemoryError:
-        # rows at once also decide which random numbers a rollout gets
         raise UserError(f"out of GPU memory in {phase}: lower --"
                         f"{'token-budget' if 'update' in phase else 'max-rows'}") from None
     peaks[phase] = max(torch.cuda.max_memory_allocated(), peaks.get(phase, 0))

@@ -17,7 +17,8 @@ import io
 from pathlib import Path
 
 from support.files import UserError, read_jsonl, write_whole
-from support.options import flat, parse_options, saved_options, world_names
+from support.options import flat, parse_options, saved_options
+from worlds import world_names
 
 PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are compared by the first figure
     ("Held-out success", "share", {"validation": "sampled answers", "validation_greedy": "greedy answers"},
@@ -49,7 +50,7 @@ MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "
 def measured(m: dict) -> dict:
     """The figures that an epoch measured: what it did not measure stands in its record as 0."""
     absent = {figure for key, figures in MEASURED_WITH.items() if not m[key] for figure in figures}
-    if m["validated"] != m["epoch"] or not m["validation_by"]:
+    if m["validated"] != m["epoch"]:
         absent |= {"validation", "validation_greedy", "validation_se", "validation_n"}
     return {k: v for k, v in m.items() if k not in absent}
 

@@ -21,7 +21,7 @@ from support import metrics as measure
 from support.files import UserError, append_jsonl, write_whole
 from support.loading import model_config
 from support.options import Options
-from worlds import World, held_out_keys, in_one_line, open_policy, open_world, probe_texts, read_teacher
+from worlds import World, held_out_keys, open_policy, open_world, probe_texts, read_teacher
 
 
 @dataclass
@@ -129,8 +129,7 @@ def prepare_run(o) -> Run:
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
     base = world.base_tasks()
-    with in_one_line(type(world)):
-        policy = world.load_policy()
+    policy = world.load_policy()
     # in the paper both start from one model
     simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",)) if o.env_model else policy
     for player in dict.fromkeys((policy, simulator)):

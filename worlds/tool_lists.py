@@ -335,8 +335,8 @@ def usable(listed: dict) -> dict:
 
 def _listed(name: str, listed: dict) -> dict:
     """The tool of a name in the list. Raises InvalidTask with .detail."""
-    if name not in usable(listed):
+    if not isinstance(tool := listed.get(name), dict):
         near = choose(name, usable(listed) or ["its functions"])
-        why = f"was {listed[name]}" if name in listed else f"is not in the list of --tools: {near}"
+        why = f"was {tool}" if tool else f"is not in the list of --tools: {near}"
         raise invalid("unknown tool", f"{name!r:.80} {why}")
-    return listed[name]
+    return tool
