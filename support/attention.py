@@ -247,8 +247,7 @@ def fused_norm(norm, x):
 def is_plain_lora(module) -> bool:
     """Whether `lora_linear` computes what this PEFT layer would: no DoRA, no bias besides B."""
     from peft.tuners import lora
-    kinds = [getattr(lora, name) for name in ("Linear", "Linear4bit") if hasattr(lora, name)]
-    return type(module) in kinds and not module.lora_variant and \
+    return type(module) in (lora.Linear, getattr(lora, "Linear4bit", None)) and not module.lora_variant and \
         all(matrix.bias is None for matrix in module.lora_B.values())
 
 
@@ -283,9 +282,8 @@ class GrowingLayer(DynamicLayer):
             return self.buffers
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            self.keys = key_states.new_empty(*key_states.shape[:2], 0, key_states.shape[3])
-            self.values = value_states.new_empty(*value_states.shape[:2], 0, value_states.shape[3])
-            self.buffers = (self.keys, self.values)
+            self.buffers = self.keys, self.values = [
+                x.new_empty(*x.shape[:2], 0, x.shape[3]) for x in (key_states, value_states)]
         K, S = self.keys.shape[2], key_states.shape[2]
         if K + S > self.buffers[0].shape[2]:
             room = max(self.room, min(self.most, K + S + max(32 * S if K else 0, K // 2)))

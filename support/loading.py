@@ -43,10 +43,9 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     quant: None or "nf4": 4-bit weights with double quantisation. dtype: "auto", "bf16" or "fp32",
     see choose_dtype. device: None = a GPU if there is one.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
-    from transformers.utils import logging as transformers_logging
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast, logging as log
+    log.set_verbosity_error()
+    log.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = model_config(model)
     if getattr(config, "quantization_config", None):  # a warm start could not merge into it
@@ -109,11 +108,10 @@ def choose_dtype(dtype, device: str, config) -> torch.dtype:
 def model_digest(model: str) -> str:
     """What tells a model from another one in the same place: the commit of a hub name, else a hash
     of a folder's files, of each its name, its size and its last MB."""
-    folder = Path(model)
-    if not folder.is_dir():
+    if not Path(model).is_dir():
         return getattr(model_config(model), "_commit_hash", None) or ""
     digest = hashlib.sha256()
-    for path in sorted(p for p in folder.iterdir() if p.is_file()):
+    for path in sorted(p for p in Path(model).iterdir() if p.is_file()):
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - MB))
             digest.update(f"{path.name} {path.stat().st_size}\n".encode() + file.read())

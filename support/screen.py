@@ -6,7 +6,6 @@ Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success
 alone: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
 """
 import sys
-from functools import partial
 
 from support.report import facts, shown
 
@@ -28,7 +27,7 @@ def line(r: dict, before=()) -> str:
     """An epoch in one line of less than 100 characters, under LEGEND; its warnings below it, by name alone
     where the epoch before, the only record in `before`, had them too."""
     known = {warning.split(":")[0] for m in before for warning in m["warnings"]}
-    cell = partial(shown, r)
+    cell = lambda key, form: shown(r, key, form)
     text = (f"{r['epoch']:6d}  {cell('validation', '.3f'):>8}  {cell('success_rate', '.2f'):>9}  "
             f"{cell('mixed_share', '.0%'):>6}  {cell('entropy', '.3f'):>7}  {r['alpha']:5.2f}  "
             f"{cell('task_length', '.2f'):>7}  {r['distinct_tasks'] or '-':>5}  {cell('env_kept', 'd'):>4}  "
