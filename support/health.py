@@ -60,8 +60,8 @@ CHECKS = (
      "{zero_variance:.0%} of the groups have equal rewards and teach nothing, {reward:.2f} on average: bring "
      "easier base tasks if that is low, harder ones if it is high, or raise --G"),
     ("invalid", lambda r, history, o: refused(r) > 2 / 3 * r["written"],
-     "most of {written} texts are not tasks ({reasons}): {limit}if it never knew the form, teach "
-     "it by a longer warm start; else raise --env-kl or lower --env-lr"),
+     "most of {written} texts are not tasks ({reasons}): for truncated ones raise --max-task-tokens "
+     "{max_task_tokens}; if it never knew the form, warm-start longer; else raise --env-kl, lower --env-lr"),
     ("KL cap", lambda r, history, o: all(m["env_capped"] and not m["env_steps"] for m in [*history[-1:], r]),
      "the simulator's first step moved it too far and was undone, twice in a row: lower --env-lr"),
     ("KL", lambda r, history, o: min(m["env_kl"] for m in [*history[-1:], r]) > 2.0,
@@ -80,12 +80,8 @@ def warnings(record: dict, history: list, o) -> list[str]:
 
     record: the epoch's metrics (metrics.epoch_record); history: the records of earlier epochs.
     """
-    # texts that were cut off need a longer limit, and no other training
-    limit = f"raise --max-task-tokens, now {o.max_task_tokens}; else " * (
-        record["invalid"].get("truncated", 0) > record["written"] / 4)
-    figures = {**vars(o), **record, "reasons": counted(record["invalid"]), "limit": limit}
-    return [f"{name}: {text.format(**figures)}" for name, holds, text in CHECKS
-            if holds(record, history, o)]
+    figures = {**vars(o), **record, "reasons": counted(record["invalid"])}
+    return [f"{name}: {text.format(**figures)}" for name, holds, text in CHECKS if holds(record, history, o)]
 
 
 def judge(r: dict) -> str:
