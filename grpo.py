@@ -129,10 +129,10 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     shuffles the groups if there are several steps. An empty batch changes nothing.
     Returns zero_variance (fraction of groups without signal); kl (to the initial policy, nats per
     token), clip_fraction and grad_norm (before clipping), each a mean over the steps taken;
-    trained_tokens; skipped_steps (not finite); mismatch_mean and mismatch_max, see
+    trained_tokens; skipped_steps (not finite); mismatch (the mean) and mismatch_max, see
     sampler_mismatch. What was not measured is 0.
     """
-    stats = dict.fromkeys(("kl", "clip_fraction", "grad_norm", "mismatch_mean", "mismatch_max"), 0.0)
+    stats = dict.fromkeys(("kl", "clip_fraction", "grad_norm", "mismatch", "mismatch_max"), 0.0)
     stats |= {"zero_variance": 1.0, "trained_tokens": 0, "skipped_steps": 0}
     if not rollouts or not has_signal(rewards).any():
         return stats
@@ -193,7 +193,7 @@ def sampler_mismatch(policy, rollouts, o) -> dict:
         return {}
     gaps = [(torch.tensor(r.logps).to(logp) - logp).abs()
             for r, logp in zip(rollouts, response_logps(policy, rollouts, o))]
-    return {"mismatch_mean": float(torch.cat(gaps).sum()) / sum(r.tokens for r in rollouts),
+    return {"mismatch": float(torch.cat(gaps).sum()) / sum(r.tokens for r in rollouts),
             "mismatch_max": float(torch.cat(gaps).max())}
 
 

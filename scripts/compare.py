@@ -1,4 +1,4 @@
-"""Curves of several runs on one page, or the page of a single run drawn anew.
+"""Held-out success and curves of several runs on one page, or the page of a single run drawn anew.
 
     python genenv.py compare runs/000-genenv runs/001-random
     python genenv.py compare runs/000-genenv            # its report.html, also while it goes on

@@ -19,7 +19,7 @@ import torch
 from support.files import UserError
 import curriculum
 from support import health
-from data_pool import attempt_score, play
+from data_pool import attempt_score, play, task_id
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
@@ -36,7 +36,9 @@ def validation(run) -> dict:
     """Held-out tasks: success of sampled and of greedy attempts, and by category. Measured every
     --val-every epochs and after the last one; the last measurement is repeated in between.
     "validated" is the epoch of the measurement; "validation_se" the standard error of "validation", over
-    "validation_n" tasks: that each was tried a few times only is in it, as it spreads their rates."""
+    "validation_n" tasks: that each was tried a few times only is in it, as it spreads their rates.
+    "validation_rates" has the rate of each task, by category; runs with the same "validation_set" have the
+    same held-out tasks in the same order, and can be compared task by task."""
     o, epoch = run.o, run.state.epoch
     if epoch % o.val_every and epoch != o.epochs:
         return {k: v for k, v in run.history[-1].items() if k.startswith("validat")}
@@ -47,7 +49,8 @@ def validation(run) -> dict:
     return {"validated": epoch, "validation": mean(sampled), "validation_n": n,
             # 0 for a single task, which says nothing of others
             "validation_se": (sum((p - mean(sampled)) ** 2 for p in sampled) / max(1, n * (n - 1))) ** 0.5,
-            "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
+            "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)), "validation_rates": by_category,
+            "validation_set": task_id({"held out": [(task.id, task.text) for task in tasks]}),
             "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()}}
 
 
@@ -67,8 +70,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
         skill_entropy=entropy(s for x in new for s in world.skills(x.task)), written=state.written,
         invalid=dict(state.invalid), truncated=mean(bool(e.truncated) for e in traces),
         **{key: mean(a[key] for a in state.agent) for key in
-           ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens")},
-        mismatch=mean(a["mismatch_mean"] for a in state.agent),
+           ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch")},
         skipped_steps=sum(a["skipped_steps"] for a in state.agent),
         other_adapter_moved=any(a.get("other_moved") for a in [*state.agent, env_stats]),
         **{key: env_stats.get(key, 0) for key in
@@ -90,16 +92,14 @@ def surprise(rollouts) -> float:
 def first_trials(trials) -> list:
     """The first Trial of every task: a new task may be tried again in its epoch, and its first p_hat
     counts."""
-    first = {}
-    for trial in trials:
-        first.setdefault(trial.task.id, trial)
-    return list(first.values())
+    first = {trial.task.id: trial for trial in reversed(trials)}  # of equal ids the last one stays
+    return [first[i] for i in dict.fromkeys(trial.task.id for trial in trials)]
 
 
 def new_trials(state) -> list:
     """The first Trials of the tasks that are new in this epoch."""
-    return first_trials(x for x in state.trials if x.task.origin != "base"
-                        and (x.task.epoch == state.epoch or x.task.origin != "env"))
+    return first_trials([x for x in state.trials if x.task.origin != "base"
+                         and (x.task.epoch == state.epoch or x.task.origin != "env")])
 
 
 @contextmanager
@@ -108,8 +108,7 @@ def movement(adapters: dict, adapter):
     Yields a dictionary that is filled at the end: other_moved, whether a bit of another one has changed."""
     rest = [p for name, params in adapters.items() if adapter not in ("", name) for p in params]
     before = [p.detach().clone() for p in rest]
-    found = {}
-    yield found
+    yield (found := {})
     # compared where they lie, as whole numbers (a NaN is not itself), and read once
     changed = [(p.detach().view(torch.int32) != old.view(torch.int32)).any() for p, old in zip(rest, before)]
     found["other_moved"] = bool(changed) and bool(torch.stack(changed).any())

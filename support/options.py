@@ -39,13 +39,13 @@ class Options:
     # the run
     out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
     resume: bool = False              # go on with the run in --out from its checkpoint
-    variant: str = "genenv"           # genenv; random: simulator as is; static, teacher, base: none
+    variant: str = "genenv"           # genenv; random: untrained simulator; static, teacher, base: none
     world: str = "ladder"             # domain, a module of worlds/; its own options are listed with it
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0: OMP_NUM_THREADS if set, else all cores
     # models
     model: str = ""                   # local folder or hub name; the embedded worlds have their own
-    env_model: str = ""               # the simulator's own model; empty: the agent's, one base
+    env_model: str = ""               # the simulator's own model; empty: it shares the agent's
     base_tasks: str = ""              # JSONL of base tasks (the embedded worlds have their own)
     validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
     teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
@@ -60,7 +60,7 @@ class Options:
     variations: int = 4               # tasks written per seed task (paper: 4)
     G: int = 8                        # rollouts per task
     base_share: float = 0.75          # share of seed tasks, and of replayed ones, from the base set
-    seed_selection: str = "uniform"   # recent tasks as seed tasks; curated: p_hat near alpha
+    seed_selection: str = "uniform"   # choice among recent tasks; curated: p_hat near alpha
     temperature: float = 1.0          # of sampling and of every log-prob
     max_task_tokens: int = 24         # length limit of a generated task
     max_response_tokens: int = 24     # length limit of an agent response
@@ -80,7 +80,7 @@ class Options:
     beta: float = 2.0                 # sharpness of R_env
     k_min: float = 0.26               # band |p_hat - alpha| <= k_min to learn from (paper: 0.1)
     lam: float = 1.0                  # sharpness of the weights exp(lam * R_env)
-    p_hat_unit: str = "task"          # of R_env and band: task; seed: all its variations; batch
+    p_hat_unit: str = "task"          # whose p_hat counts: task; seed: all its variations; batch
     env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
     env_batch: int = 32               # generations per optimiser step
     env_passes: int = 1               # passes over the records per epoch
@@ -136,7 +136,7 @@ MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"} 
 COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its first run",
             "ask": "the trained agent of a run answers a request of yours",
             "export": "the tasks of a run for veRL",
-            "compare": "the curves of several runs on one page; of one run, its report"}
+            "compare": "held-out success and curves of several runs on one page; of one run, its report"}
 
 
 def parser(world) -> "Parser":

@@ -5,7 +5,8 @@ band, validation, task and response length, solved and unsolved tasks. Added: mi
 KL, and what the simulator learns from.
 
 Usage: support/run.py writes report.html at the end of a run. `python genenv.py compare RUN` writes
-it for a run that still goes on or was stopped, `... compare RUN RUN` draws runs over each other.
+it for a run that still goes on or was stopped, `... compare RUN RUN` says by how much held-out success
+differs and draws the runs over each other.
 
 Deviations: figures and style are embedded, so that a single file can be sent along. Text of models
 is escaped, and the page forbids scripts and outside sources. What an epoch did not measure is not
@@ -15,6 +16,7 @@ import base64
 import html
 import io
 from pathlib import Path
+from statistics import pstdev
 
 from support.files import UserError, read_jsonl, write_whole
 from support.options import flat, parse_options, saved_options
@@ -31,10 +33,8 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "A group is the attempts at one task. Only groups with right and wrong ones teach the agent."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
      "Near 0 all attempts at a task are alike and teach nothing; if it keeps climbing they become noise."),
-    ("Length of generated tasks", "the world's unit", {"task_length": "new tasks"},
-     "In steps, words or calls, as the world counts. Tasks may grow with the agent."),
-    ("Variety of generated tasks", "bits", {"skill_entropy": "entropy of the skills used"},
-     "If it falls, the simulator writes for fewer and fewer skills."),
+    ("Length of generated tasks", "steps, words or calls", {"task_length": "new tasks"}, "It may grow."),
+    ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
     ("KL to the start", "nats", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
@@ -50,9 +50,8 @@ MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "
 def measured(m: dict) -> dict:
     """The figures that an epoch measured: what it did not measure stands in its record as 0."""
     absent = {figure for key, figures in MEASURED_WITH.items() if not m[key] for figure in figures}
-    if m["validated"] != m["epoch"]:
-        absent |= {"validation", "validation_greedy", "validation_se", "validation_n"}
-    return {k: v for k, v in m.items() if k not in absent}
+    stale = m["validated"] != m["epoch"]
+    return {k: v for k, v in m.items() if k not in absent and not (stale and k.startswith("validation"))}
 
 
 def points(metrics, key) -> list:
@@ -80,6 +79,16 @@ def precision(m: dict) -> str:
     """How far chance may have moved an epoch's held-out success, "" where that is not known."""
     n, error = (measured(m).get(key, 0) for key in ("validation_n", "validation_se"))
     return f" ({f'standard error {error:.3f}, ' if error else ''}{n} task{'s' * (n != 1)})" if n else ""
+
+
+def gain(m: dict, first: dict) -> str:
+    """Held-out success in an epoch's record minus that in the one of another run. Taken task by task, so that
+    how hard a task is drops out of the standard error; what another seed would give is not in it."""
+    if m.get("validation_set", "") != first.get("validation_set"):
+        return "held-out tasks differ, or are not recorded: do not compare"
+    pairs = zip(*(sum(each["validation_rates"].values(), []) for each in (m, first)))
+    error = pstdev([ours - theirs for ours, theirs in pairs]) / max(1, m["validation_n"] - 1) ** 0.5
+    return f"{m['validation'] - first['validation']:+.3f} (standard error {error:.3f}, paired by task)"
 
 
 def warned(metrics) -> list:
@@ -152,6 +161,7 @@ def picture(lines: dict, unit: str, band) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+CAUTION = "One run is one seed: a difference is a result only if several seeds have it."
 EXPLANATION = "Who wrote a task and when, its best and worst attempt; p_hat: share of attempts that succeed"
 
 
@@ -159,46 +169,49 @@ def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
     folder = Path(folder)
     metrics, o = read_run(folder)
-    usual, options = ([[k, str(v)] for k, v in flat(each).items() if k not in UNIMPORTANT]
-                      for each in (parse_options(["--world", o.world] * (o.world in world_names())), o))
+    usual = flat(parse_options(["--world", o.world] * (o.world in world_names())))
+    options = [[k, v] for k, v in flat(o).items() if v != usual.get(k) and k not in UNIMPORTANT]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
         table(facts(metrics).items()),
+        "<h2>Held-out tasks by category: how many, and success</h2>", table(
+            [name or "all", len(now), f"{metrics[0]['validation_by'][name]:.3f} -> {sum(now) / len(now):.3f}"]
+            for name, now in metrics[-1].get("validation_rates", {}).items()),
         f"<h2>Warnings, explained in TROUBLESHOOTING.md</h2>{table(w)}" if (w := warned(metrics)) else "",
-        "<h2>Options other than the defaults of this world</h2>",
-        table([row for row in options if row not in usual] or [["none"]]), "<h2>Curves</h2>",
+        "<h2>Options other than the defaults</h2>", table(options or [["none"]]), "<h2>Curves</h2>",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, folder)]))
     return folder / "report.html"
 
 
-def compare(folders, out) -> Path:
-    """Write a page with the curves of several runs over each other; returns its path, by default
-    compare.html in the first of the folders. Raises UserError as read_run does."""
+def compare(folders, out) -> str:
+    """Write a page with the curves of several runs over each other, by default compare.html in the first of
+    the folders; returns what to print. Raises UserError as read_run does."""
     records, options = zip(*map(read_run, folders))
     rows = [[name, *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
-    common = [[r for r, *_ in zip(metrics, *records)] for metrics in records]  # epochs that all have
+    last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
+    title = f"Held-out success in epoch {last}, and minus that of the first run"
+    results = [[f"{m[last]['validation']:.3f}", run, gain(m[last], records[0][last]) * (m is not records[0])]
+               for run, m in zip(folders, records)]
     out = Path(out or Path(folders[0]) / "compare.html")
+    done = "replaced" if out.exists() else "wrote"
     write_whole(out, page("Runs compared", [
-        "<p><b>Different worlds: do not compare figures.</b></p>" * any(row[0] == "world" for row in differ),
-        "<p>One run is one seed: a difference is a result only if several seeds have it.</p>",
-        "<h2>Options that differ</h2>", table([["", *folders], *differ]) if differ else "None.",
-        f"<h2>From epoch 0 to {len(common[0]) - 1}, the last one that all have</h2>", table([
-            ["", *folders], *zip(facts(records[0]), *(facts(m).values() for m in common))]),
+        f"<h2>{title}</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
+        table([["", *folders], *differ]) if differ else "None.", f"<h2>From epoch 0 to {last}</h2>",
+        table([["", *folders], *zip(facts(records[0]), *(facts(m[:last + 1]).values() for m in records))]),
         "<h2>Curves</h2>", curves(dict(zip(folders, records)))]))
-    return out
+    return "\n".join([title, *map("  ".join, results), CAUTION, f"{done} {out}"])
 
 
 def page(title, parts) -> str:
     """A whole page from its parts, each of them HTML; the title is text."""
     return "\n".join([
-        "<!doctype html><html lang=en><head><meta charset=utf-8>",
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=width=device-width>",
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name=viewport content="width=device-width,initial-scale=1">',
         f"<style>{Path(__file__).with_suffix('.css').read_text('utf-8')}</style>",
-        f"<title>{_text(title)}</title></head><body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
+        f"<title>{_text(title)}</title><body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
 
 
 def _samples(metrics, folder) -> str:

@@ -23,7 +23,7 @@ from worlds import InvalidTask, World
 EOS = 0
 N_BASE, HELD_OUT = 12, {"validation": range(90, 96), "tuning": range(96, 100)}
 STATS = dict.fromkeys(("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens",
-                       "mismatch_mean", "mismatch_max", "skipped_steps"), 0.0) | {"env_steps": 1}
+                       "mismatch", "mismatch_max", "skipped_steps"), 0.0) | {"env_steps": 1}
 
 
 def make_task(n, x=0, origin="env", seed_task="", epoch=0) -> Task:

@@ -16,17 +16,13 @@ from test_health import QUIET
 
 HOSTILE = ("</pre></script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\""
            "\ud800 \0 \x1b[31m")
-SAMPLE = dict(epoch=0, written_in=0, task="2 s1 inc", origin="env", p_hat=0.5, seed_task="",
-              expected="", traces=[dict(text="s1 inc 3", reward=1.0), dict(text="", reward=0.0)])
-REFUSED = dict(epoch=0, seed_task="2 s1 inc", refused="s1", reason="malformed")
 
 
 def record(epoch, **fields):
     """A record of metrics.jsonl, as far as the pages read it."""
-    return {**QUIET, "epoch": epoch, "validated": epoch, "validation_by": {"inc": 0.5},
-            "validation_greedy": 0.5, "mixed_share": 0.8, "entropy": 0.3, "task_length": 2.0 + epoch,
-            "response_length": 9.0, "solved": 0.1, "unsolved": 0.0, "env_ess": 30.0, "kl": 0.0,
-            "env_kl_step": 0.01, "seconds": 5.0, "warnings": [], **fields}
+    return {**QUIET, "epoch": epoch, "validated": epoch, "validation_by": {"inc": 0.5}, "validation_n": 3,
+            "validation_rates": {"inc": [0.5] * 3}, "validation_set": "a", "mixed_share": 0.8, "entropy": 0.3,
+            "task_length": 2.0 + epoch, "solved": 0.1, "unsolved": 0.0, "warnings": [], **fields}
 
 
 def save(folder, records, samples=(), **options):
@@ -55,10 +51,11 @@ class Tags(HTMLParser):
 
 def page_of(folder, text):
     """The page of a run in which `text` stands wherever a model or a user can write."""
-    sample = {**SAMPLE, "task": text, "origin": text, "seed_task": text, "expected": text,
-              "traces": [dict(text=text, reward=1.0)]}
-    refused = {**REFUSED, "refused": text, "seed_task": text, "reason": text}
-    records = [record(0, warnings=[f"collapse: {text}"], validation_by={text: 0.5}), record(1)]
+    sample = dict(epoch=0, written_in=0, task=text, origin=text, p_hat=0.5, seed_task=text, expected=text,
+                  traces=[dict(text=text, reward=1.0)])
+    refused = dict(epoch=0, seed_task=text, refused=text, reason=text)
+    records = [record(0, warnings=[f"collapse: {text}"], validation_by={text: 0.5}),
+               record(1, validation_rates={text: [0.5]})]
     return report.write(save(folder, records, [sample, refused], model=text, world=text)).read_text()
 
 
@@ -90,11 +87,14 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
 
 
 def test_runs_are_compared_on_one_page(tmp_path):
-    """With the options that differ; nothing outside of a run."""
+    """Task by task where these are the same, with the options that differ; nothing outside of a run."""
     one = save(tmp_path / "one", [record(0), record(1)], alpha=0.5)
-    two = save(tmp_path / "two", [record(0), record(1, env_steps=0)], alpha=0.4)
-    assert genenv.main(["compare", str(one), str(two)]) == 0
+    lower = dict(validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
+    two = save(tmp_path / "two", [record(0), record(1, env_steps=0, **lower)], alpha=0.4)
+    other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])
+    assert genenv.main(["compare", str(one), str(two), str(other)]) == 0
     page = (one / "compare.html").read_text()
     rows = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")]
-    assert ["alpha", "0.5", "0.4"] in rows and "data:image/png" in page
+    assert ["alpha", "0.5", "0.4", "0.5"] in rows and "data:image/png" in page
+    assert ["0.333", str(two), "-0.167 (standard error 0.167, paired by task)"] in rows and "do not" in page
     assert genenv.main(["compare", str(tmp_path / "none")]) == 2
