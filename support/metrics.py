@@ -77,6 +77,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
            ("env_kept", "env_kl", "env_kl_step", "env_ess", "env_steps", "env_capped", "env_skipped_steps")},
         d_train=len(run.train_pool.tasks), d_env=len(run.env_pool.records),
         seconds=state.seconds, cpu_seconds=state.cpu_seconds)
+    record["refused"] = health.refused(record) / max(1, record["written"])
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
     record["warnings"] = health.warnings(record, run.history, run.o)
     return record

@@ -28,12 +28,14 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
      "The simulator imitates tasks in the band. By then the agent finds them easier: success may be higher."),
-    ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
     ("Mixed groups", "share", {"mixed_share": "among new tasks"},
      "A group is the attempts at one task. Only groups with right and wrong ones teach the agent."),
+    ("Length of generated tasks", "steps, words or calls", {"task_length": "new tasks"}, 
+     "It may grow with the agent."),
+    ("Refused texts", "share", {"refused": "of the simulator's"}, "Not valid tasks; samples stand below."),
+    ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
      "Near 0 all attempts at a task are alike and teach nothing; if it keeps climbing they become noise."),
-    ("Length of generated tasks", "steps, words or calls", {"task_length": "new tasks"}, "It may grow."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
@@ -43,6 +45,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "Effective: counted by weight, with those of earlier epochs. A handful is too few."))
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
+                 "written": {"refused"},
                  "distinct_tasks": {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
                                     "response_length", "skill_entropy", "env_kept"}}
 
@@ -162,7 +165,7 @@ def picture(lines: dict, unit: str, band) -> str:
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 CAUTION = "One run is one seed: a difference is a result only if several seeds have it."
-EXPLANATION = "Who wrote a task and when, its best and worst attempt; p_hat: share of attempts that succeed"
+EXPLANATION = "Grey: the task it varies; green, red: its best and worst attempt; p_hat: share that succeeds"
 
 
 def write(folder) -> Path:
@@ -231,7 +234,7 @@ def _card(r) -> str:
         tag = f"{r['origin'].replace('env', 'simulator')}, epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}"
         attempts = [("right" if e["reward"] >= 0.5 else "wrong", f"r = {e['reward']:.2g}: {e['text']}")
                     for e in r["traces"]]
-        texts = [("task", r["task"]), ("", f"expected: {r['expected']}"), *attempts]
+        texts = [("task", r["task"]), ("", f"a right answer: {r['expected']}"), *attempts]
     return f"<div class=card><span class=tag>{_text(tag)}</span>" + "".join(
         f"<pre class='{kind}'>{_text(text[:900])}</pre>"
         for kind, text in [("seed", f"varies: {r['seed_task']}"), *texts]) + "</div>"
