@@ -15,7 +15,6 @@ and NAME.json (the summary) below --out; NAME holds a hash of everything that de
 The same command run again takes up the responses that are there and only scores anew, so an
 interrupted run is continued and no run overwrites the responses of another.
 """
-import argparse
 import hashlib
 import json
 import sys
@@ -42,8 +41,7 @@ def main(argv=None) -> int:
 
 def arguments() -> Parser:
     """The options of an evaluation run."""
-    parser = Parser("python -m eval", description=__doc__.split("\n\n")[0], epilog=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="python -m eval", description=__doc__.split("\n\n")[0], epilog=__doc__)
     parser.add_argument("bench", choices=BENCHES + ("all",))
     parser.add_argument("--data", required=True, metavar="DIR",
                         help="folder with a subfolder per benchmark (table in eval/README.md)")
@@ -312,7 +310,7 @@ def print_table(summaries: list):
 
 def verify(argv) -> int:
     """Re-score recorded verdicts: agreement per kind, every disagreement; 0 if the rate is met."""
-    parser = Parser("python -m eval verify")
+    parser = Parser(prog="python -m eval verify")
     parser.add_argument("bench", choices=BENCHES)
     parser.add_argument("verdicts", metavar="VERDICTS.jsonl")
     parser.add_argument("--data", required=True, metavar="DIR")

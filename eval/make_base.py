@@ -33,7 +33,7 @@ def main(argv=None) -> int:
 
 def run(argv) -> int:
     """Parse the options, collect the base tasks, write them."""
-    parser = Parser("python -m eval.make_base", description=__doc__.split("\n\n")[0])
+    parser = Parser(prog="python -m eval.make_base", description=__doc__.split("\n\n")[0])
     parser.add_argument("bench", choices=MODULES)
     parser.add_argument("--data", required=True, metavar="DIR")
     parser.add_argument("--out", required=True, metavar="FILE")

@@ -63,7 +63,7 @@ def main(argv) -> int:
 
 def parser():
     """The command line of `ask`."""
-    p = Parser(prog="genenv.py ask", allow_abbrev=False, description=__doc__.splitlines()[0])
+    p = Parser(prog="genenv.py ask", description=__doc__.splitlines()[0])
     p.add_argument("run", help="run folder, such as runs/001-genenv, or that of a warm start")
     p.add_argument("request", nargs="*", help="what is asked for; several requests: --file")
     p.add_argument("--file", default="", help="requests, one a line")

@@ -7,7 +7,6 @@ Usage:
 Nothing is downloaded: the weights are random, and speed does not depend on them. Prints what it
 measures, and writes it to a JSON file.
 """
-import argparse
 import json
 import sys
 import time
@@ -131,8 +130,7 @@ def bench_shape(shape, nf4, device, dtype, B, P, R) -> dict:
 
 def main(argv) -> int:
     """Measure all shapes one after the other; what is done is on disk after each."""
-    p = Parser(prog="python -m scripts.bench_gpu", description=__doc__, allow_abbrev=False,
-               formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(prog="python -m scripts.bench_gpu", description=__doc__)
     p.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
     p.add_argument("--out", default="", help="JSON file; empty: results/gpu.json")
     args = p.parse_args(argv)

@@ -11,7 +11,6 @@ the end-of-sequence id lies outside of the vocabulary, so every response has ful
 CPU time of this process. TRL runs at the fastest setting that we found: its KL gradient is the plain k3
 one, and its head projects responses only, as it does by itself on a GPU.
 """
-import argparse
 import copy
 import statistics
 import sys
@@ -33,8 +32,7 @@ SHAPE = dict(hidden=256, layers=4, vocab=VOCAB, heads=4, kv_heads=1, intermediat
 
 def main(argv) -> int:
     """Compare one step with TRL's: values first, then time. The last line printed is the ratio."""
-    p = Parser(prog="python -m scripts.bench_trl", description=__doc__, allow_abbrev=False,
-               formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(prog="python -m scripts.bench_trl", description=__doc__)
     for name, default in (("prompt", 256), ("response", 64), ("steps", 5)):
         p.add_argument(f"--{name}", type=at_least(2), default=default)
     args = p.parse_args(argv)

@@ -14,7 +14,7 @@ from support.options import COMMANDS, Parser
 
 def main(argv) -> int:
     """The command `genenv.py compare`; argv: what follows it. Raises UserError, returns 0."""
-    p = Parser(prog="genenv.py compare", allow_abbrev=False, description=COMMANDS["compare"])
+    p = Parser(prog="genenv.py compare", description=COMMANDS["compare"])
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", metavar="FILE", help="page to write, else compare.html in the first RUN")
     args = p.parse_args(argv)

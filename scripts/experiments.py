@@ -18,7 +18,6 @@ one; `python -m worlds.ladder train 1 runs/base/ladder-1` trains another.
 Deviations: equal time is compared in CPU seconds of training, as other work on the machine does not
 count then; the paper compares epochs.
 """
-import argparse
 import os
 import shutil
 import signal
@@ -182,8 +181,7 @@ def table(suite: str, records) -> str:
 
 def main(argv) -> int:
     """Run a suite to its end, then write and print its table."""
-    p = Parser(prog="python -m scripts.experiments", allow_abbrev=False, description=__doc__,
-               formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(prog="python -m scripts.experiments", description=__doc__)
     p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=at_least(1), default=3, help="runs of each variant")
     p.add_argument("--jobs", type=at_least(1), default=os.cpu_count(), help="processes at a time")

@@ -41,6 +41,10 @@ LAST_RATE = 0.2     # share of --lr at the end of the passes, and in the rounds
 TEXTS = 128         # that the simulator writes before a round
 ENOUGH = 0.6        # share of valid texts at which the rounds end
 FEWEST = 6          # pairs to imitate, in each role
+# the options of a run that a warm start has a use for, besides those of the world
+USED = ("preset", "world", "seed", "threads", "env_model", "base_tasks", "validation_tasks", "quant", "dtype",
+        "chat_template_kwargs", "temperature", "max_task_tokens", "max_response_tokens", "max_prompt_tokens",
+        "token_budget", "max_rows")
 STEPS = 48, 150     # that teach the form; with a list of tools each pass has other values to read
 
 
@@ -63,16 +67,19 @@ def main(argv) -> int:
 
 def parse(argv):
     """argv -> (options of the warm start, Options, the words that are a run's but --model)."""
-    p = Parser(prog="genenv.py warm-start", allow_abbrev=False,
+    p = Parser(prog="genenv.py warm-start",
                epilog="and a run's options (python genenv.py --help): --base-tasks, --tools ...")
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--model", default="", help="folder or hub name of a chat model")
-    p.add_argument("--passes", type=at_least(0), default=0, help="over the examples; 0: by their number")
+    p.add_argument("--passes", type=at_least(1), default=0, help="over the examples; left out: by their number")
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
     p.add_argument("--lr", type=float, default=1e-3, help="peak of a falling rate of AdamW (%(default)s)")
     s, rest = p.parse_known_args(argv)
     rest = ["--world", "tool_calls"] * (not any(w.startswith(("--world", "--preset")) for w in rest)) + rest
-    o = parse_options(rest + ["--model", s.model] * bool(s.model))
+    o = parse_options(rest + ["--model", s.model] * bool(s.model), p)
+    words = {word: word[2:].partition("=")[0].replace("-", "_") for word in rest}
+    if idle := [word for word, name in words.items() if hasattr(o, name) and name not in USED]:
+        print(f"for the run that follows, without effect on a warm start: {', '.join(idle)}")
     fault = "needs --model: the folder or hub name of a chat model" if not o.model else \
         "needs an --lr between 0 and 1" if not 0 < s.lr < 1 else "takes no --env-model" * bool(o.env_model)
     if fault:

@@ -83,9 +83,7 @@ def group_mask(query_owner, key_owner, causal: bool):
     that sees nothing would be NaN in the softmax.
     """
     visible = (query_owner[:, :, None] == key_owner[:, None, :]) | (key_owner == PROMPT)[:, None, :]
-    if causal:
-        visible = visible.tril(key_owner.shape[1] - query_owner.shape[1])
-    return visible[:, None]
+    return (visible.tril(key_owner.shape[1] - query_owner.shape[1]) if causal else visible)[:, None]
 
 
 def attention_layout(groups, device=None) -> dict:
@@ -206,7 +204,8 @@ def patch(model):
         # RMS norm in one kernel of a GPU instead of eight
         rms = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
         if rms and module.weight.device.type != "cpu":
-            module.forward = partial(fused_norm, module)
+            module.forward = partial(torch.nn.functional.rms_norm, normalized_shape=module.weight.shape,
+                                     weight=module.weight, eps=module.variance_epsilon)
         # gradient checkpointing: in force in train mode only, see Policy._hidden; nothing is random
         if isinstance(module, GradientCheckpointingLayer):
             module.gradient_checkpointing = True
@@ -237,11 +236,6 @@ def cast_lora(layer, name, dtype):
     """Scaling times A (r, in), and B (out, r), of one adapter in `dtype`; gradients pass."""
     A, B = (matrices[name].weight.to(dtype) for matrices in (layer.lora_A, layer.lora_B))
     return A * layer.scaling[name], B
-
-
-def fused_norm(norm, x):
-    """The library's RMS norm in one kernel instead of eight, for a GPU: x (..., D) -> (..., D)."""
-    return torch.nn.functional.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
 def is_plain_lora(module) -> bool:

@@ -144,7 +144,8 @@ def stop_signals(run):
         if run.stop:
             raise KeyboardInterrupt
         run.stop = number
-        print("stopping after this step; once more to stop at once", flush=True)
+        print(f"stopping after this step; so far one took {run.seconds_of_step():.0f} s on average. "
+              "Once more stops at once and loses the steps of this epoch", flush=True)
     former = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -155,11 +156,11 @@ def stop_signals(run):
             signal.signal(s, handler)
 
 
-def stop_if_asked(run):
-    """After a step: save and raise Stopped if a signal came."""
-    if run.stop:
-        run.state.step += 1
+def stop_if_asked(run, steps=1):
+    """After a step of an epoch, or before its first (steps: 0): save and raise Stopped if a signal came."""
+    if run.stop and run.state.epoch <= run.o.epochs:
+        run.state.step += steps
         run.count_seconds()
         save(run)
-        raise Stopped(run.stop, f"stopped in epoch {run.state.epoch} after step {run.state.step}; go "
+        raise Stopped(run.stop, f"stopped in epoch {run.state.epoch}, its steps done: {run.state.step}; go "
                                 f"on with: python genenv.py --resume --out {run.folder}")

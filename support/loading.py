@@ -51,16 +51,15 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     if getattr(config, "quantization_config", None):  # a warm start could not merge into it
         raise UserError(f"{model} is quantised already: name the 16-bit model, --quant nf4 for four bits")
     dtype = choose_dtype(dtype, device, config)
-    # else transformers would ask on the terminal whether to run the code in a model's folder
-    options = dict(dtype=dtype, device_map={"": device}, trust_remote_code=False)
-    if quant == "nf4":
-        options["quantization_config"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
+    packed = None if quant != "nf4" else BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
     with one_line(model):
         # tokenizer.json at its word: a class that is guessed from the model's type splits in its own way
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
+        # without the last word transformers would ask on the terminal whether to run the code in a folder
         lm, info = AutoModelForCausalLM.from_pretrained(
-            model, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+            model, output_loading_info=True, ignore_mismatched_sizes=True, dtype=dtype,
+            device_map={"": device}, quantization_config=packed, trust_remote_code=False)
     for what in ("missing", "unexpected", "mismatched"):
         if keys := sorted(map(str, info[f"{what}_keys"])):
             raise UserError(f"the weights in {model} are not those of a {type(lm).__name__}: "

@@ -16,7 +16,6 @@ Deviations of the 7B presets from the paper:
   `--k-min 1 --lam 6 --beta 8`, or raise --G.
 """
 import argparse
-import difflib
 import importlib.util
 import inspect
 import io
@@ -27,6 +26,7 @@ import re
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 
 from support.files import NOT_MODELS, UserError, check_hub, choose, model_fault, one_line
@@ -139,13 +139,13 @@ COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its
             "compare": "held-out success and curves of several runs on one page; of one run, its report"}
 
 
-def parser(world) -> "Parser":
-    """An argument parser made from Options and from the options of a world (a class)."""
+def parser(world, command=None) -> "Parser":
+    """An argument parser made from Options and from the options of a world (a class). command: see Parser."""
     commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
-    p = Parser(prog="genenv.py", argument_default=argparse.SUPPRESS, allow_abbrev=False,
+    p = Parser(command, prog="genenv.py", argument_default=argparse.SUPPRESS,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
-               description="GenEnv: an agent and a task simulator co-evolve.", epilog="commands (each has "
-               f"--help):\n{commands}", formatter_class=argparse.RawDescriptionHelpFormatter)
+               description="GenEnv: an agent and a task simulator co-evolve.",
+               epilog=f"commands (each has --help):\n{commands}")
     p.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
     add_fields(p, Options)
     own = p.add_argument_group("of this world")
@@ -187,10 +187,10 @@ def choices(name: str) -> tuple:
     return tuple(import_own("curriculum").named(NAMED[name])) if name in NAMED else CHOICES.get(name, ())
 
 
-def parse_options(argv) -> Options:
+def parse_options(argv, command=None) -> Options:
     """Command line -> Options. Raises UserError for unknown options, values that cannot work, and
-    options that a resumed run must not change."""
-    early = Parser(prog="genenv.py", add_help=False, allow_abbrev=False)
+    options that a resumed run must not change. command: the parser of a command that took its own first."""
+    early = Parser(prog="genenv.py", add_help=False)
     for name in ("world", "preset", "out"):
         early.add_argument(_flag(name), default="")
     early.add_argument("--resume", action="store_true")
@@ -203,7 +203,7 @@ def parse_options(argv) -> Options:
             raise UserError("--resume needs --out RUN: which run folder is to go on?")
         saved = flat(saved_options(found.out))
     world = load_world(saved.get("world") or found.world or preset.get("world", Options.world))
-    given = vars(parser(world).parse_args(argv))
+    given = vars(parser(world, command).parse_args(argv))
     given.pop("preset", None)
     if "world" in preset and not issubclass(world, load_world(preset["world"])):
         raise UserError(f"--preset {found.preset} is for --world {preset['world']}")
@@ -330,12 +330,11 @@ def answer_early(argv):
         checkpoint = importlib.import_module("support.checkpoint")  # which needs this module
         checkpoint.choose_folder(o)
         if checkpoint.is_finished(o):
-            print(f"{o.out} is finished; to go on with it, give --epochs a number above {o.epochs}")
+            print(f"{o.out} is finished, nothing is done; to go on, give --epochs a number above {o.epochs}")
             sys.exit()
         with redirect_stdout(io.StringIO()):  # what a world has to say of its files comes with the run
             world = open_world(o)
-            if o.variant == "teacher":
-                read_teacher(world, o.teacher_tasks, held_out_keys(world))
+            read_teacher(world, o.teacher_tasks, held_out_keys(world))
         for model in filter(None, (o.model, o.env_model)):
             check_hub(model)
     code = exit_code(check if is_run(argv) else lambda: run_command(argv))
@@ -353,14 +352,19 @@ def at_least(least: int):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are UserErrors: one line each, like all others."""
+    """argparse whose mistakes are UserErrors: one line each, like all others. command: the parser of a
+    command that leaves to this one the options that it does not know."""
+
+    def __init__(self, command=None, **how):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **how)
+        self.command = command or self
 
     def error(self, message):
         unknown = re.split("[ =]", message.partition("unrecognized arguments: ")[2])[0]
-        near = difflib.get_close_matches(unknown, self._option_string_actions, 1, 0.7)  # the dashes count
-        hints = [f": an option of --world {name}" for name in worlds_with(unknown[2:].replace("-", "_"))]
-        hints += [*(f": did you mean {name}?" for name in near), ""]
+        known = self.command._option_string_actions | self._option_string_actions  # the dashes count
+        hints = [*(f": an option of --world {name}" for name in worlds_with(unknown[2:].replace("-", "_"))),
+                 *(f": did you mean {name}?" for name in get_close_matches(unknown, known, 1, 0.7)), ""]
         # argparse names the types of Python
         message = re.sub("invalid (int|number) value:", "must be a whole number, not", message)
         message = message.replace("invalid float value:", "must be a number, not").removeprefix("argument ")
-        raise UserError(f"{message}{hints[0]}; see python {self.prog.removeprefix('python ')} --help")
+        raise UserError(f"{message}{hints[0]}; see python {self.command.prog.removeprefix('python ')} --help")

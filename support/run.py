@@ -3,7 +3,6 @@
 Usage: genenv.train calls `prepare_run`, then `end_epoch` after every epoch, then `finish`. All that
 a run is lies in one dataclass that is handed to every step; nothing is global.
 """
-import datetime
 import json
 import time
 from collections import Counter
@@ -16,8 +15,7 @@ import torch
 import curriculum
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool
 from policy import Policy
-from support import checkpoint, health, memory, report, screen
-from support import metrics as measure
+from support import checkpoint, health, memory, metrics as measure, report, screen
 from support.files import UserError, append_jsonl, write_whole
 from support.loading import model_config
 from support.options import Options
@@ -85,6 +83,7 @@ class Run:
     peaks: dict = field(default_factory=dict)    # {phase: peak memory of a GPU in bytes}
     since: float = field(default_factory=time.perf_counter)  # until then state.seconds is counted
     cpu_since: float = field(default_factory=time.process_time)  # and state.cpu_seconds
+    began: float = field(default_factory=time.perf_counter)  # or went on
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
     sources: dict = field(default_factory=dict)  # {file of tasks or model: its hash}
@@ -112,13 +111,18 @@ class Run:
         self.state.seconds, self.since = self.state.seconds + now - self.since, now
         self.state.cpu_seconds, self.cpu_since = self.state.cpu_seconds + cpu - self.cpu_since, cpu
 
+    def seconds_of_step(self) -> float:
+        """What a step has taken on average, the simulator's update included, so far."""
+        s, spent = self.state, sum(m["seconds"] for m in self.history) + time.perf_counter() - self.since
+        return (spent + s.seconds) / (1 + max(0, s.epoch - 1) * self.o.steps + s.step)  # epoch 0 has one
+
 
 def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked. Raises
     UserError for anything the user can fix; nothing is written before all could be loaded."""
     torch.set_num_threads(o.threads or torch.get_num_threads())
     # a chat template may name the day: it stays that on which the run began
-    o = replace(o, date=o.date or datetime.date.today().isoformat())
+    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"))
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
     print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
@@ -127,13 +131,13 @@ def prepare_run(o) -> Run:
     if o.model and world.chat:
         memory.check([model_config(m) for m in (o.model, o.env_model) if m], o)
     held_out = held_out_keys(world)
-    teacher = read_teacher(world, o.teacher_tasks, held_out) if o.variant == "teacher" else []
-    base = world.base_tasks()
+    teacher = read_teacher(world, o.teacher_tasks, held_out)
     policy = world.load_policy()
     # in the paper both start from one model
     simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",)) if o.env_model else policy
     for player in dict.fromkeys((policy, simulator)):
         probe_texts(world, player, teacher)
+    print(f"computes in {str(policy.lm.dtype).removeprefix('torch.')} on {policy.device}", flush=True)
     if not o.resume:
         folder.mkdir(parents=True, exist_ok=bool(o.out))
         lock = checkpoint.lock_folder(folder)
@@ -147,7 +151,7 @@ def prepare_run(o) -> Run:
         checkpoint.load(run)
     # of a resumed run --epochs or memory options may have changed
     write_whole(folder / "config.json", json.dumps({**asdict(o), "resume": False}, indent=1))
-    run.train_pool = TrainPool(folder / "train.jsonl", base)
+    run.train_pool = TrainPool(folder / "train.jsonl", world.base_tasks())
     run.env_pool = EnvPool(folder / "env.jsonl")
     return run
 
@@ -183,6 +187,7 @@ def end_epoch(run, env_stats, alpha):
               f"{report.precision(record)}; a change below two standard errors may be chance", flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
+    checkpoint.stop_if_asked(run, 0)
     # validation and saving are not training
     run.since, run.cpu_since = time.perf_counter(), time.process_time()
 
@@ -191,8 +196,7 @@ def finish(run):
     """Adapters, report and the closing words."""
     for policy in run.policies:
         policy.save_adapters(run.folder / "adapters")
-    peaks = [f"{name} {size / 1e9:.2f} GB" for name, size in run.peaks.items() if size]
-    if peaks and run.world.chat:
+    if peaks := [f"{name} {size / 1e9:.2f} GB" for name, size in run.peaks.items() if size]:
         print(f"peak memory of the GPU: {', '.join(peaks)}")
     report.write(run.folder)
-    print(screen.closing_words(run.folder, run.history, run.o.world))
+    print(screen.closing_words(run, round(time.perf_counter() - run.began)))

@@ -36,8 +36,10 @@ def line(r: dict, before=()) -> str:
                               f"  ! {warning}" for warning in r["warnings"])])
 
 
-def closing_words(folder, metrics, world: str) -> str:
-    """The last lines of a run: what matters most, at its start and now, and where to go on."""
-    ask = f'\nask its agent: python genenv.py ask {folder} "a request"' * (world == "tool_calls")
-    return "\n".join(["", *(f"{name:<28}{value}" for name, value in facts(metrics).items()),
-                      f"{folder}/report.html shows the curves, tasks and attempts{ask}"])
+def closing_words(run, seconds: int) -> str:
+    """The last lines of a run: what matters most, at its start and now, how long that took since it began
+    or was resumed, and where to go on."""
+    ask = f'\nask its agent: python genenv.py ask {run.folder} "a request"' * (run.o.world == "tool_calls")
+    took = f"{seconds // 60} min {seconds % 60} s{' since it was resumed' * run.o.resume}"
+    return "\n".join(["", *(f"{name:<28}{value}" for name, value in facts(run.history).items()),
+                      f"done in {took}; {run.folder}/report.html shows the curves, tasks and attempts{ask}"])

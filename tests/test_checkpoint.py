@@ -67,21 +67,22 @@ def test_two_epochs_and_one_more_equal_three(quiet_run, tmp_path, small_ladder):
     same_run(quiet_run, tmp_path / "two")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_stops_at_the_next_step_and_loses_nothing(quiet_run, tmp_path, small_ladder, number,
-                                                         monkeypatch):
-    """A signal in mid-epoch ends the run after the step, and the resumed run equals the quiet one."""
-    steps, real = [], genenv.interact
+@pytest.mark.parametrize("number, name, call", [
+    # epoch 0 has one step, epoch 1 two: in epoch 2, or after the last step of epoch 1
+    (signal.SIGINT, "interact", 4), (signal.SIGTERM, "update_environment", 1)])
+def test_signal_stops_soon_and_loses_nothing(quiet_run, tmp_path, small_ladder, number, name, call, monkeypatch):
+    """A signal ends the run after the step, or the epoch, and the resumed run equals the quiet one."""
+    calls, real = [], getattr(genenv, name)
 
-    def interact(run, tasks):
-        steps.append(1)
-        if len(steps) == 4:  # epoch 0 has one step, epoch 1 two: this is in epoch 2
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == call:
             os.kill(os.getpid(), number)
-        return real(run, tasks)
+        return real(*args)
 
-    monkeypatch.setattr(genenv, "interact", interact)
+    monkeypatch.setattr(genenv, name, interrupted)
     assert run(tmp_path / "cut", "--model", small_ladder, "--epochs", "3") == 128 + number
-    monkeypatch.setattr(genenv, "interact", real)
+    monkeypatch.setattr(genenv, name, real)
     assert len(read_jsonl(tmp_path / "cut" / "metrics.jsonl")) == 2
     assert resume(tmp_path / "cut") == 0
     same_run(quiet_run, tmp_path / "cut")
@@ -193,7 +194,7 @@ def test_the_day_of_the_templates_stays(copy):
     """A chat template may name the day: prompts of a run that goes on must not change."""
     config = copy / "config.json"
     text = config.read_text()
-    day = genenv.prepare_run.__globals__["datetime"].date.today().isoformat()
+    day = time.strftime("%Y-%m-%d")
     assert f'"date": "{day}"' in text
     config.write_text(text.replace(day, "2026-01-02"))
     assert resume(copy, "--epochs", "4") == 0

@@ -234,9 +234,9 @@ def test_a_run_of_episodes_is_resumed_inside_an_epoch(tmp_path, monkeypatch):
     assert record["trained_tokens"] > 0 and record["written"] > 0
     ask, stopped = genenv.checkpoint.stop_if_asked, replace(small, out=str(tmp_path / "stopped"))
 
-    def stop_early(run):
-        run.stop = 15 * (run.state.epoch == 1)
-        return ask(run)
+    def stop_early(run, *steps):
+        run.stop = 15 * (run.state.epoch == 1 and not steps)  # within the epoch
+        return ask(run, *steps)
     with monkeypatch.context() as patch, pytest.raises(genenv.checkpoint.Stopped):
         patch.setattr(genenv.checkpoint, "stop_if_asked", stop_early)
         genenv.train(stopped)

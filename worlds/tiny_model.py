@@ -76,6 +76,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     Raises UserError if the texts have words that the vocabulary lacks.
     """
     import torch
+    from tqdm import trange
     from transformers import Qwen2Config, Qwen2ForCausalLM
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
     # an unknown word would be read as padding, silently; a generator of its own: rng is not moved
@@ -90,7 +91,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
                                              bos_token_id=None, **model_config))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.1)
-    for _ in range(steps):
+    for _ in trange(steps, desc="base model", leave=False, disable=None):  # None: in a terminal alone
         ids, labels = encode_pairs(tokenizer, pairs_fn(rng, batch))
         loss = model(input_ids=ids, labels=labels).loss
         optimizer.zero_grad()
