@@ -121,7 +121,8 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     """
     text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
     if text.lstrip()[:1] == "[":
-        raise UserError(f"{path}: one JSON list; write one object per line: jq -c '.[]' FILE > NEW_FILE")
+        raise UserError(f"{path}: one JSON list; are --tools and --base-tasks swapped? Examples stand one "
+                        "object per line: jq -c '.[]' FILE > NEW_FILE")
     seen, faults = {}, []
     for number, line in enumerate(text.split("\n"), 1):
         try:

@@ -66,8 +66,8 @@ def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSON
         for remark in sorted(remarks):
             notes[remark].append(_name_of(found))
     if not tools:
-        what = as_line(notes) or "a list is JSON, such as a server's answer to tools/list"
-        raise UserError(f"{path}: no tool in it; examples go to --base-tasks: {shorten(what, 200)}")
+        what = as_line(notes) or "are --tools and --base-tasks swapped? A list is JSON, as of tools/list"
+        raise UserError(f"{path}: no tool in it: {shorten(what, 200)}")
     return list(tools.values()), notes
 
 
