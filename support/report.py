@@ -30,8 +30,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "The simulator imitates tasks in the band. By then the agent finds them easier: success may be higher."),
     ("Mixed groups", "share", {"mixed_share": "among new tasks"},
      "A group is the attempts at one task. Only groups with right and wrong ones teach the agent."),
-    ("Length of generated tasks", "steps, words or calls", {"task_length": "new tasks"}, 
-     "It may grow with the agent."),
+    ("Length of generated tasks", "steps, words or calls", {"task_length": "new tasks"}, "It may grow."),
     ("Refused texts", "share", {"refused": "of the simulator's"}, "Not valid tasks; samples stand below."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
@@ -45,9 +44,8 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "Effective: counted by weight, with those of earlier epochs. A handful is too few."))
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
-                 "written": {"refused"},
-                 "distinct_tasks": {"success_rate", "solved", "unsolved", "mixed_share", "task_length",
-                                    "response_length", "skill_entropy", "env_kept"}}
+                 "written": {"refused"}, "distinct_tasks": {"success_rate", "solved", "unsolved", "env_kept",
+                                            "mixed_share", "task_length", "response_length", "skill_entropy"}}
 
 
 def measured(m: dict) -> dict:
