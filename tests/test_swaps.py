@@ -11,7 +11,7 @@ from test_tool_calls import World, options
 from data_pool import Task
 from worlds.leaks import ungrounded
 from worlds.schemas import check_calls, tools_of
-from worlds.swaps import swapped
+from worlds.swaps import WORDS, swapped
 
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 
@@ -20,7 +20,7 @@ def swap(text, arguments, schemas, seed):
     """(request, arguments) of a task of one call with other values; schemas: {argument: schema}."""
     tool = {"name": "f", "description": "", "parameters": {"type": "object", "properties": schemas}}
     task = Task(text, {"tools": [tool], "calls": [{"name": "f", "arguments": arguments}]})
-    text, calls = swapped(task, ["lantern", "copper"], random.Random(seed))
+    text, calls = swapped(task, random.Random(seed))
     return text, calls[0]["arguments"]
 
 
@@ -31,7 +31,7 @@ def test_each_kind_of_value_has_another_of_its_kind():
     for seed in range(20):
         text, got = swap("Light Anna's hall red to 60 at 7:00 on Friday", {
             "who": "Anna", "colour": "red", "level": 60, "hour": 7, "day": "Friday"}, schemas, seed)
-        assert got["who"] in ("Lantern", "Copper") and got["colour"] == "blue" and got["day"].endswith("day")
+        assert got["who"] in WORDS["names"] and got["colour"] == "blue" and got["day"].endswith("day")
         assert 10 <= got["level"] <= 80 and 1 <= got["hour"] <= 9
         where, when = f"{got['who']}'s hall blue to {got['level']}", f"{got['hour']}:00 on {got['day']}"
         assert text == f"Light {where} at {when}"
@@ -63,7 +63,7 @@ def test_a_warm_starts_examples_are_valid_other_in_each_pass_and_not_held_out():
     assert golds[0] == [said for _, said in world.warm_start_pairs(0)["agent"]]
     assert len(set(sum(golds, []))) > 2 * len(golds[0]) and held_out.isdisjoint(sum(golds, []))
     for task in world.base_tasks():
-        text, calls = swapped(task, ["lantern", "copper"], random.Random(0))
+        text, calls = swapped(task, random.Random(0))
         new = Task(text, {**task.spec, "calls": calls})
         check_calls(calls, tools_of(new))
         assert bool(ungrounded(new)) <= bool(ungrounded(task)), (task.text, text)

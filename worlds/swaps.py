@@ -4,31 +4,28 @@ A warm start from few examples teaches a small model their values by heart: aske
 bedroom it turns on that of the bathroom, which an example had. If every pass shows other values, they
 can only be read from the request. No run of the loop and no held-out task is ever changed by it.
 
-Deviations: it knows no meaning. "Put the haircut into the calendar" may become "Put the distance into
-the calendar": an odd request, and its call is right. The values of other examples would read better, but
-twenty examples have one or two of each argument, which are soon known by heart.
+Deviations: it knows no meaning. A name becomes a name, what follows "the" a place, three words or more a
+sentence, and other texts things, in English (worlds/words.json): "Put the haircut on Tuesday" may become
+"Put the lobby on Sunday", an odd request, and its call is right. The values of other examples would read
+better, but twenty examples have one or two of each argument, which are soon known by heart.
 """
-import calendar
+import json
 import re
+from pathlib import Path
 from string import ascii_uppercase
 
 from data_pool import Task
-from worlds import task_texts
 from worlds.schemas import canonical, conforms, each, leaves, tools_of
 
-
-def words_of_tools(tools) -> list[str]:
-    """What values are made of: the words of the descriptions, each once, in order."""
-    return sorted({*re.findall(r"\b[a-z]{4,}\b", " ".join(
-        text for tool in tools for text in task_texts(tool) if " " in text).lower())})
+WORDS = json.loads(Path(__file__).with_name("words.json").read_text())  # {kind: texts}
 
 
-def swapped(task: Task, words: list, draw) -> tuple[str, list]:
+def swapped(task: Task, draw) -> tuple[str, list]:
     """(request, calls) of a task with other values: those that stand once in its request, and once in
     its calls.
 
-    words: what texts are made of. draw: a random.Random. Texts with digits, defaults, booleans and
-    values that are a part of another one stay.
+    draw: a random.Random. Texts with digits, defaults, booleans and values that are a part of another
+    one stay.
     """
     tools, text = tools_of(task), task.text
     values = [_written(value) for call in task.spec["calls"] for value, _, _ in leaves(
@@ -42,11 +39,13 @@ def swapped(task: Task, words: list, draw) -> tuple[str, list]:
                 or any(other and other in own for other in values if other != own) \
                 or isinstance(value, bool) or value == schema.get("default"):
             return value
-        other = _other(value, schema, words, draw)
+        before = text[:places[0].start()]
+        kind = "places" if re.search(r"\b(?<!for )the $", before) else "things"
+        other = _other(value, schema, kind, draw)
         # a value that stands in the request already would stand there twice
         if other is None or not conforms(other, schema) or _places(_written(other), text):
             return value
-        text = text[:places[0].start()] + _written(other) + text[places[0].end():]
+        text = before + _written(other) + text[places[0].end():]
         return other
     calls = [{**call, "arguments": each(call["arguments"], tools[call["name"]]["parameters"], swap)}
              for call in task.spec["calls"]]
@@ -62,21 +61,21 @@ def _places(value: str, text: str) -> list:
     return list(re.finditer(rf"(?<![\w.,:/-]){re.escape(value)}(?!\w|[.,/-]\d)", text)) if value else []
 
 
-def _other(value, schema: dict, words, draw):
-    """Another value of the same kind, or None if there is none."""
+def _other(value, schema: dict, kind: str, draw):
+    """Another value of the same kind, or None if there is none. kind: of WORDS, what lower case becomes."""
     if "enum" in schema:
         rest = [v for v in schema["enum"] if v != value and isinstance(v, type(value))]
         return draw.choice(rest) if rest else None
     if isinstance(value, str):
-        for names in calendar.day_name, calendar.month_name:
-            if value in names:
-                return draw.choice(list(filter(None, names)))
+        if names := [names for names in (WORDS["days"], WORDS["months"]) if value in names]:
+            return draw.choice(names[0])
         if value.isalpha() and value.isupper():  # a code, such as EUR
             return "".join(draw.choices(ascii_uppercase, k=len(value)))
-        if not words or any(c.isdigit() for c in value):  # a date, a time, a code
+        words = value.split()
+        if any(c.isdigit() or c > "\u024f" for c in value):  # a date, a time, a code; another script
             return None
-        new = [draw.choice(words) for _ in value.split()]
-        return " ".join(b.capitalize() if a[0].isupper() else b for a, b in zip(value.split(), new))
+        return draw.choice(WORDS["messages"]) if len(words) > 2 and value.islower() else \
+            " ".join(draw.choice(WORDS["names" if word[0].isupper() else kind]) for word in words)
     if not isinstance(value, int) or value <= 0:
         return None
     size = 10 ** len(str(value))  # as many digits

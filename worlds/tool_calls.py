@@ -51,7 +51,7 @@ from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes, ungrounded
 from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, graded_calls, invalid, \
     load_object, normal_calls, structured, tools_of, well_formed, words_of
-from worlds.swaps import swapped, words_of_tools
+from worlds.swaps import swapped
 from worlds.tool_lists import need
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
@@ -528,8 +528,8 @@ class World(worlds.World):
     def _of_all_levels(self, tasks, draw) -> list[Task]:
         """Tasks with other values, and as many joined ones with two and with three calls; none is like a
         held-out task. Each offers a random number of tools."""
-        held_out, words = held_out_keys(self), words_of_tools(self.tools.values())
-        single = [_with_other_values(task, words, draw) for task in tasks]
+        held_out = held_out_keys(self)
+        single = [_with_other_values(task, draw) for task in tasks]
         single = [new if held_out.isdisjoint(same_task_key(new)) else old for new, old in zip(single, tasks)]
         two = _joined(single, single, draw)
         three = _joined(two, single, draw)
@@ -567,11 +567,11 @@ def teachable(task: Task) -> bool:
     return not structured(task) or bool(task.spec["calls"]) and not (leaks(task) or loopholes(task))
 
 
-def _with_other_values(task: Task, words, draw) -> Task:
+def _with_other_values(task: Task, draw) -> Task:
     """A task, mostly with other values; as it is if its calls do not fit then."""
     if not structured(task) or draw.random() > SWAPPED:
         return task
-    text, calls = swapped(task, words, draw)
+    text, calls = swapped(task, draw)
     return _task(text, {**task.spec, "calls": calls}, task.origin) if fits(calls, tools_of(task), 0) else task
 
 
