@@ -143,9 +143,9 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path, capsys
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):
     """All at once, not one at each start."""
-    high, other = (record(calls=[light(level=n)]) for n in (200, 6))
-    path = lines(tmp_path / "bad.jsonl", [high, {"task": 1}, ["x"], record(), record(), other])
-    user_error(f"{path}, line 1: wrong ar.*; line 2: .*; line 3: .*; other bad lines: 5, 6", read_tasks, path)
+    high, other, typo = *(record(calls=[light(level=n)]) for n in (200, 6)), {"task": "Dim it.", "call": []}
+    path = lines(tmp_path / "bad.jsonl", [high, typo, ["x"], record(), record(), other, typo])
+    user_error(f"{path}, line 1: wrong.*; line 2, 7: .*call; line 3: .*; other .*: 5, 6", read_tasks, path)
 
 
 def test_a_line_whose_answer_cannot_earn_its_reward_is_refused(tmp_path):

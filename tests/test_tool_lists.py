@@ -66,7 +66,7 @@ def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
     assert notes == {"left out: another tool of the same name came first": ["ring"],
                      "left out: a name with other characters than letters, digits and _.-/": ["a b"],
                      "without a schema: read as without arguments": [f"zpa{n}" for n in range(5)],
-                     "left out: no tool with a name": ["no name"],
+                     "left out: no tool with a name": ["entry 9"],
                      "left out: of type bash_20250124, not a function": ["bash"],
                      "with pattern, which is not checked": ["f"]}
 

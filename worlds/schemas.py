@@ -144,9 +144,8 @@ def leaves(value, schema: dict) -> list:
 def argument_fault(arguments: dict, schema: dict) -> str:
     """What is wrong with the members of an object, in words; empty if nothing is."""
     properties = schema.get("properties", {})
-    for name in schema.get("required", []):
-        if name not in arguments:
-            return f"the required argument {name!r:.80} is missing"
+    if missing := [name for name in schema.get("required", ()) if name not in arguments]:
+        return f"the required argument {missing[0]!r:.80} is missing"
     for name, value in arguments.items():
         if name not in properties:
             return f"the argument {name!r:.80} is not declared"

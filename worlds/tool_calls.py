@@ -38,7 +38,7 @@ import hashlib
 import itertools
 import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
@@ -65,7 +65,7 @@ HELD_OUT = 8          # one task in so many for validation, as many again for tu
 FEWEST = 3            # examples to learn from: a warm start makes six pairs of them with --tools
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
 TUNED = 20            # distinct tasks from which on some are kept for tuning
-TOLD, LINE, EACH, ALSO = 3, 250, 150, 60  # bad lines told; characters of one, each of several, the others
+TOLD, LINE, ALSO = 3, 200, 60  # faults told; characters of one, of a list of line numbers
 
 
 # ---------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     if text.lstrip()[:1] == "[":
         raise UserError(f"{path}: one JSON list; are --tools and --base-tasks swapped? Examples stand one "
                         "object per line: jq -c '.[]' FILE > NEW_FILE")
-    seen, faults = {}, []
+    seen, faults = {}, defaultdict(list)  # {why: numbers of lines}
     for number, line in enumerate(text.split("\n"), 1):
         try:
             if line.strip():
@@ -132,13 +132,14 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
                 how = "repeats" if same == task else "contradicts"
                 need(first == number, f"{how} line {first}; remove one of them")
         except InvalidTask as fault:
-            faults.append((number, f"{fault}: {fault.detail}"))
+            faults[f"{fault}: {fault.detail}"].append(number)
     if not seen and not faults:
         raise UserError(f"{path}: no task in it; write one object per line, or leave the option out")
     if faults:
-        told = [f"line {n}: {shorten(why, EACH if faults[1:] else LINE)}" for n, why in faults[:TOLD]]
-        also = shorten(", ".join(str(n) for n, _ in faults[TOLD:]), ALSO)
-        raise UserError(f"{path}, {'; '.join(told)}" + f"; other bad lines: {also}" * bool(also))
+        short = lambda at: shorten(", ".join(map(str, at)), ALSO, placeholder=f"... {len(at)} in all")
+        told = [f"line {short(at)}: {shorten(why, LINE)}" for why, at in faults.items()]
+        also = short(sum(list(faults.values())[TOLD:], []))
+        raise UserError(f"{path}, {'; '.join(told[:TOLD])}" + f"; other bad lines: {also}" * bool(also))
     return [task for _, task in seen.values()]
 
 

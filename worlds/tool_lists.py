@@ -54,7 +54,7 @@ def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSON
     there is no tool to use.
     """
     tools, notes = {}, defaultdict(list)
-    for found in _tools_in(read_json(path, what)):
+    for n, found in enumerate(_tools_in(read_json(path, what)), 1):
         remarks = set()
         try:
             tool = own_tool(found, remarks)
@@ -64,7 +64,7 @@ def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSON
         except InvalidTask as fault:
             remarks = {f"left out: {fault.detail}"}
         for remark in sorted(remarks):
-            notes[remark].append(_name_of(found))
+            notes[remark].append(_name_of(found) or f"entry {n}")
     if not tools:
         what = as_line(notes) or "are --tools and --base-tasks swapped? A list is JSON, as of tools/list"
         raise UserError(f"{path}: no tool in it: {shorten(what, 200)}")
@@ -110,12 +110,12 @@ def _tools_in(value) -> list:
         if isinstance(value.get(key), (list, dict)):
             return _tools_in(value[key])
     # records of a transcript or of a task file may have no tool: nothing is lost
-    return [value] if {"name", "type", "function"} & set(value) else []
+    return [] if {"jsonrpc", "serverInfo", "task", "messages"} & set(value) else [value]
 
 
 def _name_of(tool) -> str:
     tool = _unwrapped(tool)
-    return str(isinstance(tool, dict) and tool.get("name") or "no name")[:60]
+    return str(isinstance(tool, dict) and tool.get("name") or "")[:60]
 
 
 def _unwrapped(tool):
@@ -263,6 +263,8 @@ def own_record(line: dict, listed=None) -> dict:
         need("calls" not in line, "both 'calls' and 'tool_calls': leave one of them out")
         line["calls"] = line["tool_calls"]
     record = {key: line[key] for key in FIELDS if key in line}
+    need("task" in record and {"calls", "reference"} & record.keys(), "needs 'task', and 'calls' or "
+         f"'reference'; not read: {', '.join(key for key in line if key not in FIELDS) or 'nothing'}")
     if "calls" not in record:
         return record
     need(isinstance(record["calls"], list), "calls is not a list")
@@ -301,7 +303,7 @@ def _own_call(call) -> dict:
     need(isinstance(call, dict) and isinstance(call.get("name"), str), "a call without a 'name'")
     arguments = call.get("arguments")
     arguments = load_object(arguments) if isinstance(arguments, str) else arguments
-    need(isinstance(arguments, dict), f"{call['name']!r:.80}: 'arguments' missing, or not a JSON object")
+    need(isinstance(arguments, dict), f"'arguments' missing, or not a JSON object, in a call with {[*call]}")
     return {"name": call["name"], "arguments": arguments}
 
 
