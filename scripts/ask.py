@@ -8,8 +8,8 @@ Usage:
 RUN is a run folder of the tool_calls world, or the model folder of a warm start. The agent answers
 greedily, in the form that it was trained in, and the calls that come back are printed. Nothing is
 ever executed: a call is text, and whoever carries it out has to check it first. An answer that does not
-fit its function is printed as it is, with what is wrong; the first value that does not stand in the
-request is named.
+fit its function is printed as it is, with what is wrong; values that do not stand in the request are
+named.
 
 What is offered: the functions of --tools FILE, or else the run's own. An agent that has learned with a
 few functions in its prompt is lost among hundreds, so it is shown as many as the largest task of its
@@ -56,7 +56,7 @@ def main(argv) -> int:
             continue
         lines = [text, f"# {fault}"] if fault else list(map(write_call, calls))
         if not fault and (value := ungrounded(Task(request, {"tools": few, "calls": calls}))):
-            lines.append(f"# not in the request, at least: {value}")
+            lines.append(f"# not in the request: {value}")
         print("\n".join([f"> {request}"] * (len(requests) > 1) + lines))
     return 0
 

@@ -64,13 +64,12 @@ def loopholes(task: Task) -> str:
 
 
 def ungrounded(task: Task) -> str:
-    """The first value of the calls that does not stand in the request, as `name = value`; or ""."""
+    """The values of the calls that do not stand in the request, as `name = value, ...`; or ""."""
     tools, text = tools_of(task), task.text
-    for call in task.spec.get("calls", ()):
-        for value, schema, name in leaves(call["arguments"], tools[call["name"]]["parameters"]):
-            if canonical(value) != canonical(schema.get("default", {})) and not stands(value, name, text):
-                return f"{name} = {canonical(value)}"
-    return ""
+    return ", ".join(
+        f"{name} = {canonical(value)}" for call in task.spec.get("calls", ())
+        for value, schema, name in leaves(call["arguments"], tools[call["name"]]["parameters"])
+        if canonical(value) != canonical(schema.get("default", {})) and not stands(value, name, text))
 
 
 def uncalled(task: Task) -> str:
