@@ -145,7 +145,7 @@ def copied(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_copy_of_the_template_runs_a_loop(copied):
     """The promise to whoever forks: one file, no other line."""
-    out = copied() / "run"
+    out = copied("super().__init__(o)", "pass") / "run"  # a world may forget it
     assert genenv.main(["--world", "copied", "--out", str(out), "--threads", "1", "--epochs", "1", "--steps",
                         "1", "--seed-tasks", "4", "--val-samples", "1", "--rank", "4"]) == 0
     assert [r["epoch"] for r in read_jsonl(out / "metrics.jsonl")] == [0, 1]

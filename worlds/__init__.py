@@ -188,6 +188,7 @@ def open_world(o) -> World:
     kind = load_world(o.world)
     with in_one_line(kind):
         world = kind(o)
+        vars(world).setdefault("o", o)  # its __init__ may have forgotten super().__init__(o)
         for name in RULES:
             setattr(world, name, partial(call_own, world, name, getattr(world, name)))
         probe(world)

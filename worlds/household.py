@@ -181,10 +181,8 @@ def useful(spec, facts):
     sources = {f[1]: f[2] for f in facts if f[0] == "in"}
     wanted = [t for how, t in spec["goal"]
               if t != held and (sources[t] != spec["target"] or (how, t) in lacking)]
-    if held:
-        here = [TREATMENTS[how][1] for how, t in lacking if t == held] or [spec["target"]]
-    else:
-        here = [sources[t] for t in wanted]
+    here = [sources[t] for t in wanted] if not held else \
+        [TREATMENTS[how][1] for how, t in lacking if t == held] or [spec["target"]]
     stands = {place for place, _, _ in spec["house"]}
     yield from (("go", "", place) for place in here if place in stands)
     if at:
