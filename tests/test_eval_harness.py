@@ -83,7 +83,7 @@ def tiny_travelplanner(folder, **train):
     """Tables in the official layout (test_eval_travelplanner.py uses them too) and a query per part."""
     tables = {
         "restaurants/clean_restaurant_2022.csv":
-            'Name,City,Cuisines,Average Cost\nBlue Door,Reno,"Pizza, Indian",10\n'
+            'Name,City,Cuisines,Average Cost\nInn,Home,Tea,30\nBlue Door,Reno,"Pizza, Indian",10\n'
             'Red Door,Reno,French,20\nInn,Reno,Tea,5\nDiner,Reno,BBQ,8\nGrill,Reno,BBQ,9\n'
             'Mum,Home,"Indian, Tea",1\nGhost,Reno,,7\n',
         "attractions/attractions.csv": "Name,City\nMuseum,Reno\nZoo (old),Reno\n",

@@ -92,7 +92,8 @@ NIGHTS = "is_valid_accommodation"
     ({CITY, SANDBOX, NIGHTS}, {"accommodation_1": "Loft, Home"}),  # leaves one night for the loft
     ({SANDBOX}, {"lunch_2": "inn, Reno"}),  # case-sensitive
     ({SANDBOX}, {"lunch_2": "Ghost, Reno"}),  # its row lacks a cell
-    (set(), {"lunch_2": "n, Reno"}),  # any part of a name will do
+    # an inn of the same name in another city is another one; any part of a name will do
+    (set(), {"breakfast_3": "Inn, Home"}), (set(), {"lunch_2": "n, Reno"}),
     ({SANDBOX}, {"transportation_1": "Flight Number: F2, from Home to Reno"}),
     (set(), {"transportation_2": "Bus within Reno"}),  # other means are not looked up
     ({SANDBOX}, {"transportation_2": "Taxi within Reno"}),  # a taxi needs from and to
