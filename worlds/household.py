@@ -327,10 +327,9 @@ def random_spec(rng, rung, extra) -> dict:
     target = rng.choice([name for name in names if name not in source[:1 + two]])
     how = rung if rung in TREATMENTS else rng.choice([*TREATMENTS]) if rung == "both" else ""
     goal = [[how, things[0]]] + ([["", things[1]]] if two else [])
-    shut = set()
-    if rung == "closed" or rung not in BASE_RUNGS and rng.random() < 0.25:
-        able = [name for name in {target, source[0]} if name in CLOSABLE]
-        shut = {rng.choice(sorted(able))} if able else set()
+    lid = rung == "closed" or rung not in BASE_RUNGS and rng.random() < 0.25
+    able = [name for name in {target, source[0]} if lid and name in CLOSABLE]
+    shut = {rng.choice(sorted(able))} if able else set()
     house = [[name, name in shut, [t for t, s in zip(things, source) if s == name]] for name in names]
     rng.shuffle(goal)
     return {"goal": goal, "target": target, "house": house}

@@ -65,11 +65,10 @@ def loopholes(task: Task) -> str:
 
 def ungrounded(task: Task) -> str:
     """The values of the calls that do not stand in the request, as `name = value, ...`; or ""."""
-    tools, text = tools_of(task), task.text
     return ", ".join(
         f"{name} = {canonical(value)}" for call in task.spec.get("calls", ())
-        for value, schema, name in leaves(call["arguments"], tools[call["name"]]["parameters"])
-        if canonical(value) != canonical(schema.get("default", {})) and not stands(value, name, text))
+        for value, schema, name in leaves(call["arguments"], tools_of(task)[call["name"]]["parameters"])
+        if canonical(value) != canonical(schema.get("default", {})) and not stands(value, name, task.text))
 
 
 def uncalled(task: Task) -> str:

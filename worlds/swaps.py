@@ -5,9 +5,9 @@ bedroom it turns on that of the bathroom, which an example had. If every pass sh
 can only be read from the request. No run of the loop and no held-out task is ever changed by it.
 
 Deviations: it knows no meaning. A name becomes a name, what follows "the" a place, three words or more a
-sentence, and other texts things, in English (worlds/words.json): "Put the haircut on Tuesday" may become
-"Put the lobby on Sunday", an odd request, and its call is right. The values of other examples would read
-better, but twenty examples have one or two of each argument, which are soon known by heart.
+sentence, other words things, all of them English (worlds/words.json): "Put the haircut on Tuesday" may
+become "Put the lobby on Sunday", an odd request, and its call is right. The values of other examples would
+read better, but twenty examples have one or two of each argument, which are soon known by heart.
 """
 import json
 import re
@@ -39,13 +39,14 @@ def swapped(task: Task, draw) -> tuple[str, list]:
                 or any(other and other in own for other in values if other != own) \
                 or isinstance(value, bool) or value == schema.get("default"):
             return value
-        before = text[:places[0].start()]
-        kind = "places" if re.search(r"\b(?<!for )the $", before) else "things"
+        before, after = text[:places[0].start()], text[places[0].end():]
+        schema = {"maximum": 23, **schema} if after.startswith(":") else schema  # an hour, 7:00
+        kind = "places" if re.search(r"\b(?<!for )the $", before) and own[-1:] != "s" else "things"
         other = _other(value, schema, kind, draw)
         # a value that stands in the request already would stand there twice
         if other is None or not conforms(other, schema) or _places(_written(other), text):
             return value
-        text = before + _written(other) + text[places[0].end():]
+        text = before + _written(other) + after
         return other
     calls = [{**call, "arguments": each(call["arguments"], tools[call["name"]]["parameters"], swap)}
              for call in task.spec["calls"]]
@@ -71,11 +72,12 @@ def _other(value, schema: dict, kind: str, draw):
             return draw.choice(names[0])
         if value.isalpha() and value.isupper():  # a code, such as EUR
             return "".join(draw.choices(ascii_uppercase, k=len(value)))
-        words = value.split()
         if any(c.isdigit() or c > "\u024f" for c in value):  # a date, a time, a code; another script
             return None
-        return draw.choice(WORDS["messages"]) if len(words) > 2 and value.islower() else \
-            " ".join(draw.choice(WORDS["names" if word[0].isupper() else kind]) for word in words)
+        like = lambda w: draw.choice(WORDS[kind]) + "s" * w.endswith("s") if w.islower() else \
+            draw.choice(WORDS["names"])
+        return draw.choice(WORDS["messages"]) if value.count(" ") > 1 and value.islower() else \
+            " ".join(map(like, value.split()))
     if not isinstance(value, int) or value <= 0:
         return None
     size = 10 ** len(str(value))  # as many digits
