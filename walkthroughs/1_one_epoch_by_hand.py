@@ -22,7 +22,7 @@ from support.metrics import mean, rates_on
 from support.options import parse_options
 from walkthroughs import canvas, keep_picture
 
-o = parse_options(["--out", f"{tempfile.mkdtemp()}/run", "--threads", "1", *sys.argv[1:]])
+o = parse_options(["--out", f"{tempfile.mkdtemp()}/run", "--epochs", "1", "--threads", "1", *sys.argv[1:]])
 run = genenv.prepare_run(o)
 state, alpha = run.state, o.alpha
 state.epoch = 1  # t of Algorithm 1
@@ -58,12 +58,12 @@ for state.step in range(o.steps):
     print(f"step {state.step}: {stats['zero_variance']:.2f} of the groups without signal, gradient norm "
           f"{stats['grad_norm']:.2f}, KL to the start {stats['kl']:.3f}")
 n = len(run.train_pool.tasks)
-print(f"D_train {n} tasks, {n - len(run.train_pool.base)} of them "
-      "new: some that the simulator wrote are base tasks")
+print(f"D_train {n} tasks: {len(run.train_pool.base)} base tasks, {n - len(run.train_pool.base)} new ones")
 
 # %% 2b. Environment update. Count each task once, compute R_env, keep the band, weight it.
 fresh = distinct(state.records)
-print(f"the simulator wrote {len(state.records)} valid tasks, {len(fresh)} distinct: each counts once")
+print(f"the simulator wrote {len(state.records)} valid tasks, {len(fresh)} of them distinct, base tasks "
+      "among them; each counts once")
 for record in fresh:
     record.r_env = curriculum.reward_bell(record.p_hat, alpha, o.beta)  # Eq. 3
 kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
