@@ -145,7 +145,7 @@ def picture(lines: dict, unit: str, band) -> str:
             label = "\nidentical: ".join(name[-44:] for name in same)
             axis.plot(*zip(*values), f"C{i}o-", ms=3, lw=3 / (1 + i / 2), label=label)  # thin over thick
     if band:
-        axis.fill_between(range(len(band)), *zip(*band), alpha=0.15, lw=0, label="the band alpha +- k_min")
+        axis.fill_between(range(len(band)), *zip(*band), alpha=0.15, lw=0, label="the band alpha ± k_min")
     limits = (-0.02, 1.02) if unit == "share" else (0, axis.dataLim.ymax * 1.08 or 1)
     axis.set(xlabel="epoch", ylabel=unit, ylim=limits)
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
