@@ -66,13 +66,13 @@ def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
     assert notes == {"left out: another tool of the same name came first": ["ring"],
                      "left out: a name with other characters than letters, digits and _.-/": ["a b"],
                      "without a schema: read as without arguments": [f"zpa{n}" for n in range(5)],
-                     "left out: no tool with a name": ["entry 9"],
+                     "left out: no 'name' in the function itself": ["entry 9"],
                      "left out: of type bash_20250124, not a function": ["bash"],
                      "with pattern, which is not checked": ["f"]}
 
 
 @pytest.mark.parametrize("data, what", [
-    (b"", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3: not JSON"), (b"\xff\xfe[]", "not UTF-8"),
+    (b"", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3 column 6"), (b"\xff\xfe[]", "not UTF-8"),
     (b'{"tools": [{"name": "f", "parameters": {"not": {}}}]}', "'not'")])
 def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
     path = tmp_path / "tools.json"
@@ -161,7 +161,7 @@ UNFIT = [
     (schema(a=7), "a malformed schema"), (schema(a={"type": "integer", "minimum": "1"}), "not a number"),
     ({"type": "object", "required": ["a"]}, "required names"), (TEXT, "not one object schema"),
     (schema(a={"enum": "a"}), "enum is not a list"), ({"properties": [1]}, "a malformed schema"),
-    (schema(a={"description": "\ud800"}), "a malformed schema"),
+    ({"times": "integer"}, "without 'prop"), (schema(a={"description": "\ud800"}), "a malformed schema"),
 ]
 
 

@@ -24,7 +24,7 @@ from collections import defaultdict
 from pathlib import Path
 from textwrap import shorten
 
-from support.files import UserError, choose, no_file
+from support.files import UserError, choose, first_line, no_file
 from worlds import InvalidTask, call_text
 from worlds.schemas import NUMBERS, TYPES, conforms, invalid, kinds, load_object
 
@@ -39,6 +39,7 @@ NOT_CHECKED = {"pattern", "multipleOf", "uniqueItems", "contains", "propertyName
                "maxProperties", "prefixItems"}  # they allow less: kept as notes
 REFUSED = {"allOf", "not", "if", "patternProperties", "dependentRequired", "dependentSchemas",
            "dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
+IN_PYTHON = {short: f": did you mean {name}?" for name, short in call_text.TYPES.items() if short != name}
 NAMED = 3  # tools that are named with each reason
 
 
@@ -66,7 +67,7 @@ def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSON
         for remark in sorted(remarks):
             notes[remark].append(_name_of(found) or f"entry {n}")
     if not tools:
-        what = as_line(notes) or "are --tools and --base-tasks swapped? A list is JSON, as of tools/list"
+        what = as_line(notes) or "functions (JSON, as of tools/list) go to --tools, examples to --base-tasks"
         raise UserError(f"{path}: no tool in it: {shorten(what, 200)}")
     return list(tools.values()), notes
 
@@ -93,8 +94,7 @@ def read_json(path, what: str) -> list:
         try:
             value, at = json.JSONDecoder().raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            line = text.count("\n", 0, getattr(error, "pos", at)) + 1
-            raise UserError(f"{path}, line {line}: not JSON; {what}") from None
+            raise UserError(f"{path}: not JSON, {first_line(error)}; {what}") from None
         values.append(value)
         at = re.compile(r"\s*").match(text, at).end()
     return values
@@ -153,7 +153,7 @@ def own_tool(tool, remarks=None) -> dict:
     """
     remarks = set() if remarks is None else remarks
     tool = _unwrapped(tool)
-    fit(isinstance(tool, dict) and isinstance(tool.get("name"), str), "no tool with a name")
+    fit(isinstance(tool, dict) and isinstance(tool.get("name"), str), "no 'name' in the function itself")
     fit(tool.get("type") in (None, "function"), f"of type {str(tool.get('type')):.40}, not a function")
     fit(re.fullmatch(call_text.NAME, tool["name"]),
         "a name with other characters than letters, digits and _.-/")
@@ -162,13 +162,16 @@ def own_tool(tool, remarks=None) -> dict:
         remarks.add("without a schema: read as without arguments")
         given = {}
     try:
-        parameters = own_schema(given, remarks)
-        own = {"name": tool["name"], "parameters": parameters,
-               "description": str(tool.get("description") or "")}
-        call_text.plain(own)
+        own = call_text.plain({"name": tool["name"], "parameters": own_schema(given, remarks),
+                               "description": str(tool.get("description") or "")})
     except (TypeError, AttributeError, ValueError, OverflowError, RecursionError):
         raise unfit("a malformed schema") from None
+    parameters = own["parameters"]
     fit("anyOf" not in parameters and parameters.get("type") == "object", "parameters not one object schema")
+    # {"city": "string"}: read as no arguments, every call of it would be wrong
+    lost = [key for key, value in given.items() if key.isidentifier() and isinstance(value, (str, dict))]
+    fit(parameters.get("properties") or not set(lost) - NOTES - CHECKED - NOT_CHECKED - {"definitions"},
+        """parameters without 'properties': a schema is {"type": "object", "properties": {...}}""")
     return own
 
 
@@ -231,7 +234,7 @@ def _finished(own: dict) -> dict:
     if not {"type", "anyOf"} & own.keys() and {"properties", "required", "items"} & own.keys():
         own = {"type": "array" if "items" in own else "object", **own}
     for kind in kinds(own):
-        fit(kind in TYPES, f"unknown type {kind!r:.40}")
+        fit(kind in TYPES, f"unknown type {kind!r:.40}{IN_PYTHON.get(kind, '')}")
     fit(all(type(own[key]) in (int, float) for key in NUMBERS & own.keys()), "a bound that is not a number")
     if missing := [name for name in own.get("required", ()) if name not in own.get("properties", {})]:
         raise unfit(f"required names {missing[0]!r:.40}, which properties does not have")
@@ -269,11 +272,9 @@ def own_record(line: dict, listed=None) -> dict:
         return record
     need(isinstance(record["calls"], list), "calls is not a list")
     record["calls"] = list(map(_own_call, record["calls"]))
-    if "tools" in record:
-        record["tools"] = own_tools([_listed(tool, listed or {}) if isinstance(tool, str) else tool
-                                     for tool in _tools_in(record["tools"])])
-    else:
-        record["tools"] = _called(record, listed)
+    named = lambda tool: _listed(tool, listed or {}) if isinstance(tool, str) else tool
+    record["tools"] = own_tools(list(map(named, _tools_in(record["tools"])))) if "tools" in record else \
+        _called(record, listed)
     schema_of = {tool["name"]: tool["parameters"] for tool in record["tools"]}
     for call in record["calls"]:
         call["arguments"] = _without_nulls(call["arguments"], schema_of.get(call["name"], {}))
