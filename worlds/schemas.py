@@ -144,14 +144,12 @@ def leaves(value, schema: dict) -> list:
 def argument_fault(arguments: dict, schema: dict) -> str:
     """What is wrong with the members of an object, in words; empty if nothing is."""
     properties = schema.get("properties", {})
-    if missing := [name for name in schema.get("required", ()) if name not in arguments]:
-        return f"the required argument {missing[0]!r:.80} is missing"
-    for name, value in arguments.items():
-        if name not in properties:
-            return f"the argument {name!r:.80} is not declared"
-        if not conforms(value, properties[name]):
-            return f"the argument {name!r:.80} is {value!r:.80}, its schema {properties[name]!r:.80}"
-    return ""
+    faults = [f"the argument {name!r:.80} is not declared" for name in arguments if name not in properties]
+    faults += [f"the required argument {name!r:.80} is missing" for name in schema.get("required", ())
+               if name not in arguments]
+    faults += [f"the argument {name!r:.80} is {value!r:.80}, its schema {properties[name]!r:.80}"
+               for name, value in arguments.items() if not conforms(value, properties.get(name, {}))]
+    return " and ".join(faults[:2])
 
 
 # ---------------------------------------------------------------------------------------------
