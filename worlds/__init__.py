@@ -12,12 +12,12 @@ import importlib
 import inspect
 import json
 import pkgutil
-import traceback
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from traceback import extract_tb
 
 from support.files import UserError, choose, read_jsonl
 from data_pool import Task
@@ -222,12 +222,12 @@ def in_one_line(own):
         yield
     except (Exception, SystemExit) as error:
         file = own if isinstance(own, str) else inspect.getfile(own)
-        at = [f", line {f.lineno}" for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        at = [f", line {f.lineno} in {f.name}" for f in extract_tb(error.__traceback__) if f.filename == file]
         # without a line in it: a SyntaxError says its line itself, a method may take other arguments
         if isinstance(error, (UserError, InvalidTask)) or not at and not (
                 isinstance(error, SyntaxError) or str(error).startswith("World.")):
             raise
-        raise UserError(f"{file}{''.join(at[-1:])}: {type(error).__name__}: {error}") from error
+        raise UserError(f"{file}{''.join(at[:-4:-1])}: {type(error).__name__}: {error}") from error
 
 
 def probe(world):
