@@ -138,7 +138,7 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path, capsys
     assert [t.text for t in parts[1]] == [r["task"] for r in several[:5]]
     few = lines(tmp_path / "few.jsonl", [several[0], several[2], several[4]])
     assert few in user_error("4 or more", World, options(base_tasks=few))
-    assert f"{len(parts[0])} examples train, {len(parts[2])} tuning, 5 held out; 9" in capsys.readouterr().out
+    assert f"{len(parts[0])} examples train, {len(parts[2])} tuning, 5 held out (" in capsys.readouterr().out
 
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):

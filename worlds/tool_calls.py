@@ -64,6 +64,7 @@ JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become 
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
 FEWEST = 3            # examples to learn from: a warm start makes six pairs of them with --tools
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
+FEW = 10              # held-out tasks below which success says little
 TUNED = 20            # distinct tasks from which on some are kept for tuning
 TOLD, LINE, ALSO = 3, 200, 60  # faults told; characters of one, of a list of line numbers
 
@@ -84,8 +85,7 @@ def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task
     fields = {"task", "tools", "calls", "ordered"} if "calls" in record else {"task", "reference"}
     need(not set(record) - fields, f"unknown field {', '.join(sorted(set(record) - fields))}")
     if "reference" in record:
-        answers = record["reference"]
-        answers = answers if isinstance(answers, list) else [answers]
+        answers = given if isinstance(given := record["reference"], list) else [given]
         need(answers and all(isinstance(a, str) and words_of(a) for a in answers),
              "the reference is not a text or a list of texts")
         spec = {"reference": answers}
@@ -347,9 +347,10 @@ class World(worlds.World):
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
         held_out, tuning, train = map(len, self.splits.values())
+        few = " (too few to measure with: give more --validation-tasks)" * (held_out < FEW)
         out = sum(len(names) for what, names in notes.items() if what.startswith("left out"))
         print(f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
-              + f"{train} examples train, {tuning} tuning, {held_out} held out{more}", flush=True)
+              + f"{train} examples train, {tuning} tuning, {held_out} held out{few}{more}", flush=True)
         if bare := self.tools.keys() - {name for task in self.base_tasks() for name in self.skills(task)}:
             print(f"functions without an example, {len(bare)}: {shorten(', '.join(sorted(bare)), LINE)}")
         odd = [f"{task.text!r:.90}: {value}" for task in self.base_tasks() if (value := ungrounded(task))]
