@@ -26,7 +26,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from data_pool import Task
-from support.files import UserError, read_jsonl
+from support.files import UserError, choose, read_jsonl
 from support.options import Parser, saved_options
 from worlds import InvalidTask, load_world, special_token_in, task_texts, tool_lists
 from worlds.call_text import write_call
@@ -110,7 +110,7 @@ def offered(args, world):
     by_name = {tool["name"]: tool for tool in tools[::-1]}  # the first of a name counts
     named = [name.strip() for name in args.functions.split(",") if name.strip()]
     for name in set(named) - set(by_name):
-        raise UserError(f"--functions: no {name!r:.80} among the {len(by_name)} of {args.tools or args.run}")
+        raise UserError(f"--functions: no function {name!r:.80} to offer: {choose(name, by_name):.200}")
     most = len(named) or max([LEAST, *map(len, learned)])
     return [by_name[name] for name in named or dict.fromkeys(tool["name"] for tool in tools)], most
 

@@ -55,7 +55,7 @@ def main(argv) -> int:
     need_pairs(world, world.warm_start_pairs())
     check_hub(o.model)
     with claim(Path(s.out)):
-        print("loading torch and the model ...", flush=True)
+        print("loading torch and the model; stopped, it goes on after the last whole pass ...", flush=True)
         rounds = make(world, s, o, Path(s.out))
     if rounds and rounds[-1]["valid"] < ENOUGH:
         print(f"only {rounds[-1]['valid']:.0%} of its texts are valid: try more passes, rounds or examples")
@@ -71,7 +71,7 @@ def parse(argv):
                epilog="and a run's options (python genenv.py --help): --base-tasks, --tools ...")
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--model", default="", help="folder or hub name of a chat model")
-    p.add_argument("--passes", type=at_least(1), default=0, help="over the examples; left out: by their number")
+    p.add_argument("--passes", type=at_least(1), default=0, help="over the examples; else by their number")
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
     p.add_argument("--lr", type=float, default=1e-3, help="peak of a falling rate of AdamW (%(default)s)")
     s, rest = p.parse_known_args(argv)
@@ -90,7 +90,8 @@ def parse(argv):
 def claim(out: Path):
     """The lock of a folder that is new, or in which a warm start has not ended. Raises UserError."""
     if out.exists() and not (out / "warm_start").is_dir() and any(out.iterdir()):
-        raise UserError(f"--out {out} is not empty: choose another folder")
+        done = (out / "warm_start.json").is_file() and f"holds a finished warm start: give --model {out}, or"
+        raise UserError(f"--out {out} {done or 'is not empty:'} choose another --out")
     (out / "warm_start").mkdir(parents=True, exist_ok=True)
     return checkpoint.lock_folder(out / "warm_start")
 
@@ -131,8 +132,7 @@ def make(world, s, o, out: Path) -> list[dict]:
 def pairs_of_pass(world, policy, number: int) -> dict:
     """{"agent", "env": [Rollout]} of a pass: what is imitated in each role, as far as a run would let
     the model say it. Raises UserError where that leaves a role too little."""
-    rollouts = lambda pairs: (as_rollout(policy, *pair) for pair in pairs)
-    short = {role: [r for r in rollouts(pairs) if within_limits(world, role, r)]
+    short = {role: [r for pair in pairs if within_limits(world, role, r := as_rollout(policy, *pair))]
              for role, pairs in world.warm_start_pairs(number).items()}
     need_pairs(world, short, "within --max-{prompt,task,response}-tokens: raise these, or ")
     return short
@@ -199,7 +199,7 @@ def learn(world, policy, s, state: dict, path: Path):
         pairs = [*given["agent"], *given["env"], *own]  # the examples keep the agent's role as well
         name = f"pass {n + 1} of {s.passes}" if n < s.passes else f"round {n + 1 - s.passes} of {s.rounds}"
         print(f"{name}: imitates {len(given['agent'])} answers, {len(given['env'])} tasks and {len(own)} "
-              "texts of its own", flush=True)
+              f"texts of its own in {-(-len(pairs) // BATCH)} steps", flush=True)
         began = time.time()
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed + n)).tolist()
         state["nats"].append(imitate(policy, optimizer, [pairs[i] for i in order], s, world.o, n))

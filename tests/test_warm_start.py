@@ -125,7 +125,7 @@ def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
     append_jsonl(few, TASKS[:6])
     for arguments, words in (
             (argv(model, str(few), tmp_path / "n", "--tools", ""), "pairs to imitate as the agent"),
-            (argv(model, tasks, done), "is not empty"),
+            (argv(model, tasks, done), f"give --model {done}"),
             (argv(model, "", tmp_path / "n", "--tools", tasks), "--base-tasks"),
             (argv(model, tasks, tmp_path / "n", "--lr", "nan"), "--lr"),
             *((resume + ["--out", str(done)], "give it as --model") for resume in ([], ["--resume"]))):
