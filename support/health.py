@@ -52,7 +52,7 @@ CHECKS = (
      "{skill_entropy:.2f} bits: raise --env-kl, --base-share or --temperature"),
     ("starvation", starvation,
      "{env_kept} new tasks in the band |p_hat - {alpha:.2f}| <= {k_min}, RWR took {env_steps} steps: "
-     "raise --k-min, move --alpha nearer to success {success_rate:.2f}, or lower --env-batch {env_batch}"),
+     "raise --k-min, move alpha nearer to success {success_rate:.2f}, or lower --env-batch {env_batch}"),
     ("cut off", lambda r, history, o: r["truncated"] > 0.2,
      "{truncated:.0%} of the responses are cut off and earn nothing: raise --max-response-tokens "
      "{max_response_tokens}, or an episode's own limits; if responses are noise, lower --agent-lr"),

@@ -57,8 +57,7 @@ def validation(run) -> dict:
 def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     """The metrics of the epoch in run.state, JSON-ready. Rates and shares in [0, 1], lengths in
     tokens or the world's units, KL and `entropy` in nats per token, `skill_entropy` in bits."""
-    state, world = run.state, run.world
-    new = new_trials(state)
+    state, world, new = run.state, run.world, new_trials(run.state)
     traces = [e for x in state.trials for e in x.traces]
     record = dict(
         epoch=state.epoch, alpha=alpha, success_rate=mean(x.p_hat for x in new), **validation(run),
@@ -86,8 +85,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
 def surprise(rollouts) -> float:
     """Sum of -log-prob over the tokens that were drawn, in nats, at the sampling temperature. Per
     token it estimates the policy's entropy."""
-    return -sum(logp for r in rollouts
-                for logp, drawn in zip(r.logps, r.drawn or [True] * len(r.logps)) if drawn)
+    return -sum(p for r in rollouts for p, drawn in zip(r.logps, r.drawn or [True] * len(r.logps)) if drawn)
 
 
 def first_trials(trials) -> list:
