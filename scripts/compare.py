@@ -16,7 +16,7 @@ def main(argv) -> int:
     """The command `genenv.py compare`; argv: what follows it. Raises UserError, returns 0."""
     p = Parser(prog="genenv.py compare", description=COMMANDS["compare"])
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
-    p.add_argument("--out", metavar="FILE", help="page to write, else compare.html in the first RUN")
+    p.add_argument("--out", metavar="FILE", help="page to write, else compare.html in the last RUN")
     args = p.parse_args(argv)
     if len({run.rstrip("/") for run in args.runs}) < len(args.runs):
         p.error("a RUN is named twice")

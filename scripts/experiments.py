@@ -65,6 +65,7 @@ def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
     if any(r["settings"] != given for r in done):
         raise UserError(f"{results} holds runs with other settings: move it away first")
     have = {(r["name"], r["seed"]) for r in done}
+    print(f"{results}: has {len(have)} runs; another --out makes them anew", flush=True)
     wanted = [(name, seed, filled([*given, *SUITES[suite][name]], seed))
               for seed in seeds for name in only or SUITES[suite] if (name, seed) not in have]
     running = []
@@ -194,8 +195,7 @@ def main(argv) -> int:
         raise UserError(f"no variant {unknown[0]!r}: choose from {', '.join(SUITES[args.suite])}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its runs end with it
     run_suite(args.suite, range(args.seeds), args.only, extra, args.jobs, results)
-    text = table(args.suite, read_jsonl(results))
-    results.with_suffix(".md").write_text(text)
+    results.with_suffix(".md").write_text(text := table(args.suite, read_jsonl(results)))
     print(text)
     return 0
 

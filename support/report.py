@@ -30,7 +30,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "The simulator imitates tasks in the band. By then the agent finds them easier: success may be higher."),
     ("Mixed groups", "share", {"mixed_share": "among new tasks"},
      "A group is the attempts at one task. Only groups with right and wrong ones teach the agent."),
-    ("Length of generated tasks", "steps, words or calls", {"task_length": "new tasks"}, "It may grow."),
+    ("Length of generated tasks", "steps, words or calls", {"task_length": "new tasks"}, "Longer: harder."),
     ("Refused texts", "share", {"refused": "of the simulator's"}, "Not valid tasks; samples stand below."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
@@ -41,7 +41,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("KL to the start", "nats", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
      "Before the epoch's update. A slow rise and spikes are harmless; above 2, do not trust its texts."),
     ("What the simulator learns from", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective"},
-     "Effective: counted by weight, with those of earlier epochs. A handful is too few."))
+     "Effective: so many equal weights would count as much, with earlier epochs' tasks. A few teach noise."))
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
                  "written": {"refused"}, "distinct_tasks": {"success_rate", "solved", "unsolved", "env_kept",
@@ -123,13 +123,14 @@ def curves(runs: dict, band=()) -> str:
     figures = []
     for title, unit, names, caption in PANELS:
         key, name = next(iter(names.items()))
-        title += f": {name}" * (len(names) > 1 and len(runs) > 1)
+        title += f": {name}" * (len(names) > 1 < len(runs))
         lines = {run: points(metrics, key) for run, metrics in runs.items()} if len(runs) > 1 else \
             {name: points(*runs.values(), key) for key, name in names.items()}
-        if any(lines.values()):
+        # an alpha that never moves is in the options
+        if any(len({y for _, y in line}) > (key == "alpha") for line in lines.values()):
             image = picture(lines, unit, band if key == "success_rate" else ())
             figures.append(f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'>"
-                           f"<figcaption>{caption * (len(runs) == 1)}</figcaption></figure>")
+                           f"<figcaption>{caption * (1 in (len(runs), len(names)))}</figcaption></figure>")
     return f"<div class=curves>{''.join(figures)}</div>"
 
 
@@ -162,8 +163,8 @@ def picture(lines: dict, unit: str, band) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-CAUTION = "One run is one seed: a difference is a result only if several seeds have it."
-EXPLANATION = "Grey: the task it varies; green, red: its best and worst attempt; p_hat: share that succeeds"
+CAUTION = "The error is over tasks, not over seeds: before you believe it, repeat both with --seed 1, 2 ..."
+EXPLANATION = "Grey: what it varies; epoch: when written; green, red: best and worst attempt; r: its reward"
 
 
 def write(folder) -> Path:
@@ -176,9 +177,9 @@ def write(folder) -> Path:
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
         table(facts(metrics).items()),
-        "<h2>Held-out tasks by category: how many, and success</h2>", table(
+        "<h2>Held-out tasks, by the world's category</h2>", table([["", "tasks", "success"], *(
             [name or "all", len(now), f"{metrics[0]['validation_by'][name]:.3f} -> {sum(now) / len(now):.3f}"]
-            for name, now in metrics[-1].get("validation_rates", {}).items()),
+            for name, now in metrics[-1].get("validation_rates", {}).items())]),
         f"<h2>Warnings, explained in TROUBLESHOOTING.md</h2>{table(w)}" if (w := warned(metrics)) else "",
         "<h2>Options other than the defaults</h2>", table(options or [["none"]]), "<h2>Curves</h2>",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
@@ -187,7 +188,7 @@ def write(folder) -> Path:
 
 
 def compare(folders, out) -> str:
-    """Write a page with the curves of several runs over each other, by default compare.html in the first of
+    """Write a page with the curves of several runs over each other, by default compare.html in the last of
     the folders; returns what to print. Raises UserError as read_run does."""
     records, options = zip(*map(read_run, folders))
     rows = [[name, *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
@@ -196,7 +197,7 @@ def compare(folders, out) -> str:
     title = f"Held-out success in epoch {last}, and minus that of the first run"
     results = [[f"{m[last]['validation']:.3f}", run, gain(m[last], records[0][last]) * (m is not records[0])]
                for run, m in zip(folders, records)]
-    out = Path(out or Path(folders[0]) / "compare.html")
+    out = Path(out or Path(folders[-1]) / "compare.html")
     done = "replaced" if out.exists() else "wrote"
     write_whole(out, page("Runs compared", [
         f"<h2>{title}</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
@@ -235,7 +236,7 @@ def _card(r) -> str:
         texts = [("task", r["task"]), ("", f"a right answer: {r['expected']}"), *attempts]
     return f"<div class=card><span class=tag>{_text(tag)}</span>" + "".join(
         f"<pre class='{kind}'>{_text(text[:900])}</pre>"
-        for kind, text in [("seed", f"varies: {r['seed_task']}"), *texts]) + "</div>"
+        for kind, text in [("seed", f"varies: {r['seed_task']}")] * bool(r["seed_task"]) + texts) + "</div>"
 
 
 def table(rows) -> str:

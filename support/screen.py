@@ -9,8 +9,8 @@ import sys
 
 from support.report import facts, shown
 
-LEGEND = ("in band: new tasks the simulator may imitate; sim. KL: nats from its start, before the update; "
-          "-: not measured\n"
+LEGEND = ("entropy, and KL to the simulator's start: nats per token; in band: new tasks near alpha, which a\n"
+          "trained simulator imitates; training time: without measuring; -: not measured\n"
           "        success on           mixed   agent's         length    new    in     sim.  training\n"
           " epoch  held-out  generated  groups  entropy  alpha  of task  tasks  band       KL    time")
 

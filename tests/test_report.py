@@ -93,7 +93,7 @@ def test_runs_are_compared_on_one_page(tmp_path):
     two = save(tmp_path / "two", [record(0), record(1, env_steps=0, **lower)], alpha=0.4)
     other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])
     assert genenv.main(["compare", str(one), str(two), str(other)]) == 0
-    page = (one / "compare.html").read_text()
+    page = (other / "compare.html").read_text()
     rows = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")]
     assert ["alpha", "0.5", "0.4", "0.5"] in rows and "data:image/png" in page
     assert ["0.333", str(two), "-0.167 (standard error 0.167, paired by task)"] in rows and "do not" in page

@@ -55,7 +55,7 @@ for state.step in range(o.steps):
         r = torch.tensor([[e.reward for e in mixed.traces]])  # (1, G)
         print(f"a group: {mixed.task.text}\n  rewards    {'  '.join(f'{x:5.0f}' for x in r[0])}\n"
               f"  advantages {'  '.join(f'{a:+5.2f}' for a in group_advantages(r)[0])}  (GRPO, Eq. 4)")
-    print(f"step {state.step}: {stats['zero_variance']:.2f} of the groups without signal, gradient norm "
+    print(f"step {state.step}: {1 - stats['zero_variance']:.0%} of the groups mixed, gradient norm "
           f"{stats['grad_norm']:.2f}, KL to the start {stats['kl']:.3f}")
 n = len(run.train_pool.tasks)
 print(f"D_train {n} tasks: {len(run.train_pool.base)} base tasks, {n - len(run.train_pool.base)} new ones")

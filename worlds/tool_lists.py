@@ -267,7 +267,7 @@ def own_record(line: dict, listed=None) -> dict:
         line["calls"] = line["tool_calls"]
     record = {key: line[key] for key in FIELDS if key in line}
     need("task" in record and {"calls", "reference"} & record.keys(), "needs 'task', and 'calls' or "
-         f"'reference'; not read: {', '.join(key for key in line if key not in FIELDS) or 'nothing'}")
+         f"'reference', and has: {', '.join(line) or 'nothing'}")
     if "calls" not in record:
         return record
     need(isinstance(record["calls"], list), "calls is not a list")
