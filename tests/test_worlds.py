@@ -131,6 +131,7 @@ def test_worlds_are_found_by_name():
 def copied(tmp_path, monkeypatch):
     """`write(old, new)`: the template as worlds/copied.py with one change, outside of the repository."""
     (tmp_path / "worlds").mkdir()
+    monkeypatch.chdir(tmp_path)  # its base model goes to runs/base
     monkeypatch.setattr(worlds, "__path__", [*worlds.__path__, str(tmp_path / "worlds")])
 
     def write(old="", new=""):

@@ -256,7 +256,7 @@ def probe_task(world, task):
         with suppress(InvalidTask):
             world.parse_task(text, task, 1)
     if gold and reward != 1:
-        refuse(world, "gold", gold)
+        refuse(world, "gold", gold, task)
 
 
 def is_text(value, *_):
@@ -308,14 +308,14 @@ def call_own(world, name, method, *args, **more):
     with suppress(Exception):  # of another kind or shape: refused as well
         if RULES[name][0](gave, *args):
             return gave
-    refuse(world, name, gave)
+    refuse(world, name, gave, *args)
 
 
-def refuse(world, name, gave):
-    """Raises UserError, naming a method's file and line, its rule and what it gave."""
+def refuse(world, name, gave, *args):
+    """Raises UserError, naming a method's file and line, its rule and what it gave for args."""
     code = inspect.unwrap(getattr(type(world), name)).__code__
     raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {name} must give {RULES[name][1]}; "
-                    f"it gave {gave!r:.200}")
+                    f"it gave {gave!r:.200} for {[getattr(a, 'text', a) for a in args] or '()'!s:.200}")
 
 
 def probe_texts(world, policy, more=()):

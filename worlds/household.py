@@ -119,8 +119,7 @@ def seen(facts, place) -> str:
     """What is to be seen at a place, "" for nowhere."""
     if ("closed", place) in facts:
         return f"{place} is closed ."
-    things = sorted(f[1] for f in facts if f[0] == "in" and f[2] == place)
-    return f"you see {' '.join(things) or 'nothing'} ."
+    return f"you see {' '.join(sorted(f[1] for f in facts if f[0] == 'in' and f[2] == place)) or 'nothing'} ."
 
 
 def start(task: Task) -> dict:
@@ -284,8 +283,7 @@ def longest_search(spec, commands) -> int:
     shut = {place for place, closed, _ in spec["house"] if closed}
     steps = [read_command(command) for command in commands]
     hidden = any(verb == "take" and place in shut for verb, _, place in steps)
-    opened = {place for verb, _, place in steps if verb == "open"}
-    return len(commands) + 2 * len(shut - opened) * hidden
+    return len(commands) + 2 * len(shut - {place for verb, _, place in steps if verb == "open"}) * hidden
 
 
 def key_of(task: Task) -> str:
@@ -309,8 +307,7 @@ def kinds_of(task: Task) -> list[str]:
 def rung_of(task: Task) -> str:
     """The rung of the goal."""
     kinds = kinds_of(task)
-    treated = any(kind in TREATMENTS for kind in kinds)
-    return "both" if treated and "two" in kinds else max(kinds, key=RUNGS.index)
+    return "both" if "two" in kinds and any(k in TREATMENTS for k in kinds) else max(kinds, key=RUNGS.index)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ import random
 import worlds
 from support.files import UserError
 from data_pool import Task
-from worlds.tiny_model import SPECIAL, load_trained, train
+from worlds.tiny_model import SPECIAL, load_trained
 
 TOOLS = dict(inc=lambda d: d + 1, dbl=lambda d: 2 * d, neg=lambda d: -d, sqr=lambda d: d * d)
-SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # how often the base model is shown a wrong digit
+SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # how often a digit is wrong that the base model is shown
 # b0 to b4: p_hat in quarters, b?: unknown
 WORDS = [*SPECIAL, *"=0123456789", *TOOLS, "vary", "=>", "b?", "b0", "b1", "b2", "b3", "b4"]
 DIGITS = set("0123456789")
@@ -58,6 +58,6 @@ class World(worlds.World):
             (self.env_prompt(a, rng.choice((None, 0, .25, .5, .75, 1)), None),
              draw(rng, [a.spec["tool"]] * 6 + list(TOOLS), 1, "demo", HELD_OUT)[0].text) for a in tasks]
     def load_policy(self):
-        # trained at every start; worlds/ladder.py keeps its base model in a folder instead. Answers that
-        # are noise (an entropy above 0.5 nats, low success even without slips) need more steps
-        return load_trained(*train(WORDS, self.pairs, steps=300), self.o)
+        # trained once and kept until this file changes. Answers that are noise (an entropy above 0.5 nats,
+        # low success even without slips) need more steps
+        return load_trained(self, WORDS, steps=300)

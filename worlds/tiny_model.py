@@ -6,14 +6,15 @@ of its own imperfect examples of both roles, and the loop starts from what it ma
 Usage: the ladder's and the household's base models are in worlds/base, so that a run starts from
 the same bits on every machine. `python -m worlds.household train SEED FOLDER` trains another one, for
 `genenv.py --world household --model FOLDER`; seed 0 makes the shipped one. Rounding depends on the
-processor. worlds/template.py trains its model at every start.
+processor. worlds/template.py trains its model at the first start and keeps it in runs/base.
 
 Deviations: the model has seen its two roles and nothing else, and one token is one word.
 """
+import hashlib
+import inspect
 import json
 import random
 import sys
-import tempfile
 from pathlib import Path
 
 from support.files import UserError
@@ -73,7 +74,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     response) texts of both roles. lr: the peak of a one-cycle schedule. Two minutes at most for the
     default settings on one core.
 
-    Raises UserError if the texts have words that the vocabulary lacks.
+    Raises UserError if the texts have words that the vocabulary lacks, or one stands there twice.
     """
     import torch
     from tqdm import trange
@@ -81,9 +82,9 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
     # an unknown word would be read as padding, silently; a generator of its own: rng is not moved
     texts = " ".join(text for pair in pairs_fn(random.Random(seed), batch) for text in pair)
-    if unknown := sorted(set(texts.split()) - set(words)):
-        raise UserError("tasks or answers of this world have words that its WORDS lacks, add them: "
-                        + ", ".join(map(repr, unknown[:9])))
+    if wrong := sorted({*texts.split(), *SPECIAL} - {*words}) + [w for w in words if words.count(w) > 1]:
+        raise UserError("WORDS must name each word of this world's tasks and answers, and SPECIAL, just "
+                        "once: " + ", ".join(map(repr, wrong[:9])))
     print(f"training the base model of this world, {steps} steps ...", flush=True)
     with torch.random.fork_rng():  # transformers initialises weights from the global generator
         torch.manual_seed(seed)
@@ -108,11 +109,15 @@ def save(model, tokenizer, folder):
     tokenizer.save_pretrained(folder)
 
 
-def load_trained(model, tokenizer, o):
-    """The policy of a model that has just been trained."""
-    with tempfile.TemporaryDirectory() as folder:
-        save(model, tokenizer, folder)
-        return open_policy(folder, o)
+def load_trained(world, words, **recipe):
+    """The policy of a world's own base model, which is trained once and kept in runs/base until the file of
+    the world, or this one, changes. recipe: more arguments of `train`."""
+    code = b"".join(Path(file).read_bytes() for file in (inspect.getfile(type(world)), __file__))
+    folder = Path("runs/base", f"{world.o.world}-{hashlib.sha256(code).hexdigest()[:8]}")
+    if not folder.is_dir():
+        save(*train(words, world.pairs, **recipe), new := f"{folder}.new")
+        Path(new).rename(folder)  # whole or not at all
+    return open_policy(str(folder), world.o)
 
 
 class TinyWorld(worlds.World):
