@@ -11,7 +11,7 @@ To add a schedule, write one function anywhere in this file whose name starts wi
 
     def alpha_warmup(c):
         # easy tasks first, alpha from then on
-        return 0.8 if c.epoch <= 3 else c.alpha
+        return 0.7 if c.epoch <= 3 else c.alpha
 
 and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a function of
 (p_hat, alpha, beta) whose name starts with `reward_`, a seed selection one of (p_hats, alpha)

@@ -120,11 +120,11 @@ NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_rewa
          "seed_selection": "seeds_"}
 RANGES = (  # (what must hold, in words, the options that it holds for)
     (lambda v: 0 < v < 1, "strictly between 0 and 1", "alpha alpha_end"),
-    (lambda v: 0 <= v <= 1, "from 0 to 1", "base_share"),
+    (lambda v: 0 <= v <= 1, "from 0 to 1", "base_share k_min"),
     (lambda v: v >= 2, "at least 2, as one rollout has no baseline", "G"),
     (lambda v: v >= 1, "at least 1", "rank steps seed_tasks variations val_samples val_every "
      "max_task_tokens max_response_tokens max_prompt_tokens env_batch env_passes token_budget max_rows"),
-    (lambda v: 0 <= v < 1e18, "0 or more", "seed threads epochs mini_batch agent_kl beta k_min lam env_kl"),
+    (lambda v: 0 <= v < 1e18, "0 or more", "seed threads epochs mini_batch agent_kl beta lam env_kl"),
     (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr"))
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
 

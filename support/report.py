@@ -40,8 +40,8 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
     ("KL to the start", "nats", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
      "Before the epoch's update. A slow rise and spikes are harmless; above 2, do not trust its texts."),
-    ("What the simulator learns from", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective"},
-     "Effective: so many equal weights would count as much, with earlier epochs' tasks. A few teach noise."))
+    ("New tasks in the band", "tasks", {"env_kept": "new tasks", "env_ess": "effective"},
+     "Effective: how many equally weighted ones RWR imitates, of this epoch and four before. Few: noise."))
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
                  "written": {"refused"}, "distinct_tasks": {"success_rate", "solved", "unsolved", "env_kept",
@@ -122,15 +122,14 @@ def curves(runs: dict, band=()) -> str:
     """
     figures = []
     for title, unit, names, caption in PANELS:
-        key, name = next(iter(names.items()))
-        title += f": {name}" * (len(names) > 1 < len(runs))
+        key = next(iter(names))  # of several runs only this figure is drawn
         lines = {run: points(metrics, key) for run, metrics in runs.items()} if len(runs) > 1 else \
             {name: points(*runs.values(), key) for key, name in names.items()}
         # an alpha that never moves is in the options
         if any(len({y for _, y in line}) > (key == "alpha") for line in lines.values()):
             image = picture(lines, unit, band if key == "success_rate" else ())
             figures.append(f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'>"
-                           f"<figcaption>{caption * (1 in (len(runs), len(names)))}</figcaption></figure>")
+                           f"<figcaption>{caption}</figcaption></figure>")
     return f"<div class=curves>{''.join(figures)}</div>"
 
 
@@ -175,14 +174,14 @@ def write(folder) -> Path:
     options = [[k, v] for k, v in flat(o).items() if v != usual.get(k) and k not in UNIMPORTANT]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
-        f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
-        table(facts(metrics).items()),
-        "<h2>Held-out tasks, by the world's category</h2>", table([["", "tasks", "success"], *(
-            [name or "all", len(now), f"{metrics[0]['validation_by'][name]:.3f} -> {sum(now) / len(now):.3f}"]
-            for name, now in metrics[-1].get("validation_rates", {}).items())]),
+        f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}; training "
+        f"took {sum(m['seconds'] for m in metrics) / 60:.1f} minutes</p>", table(facts(metrics).items()),
         f"<h2>Warnings, explained in TROUBLESHOOTING.md</h2>{table(w)}" if (w := warned(metrics)) else "",
-        "<h2>Options other than the defaults</h2>", table(options or [["none"]]), "<h2>Curves</h2>",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
+        "<h2>Held-out tasks by hardest tool, kind or level</h2>", table([["", "tasks", "success"], *(
+            [name or "all", len(now), f"{metrics[0]['validation_by'][name]:.2f} -> {sum(now) / len(now):.2f}"]
+            for name, now in metrics[-1].get("validation_rates", {}).items())]),
+        "<h2>Options other than the defaults</h2>", table(options or [["none"]]),
         f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, folder)]))
     return folder / "report.html"
 
@@ -194,17 +193,18 @@ def compare(folders, out) -> str:
     rows = [[name, *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
-    title = f"Held-out success in epoch {last}, and minus that of the first run"
-    results = [[f"{m[last]['validation']:.3f}", run, gain(m[last], records[0][last]) * (m is not records[0])]
-               for run, m in zip(folders, records)]
+    results = [["held-out", "run", f"minus the first, epoch {last}"], *(
+        [f"{m[last]['validation']:.3f}", run, gain(m[last], records[0][last]) if m != records[0] else "-"]
+        for run, m in zip(folders, records))]
     out = Path(out or Path(folders[-1]) / "compare.html")
     done = "replaced" if out.exists() else "wrote"
     write_whole(out, page("Runs compared", [
-        f"<h2>{title}</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
+        "<h2>Held-out success</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
         table([["", *folders], *differ]) if differ else "None.", f"<h2>From epoch 0 to {last}</h2>",
-        table([["", *folders], *zip(facts(records[0]), *(facts(m[:last + 1]).values() for m in records))]),
+        table([["", *folders], *zip(facts(records[0]), *(
+            [text.partition(" (")[0] for text in facts(m[:last + 1]).values()] for m in records))]),
         "<h2>Curves</h2>", curves(dict(zip(folders, records)))]))
-    return "\n".join([title, *map("  ".join, results), CAUTION, f"{done} {out}"])
+    return "\n".join([*map("  ".join, results), CAUTION, f"{done} {out}"])
 
 
 def page(title, parts) -> str:
