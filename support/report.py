@@ -30,7 +30,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "The simulator imitates tasks in the band. By then the agent finds them easier: success may be higher."),
     ("Mixed groups", "share", {"mixed_share": "among new tasks"},
      "A group is the attempts at one task. Only groups with right and wrong ones teach the agent."),
-    ("Length of generated tasks", "steps, words or calls", {"task_length": "new tasks"}, "Longer: harder."),
+    ("Length of generated tasks", "length", {"task_length": "new tasks"}, "In steps, words or calls."),
     ("Refused texts", "share", {"refused": "of the simulator's"}, "Not valid tasks; samples stand below."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
@@ -41,7 +41,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("KL to the start", "nats", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
      "Before the epoch's update. A slow rise and spikes are harmless; above 2, do not trust its texts."),
     ("New tasks in the band", "tasks", {"env_kept": "new tasks", "env_ess": "effective"},
-     "Effective: how many equally weighted ones RWR imitates, of this epoch and four before. Few: noise."))
+     "Effective: how many equally weighted ones RWR imitates, old ones included. A few teach only noise."))
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
                  "written": {"refused"}, "distinct_tasks": {"success_rate", "solved", "unsolved", "env_kept",
