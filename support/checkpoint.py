@@ -144,7 +144,7 @@ def stop_signals(run):
         if run.stop:
             raise KeyboardInterrupt
         run.stop = number
-        print(f"stopping after this step; so far one took {run.seconds_of_step():.0f} s on average. "
+        print(f"stopping after this step{run.seconds_of_step()}. "
               "Once more stops at once and loses the steps of this epoch", flush=True)
     former = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -162,5 +162,5 @@ def stop_if_asked(run, steps=1):
         run.state.step += steps
         run.count_seconds()
         save(run)
-        raise Stopped(run.stop, f"stopped in epoch {run.state.epoch}, its steps done: {run.state.step}; go "
-                                f"on with: python genenv.py --resume --out {run.folder}")
+        raise Stopped(run.stop, f"stopped in epoch {run.state.epoch}, {run.state.step} of its {run.o.steps} steps done; "
+                                f"go on with: python genenv.py --resume --out {run.folder}")

@@ -111,10 +111,11 @@ class Run:
         self.state.seconds, self.since = self.state.seconds + now - self.since, now
         self.state.cpu_seconds, self.cpu_since = self.state.cpu_seconds + cpu - self.cpu_since, cpu
 
-    def seconds_of_step(self) -> float:
-        """What a step has taken on average, the simulator's update included, so far."""
-        s, spent = self.state, sum(m["seconds"] for m in self.history) + time.perf_counter() - self.since
-        return (spent + s.seconds) / (1 + max(0, s.epoch - 1) * self.o.steps + s.step)  # epoch 0 has one
+    def seconds_of_step(self) -> str:
+        """What a step of the epochs that ended took on average, the simulator's update included, in words."""
+        # epoch 0 has one step
+        took = sum(m["seconds"] for m in self.history) / (1 + max(0, len(self.history) - 1) * self.o.steps)
+        return f"; so far one took {took:.0f} s on average" if took else ""
 
 
 def prepare_run(o) -> Run:

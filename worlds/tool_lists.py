@@ -67,7 +67,7 @@ def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSON
         for remark in sorted(remarks):
             notes[remark].append(_name_of(found) or f"entry {n}")
     if not tools:
-        what = as_line(notes) or "functions (JSON, as of tools/list) go to --tools, examples to --base-tasks"
+        what = as_line(notes) or "add --tools FILE, functions as of tools/list; examples go to --base-tasks"
         raise UserError(f"{path}: no tool in it: {shorten(what, 200)}")
     return list(tools.values()), notes
 
