@@ -162,5 +162,5 @@ def stop_if_asked(run, steps=1):
         run.state.step += steps
         run.count_seconds()
         save(run)
-        raise Stopped(run.stop, f"stopped in epoch {run.state.epoch}, {run.state.step} of its {run.o.steps} steps done; "
-                                f"go on with: python genenv.py --resume --out {run.folder}")
+        raise Stopped(run.stop, f"stopped in epoch {run.state.epoch}, {run.state.step} of its {run.o.steps} "
+                                f"steps done; go on with: python genenv.py --resume --out {run.folder}")
