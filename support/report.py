@@ -31,17 +31,17 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Mixed groups", "share", {"mixed_share": "among new tasks"},
      "A group is the attempts at one task. Only groups with right and wrong ones teach the agent."),
     ("Length of generated tasks", "length", {"task_length": "new tasks"}, "In steps, words or calls."),
-    ("Refused texts", "share", {"refused": "of the simulator's"}, "Not valid tasks; samples stand below."),
+    ("Refused texts", "share", {"refused": "of the simulator's"}, "Texts that are not valid tasks."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
      "Near 0 all attempts at a task are alike and teach nothing; if it keeps climbing they become noise."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
-    ("KL to the start", "nats", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
-     "Before the epoch's update. A slow rise and spikes are harmless; above 2, do not trust its texts."),
-    ("New tasks in the band", "tasks", {"env_kept": "new tasks", "env_ess": "effective"},
-     "Effective: how many equally weighted ones RWR imitates, old ones included. A few teach only noise."))
+    ("KL", "nats per token", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
+     "From the start, before the epoch's update; and of the update. Above 2, do not trust its texts."),
+    ("Tasks to imitate", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective, with old"},
+     "Effective: so many equally weighted tasks would teach RWR the same. A few teach only noise."))
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
                  "written": {"refused"}, "distinct_tasks": {"success_rate", "solved", "unsolved", "env_kept",
@@ -68,7 +68,7 @@ def shown(m: dict, key: str, form: str) -> str:
 def facts(metrics) -> dict:
     """{name: value as text} of what matters most in a run, at its start and now."""
     change = lambda key, form: f"{shown(metrics[0], key, form)} -> {shown(metrics[-1], key, form)}"
-    return {"held-out success": change("validation", ".3f") + precision(metrics[-1]),
+    return {"held-out success": f"{change('validation', '.3f')}, {gain(metrics[-1], metrics[0])}",
             "success on generated tasks": change("success_rate", ".2f"),
             "mixed groups": change("mixed_share", ".0%"),
             "length of generated tasks": change("task_length", ".2f"),
@@ -129,7 +129,7 @@ def curves(runs: dict, band=()) -> str:
         if any(len({y for _, y in line}) > (key == "alpha") for line in lines.values()):
             image = picture(lines, unit, band if key == "success_rate" else ())
             figures.append(f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'>"
-                           f"<figcaption>{caption}</figcaption></figure>")
+                           f"<figcaption>{caption * (1 in (len(runs), len(names)))}</figcaption></figure>")
     return f"<div class=curves>{''.join(figures)}</div>"
 
 
@@ -162,8 +162,8 @@ def picture(lines: dict, unit: str, band) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-CAUTION = "The error is over tasks, not over seeds: before you believe it, repeat both with --seed 1, 2 ..."
-EXPLANATION = "Grey: what it varies; epoch: when written; green, red: best and worst attempt; r: its reward"
+CAUTION = "The error is over held-out tasks; seeds often differ by more: repeat both with --seed 1, 2 ..."
+EXPLANATION = "Grey: what it varies; an earlier epoch: tried again; green, red: best, worst attempt; r: reward"
 
 
 def write(folder) -> Path:
@@ -193,8 +193,8 @@ def compare(folders, out) -> str:
     rows = [[name, *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
-    results = [["held-out", "run", f"minus the first, epoch {last}"], *(
-        [f"{m[last]['validation']:.3f}", run, gain(m[last], records[0][last]) if m != records[0] else "-"]
+    results = [["run", f"held-out, epoch {last}", "minus the first"], *(
+        [run, f"{m[last]['validation']:.3f}", gain(m[last], records[0][last]) if m != records[0] else "-"]
         for run, m in zip(folders, records))]
     out = Path(out or Path(folders[-1]) / "compare.html")
     done = "replaced" if out.exists() else "wrote"
