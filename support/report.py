@@ -163,7 +163,7 @@ def picture(lines: dict, unit: str, band) -> str:
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 CAUTION = "The error is over held-out tasks; seeds often differ by more: repeat both with --seed 1, 2 ..."
-EXPLANATION = "Grey: what it varies; an earlier epoch: tried again; green, red: best, worst attempt; r: reward"
+EXPLANATION = "Grey: what it varies; older epoch: tried again; green, red: best, worst attempt; r: reward"
 
 
 def write(folder) -> Path:
