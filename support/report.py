@@ -27,9 +27,11 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "On tasks that neither model is trained on. It should rise and stay up. Greedy: the likeliest answer."),
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
-     "The simulator imitates tasks in the band. By then the agent finds them easier: success may be higher."),
+     "What the simulator imitates was in the band when tried; the agent is better now: success is higher."),
     ("Mixed groups", "share", {"mixed_share": "among new tasks"},
-     "A group is the attempts at one task. Only groups with right and wrong ones teach the agent."),
+     "Only groups with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
+    ("Tasks to imitate", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective, with old"},
+     "Effective: that many equally weighted tasks would teach RWR the same. With few it learns noise."),
     ("Length of generated tasks", "length", {"task_length": "new tasks"}, "In steps, words or calls."),
     ("Refused texts", "share", {"refused": "of the simulator's"}, "Texts that are not valid tasks."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
@@ -39,9 +41,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
     ("KL", "nats per token", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
-     "From the start, before the epoch's update; and of the update. Above 2, do not trust its texts."),
-    ("Tasks to imitate", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective, with old"},
-     "Effective: so many equally weighted tasks would teach RWR the same. A few teach only noise."))
+     "From each model's start, and of the last update alone. Simulator above 2: do not trust its texts."))
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
                  "written": {"refused"}, "distinct_tasks": {"success_rate", "solved", "unsolved", "env_kept",
