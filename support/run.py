@@ -188,9 +188,9 @@ def end_epoch(run, env_stats, alpha):
               f"{report.precision(record)}; a change below two standard errors may be chance", flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
-    checkpoint.stop_if_asked(run, 0)
     # validation and saving are not training
     run.since, run.cpu_since = time.perf_counter(), time.process_time()
+    checkpoint.stop_if_asked(run, 0)
 
 
 def finish(run):
