@@ -195,18 +195,14 @@ def open_world(o) -> World:
     return world
 
 
-def open_policy(model: str, o=None, adapters=None):
-    """The Policy of a model folder or hub name, as the options say; without them no adapters.
-
-    adapters: those that it gets; None: both, or only the agent's next to an --env-model.
-    """
+def open_policy(model: str, o, adapters=None):
+    """The Policy of a model folder or hub name, as the options say. adapters: those that it gets; None:
+    both, or only the agent's next to an --env-model."""
     if not model:
         raise UserError("this world needs --model: a folder or hub name of a chat model")
     # here and not above: options and --help are read without torch and transformers
     from support.loading import policy_options
     from policy import Policy
-    if not o:
-        return Policy.load(model, adapters=())
     usual = ("agent",) if o.env_model else ("agent", "env")
     return Policy.load(model, adapters=adapters or usual, **policy_options(o))
 
@@ -216,8 +212,9 @@ def open_policy(model: str, o=None, adapters=None):
 
 
 @contextmanager
-def in_one_line(own):
-    """Inside, an exception in a user's own file becomes a UserError. own: the file, or its class World."""
+def in_one_line(own, given=()):
+    """Inside, an exception in a user's own file becomes a UserError. own: the file, or its class World;
+    given: what a method of it was called with."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -227,7 +224,13 @@ def in_one_line(own):
         if isinstance(error, (UserError, InvalidTask)) or not at and not (
                 isinstance(error, SyntaxError) or str(error).startswith("World.")):
             raise
-        raise UserError(f"{file}{''.join(at[:-4:-1])}: {type(error).__name__}: {error}") from error
+        told = f", given {shown(given)}" * bool(given)
+        raise UserError(f"{file}{''.join(at[:-4:-1])}: {type(error).__name__}: {error}{told}") from error
+
+
+def shown(args) -> str:
+    """What a method was called with, in a message: of a task its text."""
+    return f"{[getattr(a, 'text', a) for a in args] or '()'!s:.200}"
 
 
 def probe(world):
@@ -299,7 +302,7 @@ def call_own(world, name, method, *args, **more):
     """method(*args, **more), a world's method of this name. Raises UserError if it fails, and unless its rule
     in RULES holds: what a model writes late in a run may be the first to break it."""
     try:
-        with in_one_line(type(world)):
+        with in_one_line(type(world), args):
             gave = method(*args, **more)
     except InvalidTask as reason:
         if str(reason) in world.REASONS:
@@ -315,7 +318,7 @@ def refuse(world, name, gave, *args):
     """Raises UserError, naming a method's file and line, its rule and what it gave for args."""
     code = inspect.unwrap(getattr(type(world), name)).__code__
     raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {name} must give {RULES[name][1]}; "
-                    f"it gave {gave!r:.200} for {[getattr(a, 'text', a) for a in args] or '()'!s:.200}")
+                    f"it gave {gave!r:.200} for {shown(args)}")
 
 
 def probe_texts(world, policy, more=()):

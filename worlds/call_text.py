@@ -80,13 +80,9 @@ def _members(schema: dict, spell=str) -> str:
     """The members of an object schema, required ones first. spell: how their names are written."""
     required, properties = schema.get("required", []), schema.get("properties", {})
     order = sorted(properties, key=lambda name: name not in required)  # stable
+    default = lambda part: f" = {literal(part['default']) if 'default' in part else '...'}"
     return ", ".join(f"{spell(name)}: {_type(properties[name])}"
-                     + ("" if name in required else f" = {_default(properties[name])}")
-                     for name in order)
-
-
-def _default(schema: dict) -> str:
-    return literal(schema["default"]) if "default" in schema else "..."
+                     + default(properties[name]) * (name not in required) for name in order)
 
 
 def _type(schema: dict) -> str:
@@ -123,11 +119,9 @@ def parse_calls(text: str):
     None if there is no call or a line is not one. Blank lines and the fence lines of a code block
     are skipped.
     """
-    if len(text) > MAX_CHARS:
-        return None
     lines = [line.strip() for line in text.strip().split("\n")]
     lines = [line for line in lines if line and not re.fullmatch(r"```\w*", line)]
-    if not 1 <= len(lines) <= MAX_LINES:
+    if len(text) > MAX_CHARS or not 1 <= len(lines) <= MAX_LINES:
         return None
     calls = [parse_call(line) for line in lines]
     return None if None in calls else calls
@@ -135,8 +129,7 @@ def parse_calls(text: str):
 
 def parse_call(line: str):
     """One line that is one call -> {"name", "arguments"}, else None. Never raises."""
-    found = CALL.fullmatch(line) if len(line) <= MAX_CHARS else None
-    if not found:
+    if len(line) > MAX_CHARS or not (found := CALL.fullmatch(line)):
         return None
     try:
         with warnings.catch_warnings():
@@ -175,9 +168,8 @@ def plain(value, depth: int = 0):
         if b"\0" in value.encode("utf-8"):  # UnicodeEncodeError is a ValueError, too
             raise ValueError("NUL in a string")
         return value
-    fits = (value is None or isinstance(value, bool)
-            or type(value) is int and abs(value) < 10 ** MAX_DIGITS
-            or isinstance(value, float) and math.isfinite(value))
-    if not fits:
+    whole = type(value) is int and abs(value) < 10 ** MAX_DIGITS
+    if not (value is None or isinstance(value, bool) or whole
+            or isinstance(value, float) and math.isfinite(value)):
         raise ValueError("not a JSON value")
     return value

@@ -25,6 +25,7 @@ import random
 import re
 import sys
 from collections import deque
+from contextlib import suppress
 from functools import lru_cache
 
 from data_pool import Task
@@ -431,12 +432,10 @@ def vary(task: Task, rng) -> Task:
         elif edit == "count":
             others = [t for _, _, things in house for t in things if t != goal[0][1]]
             goal += [["", rng.choice(others)]] if others else []
-        try:
+        with suppress(InvalidTask):
             new = solved(household(spec), "demo")
-        except InvalidTask:
-            continue
-        if key_of(new) != key_of(task) and key_of(new) not in held_out_keys():
-            return new
+            if key_of(new) != key_of(task) and key_of(new) not in held_out_keys():
+                return new
 
 
 # ---------------------------------------------------------------------------------------------

@@ -28,6 +28,12 @@ def invalid(reason: str, detail: str) -> InvalidTask:
     return error
 
 
+def need(holds, what, reason="malformed task"):
+    """Raise InvalidTask(reason) with what as its detail unless something holds."""
+    if not holds:
+        raise invalid(reason, what)
+
+
 # ---------------------------------------------------------------------------------------------
 # JSON from a model: bounded, and only ever parsed
 
@@ -87,24 +93,19 @@ def canonical(value) -> str:
 
 def conforms(value, schema: dict) -> bool:
     """Whether a value satisfies a schema in the form of tool_lists.own_schema."""
-    if "type" in schema and not any(_is(value, kind) for kind in kinds(schema)):
-        return False
-    if "enum" in schema and canonical(value) not in map(canonical, schema["enum"]):
-        return False
-    if _is(value, "number") and not _in_bounds(value, schema):
-        return False
-    if isinstance(value, list) and not all(conforms(item, schema.get("items", {})) for item in value):
-        return False
-    if isinstance(value, dict) and "properties" in schema and argument_fault(value, schema):
-        return False
-    return "anyOf" not in schema or any(conforms(value, part) for part in schema["anyOf"])
+    items = value if isinstance(value, list) else ()
+    return ("type" not in schema or any(_is(value, kind) for kind in kinds(schema))) \
+        and ("enum" not in schema or canonical(value) in map(canonical, schema["enum"])) \
+        and (not _is(value, "number") or _in_bounds(value, schema)) \
+        and all(conforms(item, schema.get("items", {})) for item in items) \
+        and not (isinstance(value, dict) and "properties" in schema and argument_fault(value, schema)) \
+        and ("anyOf" not in schema or any(conforms(value, part) for part in schema["anyOf"]))
 
 
 def _is(value, kind: str) -> bool:
     """Whether a value has a JSON type: true is not a number, 5.0 is an integer."""
-    if not isinstance(value, TYPES[kind]) or isinstance(value, bool) != (kind == "boolean"):
-        return False
-    return kind != "integer" or value == int(value)
+    return isinstance(value, TYPES[kind]) and isinstance(value, bool) == (kind == "boolean") \
+        and (kind != "integer" or value == int(value))
 
 
 def _in_bounds(value, schema: dict) -> bool:
@@ -167,15 +168,14 @@ def check_calls(calls, tools: dict, least: int = 1):
 
     least: 0 if no call at all is an answer, too.
     """
-    if not isinstance(calls, list) or not least <= len(calls) <= MAX_CALLS:
-        raise invalid("malformed task", f"calls is not a list of {least} to {MAX_CALLS} calls")
+    need(isinstance(calls, list) and least <= len(calls) <= MAX_CALLS,
+         f"calls is not a list of {least} to {MAX_CALLS} calls")
     for call in calls:
-        if not well_formed(call):
-            raise invalid("malformed task", "a call is exactly name (text) and arguments (object)")
-        if call["name"] not in tools:
-            raise invalid("unknown tool", f"{call['name']!r:.80} is called, but not among this task's tools")
-        if fault := argument_fault(call["arguments"], tools[call["name"]]["parameters"]):
-            raise invalid("wrong arguments", f"call of {call['name']!r:.80}: {fault}")
+        need(well_formed(call), "a call is exactly name (text) and arguments (object)")
+        name = call["name"]
+        need(name in tools, f"{name!r:.80} is called, but not among this task's tools", "unknown tool")
+        fault = argument_fault(call["arguments"], tools[name]["parameters"])
+        need(not fault, f"call of {name!r:.80}: {fault}", "wrong arguments")
 
 
 def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:

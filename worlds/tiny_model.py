@@ -15,6 +15,8 @@ import inspect
 import json
 import random
 import sys
+from contextlib import suppress
+from copy import copy
 from pathlib import Path
 
 from support.files import UserError
@@ -109,12 +111,40 @@ def save(model, tokenizer, folder):
     tokenizer.save_pretrained(folder)
 
 
+def check_pairs(world):
+    """Try what a base model would be trained on: the mistakes named here would cost the training, and then
+    look like a model that cannot do its task. Raises UserError."""
+    trial, asked, rng = copy(world), {}, random.Random(SEED)
+
+    def agent_prompt(task):
+        asked[prompt := world.agent_prompt(task)] = task  # of an answer: what it is right for
+        return prompt
+    trial.agent_prompt = agent_prompt
+    batches = [trial.pairs(rng, 64) for _ in range(16)]  # a batch may be of one role
+    tasks, earned = list(asked.values()), 0
+    for prompt, text in sum(batches, []):
+        if task := asked.get(prompt):
+            earned += world.start(task) is not None or world.score(task, text)[0]
+        with suppress(worlds.InvalidTask):
+            tasks.append(world.parse_task(text, worlds.NO_SEED, 0))
+    held_out = worlds.held_out_keys(world)
+    seen = [task for task in tasks if not held_out.isdisjoint(worlds.task_keys(world, task))]
+    fault = "the same ones when called again" if batches[0] == batches[1] else \
+        "no answer to an agent_prompt that score gives more than 0" if not earned else \
+        "no task that parse_task can read" if len(tasks) == len(asked) else \
+        f"the held-out task {seen[0].text!r:.80}" if seen else ""
+    if fault:
+        raise UserError(f"{inspect.getfile(type(world))}: pairs must give fresh (prompt, answer) texts, of "
+                        f"agent_prompt and env_prompt, without held-out tasks; it gave {fault}")
+
+
 def load_trained(world, words, **recipe):
     """The policy of a world's own base model, which is trained once and kept in runs/base until the file of
     the world, or this one, changes. recipe: more arguments of `train`."""
     code = b"".join(Path(file).read_bytes() for file in (inspect.getfile(type(world)), __file__))
     folder = Path("runs/base", f"{world.o.world}-{hashlib.sha256(code).hexdigest()[:8]}")
     if not folder.is_dir():
+        check_pairs(world)
         save(*train(words, world.pairs, **recipe), new := f"{folder}.new")
         Path(new).rename(folder)  # whole or not at all
     return open_policy(str(folder), world.o)
@@ -148,10 +178,6 @@ class TinyWorld(worlds.World):
         """The chat model of --model, or the tiny base model, with two fresh adapters."""
         return open_policy(self.o.model or str(BASES / self.NAME), self.o)
 
-    def train_base(self, seed=0):
-        """(model, tokenizer) of a base model by a seed of the recipe; 0 is the shipped one's."""
-        return train(self.WORDS, self.pairs, seed=SEED + 100 * seed, **self.RECIPE)
-
 
 def main(world, argv=None) -> int:
     """`python -m worlds.NAME train SEED FOLDER`; returns the exit code. world: a subclass of TinyWorld."""
@@ -162,5 +188,6 @@ def main(world, argv=None) -> int:
             raise UserError(f"usage: python -m worlds.{world.NAME} train SEED FOLDER")
         import torch
         torch.set_num_threads(1)  # another number of threads rounds differently
-        save(*world(Options()).train_base(int(argv[1])), argv[2])  # nothing is written before that
+        seed = SEED + 100 * int(argv[1])
+        save(*train(world.WORDS, world(Options()).pairs, seed=seed, **world.RECIPE), argv[2])
     return exit_code(run, world.NAME)

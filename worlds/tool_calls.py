@@ -50,9 +50,8 @@ from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, special_token
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes, ungrounded
 from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, graded_calls, invalid, \
-    load_object, normal_calls, structured, tools_of, well_formed, words_of
+    load_object, need, normal_calls, structured, tools_of, well_formed, words_of
 from worlds.swaps import swapped
-from worlds.tool_lists import need
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
@@ -152,9 +151,8 @@ def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
         task = make_task(call_text.plain(tool_lists.own_record(record, tools)), "base")
     except (ValueError, RecursionError) as error:
         raise invalid("not one JSON object", f"{first_line(error)}; write one object per line") from None
-    need(not unwritable(task, call_format),
-         f"an argument {unwritable(task, call_format)!r:.80}, which is not a name in Python: use "
-         "--call-format json or leave the task out")
+    need(not (name := unwritable(task, call_format)), f"an argument {name!r:.80}, which is not a name in "
+         "Python: use --call-format json or leave the task out")
     world = World.scorer(call_format)
     need(world.score(task, world.gold(task))[0] == 1, f"the right answer {world.gold(task)!r:.80} cannot "
          "be read back")
@@ -204,17 +202,13 @@ def _keys_of(tasks) -> set:
 # what both models are shown
 
 
-AGENT_CALLS = """\
-You answer requests by calling tools. These are the tools, as JSON, one per line:
-{tools}
+AGENT_CALLS = (
+    "You answer requests by calling tools. These are the tools, as JSON, one per line:\n{tools}\n\n"
+    "Reply with every call that the request needs, in the order it asks for, and no other. Write each one "
+    "as a JSON object between tags, on a line of its own:\n"
+    '<tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>')
 
-Reply with every call that the request needs, in the order it asks for, and no other. Write each one as a \
-JSON object between tags, on a line of its own:
-<tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>"""
-
-AGENT_PYTHON = """\
-Answer the request with calls of these functions, one per line, and nothing else:
-{tools}"""
+AGENT_PYTHON = "Answer the request with calls of these functions, one per line, and nothing else:\n{tools}"
 
 NONE_FITS = f"\n\nIf no function does what is asked, reply: {call_text.NOTHING}"
 
@@ -238,12 +232,7 @@ CALLS_FORM = """\
 that the task does not need make it harder."""
 ANSWER_FORM = '{"task": "a question with a short answer", "reference": "the answer"}'
 
-ENV_USER = """\
-The task:
-{seed}
-
-Solved: {solved}
-Write the variation."""
+ENV_USER = "The task:\n{seed}\n\nSolved: {solved}\nWrite the variation."
 
 
 def _json(value) -> str:
@@ -310,9 +299,8 @@ class World(worlds.World):
     """The domain of tool calls and short answers."""
     # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
     REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
-               "unknown tool", "wrong level", "wrong arguments", "other kind than the seed",
-               "answer leaked", "more than one answer", "copy of a base task", "not in the request",
-               "not in the calls")
+               "unknown tool", "wrong level", "wrong arguments", "other kind than the seed", "answer leaked",
+               "more than one answer", "copy of a base task", "not in the request", "not in the calls")
     OPTIONS = {  # name: default, help, choices
         "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
                         ("json", "python")),
@@ -339,6 +327,10 @@ class World(worlds.World):
         where = (file, self.form, "--base-tasks takes JSONL") if listed == "base" else (listed, self.form)
         tools, notes = tool_lists.read_tools(*where) if listed else ([], {})
         self.tools = {tool["name"]: tool for tool in tools}
+        start = Path(o.model, "warm_start.json")
+        was = start.is_file() and json.loads(start.read_text())["settings"]["world_options"]
+        if was and was != o.world_options:
+            print(f"--model was warm-started with {was}: other functions, or another form, are new to it")
         if notes:
             print(tool_lists.as_line(notes), flush=True)
         known = {name: what for what, names in notes.items() for name in names} | self.tools
@@ -420,24 +412,21 @@ class World(worlds.World):
 
     def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
         """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
-        record = task_text.read(text, self._call_of_line) if self._in_lines(seed_task) else first_object(text)
-        if record is None:
-            raise InvalidTask("no request and call" if self._in_lines(seed_task) else "no JSON object")
-        if self._in_lines(seed_task):
+        in_lines = self._in_lines(seed_task)
+        record = task_text.read(text, self._call_of_line) if in_lines else first_object(text)
+        need(record is not None, "", "no request and call" if in_lines else "no JSON object")
+        if in_lines:
             n_calls, n_tools = record.pop("level")
             called = {call["name"] for call in record["calls"] if well_formed(call)}
             shown = sorted(_shown(seed_task), key=lambda tool: tool["name"] not in called)
-            if not len(called) <= n_tools <= len(shown) \
-                    or not 0 < n_calls == len(record["calls"]) <= MOST_CALLED:
-                raise InvalidTask("wrong level")
+            need(len(called) <= n_tools <= len(shown) and 0 < n_calls == len(record["calls"]) <= MOST_CALLED,
+                 "", "wrong level")
             tools = shown[:n_tools]
             random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
             record |= {"tools": tools, "ordered": False}
         task = make_task(record, "env", seed_task.id, epoch)
-        if seed_task.spec and structured(task) != structured(seed_task):
-            raise InvalidTask("other kind than the seed")
-        if unwritable(task, self.form):
-            raise InvalidTask("tool schema")
+        need(not seed_task.spec or structured(task) == structured(seed_task), "", "other kind than the seed")
+        need(not unwritable(task, self.form), "", "tool schema")
         return task
 
     def _in_lines(self, task: Task) -> bool:

@@ -21,12 +21,13 @@ import json
 import random
 import re
 from collections import defaultdict
+from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
 
 from support.files import UserError, choose, first_line, no_file
 from worlds import InvalidTask, call_text
-from worlds.schemas import NUMBERS, TYPES, conforms, invalid, kinds, load_object
+from worlds.schemas import NUMBERS, TYPES, conforms, invalid, kinds, load_object, need
 
 MAX_TOOLS = 32       # of a task
 MAX_NODES = 3000     # schemas within the schema of one tool, every $ref replaced
@@ -55,17 +56,18 @@ def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSON
     there is no tool to use.
     """
     tools, notes = {}, defaultdict(list)
-    for n, found in enumerate(_tools_in(read_json(path, what)), 1):
+    for n, found in enumerate(map(_unwrapped, _tools_in(read_json(path, what))), 1):
         remarks = set()
         try:
             tool = own_tool(found, remarks)
-            if call_format == "python" and call_text.unwritable(tool["parameters"]):
-                raise unfit("an argument that is not a name in Python")
+            fit(call_format != "python" or not call_text.unwritable(tool["parameters"]),
+                "an argument that is not a name in Python")
             fit(tools.setdefault(tool["name"], tool) == tool, "another tool of the same name came first")
         except InvalidTask as fault:
             remarks = {f"left out: {fault.detail}"}
+        name = isinstance(found, dict) and found.get("name") or f"entry {n}"
         for remark in sorted(remarks):
-            notes[remark].append(_name_of(found) or f"entry {n}")
+            notes[remark].append(str(name)[:60])
     if not tools:
         what = as_line(notes) or "add --tools FILE, functions as of tools/list; examples go to --base-tasks"
         raise UserError(f"{path}: no tool in it: {shorten(what, 200)}")
@@ -113,11 +115,6 @@ def _tools_in(value) -> list:
     return [] if {"jsonrpc", "serverInfo", "task", "messages"} & set(value) else [value]
 
 
-def _name_of(tool) -> str:
-    tool = _unwrapped(tool)
-    return str(isinstance(tool, dict) and tool.get("name") or "")[:60]
-
-
 def _unwrapped(tool):
     """What OpenAI wraps as {"type": "function", "function": ...}; else the value itself."""
     wrapped = isinstance(tool, dict) and isinstance(tool.get("function"), dict)
@@ -128,13 +125,8 @@ def _unwrapped(tool):
 # a tool and its schema in our own form
 
 
-def unfit(what: str) -> InvalidTask:
-    """Why a tool cannot be taken, to raise."""
-    return invalid("tool schema", what)
-
-
 def fit(holds, what):
-    """Raise `unfit(what)` unless something holds."""
+    """Refuse a tool because of `what` unless something holds."""
     need(holds, what, "tool schema")
 
 
@@ -165,7 +157,7 @@ def own_tool(tool, remarks=None) -> dict:
         own = call_text.plain({"name": tool["name"], "parameters": own_schema(given, remarks),
                                "description": str(tool.get("description") or "")})
     except (TypeError, AttributeError, ValueError, OverflowError, RecursionError):
-        raise unfit("a malformed schema") from None
+        raise invalid("tool schema", "a malformed schema") from None
     parameters = own["parameters"]
     fit("anyOf" not in parameters and parameters.get("type") == "object", "parameters not one object schema")
     # {"city": "string"}: read as no arguments, every call of it would be wrong
@@ -183,11 +175,11 @@ def own_schema(root, remarks=None) -> dict:
     nodes, remarks = itertools.count(), set() if remarks is None else remarks
 
     def own(node, depth=0):
-        if next(nodes) > MAX_NODES or depth > call_text.MAX_DEPTH:
-            raise unfit(f"a recursive schema, or more than {MAX_NODES} parts or {call_text.MAX_DEPTH} levels")
+        fit(next(nodes) <= MAX_NODES and depth <= call_text.MAX_DEPTH,
+            f"a recursive schema, or more than {MAX_NODES} parts or {call_text.MAX_DEPTH} levels")
         node = {key: value for key, value in node.items() if value is not None or key == "default"}
-        if refused := sorted(REFUSED & node.keys()):
-            raise unfit(f"unsupported keyword {refused[0]!r}")
+        for keyword in sorted(REFUSED):
+            fit(keyword not in node, f"unsupported keyword {keyword!r}")
         remarks.update(f"with {key}, which is not checked" for key in NOT_CHECKED & node.keys()
                        if node[key] is not False)
         kept = _keywords(node, lambda part: own(part, depth + 1))
@@ -236,8 +228,8 @@ def _finished(own: dict) -> dict:
     for kind in kinds(own):
         fit(kind in TYPES, f"unknown type {kind!r:.40}{IN_PYTHON.get(kind, '')}")
     fit(all(type(own[key]) in (int, float) for key in NUMBERS & own.keys()), "a bound that is not a number")
-    if missing := [name for name in own.get("required", ()) if name not in own.get("properties", {})]:
-        raise unfit(f"required names {missing[0]!r:.40}, which properties does not have")
+    for name in own.get("required", ()):
+        fit(name in own.get("properties", {}), f"required names {name!r:.40}, which properties does not have")
     fit("enum" not in own or isinstance(own["enum"], list) and own["enum"], "enum is not a list of values")
     if "default" in own and not conforms(own["default"], own):
         del own["default"]
@@ -265,6 +257,9 @@ def own_record(line: dict, listed=None) -> dict:
     elif "tool_calls" in line:
         need("calls" not in line, "both 'calls' and 'tool_calls': leave one of them out")
         line["calls"] = line["tool_calls"]
+    # the one that may be left out: without the others a line is refused
+    near = [] if "ordered" in line else get_close_matches("ordered", line, 1, 0.85)
+    need(not near, f"unknown key {''.join(near)!r}: did you mean 'ordered'? correct or rename it")
     record = {key: line[key] for key in FIELDS if key in line}
     need("task" in record and {"calls", "reference"} & record.keys(), "needs 'task', and 'calls' or "
          f"'reference', and has: {', '.join(line) or 'nothing'}")
@@ -279,12 +274,6 @@ def own_record(line: dict, listed=None) -> dict:
     for call in record["calls"]:
         call["arguments"] = _without_nulls(call["arguments"], schema_of.get(call["name"], {}))
     return record
-
-
-def need(holds, what, reason="malformed task"):
-    """Raise InvalidTask(reason) with what as its detail unless something holds."""
-    if not holds:
-        raise invalid(reason, what)
 
 
 def _of_chat(messages) -> dict:
