@@ -44,20 +44,20 @@ def main(argv) -> int:
     requests = read_requests(args)
     with redirect_stdout(sys.stderr):  # where answers go is left to them
         o, adapter = who_answers(Path(args.run))
-        world = load_world("tool_calls")(o)
+        with redirect_stdout(None if args.tools else sys.stderr):  # what it says is of the run's own list
+            world = load_world("tool_calls")(o)
         tools, most = offered(args, world)
         shown = [short_list(request, tools, most) for request in requests]
         texts = answers(world, adapter, requests, shown, args.threads)
     for request, few, text in zip(requests, shown, texts):
         calls, fault = read_answer(text, few, world.form)
-        if args.json:
-            print(json.dumps({"request": request, "calls": calls, "fault": fault, "response": text,
-                              "offered": [tool["name"] for tool in few]}, ensure_ascii=False))
-            continue
-        lines = [text, f"# {fault}"] if fault else list(map(write_call, calls))
+        record = {"request": request, "calls": calls, "fault": fault, "response": text,
+                  "offered": [tool["name"] for tool in few]}
+        lines = [f"> {request}"] * (len(requests) > 1)
+        lines += [text, f"# {fault}"] if fault else map(write_call, calls)
         if not fault and (value := ungrounded(Task(request, {"tools": few, "calls": calls}))):
             lines.append(f"# not in the request: {value}")
-        print("\n".join([f"> {request}"] * (len(requests) > 1) + lines))
+        print(json.dumps(record, ensure_ascii=False) if args.json else "\n".join(lines))
     return 0
 
 
@@ -105,8 +105,9 @@ def offered(args, world):
     train = Path(args.run) / "train.jsonl"
     written = [r["task"]["spec"] for r in (read_jsonl(train) if train.is_file() else ())]
     learned = [spec.get("tools", []) for spec in [*(t.spec for t in world.base_tasks()), *written]]
-    tools = tool_lists.read_tools(args.tools, world.form)[0] if args.tools else \
-        [*world.tools.values(), *sum(learned, [])]
+    tools, notes = tool_lists.read_tools(args.tools, world.form) if args.tools else (
+        [*world.tools.values(), *sum(learned, [])], {})
+    print(tool_lists.as_line(notes) + "\n" * bool(notes), end="")
     by_name = {tool["name"]: tool for tool in tools[::-1]}  # the first of a name counts
     named = [name.strip() for name in args.functions.split(",") if name.strip()]
     for name in set(named) - set(by_name):

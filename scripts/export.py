@@ -53,8 +53,8 @@ def verl_records(run_folder) -> list[dict]:
     records = []
     for index, task in enumerate(pool.tasks.values()):
         prompt = world.agent_prompt(task)
-        if isinstance(prompt, str):  # a world without a chat template writes plain text
-            prompt = [{"role": "user", "content": prompt}]
+        # a world without a chat template writes plain text
+        prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         records.append({
             "data_source": source, "prompt": prompt, "ability": world.category(task),
             "reward_model": {"style": "rule", "ground_truth": json.dumps(task.spec)},
