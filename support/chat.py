@@ -51,10 +51,9 @@ class Chat:
         """What stands between two turns of an episode: text -> ids without special tokens, or with
         a chat template a user turn and the assistant's next header, as the template writes them.
         """
-        if not self.tokenizer.chat_template:
-            return self.encode(text)
         # the tokens that end a turn are the policy's own: an observation begins after them
-        return self.encode(self._after_turn(text))[len(self._closing):]
+        return self.encode(self._after_turn(text))[len(self._closing):] if self.tokenizer.chat_template else \
+            self.encode(text)
 
     def decode(self, ids) -> str:
         """ids -> text without special tokens."""

@@ -64,9 +64,11 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
         if keys := sorted(map(str, info[f"{what}_keys"])):
             raise UserError(f"the weights in {model} are not those of a {type(lm).__name__}: "
                             f"{keys[0]} is {what} ({len(keys)} in all)")
-    rows = lm.get_input_embeddings().weight.shape[0]
-    if not 0 < len(tokenizer) <= rows or not tokenizer.encode("1", add_special_tokens=False):
-        raise UserError(f"{model} has no tokenizer that fits: {len(tokenizer)} tokens, {rows} embeddings")
+    weight = lm.get_input_embeddings().weight
+    if weight[:99].equal(weight[:99].round()):  # int8 without its scales: it was cast without a word
+        raise UserError(f"{model} has whole numbers as weights: name the 16-bit model (and --quant nf4)")
+    if not 0 < len(tokenizer) <= len(weight) or not tokenizer.encode("1", add_special_tokens=False):
+        raise UserError(f"{model} has no tokenizer that fits: {len(tokenizer)} tokens for {len(weight)}")
     return lm, tokenizer
 
 
@@ -158,9 +160,8 @@ def check_paths(policy, max_tokens: int):
     # every number of the configuration at which attention or positions may change
     limits = re.findall(r'(?:window|chunk|position)[^"]*": (\d+)', policy.lm.config.to_json_string(False))
     length = max((int(n) for n in limits if int(n) < max_tokens), default=0) + SHORT
-    generator = torch.Generator().manual_seed(0)
     prompt = torch.randint(policy.lm.config.get_text_config(decoder=True).vocab_size, (length,),
-                           generator=generator).tolist()
+                           generator=torch.Generator().manual_seed(0)).tolist()
     adapter = next(iter(policy.params), None)
     rollouts = policy.sample(adapter, [prompt[:SHORT], prompt], 2, STEPS, generator=policy.generator(0))
     with policy.use(adapter):

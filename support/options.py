@@ -182,9 +182,8 @@ def _flag(name: str) -> str:
 def choices(name: str) -> tuple:
     """The values that an option may take, () if any will do. Functions of curriculum.py and worlds,
     a user's own included, are found where they stand."""
-    if name == "world":
-        return tuple(world_names())
-    return tuple(import_own("curriculum").named(NAMED[name])) if name in NAMED else CHOICES.get(name, ())
+    return tuple(world_names() if name == "world" else CHOICES.get(name, ()) if name not in NAMED else
+                 import_own("curriculum").named(NAMED[name]))
 
 
 def parse_options(argv, command=None) -> Options:
@@ -256,7 +255,8 @@ def check_options(o: Options) -> Options:
     listed = {name: choices(name) for name in (*CHOICES, *NAMED)}
     listed |= {name: known for name, (_, _, known) in theirs.items() if known}
     for name, known in listed.items():
-        need(values[name] in known, name, choose(str(values[name]), known))
+        also = f", or write {NAMED.get(name)}NAME in curriculum.py" * (name in NAMED)
+        need(values[name] in known, name, choose(str(values[name]), known) + also)
     need(o.threads <= (os.cpu_count() or 1), "threads", f"this machine has {os.cpu_count()} cores")
     need(o.model or not o.env_model, "env_model", "it plays against the agent's --model: give both")
     for name, model in (("model", o.model), ("env_model", o.env_model)):

@@ -51,8 +51,7 @@ def test_signature_says_what_the_schema_says():
             "tag": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}}
     assert call_text.signature(tool) == (
         'book(from_: str, to: str, window: bool = ..., any: any = ..., kind: "fast" | "slow" = "fast", '
-        'days: list[float] = ..., who: {age: int | None, name: str = ""} = ..., '
-        'tag: str | None = ...)')
+        'days: list[float] = ..., who: {age: int | None, name: str = ""} = ..., tag: str | None = ...)')
 
 
 BAD = [

@@ -462,7 +462,8 @@ def test_control_tokens_within_a_response_are_seen(shared):
     (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "layers.1.mlp.up_proj.weight is missing"),
     (lambda t: t.update({f"module.{k}": t.pop(k) for k in list(t)}), "is missing"),
     (lambda t: t.update(score=torch.ones(2)), "score is unexpected"),
-    (lambda t: t.update({"lm_head.weight": torch.ones(9, 32)}), "lm_head.weight.* is mismatched")])
+    (lambda t: t.update({"lm_head.weight": torch.ones(9, 32)}), "lm_head.weight.* is mismatched"),
+    (lambda t: t.update({k: (9 * v).char() for k, v in t.items()}), "whole numbers")])
 def test_weights_that_are_not_the_models_are_refused(folder, change, said):
     """Missing ones would be random, without a word."""
     tensors = load_file(folder / "model.safetensors")

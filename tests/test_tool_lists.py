@@ -24,9 +24,8 @@ def schema(**properties):
 RING = {"name": "ring", "description": "Ring a bell.", "parameters": schema(times=WHOLE)}
 SHUT = {"name": "shut", "description": "", "parameters": {"type": "object", "properties": {}}}
 MCP = {"tools": [{"name": "ring", "title": "Ring", "description": "Ring a bell.", "inputSchema": {
-    **RING["parameters"], "$schema": "draft"}, "annotations": {"readOnlyHint": True},
-    "outputSchema": schema(x=TEXT)},
-                 {"name": "shut", "inputSchema": {"type": "object"}, "description": None}]}
+    **RING["parameters"], "$schema": "draft"}, "annotations": {"readOnlyHint": True}, "outputSchema": schema(
+    x=TEXT)}, {"name": "shut", "inputSchema": {"type": "object"}, "description": None}]}
 SHAPES = {  # the same two tools, as the JSON values of a file
     "ours": [[RING, SHUT]], "one per line": [RING, SHUT],
     "OpenAI": [[{"type": "function", "function": {**RING, "strict": True}},
@@ -181,9 +180,8 @@ CALL = {"name": "ring", "arguments": {"times": 3}}
 WRAPPED = {"id": "1", "type": "function", "function": {"name": "ring", "arguments": '{"times": 3}'}}
 OPENAI = {"type": "function", "function": RING}
 USER = {"role": "user", "content": ASKED}
-CHAT = [{"role": "system", "content": "Be kind."}, USER,
-        {"role": "assistant", "content": None, "tool_calls": [WRAPPED]},
-        {"role": "tool", "content": "ok"}, {"role": "assistant", "content": "Done."}]
+CHAT = [{"role": "system", "content": "Be kind."}, USER, {"role": "assistant", "content": None,
+        "tool_calls": [WRAPPED]}, {"role": "tool", "content": "ok"}, {"role": "assistant", "content": "OK"}]
 TASKS = {
     "ours": {"task": ASKED, "tools": [RING], "calls": [CALL]},
     "arguments as text": {"id": 7, "task": ASKED, "tools": [OPENAI], "tool_calls": [WRAPPED], "by": "me"},
@@ -192,8 +190,7 @@ TASKS = {
     "a table with nulls": {"task": ASKED,
         "tools": [{**RING, "parameters": {**RING["parameters"], "anyOf": None}}],
                            "calls": [{"name": "ring", "arguments": {"times": 3, "door": None}, "id": None}],
-                           "reference": None, "messages": None, "ordered": None},
-}
+                           "reference": None, "messages": None, "ordered": None}}
 
 
 @pytest.mark.parametrize("shape", TASKS)
@@ -221,6 +218,7 @@ def test_a_task_without_tools_has_the_right_one_and_others():
     ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "params": {}}]}, "not a JSON object"),
     ({"task": ASKED, "tools": [RING], "calls": [{"tool": "ring"}]}, "without a 'name'"),
     ({"messages": CHAT, "tools": [RING], "calls": []}, "both 'messages' and calls"),
+    ({**TASKS["ours"], "ordred": True}, "'ordred': did you mean 'ordered'"),
     ({"messages": CHAT[2:], "tools": [RING]}, "0 of the user"),
     ({"messages": CHAT[:2], "tools": [RING]}, "0 of the assistant"),
     ({"messages": CHAT + [CHAT[2]], "tools": [RING]}, "2 of the assistant"),
