@@ -68,7 +68,7 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     if weight[:99].equal(weight[:99].round()):  # int8 without its scales: it was cast without a word
         raise UserError(f"{model} has whole numbers as weights: name the 16-bit model (and --quant nf4)")
     if not 0 < len(tokenizer) <= len(weight) or not tokenizer.encode("1", add_special_tokens=False):
-        raise UserError(f"{model} has no tokenizer that fits: {len(tokenizer)} tokens for {len(weight)}")
+        raise UserError(f"{model}: no tokenizer that fits: {len(tokenizer)} tokens, {len(weight)} embeddings")
     return lm, tokenizer
 
 

@@ -122,7 +122,7 @@ def check_pairs(world):
     trial.agent_prompt = agent_prompt
     batches = [trial.pairs(rng, 64) for _ in range(16)]  # a batch may be of one role
     tasks, earned = list(asked.values()), 0
-    for prompt, text in sum(batches, []):
+    for prompt, text in (pair for batch in batches for pair in batch):
         if task := asked.get(prompt):
             earned += world.start(task) is not None or world.score(task, text)[0]
         with suppress(worlds.InvalidTask):
