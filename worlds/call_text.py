@@ -80,9 +80,8 @@ def _members(schema: dict, spell=str) -> str:
     """The members of an object schema, required ones first. spell: how their names are written."""
     required, properties = schema.get("required", []), schema.get("properties", {})
     order = sorted(properties, key=lambda name: name not in required)  # stable
-    return ", ".join(f"{spell(name)}: {_type(properties[name])}"
-                     + ("" if name in required else f" = {_default(properties[name])}")
-                     for name in order)
+    default = lambda name: "" if name in required else f" = {_default(properties[name])}"
+    return ", ".join(f"{spell(name)}: {_type(properties[name])}{default(name)}" for name in order)
 
 
 def _default(schema: dict) -> str:
@@ -175,9 +174,7 @@ def plain(value, depth: int = 0):
         if b"\0" in value.encode("utf-8"):  # UnicodeEncodeError is a ValueError, too
             raise ValueError("NUL in a string")
         return value
-    fits = (value is None or isinstance(value, bool)
-            or type(value) is int and abs(value) < 10 ** MAX_DIGITS
-            or isinstance(value, float) and math.isfinite(value))
-    if not fits:
+    fits = value is None or isinstance(value, bool) or isinstance(value, float) and math.isfinite(value)
+    if not fits and not (type(value) is int and abs(value) < 10 ** MAX_DIGITS):
         raise ValueError("not a JSON value")
     return value

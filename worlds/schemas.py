@@ -102,9 +102,8 @@ def conforms(value, schema: dict) -> bool:
 
 def _is(value, kind: str) -> bool:
     """Whether a value has a JSON type: true is not a number, 5.0 is an integer."""
-    if not isinstance(value, TYPES[kind]) or isinstance(value, bool) != (kind == "boolean"):
-        return False
-    return kind != "integer" or value == int(value)
+    return isinstance(value, TYPES[kind]) and isinstance(value, bool) == (kind == "boolean") \
+        and (kind != "integer" or value == int(value))
 
 
 def _in_bounds(value, schema: dict) -> bool:

@@ -323,6 +323,7 @@ class World(worlds.World):
     DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
                 "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}
     nothing = False  # whether some task has nothing to call
+    category_name = "number of calls (of functions offered)"
     imitate_once = True  # a small simulator would write the same few calls for ever
     same_task_key = staticmethod(same_task_key)
 
