@@ -33,7 +33,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Mixed groups", "share", {"mixed_share": "among new tasks"},
      "Only tasks with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
     ("Tasks to imitate", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective, with old"},
-     "Effective: so many tasks of equal weight would teach as much. From few it learns noise."),
+     "Effective: so many tasks of equal weight would teach as much. From few the simulator learns noise."),
     ("Length of generated tasks", "length", {"task_length": "new tasks"}, "Longer tasks are mostly harder."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
