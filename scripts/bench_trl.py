@@ -71,11 +71,10 @@ def trainer_of(args, base, tokenizer, steps, prompts, **hooks):
     methods = {name: (lambda *_, f=f, **__: f()) for name, f in hooks.items()}
     trainer = GRPOTrainer(
         base, reward_funcs=lambda completion_ids, **_: [reward_of(ids) for ids in completion_ids],
-        args=config, processing_class=tokenizer,
+        args=config, processing_class=tokenizer, callbacks=[type("Hooks", (TrainerCallback,), methods)()],
         train_dataset=Dataset.from_list([{"prompt": tokenizer.decode(p)} for p in prompts]),
         peft_config=LoraConfig(r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, task_type="CAUSAL_LM",
-                               target_modules="all-linear"),
-        callbacks=[type("Hooks", (TrainerCallback,), methods)()])
+                               target_modules="all-linear"))
     trainer.remove_callback(PrinterCallback)
     return trainer
 

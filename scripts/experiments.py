@@ -34,16 +34,14 @@ from worlds import load_world
 
 ROOT = Path(__file__).resolve().parent.parent
 TEACHER, TIMES = "runs/teacher-1777.jsonl", 1777 / 544  # the paper's larger teacher set, and its base set
-BASES = {"ladder": ["--model", "runs/base/ladder-{seed}"],
+BASES = {"ladder": ["--model", "runs/base/ladder-{seed}"], "tools": ["--world", "tool_calls"],
          "household": ["--world", "household", "--model", "runs/base/household-{seed}"],
-         "words": [],  # with --model "FOLDER-{seed}", which a warm start has made
-         "tools": ["--world", "tool_calls"]}
+         "words": []}  # with --model "FOLDER-{seed}", which a warm start has made
 RIVALS = {"genenv": [], "random": ["--variant", "random"],
           "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
           "static": ["--variant", "static"]}
 SUITES = {  # {suite: {variant: options}}; the first variant is compared with the others
-    "ladder": {**RIVALS,
-               "genenv, steered":
+    "ladder": {**RIVALS, "genenv, steered":
                "--alpha-schedule integral --k-min 0.45 --lam 6 --beta 8 --agent-lr 1e-3".split(),
                "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", TEACHER]},
     "household": RIVALS, "words": RIVALS,
@@ -76,8 +74,7 @@ def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
             for job in [j for j in running if j["process"].poll() is not None]:
                 running.remove(job)
                 append_jsonl(results, [{**collect(job), "settings": given}])
-                print(f"{job['name']}, seed {job['seed']}: done; {len(wanted) + len(running)} left",
-                      flush=True)
+                print(f"{job['name']}, seed {job['seed']}: done; {len(wanted + running)} left", flush=True)
             time.sleep(0.5)
     finally:  # a run failed or Ctrl-C: none goes on without the suite, the next call resumes them
         for job in running:

@@ -42,10 +42,9 @@ def measure(setting):
     """Fill in the figures of a setting, paired by seed."""
     found = {who: read(*setting[who]) for who in ("trained", "untrained")}
     setting["seeds"] = sorted(set(found["trained"]) & set(found["untrained"]))
-    for who, runs in found.items():
-        for seed in setting["seeds"]:
-            for key, f in FIGURES.items():
-                setting.setdefault(key, {}).setdefault(who, []).append(round(float(f(runs[seed])), 6))
+    for key, f in FIGURES.items():
+        setting[key] = {who: [round(float(f(runs[seed])), 6) for seed in setting["seeds"]]
+                        for who, runs in found.items()}
 
 
 def ratio(setting, key) -> float:

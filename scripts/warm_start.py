@@ -30,7 +30,7 @@ from data_pool import attempt_score, play
 from support import checkpoint
 from support.files import UserError, check_hub, write_whole
 from support.health import counted
-from support.options import Parser, at_least, parse_options
+from support.options import Parser, Stopped, at_least, parse_options
 from worlds import held_out_keys, open_world, probe_texts, written_tasks
 
 ADAPTER = "warm"
@@ -56,12 +56,19 @@ def main(argv) -> int:
     check_hub(o.model)
     with claim(Path(s.out)):
         print("loading torch and the model; stopped, it goes on after the last whole pass ...", flush=True)
-        rounds = make(world, s, o, Path(s.out))
+        try:
+            rounds = make(world, s, o, Path(s.out))
+        except KeyboardInterrupt:
+            kept = (Path(s.out) / "warm_start" / "state.pt").is_file()
+            how = "goes on after the last whole pass" if kept else "begins anew, as no pass had ended"
+            raise Stopped(2, f"stopped; the same command {how}") from None
     if rounds and rounds[-1]["valid"] < ENOUGH:
         print(f"only {rounds[-1]['valid']:.0%} of its texts are valid: try more passes, rounds or examples")
     ask = f"\nor ask it: python genenv.py ask {shlex.quote(s.out)} 'a request'" * (o.world == "tool_calls")
     run = ["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"]
-    print(f"go on with: {shlex.join(run)}{ask}")
+    further = f"go on with: {shlex.join(run)}" if s.rounds or not ask else \
+        "to train, make another start without --rounds 0: this simulator has not learned to write valid tasks"
+    print(f"{further}{ask}")
     return 0
 
 
@@ -229,16 +236,14 @@ def write(world, policy, n: int):
     {reason: how many}, "texts": all}, [[prompt, response] of each valid text, as ids])."""
     import torch
     o, base, draw = world.o, world.base_tasks(), torch.Generator().manual_seed(1000 * world.o.seed + n)
-    seeds = [world.seed_for(base[i], draw)
-             for i in torch.randint(len(base), (TEXTS,), generator=draw).tolist()]
+    seeds = [world.seed_for(base[i], draw) for i in torch.randint(len(base), (TEXTS,), generator=draw)]
     prompts = [policy.encode(world.env_prompt(task, None, o.alpha)) for task in seeds]
     rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, o.temperature,
                              policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
     read = list(written_tasks(world, o, [policy], rollouts, seeds, o.alpha, 0, held_out_keys(world)))
     valid = [[r.prompt, r.response] for r, _, task, _ in read if task]
-    return {"valid": len(valid) / TEXTS,
-            "invalid": dict(Counter(reason for *_, reason in read if reason).most_common()),
-            "texts": [text for _, text, *_ in read]}, valid
+    return {"valid": len(valid) / TEXTS, "texts": [text for _, text, *_ in read],
+            "invalid": dict(Counter(reason for *_, reason in read if reason).most_common())}, valid
 
 
 def merge(policy, o, out: Path):

@@ -47,18 +47,16 @@ def starvation(r, history, o) -> bool:
 
 
 CHECKS = (
-    ("collapse", collapse,
-     "the simulator repeats itself, {distinct_tasks} distinct tasks of {written} texts, skill entropy "
-     "{skill_entropy:.2f} bits: raise --env-kl, --base-share or --temperature"),
+    ("collapse", collapse, "the simulator repeats itself, {distinct_tasks} distinct tasks of {written} "
+     "texts, skill entropy {skill_entropy:.2f} bits: raise --env-kl, --base-share or --temperature"),
     ("starvation", starvation,
      "{env_kept} new tasks in the band |p_hat - {alpha:.2f}| <= {k_min}, RWR took {env_steps} steps: "
      "raise --k-min, move alpha nearer to success {success_rate:.2f}, or lower --env-batch {env_batch}"),
     ("cut off", lambda r, history, o: r["truncated"] > 0.2,
      "{truncated:.0%} of the responses are cut off and earn nothing: raise --max-response-tokens "
      "{max_response_tokens}, or an episode's own limits; if responses are noise, lower --agent-lr"),
-    ("no signal", alike,
-     "{zero_variance:.0%} of the groups have equal rewards and teach nothing, {reward:.2f} on average: bring "
-     "easier base tasks if that is low, harder ones if it is high, or raise --G"),
+    ("no signal", alike, "{zero_variance:.0%} of the groups have equal rewards and teach nothing, "
+     "{reward:.2f} on average: bring easier base tasks if that is low, harder ones if high, or raise --G"),
     ("invalid", lambda r, history, o: refused(r) > 2 / 3 * r["written"],
      "most of {written} texts are not tasks ({reasons}): for truncated ones raise --max-task-tokens "
      "{max_task_tokens}; if it never knew the form, warm-start longer; else raise --env-kl, lower --env-lr"),
@@ -94,4 +92,4 @@ def judge(r: dict) -> str:
         return f"before training: no generated tasks, {r['written']} texts written"
     rate, mix = r["success_rate"], r["mixed_share"]
     verdict = "stale" if rate > STALE else "too hard" if rate < TOO_HARD else "of medium difficulty"
-    return f"before training: generated tasks are {verdict}, {mix:.0%} of groups mix right and wrong answers"
+    return f"before training: generated tasks are {verdict}, mixed groups (right and wrong) {mix:.2f}"

@@ -100,9 +100,8 @@ def choose_dtype(dtype, device: str, config) -> torch.dtype:
     if device.startswith("cuda"):
         fast = not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
     else:
-        hidden = getattr(config.get_text_config(decoder=True), "hidden_size", 0) or 0
-        fast = hidden >= REAL and (torch.cpu._is_amx_tile_supported()
-                                   or torch.cpu._is_avx512_bf16_supported())
+        width = getattr(config.get_text_config(decoder=True), "hidden_size", 0) or 0
+        fast = width >= REAL and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
     return torch.bfloat16 if fast else torch.float32
 
 

@@ -18,7 +18,7 @@ import torch
 
 from support.files import UserError
 import curriculum
-from support import health
+from support import health, report
 from data_pool import attempt_score, play, task_id
 
 
@@ -43,13 +43,12 @@ def validation(run) -> dict:
     if epoch % o.val_every and epoch != o.epochs:
         return {k: v for k, v in run.history[-1].items() if k.startswith("validat")}
     tasks, by_category = run.world.validation_tasks(), {}
-    sampled, n = rates_on(run, tasks, o.val_samples, o.temperature), len(tasks)
+    sampled = rates_on(run, tasks, o.val_samples, o.temperature)
     for task, rate in zip(tasks, sampled):
         by_category.setdefault(run.world.category(task), []).append(rate)
-    return {"validated": epoch, "validation": mean(sampled), "validation_n": n,
-            # 0 for a single task, which says nothing of others
-            "validation_se": (sum((p - mean(sampled)) ** 2 for p in sampled) / max(1, n * (n - 1))) ** 0.5,
-            "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)), "validation_rates": by_category,
+    return {"validated": epoch, "validation": mean(sampled), "validation_n": len(tasks),
+            "validation_se": report.standard_error(sampled), "validation_rates": by_category,
+            "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
             "validation_set": task_id({"held out": [(task.id, task.text) for task in tasks]}),
             "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()}}
 
@@ -62,20 +61,19 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     record = dict(
         epoch=state.epoch, alpha=alpha, success_rate=mean(x.p_hat for x in new), **validation(run),
         reward=mean(e.reward for e in traces), entropy=state.surprise / max(1, sum(e.tokens for e in traces)),
-        mixed_share=mean(len({e.reward for e in x.traces}) > 1 for x in new),
-        task_length=mean(world.task_length(x.task) for x in new), distinct_tasks=len(new),
+        mixed_share=mean(len({e.reward for e in x.traces}) > 1 for x in new), distinct_tasks=len(new),
+        task_length=mean(world.task_length(x.task) for x in new), solved=mean(x.p_hat == 1 for x in new),
         response_length=mean(e.tokens for x in state.trials if x.task.origin != "base" for e in x.traces),
-        solved=mean(x.p_hat == 1 for x in new), unsolved=mean(x.p_hat == 0 for x in new),
+        unsolved=mean(x.p_hat == 0 for x in new), seconds=state.seconds, cpu_seconds=state.cpu_seconds,
         skill_entropy=entropy(s for x in new for s in world.skills(x.task)), written=state.written,
         invalid=dict(state.invalid), truncated=mean(bool(e.truncated) for e in traces),
         **{key: mean(a[key] for a in state.agent) for key in
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch")},
-        skipped_steps=sum(a["skipped_steps"] for a in state.agent),
+        skipped_steps=sum(a["skipped_steps"] for a in state.agent), category_name=world.category_name,
         other_adapter_moved=any(a.get("other_moved") for a in [*state.agent, env_stats]),
         **{key: env_stats.get(key, 0) for key in
            ("env_kept", "env_kl", "env_kl_step", "env_ess", "env_steps", "env_capped", "env_skipped_steps")},
-        d_train=len(run.train_pool.tasks), d_env=len(run.env_pool.records),
-        seconds=state.seconds, cpu_seconds=state.cpu_seconds)
+        d_train=len(run.train_pool.tasks), d_env=len(run.env_pool.records), length_unit=world.length_unit)
     record["refused"] = health.refused(record) / max(1, record["written"])
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
     record["warnings"] = health.warnings(record, run.history, run.o)
@@ -144,8 +142,7 @@ def entropy(labels) -> float:
 def samples(run, n=8) -> list:
     """What a person should read: tasks of the epoch next to the task that they vary, the expected
     answer, the best and the worst trace; and texts that were refused, with the reason."""
-    state, shown = run.state, []
-    trials = first_trials(state.trials)
+    state, shown, trials = run.state, [], first_trials(run.state.trials)
     for x in trials[::max(1, len(trials) // n)][:n]:
         parent = run.train_pool.tasks.get(x.task.seed_task)
         by_reward = sorted(x.traces, key=lambda e: -e.reward)

@@ -18,30 +18,33 @@ import io
 from pathlib import Path
 from statistics import pstdev
 
+from curriculum import in_band
 from support.files import UserError, read_jsonl, write_whole
 from support.options import flat, parse_options, saved_options
 from worlds import world_names
 
+# "length": the world's own unit, which its records name
 PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are compared by the first figure
     ("Held-out success", "share", {"validation": "sampled answers", "validation_greedy": "greedy answers"},
-     "On tasks that neither model is trained on. It should rise and stay up. Greedy: the likeliest answer."),
+     "On tasks that neither model is trained on: it should rise. Greedy answers are the likeliest ones."),
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
-     "What the simulator imitates was in the band when tried; the agent is better now: success is higher."),
+     "The simulator imitates tasks in the band. Success may end above it, as the agent learns from them."),
     ("Mixed groups", "share", {"mixed_share": "among new tasks"},
-     "Only groups with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
+     "Only tasks with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
     ("Tasks to imitate", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective, with old"},
-     "Effective: that many equally weighted tasks would teach RWR the same. With few it learns noise."),
-    ("Length of generated tasks", "length", {"task_length": "new tasks"}, "In steps, words or calls."),
-    ("Refused texts", "share", {"refused": "of the simulator's"}, "Texts that are not valid tasks."),
-    ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
-    ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
-     "Near 0 all attempts at a task are alike and teach nothing; if it keeps climbing they become noise."),
+     "Effective: so many tasks of equal weight would teach as much. From few the simulator learns noise."),
+    ("Length of generated tasks", "length", {"task_length": "new tasks"}, "Longer tasks are mostly harder."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
+    ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
+    ("Refused texts", "share", {"refused": "of all its texts"}, "Texts of the simulator that are no tasks."),
+    ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
+     "Near 0 all attempts at a task are alike and teach nothing. If it keeps climbing they become noise."),
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
-     "It follows the tasks; near --max-response-tokens responses are cut off and earn nothing."),
+     "Longer tasks take longer responses. Near --max-response-tokens they are cut off and earn nothing."),
     ("KL", "nats per token", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
-     "From each model's start, and of the last update alone. Simulator above 2: do not trust its texts."))
+     "How far each model is from its start. If the simulator is above 2, do not trust its texts."))
+GROUPS = {"Success": PANELS[:3], "Generated tasks": PANELS[3:7], "Health of both models": PANELS[7:]}
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
                  "written": {"refused"}, "distinct_tasks": {"success_rate", "solved", "unsolved", "env_kept",
@@ -70,9 +73,9 @@ def facts(metrics) -> dict:
     change = lambda key, form: f"{shown(metrics[0], key, form)} -> {shown(metrics[-1], key, form)}"
     return {"held-out success": f"{change('validation', '.3f')}, {gain(metrics[-1], metrics[0])}",
             "success on generated tasks": change("success_rate", ".2f"),
-            "mixed groups": change("mixed_share", ".0%"),
-            "length of generated tasks": change("task_length", ".2f"),
-            "agent's entropy, nats": change("entropy", ".2f"),
+            "mixed groups": change("mixed_share", ".2f"),
+            f"length of tasks, in {metrics[-1].get('length_unit', 'units')}": change("task_length", ".2f"),
+            "agent's entropy, in nats": change("entropy", ".2f"),
             "warnings": ", ".join(f"{name} in {when}" for name, when, _ in warned(metrics)) or "none"}
 
 
@@ -82,13 +85,18 @@ def precision(m: dict) -> str:
     return f" ({f'standard error {error:.3f}, ' if error else ''}{n} task{'s' * (n != 1)})" if n else ""
 
 
+def standard_error(values) -> float:
+    """Of the mean of values; 0 for a single one, which says nothing of others."""
+    return pstdev(values) / max(1, len(values) - 1) ** 0.5
+
+
 def gain(m: dict, first: dict) -> str:
     """Held-out success in an epoch's record minus that in the one of another run. Taken task by task, so that
     how hard a task is drops out of the standard error; what another seed would give is not in it."""
     if m.get("validation_set", "") != first.get("validation_set"):
         return "held-out tasks differ, or are not recorded: do not compare"
     pairs = zip(*(sum(each["validation_rates"].values(), []) for each in (m, first)))
-    error = pstdev([ours - theirs for ours, theirs in pairs]) / max(1, m["validation_n"] - 1) ** 0.5
+    error = standard_error([ours - theirs for ours, theirs in pairs])
     return f"{m['validation'] - first['validation']:+.3f} (standard error {error:.3f}, paired by task)"
 
 
@@ -115,30 +123,33 @@ def read_run(folder):
 
 
 def curves(runs: dict, band=()) -> str:
-    """A <figure> for each panel of which something was measured. runs: {name: records of metrics.jsonl};
-    of a single run all lines are drawn, of several the first of each panel.
+    """The PANELS of which something was measured. runs: {name: records of metrics.jsonl}.
 
     band: (lowest, highest) p_hat of each epoch that the simulator learns from.
     """
-    figures = []
-    for title, unit, names, caption in PANELS:
-        key = next(iter(names))  # of several runs only this figure is drawn
-        lines = {run: points(metrics, key) for run, metrics in runs.items()} if len(runs) > 1 else \
-            {name: points(*runs.values(), key) for key, name in names.items()}
-        # an alpha that never moves is in the options
-        if any(len({y for _, y in line}) > (key == "alpha") for line in lines.values()):
-            image = picture(lines, unit, band if key == "success_rate" else ())
-            figures.append(f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'>"
-                           f"<figcaption>{caption * (1 in (len(runs), len(names)))}</figcaption></figure>")
-    return f"<div class=curves>{''.join(figures)}</div>"
+    figures = {name: "".join(panel(*each, runs, band) for each in panels) for name, panels in GROUPS.items()}
+    return "".join(f"<h2>{name}</h2><div class=curves>{some}</div>" for name, some in figures.items() if some)
+
+
+def panel(title, unit, names, caption, runs, band) -> str:
+    """A <figure>, "" if nothing was measured: of a single run all lines, of several the first one of each."""
+    key, (metrics, *others) = next(iter(names)), runs.values()
+    lines = {run: points(metrics, key) for run, metrics in runs.items()} if others else \
+        {name: points(metrics, key) for key, name in names.items()}
+    # an alpha that never moves is in the options
+    if not any(len({y for _, y in line}) > (key == "alpha") for line in lines.values()):
+        return ""
+    image = picture(lines, metrics[-1].get(f"{unit}_unit", unit), band if key == "success_rate" else ())
+    return (f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'>"
+            f"<figcaption>{caption * (not others or len(names) == 1)}</figcaption></figure>")
 
 
 def picture(lines: dict, unit: str, band) -> str:
     """A panel's {name: points} as the address of an image that contains its data. Identical lines are
     drawn once, under all of their names."""
     from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
-    figure = Figure(figsize=(4.6, 3.4), layout="constrained")  # the page shows a point as 1.2 pixels or so
-    axis = figure.subplots()
+    # the page shows a point as 1.2 pixels or so
+    axis = Figure(figsize=(4.6, 3.4), layout="constrained").subplots()
     for i, (name, values) in enumerate(lines.items()):
         same = [other for other in lines if lines[other] == values]
         if values and same[0] == name:
@@ -150,8 +161,8 @@ def picture(lines: dict, unit: str, band) -> str:
     axis.set(xlabel="epoch", ylabel=unit, ylim=limits)
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
-    figure.legend(loc="outside upper left", frameon=False)
-    figure.savefig(buffer := io.BytesIO(), dpi=200)
+    axis.figure.legend(loc="outside upper left", frameon=False)
+    axis.figure.savefig(buffer := io.BytesIO(), dpi=200)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
@@ -163,7 +174,8 @@ def picture(lines: dict, unit: str, band) -> str:
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 CAUTION = "The error is over held-out tasks; seeds often differ by more: repeat both with --seed 1, 2 ..."
-EXPLANATION = "Grey: what it varies; older epoch: tried again; green, red: best, worst attempt; r: reward"
+EXPLANATION = """A card shows a task, in grey the one it varies, a right answer, the best and worst attempt
+(r: reward). Tasks of earlier epochs were tried again; a trained simulator imitates new ones in the band."""
 
 
 def write(folder) -> Path:
@@ -178,11 +190,11 @@ def write(folder) -> Path:
         f"took {sum(m['seconds'] for m in metrics) / 60:.1f} minutes</p>", table(facts(metrics).items()),
         f"<h2>Warnings, explained in TROUBLESHOOTING.md</h2>{table(w)}" if (w := warned(metrics)) else "",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
-        "<h2>Held-out tasks by hardest tool, kind or level</h2>", table([["", "tasks", "success"], *(
+        "<h2>Held-out tasks</h2>", table([[metrics[-1].get("category_name", "kind"), "tasks", "success"], *(
             [name or "all", len(now), f"{metrics[0]['validation_by'][name]:.2f} -> {sum(now) / len(now):.2f}"]
             for name, now in metrics[-1].get("validation_rates", {}).items())]),
         "<h2>Options other than the defaults</h2>", table(options or [["none"]]),
-        f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, folder)]))
+        f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, o.k_min, folder)]))
     return folder / "report.html"
 
 
@@ -203,7 +215,7 @@ def compare(folders, out) -> str:
         table([["", *folders], *differ]) if differ else "None.", f"<h2>From epoch 0 to {last}</h2>",
         table([["", *folders], *zip(facts(records[0]), *(
             [text.partition(" (")[0] for text in facts(m[:last + 1]).values()] for m in records))]),
-        "<h2>Curves</h2>", curves(dict(zip(folders, records)))]))
+        curves(dict(zip(folders, records)))]))
     return "\n".join([*map("  ".join, results), CAUTION, f"{done} {out}"])
 
 
@@ -216,21 +228,22 @@ def page(title, parts) -> str:
         f"<title>{_text(title)}</title><body><h1>{_text(title)}</h1>", *parts, "</body></html>\n"])
 
 
-def _samples(metrics, folder) -> str:
+def _samples(metrics, k_min, folder) -> str:
     """First, middle and last epoch: tasks with up to two attempts each, and what was refused."""
     samples = read_jsonl(folder / "samples.jsonl")
-    epochs = dict.fromkeys(metrics[i]["epoch"] for i in (0, len(metrics) // 2, -1))
-    cards = lambda epoch: "".join(_card(r) for r in samples if r["epoch"] == epoch)
-    return "".join(f"<h3>epoch {t}</h3><div class=grid>{cards(t)}</div>" for t in epochs)
+    alphas = {metrics[i]["epoch"]: metrics[i]["alpha"] for i in (0, len(metrics) // 2, -1)}
+    cards = lambda epoch: "".join(_card(r, alphas[epoch], k_min) for r in samples if r["epoch"] == epoch)
+    return "".join(f"<h3>epoch {t}</h3><div class=grid>{cards(t)}</div>" for t in alphas)
 
 
-def _card(r) -> str:
+def _card(r, alpha, k_min) -> str:
     """A task with the one that it varies, its expected answer, and attempts with their rewards; or a
-    text that was refused."""
+    text that was refused. alpha: of the epoch in which p_hat was measured."""
     if "refused" in r:
         tag, texts = f"refused: {r['reason']}", [("wrong", r["refused"])]
     else:
-        tag = f"{r['origin'].replace('env', 'simulator')}, epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}"
+        near, writer = in_band(r["p_hat"], alpha, k_min), r["origin"].replace("env", "simulator")
+        tag = f"{writer}, epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}{', in the band' * near}"
         attempts = [("right" if e["reward"] >= 0.5 else "wrong", f"r = {e['reward']:.2g}: {e['text']}")
                     for e in r["traces"]]
         texts = [("task", r["task"]), ("", f"a right answer: {r['expected']}"), *attempts]

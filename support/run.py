@@ -142,12 +142,11 @@ def prepare_run(o) -> Run:
     if not o.resume:
         folder.mkdir(parents=True, exist_ok=bool(o.out))
         lock = checkpoint.lock_folder(folder)
-    run = Run(
-        o=o, world=world, policy=policy, simulator=simulator, folder=folder, held_out=held_out,
-        teacher=teacher, lock=lock, sources=sources, agent_optimizer=policy.optimizer("agent", o.agent_lr),
-        env_optimizer=simulator.optimizer("env", o.env_lr),
-        # three streams per --seed, and none shared with another --seed (metrics.py has the third)
-        rng=torch.Generator().manual_seed(3 * o.seed), sampler=policy.generator(3 * o.seed + 1))
+    run = Run(o=o, world=world, policy=policy, simulator=simulator, folder=folder, held_out=held_out,
+              teacher=teacher, lock=lock, sources=sources, env_optimizer=simulator.optimizer("env", o.env_lr),
+              agent_optimizer=policy.optimizer("agent", o.agent_lr),
+              # three streams per --seed, and none shared with another --seed (metrics.py has the third)
+              rng=torch.Generator().manual_seed(3 * o.seed), sampler=policy.generator(3 * o.seed + 1))
     if o.resume:
         checkpoint.load(run)
     # of a resumed run --epochs or memory options may have changed

@@ -29,7 +29,7 @@ def line(r: dict, before=()) -> str:
     known = {warning.split(":")[0] for m in before for warning in m["warnings"]}
     cell = lambda key, form: shown(r, key, form)
     text = (f"{r['epoch']:6d}  {cell('validation', '.3f'):>8}  {cell('success_rate', '.2f'):>9}  "
-            f"{cell('mixed_share', '.0%'):>6}  {cell('entropy', '.3f'):>7}  {r['alpha']:5.2f}  "
+            f"{cell('mixed_share', '.2f'):>6}  {cell('entropy', '.3f'):>7}  {r['alpha']:5.2f}  "
             f"{cell('task_length', '.2f'):>7}  {r['distinct_tasks'] or '-':>5}  {cell('env_kept', 'd'):>4}  "
             f"{cell('env_kl', '.3f'):>7}  {r['seconds']:4.0f} s")
     return "\n".join([text, *(f"  ! still {name}" if (name := warning.split(":")[0]) in known else

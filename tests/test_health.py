@@ -68,7 +68,7 @@ def test_a_healthy_run_and_chance_raise_no_warning():
 def test_epoch_0_is_judged_and_nothing_is_stopped(success, word):
     """In one line, with the share of mixed groups."""
     line = health.judge({**QUIET, "success_rate": success, "mixed_share": 0.25})
-    assert word in line and "25%" in line and "\n" not in line and len(line) <= 100
+    assert word in line and "0.25" in line and "\n" not in line and len(line) <= 100
     assert health.judge({**QUIET, "distinct_tasks": 0, "written": 0, "mixed_share": 0.0})
 
 

@@ -54,18 +54,19 @@ def page_of(folder, text):
     """The page of a run in which `text` stands wherever a model or a user can write."""
     sample = dict(epoch=0, written_in=0, task=text, origin=text, p_hat=0.5, seed_task=text, expected=text,
                   traces=[dict(text=text, reward=1.0)])
-    refused = dict(epoch=0, seed_task=text, refused=text, reason=text)
+    samples = [sample, {**sample, "epoch": 1}, dict(epoch=0, seed_task=text, refused=text, reason=text)]
     records = [record(0, warnings=[f"collapse: {text}"], validation_by={text: 0.5}),
-               record(1, validation_rates={text: [0.5]})]
-    return report.write(save(folder, records, [sample, refused], model=text, world=text)).read_text()
+               record(1, validation_rates={text: [0.5]}, alpha=0.9, category_name=text)]
+    return report.write(save(folder, records, samples, model=text, world=text)).read_text()
 
 
 def test_hostile_text_stays_text_in_a_page_of_one_file(tmp_path):
-    """No tag, attribute or address comes of it; the page forbids scripts and outside sources."""
-    clean, tags = Tags(page_of(tmp_path, "harmless")), Tags(page_of(tmp_path, HOSTILE))
+    """No tag, attribute or address comes of it; the page forbids scripts and outside sources. A task that
+    was tried twice was in the band once, as alpha had moved."""
+    clean, tags = Tags(page_of(tmp_path, "harmless")), Tags(page := page_of(tmp_path, HOSTILE))
     assert tags.names == clean.names and tags.attributes == clean.attributes
     assert {source[:22] for source in tags.sources} == {"data:image/png;base64,"}
-    assert "default-src 'none'" in (tmp_path / "report.html").read_text()
+    assert "default-src 'none'" in page and page.count(", in the band") == 1
 
 
 def test_a_task_counts_once_with_its_first_p_hat():

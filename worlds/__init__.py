@@ -61,6 +61,7 @@ class World:
     max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
     warm_start_passes = 0  # of a warm start that is not told; 0: by how much there is to imitate
     imitate_once = False  # whether the simulator imitates a task in one epoch only (see same_task_key)
+    category_name, length_unit = "kind", "words"  # for the report: of what category and task_length say
     form = ""          # how answers are written, where the spec of a task does not say it
 
     def __init__(self, o):

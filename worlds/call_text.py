@@ -168,8 +168,7 @@ def plain(value, depth: int = 0):
         if b"\0" in value.encode("utf-8"):  # UnicodeEncodeError is a ValueError, too
             raise ValueError("NUL in a string")
         return value
-    whole = type(value) is int and abs(value) < 10 ** MAX_DIGITS
-    if not (value is None or isinstance(value, bool) or whole
-            or isinstance(value, float) and math.isfinite(value)):
+    fits = value is None or isinstance(value, bool) or isinstance(value, float) and math.isfinite(value)
+    if not fits and not (type(value) is int and abs(value) < 10 ** MAX_DIGITS):
         raise ValueError("not a JSON value")
     return value

@@ -143,9 +143,7 @@ def respond(task: Task, state: dict, text: str):
     at = next((f[1] for f in facts if f[0] == "at"), "")
     if state["idle"] and verb != "look":
         return "nothing happens ."
-    if verb in ("go", "open", "look"):
-        return seen(facts, at)
-    return f"you {verb} {thing} ."
+    return seen(facts, at) if verb in ("go", "open", "look") else f"you {verb} {thing} ."
 
 
 # ---------------------------------------------------------------------------------------------
@@ -458,6 +456,7 @@ class World(TinyWorld):
     """Households, for a tiny model of its own or a chat model."""
     NAME, WORDS, RECIPE = "household", WORDS, RECIPE
     REASONS, OPTIONS, DEFAULTS, CHAT_DEFAULTS = REASONS, OPTIONS, DEFAULTS, CHAT_DEFAULTS
+    category_name, length_unit = "hardest part of the goal", "turns"
     start, respond, same_task_key = map(staticmethod, (start, respond, key_of))
     skills, category = staticmethod(kinds_of), staticmethod(rung_of)
 

@@ -30,11 +30,10 @@ from worlds.ladder_words import PAIRS, Words
 from worlds.tiny_model import BUCKETS, SEED, SPECIAL, TinyWorld, bucket, main
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
-    "inc": lambda d: d + 1, "dec": lambda d: d - 1, "dbl": lambda d: 2 * d,
-    "neg": lambda d: -d, "hop": lambda d: d + 3, "tpl": lambda d: 3 * d,
-    "mir": lambda d: 9 - d, "sqr": lambda d: d * d, "half": lambda d: d // 2,
-    "drop": lambda d: d - 4, "cube": lambda d: d ** 3, "tri": lambda d: d * (d + 1) // 2,
-}
+    "inc": lambda d: d + 1, "dec": lambda d: d - 1, "dbl": lambda d: 2 * d, "neg": lambda d: -d,
+    "hop": lambda d: d + 3, "tpl": lambda d: 3 * d, "mir": lambda d: 9 - d, "sqr": lambda d: d * d,
+    "half": lambda d: d // 2, "drop": lambda d: d - 4, "cube": lambda d: d ** 3,
+    "tri": lambda d: d * (d + 1) // 2}
 NAMES = list(TOOLS)
 RUNG = {name: rung for rung, name in enumerate(NAMES)}
 MAX_STEPS = 5       # the longest chain a generated task may have
@@ -50,7 +49,7 @@ RECIPE = dict(steps=800, batch=64, lr=4e-3)  # of the base model
 
 class Symbols:
     """How tasks, answers and prompts are written for the tiny model; Words has the same methods."""
-    lengths = (2, 3)  # steps of held-out tasks
+    lengths, category_name = (2, 3), "hardest tool"  # lengths: steps of held-out tasks
 
     @staticmethod
     def write(start: int, tools) -> str:
@@ -169,6 +168,7 @@ class World(TinyWorld):
     def __init__(self, o):
         super().__init__(o)
         self.form = "words" if self.chat else ""
+        self.category_name, self.length_unit = self.text.category_name, "steps"
 
     @property
     def text(self):

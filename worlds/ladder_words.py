@@ -27,17 +27,16 @@ NAME_OF = {words: name for name, words in TOOL_WORDS.items()}
 PAIRS = {  # --start: what a warm start shows, demonstrations of easy and of all tools, and variations
     "stale": (320, 160, 960), "aligned": (0, 640, 640), "hard": (0, 120, 320)}
 EASY_SLIPS = 0.3  # of the ladder's slips, in demonstrations of easy tools: none would be too sharp a start
-DEFAULTS = dict(
-    epochs=13, steps=4, seed_tasks=8, variations=4, G=8, val_samples=8, val_every=2, k_min=0.26,
-    agent_lr=5e-4, env_lr=5e-4, env_passes=1, env_batch=8, max_task_tokens=40, max_response_tokens=56,
-    max_prompt_tokens=128, token_budget=4096, max_rows=256)
+DEFAULTS = dict(epochs=13, steps=4, seed_tasks=8, variations=4, G=8, val_samples=8, val_every=2, k_min=0.26,
+                agent_lr=5e-4, env_lr=5e-4, env_passes=1, env_batch=8, max_task_tokens=40,
+                max_response_tokens=56, max_prompt_tokens=128, token_budget=4096, max_rows=256)
 MAX_CHARS = 200
 ANSWER = rf"(({'|'.join(NAME_OF)}): [0-9](, |$))+"
 
 
 class Words:
     """How the ladder's tasks, answers and prompts are written for a chat model."""
-    lengths = (1, 2, 3, 4, 5)  # steps of held-out tasks
+    lengths, category_name = (1, 2, 3, 4, 5), "number of steps"  # lengths: of held-out tasks
 
     @staticmethod
     def write(start: int, tools) -> str:

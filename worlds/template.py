@@ -25,6 +25,7 @@ HELD_OUT = {task.id: task for task in draw(random.Random(0), list(TOOLS), 200, "
 
 class World(worlds.World):
     REASONS, DEFAULTS = ("malformed",), {"threads": 1}  # more threads slow a tiny model down
+    category_name, length_unit = "tool", "words"  # for the report
     def __init__(self, o):
         super().__init__(o)
         if o.model or o.quant or o.base_tasks or o.validation_tasks:
@@ -48,6 +49,8 @@ class World(worlds.World):
         words = response.split() if len(response) < 99 else []
         valid = len(words) == 3 and set(words) <= DIGITS
         return float(valid and words == self.gold(task).split()), valid
+    def category(self, task):
+        return task.spec["tool"]
     def skills(self, task):
         return [task.spec["tool"]]
     def pairs(self, rng, n):  # what the base model learns from: answers with slips; variations, which

@@ -114,7 +114,7 @@ def save(model, tokenizer, folder):
 def check_pairs(world):
     """Try what a base model would be trained on: the mistakes named here would cost the training, and then
     look like a model that cannot do its task. Raises UserError."""
-    trial, asked, rng = copy(world), {}, random.Random(SEED)
+    trial, asked, rng, held_out = copy(world), {}, random.Random(SEED), worlds.held_out_keys(world)
 
     def agent_prompt(task):
         asked[prompt := world.agent_prompt(task)] = task  # of an answer: what it is right for
@@ -127,7 +127,6 @@ def check_pairs(world):
             earned += world.start(task) is not None or world.score(task, text)[0]
         with suppress(worlds.InvalidTask):
             tasks.append(world.parse_task(text, worlds.NO_SEED, 0))
-    held_out = worlds.held_out_keys(world)
     seen = [task for task in tasks if not held_out.isdisjoint(worlds.task_keys(world, task))]
     fault = "the same ones when called again" if batches[0] == batches[1] else \
         "no answer to an agent_prompt that score gives more than 0" if not earned else \

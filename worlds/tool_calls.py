@@ -214,15 +214,13 @@ NONE_FITS = f"\n\nIf no function does what is asked, reply: {call_text.NOTHING}"
 
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
 
-ENV_SYSTEM = """\
-You write practice tasks for an assistant. You are given one task and, if it was tried recently, how often \
-the assistant solved it, and you write a new one.
-The new task is a variation, not a copy: another situation that asks for other {answers}. Every value of the \
-answer must follow from the task text, exactly one answer may be right, and the text must not state the \
-answer itself.
-Aim for a task that the assistant solves sometimes but not always.
-Reply with one JSON object and nothing else, of this form:
-{form}"""
+ENV_SYSTEM = (
+    "You write practice tasks for an assistant. You are given one task and, if it was tried recently, how "
+    "often the assistant solved it, and you write a new one.\n"
+    "The new task is a variation, not a copy: another situation that asks for other {answers}. Every value "
+    "of the answer must follow from the task text, exactly one answer may be right, and the text must not "
+    "state the answer itself.\nAim for a task that the assistant solves sometimes but not always.\n"
+    "Reply with one JSON object and nothing else, of this form:\n{form}")
 
 CALLS_FORM = """\
 {"task": "what the user says", "tools": [{"name": "tool_name", "description": "what it does", "parameters": \
@@ -311,6 +309,7 @@ class World(worlds.World):
     DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
                 "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}
     nothing = False  # whether some task has nothing to call
+    category_name = "number of calls (of functions offered)"
     imitate_once = True  # a small simulator would write the same few calls for ever
     same_task_key = staticmethod(same_task_key)
 
