@@ -114,27 +114,28 @@ def save(model, tokenizer, folder):
 def check_pairs(world):
     """Try what a base model would be trained on: the mistakes named here would cost the training, and then
     look like a model that cannot do its task. Raises UserError."""
-    trial, asked, rng, held_out = copy(world), {}, random.Random(SEED), worlds.held_out_keys(world)
+    trial, asked, varied, rng = copy(world), {}, {}, random.Random(SEED)
 
-    def agent_prompt(task):
-        asked[prompt := world.agent_prompt(task)] = task  # of an answer: what it is right for
+    def note(tasks, task, prompt):
+        tasks[prompt] = task  # what a prompt was made for
         return prompt
-    trial.agent_prompt = agent_prompt
+    trial.agent_prompt = lambda task: note(asked, task, world.agent_prompt(task))
+    trial.env_prompt = lambda task, *rest: note(varied, task, world.env_prompt(task, *rest))
     batches = [trial.pairs(rng, 64) for _ in range(16)]  # a batch may be of one role
-    tasks, earned = list(asked.values()), 0
+    tasks, earned, held_out = list(asked.values()), 0, worlds.held_out_keys(world)
     for prompt, text in (pair for batch in batches for pair in batch):
         if task := asked.get(prompt):
             earned += world.start(task) is not None or world.score(task, text)[0]
-        with suppress(worlds.InvalidTask):
-            tasks.append(world.parse_task(text, worlds.NO_SEED, 0))
+        elif seed := varied.get(prompt):
+            with suppress(worlds.InvalidTask):
+                tasks.append(world.parse_task(text, seed, 0))
     seen = [task for task in tasks if not held_out.isdisjoint(worlds.task_keys(world, task))]
-    fault = "the same ones when called again" if batches[0] == batches[1] else \
-        "no answer to an agent_prompt that score gives more than 0" if not earned else \
-        "no task that parse_task can read" if len(tasks) == len(asked) else \
-        f"the held-out task {seen[0].text!r:.80}" if seen else ""
-    if fault:
-        raise UserError(f"{inspect.getfile(type(world))}: pairs must give fresh (prompt, answer) texts, of "
-                        f"agent_prompt and env_prompt, without held-out tasks; it gave {fault}")
+    if fault := "the same ones when called again" if batches[0] == batches[1] else \
+            "no answer to an agent_prompt that score gives more than 0" if not earned else \
+            "no task that parse_task can read" if len(tasks) == len(asked) else \
+            f"the held-out task {seen[0].text!r:.80}" if seen else "":
+        raise UserError(f"{inspect.getfile(type(world))}: pairs must give fresh (prompt, answer) texts, "
+                        f"prompts by agent_prompt and env_prompt, no held-out tasks; it gave {fault}")
 
 
 def load_trained(world, words, **recipe):
