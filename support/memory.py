@@ -74,14 +74,13 @@ def estimate(config, o) -> dict:
     rollouts = (o.G, o.max_response_tokens), (o.variations, o.max_task_tokens)
     # a text of the simulator is met as a record and for its KL, with those of its seed task
     updates = (o.G, o.max_response_tokens), (2 * o.variations, o.max_task_tokens)
-    return {
-        "base weights": (NF4 if o.quant else e) * linear + e * other,
-        "adapters and optimisers": 8 * state,  # of two: weights, gradients and AdamW's two moments
-        # and a cast of the adapter
-        "rollouts": lora * e + max(rollout_bytes(config, e, B, G, P, R) for G, R in rollouts),
-        # and copies of the adapters: as they were before, and to undo a step
-        "updates": 5 * state + max(update_bytes(config, e, o.rank, o.token_budget, G, P, R)
-                                   for G, R in updates)}
+    return {"base weights": (NF4 if o.quant else e) * linear + e * other,
+            "adapters and optimisers": 8 * state,  # of two: weights, gradients and AdamW's two moments
+            # and a cast of the adapter
+            "rollouts": lora * e + max(rollout_bytes(config, e, B, G, P, R) for G, R in rollouts),
+            # and copies of the adapters: as they were before, and to undo a step
+            "updates": 5 * state + max(update_bytes(config, e, o.rank, o.token_budget, G, P, R)
+                                       for G, R in updates)}
 
 
 def check(configs, o, available=None):

@@ -129,8 +129,7 @@ def peak_memory(peaks: dict, phase: str):
 
 def mean(values) -> float:
     """Arithmetic mean, 0 for nothing."""
-    values = list(values)
-    return sum(values) / len(values) if values else 0.0
+    return sum(known) / len(known) if (known := list(values)) else 0.0
 
 
 def entropy(labels) -> float:

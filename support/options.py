@@ -265,7 +265,7 @@ def check_options(o: Options) -> Options:
     need(o.resume or (o.variant == "teacher") == bool(o.teacher_tasks), "teacher_tasks",
          "--variant teacher needs a file of tasks, and no other variant takes one")
     need(o.resume or o.alpha != o.alpha_end or o.alpha_schedule not in ("linear", "cosine", "step"),
-         "alpha_end", f"--alpha-schedule {o.alpha_schedule} goes there from the same --alpha: give another")
+         "alpha_end", f"--alpha-schedule {o.alpha_schedule} needs one other than --alpha {o.alpha}")
     need(o.resume or o.alpha_end == Options.alpha_end or o.alpha_schedule not in ("constant", "adaptive",
          "integral"), "alpha_end", f"--alpha-schedule {o.alpha_schedule} does not go there: leave it out")
     with one_line("--chat-template-kwargs"):

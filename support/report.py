@@ -29,21 +29,21 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "On tasks that neither model is trained on: it should rise. Greedy answers are the likeliest ones."),
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
-     "The simulator imitates tasks in the band. Success may end above it, as the agent learns from them."),
-    ("Mixed groups", "share", {"mixed_share": "among new tasks"},
+     "A trained simulator imitates tasks in the band. Success may end above it: the agent learns from them."),
+    ("Mixed groups", "share", {"mixed_share": "of generated tasks"},
      "Only tasks with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
-    ("Tasks to imitate", "tasks", {"env_kept": "new ones in the band", "env_ess": "effective, with old"},
-     "Effective: so many tasks of equal weight would teach as much. From few the simulator learns noise."),
-    ("Length of generated tasks", "length", {"task_length": "new tasks"}, "Longer tasks are mostly harder."),
-    ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
+    ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "effective, with older ones"},
+     "A trained simulator imitates them. Effective: so many of equal weight would teach as much."),
+    ("Length of generated tasks", "length", {"task_length": "their mean"}, "Longer ones are mostly harder."),
+    ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, some are asked no more."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
-    ("Refused texts", "share", {"refused": "of all its texts"}, "Texts of the simulator that are no tasks."),
+    ("Refused texts", "share", {"refused": "of all texts"}, "Malformed, or a held-out task. Copies do not count."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
      "Near 0 all attempts at a task are alike and teach nothing. If it keeps climbing they become noise."),
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "Longer tasks take longer responses. Near --max-response-tokens they are cut off and earn nothing."),
-    ("KL", "nats per token", {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
-     "How far each model is from its start. If the simulator is above 2, do not trust its texts."))
+    ("KL", "nats per token", {"env_kl": "simulator", "env_kl_step": "its last update alone", "kl": "agent"},
+     "How far a model is from its start. If the simulator is above 2, do not trust its texts."))
 GROUPS = {"Success": PANELS[:3], "Generated tasks": PANELS[3:7], "Health of both models": PANELS[7:]}
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
@@ -76,6 +76,7 @@ def facts(metrics) -> dict:
             "mixed groups": change("mixed_share", ".2f"),
             f"length of tasks, in {metrics[-1].get('length_unit', 'units')}": change("task_length", ".2f"),
             "agent's entropy, in nats": change("entropy", ".2f"),
+            "training, CPU minutes": f"{sum(m['cpu_seconds'] for m in metrics) / 60:.1f}",
             "warnings": ", ".join(f"{name} in {when}" for name, when, _ in warned(metrics)) or "none"}
 
 
@@ -97,7 +98,8 @@ def gain(m: dict, first: dict) -> str:
         return "held-out tasks differ, or are not recorded: do not compare"
     pairs = zip(*(sum(each["validation_rates"].values(), []) for each in (m, first)))
     error = standard_error([ours - theirs for ours, theirs in pairs])
-    return f"{m['validation'] - first['validation']:+.3f} (standard error {error:.3f}, paired by task)"
+    told = f"{m['validation'] - first['validation']:+.3f} (standard error {error:.3f}, paired by task)"
+    return told if m is not first else "-"
 
 
 def warned(metrics) -> list:
@@ -140,8 +142,8 @@ def panel(title, unit, names, caption, runs, band) -> str:
     if not any(len({y for _, y in line}) > (key == "alpha") for line in lines.values()):
         return ""
     image = picture(lines, metrics[-1].get(f"{unit}_unit", unit), band if key == "success_rate" else ())
-    return (f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'>"
-            f"<figcaption>{caption * (not others or len(names) == 1)}</figcaption></figure>")
+    return (f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'><figcaption>"
+            f"{names[key].capitalize() if others and len(names) > 1 else caption}</figcaption></figure>")
 
 
 def picture(lines: dict, unit: str, band) -> str:
@@ -173,7 +175,7 @@ def picture(lines: dict, unit: str, band) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-CAUTION = "The error is over held-out tasks; seeds often differ by more: repeat both with --seed 1, 2 ..."
+CAUTION = "The error is over held-out tasks; seeds often differ by more: compare runs of --seed 0, 1, 2 ..."
 EXPLANATION = """A card shows a task, in grey the one it varies, a right answer, the best and worst attempt
 (r: reward). Tasks of earlier epochs were tried again; a trained simulator imitates new ones in the band."""
 
@@ -186,8 +188,8 @@ def write(folder) -> Path:
     options = [[k, v] for k, v in flat(o).items() if v != usual.get(k) and k not in UNIMPORTANT]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
-        f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}; training "
-        f"took {sum(m['seconds'] for m in metrics) / 60:.1f} minutes</p>", table(facts(metrics).items()),
+        f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
+        table(facts(metrics).items()),
         f"<h2>Warnings, explained in TROUBLESHOOTING.md</h2>{table(w)}" if (w := warned(metrics)) else "",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         "<h2>Held-out tasks</h2>", table([[metrics[-1].get("category_name", "kind"), "tasks", "success"], *(
@@ -205,18 +207,18 @@ def compare(folders, out) -> str:
     rows = [[name, *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
-    results = [["run", f"held-out, epoch {last}", "minus the first"], *(
-        [run, f"{m[last]['validation']:.3f}", gain(m[last], records[0][last]) if m != records[0] else "-"]
-        for run, m in zip(folders, records))]
-    out = Path(out or Path(folders[-1]) / "compare.html")
-    done = "replaced" if out.exists() else "wrote"
+    first = {o.seed: m[last] for m, o in [*zip(records, options)][::-1]}  # of each seed
+    results = [["run", f"held-out, epoch {last}", "minus the first run of its seed"], *(
+        [run, f"{m[last]['validation']:.3f}", gain(m[last], first[o.seed])]
+        for run, m, o in zip(folders, records, options))]
+    existed = (out := Path(out or Path(folders[-1]) / "compare.html")).exists()
     write_whole(out, page("Runs compared", [
         "<h2>Held-out success</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
         table([["", *folders], *differ]) if differ else "None.", f"<h2>From epoch 0 to {last}</h2>",
         table([["", *folders], *zip(facts(records[0]), *(
             [text.partition(" (")[0] for text in facts(m[:last + 1]).values()] for m in records))]),
         curves(dict(zip(folders, records)))]))
-    return "\n".join([*map("  ".join, results), CAUTION, f"{done} {out}"])
+    return "\n".join([*map("  ".join, results), CAUTION, f"{'replaced' if existed else 'wrote'} {out}"])
 
 
 def page(title, parts) -> str:

@@ -9,10 +9,10 @@ import sys
 
 from support.report import facts, shown
 
-LEGEND = ("entropy, and KL to the simulator's start: nats per token; in band: new tasks near alpha, which a\n"
-          "trained simulator imitates; training time: without measuring; -: not measured\n"
-          "        success on           mixed   agent's         length    new    in     sim.  training\n"
-          " epoch  held-out  generated  groups  entropy  alpha  of task  tasks  band       KL    time")
+LEGEND = ("entropy, and KL to the simulator's start: nats per token; in band: those of the tasks near\n"
+          "alpha, which a trained simulator imitates; training time: without measuring; -: not measured\n"
+          "        success on           mixed   agent's         length  distinct    in     sim.  training\n"
+          " epoch  held-out  generated  groups  entropy  alpha  of task     tasks  band       KL    time")
 
 
 def banner(o, folder, threads: int) -> str:
@@ -30,7 +30,7 @@ def line(r: dict, before=()) -> str:
     cell = lambda key, form: shown(r, key, form)
     text = (f"{r['epoch']:6d}  {cell('validation', '.3f'):>8}  {cell('success_rate', '.2f'):>9}  "
             f"{cell('mixed_share', '.2f'):>6}  {cell('entropy', '.3f'):>7}  {r['alpha']:5.2f}  "
-            f"{cell('task_length', '.2f'):>7}  {r['distinct_tasks'] or '-':>5}  {cell('env_kept', 'd'):>4}  "
+            f"{cell('task_length', '.2f'):>7}  {r['distinct_tasks'] or '-':>8}  {cell('env_kept', 'd'):>4}  "
             f"{cell('env_kl', '.3f'):>7}  {r['seconds']:4.0f} s")
     return "\n".join([text, *(f"  ! still {name}" if (name := warning.split(":")[0]) in known else
                               f"  ! {warning}" for warning in r["warnings"])])

@@ -22,7 +22,7 @@ def record(epoch, **fields):
     """A record of metrics.jsonl, as far as the pages read it."""
     return {**QUIET, "epoch": epoch, "validated": epoch, "validation_by": {"inc": 0.5}, "validation_n": 3,
             "validation_rates": {"inc": [0.5] * 3}, "validation_set": "a", "mixed_share": 0.8, "entropy": 0.3,
-            "task_length": 2.0 + epoch, "solved": 0.1, "unsolved": 0.0, "seconds": 9, "warnings": [],
+            "task_length": 2.0 + epoch, "solved": 0.1, "unsolved": 0.0, "cpu_seconds": 9, "warnings": [],
             **fields}
 
 
