@@ -37,7 +37,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Length of generated tasks", "length", {"task_length": "their mean"}, "Longer ones are mostly harder."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, some get lost."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
-    ("Refused texts", "share", {"refused": "of all texts"}, "Malformed or held-out ones. Copies do not count."),
+    ("Refused texts", "share", {"refused": "of all texts"}, "Malformed or held-out. Copies do not count."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
      "Near 0 all attempts at a task are alike and teach nothing. If it keeps climbing they become noise."),
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
