@@ -48,7 +48,7 @@ def starvation(r, history, o) -> bool:
 
 CHECKS = (
     ("collapse", collapse, "the simulator repeats itself, {distinct_tasks} distinct tasks of {written} "
-     "texts, skill entropy {skill_entropy:.2f} bits: raise --env-kl, --base-share or --temperature"),
+     "texts ({reasons}), skill entropy {skill_entropy:.2f} bits: raise --env-kl or --temperature"),
     ("starvation", starvation,
      "{env_kept} tasks in the band |p_hat - {alpha:.2f}| <= {k_min}, RWR took {env_steps} steps: "
      "raise --k-min, move alpha nearer to success {success_rate:.2f}, or lower --env-batch {env_batch}"),

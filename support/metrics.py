@@ -76,8 +76,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
         d_train=len(run.train_pool.tasks), d_env=len(run.env_pool.records), length_unit=world.length_unit)
     record["refused"] = health.refused(record) / max(1, record["written"])
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
-    record["warnings"] = health.warnings(record, run.history, run.o)
-    return record
+    return {**record, "warnings": health.warnings(record, run.history, run.o)}
 
 
 def surprise(rollouts) -> float:

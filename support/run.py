@@ -128,19 +128,22 @@ def prepare_run(o) -> Run:
     lock = checkpoint.lock_folder(folder) if o.resume else None
     print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
     world = open_world(o)
-    sources = checkpoint.hashes(o)
     if o.model and world.chat:
         memory.check([model_config(m) for m in (o.model, o.env_model) if m], o)
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out)
     policy = world.load_policy()
+    # a world that was edited trains another base model
+    sources = checkpoint.hashes(o) | {"the base model": hash(tuple(
+        policy.lm.get_input_embeddings().weight[:99].flatten().tolist()))}
     # in the paper both start from one model
     simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",)) if o.env_model else policy
     for player in dict.fromkeys((policy, simulator)):
         probe_texts(world, player, teacher)
     print(f"computes in {str(policy.lm.dtype).removeprefix('torch.')} on {policy.device}", flush=True)
     if not o.resume:
-        folder.mkdir(parents=True, exist_ok=bool(o.out))
+        # chosen again: another run may have begun since
+        (folder := checkpoint.choose_folder(o)).mkdir(parents=True, exist_ok=bool(o.out))
         lock = checkpoint.lock_folder(folder)
     run = Run(o=o, world=world, policy=policy, simulator=simulator, folder=folder, held_out=held_out,
               teacher=teacher, lock=lock, sources=sources, env_optimizer=simulator.optimizer("env", o.env_lr),

@@ -92,7 +92,8 @@ class Scripted:
     def __init__(self, o, names=None):
         self.words, self.active = {}, None
         self.tokenizer, self.eos_ids = SimpleNamespace(all_special_ids=[EOS]), [EOS]
-        self.device, self.lm = torch.device("cpu"), SimpleNamespace(dtype=torch.float32)
+        embeddings, self.device = SimpleNamespace(weight=torch.zeros(1)), torch.device("cpu")
+        self.lm = SimpleNamespace(dtype=torch.float32, get_input_embeddings=lambda: embeddings)
         names = names or (("agent",) if o.env_model else ("agent", "env"))
         self.params = {name: [torch.nn.Parameter(torch.zeros(2))] for name in names}
         self.rates, self.saved = {}, []

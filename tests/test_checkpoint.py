@@ -70,8 +70,7 @@ def test_two_epochs_and_one_more_equal_three(quiet_run, tmp_path, small_ladder):
 @pytest.mark.parametrize("number, name, call", [
     # epoch 0 has one step, epoch 1 two: in epoch 2, or after the last step of epoch 1
     (signal.SIGINT, "interact", 4), (signal.SIGTERM, "update_environment", 1)])
-def test_signal_stops_soon_and_loses_nothing(quiet_run, tmp_path, small_ladder, number, name, call,
-                                             monkeypatch):
+def test_a_signal_loses_nothing(quiet_run, tmp_path, small_ladder, number, name, call, monkeypatch):
     """A signal ends the run after the step, or the epoch, and the resumed run equals the quiet one."""
     calls, real = [], getattr(genenv, name)
 

@@ -128,11 +128,11 @@ def check_pairs(world):
             earned += world.start(task) is not None or world.score(task, text)[0]
         elif seed := varied.get(prompt):
             with suppress(worlds.InvalidTask):
-                tasks.append(world.parse_task(text, seed, 0))
+                tasks += [new for new in [world.parse_task(text, seed, 0)] if new.id != seed.id]
     seen = [task for task in tasks if not held_out.isdisjoint(worlds.task_keys(world, task))]
     if fault := "the same ones when called again" if batches[0] == batches[1] else \
             "no answer to an agent_prompt that score gives more than 0" if not earned else \
-            "no task that parse_task can read" if len(tasks) == len(asked) else \
+            "no task that parse_task reads, but copies of seed tasks" if len(tasks) == len(asked) else \
             f"the held-out task {seen[0].text!r:.80}" if seen else "":
         raise UserError(f"{inspect.getfile(type(world))}: pairs must give fresh (prompt, answer) texts, "
                         f"prompts by agent_prompt and env_prompt, no held-out tasks; it gave {fault}")
