@@ -44,19 +44,19 @@ def main(argv) -> int:
     requests = read_requests(args)
     with redirect_stdout(sys.stderr):  # where answers go is left to them
         o, adapter = who_answers(Path(args.run))
-        with redirect_stdout(None if args.tools else sys.stderr):  # what it says is of the run's own list
+        with redirect_stdout(None):  # what it says of its files was said before the training
             world = load_world("tool_calls")(o)
         tools, most = offered(args, world)
         shown = [short_list(request, tools, most) for request in requests]
         texts = answers(world, adapter, requests, shown, args.threads)
     for request, few, text in zip(requests, shown, texts):
         calls, fault = read_answer(text, few, world.form)
-        record = {"request": request, "calls": calls, "fault": fault, "response": text,
-                  "offered": [tool["name"] for tool in few]}
+        value = "" if fault else ungrounded(Task(request, {"tools": few, "calls": calls}))
+        record = {"request": request, "calls": calls, "fault": fault, "not in the request": value,
+                  "response": text, "offered": [tool["name"] for tool in few]}
         lines = [f"> {request}"] * (len(requests) > 1)
         lines += [text, f"# {fault}"] if fault else map(write_call, calls)
-        if not fault and (value := ungrounded(Task(request, {"tools": few, "calls": calls}))):
-            lines.append(f"# not in the request: {value}")
+        lines += [f"# not in the request: {value}"] * bool(value)
         print(json.dumps(record, ensure_ascii=False) if args.json else "\n".join(lines))
     return 0
 

@@ -63,7 +63,7 @@ def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
     assert [tool["name"] for tool in tools] == ["ring", "zpa0", "zpa1", "zpa2", "zpa3", "zpa4", "f"]
     assert tools[-1]["parameters"]["properties"]["a"]["pattern"] == "^a$"  # the models still read it
     assert notes == {"left out: another tool of the same name came first": ["ring"],
-                     "left out: a name with other characters than letters, digits and _.-/": ["a b"],
+                     "left out: a name with other signs than letters, digits and _.-/": ["a b"],
                      "without a schema: read as without arguments": [f"zpa{n}" for n in range(5)],
                      "left out: no 'name' in the function itself": ["entry 9"],
                      "left out: of type bash_20250124, not a function": ["bash"],

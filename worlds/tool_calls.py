@@ -177,7 +177,7 @@ def split(tasks, given, path: str = "") -> tuple[dict, str]:
     both = [task.text for task in tasks if not given_keys.isdisjoint(same_task_key(task))]
     tasks = [task for task in tasks if given_keys.isdisjoint(same_task_key(task))]
     note = "".join(f"; {len(both)} left out, as requests of --validation-tasks have the same calls or words, "
-                   f"first {text!r:.80}: to train on them, remove those requests" for text in both[:1])
+                   f"first {text!r:.80}: to train on them, take those requests out" for text in both[:1])
     names = sorted({same_task_key(task)[0] for task in tasks},
                    key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     n = max(1, len(names) // HELD_OUT)
@@ -303,8 +303,7 @@ class World(worlds.World):
         "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
                         ("json", "python")),
         "tools": ("", "tools to learn, JSON or JSONL (worlds/README.md); base: those of the base tasks; "
-                  "empty: the simulator invents some", None),
-    }
+                  "empty: the simulator invents some", None)}
     # starting points for a chat model of one to three billion weights; the presets have their own
     DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
                 "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}

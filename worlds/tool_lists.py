@@ -69,7 +69,7 @@ def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSON
         for remark in sorted(remarks):
             notes[remark].append(str(name)[:60])
     if not tools:
-        what = as_line(notes) or "add --tools FILE, functions as of tools/list; examples go to --base-tasks"
+        what = as_line(notes) or "--tools takes functions as of tools/list; examples go to --base-tasks"
         raise UserError(f"{path}: no tool in it: {shorten(what, 200)}")
     return list(tools.values()), notes
 
@@ -147,8 +147,7 @@ def own_tool(tool, remarks=None) -> dict:
     tool = _unwrapped(tool)
     fit(isinstance(tool, dict) and isinstance(tool.get("name"), str), "no 'name' in the function itself")
     fit(tool.get("type") in (None, "function"), f"of type {str(tool.get('type')):.40}, not a function")
-    fit(re.fullmatch(call_text.NAME, tool["name"]),
-        "a name with other characters than letters, digits and _.-/")
+    fit(re.fullmatch(call_text.NAME, tool["name"]), "a name with other signs than letters, digits and _.-/")
     given = next((tool[key] for key in SCHEMAS if tool.get(key) is not None), None)
     if given is None:
         remarks.add("without a schema: read as without arguments")
@@ -182,6 +181,8 @@ def own_schema(root, remarks=None) -> dict:
             fit(keyword not in node, f"unsupported keyword {keyword!r}")
         remarks.update(f"with {key}, which is not checked" for key in NOT_CHECKED & node.keys()
                        if node[key] is not False)
+        remarks.update(f"with {key!r}: did you mean {near!r}?" for key in node.keys() - NOTES - NOT_CHECKED
+                       for near in get_close_matches(key, CHECKED, 1, 0.8) if near != key)
         kept = _keywords(node, lambda part: own(part, depth + 1))
         if "$ref" in node:
             fit(not CHECKED & kept.keys(), "other keywords next to $ref")
