@@ -29,6 +29,7 @@ import warnings
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # beside other work, threads that spin stand still
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of libraries, between our own lines
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
 
