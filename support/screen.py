@@ -10,7 +10,7 @@ import sys
 from support.report import facts, shown
 
 LEGEND = ("entropy, and KL to the simulator's start: nats per token; in band: those of the tasks near\n"
-          "alpha, which a trained simulator imitates; training time: without measuring; -: not measured\n"
+          "alpha, which a trained simulator imitates; training time: without validation; -: not measured\n"
           "        success on           mixed   agent's         length  distinct    in     sim.  training\n"
           " epoch  held-out  generated  groups  entropy  alpha  of task     tasks  band       KL    time")
 
