@@ -35,7 +35,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "effective, with older ones"},
      "A trained simulator imitates them. Effective: so many of equal weight would teach as much."),
     ("Length of generated tasks", "length", {"task_length": "their mean"}, "Longer ones are mostly harder."),
-    ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, some get lost."),
+    ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
     ("Refused texts", "share", {"refused": "of all texts"}, "Malformed or held-out. Copies do not count."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
@@ -43,7 +43,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "Longer tasks take longer responses. Near --max-response-tokens they are cut off and earn nothing."),
     ("KL", "nats per token", {"env_kl": "simulator", "env_kl_step": "its last update alone", "kl": "agent"},
-     "How far a model is from its start. If the simulator is above 2, do not trust its texts."))
+     "How far a model is from its start, or an update moved it. Above 2, do not trust the simulator."))
 GROUPS = {"Success": PANELS[:3], "Generated tasks": PANELS[3:7], "Health of both models": PANELS[7:]}
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
@@ -176,8 +176,8 @@ def picture(lines: dict, unit: str, band) -> str:
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 CAUTION = "The error is over held-out tasks; seeds often differ by more: compare runs of --seed 0, 1, 2 ..."
-EXPLANATION = """A card shows a task, in grey the one it varies, a right answer, the best and worst attempt
-(r: reward). Tasks of earlier epochs were tried again; a trained simulator imitates new ones in the band."""
+EXPLANATION = """Samples, not in proportion: a task, in grey the one it varies, a right answer, the best and
+worst attempt (r: reward). A trained simulator imitates new ones in the band; older ones were tried again."""
 
 
 def write(folder) -> Path:
@@ -207,9 +207,9 @@ def compare(folders, out) -> str:
     rows = [[name, *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
-    first = {o.seed: m[last] for m, o in [*zip(records, options)][::-1]}  # of each seed
-    results = [["run", f"held-out, epoch {last}", "minus the first run of its seed"], *(
-        [run, f"{m[last]['validation']:.3f}", gain(m[last], first[o.seed])]
+    first = {o.seed: (run, m[last]) for run, m, o in [*zip(folders, records, options)][::-1]}
+    results = [["run", f"held-out, epoch {last}", "difference", "from the first of its seed"], *(
+        [run, f"{m[last]['validation']:.3f}", gain(m[last], first[o.seed][1]), first[o.seed][0]]
         for run, m, o in zip(folders, records, options))]
     existed = (out := Path(out or Path(folders[-1]) / "compare.html")).exists()
     write_whole(out, page("Runs compared", [
