@@ -45,8 +45,7 @@ def choose_folder(o) -> Path:
 
 def epochs_done(folder: Path) -> int:
     """The last epoch that has ended, -1 if none has."""
-    path = folder / "metrics.jsonl"
-    return path.read_bytes().count(b'{"epoch": ') - 1 if path.is_file() else -1
+    return log.read_bytes().count(b'{"epoch": ') - 1 if (log := folder / "metrics.jsonl").is_file() else -1
 
 
 def is_finished(o) -> bool:
@@ -68,10 +67,10 @@ def lock_folder(folder: Path):
 
 
 def hashes(o) -> dict:
-    """{file of tasks or tools, or model, that an option names: its hash}."""
+    """{file of tasks, tools or world, or model, that an option names: its hash}."""
     from support.loading import model_digest  # here and not above: it loads torch
     given = (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values())
-    files = [path for path in given if isinstance(path, str) and Path(path).is_file()]
+    files = [f for f in (*given, f"worlds/{o.world}.py") if isinstance(f, str) and Path(f).is_file()]
     return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files} | {
         model: model_digest(model) for model in (o.model, o.env_model) if model}
 
@@ -112,7 +111,10 @@ def load(run):
         saved = torch.load(path, weights_only=True, map_location="cpu")
         for name, digest in saved["sources"].items():
             if run.sources.get(name) != digest:
-                raise UserError(f"{name} is not what this run began with: restore it, or start a new run")
+                told = f"{name} is not what this run began with"
+                if not name.endswith(".py"):  # a mistake in a world may be mended
+                    raise UserError(f"{told}: restore it, or start a new run")
+                print(told)
         for name, params in run.params.items():
             for p, value in zip(params, saved["adapters"][name], strict=True):
                 p.data.copy_(value)

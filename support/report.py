@@ -47,8 +47,8 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
 GROUPS = {"Success": PANELS[:3], "Generated tasks": PANELS[3:7], "Health of both models": PANELS[7:]}
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
-                 "written": {"refused"}, "distinct_tasks": {"success_rate", "solved", "unsolved", "env_kept",
-                                            "mixed_share", "task_length", "response_length", "skill_entropy"}}
+                 "written": {"refused", "env_kept"}, "distinct_tasks": {"success_rate", "solved", "unsolved",
+                     "mixed_share", "task_length", "response_length", "skill_entropy"}}
 
 
 def measured(m: dict) -> dict:

@@ -162,11 +162,9 @@ def prepare_run(o) -> Run:
 def alpha_of(run) -> float:
     """The target success rate of this epoch, by --alpha-schedule; --alpha in epoch 0."""
     o, t = run.o, run.state.epoch
-    if t == 0:
-        return o.alpha
     # an epoch without tasks says nothing of the agent
     success = [0.5] + [r["success_rate"] for r in run.history if r["distinct_tasks"]]
-    return curriculum.next_alpha(o.alpha_schedule, curriculum.Context(
+    return o.alpha if t == 0 else curriculum.next_alpha(o.alpha_schedule, curriculum.Context(
         t, o.epochs, success[-1], o.alpha, o.alpha_end, run.history[-1]["alpha"]))
 
 

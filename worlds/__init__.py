@@ -288,7 +288,7 @@ RULES = {  # method: (whether the loop can use what it gives for these arguments
     "agent_prompt": (is_prompt, "a text or chat messages"), "seed_for": (lambda t, *_: t.id, "a Task"),
     "parse_task": (lambda t, _, seed_task, n: is_task(t) and [t.origin, t.seed_task, t.epoch] == [
         "env", seed_task.id, n], "a Task of 'env' with seed task and epoch, or raise InvalidTask of REASONS"),
-    "score": (lambda pair, _, text: len(pair) == 2 and 0 <= pair[0] <= 1 - (not text) and pair[1] in (0, 1),
+    "score": (lambda p, _, text: len(p) == 2 and 0 <= p[0] <= 1 - (not text) and type(p[1]) is bool,
               "(reward from 0 to 1, whether the form is right) for any response, and no reward for none"),
     "graded": (lambda reward, *_: 0 <= reward <= 1, "a number from 0 to 1"), "leaks": (is_text, "a text"),
     "same_task_key": (lambda key, *_: all(map(is_text, key)), "a text, or a tuple of texts"),

@@ -85,9 +85,8 @@ def canonical(value) -> str:
     def whole(v):
         if isinstance(v, dict):
             return {key: whole(item) for key, item in v.items()}
-        if isinstance(v, list):
-            return [whole(item) for item in v]
-        return int(v) if isinstance(v, float) and v.is_integer() else v
+        return [whole(item) for item in v] if isinstance(v, list) else \
+            int(v) if isinstance(v, float) and v.is_integer() else v
     return json.dumps(whole(value), sort_keys=True)
 
 

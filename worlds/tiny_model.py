@@ -145,8 +145,9 @@ def load_trained(world, words, **recipe):
     folder = Path("runs/base", f"{world.o.world}-{hashlib.sha256(code).hexdigest()[:8]}")
     if not folder.is_dir():
         check_pairs(world)
-        save(*train(words, world.pairs, **recipe), new := f"{folder}.new")
-        Path(new).rename(folder)  # whole or not at all
+        save(*train(words, world.pairs, **recipe), new := f"{folder}.{random.random()}")
+        if not folder.is_dir():  # another run may have made the same meanwhile
+            Path(new).rename(folder)  # whole or not at all
     return open_policy(str(folder), world.o)
 
 
