@@ -33,17 +33,17 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Mixed groups", "share", {"mixed_share": "of generated tasks"},
      "Only tasks with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
     ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "effective, with older ones"},
-     "A trained simulator imitates them. Effective: so many of equal weight would teach as much."),
+     "A trained simulator imitates them. Effective: the effective sample size of RWR's weights."),
     ("Length of generated tasks", "length", {"task_length": "their mean"}, "Longer ones are mostly harder."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
-    ("Refused texts", "share", {"refused": "of all texts"}, "Malformed or held-out. Copies do not count."),
+    ("Refused texts", "share", {"refused": "of all texts"}, "Malformed or held-out, without copies."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
      "Near 0 all attempts at a task are alike and teach nothing. If it keeps climbing they become noise."),
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "Longer tasks take longer responses. Near --max-response-tokens they are cut off and earn nothing."),
     ("KL", "nats per token", {"env_kl": "simulator", "env_kl_step": "its last update alone", "kl": "agent"},
-     "How far a model is from its start, or an update moved it. Above 2, do not trust the simulator."))
+     "Distance from the start, or from before the update. Above 2, do not trust the simulator."))
 GROUPS = {"Success": PANELS[:3], "Generated tasks": PANELS[3:7], "Health of both models": PANELS[7:]}
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
@@ -208,9 +208,9 @@ def compare(folders, out) -> str:
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
     first = {o.seed: (run, m[last]) for run, m, o in [*zip(folders, records, options)][::-1]}
-    results = [["run", f"held-out, epoch {last}", "difference", "from the first of its seed"], *(
-        [run, f"{m[last]['validation']:.3f}", gain(m[last], first[o.seed][1]), first[o.seed][0]]
-        for run, m, o in zip(folders, records, options))]
+    results = [["run", f"held-out, epoch {last}", "difference", "minus (of the same seed)"], *(
+        [run, f"{m[last]['validation']:.3f}", gain(m[last], rival), other * (other != run) or "-"]
+        for run, m, o in zip(folders, records, options) for other, rival in [first[o.seed]])]
     existed = (out := Path(out or Path(folders[-1]) / "compare.html")).exists()
     write_whole(out, page("Runs compared", [
         "<h2>Held-out success</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
