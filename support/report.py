@@ -33,11 +33,11 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Mixed groups", "share", {"mixed_share": "of generated tasks"},
      "Only tasks with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
     ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "effective, with older ones"},
-     "A trained simulator imitates them. Effective: the effective sample size of RWR's weights."),
+     "A trained simulator imitates them. Effective: sample size by RWR's weights."),
     ("Length of generated tasks", "length", {"task_length": "their mean"}, "Longer ones are mostly harder."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
-    ("Refused texts", "share", {"refused": "of all texts"}, "Malformed or held-out, without copies."),
+    ("Refused texts", "share", {"refused": "of all texts"}, "Malformed or held-out; copies not counted."),
     ("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
      "Near 0 all attempts at a task are alike and teach nothing. If it keeps climbing they become noise."),
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
@@ -143,7 +143,7 @@ def panel(title, unit, names, caption, runs, band) -> str:
         return ""
     image = picture(lines, metrics[-1].get(f"{unit}_unit", unit), band if key == "success_rate" else ())
     return (f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'><figcaption>"
-            f"{names[key].capitalize() if others and len(names) > 1 else caption}</figcaption></figure>")
+            f"{f'Drawn: {names[key]}. ' if others and len(names) > 1 else ''}{caption}</figcaption></figure>")
 
 
 def picture(lines: dict, unit: str, band) -> str:
@@ -175,9 +175,9 @@ def picture(lines: dict, unit: str, band) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-CAUTION = "The error is over held-out tasks; seeds often differ by more: compare runs of --seed 0, 1, 2 ..."
+CAUTION = "The error is over held-out tasks; seeds often differ by more: compare several."
 EXPLANATION = """Samples, not in proportion: a task, in grey the one it varies, a right answer, the best and
-worst attempt (r: reward). A trained simulator imitates new ones in the band; older ones were tried again."""
+worst attempt (r: reward). A trained simulator imitates new tasks in the band; older ones were tried again."""
 
 
 def write(folder) -> Path:
@@ -192,7 +192,7 @@ def write(folder) -> Path:
         table(facts(metrics).items()),
         f"<h2>Warnings, explained in TROUBLESHOOTING.md</h2>{table(w)}" if (w := warned(metrics)) else "",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
-        "<h2>Held-out tasks</h2>", table([[metrics[-1].get("category_name", "kind"), "tasks", "success"], *(
+        "<h2>Held-out tasks, sampled</h2>", table([[metrics[-1].get("category_name", "kind"), "tasks", "success"], *(
             [name or "all", len(now), f"{metrics[0]['validation_by'][name]:.2f} -> {sum(now) / len(now):.2f}"]
             for name, now in metrics[-1].get("validation_rates", {}).items())]),
         "<h2>Options other than the defaults</h2>", table(options or [["none"]]),
@@ -208,13 +208,13 @@ def compare(folders, out) -> str:
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
     first = {o.seed: (run, m[last]) for run, m, o in [*zip(folders, records, options)][::-1]}
-    results = [["run", f"held-out, epoch {last}", "difference", "minus (of the same seed)"], *(
+    results = [["run", f"held-out, epoch {last}", "difference", "baseline (same seed)"], *(
         [run, f"{m[last]['validation']:.3f}", gain(m[last], rival), other * (other != run) or "-"]
         for run, m, o in zip(folders, records, options) for other, rival in [first[o.seed]])]
     existed = (out := Path(out or Path(folders[-1]) / "compare.html")).exists()
     write_whole(out, page("Runs compared", [
         "<h2>Held-out success</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
-        table([["", *folders], *differ]) if differ else "None.", f"<h2>From epoch 0 to {last}</h2>",
+        table([["", *folders], *differ]) if differ else "None.", f"<h2>From epoch 0 to {last} (shared)</h2>",
         table([["", *folders], *zip(facts(records[0]), *(
             [text.partition(" (")[0] for text in facts(m[:last + 1]).values()] for m in records))]),
         curves(dict(zip(folders, records)))]))
