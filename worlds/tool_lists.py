@@ -40,6 +40,7 @@ NOT_CHECKED = {"pattern", "multipleOf", "uniqueItems", "contains", "propertyName
                "maxProperties", "prefixItems"}  # they allow less: kept as notes
 REFUSED = {"allOf", "not", "if", "patternProperties", "dependentRequired", "dependentSchemas",
            "dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
+KNOWN = NOTES | CHECKED | NOT_CHECKED
 IN_PYTHON = {short: f": did you mean {name}?" for name, short in call_text.TYPES.items() if short != name}
 NAMED = 3  # tools that are named with each reason
 
@@ -161,7 +162,7 @@ def own_tool(tool, remarks=None) -> dict:
     fit("anyOf" not in parameters and parameters.get("type") == "object", "parameters not one object schema")
     # {"city": "string"}: read as no arguments, every call of it would be wrong
     lost = [key for key, value in given.items() if key.isidentifier() and isinstance(value, (str, dict))]
-    fit(parameters.get("properties") or not set(lost) - NOTES - CHECKED - NOT_CHECKED - {"definitions"},
+    fit(parameters.get("properties") or not set(lost) - KNOWN - {"definitions"},
         """parameters without 'properties': a schema is {"type": "object", "properties": {...}}""")
     return own
 
@@ -177,12 +178,11 @@ def own_schema(root, remarks=None) -> dict:
         fit(next(nodes) <= MAX_NODES and depth <= call_text.MAX_DEPTH,
             f"a recursive schema, or more than {MAX_NODES} parts or {call_text.MAX_DEPTH} levels")
         node = {key: value for key, value in node.items() if value is not None or key == "default"}
-        for keyword in sorted(REFUSED):
-            fit(keyword not in node, f"unsupported keyword {keyword!r}")
+        fit(not (refused := REFUSED & node.keys()), f"unsupported keyword {min(refused, default='')!r}")
         remarks.update(f"with {key}, which is not checked" for key in NOT_CHECKED & node.keys()
                        if node[key] is not False)
-        remarks.update(f"with {key!r}: did you mean {near!r}?" for key in node.keys() - NOTES - NOT_CHECKED
-                       for near in get_close_matches(key, CHECKED, 1, 0.8) if near != key)
+        remarks.update(f"with {key!r}: did you mean {near!r}?" for key in node.keys() - KNOWN
+                       for near in get_close_matches(key, CHECKED, 1, 0.8))
         kept = _keywords(node, lambda part: own(part, depth + 1))
         if "$ref" in node:
             fit(not CHECKED & kept.keys(), "other keywords next to $ref")
@@ -194,7 +194,7 @@ def own_schema(root, remarks=None) -> dict:
 
 def _keywords(node: dict, inner) -> dict:
     """The keywords of one schema that are kept, those within it by `inner`."""
-    own = {key: value for key, value in node.items() if key in NOTES | CHECKED | NOT_CHECKED}
+    own = {key: value for key, value in node.items() if key in KNOWN}
     if "const" in node:
         own["enum"] = [node["const"]]
     if "properties" in own:
