@@ -115,23 +115,24 @@ def check_pairs(world):
     """Try what a base model would be trained on: the mistakes named here would cost the training, and then
     look like a model that cannot do its task. Raises UserError."""
     trial, asked, varied, rng = copy(world), {}, {}, random.Random(SEED)
-
-    def note(tasks, task, prompt):
-        tasks[prompt] = task  # what a prompt was made for
-        return prompt
+    note = lambda tasks, task, prompt: tasks.update({prompt: task}) or prompt  # what a prompt was made for
     trial.agent_prompt = lambda task: note(asked, task, world.agent_prompt(task))
     trial.env_prompt = lambda task, *rest: note(varied, task, world.env_prompt(task, *rest))
     batches = [trial.pairs(rng, 64) for _ in range(16)]  # a batch may be of one role
-    tasks, earned, held_out = list(asked.values()), 0, worlds.held_out_keys(world)
-    for prompt, text in (pair for batch in batches for pair in batch):
-        if task := asked.get(prompt):
-            earned += world.start(task) is not None or world.score(task, text)[0]
-        elif seed := varied.get(prompt):
-            with suppress(worlds.InvalidTask):
-                tasks += [new for new in [world.parse_task(text, seed, 0)] if new.id != seed.id]
+    tasks, pairs = list(asked.values()), [pair for batch in batches for pair in batch]
+    for seed, text in [(varied[prompt], text) for prompt, text in pairs if prompt in varied]:
+        with suppress(worlds.InvalidTask):
+            tasks += [new for new in [world.parse_task(text, seed, 0)] if new.id != seed.id]
+    answers = [(asked[prompt], text) for prompt, text in pairs if prompt in asked]
+    # without this a constant prompt, shuffled answers or a score that pays any form would train, to 0 or 1;
+    # 1.1: of 500 answers, by luck
+    single = lambda task: world.start(task) is None  # not an episode, whose answers score does not take
+    earned = sum(not single(task) or world.score(task, text)[0] for task, text in answers)
+    by_chance = sum(single(a) and world.score(a, b)[0] for (a, _), (_, b) in zip(answers, answers[::-1]))
+    held_out = worlds.held_out_keys(world)
     seen = [task for task in tasks if not held_out.isdisjoint(worlds.task_keys(world, task))]
     if fault := "the same ones when called again" if batches[0] == batches[1] else \
-            "no answer to an agent_prompt that score gives more than 0" if not earned else \
+            "answers to agent_prompt no better than other tasks' answers" if earned <= 1.1 * by_chance else \
             "no task that parse_task reads, but copies of seed tasks" if len(tasks) == len(asked) else \
             f"the held-out task {seen[0].text!r:.80}" if seen else "":
         raise UserError(f"{inspect.getfile(type(world))}: pairs must give fresh (prompt, answer) texts, "
