@@ -125,7 +125,7 @@ def check_pairs(world):
             tasks += [new for new in [world.parse_task(text, seed, 0)] if new.id != seed.id]
     answers = [(asked[prompt], text) for prompt, text in pairs if prompt in asked]
     # without this a constant prompt, shuffled answers or a score that pays any form would train, to 0 or 1;
-    # 1.1: of 500 answers, by luck
+    # 1.1 leaves room for luck among 500 answers
     single = lambda task: world.start(task) is None  # not an episode, whose answers score does not take
     earned = sum(not single(task) or world.score(task, text)[0] for task, text in answers)
     by_chance = sum(single(a) and world.score(a, b)[0] for (a, _), (_, b) in zip(answers, answers[::-1]))
