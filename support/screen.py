@@ -42,6 +42,6 @@ def closing_words(run, seconds: int) -> str:
     ask = f'\nask its agent: python genenv.py ask {run.folder} "a request"' * (run.o.world == "tool_calls")
     idle = run.o.variant == "genenv" and run.o.epochs and not any(m["env_steps"] for m in run.history)
     took = f"{seconds // 60} min {seconds % 60} s{' since it was resumed' * run.o.resume}"
-    return "\n".join(["", *(f"{name:<28}{value}" for name, value in facts(run.history).items()),
+    return "\n".join(["", *(f"{name:<27} {value}" for name, value in facts(run.history).items()),
                       *["the simulator was never trained: RWR took no step in any epoch"] * idle,
                       f"done in {took}; {run.folder}/report.html shows the curves, tasks and attempts{ask}"])

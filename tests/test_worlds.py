@@ -164,9 +164,9 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
     ("import random", "import randomm", "ModuleNotFoundError"), ('return " ".j', 'return 1 or "".j', "gold"),
     ("def gold(self, task, slip=lambda: False):", "def gold(self, task)", "SyntaxError"),
     ('digits)), "env", seed_task.id', 'digits)), "env", ""', "parse_task"),
-    ('300, "base", HELD_OUT)', '300, "base")', "is among the"), ("[0].text)", "[0].text[1:])", "no task"),
-    ("zip(tasks, answers)", "zip(tasks, answers[1:])", "no better"), ('{task.text} ="', '="', "no better"),
-    ('", HELD_OUT)[0]', '")[0]', "held-out"), ("(rng, list", "(rng := random.Random(3), list", "again")])
+    ('300, "base", HELD_OUT)', '300, "base")', "is among the"), ("[0].text)", "[0].text[1:])", "nothing"),
+    ("zip(tasks, answers)", "zip(tasks, answers[1:])", "no better"), ('{task.text} ="', '="', "in all"),
+    ('} ="', '}" + " ="*64', "model reads"), ('", HELD_OUT)[0]', '")[0]', "held-out")])
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
     """It would end the run after an epoch, with a traceback, or train on held-out tasks."""
     copied(old, new)

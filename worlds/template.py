@@ -20,6 +20,7 @@ def make(tool, digits, *rest):  # rest: origin, seed task, epoch
 def draw(rng, tools, n, origin, held_out=()):
     tasks = (make(rng.choice(tools), rng.choices(range(10), k=3), origin) for _ in range(9 * n))
     return list({task.id: task for task in tasks if task.id not in held_out}.values())[:n]
+# few among all tasks of each tool, or draw may find none
 HELD_OUT = {task.id: task for task in draw(random.Random("held-out"), list(TOOLS), 200, "validation")}
 
 

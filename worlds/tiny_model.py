@@ -85,8 +85,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     # an unknown word would be read as padding, silently; a generator of its own: rng is not moved
     texts = " ".join(text for pair in pairs_fn(random.Random(seed), batch) for text in pair)
     if wrong := sorted({*texts.split(), *SPECIAL} - {*words}) + [w for w in words if words.count(w) > 1]:
-        raise UserError("WORDS must name each word of this world's tasks and answers, and SPECIAL, just "
-                        "once: " + ", ".join(map(repr, wrong[:9])))
+        raise UserError("WORDS must name each word and SPECIAL just once: " + ", ".join(map(repr, wrong[:9])))
     print(f"training the base model of this world, {steps} steps ...", flush=True)
     with torch.random.fork_rng():  # transformers initialises weights from the global generator
         torch.manual_seed(seed)
@@ -111,29 +110,31 @@ def save(model, tokenizer, folder):
     tokenizer.save_pretrained(folder)
 
 
-def check_pairs(world):
-    """Try what a base model would be trained on: the mistakes named here would cost the training, and then
-    look like a model that cannot do its task. Raises UserError."""
+def check_pairs(world, limit):
+    """Try what a base model would be trained on, a model that reads `limit` words: the mistakes named here
+    would cost the training, and then look like a model that cannot do its task. Raises UserError."""
     trial, asked, varied, rng = copy(world), {}, {}, random.Random(SEED)
     note = lambda tasks, task, prompt: tasks.update({prompt: task}) or prompt  # what a prompt was made for
     trial.agent_prompt = lambda task: note(asked, task, world.agent_prompt(task))
     trial.env_prompt = lambda task, *rest: note(varied, task, world.env_prompt(task, *rest))
-    batches = [trial.pairs(rng, 64) for _ in range(16)]  # a batch may be of one role
-    tasks, pairs = list(asked.values()), [pair for batch in batches for pair in batch]
+    pairs = [pair for _ in range(16) for pair in trial.pairs(rng, 64)]  # one call may be of one role
+    tasks = list(asked.values())
     for seed, text in [(varied[prompt], text) for prompt, text in pairs if prompt in varied]:
         with suppress(worlds.InvalidTask):
             tasks += [new for new in [world.parse_task(text, seed, 0)] if new.id != seed.id]
     answers = [(asked[prompt], text) for prompt, text in pairs if prompt in asked]
-    # without this a constant prompt, shuffled answers or a score that pays any form would train, to 0 or 1;
-    # 1.1 leaves room for luck among 500 answers
+    # without this a constant prompt, shuffled answers or a score that pays any form would train, to 0 or 1
     single = lambda task: world.start(task) is None  # not an episode, whose answers score does not take
     earned = sum(not single(task) or world.score(task, text)[0] for task, text in answers)
     by_chance = sum(single(a) and world.score(a, b)[0] for (a, _), (_, b) in zip(answers, answers[::-1]))
     held_out = worlds.held_out_keys(world)
     seen = [task for task in tasks if not held_out.isdisjoint(worlds.task_keys(world, task))]
-    if fault := "the same ones when called again" if batches[0] == batches[1] else \
-            "answers to agent_prompt no better than other tasks' answers" if earned <= 1.1 * by_chance else \
-            "no task that parse_task reads, but copies of seed tasks" if len(tasks) == len(asked) else \
+    longest = max(len(" ".join(pair).split()) for pair in pairs)
+    # 5 % of answers right, and more than by luck, are what it takes to call them answers
+    if fault := f"{len(asked)} agent_prompts in all" if len(asked) < len(answers) / 12 else \
+            "answers no better than another task's" if earned <= 1.1 * by_chance + len(answers) / 20 else \
+            "nothing for env_prompt that parse_task reads as a new task" if len(tasks) == len(asked) else \
+            f"{longest} words in a prompt with its answer, the model reads {limit}" if longest > limit else \
             f"the held-out task {seen[0].text!r:.80}" if seen else "":
         raise UserError(f"{inspect.getfile(type(world))}: pairs must give fresh (prompt, answer) texts, "
                         f"prompts by agent_prompt and env_prompt, no held-out tasks; it gave {fault}")
@@ -145,7 +146,7 @@ def load_trained(world, words, **recipe):
     code = b"".join(Path(file).read_bytes() for file in (inspect.getfile(type(world)), __file__))
     folder = Path("runs/base", f"{world.o.world}-{hashlib.sha256(code).hexdigest()[:8]}")
     if not folder.is_dir():
-        check_pairs(world)
+        check_pairs(world, recipe.get("model_config", MODEL)["max_position_embeddings"])
         save(*train(words, world.pairs, **recipe), new := f"{folder}.{random.random()}")
         if not folder.is_dir():  # another run may have made the same meanwhile
             Path(new).rename(folder)  # whole or not at all
@@ -161,8 +162,7 @@ class TinyWorld(worlds.World):
         super().__init__(o)
         self.chat = self.is_chat(o.model)
         if o.base_tasks or o.validation_tasks:
-            raise UserError(f"the world {self.NAME} makes its own tasks: leave out --base-tasks and "
-                            "--validation-tasks, or choose another --world")
+            raise UserError(f"the world {self.NAME} makes its tasks: no --base-tasks or --validation-tasks")
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:
