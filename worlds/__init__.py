@@ -231,7 +231,7 @@ def in_one_line(own, given=()):
 
 def shown(args) -> str:
     """What a method was called with, in a message: of a task its text."""
-    return f"{[getattr(a, 'text', a) for a in args] or '()'!s:.200}"
+    return f"{[getattr(a, 'text', a) for a in args]!s:.200}"
 
 
 def probe(world):
@@ -319,7 +319,7 @@ def refuse(world, name, gave, *args):
     """Raises UserError, naming a method's file and line, its rule and what it gave for args."""
     code = inspect.unwrap(getattr(type(world), name)).__code__
     raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {name} must give {RULES[name][1]}; "
-                    f"it gave {gave!r:.200} for {shown(args)}")
+                    f"it gave {gave!r:.200}" + f" for {shown(args)}" * bool(args))
 
 
 def probe_texts(world, policy, more=()):
