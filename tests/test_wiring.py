@@ -249,7 +249,7 @@ def test_variants_without_a_simulator(variant, tmp_path, monkeypatch):
     tried = {prompt for e in tape if e.call == "sample" and e.G == 4 for prompt in e.prompts}
     assert tried <= pool or variant == "static"
     assert len(tried - {f"{make_task(n).text} =" for n in range(N_BASE)}) > 10 or variant == "base"
-    assert run.history[-1]["d_env"] == 0 and float(run.policy.params["env"][0][0]) == 0
+    assert run.history[-1]["d_env"] == 0 and run.policy.params["env"][0][0].item() == 0
 
 
 def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(tmp_path, monkeypatch):

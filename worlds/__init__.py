@@ -147,7 +147,7 @@ def world_names() -> list[str]:
 def load_world(name: str) -> type[World]:
     """The class of a world. Raises UserError for an unknown name or an incomplete class."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
-        raise UserError(f"unknown world {name!r}: {choose(name, world_names())}")
+        raise UserError(f"unknown world {name!r}: {choose(name, world_names())}, or write worlds/NAME.py")
     from support.options import Options  # here and not above: it imports this module
     kind = getattr(import_own(f"worlds.{name}"), "World", None)
     if World not in getattr(kind, "__mro__", ()):
