@@ -290,7 +290,7 @@ def test_a_simulator_with_a_model_of_its_own(tmp_path, monkeypatch):
     assert {e.policy for e in tape if e.call == "rwr_update"} == {own}
     assert {e.policy for e in tape if e.call == "grpo_update"} == {run.policy} != {own}
     assert (own.saved, run.policy.saved) == (["env"], ["agent"]) and run.policy.rates.keys() == {"agent"}
-    assert float(own.params["env"][0][0]) == BASE["epochs"]
+    assert own.params["env"][0][0].item() == BASE["epochs"]
 
 
 def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
