@@ -54,7 +54,7 @@ def main(argv) -> int:
         value = "" if fault else ungrounded(Task(request, {"tools": few, "calls": calls}))
         record = {"request": request, "calls": calls, "fault": fault, "not in the request": value,
                   "response": text, "offered": [tool["name"] for tool in few]}
-        lines = [f"> {request}"] * (len(requests) > 1)
+        lines = [f"> {request}"] * (len(requests) > 1 or len(args.request) > 1)
         lines += [text, f"# {fault}"] if fault else map(write_call, calls)
         lines += [f"# not in the request: {value}"] * bool(value)
         print(json.dumps(record, ensure_ascii=False) if args.json else "\n".join(lines))
@@ -75,11 +75,12 @@ def parser():
 
 
 def read_requests(args) -> list[str]:
-    """The requests of the command line and of --file. Raises UserError if there are none."""
+    """The requests of the command line and of --file. Raises UserError if there are none, or if they are
+    examples, with the right calls in them."""
     lines = Path(args.file).read_text("utf-8-sig", "replace").splitlines() if args.file else []
     requests = [line.strip() for line in [" ".join(args.request), *lines] if line.strip()]
-    if not requests:
-        raise UserError('ask needs a request, such as: ask RUN "Dim the study", or --file FILE')
+    if not requests or any(request.startswith("{") for request in requests):
+        raise UserError('ask needs a request, no JSON, such as: ask RUN "Dim the study", or --file FILE')
     return requests
 
 
@@ -158,8 +159,9 @@ def answers(world, adapter, requests, shown, threads=None) -> list[str]:
         if len(prompts[-1]) > o.max_prompt_tokens:
             raise UserError(f"{request[:40]!r} makes a prompt of {len(prompts[-1])} tokens, more than "
                             f"{o.max_prompt_tokens}: name fewer --functions")
+    # one at a time: in bf16 a near tie would fall otherwise beside other requests
     rollouts = policy.sample("agent" if adapter else None, prompts, 1, o.max_response_tokens,
-                             temperature=0, max_rows=o.max_rows)
+                             temperature=0, max_rows=1)
     return [policy.decode(r.response) for r in rollouts]
 
 

@@ -55,7 +55,7 @@ def main(argv) -> int:
     need_pairs(world, world.warm_start_pairs())
     check_hub(o.model)
     with claim(Path(s.out)):
-        print("loading torch and the model; stopped, it goes on after the last whole pass ...", flush=True)
+        print("loading torch and the model; if stopped, give it again: it keeps whole passes ...", flush=True)
         try:
             rounds = make(world, s, o, Path(s.out))
         except KeyboardInterrupt:

@@ -337,7 +337,7 @@ class World(worlds.World):
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
         held_out, tuning, train = map(len, self.splits.values())
-        few = " (too few to measure with: give more --validation-tasks)" * (held_out < FEW)
+        few = " (too few to measure with: better fifty --validation-tasks)" * (held_out < FEW)
         out = sum(len(names) for what, names in notes.items() if what.startswith("left out"))
         print(f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
               + f"{train} examples train, {tuning} tuning, {held_out} held out{few}{more}", flush=True)

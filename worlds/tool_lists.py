@@ -70,7 +70,7 @@ def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSON
         for remark in sorted(remarks):
             notes[remark].append(str(name)[:60])
     if not tools:
-        what = as_line(notes) or "--tools takes functions as of tools/list; examples go to --base-tasks"
+        what = as_line(notes) or "give --tools a list of functions, as of tools/list; --base-tasks: examples"
         raise UserError(f"{path}: no tool in it: {shorten(what, 200)}")
     return list(tools.values()), notes
 
