@@ -51,7 +51,7 @@ def main(argv) -> int:
         texts = answers(world, adapter, requests, shown, args.threads)
     for request, few, text in zip(requests, shown, texts):
         calls, fault = read_answer(text, few, world.form)
-        value = "" if fault else ungrounded(Task(request, {"tools": few, "calls": calls}))
+        value = None if fault else ungrounded(Task(request, {"tools": few, "calls": calls}))
         record = {"request": request, "calls": calls, "fault": fault, "not in the request": value,
                   "response": text, "offered": [tool["name"] for tool in few]}
         lines = [f"> {request}"] * (len(requests) > 1 or len(args.request) > 1)

@@ -329,17 +329,17 @@ class World(worlds.World):
         was = start.is_file() and json.loads(start.read_text())["settings"]["world_options"]
         if was and was != o.world_options:
             print(f"--model was warm-started with {was}: other functions, or another form, are new to it")
-        if notes:
-            print(tool_lists.as_line(notes), flush=True)
+        print(tool_lists.as_line(notes) + "\n" * bool(notes), end="", flush=True)
         known = {name: what for what, names in notes.items() for name in names} | self.tools
         read = lambda path: read_tasks(path, known, self.form) if path else []
         self.splits, more = split(read(file), read(o.validation_tasks), file)
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
         held_out, tuning, train = map(len, self.splits.values())
-        few = " (too few to measure with: better fifty --validation-tasks)" * (held_out < FEW)
+        few = " (too few to measure with: give fifty by --validation-tasks)" * (held_out < FEW)
         out = sum(len(names) for what, names in notes.items() if what.startswith("left out"))
-        print(f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
+        print("no --base-tasks, so ours: " * (not o.base_tasks)
+              + f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
               + f"{train} examples train, {tuning} tuning, {held_out} held out{few}{more}", flush=True)
         if bare := self.tools.keys() - {name for task in self.base_tasks() for name in self.skills(task)}:
             print(f"functions without an example, {len(bare)}: {shorten(', '.join(sorted(bare)), LINE)}")
