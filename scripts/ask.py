@@ -50,8 +50,9 @@ def main(argv) -> int:
         shown = [short_list(request, tools, most) for request in requests]
         texts = answers(world, adapter, requests, shown, args.threads)
     for request, few, text in zip(requests, shown, texts):
-        calls, fault = read_answer(text, few, world.form)
-        value = None if fault else ungrounded(Task(request, {"tools": few, "calls": calls}))
+        calls = parse_calls(text, world.form)
+        fault, sound = fault_of(calls, few), [call for call in calls or () if not fault_of([call], few)]
+        value = ungrounded(Task(request, {"tools": few, "calls": sound}))
         record = {"request": request, "calls": calls, "fault": fault, "not in the request": value,
                   "response": text, "offered": [tool["name"] for tool in few]}
         lines = [f"> {request}"] * (len(requests) > 1 or len(args.request) > 1)
@@ -165,13 +166,12 @@ def answers(world, adapter, requests, shown, threads=None) -> list[str]:
     return [policy.decode(r.response) for r in rollouts]
 
 
-def read_answer(text: str, tools: list, call_format: str):
-    """(calls, what is wrong with them or ""); calls are None if none can be read."""
-    calls = parse_calls(text, call_format)
+def fault_of(calls, tools: list) -> str:
+    """What is wrong with the calls of an answer, or ""; calls are None if none can be read."""
     if not calls:
-        return calls, "no call can be read in the answer" if calls is None else "nothing to call"
+        return "no call can be read in the answer" if calls is None else "nothing to call"
     try:
         check_calls(calls, {tool["name"]: tool for tool in tools}, least=0)
     except InvalidTask as fault:
-        return calls, fault.detail
-    return calls, ""
+        return fault.detail
+    return ""

@@ -48,7 +48,7 @@ def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it():
             ("I would rather not.", "python", "no call can be read"),
             ('add_event(title="dentist")', "python", "required"), ("fly(to=1)", "python", "not among"),
             ('<tool_call>{"name": "add_event", "arguments": "{}"}</tool_call>', "json", "exactly name")):
-        calls, found = ask.read_answer(text, tools, form)
+        found = ask.fault_of(calls := tool_calls.parse_calls(text, form), tools)
         assert fault in found and bool(fault) == bool(found), text
         assert found or calls[0]["arguments"] == {"title": "dentist", "day": "Friday", "hour": 9}
 
