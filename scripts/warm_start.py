@@ -127,7 +127,7 @@ def make(world, s, o, out: Path) -> list[dict]:
     print(f"it solves {solved} of {len(tasks)} held-out tasks, greedily")
     merge(policy, o, out)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
-    write_whole(out / "warm_start.json", json.dumps(report, indent=1))
+    write_whole(out / "warm_start.json", json.dumps(report | {"solved": [solved, len(tasks)]}, indent=1))
     shutil.rmtree(out / "warm_start")
     return state["rounds"]
 
