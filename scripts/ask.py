@@ -53,7 +53,7 @@ def main(argv) -> int:
         calls = parse_calls(text, world.form)
         fault, sound = fault_of(calls, few), [call for call in calls or () if not fault_of([call], few)]
         value = ungrounded(Task(request, {"tools": few, "calls": sound}))
-        record = {"request": request, "calls": calls, "fault": fault, "not in the request": value,
+        record = {"request": request, "calls": calls, "fault": fault, "ungrounded": value,
                   "response": text, "offered": [tool["name"] for tool in few]}
         lines = [f"> {request}"] * (len(requests) > 1 or len(args.request) > 1)
         lines += [text, f"# {fault}"] if fault else map(write_call, calls)

@@ -340,7 +340,8 @@ class World(worlds.World):
         out = sum(len(names) for what, names in notes.items() if what.startswith("left out"))
         print("no --base-tasks, so ours: " * (not o.base_tasks)
               + f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
-              + f"{train} examples train, {tuning} tuning, {held_out} held out{few}{more}", flush=True)
+              + f"{train} examples train, " + f"{tuning} tuning, " * bool(tuning)
+              + f"{held_out} held out{few}{more}", flush=True)
         if bare := self.tools.keys() - {name for task in self.base_tasks() for name in self.skills(task)}:
             print(f"functions without an example, {len(bare)}: {shorten(', '.join(sorted(bare)), LINE)}")
         odd = [f"{task.text!r:.90}: {value}" for task in self.base_tasks() if (value := ungrounded(task))]
