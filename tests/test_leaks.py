@@ -56,7 +56,7 @@ TRICKS = [  # (record, the reason; "" if it is a fair task)
     (ask("Which season is it?", "spring", "summer"), CHANCE),
     (task(FAIR), ""), (task("Lamp (the one in the study) to 30, please."), ""),
     (task("The study's lamp on 30, quietly.", lamp(quiet=True)), ""),
-    (task(FAIR, lamp(colour="red")), ""),
+    (task(FAIR, lamp(colour="red")), ""), (task("Study lamp to 30, unquietly.", lamp(quiet=False)), ""),
     (task("Ring in the hall twice.", *2 * [{"name": "ring", "arguments": {"room": "hall"}}]), ""),
     (task("Clamp(s) aside: the study lamp at level 30."), ""),
     (noted("Room and level, from 0 to 100 (5: dim)."), ""),

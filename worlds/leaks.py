@@ -83,7 +83,9 @@ def stands(value, name: str, text: str) -> bool:
     """Whether a value without parts stands in a request, or its argument if it is neither text nor number."""
     words, numbers = words_of(text), numbers_of(text)
     if isinstance(value, bool) or value in (None, "", [], {}):
-        return has(name, words) or not NO.isdisjoint(words)
+        # "unlock" names locked = false
+        turned = [re.sub("^(un|dis|de)", "", word) for word in words if value is False]
+        return has(name, words + turned) or not NO.isdisjoint(words)
     if isinstance(value, str):
         parts = words_of(value)
         found = sum(has(part, words) or not numbers_of(part).isdisjoint(numbers) for part in parts)

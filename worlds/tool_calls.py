@@ -470,9 +470,8 @@ class World(worlds.World):
 
     def graded(self, task: Task, response: str, reward: float) -> float:
         """The reward, or for calls their partial credit, as Tool-R0 gives it (schemas.graded_calls)."""
-        if not structured(task):
-            return reward
-        return max(reward, graded_calls(parse_calls(response, self.form) or (), task))
+        earned = graded_calls(parse_calls(response, self.form) or (), task) if structured(task) else 0.0
+        return max(reward, earned)
 
     def gold(self, task: Task) -> str:
         """A response that earns 1: calls as the agent writes them, or a reference."""
@@ -504,8 +503,7 @@ class World(worlds.World):
         and all levels are shown alike: tasks are joined to two and to three calls, among any number of tools.
         """
         draw, tasks = random.Random(turn), self.base_tasks()
-        if self.tools:
-            tasks = self._of_all_levels(tasks, draw)
+        tasks = self._of_all_levels(tasks, draw) if self.tools else tasks
         env = []
         for task in tasks:
             seeds = self._shown_with(task, tasks, draw) if teachable(task) else []
