@@ -38,8 +38,8 @@ def choose_folder(o) -> Path:
         raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {epochs_done(folder)}")
     # a lock alone is what a run left that was killed before it had begun
     if not o.resume and folder.exists() and any(f.name != "lock" for f in folder.iterdir()):
-        raise UserError(f"--out {folder} is not empty: choose another, or add --resume to go on with a run; "
-                        "the model of a warm start: give it as --model")
+        raise UserError(f"--out {folder} is not empty: choose another; to go on with a run there, add "
+                        "--resume; a warm start's model there: give it as --model")
     return folder
 
 
@@ -67,10 +67,10 @@ def lock_folder(folder: Path):
 
 
 def hashes(o) -> dict:
-    """{file of tasks, tools or world, or model, that an option names: its hash}."""
+    """{file that a run reads, or model that an option names: its hash}."""
     from support.loading import model_digest  # here and not above: it loads torch
-    given = (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values())
-    files = [f for f in (*given, f"worlds/{o.world}.py") if isinstance(f, str) and Path(f).is_file()]
+    given = o.base_tasks, o.validation_tasks, o.teacher_tasks, "curriculum.py", f"worlds/{o.world}.py"
+    files = [f for f in (*given, *o.world_options.values()) if isinstance(f, str) and Path(f).is_file()]
     return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files} | {
         model: model_digest(model) for model in (o.model, o.env_model) if model}
 
@@ -112,7 +112,7 @@ def load(run):
         for name, digest in saved["sources"].items():
             if run.sources.get(name) != digest:
                 told = f"{name} is not what this run began with"
-                if not name.endswith(".py"):  # a mistake in a world may be mended
+                if not name.endswith(".py"):  # a mistake in a world, or a fork, may be mended
                     raise UserError(f"{told}: restore it, or start a new run")
                 print(told)
         for name, params in run.params.items():

@@ -52,7 +52,7 @@ CHECKS = (
     ("collapse", collapse, "the simulator repeats itself, {distinct_tasks} distinct tasks of {written} "
      "texts ({reasons}), skill entropy {skill_entropy:.2f} bits: raise --env-kl or --temperature"),
     ("starvation", starvation,
-     "{env_kept} tasks in the band |p_hat - {alpha:.2f}| <= {k_min}, RWR took {env_steps} steps: "
+     "{env_kept} tasks in the band |p_hat - {alpha:.2f}| <= {k_min}, RWR steps {env_steps}: "
      "raise --k-min, move alpha nearer to success {success_rate:.2f}, or lower --env-batch {env_batch}"),
     ("cut off", lambda r, history, o: r["truncated"] > 0.2,
      "{truncated:.0%} of the responses are cut off and earn nothing: raise --max-response-tokens "

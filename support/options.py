@@ -362,9 +362,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         unknown = re.split("[ =]", message.partition("unrecognized arguments: ")[2])[0]
         known = self.command._option_string_actions | self._option_string_actions  # the dashes count
-        hints = [*(f": add --world {own} or a preset" for own in worlds_with(unknown[2:].replace("-", "_"))),
+        hints = [*(f": it belongs to --world {own}" for own in worlds_with(unknown[2:].replace("-", "_"))),
                  *(f": did you mean {name}?" for name in get_close_matches(unknown, known, 1, 0.7)), ""]
         # argparse names the types of Python
         message = re.sub("invalid (int|number) value:", "must be a whole number, not", message)
         message = message.replace("invalid float value:", "must be a number, not").removeprefix("argument ")
-        raise UserError(f"{message}{hints[0]}; see python {self.command.prog.removeprefix('python ')} --help")
+        raise UserError(f"{message}{hints[0]} (python {self.command.prog.removeprefix('python ')} --help)")

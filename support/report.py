@@ -16,7 +16,7 @@ import base64
 import html
 import io
 from pathlib import Path
-from statistics import pstdev
+from statistics import fmean, pstdev
 
 from curriculum import in_band
 from support.files import UserError, read_jsonl, write_whole
@@ -182,8 +182,7 @@ worst attempt (r: reward). A trained simulator imitates new tasks in the band; o
 
 def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
-    folder = Path(folder)
-    metrics, o = read_run(folder)
+    metrics, o = read_run(folder := Path(folder))
     usual = flat(parse_options(["--world", o.world] * (o.world in world_names())))
     options = [[k, v] for k, v in flat(o).items() if v != usual.get(k) and k not in UNIMPORTANT]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
@@ -208,8 +207,9 @@ def compare(folders, out) -> str:
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
     first = {o.seed: (run, m[last]) for run, m, o in [*zip(folders, records, options)][::-1]}
-    results = [["run", f"held-out, epoch {last}", "difference", "baseline (same seed)"], *(
-        [run, f"{m[last]['validation']:.3f}", gain(m[last], rival), other * (other != run) or "-"]
+    over = lambda m: f"{fmean(rate for _, rate in points(m[1:last + 1] or m[:1], 'validation')):.3f}"
+    results = [["run", f"held-out, epoch {last}", "difference", "baseline (same seed)", "mean of epochs"], *(
+        [run, f"{m[last]['validation']:.3f}", gain(m[last], rival), other * (other != run) or "-", over(m)]
         for run, m, o in zip(folders, records, options) for other, rival in [first[o.seed]])]
     existed = (out := Path(out or Path(folders[-1]) / "compare.html")).exists()
     write_whole(out, page("Runs compared", [
