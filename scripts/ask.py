@@ -3,62 +3,63 @@
 Usage:
     python genenv.py ask RUN "Put the dentist on Friday at nine"
     python genenv.py ask RUN --file requests.txt --json
-    python genenv.py ask RUN "Dim the study" --tools server.json --functions dim,lock
+    python genenv.py ask RUN --file examples.jsonl      # which of these it gets right
+    python genenv.py ask RUN "Dim the study" --functions dim,lock
 
 RUN is a run folder of the tool_calls world, or the model folder of a warm start. The agent answers
 greedily, in the form that it was trained in, and the calls that come back are printed. Nothing is
 ever executed: a call is text, and whoever carries it out has to check it first. An answer that does not
 fit its function is printed as it is, with what is wrong; values that do not stand in the request are
-named.
+named. For requests with the right calls in them (lines of --base-tasks) it says which it gets right.
 
-What is offered: the functions of --tools FILE, or else the run's own. An agent that has learned with a
-few functions in its prompt is lost among hundreds, so it is shown as many as the largest task of its
-training had, and four at least: those that share the most words with the request, a rare word counting
-more. --functions names them instead.
+What is offered: functions of the run. An agent that has learned with a few in its prompt is lost among
+hundreds, so it is shown as many as the largest task of its training had, and six at least: those that
+share the most words with the request, a rare word counting more. --functions names them instead.
 """
 import json
 import math
 import os
-import re
 import sys
 from collections import Counter
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 from data_pool import Task
 from support.files import UserError, choose, read_jsonl
 from support.options import Parser, saved_options
-from worlds import InvalidTask, load_world, special_token_in, task_texts, tool_lists
-from worlds.call_text import write_call
+from worlds import load_world, special_token_in, task_texts
+from worlds.call_text import NOTHING, write_call
 from worlds.leaks import ungrounded
-from worlds.schemas import check_calls
-from worlds.tool_calls import parse_calls
+from worlds.schemas import words_of
+from worlds.tool_calls import MOST_SHOWN, misfit, parse_calls, read_tasks
 
 STEM = 5   # letters by which two words are one: reminder and remind
-LEAST = 4  # functions in a prompt: with fewer, the one that is needed is often not there
 
 
 def main(argv) -> int:
     """The command `genenv.py ask`. Raises UserError, returns 0."""
     args = parser().parse_intermixed_args(argv)  # options may stand between RUN and the request
-    requests = read_requests(args)
     with redirect_stdout(sys.stderr):  # where answers go is left to them
         o, adapter = who_answers(Path(args.run))
         with redirect_stdout(None):  # what it says of its files was said before the training
             world = load_world("tool_calls")(o)
-        tools, most = offered(args, world)
-        shown = [short_list(request, tools, most) for request in requests]
-        texts = answers(world, adapter, requests, shown, args.threads)
-    for request, few, text in zip(requests, shown, texts):
+        tasks, (tools, most) = read_requests(args, world), offered(args, world)
+        shown = [short_list(task.text, tools, most) for task in tasks]
+        texts = answers(world, adapter, tasks, shown, args.threads)
+    marks = [mark_of(world, *answer) for answer in zip(tasks, shown, texts)]
+    for task, few, text, mark in zip(tasks, shown, texts, marks):
         calls = parse_calls(text, world.form)
         fault, sound = fault_of(calls, few), [call for call in calls or () if not fault_of([call], few)]
-        value = ungrounded(Task(request, {"tools": few, "calls": sound}))
-        record = {"request": request, "calls": calls, "fault": fault, "ungrounded": value,
-                  "response": text, "offered": [tool["name"] for tool in few]}
-        lines = [f"> {request}"] * (len(requests) > 1 or len(args.request) > 1)
+        value = "" if mark == "right" else ungrounded(Task(task.text, {"tools": few, "calls": sound}))
+        record = {"request": task.text, "calls": calls, "fault": fault, "ungrounded": value,
+                  "mark": mark, "response": text, "offered": [tool["name"] for tool in few]}
+        lines = [f"> {task.text}"] * (len(tasks) > 1 or len(args.request) > 1)
         lines += [text, f"# {fault}"] if fault else map(write_call, calls)
-        lines += [f"# not in the request: {value}"] * bool(value)
+        lines += [f"# not in the request: {value}"] * bool(value) + [f"# {mark}"] * bool(mark)
         print(json.dumps(record, ensure_ascii=False) if args.json else "\n".join(lines))
+    if any(marks):
+        print(f"{marks.count('right')} of {sum(map(bool, marks))} right", file=sys.stderr)
     return 0
 
 
@@ -67,22 +68,23 @@ def parser():
     p = Parser(prog="genenv.py ask", description=__doc__.splitlines()[0])
     p.add_argument("run", help="run folder, such as runs/001-genenv, or that of a warm start")
     p.add_argument("request", nargs="*", help="what is asked for; several requests: --file")
-    p.add_argument("--file", default="", help="requests, one a line")
-    p.add_argument("--tools", default="", help="functions to offer instead of the run's own")
+    p.add_argument("--file", default="", help="requests, one a line, or examples")
     p.add_argument("--functions", default="", metavar="A,B", help="offer these alone, all of them")
     p.add_argument("--threads", type=int, choices=range(1, (os.cpu_count() or 1) + 1), help="torch threads")
     p.add_argument("--json", action="store_true", help="one JSON object a request")
     return p
 
 
-def read_requests(args) -> list[str]:
-    """The requests of the command line and of --file. Raises UserError if there are none, or if they are
-    examples, with the right calls in them."""
+def read_requests(args, world) -> list[Task]:
+    """The requests of the command line and of --file, tasks without calls; examples have theirs. Raises
+    UserError if there are none, or an example cannot be used."""
     lines = Path(args.file).read_text("utf-8-sig", "replace").splitlines() if args.file else []
-    requests = [line.strip() for line in [" ".join(args.request), *lines] if line.strip()]
-    if not requests or any(request.startswith("{") for request in requests):
-        raise UserError('ask needs a request, no JSON, such as: ask RUN "Dim the study", or --file FILE')
-    return requests
+    examples = any(line.strip()[:1] == "{" for line in lines)
+    lines = [" ".join(args.request), *lines * (not examples)]
+    plain = [Task(line.strip(), {}) for line in lines if line.strip()]
+    if not plain and not examples:
+        raise UserError('ask needs a request, such as: ask RUN "Dim the study", or --file FILE')
+    return plain + (read_tasks(args.file, world.tools, world.form) if examples else [])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -107,21 +109,18 @@ def offered(args, world):
     train = Path(args.run) / "train.jsonl"
     written = [r["task"]["spec"] for r in (read_jsonl(train) if train.is_file() else ())]
     learned = [spec.get("tools", []) for spec in [*(t.spec for t in world.base_tasks()), *written]]
-    tools, notes = tool_lists.read_tools(args.tools, world.form) if args.tools else (
-        [*world.tools.values(), *sum(learned, [])], {})
-    print(tool_lists.as_line(notes) + "\n" * bool(notes), end="")
+    tools = [*world.tools.values(), *sum(learned, [])]
     by_name = {tool["name"]: tool for tool in tools[::-1]}  # the first of a name counts
     named = [name.strip() for name in args.functions.split(",") if name.strip()]
     for name in set(named) - set(by_name):
         raise UserError(f"--functions: no function {name!r:.80} to offer: {choose(name, by_name):.200}")
-    most = len(named) or max([LEAST, *map(len, learned)])
+    most = len(named) or max([MOST_SHOWN, *map(len, learned)])  # as in a warm start
     return [by_name[name] for name in named or dict.fromkeys(tool["name"] for tool in tools)], most
 
 
 def words(text: str) -> frozenset[str]:
-    """Words of a text by their first letters: lower case, names in camelCase and with _ split."""
-    split = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", text)
-    return frozenset(word[:STEM].lower() for word in re.findall(r"[^\W_]{2,}", split))
+    """Words of a text by their first letters."""
+    return frozenset(word[:STEM] for word in words_of(text) if len(word) > 1)
 
 
 def short_list(request: str, tools: list, number: int) -> list[dict]:
@@ -141,7 +140,7 @@ def short_list(request: str, tools: list, number: int) -> list[dict]:
 # the answer
 
 
-def answers(world, adapter, requests, shown, threads=None) -> list[str]:
+def answers(world, adapter, tasks, shown, threads=None) -> list[str]:
     """The agent's greedy response to each request; threads: of torch, None: as the run had. Raises
     UserError if a prompt is too long."""
     print("loading torch and the model ...", flush=True)
@@ -152,7 +151,7 @@ def answers(world, adapter, requests, shown, threads=None) -> list[str]:
     torch.set_num_threads(threads or o.threads or torch.get_num_threads())
     policy = Policy.load(o.model, ("agent",) if adapter else (), adapter_folder=adapter or None,
                          **policy_options(o))
-    for request, tools in zip(requests, shown):
+    for request, tools in zip((task.text for task in tasks), shown):
         if token := special_token_in(request, policy.tokenizer):
             raise UserError(f"{request[:40]!r} spells {token!r}, a control token of the model: reword it")
         task = Task(request, {"tools": tools, "calls": [], "ordered": False})
@@ -170,8 +169,16 @@ def fault_of(calls, tools: list) -> str:
     """What is wrong with the calls of an answer, or ""; calls are None if none can be read."""
     if not calls:
         return "no call can be read in the answer" if calls is None else "nothing to call"
-    try:
-        check_calls(calls, {tool["name"]: tool for tool in tools}, least=0)
-    except InvalidTask as fault:
-        return fault.detail
-    return ""
+    return misfit(calls, {tool["name"]: tool for tool in tools})
+
+
+def mark_of(world, task, few, text: str) -> str:
+    """"right", or what was expected of an answer; "" of a request without calls. few: what was offered."""
+    if "calls" not in task.spec:
+        return ""
+    tools = {tool["name"]: tool for tool in [*task.spec["tools"], *few]}
+    if world.score(replace(task, spec={**task.spec, "tools": list(tools.values())}), text)[0] == 1:
+        return "right"
+    hidden = ", ".join(sorted(set(world.skills(task)) - {tool["name"] for tool in few}))
+    expected = "; ".join(map(write_call, task.spec["calls"])) or NOTHING
+    return f"expected: {expected}" + f" (not offered: {hidden})" * bool(hidden)

@@ -18,7 +18,5 @@ def main(argv) -> int:
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", metavar="FILE", help="page to write, else compare.html in the last RUN")
     args = p.parse_args(argv)
-    if len({run.rstrip("/") for run in args.runs}) < len(args.runs):
-        p.error("a RUN is named twice")
     print(report.compare(args.runs, args.out) if args.runs[1:] or args.out else report.write(args.runs[0]))
     return 0

@@ -40,11 +40,8 @@ WARM_UP = 8         # steps over which the rate rises: AdamW's moments know noth
 LAST_RATE = 0.2     # share of --lr at the end of the passes, and in the rounds
 TEXTS = 128         # that the simulator writes before a round
 ENOUGH = 0.6        # share of valid texts at which the rounds end
-FEWEST = 6          # pairs to imitate, in each role
-# the options of a run that a warm start has a use for, besides those of the world
-USED = ("preset", "world", "seed", "threads", "env_model", "base_tasks", "validation_tasks", "quant", "dtype",
-        "chat_template_kwargs", "temperature", "max_task_tokens", "max_response_tokens", "max_prompt_tokens",
-        "token_budget", "max_rows")
+PLAYERS = {"agent": "the agent", "env": "the simulator"}
+FEWEST = 5          # pairs to imitate, in each role
 STEPS = 48, 150     # that teach the form; with a list of tools each pass has other values to read
 
 
@@ -52,7 +49,7 @@ def main(argv) -> int:
     """The command `genenv.py warm-start`. Raises UserError, returns 0."""
     s, o, rest = parse(argv)
     world = open_world(o)
-    need_pairs(world, world.warm_start_pairs())
+    need_pairs(world, imitated(world, s, 0))
     check_hub(o.model)
     with claim(Path(s.out)):
         print("loading torch and the model; if stopped, give it again: it keeps whole passes ...", flush=True)
@@ -64,11 +61,9 @@ def main(argv) -> int:
             raise Stopped(2, f"stopped; the same command {how}") from None
     if rounds and rounds[-1]["valid"] < ENOUGH:
         print(f"only {rounds[-1]['valid']:.0%} of its texts are valid: try more passes, rounds or examples")
-    ask = f"\nor ask it: python genenv.py ask {shlex.quote(s.out)} 'a request'" * (o.world == "tool_calls")
     run = ["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"]
-    further = f"go on with: {shlex.join(run)}" if s.rounds or not ask else \
-        "to train, make another start without --rounds 0: this simulator has not learned to write valid tasks"
-    print(f"{further}{ask}")
+    print("to train, make a start without --role agent" if s.role else f"go on with: {shlex.join(run)}")
+    print(f"ask it: python genenv.py ask {shlex.quote(s.out)} 'a request'" * (o.world == "tool_calls"))
     return 0
 
 
@@ -79,18 +74,17 @@ def parse(argv):
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--model", default="", help="folder or hub name of a chat model")
     p.add_argument("--passes", type=at_least(1), default=0, help="over the examples; else by their number")
+    p.add_argument("--role", choices=("agent",), default="", help="imitate as the agent alone, for `ask`")
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
     p.add_argument("--lr", type=float, default=1e-3, help="peak of a falling rate of AdamW (%(default)s)")
     s, rest = p.parse_known_args(argv)
     rest = ["--world", "tool_calls"] * (not any(w.startswith(("--world", "--preset")) for w in rest)) + rest
     o = parse_options(rest + ["--model", s.model] * bool(s.model), p)
-    words = {word: word[2:].partition("=")[0].replace("-", "_") for word in rest}
-    if idle := [word for word, name in words.items() if hasattr(o, name) and name not in USED]:
-        print(f"for the run that follows, without effect on a warm start: {', '.join(idle)}")
     fault = "needs --model: the folder or hub name of a chat model" if not o.model else \
         "needs an --lr between 0 and 1" if not 0 < s.lr < 1 else "takes no --env-model" * bool(o.env_model)
     if fault:
         raise UserError(f"warm-start {fault}")
+    s.rounds *= not s.role  # which the simulator plays
     return s, o, rest
 
 
@@ -118,7 +112,7 @@ def make(world, s, o, out: Path) -> list[dict]:
         raise UserError(f"{out} holds a warm start with other settings or files: give these or another --out")
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
     probe_texts(world, policy)
-    s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, 0))
+    s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, s, 0))
     learn(world, policy, s, state, path)
     tasks = world.validation_tasks()
     tasks = tasks[::-(-len(tasks) // 60)]  # of hundreds a part
@@ -136,11 +130,17 @@ def make(world, s, o, out: Path) -> list[dict]:
 # what is imitated
 
 
-def pairs_of_pass(world, policy, number: int) -> dict:
-    """{"agent", "env": [Rollout]} of a pass: what is imitated in each role, as far as a run would let
-    the model say it. Raises UserError where that leaves a role too little."""
+def imitated(world, s, number: int) -> dict:
+    """{"agent", "env": pairs of texts} of a pass; with --role agent the base tasks as they are asked for."""
+    pairs = world.warm_start_pairs(number)
+    return {"agent": pairs["agent"][:len(world.base_tasks())]} if s.role else pairs
+
+
+def pairs_of_pass(world, policy, s, number: int) -> dict:
+    """{role: [Rollout]} of a pass: what is imitated, as far as a run would let the model say it. Raises
+    UserError where that leaves a role too little."""
     short = {role: [r for pair in pairs if within_limits(world, role, r := as_rollout(policy, *pair))]
-             for role, pairs in world.warm_start_pairs(number).items()}
+             for role, pairs in imitated(world, s, number).items()}
     need_pairs(world, short, "within --max-{prompt,task,response}-tokens: raise these, or ")
     return short
 
@@ -167,15 +167,15 @@ def need_pairs(world, pairs, found="there: "):
     """Raises UserError where a role has too little to imitate. found: where they are counted, and advice."""
     if not pairs:
         raise UserError(f"--world {world.o.world} has no warm start: a chat model plays it as it is")
-    for role, name in (("agent", "the agent"), ("env", "the simulator")):
-        if len(pairs[role]) < FEWEST:
-            raise UserError(f"{world.o.base_tasks or 'the base tasks'}: {FEWEST} pairs to imitate as {name} "
-                            f"are needed, {len(pairs[role])} are {found}give more tasks (--base-tasks)")
+    for role, some in pairs.items():
+        if len(some) < FEWEST:
+            raise UserError(f"{world.o.base_tasks or 'the base tasks'}: {FEWEST} pairs to imitate as "
+                            f"{PLAYERS[role]} are needed, {len(some)} are {found}give more (--base-tasks)")
 
 
 def passes_for(world, pairs) -> int:
     """How many passes teach the form."""
-    steps = -(-(len(pairs["agent"]) + len(pairs["env"])) // BATCH)
+    steps = -(-sum(map(len, pairs.values())) // BATCH)
     return world.warm_start_passes or min(max(2, -(-STEPS[bool(getattr(world, "tools", ()))] // steps)), 10)
 
 
@@ -202,11 +202,11 @@ def learn(world, policy, s, state: dict, path: Path):
             print(f"{report['valid']:.2f} are valid; refused: {counted(report['invalid'])}", flush=True)
         if n == s.passes + s.rounds or state["rounds"] and state["rounds"][-1]["valid"] >= ENOUGH:
             return
-        given, own = pairs_of_pass(world, policy, n), [Rollout(0, *pair) for pair in state["own"]]
-        pairs = [*given["agent"], *given["env"], *own]  # the examples keep the agent's role as well
+        given, own = pairs_of_pass(world, policy, s, n), [Rollout(0, *pair) for pair in state["own"]]
+        pairs = sum(given.values(), own)  # the examples keep the agent's role as well
         name = f"pass {n + 1} of {s.passes}" if n < s.passes else f"round {n + 1 - s.passes} of {s.rounds}"
-        print(f"{name}: imitates {len(given['agent'])} answers, {len(given['env'])} tasks and {len(own)} "
-              f"texts of its own in {-(-len(pairs) // BATCH)} steps", flush=True)
+        print(f"{name}: imitates {len(given['agent'])} answers, {len(given.get('env', ()))} tasks and "
+              f"{len(own)} texts of its own in {-(-len(pairs) // BATCH)} steps", flush=True)
         began = time.time()
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed + n)).tolist()
         state["nats"].append(imitate(policy, optimizer, [pairs[i] for i in order], s, world.o, n))

@@ -37,8 +37,8 @@ def test_the_short_list_has_the_function_that_is_needed():
     tools, _ = tool_lists.read_tools(TOOLS)
     tasks = tool_calls.read_tasks(HELD_OUT, {tool["name"]: tool for tool in tools})
     called = [{call["name"] for call in task.spec["calls"]} for task in tasks]
-    shown = [{tool["name"] for tool in ask.short_list(task.text, tools, ask.LEAST)} for task in tasks]
-    assert sum(few <= some for few, some in zip(called, shown)) >= 0.9 * len(tasks)
+    few = [ask.short_list(task.text, tools, tool_calls.MOST_SHOWN) for task in tasks]
+    assert sum(need <= {tool["name"] for tool in some} for need, some in zip(called, few)) >= 0.9 * len(tasks)
 
 
 def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it():
@@ -51,6 +51,10 @@ def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it():
         found = ask.fault_of(calls := tool_calls.parse_calls(text, form), tools)
         assert fault in found and bool(fault) == bool(found), text
         assert found or calls[0]["arguments"] == {"title": "dentist", "day": "Friday", "hour": 9}
+    task = tool_calls.read_tasks(HELD_OUT, {tool["name"]: tool for tool in tools})[0]
+    world = load_world("tool_calls").scorer("python")
+    assert ask.mark_of(world, task, tools, world.gold(task)) == "right"
+    assert "not offered: book_table" in ask.mark_of(world, task, [], "none")
 
 
 def test_the_runs_adapter_answers_greedily(run, capsys):

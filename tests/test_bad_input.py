@@ -29,7 +29,6 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "end of a schedule that has none": (["--alpha-end", "0.4"], "--alpha-end"),
     "own schedule fails": (["--alpha-schedule", "broken"], "alpha_broken"),
     "preset of another world": (["--preset", "7b-24gb", "--world", "ladder"], "--preset 7b-24gb"),
-    "template options": (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs"),
     "simulator's model alone": (["--env-model", "m"], "--env-model"),
     "no model": (["--world", "tool_calls"], "--model"),
     "model is a file": (["--world", "tool_calls", "--model", "{tmp}/call.jsonl"], "--model"),
@@ -38,18 +37,13 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "task with a wrong call": ([*TASKS, "{tmp}/call.jsonl"], "{tmp}/call.jsonl"),
     "teacher without tasks": (["--variant", "teacher"], "--teacher-tasks"),
     "teacher's tasks without a teacher": (["--teacher-tasks", "{tmp}/call.jsonl"], "--teacher-tasks"),
-    "teacher's tasks broken": (["--variant", "teacher", "--teacher-tasks", "{tmp}/broken.jsonl"],
-                               "{tmp}/broken.jsonl"),
     "out is a file": (["--out", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
     "out is not empty": (["--out", "{tmp}"], "{tmp}"),
-    "resume alone": (["--resume"], "--out"),
     "resume nothing": (["--resume", "--out", "{tmp}/none"], "{tmp}/none"),
     "command misspelt": (["warmstart"], "did you mean warm-start"),
-    "warm start without a model": (WARM, "--model"),
     "warm start without examples": ([*WARM, "--model", "m", "--tools", "list.json"], "--base-tasks"),
     "world without a warm start": ([*WARM, "--model", "m", "--world", "household"], "--world household"),
     "tasks for a world with its own": (["--base-tasks", "worlds/example_tasks.jsonl"], "--base-tasks"),
-    "nothing asked": (["ask", "{tmp}"], "--file"),
 }
 
 

@@ -57,7 +57,7 @@ def done(model, tasks, tmp_path_factory):
 
 
 def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
-    _, o, _ = warm_start.parse(argv(model, tasks, tmp_path)[1:])
+    s, o, _ = warm_start.parse(argv(model, tasks, tmp_path, "--role", "agent")[1:])
     world = load_world("tool_calls")(o)
     held_out = [task.text for split in ("validation", "tuning") for task in world.validation_tasks(split)]
     assert len(held_out) == 6
@@ -65,6 +65,8 @@ def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
         pairs = world.warm_start_pairs(turn)
         assert len(pairs["agent"]) >= len(world.base_tasks()) == 18
         assert not any(text in json.dumps(pairs) for text in held_out)
+        (role, alone), = warm_start.imitated(world, s, turn).items()
+        assert role == "agent" and [str(pair).count("Please") for pair in alone] == [1] * 18  # none is joined
 
 
 def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
@@ -122,7 +124,7 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, mod
 
 def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
     few = tmp_path / "few.jsonl"
-    append_jsonl(few, TASKS[:6])
+    append_jsonl(few, TASKS[:5])
     for arguments, words in (
             (argv(model, str(few), tmp_path / "n", "--tools", ""), "pairs to imitate as the agent"),
             (argv(model, tasks, done), f"give --model {done}"),

@@ -272,13 +272,13 @@ def parse_calls(response: str, call_format: str):
     return None if None in calls else calls
 
 
-def fits(calls, tools: dict, least: int = 1) -> bool:
-    """Whether calls can be read and pass check_calls."""
+def misfit(calls, tools: dict, least: int = 1) -> str:
+    """Why calls cannot be read or do not pass check_calls, or ""."""
     try:
         check_calls(calls, tools, least)
-    except InvalidTask:
-        return False
-    return True
+    except InvalidTask as fault:
+        return fault.detail or str(fault)
+    return ""
 
 
 def token_f1(answer: str, reference: str) -> float:
@@ -463,7 +463,7 @@ class World(worlds.World):
             valid = bool(words_of(response))
             return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
         calls, tools, ordered = parse_calls(response, self.form), tools_of(task), task.spec["ordered"]
-        if not fits(calls, tools, int(bool(task.spec["calls"]) and not self.nothing)):
+        if misfit(calls, tools, int(bool(task.spec["calls"]) and not self.nothing)):
             return 0.0, False
         expected = normal_calls(task.spec["calls"], tools, ordered)
         return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
@@ -536,7 +536,7 @@ class World(worlds.World):
         told, keys = bool(self.tools) or not structured(task), set(same_task_key(task))
         candidates = draw.sample(tasks, min(len(tasks), LOOKED_AT if told else len(tasks)))
         fitting = (other for other in candidates if structured(other) == structured(task)
-                   and (told or fits(task.spec["calls"], tools_of(other)))
+                   and (told or not misfit(task.spec["calls"], tools_of(other)))
                    and keys.isdisjoint(same_task_key(other))
                    and task.text not in other.text and other.text not in task.text)
         return list(itertools.islice(fitting, SHOWN_WITH))
@@ -559,8 +559,8 @@ def _with_other_values(task: Task, draw) -> Task:
     """A task, mostly with other values; as it is if its calls do not fit then."""
     if not structured(task) or draw.random() > SWAPPED:
         return task
-    text, calls = swapped(task, draw)
-    return _task(text, {**task.spec, "calls": calls}, task.origin) if fits(calls, tools_of(task), 0) else task
+    text, new = swapped(task, draw)
+    return task if misfit(new, tools_of(task), 0) else _task(text, task.spec | {"calls": new}, task.origin)
 
 
 def _joined(tasks, singles, draw) -> list[Task]:
