@@ -131,9 +131,8 @@ def make(world, s, o, out: Path) -> list[dict]:
 
 
 def imitated(world, s, number: int) -> dict:
-    """{"agent", "env": pairs of texts} of a pass; with --role agent the base tasks as they are asked for."""
-    pairs = world.warm_start_pairs(number)
-    return {"agent": pairs["agent"][:len(world.base_tasks())]} if s.role else pairs
+    """{role: pairs of texts} of a pass, in both roles or in that of --role."""
+    return {role: some for role, some in world.warm_start_pairs(number).items() if s.role in ("", role)}
 
 
 def pairs_of_pass(world, policy, s, number: int) -> dict:

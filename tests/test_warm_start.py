@@ -65,8 +65,7 @@ def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
         pairs = world.warm_start_pairs(turn)
         assert len(pairs["agent"]) >= len(world.base_tasks()) == 18
         assert not any(text in json.dumps(pairs) for text in held_out)
-        (role, alone), = warm_start.imitated(world, s, turn).items()
-        assert role == "agent" and [str(pair).count("Please") for pair in alone] == [1] * 18  # none is joined
+        assert warm_start.imitated(world, s, turn) == {"agent": pairs["agent"]}
 
 
 def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
