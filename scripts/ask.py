@@ -143,7 +143,7 @@ def short_list(request: str, tools: list, number: int) -> list[dict]:
 def answers(world, adapter, tasks, shown, threads=None) -> list[str]:
     """The agent's greedy response to each request; threads: of torch, None: as the run had. Raises
     UserError if a prompt is too long."""
-    print("loading torch and the model ...", flush=True)
+    print(f"loading torch and the model; answers: {len(tasks)}, on a CPU seconds each ...", flush=True)
     import torch  # here and not above: mistakes are answered at once
     from policy import Policy
     from support.loading import policy_options

@@ -63,7 +63,8 @@ def main(argv) -> int:
         print(f"only {rounds[-1]['valid']:.0%} of its texts are valid: try more passes, rounds or examples")
     run = ["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"]
     print("to train, make a start without --role agent" if s.role else f"go on with: {shlex.join(run)}")
-    print(f"ask it: python genenv.py ask {shlex.quote(s.out)} 'a request'" * (o.world == "tool_calls"))
+    if o.world == "tool_calls":
+        print(f"ask it: python genenv.py ask {shlex.quote(s.out)} 'a request', or --file EXAMPLES")
     return 0
 
 
