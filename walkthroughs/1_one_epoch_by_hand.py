@@ -18,6 +18,7 @@ from data_pool import distinct
 import genenv
 from grpo import group_advantages
 from rwr import KL_CAP, rwr_weights, weight_ratio
+from support.health import counted
 from support.metrics import mean, rates_on
 from support.options import parse_options
 from walkthroughs import canvas, keep_picture
@@ -27,8 +28,8 @@ run = genenv.prepare_run(o)
 state, alpha = run.state, o.alpha
 state.epoch = 1  # t of Algorithm 1
 held_out = run.world.validation_tasks()
-start = mean(rates_on(run, held_out, 4, 1.0))  # 4 attempts each; a run makes 8
-print(f"held-out success before: {start:.3f}")
+start = mean(rates_on(run, held_out, 4, 1.0))
+print(f"held-out success before, by 4 attempts a task (a run makes 8): {start:.3f}")
 print(f"D_train {len(run.train_pool.tasks)} tasks, all base; D_env {len(run.env_pool.records)} records")
 
 # %% An epoch is `steps` small steps, so that new tasks can serve as seed tasks immediately.
@@ -44,7 +45,7 @@ for state.step in range(o.steps):
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)
     state.records += genenv.measured(records, trials)
     if state.step == 0:  # a look at the first step
-        print(f"\nstep 0: written {state.written}, valid {len(tasks)}, refused {sum(state.invalid.values())}")
+        print(f"\nstep 0: written {state.written}, valid {len(tasks)}, refused: {counted(state.invalid)}")
         print("seed task -> its variation: one of the answers, its reward r (Eq. 1), p_hat (Eq. 2)")
         for trial in trials[:3]:
             seed_task = run.train_pool.tasks[trial.task.seed_task]
