@@ -52,8 +52,8 @@ def main(argv) -> int:
         calls = parse_calls(text, world.form)
         fault, sound = fault_of(calls, few), [call for call in calls or () if not fault_of([call], few)]
         value = "" if mark == "right" else ungrounded(Task(task.text, {"tools": few, "calls": sound}))
-        record = {"request": task.text, "calls": calls, "fault": fault, "ungrounded": value,
-                  "mark": mark, "response": text, "offered": [tool["name"] for tool in few]}
+        record = {"request": task.text, "calls": calls, "fault": fault, "ungrounded": value, "response": text,
+                  "right": mark == "right" if mark else None, "offered": [tool["name"] for tool in few]}
         lines = [f"> {task.text}"] * (len(tasks) > 1 or len(args.request) > 1)
         lines += [text, f"# {fault}"] if fault else map(write_call, calls)
         lines += [f"# not in the request: {value}"] * bool(value) + [f"# {mark}"] * bool(mark)

@@ -40,7 +40,6 @@ WARM_UP = 8         # steps over which the rate rises: AdamW's moments know noth
 LAST_RATE = 0.2     # share of --lr at the end of the passes, and in the rounds
 TEXTS = 128         # that the simulator writes before a round
 ENOUGH = 0.6        # share of valid texts at which the rounds end
-PLAYERS = {"agent": "the agent", "env": "the simulator"}
 FEWEST = 5          # pairs to imitate, in each role
 STEPS = 48, 150     # that teach the form; with a list of tools each pass has other values to read
 
@@ -64,7 +63,8 @@ def main(argv) -> int:
     run = ["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"]
     print("to train, make a start without --role agent" if s.role else f"go on with: {shlex.join(run)}")
     if o.world == "tool_calls":
-        print(f"ask it: python genenv.py ask {shlex.quote(s.out)} 'a request', or --file EXAMPLES")
+        print("ask offers other functions than these tasks do, and may solve fewer:\n"
+              f"python genenv.py ask {shlex.quote(s.out)} 'a request', or --file EXAMPLES")
     return 0
 
 
@@ -170,7 +170,7 @@ def need_pairs(world, pairs, found="there: "):
     for role, some in pairs.items():
         if len(some) < FEWEST:
             raise UserError(f"{world.o.base_tasks or 'the base tasks'}: {FEWEST} pairs to imitate as "
-                            f"{PLAYERS[role]} are needed, {len(some)} are {found}give more (--base-tasks)")
+                            f"{role.replace('env', 'simulator')} are needed, {len(some)} {found}give more")
 
 
 def passes_for(world, pairs) -> int:

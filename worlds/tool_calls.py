@@ -326,9 +326,9 @@ class World(worlds.World):
         tools, notes = tool_lists.read_tools(*where) if listed else ([], {})
         self.tools = {tool["name"]: tool for tool in tools}
         start = Path(o.model, "warm_start.json")
-        was = start.is_file() and json.loads(start.read_text())["settings"]["world_options"]
-        if was and was != o.world_options:
-            print(f"--model was warm-started with {was}: other functions, or another form, are new to it")
+        was = json.loads(start.read_text())["settings"] if start.is_file() else {}
+        if was and (was["world_options"], was.get("role", "")) != (o.world_options, ""):
+            print(f"--model knows {was['world_options']}, role {was.get('role') or 'both'}: the rest is new")
         print(tool_lists.as_line(notes) + "\n" * bool(notes), end="", flush=True)
         known = {name: what for what, names in notes.items() for name in names} | self.tools
         read = lambda path: read_tasks(path, known, self.form) if path else []
@@ -336,7 +336,7 @@ class World(worlds.World):
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
         held_out, tuning, train = map(len, self.splits.values())
-        few = " (too few to measure with: give fifty by --validation-tasks)" * (held_out < FEW)
+        few = " (too few to measure with: give fifty or more in --validation-tasks)" * (held_out < FEW)
         out = sum(len(names) for what, names in notes.items() if what.startswith("left out"))
         print("no --base-tasks, so ours: " * (not o.base_tasks)
               + f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
