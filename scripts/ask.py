@@ -13,8 +13,9 @@ fit its function is printed as it is, with what is wrong; values that do not sta
 named. For requests with the right calls in them (lines of --base-tasks) it says which it gets right.
 
 What is offered: functions of the run. An agent that has learned with a few in its prompt is lost among
-hundreds, so it is shown as many as the largest task of its training had, and six at least: those that
-share the most words with the request, a rare word counting more. --functions names them instead.
+hundreds, so of more than eight it is shown as many as the largest task of its training had, six at
+least: those that share the most words with the request, a rare word counting more. --functions names
+them instead.
 """
 import json
 import math
@@ -114,7 +115,7 @@ def offered(args, world):
     named = [name.strip() for name in args.functions.split(",") if name.strip()]
     for name in set(named) - set(by_name):
         raise UserError(f"--functions: no function {name!r:.80} to offer: {choose(name, by_name):.200}")
-    most = len(named) or max([MOST_SHOWN, *map(len, learned)])  # as in a warm start
+    most = len(named) or max([MOST_SHOWN if len(by_name) > 8 else 8, *map(len, learned)])
     return [by_name[name] for name in named or dict.fromkeys(tool["name"] for tool in tools)], most
 
 
