@@ -47,7 +47,7 @@ def main(argv) -> int:
             world = load_world("tool_calls")(o)
         tasks, (tools, most) = read_requests(args, world), offered(args, world)
         shown = [short_list(task.text, tools, most) for task in tasks]
-        texts = answers(world, adapter, tasks, shown, args.threads)
+        texts = answers(world, adapter, [task.text for task in tasks], shown, args.threads)
     marks = [mark_of(world, *answer) for answer in zip(tasks, shown, texts)]
     for task, few, text, mark in zip(tasks, shown, texts, marks):
         calls = parse_calls(text, world.form)
@@ -141,10 +141,10 @@ def short_list(request: str, tools: list, number: int) -> list[dict]:
 # the answer
 
 
-def answers(world, adapter, tasks, shown, threads=None) -> list[str]:
+def answers(world, adapter, requests, shown, threads=None) -> list[str]:
     """The agent's greedy response to each request; threads: of torch, None: as the run had. Raises
     UserError if a prompt is too long."""
-    print(f"loading torch and the model; answers: {len(tasks)}, on a CPU seconds each ...", flush=True)
+    print(f"loading torch and the model; answers: {len(requests)}, on a CPU seconds each ...", flush=True)
     import torch  # here and not above: mistakes are answered at once
     from policy import Policy
     from support.loading import policy_options
@@ -152,7 +152,7 @@ def answers(world, adapter, tasks, shown, threads=None) -> list[str]:
     torch.set_num_threads(threads or o.threads or torch.get_num_threads())
     policy = Policy.load(o.model, ("agent",) if adapter else (), adapter_folder=adapter or None,
                          **policy_options(o))
-    for request, tools in zip((task.text for task in tasks), shown):
+    for request, tools in zip(requests, shown):
         if token := special_token_in(request, policy.tokenizer):
             raise UserError(f"{request[:40]!r} spells {token!r}, a control token of the model: reword it")
         task = Task(request, {"tools": tools, "calls": [], "ordered": False})

@@ -10,8 +10,9 @@ Usage:
 As the agent the model imitates the expected answers, as the simulator the tasks that it could have
 written (`warm_start_pairs` of the world): passes of rwr.rwr_step with weights of 1 over one LoRA, by
 AdamW with a falling rate. Then, in rounds, the simulator writes, and imitates what passes every check,
-until ENOUGH of it is valid. Held-out tasks are never imitated. DIR becomes a model folder;
-warm_start.json in it says how it went. The same command goes on after the last complete pass.
+until ENOUGH of it is valid. With --role agent the model imitates answers alone: enough for `ask`, not for
+a run. Held-out tasks are never imitated. DIR becomes a model folder; warm_start.json in it says how it
+went. The same command goes on after the last complete pass.
 
 Deviations: the adapter is merged into the base, so that "adapters off" is the initial policy of both
 players, and the reference, as always. A start that is too sharp is as bad as none: where attempts at a
@@ -85,7 +86,7 @@ def parse(argv):
         "needs an --lr between 0 and 1" if not 0 < s.lr < 1 else "takes no --env-model" * bool(o.env_model)
     if fault:
         raise UserError(f"warm-start {fault}")
-    s.rounds *= not s.role  # which the simulator plays
+    s.rounds = 0 if s.role else s.rounds  # in which the simulator writes
     return s, o, rest
 
 
