@@ -18,5 +18,6 @@ def main(argv) -> int:
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", metavar="FILE", help="page to write, else compare.html in the last RUN")
     args = p.parse_args(argv)
-    print(report.compare(args.runs, args.out) if args.runs[1:] or args.out else report.write(args.runs[0]))
+    runs = list(dict.fromkeys(args.runs))
+    print(report.compare(runs, args.out) if runs[1:] or args.out else report.write(runs[0]))
     return 0

@@ -58,8 +58,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     tokens or the world's units, KL and `entropy` in nats per token, `skill_entropy` in bits."""
     state, world, new = run.state, run.world, new_trials(run.state)
     traces = [e for x in state.trials for e in x.traces]
-    record = dict(
-        epoch=state.epoch, alpha=alpha, success_rate=mean(x.p_hat for x in new), **validation(run),
+    record = dict(epoch=state.epoch, alpha=alpha, success_rate=mean(x.p_hat for x in new), **validation(run),
         reward=mean(e.reward for e in traces), entropy=state.surprise / max(1, sum(e.tokens for e in traces)),
         mixed_share=mean(len({e.reward for e in x.traces}) > 1 for x in new), distinct_tasks=len(new),
         task_length=mean(world.task_length(x.task) for x in new), solved=mean(x.p_hat == 1 for x in new),
@@ -143,8 +142,7 @@ def samples(run, n=8) -> list:
     state, shown, trials = run.state, [], first_trials(run.state.trials)
     for x in trials[::max(1, len(trials) // n)][:n]:
         parent = run.train_pool.tasks.get(x.task.seed_task)
-        by_reward = sorted(x.traces, key=lambda e: -e.reward)
-        best_and_worst = {e.text: e for e in (by_reward[0], by_reward[-1])}  # once if alike
+        best_and_worst = {e.text: e for e in (f(x.traces, key=lambda e: e.reward) for f in (max, min))}
         shown.append(dict(
             epoch=state.epoch, written_in=x.task.epoch, task=x.task.text, origin=x.task.origin, p_hat=x.p_hat,
             seed_task=parent.text if parent else "", expected=run.world.gold(x.task),

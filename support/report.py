@@ -188,7 +188,7 @@ def write(folder) -> Path:
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
-        table(facts(metrics).items()),
+        table([["alpha, k_min", f"{o.alpha:g}, {o.k_min:g}"], *facts(metrics).items()]),
         f"<h2>Warnings, explained in TROUBLESHOOTING.md</h2>{table(w)}" if (w := warned(metrics)) else "",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         "<h2>Held-out tasks</h2>", table([[metrics[-1].get("category_name", "kind"), "tasks", "success"], *(
@@ -211,6 +211,7 @@ def compare(folders, out) -> str:
     results = [["run", f"held-out, epoch {last}", "difference", "baseline (same seed)", "mean of epochs"], *(
         [run, f"{m[last]['validation']:.3f}", gain(m[last], rival), other * (other != run) or "-", over(m)]
         for run, m, o in zip(folders, records, options) for other, rival in [first[o.seed]])]
+    wide = [max(map(len, column)) for column in zip(*results)]
     existed = (out := Path(out or Path(folders[-1]) / "compare.html")).exists()
     write_whole(out, page("Runs compared", [
         "<h2>Held-out success</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
@@ -218,7 +219,8 @@ def compare(folders, out) -> str:
         table([["", *folders], *zip(facts(records[0]), *(
             [text.partition(" (")[0] for text in facts(m[:last + 1]).values()] for m in records))]),
         curves(dict(zip(folders, records)))]))
-    return "\n".join([*map("  ".join, results), CAUTION, f"{'replaced' if existed else 'wrote'} {out}"])
+    lines = ["  ".join(map(str.ljust, row, wide)) for row in results]
+    return "\n".join([*lines, CAUTION, f"{'replaced' if existed else 'wrote'} {out}"])
 
 
 def page(title, parts) -> str:
