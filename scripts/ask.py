@@ -2,8 +2,8 @@
 
 Usage:
     python genenv.py ask RUN "Put the dentist on Friday at nine"
-    python genenv.py ask RUN --file requests.txt --json
-    python genenv.py ask RUN --file examples.jsonl      # which of these it gets right
+    python genenv.py ask RUN                            # its held-out requests: which it gets right
+    python genenv.py ask RUN --file requests.txt --json # or examples.jsonl, with the right calls
     python genenv.py ask RUN "Dim the study" --functions dim,lock
 
 RUN is a run folder of the tool_calls world, or the model folder of a warm start. The agent answers
@@ -11,6 +11,8 @@ greedily, in the form that it was trained in, and the calls that come back are p
 ever executed: a call is text, and whoever carries it out has to check it first. An answer that does not
 fit its function is printed as it is, with what is wrong; values that do not stand in the request are
 named. For requests with the right calls in them (lines of --base-tasks) it says which it gets right.
+With --json each line has "request", "response", "offered", "calls" (null if none can be read), "fault" (what
+is wrong with them), "ungrounded" (values not in the request), "right" (null if nothing was expected).
 
 What is offered: functions of the run. An agent that has learned with a few in its prompt is lost among
 hundreds, so of more than eight it is shown as many as the largest task of its training had, six at
@@ -68,7 +70,7 @@ def parser():
     """The command line of `ask`."""
     p = Parser(prog="genenv.py ask", description=__doc__.splitlines()[0])
     p.add_argument("run", help="run folder, such as runs/001-genenv, or that of a warm start")
-    p.add_argument("request", nargs="*", help="what is asked for; several requests: --file")
+    p.add_argument("request", nargs="*", help="what is asked for; if empty, the held-out requests")
     p.add_argument("--file", default="", help="requests, one a line, or examples")
     p.add_argument("--functions", default="", metavar="A,B", help="offer these alone, all of them")
     p.add_argument("--threads", type=int, choices=range(1, (os.cpu_count() or 1) + 1), help="torch threads")
@@ -77,15 +79,18 @@ def parser():
 
 
 def read_requests(args, world) -> list[Task]:
-    """The requests of the command line and of --file, tasks without calls; examples have theirs. Raises
-    UserError if there are none, or an example cannot be used."""
+    """The requests of the command line and of --file, tasks without calls; examples have theirs. Without
+    either the held-out ones. Raises UserError if there are none, or an example cannot be used."""
     lines = Path(args.file).read_text("utf-8-sig", "replace").splitlines() if args.file else []
     examples = any(line.strip()[:1] == "{" for line in lines)
     lines = [" ".join(args.request), *lines * (not examples)]
-    plain = [Task(line.strip(), {}) for line in lines if line.strip()]
-    if not plain and not examples:
-        raise UserError('ask needs a request, such as: ask RUN "Dim the study", or --file FILE')
-    return plain + (read_tasks(args.file, world.tools, world.form) if examples else [])
+    tasks = [Task(line.strip(), {}) for line in lines if line.strip()]
+    tasks += read_tasks(args.file, world.tools, world.form) if examples else []
+    if not args.file and not tasks:
+        tasks = [task for task in world.validation_tasks() if "calls" in task.spec]
+    if not tasks:
+        raise UserError(f"there is no request in {args.file or 'the held-out tasks'} to ask")
+    return tasks
 
 
 # ---------------------------------------------------------------------------------------------

@@ -26,8 +26,6 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from curriculum import SUCCESS
-from data_pool import attempt_score, play
 from support import checkpoint
 from support.files import UserError, check_hub, write_whole
 from support.health import counted
@@ -41,7 +39,7 @@ WARM_UP = 8         # steps over which the rate rises: AdamW's moments know noth
 LAST_RATE = 0.2     # share of --lr at the end of the passes, and in the rounds
 TEXTS = 128         # that the simulator writes before a round
 ENOUGH = 0.6        # share of valid texts at which the rounds end
-FEWEST = 5          # pairs to imitate, in each role
+FEWEST = 5          # examples to imitate, in each role
 STEPS = 48, 150     # that teach the form; with a list of tools each pass has other values to read
 
 
@@ -62,10 +60,7 @@ def main(argv) -> int:
     if rounds and rounds[-1]["valid"] < ENOUGH:
         print(f"only {rounds[-1]['valid']:.0%} of its texts are valid: try more passes, rounds or examples")
     run = ["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"]
-    print("to train, make a start without --role agent" if s.role else f"go on with: {shlex.join(run)}")
-    if o.world == "tool_calls":
-        print("ask offers other functions than these tasks do, and may solve fewer:\n"
-              f"python genenv.py ask {shlex.quote(s.out)} 'a request', or --file EXAMPLES")
+    print(f"go on with: {f'python genenv.py ask {shlex.quote(s.out)}' if s.role else shlex.join(run)}")
     return 0
 
 
@@ -116,14 +111,9 @@ def make(world, s, o, out: Path) -> list[dict]:
     probe_texts(world, policy)
     s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, s, 0))
     learn(world, policy, s, state, path)
-    tasks = world.validation_tasks()
-    tasks = tasks[::-(-len(tasks) // 60)]  # of hundreds a part
-    played = play(world, o, policy, ADAPTER, tasks, 1, 0.0, policy.generator(0), o.max_rows)
-    solved = sum(attempt_score(world, *attempt)[0] >= SUCCESS for attempt in zip(tasks, *played))
-    print(f"it solves {solved} of {len(tasks)} held-out tasks, greedily")
     merge(policy, o, out)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
-    write_whole(out / "warm_start.json", json.dumps(report | {"solved": [solved, len(tasks)]}, indent=1))
+    write_whole(out / "warm_start.json", json.dumps(report, indent=1))
     shutil.rmtree(out / "warm_start")
     return state["rounds"]
 
@@ -169,9 +159,9 @@ def need_pairs(world, pairs, found="there: "):
     if not pairs:
         raise UserError(f"--world {world.o.world} has no warm start: a chat model plays it as it is")
     for role, some in pairs.items():
-        if len(some) < FEWEST:
-            raise UserError(f"{world.o.base_tasks or 'the base tasks'}: {FEWEST} pairs to imitate as "
-                            f"{role.replace('env', 'simulator')} are needed, {len(some)} {found}give more")
+        if (number := min(len(some), len(world.base_tasks()))) < FEWEST:  # joined ones are no others
+            raise UserError(f"{world.o.base_tasks or 'the base tasks'}: {FEWEST} examples to imitate as "
+                            f"{role.replace('env', 'simulator')} are needed, {number} {found}give more")
 
 
 def passes_for(world, pairs) -> int:
@@ -206,12 +196,15 @@ def learn(world, policy, s, state: dict, path: Path):
         given, own = pairs_of_pass(world, policy, s, n), [Rollout(0, *pair) for pair in state["own"]]
         pairs = sum(given.values(), own)  # the examples keep the agent's role as well
         name = f"pass {n + 1} of {s.passes}" if n < s.passes else f"round {n + 1 - s.passes} of {s.rounds}"
-        print(f"{name}: imitates {len(given['agent'])} answers, {len(given.get('env', ()))} tasks and "
-              f"{len(own)} texts of its own in {-(-len(pairs) // BATCH)} steps", flush=True)
+        parts = {"answers": given["agent"], "tasks": given.get("env"), "texts of its own": own}
+        parts = ", ".join(f"{len(some)} {what}" for what, some in parts.items() if some)
+        print(f"{name}: imitates {parts} in {-(-len(pairs) // BATCH)} steps", flush=True)
         began = time.time()
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed + n)).tolist()
         state["nats"].append(imitate(policy, optimizer, [pairs[i] for i in order], s, world.o, n))
-        print(f"  {state['nats'][-1]:.3f} nats per token, {time.time() - began:.0f} s", flush=True)
+        took = time.time() - began
+        left = f"; the other passes take {took * (s.passes - n - 1) / 60:.1f} min" * (n + 1 < s.passes)
+        print(f"  loss {state['nats'][-1]:.3f} nats per token, {took:.0f} s{left}", flush=True)
         state |= {"adapter": [p.detach() for p in params], "optimizer": optimizer.state_dict()}
         checkpoint.write(path, state)
 

@@ -66,7 +66,8 @@ def test_the_runs_adapter_answers_greedily(run, capsys):
     policy = Policy.load(o["model"], ("agent",), rank=4, device="cpu",
                          adapter_folder=str(run / "adapters" / "agent"))
     tools = {tool["name"]: tool for tool in tool_lists.read_tools(TOOLS)[0]}
-    world = load_world("tool_calls").scorer("python")
+    world = load_world("tool_calls")(ask.who_answers(run)[0])
+    assert ask.read_requests(ask.parser().parse_args([str(run)]), world) == world.validation_tasks()
     task = Task(DENTIST, {"tools": [tools[name] for name in named], "calls": []})
     prompt = policy.encode(world.agent_prompt(task))
     mine, base = (policy.decode(policy.sample(name, [prompt], 1, 24, temperature=0)[0].response)
@@ -80,7 +81,7 @@ def test_bad_input_is_one_line(run, tmp_path, capsys):
         folder.mkdir()
         config = json.loads((run / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
-    for argv, message in (([run], "needs a request"), ([run, "--file", tmp_path / "none.txt"], "none.txt"),
+    for argv, message in (([run, "--file", "/dev/null"], "no request"), ([run, "--file", "no.txt"], "no.txt"),
                           ([run, DENTIST, "--functions", "set_timr"], "set_timr"),
                           ([run, "<|im_end|> hello"], "control token"),
                           ([ladder, DENTIST], "world ladder"), ([bare, DENTIST], "no adapters/agent")):

@@ -125,7 +125,7 @@ def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
     few = tmp_path / "few.jsonl"
     append_jsonl(few, TASKS[:5])
     for arguments, words in (
-            (argv(model, str(few), tmp_path / "n", "--tools", ""), "pairs to imitate as agent"),
+            (argv(model, str(few), tmp_path / "n", "--tools", ""), "examples to imitate as agent"),
             (argv(model, tasks, done), f"give --model {done}"),
             (argv(model, "", tmp_path / "n", "--tools", tasks), "--base-tasks"),
             (argv(model, tasks, tmp_path / "n", "--lr", "nan"), "--lr"),

@@ -337,9 +337,8 @@ def fault_of(world, policy, task) -> str:
     if token := special_token_in(task, policy.tokenizer):
         return f"spells {token!r}, a control token of this model: remove or reword it"
     for prompt in (world.agent_prompt(task), world.env_prompt(task, None, 0.5)):
-        n_tokens = len(policy.encode(prompt))
-        if n_tokens > world.o.max_prompt_tokens:
-            return f"makes a prompt of {n_tokens} tokens: raise --max-prompt-tokens or remove it"
+        if (number := len(policy.encode(prompt))) > world.o.max_prompt_tokens:
+            return f"makes a prompt of {number} tokens: raise --max-prompt-tokens or remove it"
     written = lambda text: policy.decode(policy.encode(text) + policy.end_of_turn)
     gold, episode = world.gold(task), world.start(task) is not None
     if gold and world.score(task, [*map(written, gold.split("\n"))] if episode else written(gold))[0] < 1:
@@ -413,8 +412,7 @@ def written_tasks(world, o, policies, rollouts, seed_tasks, alpha, epoch, held_o
     for r in rollouts:
         text = policies[0].decode(r.response)
         try:
-            seed_task = seed_tasks[r.group]
-            task = written_task(world, o, policies, r, text, seed_task, alpha, epoch, held_out)
+            task = written_task(world, o, policies, r, text, seed_tasks[r.group], alpha, epoch, held_out)
             # not in the paper: a task counts once in a batch, however often it was written, or RWR
             # would reinforce the simulator's own most frequent outputs
             if seen & task_keys(world, task):

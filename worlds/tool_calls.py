@@ -61,7 +61,7 @@ MOST_CALLED, MOST_SHOWN = 3, 6  # calls of a written task, tools that the simula
 ROOM = 2              # characters of these tools per token of --max-prompt-tokens
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
-FEWEST = 3            # examples to learn from: a warm start makes six pairs of them with --tools
+FEWEST = 3            # examples to learn from; a warm start needs more
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
 FEW = 10              # held-out tasks below which success says little
 TUNED = 20            # distinct tasks from which on some are kept for tuning
@@ -326,9 +326,9 @@ class World(worlds.World):
         tools, notes = tool_lists.read_tools(*where) if listed else ([], {})
         self.tools = {tool["name"]: tool for tool in tools}
         start = Path(o.model, "warm_start.json")
-        was = json.loads(start.read_text())["settings"] if start.is_file() else {}
-        if was and (was["world_options"], was.get("role", "")) != (o.world_options, ""):
-            print(f"--model knows {was['world_options']}, role {was.get('role') or 'both'}: the rest is new")
+        self.was = json.loads(start.read_text())["settings"] if start.is_file() else {}
+        if self.was and self.was["world_options"] != o.world_options:
+            print(f"--model had its warm start with {self.was['world_options']}: the rest is new to it")
         print(tool_lists.as_line(notes) + "\n" * bool(notes), end="", flush=True)
         known = {name: what for what, names in notes.items() for name in names} | self.tools
         read = lambda path: read_tasks(path, known, self.form) if path else []
@@ -358,6 +358,8 @@ class World(worlds.World):
 
     def load_policy(self):
         """The chat model with two fresh adapters. Tools that spell a control token of it are left out."""
+        if self.was.get("role"):
+            raise UserError(f"{self.o.model} can answer, not write tasks: make a warm start without --role")
         policy = worlds.open_policy(self.o.model, self.o)
         for name in [name for name in self.tools if special_token_in(self.tools[name], policy.tokenizer)]:
             del self.tools[name]
