@@ -70,8 +70,8 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch")},
         skipped_steps=sum(a["skipped_steps"] for a in state.agent), category_name=world.category_name,
         other_adapter_moved=any(a.get("other_moved") for a in [*state.agent, env_stats]),
-        **{key: env_stats.get(key, 0) for key in
-           ("env_kept", "env_kl", "env_kl_step", "env_ess", "env_steps", "env_capped", "env_skipped_steps")},
+        **{key: env_stats.get(key, 0) for key in "env_kept env_kl env_kl_step env_ess env_weight_ratio "
+           "env_steps env_capped env_skipped_steps".split()},
         d_train=len(run.train_pool.tasks), d_env=len(run.env_pool.records), length_unit=world.length_unit)
     record["refused"] = health.refused(record) / max(1, record["written"])
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}

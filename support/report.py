@@ -46,9 +46,9 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "Distance from the start, or from before the update. Above 2, do not trust the simulator."))
 GROUPS = {"Success": PANELS[:3], "Generated tasks": PANELS[3:7], "Health of both models": PANELS[7:]}
 # {what must not be 0: the figures that an epoch without it does not measure}
-MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"},
-                 "written": {"refused", "env_kept"}, "distinct_tasks": {"success_rate", "solved", "unsolved",
-                     "mixed_share", "task_length", "response_length", "skill_entropy"}}
+MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "written": {"refused", "env_kept"}, "distinct_tasks": {
+                     "success_rate", "solved", "unsolved", "mixed_share", "task_length", "response_length",
+                     "skill_entropy"}, "env_steps": {"env_kl", "env_kl_step", "env_ess", "env_weight_ratio"}}
 
 
 def measured(m: dict) -> dict:
@@ -74,6 +74,7 @@ def facts(metrics) -> dict:
     return {"held-out success": f"{change('validation', '.3f')}, {gain(metrics[-1], metrics[0])}",
             "success on generated tasks": change("success_rate", ".2f"),
             "mixed groups": change("mixed_share", ".2f"),
+            "RWR weights, largest / smallest": shown(metrics[-1], "env_weight_ratio", ".2f"),
             f"task length, in {metrics[-1].get('length_unit', 'units')}": change("task_length", ".2f"),
             "agent's entropy, in nats": change("entropy", ".2f"),
             "training, CPU minutes": f"{sum(m['cpu_seconds'] for m in metrics) / 60:.1f}",
@@ -175,7 +176,7 @@ def picture(lines: dict, unit: str, band) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-CAUTION = "The error is over held-out tasks; seeds often differ by more: compare several."
+CAUTION = "The error is over held-out tasks; seeds often differ by more: scripts/README.md makes several."
 EXPLANATION = """Samples, not in proportion: a task, in grey the one it varies, a right answer, the best and
 worst attempt (r: reward). A trained simulator imitates new tasks in the band; older ones were tried again."""
 
@@ -212,15 +213,14 @@ def compare(folders, out) -> str:
         [run, f"{m[last]['validation']:.3f}", gain(m[last], rival), other * (other != run) or "-", over(m)]
         for run, m, o in zip(folders, records, options) for other, rival in [first[o.seed]])]
     wide = [max(map(len, column)) for column in zip(*results)]
-    existed = (out := Path(out or Path(folders[-1]) / "compare.html")).exists()
+    out = Path(out or Path(folders[-1]) / "compare.html")
     write_whole(out, page("Runs compared", [
         "<h2>Held-out success</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
         table([["", *folders], *differ]) if differ else "None.", f"<h2>From epoch 0 to {last} (shared)</h2>",
         table([["", *folders], *zip(facts(records[0]), *(
             [text.partition(" (")[0] for text in facts(m[:last + 1]).values()] for m in records))]),
         curves(dict(zip(folders, records)))]))
-    lines = ["  ".join(map(str.ljust, row, wide)) for row in results]
-    return "\n".join([*lines, CAUTION, f"{'replaced' if existed else 'wrote'} {out}"])
+    return "\n".join([*("  ".join(map(str.ljust, row, wide)) for row in results), CAUTION, f"wrote {out}"])
 
 
 def page(title, parts) -> str:

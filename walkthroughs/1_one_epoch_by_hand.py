@@ -16,6 +16,7 @@ import torch
 import curriculum
 from data_pool import distinct
 import genenv
+from policy import Rollout
 from grpo import group_advantages
 from rwr import KL_CAP, rwr_weights, weight_ratio
 from support.health import counted
@@ -63,8 +64,7 @@ print(f"D_train {n} tasks: {len(run.train_pool.base)} base tasks, {n - len(run.t
 
 # %% 2b. Environment update. Count each task once, compute R_env, keep the band, weight it.
 fresh = distinct(state.records)
-print(f"the simulator wrote {len(state.records)} valid tasks, {len(fresh)} of them distinct, base tasks "
-      "among them; each counts once")
+print(f"the simulator wrote {len(state.records)} valid tasks, {len(fresh)} distinct; each counts once")
 for record in fresh:
     record.r_env = curriculum.reward_bell(record.p_hat, alpha, o.beta)  # Eq. 3
 kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
@@ -77,9 +77,20 @@ for p_hat in sorted({r.p_hat for r in fresh}):
 print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights):.2f}")
 
 # %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text.
+def nats(records):
+    """What a token of these texts costs the simulator: -log pi_env, their mean."""
+    with torch.no_grad(), run.simulator.use("env"):
+        logp, mask = run.simulator.logprobs([Rollout(i, r.prompt, r.response) for i, r in enumerate(records)])
+    return -float(logp.sum() / mask.sum())
+
+
+others = [r for r in fresh if r not in kept]
+before = nats(kept), nats(others)
 stats = genenv.update_environment(run, kept, old=[])  # D_env has no older records yet
 print(f"\nRWR: {stats['env_steps']} steps, KL of the update {stats['env_kl_step']:.3f} of at most "
       f"{KL_CAP}; the agent's adapter moved: {'yes' if stats['other_moved'] else 'no'}")
+print(f"nats per token: imitated tasks {before[0]:.3f} -> {nats(kept):.3f}, other tasks "
+      f"{before[1]:.3f} -> {nats(others):.3f} (lower is likelier)")
 
 # %% 3b. D_env <- D_env + generations. They return in later epochs, until they are too old.
 run.env_pool.add(state.records)
