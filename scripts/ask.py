@@ -46,7 +46,10 @@ def main(argv) -> int:
     with redirect_stdout(sys.stderr):  # where answers go is left to them
         o, adapter = who_answers(Path(args.run))
         with redirect_stdout(None):  # what it says of its files was said before the training
-            world = load_world("tool_calls")(o)
+            try:
+                world = load_world("tool_calls")(o)
+            except UserError as error:
+                raise UserError(f"{error}. {args.run} reads the files that it was made with") from None
         tasks, (tools, most) = read_requests(args, world), offered(args, world)
         shown = [short_list(task.text, tools, most) for task in tasks]
         texts = answers(world, adapter, [task.text for task in tasks], shown, args.threads)
@@ -86,10 +89,10 @@ def read_requests(args, world) -> list[Task]:
     lines = [" ".join(args.request), *lines * (not examples)]
     tasks = [Task(line.strip(), {}) for line in lines if line.strip()]
     tasks += read_tasks(args.file, world.tools, world.form) if examples else []
-    if not args.file and not tasks:
+    if not args.file and not args.request:
         tasks = [task for task in world.validation_tasks() if "calls" in task.spec]
     if not tasks:
-        raise UserError(f"there is no request in {args.file or 'the held-out tasks'} to ask")
+        raise UserError(f"there is no request to ask in {args.file or 'what was given'}")
     return tasks
 
 

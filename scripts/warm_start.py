@@ -88,7 +88,7 @@ def parse(argv):
 def claim(out: Path):
     """The lock of a folder that is new, or in which a warm start has not ended. Raises UserError."""
     if out.exists() and not (out / "warm_start").is_dir() and any(out.iterdir()):
-        done = (out / "warm_start.json").is_file() and f"holds a finished warm start: give --model {out}, or"
+        done = (out / "warm_start.json").is_file() and f"holds a warm start (a run can give --model {out}):"
         raise UserError(f"--out {out} {done or 'is not empty:'} choose another --out")
     (out / "warm_start").mkdir(parents=True, exist_ok=True)
     return checkpoint.lock_folder(out / "warm_start")

@@ -40,10 +40,10 @@ def test_random_calls_round_trip():
 
 
 def test_signature_says_what_the_schema_says():
-    tool = {"name": "book", "description": "Not shown.", "parameters": {
+    tool = {"name": "book", "description": "Book  a seat.", "parameters": {
         "type": "object", "required": ["to", "from"], "properties": {
             "window": {"type": "boolean"}, "from": {"type": "string"}, "any": {},
-            "to": {"type": "string", "description": "Not shown either."},
+            "to": {"type": "string", "description": "Not shown."},
             "kind": {"type": "string", "enum": ["fast", "slow"], "default": "fast"},
             "days": {"type": "array", "items": {"type": "number"}},
             "who": {"type": "object", "required": ["age"], "properties": {
@@ -51,7 +51,7 @@ def test_signature_says_what_the_schema_says():
             "tag": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}}
     assert call_text.signature(tool) == (
         'book(from_: str, to: str, window: bool = ..., any: any = ..., kind: "fast" | "slow" = "fast", '
-        'days: list[float] = ..., who: {age: int | None, name: str = ""} = ..., tag: str | None = ...)')
+        'days: list[float] = ..., who: {age: int | None, name: str = ""} = ..., tag: str | None = ...)  # Book a seat.')
 
 
 BAD = [
@@ -102,7 +102,7 @@ def test_python_form_scores_as_json_does(tmp_path):
         assert all(world.score(task, world.gold(task)) == (1.0, True) for task in world.base_tasks())
     task = world.base_tasks()[0]
     n = task.spec["calls"][0]["arguments"]["lamp"]
-    assert world.agent_prompt(task)[0]["content"].endswith("\ndim(lamp: int)")
+    assert world.agent_prompt(task)[0]["content"].endswith("\ndim(lamp: int)  # To dim.")
     for text, expected in ((f"dim(lamp={n}.0)", (1.0, True)), (f"dim(lamp={n + 1})", (0.0, True)),
                            (f"dim(lamp={n})\ndim(lamp={n})", (0.0, True)), (f"dim({n})", (0.0, False)),
                            (f"dim(lamp='{n}')", (0.0, False)), (f"off(lamp={n})", (0.0, False)),

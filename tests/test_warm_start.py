@@ -126,7 +126,7 @@ def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
     append_jsonl(few, TASKS[:5])
     for arguments, words in (
             (argv(model, str(few), tmp_path / "n", "--tools", ""), "examples to imitate as agent"),
-            (argv(model, tasks, done), f"give --model {done}"),
+            (argv(model, tasks, done), f"can give --model {done}"),
             (argv(model, "", tmp_path / "n", "--tools", tasks), "--base-tasks"),
             (argv(model, tasks, tmp_path / "n", "--lr", "nan"), "--lr"),
             *((resume + ["--out", str(done)], "give it as --model") for resume in ([], ["--resume"]))):

@@ -9,7 +9,8 @@ differs: which arguments fit and when two calls agree is decided in worlds/schem
 A signature has the arguments of the JSON schema, required ones first: `= value` is the default, and
 `= ...` says that the argument may be left out. Types are str, int, float, bool, None, any, list[...],
 `{key: type}` for objects with declared members and dict for others; an enum is its values with |, and so
-are several types. Descriptions are left out: they are most of a JSON spec.
+are several types. A function's description follows as a comment of 80 characters at most; those of its
+arguments, which are most of a JSON spec, are left out.
 
 Text of a model is parsed to a syntax tree (ast.parse) and literals are read off the tree; nothing is
 compiled, looked up or called. Whatever is not a name with keyword arguments that are literals is
@@ -21,6 +22,7 @@ import keyword
 import math
 import re
 import warnings
+from textwrap import shorten
 
 MAX_CHARS = 32_768    # of a model's text; longer ones are not parsed
 MAX_DEPTH = 48        # levels of lists and objects within a value
@@ -40,7 +42,8 @@ TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"
 
 def signature(tool: dict) -> str:
     """A tool spec (name, description, parameters) as one line."""
-    return f"{tool['name']}({_members(tool['parameters'], as_keyword)})"
+    what = f"  # {shorten(tool.get('description', ''), 80, placeholder=' ...')}".rstrip(" #")
+    return f"{tool['name']}({_members(tool['parameters'], as_keyword)}){what}"
 
 
 def write_call(call: dict) -> str:
@@ -119,8 +122,7 @@ def parse_calls(text: str):
     None if there is no call or a line is not one. Blank lines and the fence lines of a code block
     are skipped.
     """
-    lines = [line.strip() for line in text.strip().split("\n")]
-    lines = [line for line in lines if line and not re.fullmatch(r"```\w*", line)]
+    lines = [line for line in map(str.strip, text.split("\n")) if line and not re.fullmatch(r"```\w*", line)]
     if len(text) > MAX_CHARS or not 1 <= len(lines) <= MAX_LINES:
         return None
     calls = [parse_call(line) for line in lines]

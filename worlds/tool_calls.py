@@ -472,8 +472,7 @@ class World(worlds.World):
 
     def graded(self, task: Task, response: str, reward: float) -> float:
         """The reward, or for calls their partial credit, as Tool-R0 gives it (schemas.graded_calls)."""
-        earned = graded_calls(parse_calls(response, self.form) or (), task) if structured(task) else 0.0
-        return max(reward, earned)
+        return max(reward, structured(task) and graded_calls(parse_calls(response, self.form) or (), task))
 
     def gold(self, task: Task) -> str:
         """A response that earns 1: calls as the agent writes them, or a reference."""
