@@ -70,8 +70,8 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
            ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch")},
         skipped_steps=sum(a["skipped_steps"] for a in state.agent), category_name=world.category_name,
         other_adapter_moved=any(a.get("other_moved") for a in [*state.agent, env_stats]),
-        **{key: env_stats.get(key, 0) for key in "env_kept env_kl env_kl_step env_ess env_weight_ratio "
-           "env_steps env_capped env_skipped_steps".split()},
+        **{key: env_stats.get(key, 0) for key in ("env_kept", "env_kl", "env_kl_step", "env_ess",
+           "env_weight_ratio", "env_steps", "env_capped", "env_skipped_steps")},
         d_train=len(run.train_pool.tasks), d_env=len(run.env_pool.records), length_unit=world.length_unit)
     record["refused"] = health.refused(record) / max(1, record["written"])
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
@@ -142,7 +142,8 @@ def samples(run, n=8) -> list:
     state, shown, trials = run.state, [], first_trials(run.state.trials)
     for x in trials[::max(1, len(trials) // n)][:n]:
         parent = run.train_pool.tasks.get(x.task.seed_task)
-        best_and_worst = {e.text: e for e in (f(x.traces, key=lambda e: e.reward) for f in (max, min))}
+        # once if they are alike
+        best_and_worst = {e.text: e for e in (pick(x.traces, key=lambda e: e.reward) for pick in (max, min))}
         shown.append(dict(
             epoch=state.epoch, written_in=x.task.epoch, task=x.task.text, origin=x.task.origin, p_hat=x.p_hat,
             seed_task=parent.text if parent else "", expected=run.world.gold(x.task),

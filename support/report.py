@@ -74,7 +74,7 @@ def facts(metrics) -> dict:
     return {"held-out success": f"{change('validation', '.3f')}, {gain(metrics[-1], metrics[0])}",
             "success on generated tasks": change("success_rate", ".2f"),
             "mixed groups": change("mixed_share", ".2f"),
-            "RWR weights, largest / smallest": shown(metrics[-1], "env_weight_ratio", ".2f"),
+            "RWR weights, max / min": shown(metrics[-1], "env_weight_ratio", ".2f"),
             f"task length, in {metrics[-1].get('length_unit', 'units')}": change("task_length", ".2f"),
             "agent's entropy, in nats": change("entropy", ".2f"),
             "training, CPU minutes": f"{sum(m['cpu_seconds'] for m in metrics) / 60:.1f}",

@@ -40,7 +40,7 @@ def test_random_calls_round_trip():
 
 
 def test_signature_says_what_the_schema_says():
-    tool = {"name": "book", "description": "Book  a seat.", "parameters": {
+    tool = {"name": "book", "description": "A  b", "parameters": {
         "type": "object", "required": ["to", "from"], "properties": {
             "window": {"type": "boolean"}, "from": {"type": "string"}, "any": {},
             "to": {"type": "string", "description": "Not shown."},
@@ -48,10 +48,10 @@ def test_signature_says_what_the_schema_says():
             "days": {"type": "array", "items": {"type": "number"}},
             "who": {"type": "object", "required": ["age"], "properties": {
                 "age": {"type": ["integer", "null"]}, "name": {"type": "string", "default": ""}}},
-            "tag": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}}
+            "id": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}}
     assert call_text.signature(tool) == (
         'book(from_: str, to: str, window: bool = ..., any: any = ..., kind: "fast" | "slow" = "fast", '
-        'days: list[float] = ..., who: {age: int | None, name: str = ""} = ..., tag: str | None = ...)  # Book a seat.')
+        'days: list[float] = ..., who: {age: int | None, name: str = ""} = ..., id: str | None = ...)  # A b')
 
 
 BAD = [

@@ -16,8 +16,8 @@ import torch
 import curriculum
 from data_pool import distinct
 import genenv
+from grpo import group_advantages, response_logps
 from policy import Rollout
-from grpo import group_advantages
 from rwr import KL_CAP, rwr_weights, weight_ratio
 from support.health import counted
 from support.metrics import mean, rates_on
@@ -79,9 +79,9 @@ print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights
 # %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text.
 def nats(records):
     """What a token of these texts costs the simulator: -log pi_env, their mean."""
-    with torch.no_grad(), run.simulator.use("env"):
-        logp, mask = run.simulator.logprobs([Rollout(i, r.prompt, r.response) for i, r in enumerate(records)])
-    return -float(logp.sum() / mask.sum())
+    texts = [Rollout(i, r.prompt, r.response) for i, r in enumerate(records)]
+    with run.simulator.use("env"):
+        return -float(torch.cat(response_logps(run.simulator, texts, o)).mean())
 
 
 others = [r for r in fresh if r not in kept]
