@@ -37,8 +37,7 @@ BATCH = 8           # responses in an optimiser step
 RANK = 32           # of the LoRA that is merged
 WARM_UP = 8         # steps over which the rate rises: AdamW's moments know nothing yet
 LAST_RATE = 0.2     # share of --lr at the end of the passes, and in the rounds
-TEXTS = 128         # that the simulator writes before a round
-ENOUGH = 0.6        # share of valid texts at which the rounds end
+TEXTS, ENOUGH = 128, 0.6  # what the simulator writes before a round; share of valid ones that ends the rounds
 FEWEST = 5          # examples to imitate, in each role
 STEPS = 48, 150     # that teach the form; with a list of tools each pass has other values to read
 
@@ -73,12 +72,12 @@ def parse(argv):
     p.add_argument("--passes", type=at_least(1), default=0, help="over the examples; else by their number")
     p.add_argument("--role", choices=("agent",), default="", help="imitate as the agent alone, for `ask`")
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
-    p.add_argument("--lr", type=float, default=1e-3, help="peak of a falling rate of AdamW (%(default)s)")
+    p.add_argument("--lr", type=float, default=0, help="peak of a falling rate, else 1e-3, wide models 3e-4")
     s, rest = p.parse_known_args(argv)
     rest = ["--world", "tool_calls"] * (not any(w.startswith(("--world", "--preset")) for w in rest)) + rest
     o = parse_options(rest + ["--model", s.model] * bool(s.model), p)
     fault = "needs --model: the folder or hub name of a chat model" if not o.model else \
-        "needs an --lr between 0 and 1" if not 0 < s.lr < 1 else "takes no --env-model" * bool(o.env_model)
+        "needs an --lr between 0 and 1" if not 0 <= s.lr < 1 else "takes no --env-model" * bool(o.env_model)
     if fault:
         raise UserError(f"warm-start {fault}")
     s.rounds = 0 if s.role else s.rounds  # in which the simulator writes
@@ -109,6 +108,8 @@ def make(world, s, o, out: Path) -> list[dict]:
         raise UserError(f"{out} holds a warm start with other settings or files: give these or another --out")
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
     probe_texts(world, policy)
+    # measured with hidden sizes of 576 and 1,536, where 1e-3 costs a quarter of the right answers
+    s.lr = s.lr or (3e-4 if policy.lm.config.get_text_config(decoder=True).hidden_size >= 1024 else 1e-3)
     s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, s, 0))
     learn(world, policy, s, state, path)
     merge(policy, o, out)

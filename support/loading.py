@@ -25,12 +25,10 @@ from support.files import UserError, check_hub, model_fault, one_line
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of optional kernels
 
-NAMES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # mean and largest |sampler - scorer| of a log-prob, nats, on text that the model wrote at T = 1
 TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
 REAL = 256  # hidden size from which a model counts as a real one
 SHORT, STEPS = 32, 6  # tokens of the prompt and of the responses that `check_paths` tries
-MB = 1 << 20
 
 
 # ---------------------------------------------------------------------------------------------
@@ -96,7 +94,7 @@ def choose_dtype(dtype, device: str, config) -> torch.dtype:
     AVX512-BF16; else fp32, so that the embedded worlds give the same results on every CPU.
     """
     if dtype != "auto":
-        return NAMES[dtype]
+        return torch.bfloat16 if dtype == "bf16" else torch.float32
     if device.startswith("cuda"):
         fast = not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
     else:
@@ -113,7 +111,7 @@ def model_digest(model: str) -> str:
     digest = hashlib.sha256()
     for path in sorted(p for p in Path(model).iterdir() if p.is_file()):
         with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - MB))
+            file.seek(max(0, path.stat().st_size - (1 << 20)))
             digest.update(f"{path.name} {path.stat().st_size}\n".encode() + file.read())
     return digest.hexdigest()
 
@@ -179,7 +177,7 @@ def check_paths(policy, max_tokens: int):
 
 def _library_logps(lm, rollout):
     """Log-probs (R,) of a response by transformers' plain attention."""
-    lm.set_attn_implementation("eager")
+    lm.set_attn_implementation("eager_fp32")
     ids = torch.tensor([rollout.prompt + rollout.response], device=lm.device)
     R = len(rollout.response)
     logits = lm(input_ids=ids, use_cache=False, logits_to_keep=R + 1).logits[0, :-1]

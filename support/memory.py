@@ -90,8 +90,12 @@ def check(configs, o, available=None):
     configs: of --model, and of --env-model if that is another one; a phase is then taken as the larger
     of both models'. available: bytes free; None asks the GPU, if there is one.
     """
+    tokens = o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens)
     for config in configs:
-        check_lengths(config, o)
+        limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+        if limit and tokens > limit:
+            raise UserError(f"the model reads {limit} tokens at most, prompt and response may have {tokens}: "
+                            "lower --max-prompt-tokens, --max-response-tokens or --max-task-tokens")
     available = available or (torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None)
     if available is None:
         return
@@ -106,15 +110,6 @@ def check(configs, o, available=None):
         option = "--token-budget" if "update" in phase else "--max-rows"
         raise UserError(f"{said}: use {'' if o.quant else '--quant nf4, '}a lower {option}, another --model")
     print(said, flush=True)
-
-
-def check_lengths(config, o):
-    """Raises UserError if a prompt and its response may be longer than the model can read."""
-    limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    tokens = o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens)
-    if limit and tokens > limit:
-        raise UserError(f"the model reads {limit} tokens at most, prompt and response may have {tokens}: "
-                        "lower --max-prompt-tokens, --max-response-tokens or --max-task-tokens")
 
 
 def inner(config) -> int:

@@ -81,12 +81,6 @@ def facts(metrics) -> dict:
             "warnings": ", ".join(f"{name} in {when}" for name, when, _ in warned(metrics)) or "none"}
 
 
-def precision(m: dict) -> str:
-    """How far chance may have moved an epoch's held-out success, "" where that is not known."""
-    n, error = (measured(m).get(key, 0) for key in ("validation_n", "validation_se"))
-    return f" ({f'standard error {error:.3f}, ' if error else ''}{n} task{'s' * (n != 1)})" if n else ""
-
-
 def standard_error(values) -> float:
     """Of the mean of values; 0 for a single one, which says nothing of others."""
     return pstdev(values) / max(1, len(values) - 1) ** 0.5

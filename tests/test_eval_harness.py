@@ -31,13 +31,11 @@ def tiny_alfworld(folder):
     """Two games of four steps."""
     for part in ("valid_seen", "valid_unseen"):
         plan = ["go to desk 1", "take pen 1 from desk 1", "go to shelf 1", "move pen 1 to shelf 1"]
-        steps = [{"admissible": ["look", action], "action": action, "obs": f"Did {action}."}
-                 for action in plan]
+        steps = [{"admissible": ["look", act], "action": act, "obs": f"Did {act}."} for act in plan]
         row = {"id": f"{part}/put/trial", "split": part, "goal": "put pen in shelf", "won": True,
                "task_type": "pick_and_place_simple", "policy": "walkthrough",
                "init_obs": f"You are in {part}.", "steps": steps}
-        path = folder / f"{part}.trajectories.jsonl.gz"
-        path.write_bytes(gzip.compress(lines(row).encode()))
+        (folder / f"{part}.trajectories.jsonl.gz").write_bytes(gzip.compress(lines(row).encode()))
 
 
 def tiny_api_bank(folder):

@@ -21,11 +21,8 @@ MADE = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.js
 def known_options() -> set:
     """Every --option: of a run and its worlds, and whatever a program of the project calls so."""
     names = {f.name for f in fields(Options)}.union(*(load_world(w).OPTIONS for w in world_names()))
-    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("*/*.py")
-               if path.parent.name != "tests"]
+    sources = [path.read_text("utf-8") for path in ROOT.glob("*/*.py") if path.parent.name != "tests"]
     flags = {flag for text in sources for flag in re.findall(r"\"(--[a-z][a-z-]*)\"", text)}
-    for text in sources:  # fields of a Settings
-        names |= set(re.findall(r"^    (\w+): \w+ = .*# ", text, re.M))
     return flags | ELSEWHERE | {"--" + name.replace("_", "-") for name in names}
 
 

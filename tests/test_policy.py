@@ -500,6 +500,14 @@ def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options):
         user_error("cannot be used|full causal attention", load)
 
 
+def test_rounding_of_large_scores_is_not_taken_for_another_model(tmp_path):
+    """In bf16 the library's attention rounds scores: the real Qwen2.5 of 0.5B and 1.5B were refused."""
+    lm = tiny_lm()
+    for layer in lm.model.layers:
+        layer.self_attn.k_proj.bias.data.normal_(std=300, generator=torch.Generator().manual_seed(0))
+    assert Policy.load(str(save(lm, tmp_path)), device="cpu", dtype="bf16").encode("w1") == [5]
+
+
 def test_model_without_any_end_token_is_refused():
     """Every response would run to the limit."""
     tokenizer = toy_tokenizer()
