@@ -6,6 +6,9 @@ Usage:
     python genenv.py ask RUN --file requests.txt --json # or examples.jsonl, with the right calls
     python genenv.py ask RUN "Dim the study" --functions dim,lock
 
+    from scripts.ask import Agent                       # in a program of your own
+    answer = Agent("RUN")("Dim the study")
+
 RUN is a run folder of the tool_calls world, or the model folder of a warm start. The agent answers
 greedily, in the form that it was trained in, and the calls that come back are printed. Nothing is
 ever executed: a call is text, and whoever carries it out has to check it first. An answer that does not
@@ -21,17 +24,17 @@ them instead.
 """
 import json
 import math
-import os
 import sys
 from collections import Counter
 from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from data_pool import Task
 from support.files import UserError, choose, read_jsonl
 from support.options import Parser, saved_options
-from worlds import load_world, special_token_in, task_texts
+from worlds import load_world, open_policy, special_token_in, task_texts
 from worlds.call_text import NOTHING, write_call
 from worlds.leaks import ungrounded
 from worlds.schemas import words_of
@@ -42,28 +45,18 @@ STEM = 5   # letters by which two words are one: reminder and remind
 
 def main(argv) -> int:
     """The command `genenv.py ask`. Raises UserError, returns 0."""
-    args = parser().parse_intermixed_args(argv)  # options may stand between RUN and the request
-    with redirect_stdout(sys.stderr):  # where answers go is left to them
-        o, adapter = who_answers(Path(args.run))
-        with redirect_stdout(None):  # what it says of its files was said before the training
-            try:
-                world = load_world("tool_calls")(o)
-            except UserError as error:
-                raise UserError(f"{error}. {args.run} reads the files that it was made with") from None
-        tasks, (tools, most) = read_requests(args, world), offered(args, world)
-        shown = [short_list(task.text, tools, most) for task in tasks]
-        texts = answers(world, adapter, [task.text for task in tasks], shown, args.threads)
-    marks = [mark_of(world, *answer) for answer in zip(tasks, shown, texts)]
-    for task, few, text, mark in zip(tasks, shown, texts, marks):
-        calls = parse_calls(text, world.form)
-        fault, sound = fault_of(calls, few), [call for call in calls or () if not fault_of([call], few)]
-        value = "" if mark == "right" else ungrounded(Task(task.text, {"tools": few, "calls": sound}))
-        record = {"request": task.text, "calls": calls, "fault": fault, "ungrounded": value, "response": text,
-                  "right": mark == "right" if mark else None, "offered": [tool["name"] for tool in few]}
+    args, marks = parser().parse_intermixed_args(argv), []  # options may stand between RUN and the request
+    agent = Agent(args.run, args.functions)
+    tasks = read_requests(args, agent.world)
+    print(f"loading torch and the model; answers: {len(tasks)}, on a CPU seconds each ...", file=sys.stderr)
+    for task in tasks:
+        marks.append(mark := mark_of(agent, task, answer := agent(task.text)))
+        fault, value = answer["fault"], answer["ungrounded"] if mark != "right" else ""
         lines = [f"> {task.text}"] * (len(tasks) > 1 or len(args.request) > 1)
-        lines += [text, f"# {fault}"] if fault else map(write_call, calls)
+        lines += [answer["response"], f"# {fault}"] if fault else map(write_call, answer["calls"])
         lines += [f"# not in the request: {value}"] * bool(value) + [f"# {mark}"] * bool(mark)
-        print(json.dumps(record, ensure_ascii=False) if args.json else "\n".join(lines))
+        record = {**answer, "ungrounded": value, "right": mark == "right" if mark else None}
+        print(json.dumps(record, ensure_ascii=False) if args.json else "\n".join(lines), flush=True)
     if any(marks):
         print(f"{marks.count('right')} of {sum(map(bool, marks))} right", file=sys.stderr)
     return 0
@@ -76,7 +69,6 @@ def parser():
     p.add_argument("request", nargs="*", help="what is asked for; if empty, the held-out requests")
     p.add_argument("--file", default="", help="requests, one a line, or examples")
     p.add_argument("--functions", default="", metavar="A,B", help="offer these alone, all of them")
-    p.add_argument("--threads", type=int, choices=range(1, (os.cpu_count() or 1) + 1), help="torch threads")
     p.add_argument("--json", action="store_true", help="one JSON object a request")
     return p
 
@@ -100,6 +92,46 @@ def read_requests(args, world) -> list[Task]:
 # who answers, and with which functions
 
 
+class Agent:
+    """The agent of a run or of a warm start, loaded at the first request: Agent("runs/try")("Dim the study")
+    returns what --json prints, less "right". functions: names, with commas, of those to offer alone."""
+
+    def __init__(self, run, functions=""):
+        """Raises UserError if nobody there can answer."""
+        o, self.adapter = who_answers(Path(run))
+        with redirect_stdout(None):  # what it says of its files was said before the training
+            try:
+                self.world = load_world("tool_calls")(o)
+            except UserError as error:
+                raise UserError(f"{error}. {run} reads the files that it was made with") from None
+        self.tools, self.most = offered(run, functions, self.world)
+
+    @cached_property
+    def policy(self):
+        """The model, with the agent's adapter if it has one."""
+        return open_policy(self.world.o.model, self.world.o, ("agent",) * bool(self.adapter),
+                           adapter_folder=self.adapter or None)
+
+    def __call__(self, request: str) -> dict:
+        """The agent's greedy answer. Raises UserError if the request cannot be put to it."""
+        few, o = short_list(request, self.tools, self.most), self.world.o
+        if token := special_token_in(request, self.policy.tokenizer):
+            raise UserError(f"{request[:40]!r} spells {token!r}, a control token of the model: reword it")
+        task = Task(request, {"tools": few, "calls": [], "ordered": False})
+        prompt = self.policy.encode(self.world.agent_prompt(task))
+        if len(prompt) > o.max_prompt_tokens:
+            raise UserError(f"{request[:40]!r} makes a prompt of {len(prompt)} tokens, more than "
+                            f"{o.max_prompt_tokens}: name fewer --functions")
+        # alone: in bf16 a near tie would fall otherwise beside other requests
+        [rollout] = self.policy.sample("agent" if self.adapter else None, [prompt], 1, o.max_response_tokens,
+                                       temperature=0)
+        calls = parse_calls(text := self.policy.decode(rollout.response), self.world.form)
+        sound = [call for call in calls or () if not fault_of([call], few)]
+        return {"request": request, "calls": calls, "fault": fault_of(calls, few), "response": text,
+                "ungrounded": ungrounded(Task(request, {"tools": few, "calls": sound})),
+                "offered": [tool["name"] for tool in few]}
+
+
 def who_answers(folder: Path):
     """(options, folder of the agent's adapter or "") of a run's or a warm start's folder."""
     if (folder / "warm_start.json").is_file():
@@ -113,14 +145,14 @@ def who_answers(folder: Path):
     return o, str(adapter)
 
 
-def offered(args, world):
+def offered(run, functions: str, world):
     """(the functions that may be offered, how many of them in a prompt). Raises UserError."""
-    train = Path(args.run) / "train.jsonl"
+    train = Path(run) / "train.jsonl"
     written = [r["task"]["spec"] for r in (read_jsonl(train) if train.is_file() else ())]
     learned = [spec.get("tools", []) for spec in [*(t.spec for t in world.base_tasks()), *written]]
     tools = [*world.tools.values(), *sum(learned, [])]
     by_name = {tool["name"]: tool for tool in tools[::-1]}  # the first of a name counts
-    named = [name.strip() for name in args.functions.split(",") if name.strip()]
+    named = [name.strip() for name in functions.split(",") if name.strip()]
     for name in set(named) - set(by_name):
         raise UserError(f"--functions: no function {name!r:.80} to offer: {choose(name, by_name):.200}")
     most = len(named) or max([MOST_SHOWN if len(by_name) > 8 else 8, *map(len, learned)])
@@ -149,31 +181,6 @@ def short_list(request: str, tools: list, number: int) -> list[dict]:
 # the answer
 
 
-def answers(world, adapter, requests, shown, threads=None) -> list[str]:
-    """The agent's greedy response to each request; threads: of torch, None: as the run had. Raises
-    UserError if a prompt is too long."""
-    print(f"loading torch and the model; answers: {len(requests)}, on a CPU seconds each ...", flush=True)
-    import torch  # here and not above: mistakes are answered at once
-    from policy import Policy
-    from support.loading import policy_options
-    o, prompts = world.o, []
-    torch.set_num_threads(threads or o.threads or torch.get_num_threads())
-    policy = Policy.load(o.model, ("agent",) if adapter else (), adapter_folder=adapter or None,
-                         **policy_options(o))
-    for request, tools in zip(requests, shown):
-        if token := special_token_in(request, policy.tokenizer):
-            raise UserError(f"{request[:40]!r} spells {token!r}, a control token of the model: reword it")
-        task = Task(request, {"tools": tools, "calls": [], "ordered": False})
-        prompts.append(policy.encode(world.agent_prompt(task)))
-        if len(prompts[-1]) > o.max_prompt_tokens:
-            raise UserError(f"{request[:40]!r} makes a prompt of {len(prompts[-1])} tokens, more than "
-                            f"{o.max_prompt_tokens}: name fewer --functions")
-    # one at a time: in bf16 a near tie would fall otherwise beside other requests
-    rollouts = policy.sample("agent" if adapter else None, prompts, 1, o.max_response_tokens,
-                             temperature=0, max_rows=1)
-    return [policy.decode(r.response) for r in rollouts]
-
-
 def fault_of(calls, tools: list) -> str:
     """What is wrong with the calls of an answer, or ""; calls are None if none can be read."""
     if not calls:
@@ -181,13 +188,14 @@ def fault_of(calls, tools: list) -> str:
     return misfit(calls, {tool["name"]: tool for tool in tools})
 
 
-def mark_of(world, task, few, text: str) -> str:
-    """"right", or what was expected of an answer; "" of a request without calls. few: what was offered."""
+def mark_of(agent, task, answer: dict) -> str:
+    """"right", or what was expected of an answer; "" of a request without calls."""
     if "calls" not in task.spec:
         return ""
-    tools = {tool["name"]: tool for tool in [*task.spec["tools"], *few]}
-    if world.score(replace(task, spec={**task.spec, "tools": list(tools.values())}), text)[0] == 1:
+    tools = {tool["name"]: tool for tool in [*task.spec["tools"], *agent.tools]}
+    asked = replace(task, spec={**task.spec, "tools": list(tools.values())})
+    if agent.world.score(asked, answer["response"])[0] == 1:
         return "right"
-    hidden = ", ".join(sorted(set(world.skills(task)) - {tool["name"] for tool in few}))
+    hidden = ", ".join(sorted(set(agent.world.skills(task)) - set(answer["offered"])))
     expected = "; ".join(map(write_call, task.spec["calls"])) or NOTHING
     return f"expected: {expected}" + f" (not offered: {hidden})" * bool(hidden)

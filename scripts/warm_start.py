@@ -108,7 +108,7 @@ def make(world, s, o, out: Path) -> list[dict]:
         raise UserError(f"{out} holds a warm start with other settings or files: give these or another --out")
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
     probe_texts(world, policy)
-    # measured with hidden sizes of 576 and 1,536, where 1e-3 costs a quarter of the right answers
+    # measured with 576 and 1,536: with 1e-3 the larger model answers 25 of 35 requests instead of 32
     s.lr = s.lr or (3e-4 if policy.lm.config.get_text_config(decoder=True).hidden_size >= 1024 else 1e-3)
     s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, s, 0))
     learn(world, policy, s, state, path)

@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_ask.py -q
 """
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,9 +53,9 @@ def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it():
         assert fault in found and bool(fault) == bool(found), text
         assert found or calls[0]["arguments"] == {"title": "dentist", "day": "Friday", "hour": 9}
     task = tool_calls.read_tasks(HELD_OUT, {tool["name"]: tool for tool in tools})[0]
-    world = load_world("tool_calls").scorer("python")
-    assert ask.mark_of(world, task, tools, world.gold(task)) == "right"
-    assert "not offered: book_table" in ask.mark_of(world, task, [], "none")
+    agent = SimpleNamespace(world=load_world("tool_calls").scorer("python"), tools=tools)
+    mark = lambda text: ask.mark_of(agent, task, {"response": text, "offered": []})
+    assert mark(agent.world.gold(task)) == "right" and "not offered: book_table" in mark("none")
 
 
 def test_the_runs_adapter_answers_greedily(run, capsys):
@@ -66,10 +67,9 @@ def test_the_runs_adapter_answers_greedily(run, capsys):
     policy = Policy.load(o["model"], ("agent",), rank=4, device="cpu",
                          adapter_folder=str(run / "adapters" / "agent"))
     tools = {tool["name"]: tool for tool in tool_lists.read_tools(TOOLS)[0]}
-    world = load_world("tool_calls")(ask.who_answers(run)[0])
+    world = ask.Agent(run).world
     assert ask.read_requests(ask.parser().parse_args([str(run)]), world) == world.validation_tasks()
-    task = Task(DENTIST, {"tools": [tools[name] for name in named], "calls": []})
-    prompt = policy.encode(world.agent_prompt(task))
+    prompt = policy.encode(world.agent_prompt(Task(DENTIST, {"tools": [*map(tools.get, named)], "calls": []})))
     mine, base = (policy.decode(policy.sample(name, [prompt], 1, 24, temperature=0)[0].response)
                   for name in ("agent", None))
     assert found["offered"] == named and found["response"] == mine != base

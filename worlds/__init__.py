@@ -196,16 +196,16 @@ def open_world(o) -> World:
     return world
 
 
-def open_policy(model: str, o, adapters=None):
+def open_policy(model: str, o, adapters=None, **how):
     """The Policy of a model folder or hub name, as the options say. adapters: those that it gets; None:
-    both, or only the agent's next to an --env-model."""
+    both, or only the agent's next to an --env-model. how: more of what Policy.load takes."""
     if not model:
         raise UserError("this world needs --model: a folder or hub name of a chat model")
     # here and not above: options and --help are read without torch and transformers
     from support.loading import policy_options
     from policy import Policy
     usual = ("agent",) if o.env_model else ("agent", "env")
-    return Policy.load(model, adapters=adapters or usual, **policy_options(o))
+    return Policy.load(model, adapters=usual if adapters is None else adapters, **policy_options(o), **how)
 
 
 # ---------------------------------------------------------------------------------------------
