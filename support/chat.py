@@ -35,10 +35,14 @@ class Chat:
         """str -> ids without special tokens; list of chat messages -> ids by the chat template. A last
         message of the assistant's is the beginning of the response.
 
-        Raises UserError if there is no template, or it fails or leaves a message out.
+        Raises UserError if there is no template, or it fails or leaves a message out; without one, for a word
+        that a world's own model does not know.
         """
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, add_special_tokens=False)
+            ids = self.tokenizer.encode(prompt, add_special_tokens=False)
+            if not self.tokenizer.chat_template and self.tokenizer.pad_token_id in ids:  # read as padding
+                raise UserError(f"{sorted({*prompt.split()} - {*self.tokenizer.get_vocab()})} not in WORDS")
+            return ids
         begun = prompt[-1]["content"] if prompt[-1]["role"] == "assistant" else ""
         text = self._render(prompt[:-1] if begun else prompt) + begun
         for message in prompt:

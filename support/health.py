@@ -61,7 +61,7 @@ CHECKS = (
      "{reward:.2f} on average: bring easier base tasks if that is low, harder ones if high, or raise --G"),
     ("invalid", lambda r, history, o: refused(r) > 2 / 3 * r["written"],
      "most of {written} texts are not tasks ({reasons}): for truncated ones raise --max-task-tokens "
-     "{max_task_tokens}; if it never knew the form, warm-start longer; else raise --env-kl, lower --env-lr"),
+     "{max_task_tokens}; if it never knew the form, train its start longer, else raise --env-kl"),
     ("KL cap", lambda r, history, o: all(m["env_capped"] and not m["env_steps"] for m in [*history[-1:], r]),
      "the simulator's first step moved it too far and was undone, twice in a row: lower --env-lr"),
     ("KL", lambda r, history, o: min(m["env_kl"] for m in [*history[-1:], r]) > 2.0,
@@ -94,4 +94,4 @@ def judge(r: dict) -> str:
         return f"before training: no generated tasks, {r['written']} texts written"
     rate, mix = r["success_rate"], r["mixed_share"]
     verdict = "stale" if rate > STALE else "too hard" if rate < TOO_HARD else "of medium difficulty"
-    return f"before training: generated tasks are {verdict}, mixed groups (right and wrong) {mix:.2f}"
+    return f"before training: generated tasks are {verdict}, mixed groups {mix:.2f} (TROUBLESHOOTING.md)"

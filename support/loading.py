@@ -179,7 +179,6 @@ def _library_logps(lm, rollout):
     """Log-probs (R,) of a response by transformers' plain attention."""
     lm.set_attn_implementation("eager_fp32")
     ids = torch.tensor([rollout.prompt + rollout.response], device=lm.device)
-    R = len(rollout.response)
-    logits = lm(input_ids=ids, use_cache=False, logits_to_keep=R + 1).logits[0, :-1]
+    logits = lm(ids, use_cache=False, logits_to_keep=1 + (R := len(rollout.response))).logits[0, :-1]
     lm.set_attn_implementation("prompt_once")
     return logits.float().log_softmax(-1).gather(-1, ids[0, -R:, None])[:, 0]

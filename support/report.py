@@ -188,7 +188,7 @@ def write(folder) -> Path:
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         "<h2>Held-out tasks</h2>", table([[metrics[-1].get("category_name", "kind"), "tasks", "success"], *(
             [name or "all", len(now), f"{metrics[0]['validation_by'][name]:.2f} -> {sum(now) / len(now):.2f}"]
-            for name, now in metrics[-1].get("validation_rates", {}).items())]),
+            for name, now in sorted(metrics[-1].get("validation_rates", {}).items()))]),
         "<h2>Options other than the defaults</h2>", table(options or [["none"]]),
         f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, o.k_min, folder)]))
     return folder / "report.html"

@@ -40,8 +40,6 @@ def closing_words(run, seconds: int) -> str:
     """The last lines of a run: what matters most, at its start and now, how long that took since it began
     or was resumed, and where to go on."""
     ask = f'\nask its agent: python genenv.py ask {run.folder} "a request"' * (run.o.world == "tool_calls")
-    idle = run.o.variant == "genenv" and run.o.epochs and not any(m["env_steps"] for m in run.history)
     took = f"{seconds // 60} min {seconds % 60} s{' since it was resumed' * run.o.resume}"
     return "\n".join(["", *(f"{name:<27} {value}" for name, value in facts(run.history).items()),
-                      *["the simulator was never trained: RWR took no step in any epoch"] * idle,
                       f"done in {took}; {run.folder}/report.html shows the curves, tasks and attempts{ask}"])

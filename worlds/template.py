@@ -11,11 +11,11 @@ from worlds.tiny_model import SPECIAL, load_trained
 
 TOOLS = dict(inc=lambda d: d + 1, dbl=lambda d: 2 * d, neg=lambda d: -d, sqr=lambda d: d * d)
 SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # how often a digit is wrong that the base model is shown
-# b0 to b4: p_hat in quarters, b?: unknown
-WORDS = [*SPECIAL, *"=0123456789", *TOOLS, "vary", "=>", "b?", "b0", "b1", "b2", "b3", "b4"]
+# 0/4 to 4/4: p_hat in quarters, ?/4: unknown
+WORDS = [*SPECIAL, *"=0123456789", *TOOLS, "vary", "=>", "?/4", "0/4", "1/4", "2/4", "3/4", "4/4"]
 DIGITS = set("0123456789")
 
-def make(tool, digits, *rest):  # rest: origin, seed task, epoch
+def make(tool, digits, *rest):  # rest: the last fields of Task: origin, seed task, epoch
     return Task(" ".join([tool, *map(str, digits)]), {"tool": tool, "digits": digits}, *rest)
 def draw(rng, tools, n, origin, held_out=()):
     tasks = (make(rng.choice(tools), rng.choices(range(10), k=3), origin) for _ in range(9 * n))
@@ -34,9 +34,9 @@ class World(worlds.World):
     def base_tasks(self):
         return draw(random.Random(1), ["inc", "dbl"], 300, "base", HELD_OUT)
     def validation_tasks(self, split="validation"):
-        return list(HELD_OUT.values())[split == "tuning"::2]  # every other one
+        return list(HELD_OUT.values())[split == "tuning"::2]  # from 0 or 1 on, every other one
     def env_prompt(self, seed_task, success, alpha):
-        return f"vary b{'?' if success is None else round(4 * success)} {seed_task.text} =>"
+        return f"vary {'?' if success is None else round(4 * success)}/4 {seed_task.text} =>"
     def agent_prompt(self, task):
         return f"{task.text} ="
     def parse_task(self, text, seed_task, epoch):
@@ -44,7 +44,7 @@ class World(worlds.World):
         if tool not in TOOLS or len(digits) != 3 or not set(digits) <= DIGITS:
             raise worlds.InvalidTask("malformed")
         return make(tool, list(map(int, digits)), "env", seed_task.id, epoch)
-    def gold(self, task, slip=lambda: False):  # slip(): add 1, a wrong digit
+    def gold(self, task, slip=lambda: False):  # slip() is 0 or 1, added to a digit: 1 makes it wrong
         return " ".join(str((TOOLS[task.spec["tool"]](d) + slip()) % 10) for d in task.spec["digits"])
     def score(self, task, response):  # Eq. 1; valid: three digits
         words = response.split() if len(response) < 99 else []

@@ -10,6 +10,7 @@ processor. worlds/template.py trains its model at the first start and keeps it i
 
 Deviations: the model has seen its two roles and nothing else, and one token is one word.
 """
+import ast
 import hashlib
 import inspect
 import json
@@ -22,7 +23,6 @@ from pathlib import Path
 from support.files import UserError
 from support.options import Options, exit_code
 import worlds
-from worlds import open_policy
 
 SPECIAL = ["<pad>", "<eos>"]  # the first two words of every vocabulary; unknown words become <pad>
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
@@ -84,7 +84,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
     # an unknown word would be read as padding, silently; a generator of its own: rng is not moved
     texts = " ".join(text for pair in pairs_fn(random.Random(seed), batch) for text in pair)
-    if wrong := sorted({*texts.split(), *SPECIAL} - {*words}) + [w for w in words if words.count(w) > 1]:
+    if wrong := sorted({*texts.split(), *SPECIAL} - {*words} | {w for w in words if words.count(w) > 1}):
         raise UserError("WORDS must name each word and SPECIAL just once: " + ", ".join(map(repr, wrong[:9])))
     print(f"training the base model of this world, {steps} steps ...", flush=True)
     with torch.random.fork_rng():  # transformers initialises weights from the global generator
@@ -141,16 +141,17 @@ def check_pairs(world, limit):
 
 
 def load_trained(world, words, **recipe):
-    """The policy of a world's own base model, which is trained once and kept in runs/base until the file of
-    the world, or this one, changes. recipe: more arguments of `train`."""
-    code = b"".join(Path(file).read_bytes() for file in (inspect.getfile(type(world)), __file__))
-    folder = Path("runs/base", f"{world.o.world}-{hashlib.sha256(code).hexdigest()[:8]}")
+    """The policy of a world's own base model, which is trained once and kept in runs/base until the code of
+    the world, or of this module, changes. recipe: more arguments of `train`."""
+    # without comments and blanks: to write one should not cost a training
+    key = "".join(ast.dump(ast.parse(Path(f).read_bytes())) for f in (inspect.getfile(type(world)), __file__))
+    folder = Path("runs/base", f"{world.o.world}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
     if not folder.is_dir():
         check_pairs(world, recipe.get("model_config", MODEL)["max_position_embeddings"])
         save(*train(words, world.pairs, **recipe), new := f"{folder}.{random.random()}")
         if not folder.is_dir():  # another run may have made the same meanwhile
             Path(new).rename(folder)  # whole or not at all
-    return open_policy(str(folder), world.o)
+    return worlds.open_policy(str(folder), world.o)
 
 
 class TinyWorld(worlds.World):
@@ -178,7 +179,7 @@ class TinyWorld(worlds.World):
 
     def load_policy(self):
         """The chat model of --model, or the tiny base model, with two fresh adapters."""
-        return open_policy(self.o.model or str(BASES / self.NAME), self.o)
+        return worlds.open_policy(self.o.model or str(BASES / self.NAME), self.o)
 
 
 def main(world, argv=None) -> int:
