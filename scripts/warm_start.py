@@ -35,8 +35,8 @@ from worlds import held_out_keys, open_world, probe_texts, written_tasks
 ADAPTER = "warm"
 BATCH = 8           # responses in an optimiser step
 RANK = 32           # of the LoRA that is merged
-WARM_UP = 8         # steps over which the rate rises: AdamW's moments know nothing yet
-LAST_RATE = 0.2     # share of --lr at the end of the passes, and in the rounds
+# steps over which the rate rises: AdamW's moments know nothing yet; share of it at the end and in the rounds
+WARM_UP, LAST_RATE = 8, 0.2
 TEXTS, ENOUGH = 128, 0.6  # what the simulator writes before a round; share of valid ones that ends the rounds
 FEWEST = 5          # examples to imitate, in each role
 STEPS = 48, 150     # that teach the form; with a list of tools each pass has other values to read
@@ -199,7 +199,9 @@ def learn(world, policy, s, state: dict, path: Path):
         name = f"pass {n + 1} of {s.passes}" if n < s.passes else f"round {n + 1 - s.passes} of {s.rounds}"
         parts = {"answers": given["agent"], "tasks": given.get("env"), "texts of its own": own}
         parts = ", ".join(f"{len(some)} {what}" for what, some in parts.items() if some)
-        print(f"{name}: imitates {parts} in {-(-len(pairs) // BATCH)} steps", flush=True)
+        lost = sum(map(len, imitated(world, s, n).values())) - sum(map(len, given.values()))
+        print(f"{name}: imitates {parts} in {-(-len(pairs) // BATCH)} steps"
+              + f"; leaves out {lost} longer than --max-...-tokens" * bool(lost), flush=True)
         began = time.time()
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed + n)).tolist()
         state["nats"].append(imitate(policy, optimizer, [pairs[i] for i in order], s, world.o, n))
