@@ -185,7 +185,7 @@ def end_epoch(run, env_stats, alpha):
     print(screen.line(record, run.history[-2:-1]), flush=True)
     if record["epoch"] == 0:
         print(health.judge(record), "held-out success {validation:.3f}, {validation_n} tasks, standard error "
-              "{validation_se:.3f}; changes of two may be chance".format(**record), sep="\n", flush=True)
+              "{validation_se:.3f}; up to twice that may be chance".format(**record), sep="\n", flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     # validation and saving are not training
