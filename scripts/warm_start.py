@@ -110,7 +110,7 @@ def make(world, s, o, out: Path) -> list[dict]:
     probe_texts(world, policy)
     # measured with 576 and 1,536: with 1e-3 the larger model answers 25 of 35 requests instead of 32
     s.lr = s.lr or (3e-4 if policy.lm.config.get_text_config(decoder=True).hidden_size >= 1024 else 1e-3)
-    s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, s, 0))
+    s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, s, 0)[0])
     learn(world, policy, s, state, path)
     merge(policy, o, out)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
@@ -128,13 +128,14 @@ def imitated(world, s, number: int) -> dict:
     return {role: some for role, some in world.warm_start_pairs(number).items() if s.role in ("", role)}
 
 
-def pairs_of_pass(world, policy, s, number: int) -> dict:
-    """{role: [Rollout]} of a pass: what is imitated, as far as a run would let the model say it. Raises
-    UserError where that leaves a role too little."""
+def pairs_of_pass(world, policy, s, number: int):
+    """({role: [Rollout]} of a pass: what is imitated, as far as a run would let the model say it; how many
+    more there are). Raises UserError where that leaves a role too little."""
+    every = imitated(world, s, number)
     short = {role: [r for pair in pairs if within_limits(world, role, r := as_rollout(policy, *pair))]
-             for role, pairs in imitated(world, s, number).items()}
+             for role, pairs in every.items()}
     need_pairs(world, short, "within --max-{prompt,task,response}-tokens: raise these, or ")
-    return short
+    return short, sum(map(len, every.values())) - sum(map(len, short.values()))
 
 
 def as_rollout(policy, prompt, response):
@@ -194,12 +195,11 @@ def learn(world, policy, s, state: dict, path: Path):
             print(f"{report['valid']:.2f} are valid; refused: {counted(report['invalid'])}", flush=True)
         if n == s.passes + s.rounds or state["rounds"] and state["rounds"][-1]["valid"] >= ENOUGH:
             return
-        given, own = pairs_of_pass(world, policy, s, n), [Rollout(0, *pair) for pair in state["own"]]
+        (given, lost), own = pairs_of_pass(world, policy, s, n), [Rollout(0, *pair) for pair in state["own"]]
         pairs = sum(given.values(), own)  # the examples keep the agent's role as well
         name = f"pass {n + 1} of {s.passes}" if n < s.passes else f"round {n + 1 - s.passes} of {s.rounds}"
         parts = {"answers": given["agent"], "tasks": given.get("env"), "texts of its own": own}
         parts = ", ".join(f"{len(some)} {what}" for what, some in parts.items() if some)
-        lost = sum(map(len, imitated(world, s, n).values())) - sum(map(len, given.values()))
         print(f"{name}: imitates {parts} in {-(-len(pairs) // BATCH)} steps"
               + f"; leaves out {lost} longer than --max-...-tokens" * bool(lost), flush=True)
         began = time.time()

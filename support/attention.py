@@ -187,7 +187,6 @@ def heads_of(config):
     return heads, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
-# ordinary calls keep the library's masks: only calls that bring a layout are treated differently
 def eager_in_fp32(layer, query, key, value, mask, **options):
     """The plain attention of a model's own family, with scores in fp32, as those of `group_attention` are.
 
@@ -198,6 +197,7 @@ def eager_in_fp32(layer, query, key, value, mask, **options):
     return out.to(query.dtype), weights
 
 
+# ordinary calls keep the library's masks: only calls that bring a layout are treated differently
 AttentionInterface.register("prompt_once", group_attention)
 AttentionMaskInterface.register("prompt_once", sdpa_mask)
 AttentionInterface.register("eager_fp32", eager_in_fp32)

@@ -61,7 +61,7 @@ CHECKS = (
      "{reward:.2f} on average: bring easier base tasks if that is low, harder ones if high, or raise --G"),
     ("invalid", lambda r, history, o: refused(r) > 2 / 3 * r["written"],
      "most of {written} texts are not tasks ({reasons}): for truncated ones raise --max-task-tokens "
-     "{max_task_tokens}; if it never knew the form, train its start longer, else raise --env-kl"),
+     "{max_task_tokens}; never knew the form: train its start longer; else raise --env-kl, lower --env-lr"),
     ("KL cap", lambda r, history, o: all(m["env_capped"] and not m["env_steps"] for m in [*history[-1:], r]),
      "the simulator's first step moved it too far and was undone, twice in a row: lower --env-lr"),
     ("KL", lambda r, history, o: min(m["env_kl"] for m in [*history[-1:], r]) > 2.0,
