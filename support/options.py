@@ -172,10 +172,11 @@ def _add(p, name, kind, default, text, values=()):
     text = f"{text}{listed}{shown}".replace("%", "%%")
     metavar = {int: "N", float: "X"}.get(kind, "NAME" if values else "TEXT")
     how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind, metavar=metavar)
-    p.add_argument(_flag(name), help=text, **how)
+    p.add_argument(flag(name), help=text, **how)
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """An option as it is typed."""
     return "--" + name.replace("_", "-")
 
 
@@ -191,7 +192,7 @@ def parse_options(argv, command=None) -> Options:
     options that a resumed run must not change. command: the parser of a command that took its own first."""
     early = Parser(prog="genenv.py", add_help=False)
     for name in ("world", "preset", "out"):
-        early.add_argument(_flag(name), default="")
+        early.add_argument(flag(name), default="")
     early.add_argument("--resume", action="store_true")
     found, _ = early.parse_known_args(argv)
     if found.preset not in ("", *PRESETS):
@@ -210,7 +211,7 @@ def parse_options(argv, command=None) -> Options:
     values = {**own, **(saved or world.defaults({**preset, **given})), **preset, **given}
     for name in saved.keys() - MAY_CHANGE:
         if values[name] != saved[name]:
-            raise UserError(f"{_flag(name)} stays {saved[name]!r} in this run: begin one in another --out")
+            raise UserError(f"{flag(name)} stays {saved[name]!r} in this run: begin one in another --out")
     # the world's own leave the values first
     return check_options(Options(world_options={name: values.pop(name) for name in own}, **values))
 
@@ -225,8 +226,8 @@ def saved_options(path, **changes) -> Options:
     """The options of a run by its folder or config.json, or those in the warm_start.json of a warm
     start, with changes. Raises UserError if there are none, or if another version wrote them."""
     path = Path(path)
-    if (path / "warm_start.json").is_file():
-        raise UserError(f"{path} is the model of a warm start, not a run: give it as --model")
+    if (path / "tokenizer_config.json").is_file():
+        raise UserError(f"{path} is a model, not a run: give it as --model")
     path = path if path.is_file() else path / "config.json"
     if not path.is_file():
         begun = NOT_MODELS["warm_start"] * (path.parent / "warm_start").is_dir()
@@ -247,7 +248,7 @@ def check_options(o: Options) -> Options:
     curriculum, values, theirs = import_own("curriculum"), flat(o), load_world(o.world).OPTIONS
     def need(ok, name, what):
         if not ok:
-            raise UserError(f"{_flag(name)} is {values[name]!r}: {what}")
+            raise UserError(f"{flag(name)} is {values[name]!r}: {what}")
     own = [name for name, of in theirs.items() if type(of[0]) is int and of[0] > 0]
     for holds, words, names in (*RANGES, (lambda v: v >= 1, "at least 1", " ".join(own))):
         for name in names.split():

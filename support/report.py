@@ -20,20 +20,20 @@ from statistics import fmean, pstdev
 
 from curriculum import in_band
 from support.files import UserError, read_jsonl, write_whole
-from support.options import flat, parse_options, saved_options
+from support.options import flag, flat, parse_options, saved_options
 from worlds import world_names
 
 # "length": the world's own unit, which its records name
 PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are compared by the first figure
-    ("Held-out success", "share", {"validation": "sampled answers", "validation_greedy": "greedy answers"},
-     "On tasks that neither model is trained on: it should rise. Greedy answers are the likeliest ones."),
+    ("Held-out success", "share", {"validation": "sampled answers", "validation_greedy": "greedy (likeliest) answers"},
+     "On tasks that neither model is trained on: it should rise."),
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
      "A trained simulator imitates tasks in the band. Success may end above it: the agent learns from them."),
     ("Mixed groups", "share", {"mixed_share": "of generated tasks"},
      "Only tasks with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
-    ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "effective, with older ones"},
-     "A trained simulator imitates them. Effective: sample size by RWR's weights."),
+    ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "and older, effective by RWR's weights"},
+     "A trained simulator imitates them."),
     ("Length of generated tasks", "length", {"task_length": "their mean"}, "Longer ones are mostly harder."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
@@ -43,7 +43,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Length of responses", "tokens", {"response_length": "to generated tasks"},
      "Longer tasks take longer responses. Near --max-response-tokens they are cut off and earn nothing."),
     ("KL", "nats per token", {"env_kl": "simulator", "env_kl_step": "its last update alone", "kl": "agent"},
-     "Distance from the start, or from before the update. Above 2, do not trust the simulator."))
+     "How far a model has moved from its start. Above 2, do not trust it."))
 GROUPS = {"Success": PANELS[:3], "Generated tasks": PANELS[3:7], "Health of both models": PANELS[7:]}
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "written": {"refused", "env_kept"}, "distinct_tasks": {
@@ -72,11 +72,9 @@ def facts(metrics) -> dict:
     """{name: value as text} of what matters most in a run, at its start and now."""
     change = lambda key, form: f"{shown(metrics[0], key, form)} -> {shown(metrics[-1], key, form)}"
     return {"held-out success": f"{change('validation', '.3f')}, {gain(metrics[-1], metrics[0])}",
+            "the same, greedy answers": change("validation_greedy", ".3f"),
             "success on generated tasks": change("success_rate", ".2f"),
             "mixed groups": change("mixed_share", ".2f"),
-            "RWR weights, max / min": shown(metrics[-1], "env_weight_ratio", ".2f"),
-            f"task length, in {metrics[-1].get('length_unit', 'units')}": change("task_length", ".2f"),
-            "agent's entropy, in nats": change("entropy", ".2f"),
             "training, CPU minutes": f"{sum(m['cpu_seconds'] for m in metrics) / 60:.1f}",
             "warnings": ", ".join(f"{name} in {when}" for name, when, _ in warned(metrics)) or "none"}
 
@@ -168,9 +166,11 @@ def picture(lines: dict, unit: str, band) -> str:
 
 
 # no script runs and nothing is fetched, whatever a model wrote
-UNIMPORTANT = "out", "threads", "date"  # options that change nothing, in a list of differences
+UNIMPORTANT = "--out", "--threads", "--date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 CAUTION = "The error is over held-out tasks; seeds often differ by more: scripts/README.md makes several."
+READING = """Read held-out success first. Then mixed groups, tasks in the band and their variety, which say why
+it rises or stops; then tasks and answers, below."""
 EXPLANATION = """Samples, not in proportion: a task, in grey the one it varies, a right answer, the best and
 worst attempt (r: reward). A trained simulator imitates new tasks in the band; older ones were tried again."""
 
@@ -179,11 +179,11 @@ def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
     metrics, o = read_run(folder := Path(folder))
     usual = flat(parse_options(["--world", o.world] * (o.world in world_names())))
-    options = [[k, v] for k, v in flat(o).items() if v != usual.get(k) and k not in UNIMPORTANT]
+    options = [[name, v] for k, v in flat(o).items() if v != usual.get(k) and (name := flag(k)) not in UNIMPORTANT]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
-        table([["alpha, k_min", f"{o.alpha:g}, {o.k_min:g}"], *facts(metrics).items()]),
+        table([["alpha, k_min", f"{o.alpha:g}, {o.k_min:g}"], *facts(metrics).items()]) + f"<p>{READING}</p>",
         f"<h2>Warnings, explained in TROUBLESHOOTING.md</h2>{table(w)}" if (w := warned(metrics)) else "",
         curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         "<h2>Held-out tasks</h2>", table([[metrics[-1].get("category_name", "kind"), "tasks", "success"], *(
@@ -198,7 +198,7 @@ def compare(folders, out) -> str:
     """Write a page with the curves of several runs over each other, by default compare.html in the last of
     the folders; returns what to print. Raises UserError as read_run does."""
     records, options = zip(*map(read_run, folders))
-    rows = [[name, *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
+    rows = [[flag(name), *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
     first = {o.seed: (run, m[last]) for run, m, o in [*zip(folders, records, options)][::-1]}

@@ -169,9 +169,9 @@ def alpha_of(run) -> float:
 
 
 def note_refused(run, seed_task, text, reason):
-    """Count an invalid generation; keep three texts of every reason for samples.jsonl."""
+    """Count an invalid generation; keep one text of every reason for samples.jsonl."""
     run.state.invalid[reason] += 1
-    if run.state.invalid[reason] <= 3:
+    if run.state.invalid[reason] == 1:
         run.state.refused.append([seed_task.text, text[:2000], reason])
 
 

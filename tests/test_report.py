@@ -97,6 +97,6 @@ def test_runs_are_compared_on_one_page(tmp_path):
     assert genenv.main(["compare", str(one), str(two), str(other)]) == 0
     page = (other / "compare.html").read_text()
     rows = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")]
-    assert ["alpha", "0.5", "0.4", "0.5"] in rows and "data:image/png" in page and "do not" in page
+    assert ["--alpha", "0.5", "0.4", "0.5"] in rows and "data:image/png" in page and "do not" in page
     assert [str(two), "0.333", "-0.167 (standard error 0.167, paired by task)", str(one), "0.333"] in rows
     assert genenv.main(["compare", str(tmp_path / "none")]) == 2
