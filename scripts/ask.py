@@ -100,10 +100,7 @@ class Agent:
         """Raises UserError if nobody there can answer."""
         o, self.adapter = who_answers(Path(run))
         with redirect_stdout(None):  # what it says of its files was said before the training
-            try:
-                self.world = load_world("tool_calls")(o)
-            except UserError as error:
-                raise UserError(f"{error}. {run} reads the files that it was made with") from None
+            self.world = load_world("tool_calls")(o)
         self.tools, self.most = offered(run, functions, self.world)
 
     @cached_property
@@ -135,9 +132,10 @@ class Agent:
 def who_answers(folder: Path):
     """(options, folder of the agent's adapter or "") of a run's or a warm start's folder."""
     if (folder / "warm_start.json").is_file():
-        return saved_options(folder / "warm_start.json", model=str(folder)), ""
-    if (folder / "tokenizer_config.json").is_file():
-        raise UserError(f"{folder} is a model without functions: ask a run, or the --out of a warm start")
+        o = saved_options(folder / "warm_start.json", model=str(folder))
+        kept = {path.name: str(path) for path in (folder / "files").glob("*")}
+        own = {name: kept.pop(name) for name in o.world_options.keys() & kept}
+        return replace(o, world_options=o.world_options | own, **kept), ""
     o, adapter = saved_options(folder), folder / "adapters" / "agent"
     if o.world != "tool_calls" or not adapter.is_dir():
         fault = f"is of the world {o.world}" if o.world != "tool_calls" else "has no adapters/agent yet"

@@ -29,7 +29,7 @@ from pathlib import Path
 from support import checkpoint
 from support.files import UserError, check_hub, write_whole
 from support.health import counted
-from support.options import Parser, Stopped, at_least, parse_options
+from support.options import Parser, Stopped, at_least, flat, parse_options
 from worlds import held_out_keys, open_world, probe_texts, written_tasks
 
 ADAPTER = "warm"
@@ -51,13 +51,11 @@ def main(argv) -> int:
     with claim(Path(s.out)):
         print("loading torch and the model; if stopped, give it again: it keeps whole passes ...", flush=True)
         try:
-            rounds = make(world, s, o, Path(s.out))
+            make(world, s, o, Path(s.out))
         except KeyboardInterrupt:
             kept = (Path(s.out) / "warm_start" / "state.pt").is_file()
             how = "goes on after the last whole pass" if kept else "begins anew, as no pass had ended"
             raise Stopped(2, f"stopped; the same command {how}") from None
-    if rounds and rounds[-1]["valid"] < ENOUGH:
-        print(f"only {rounds[-1]['valid']:.0%} of its texts are valid: try more passes, rounds or examples")
     run = ["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"]
     print(f"go on with: {f'python genenv.py ask {shlex.quote(s.out)}' if s.role else shlex.join(run)}")
     return 0
@@ -93,9 +91,9 @@ def claim(out: Path):
     return checkpoint.lock_folder(out / "warm_start")
 
 
-def make(world, s, o, out: Path) -> list[dict]:
-    """Imitate, merge, write the model and its report into the claimed folder; returns what was written
-    before each round. Raises UserError."""
+def make(world, s, o, out: Path):
+    """Imitate, merge, write the model, its report and copies of the user's files into the claimed folder.
+    Raises UserError."""
     import torch  # here and not above: mistakes are answered at once
     from policy import Policy
     from support.loading import policy_options
@@ -113,10 +111,13 @@ def make(world, s, o, out: Path) -> list[dict]:
     s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, s, 0)[0])
     learn(world, policy, s, state, path)
     merge(policy, o, out)
+    (out / "files").mkdir(exist_ok=True)
+    for name in ("tools", "base_tasks", "validation_tasks"):  # for `ask`, wherever the folder is taken
+        if Path(path := flat(o).get(name, "")).is_file():
+            shutil.copy(path, out / "files" / name)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
     write_whole(out / "warm_start.json", json.dumps(report, indent=1))
     shutil.rmtree(out / "warm_start")
-    return state["rounds"]
 
 
 # ---------------------------------------------------------------------------------------------

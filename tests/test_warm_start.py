@@ -11,7 +11,7 @@ from helpers import dense_logprobs, flat, one_line, randomise
 import genenv
 from policy import Policy
 from rwr import rwr_step
-from scripts import warm_start
+from scripts import ask, warm_start
 from support.files import append_jsonl
 from support.options import Options
 from worlds import load_world
@@ -118,7 +118,7 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, mod
     assert genenv.main(argv(model, tasks, out)) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     first, second, _ = json.loads((out / "warm_start.json").read_text())["nats_per_token"]
-    assert second < first
+    assert second < first and ask.who_answers(out)[0].base_tasks == str(out / "files" / "base_tasks")
 
 
 def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
