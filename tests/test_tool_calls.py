@@ -77,7 +77,7 @@ LIGHT = {"name": "set_light", "description": "Switch a light.", "parameters": {
 DOOR = {"name": "lock.door", "description": "Lock a door.", "parameters": {
     "type": "object", "properties": {"locked": {"type": "boolean"}}, "required": ["locked"]}}
 HALL = {"name": "set_light", "arguments": {"room": "hall", "level": 5}}
-LOCK = {"name": "lock.door", "arguments": {"locked": True}}
+LOCK, GONG = {"name": "lock.door", "arguments": {"locked": True}}, {**DOOR, "name": "gong", "parameters": {}}
 
 
 def record(task="Put the hall light on level five.", tools=(LIGHT, DOOR), calls=(HALL,), **more):
@@ -315,8 +315,8 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
         world = World(options(base_tasks=lines(tmp_path / "tasks.jsonl", records)))
         assert ("reply: none" in world.agent_prompt(SEED)[0]["content"]) == mentioned
         assert world.score(SEED, "none") == (0.0, mentioned)
-    other = make_task(record("Roses, please!", calls=[]), "base")
-    assert not set(same_task_key(NONE)) & set(same_task_key(other))
+    keys = lambda n, calls: {*same_task_key(make_task(record(f"Ring {n}!", [GONG], calls), "base"))}
+    assert not any(keys(1, calls) & keys(2, calls) for calls in ([], [{"name": "gong", "arguments": {}}]))
 
 
 # ---------------------------------------------------------------------------------------------

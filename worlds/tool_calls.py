@@ -106,7 +106,8 @@ def same_task_key(task: Task) -> tuple[str, ...]:
     """What a task is recognised by: its calls however it is worded, and its words."""
     if "keys" not in vars(task):  # beside its fields: every task of a file is asked for it many times
         task.keys = (task_id({"question": words_of(task.text)}),)
-        if task.spec.get("calls"):  # else a question; or nothing to call, which is many tasks' answer
+        # else a question; or nothing to call, or to fill in: the answer of many tasks
+        if any(call["arguments"] for call in task.spec.get("calls") or ()):
             calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
             task.keys = (task_id({"calls": calls}), *task.keys)
     return task.keys
