@@ -1,17 +1,19 @@
-"""Ask the trained agent: which calls does it make for a request of your own?
+"""Ask an agent, trained or not: which calls does it make for a request of your own?
 
 Usage:
     python genenv.py ask RUN "Put the dentist on Friday at nine"
     python genenv.py ask RUN                            # its held-out requests: which it gets right
     python genenv.py ask RUN --file requests.txt --json # or examples.jsonl, with the right calls
     python genenv.py ask RUN "Dim the study" --functions dim,lock
+    python genenv.py ask MODEL --tools LIST --base-tasks EXAMPLES "Dim the study"
 
     from scripts.ask import Agent                       # in a program of your own
-    answer = Agent("RUN")("Dim the study")
+    answer = Agent("RUN")("Dim the study")              # or Agent("MODEL", tools=..., base_tasks=...)
 
-RUN is a run folder of the tool_calls world, or the model folder of a warm start. The agent answers
-greedily, in the form that it was trained in, and the calls that come back are printed. Nothing is
-ever executed: a call is text, and whoever carries it out has to check it first. An answer that does not
+RUN is a run folder of the tool_calls world, or the model folder of a warm start. MODEL is a chat model
+that was not trained here, a folder or hub name: it is shown the examples that share most words with the
+request, as turns of a chat. The agent answers greedily, and the calls that come back are printed. Nothing
+is ever executed: a call is text, and whoever carries it out has to check it first. An answer that does not
 fit its function is printed as it is, with what is wrong; values that do not stand in the request are
 named. For requests with the right calls in them (lines of --base-tasks) it says which it gets right.
 With --json each line has "request", "response", "offered", "calls" (null if none can be read), "fault" (what
@@ -32,23 +34,24 @@ from functools import cached_property
 from pathlib import Path
 
 from data_pool import Task
-from support.files import UserError, choose, read_jsonl
-from support.options import Parser, saved_options
+from support.files import UserError, check_hub, choose, read_jsonl
+from support.options import Parser, parse_options, saved_options
 from worlds import load_world, open_policy, special_token_in, task_texts
 from worlds.call_text import NOTHING, write_call
 from worlds.leaks import ungrounded
 from worlds.schemas import words_of
 from worlds.tool_calls import MOST_SHOWN, misfit, parse_calls, read_tasks
 
-STEM = 5   # letters by which two words are one: reminder and remind
+STEM = 5    # letters by which two words are one: reminder and remind
+SHOTS = 18  # examples in the prompt of a model that was not trained
 
 
 def main(argv) -> int:
     """The command `genenv.py ask`. Raises UserError, returns 0."""
     args, marks = parser().parse_intermixed_args(argv), []  # options may stand between RUN and the request
-    agent = Agent(args.run, args.functions)
-    tasks = read_requests(args, agent.world)
-    print(f"loading torch and the model; answers: {len(tasks)}, on a CPU seconds each ...", file=sys.stderr)
+    agent = Agent(args.run, args.functions, args.tools, args.base_tasks)
+    tasks = read_requests(args, agent)
+    print(f"{len(agent.tools)} functions; loading the model; {len(tasks)} answers ...", file=sys.stderr)
     for task in tasks:
         marks.append(mark := mark_of(agent, task, answer := agent(task.text)))
         fault, value = answer["fault"], answer["ungrounded"] if mark != "right" else ""
@@ -65,24 +68,27 @@ def main(argv) -> int:
 def parser():
     """The command line of `ask`."""
     p = Parser(prog="genenv.py ask", description=__doc__.splitlines()[0])
-    p.add_argument("run", help="run folder, such as runs/001-genenv, or that of a warm start")
+    p.add_argument("run", help="run folder, such as runs/001-genenv, that of a warm start, or a chat model")
     p.add_argument("request", nargs="*", help="what is asked for; if empty, the held-out requests")
     p.add_argument("--file", default="", help="requests, one a line, or examples")
     p.add_argument("--functions", default="", metavar="A,B", help="offer these alone, all of them")
     p.add_argument("--json", action="store_true", help="one JSON object a request")
+    p.add_argument("--tools", default="", metavar="LIST", help="functions, for a model that was not trained")
+    p.add_argument("--base-tasks", default="", metavar="EXAMPLES", help="what it is shown in its prompt")
     return p
 
 
-def read_requests(args, world) -> list[Task]:
+def read_requests(args, agent) -> list[Task]:
     """The requests of the command line and of --file, tasks without calls; examples have theirs. Without
-    either the held-out ones. Raises UserError if there are none, or an example cannot be used."""
+    either the held-out ones; of a model that was not trained all examples, as none stands in its own prompt.
+    Raises UserError if there are none, or an example cannot be used."""
     lines = Path(args.file).read_text("utf-8-sig", "replace").splitlines() if args.file else []
     examples = any(line.strip()[:1] == "{" for line in lines)
     lines = [" ".join(args.request), *lines * (not examples)]
     tasks = [Task(line.strip(), {}) for line in lines if line.strip()]
-    tasks += read_tasks(args.file, world.tools, world.form) if examples else []
+    tasks += read_tasks(args.file, agent.world.tools, agent.world.form) if examples else []
     if not args.file and not args.request:
-        tasks = [task for task in world.validation_tasks() if "calls" in task.spec]
+        tasks = [task for task in agent.examples or agent.world.validation_tasks() if "calls" in task.spec]
     if not tasks:
         raise UserError(f"there is no request to ask in {args.file or 'what was given'}")
     return tasks
@@ -93,14 +99,16 @@ def read_requests(args, world) -> list[Task]:
 
 
 class Agent:
-    """The agent of a run or of a warm start, loaded at the first request: Agent("runs/try")("Dim the study")
-    returns what --json prints, less "right". functions: names, with commas, of those to offer alone."""
+    """The agent of a run or of a warm start, or a chat model with its files, loaded at the first request:
+    Agent("runs/mine")("Dim the study") returns what --json prints, less "right". functions: names, with
+    commas, of those to offer alone."""
 
-    def __init__(self, run, functions=""):
+    def __init__(self, run, functions="", tools="", base_tasks=""):
         """Raises UserError if nobody there can answer."""
-        o, self.adapter = who_answers(Path(run))
+        o, self.adapter = who_answers(Path(run), tools, base_tasks)
         with redirect_stdout(None):  # what it says of its files was said before the training
             self.world = load_world("tool_calls")(o)
+        self.examples = sum(self.world.splits.values(), []) * bool(tools or base_tasks)
         self.tools, self.most = offered(run, functions, self.world)
 
     @cached_property
@@ -115,7 +123,8 @@ class Agent:
         if token := special_token_in(request, self.policy.tokenizer):
             raise UserError(f"{request[:40]!r} spells {token!r}, a control token of the model: reword it")
         task = Task(request, {"tools": few, "calls": [], "ordered": False})
-        prompt = self.policy.encode(self.world.agent_prompt(task))
+        system, asked = self.world.agent_prompt(task)
+        prompt = self.policy.encode([system, *self.shots(request), asked])
         if len(prompt) > o.max_prompt_tokens:
             raise UserError(f"{request[:40]!r} makes a prompt of {len(prompt)} tokens, more than "
                             f"{o.max_prompt_tokens}: name fewer --functions")
@@ -128,18 +137,26 @@ class Agent:
                 "ungrounded": ungrounded(Task(request, {"tools": few, "calls": sound})),
                 "offered": [tool["name"] for tool in few]}
 
+    def shots(self, request: str) -> list[dict]:
+        """The examples nearest to a request, and their answers, as chat messages."""
+        world, tasks = self.world, [task for task in self.examples if task.text != request]
+        return [turn for i in nearest(request, [task.text for task in tasks], SHOTS) for turn in (
+            world.agent_prompt(tasks[i])[-1], {"role": "assistant", "content": world.gold(tasks[i])})]
 
-def who_answers(folder: Path):
-    """(options, folder of the agent's adapter or "") of a run's or a warm start's folder."""
+
+def who_answers(folder: Path, tools="", base_tasks=""):
+    """(options, folder of the agent's adapter or "") of a run's or a warm start's folder, or of a model that
+    was not trained and its files."""
+    if tools or base_tasks:
+        o = parse_options(["--preset=135m-cpu", "--max-prompt-tokens=4096", "--max-response-tokens=128",
+                           f"--model={folder}", f"--tools={tools or 'base'}", f"--base-tasks={base_tasks}"])
+        check_hub(o.model)
+        return o, ""
     if (folder / "warm_start.json").is_file():
-        o = saved_options(folder / "warm_start.json", model=str(folder))
-        kept = {path.name: str(path) for path in (folder / "files").glob("*")}
-        own = {name: kept.pop(name) for name in o.world_options.keys() & kept}
-        return replace(o, world_options=o.world_options | own, **kept), ""
+        return saved_options(folder / "warm_start.json", model=str(folder)), ""
     o, adapter = saved_options(folder), folder / "adapters" / "agent"
     if o.world != "tool_calls" or not adapter.is_dir():
-        fault = f"is of the world {o.world}" if o.world != "tool_calls" else "has no adapters/agent yet"
-        raise UserError(f"ask needs a run of the world tool_calls that has ended, and {folder} {fault}")
+        raise UserError(f"ask needs an ended run of the world tool_calls: {folder} (world {o.world}) is none")
     return o, str(adapter)
 
 
@@ -157,22 +174,23 @@ def offered(run, functions: str, world):
     return [by_name[name] for name in named or dict.fromkeys(tool["name"] for tool in tools)], most
 
 
-def words(text: str) -> frozenset[str]:
-    """Words of a text by their first letters."""
-    return frozenset(word[:STEM] for word in words_of(text) if len(word) > 1)
-
-
 def short_list(request: str, tools: list, number: int) -> list[dict]:
-    """The `number` functions nearest to a request, in the order of the list.
+    """The `number` functions nearest to a request, in the order of the list."""
+    arguments = [" ".join(task_texts(tool["parameters"].get("properties", {}))) for tool in tools]
+    texts = [f"{tool['name']} {tool['description']} {some}" for tool, some in zip(tools, arguments)]
+    return [tools[i] for i in nearest(request, texts, number)]
 
-    How near: the sum of log(functions / functions with the word) over the words that they share.
+
+def nearest(request: str, texts: list[str], number: int) -> list[int]:
+    """The positions of the texts, at most `number`, that are nearest to a request, in rising order.
+
+    How near: the sum of log(texts / texts with the word) over the words that they share, known by their
+    first letters.
     """
-    having = [words(f"{tool['name']} {tool['description']} "
-                    + " ".join(task_texts(tool["parameters"].get("properties", {})))) for tool in tools]
-    count, asked = Counter(word for own in having for word in own), words(request)
-    worth = [sum(math.log(len(tools) / count[word]) for word in asked & own) for own in having]
-    best = sorted(range(len(tools)), key=lambda i: -worth[i])[:number]  # stable
-    return [tools[i] for i in sorted(best)]
+    asked, *having = [{word[:STEM] for word in words_of(text) if len(word) > 1} for text in (request, *texts)]
+    count = Counter(word for own in having for word in own)
+    worth = [sum(math.log(len(texts) / count[word]) for word in asked & own) for own in having]
+    return sorted(sorted(range(len(texts)), key=lambda i: -worth[i])[:number])  # stable
 
 
 # ---------------------------------------------------------------------------------------------

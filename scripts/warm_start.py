@@ -10,9 +10,8 @@ Usage:
 As the agent the model imitates the expected answers, as the simulator the tasks that it could have
 written (`warm_start_pairs` of the world): passes of rwr.rwr_step with weights of 1 over one LoRA, by
 AdamW with a falling rate. Then, in rounds, the simulator writes, and imitates what passes every check,
-until ENOUGH of it is valid. With --role agent the model imitates answers alone: enough for `ask`, not for
-a run. Held-out tasks are never imitated. DIR becomes a model folder; warm_start.json in it says how it
-went. The same command goes on after the last complete pass.
+until ENOUGH of it is valid. Held-out tasks are never imitated. DIR becomes a model folder; warm_start.json
+in it says how it went. The same command goes on after the last complete pass.
 
 Deviations: the adapter is merged into the base, so that "adapters off" is the initial policy of both
 players, and the reference, as always. A start that is too sharp is as bad as none: where attempts at a
@@ -29,7 +28,7 @@ from pathlib import Path
 from support import checkpoint
 from support.files import UserError, check_hub, write_whole
 from support.health import counted
-from support.options import Parser, Stopped, at_least, flat, parse_options
+from support.options import Parser, Stopped, at_least, parse_options
 from worlds import held_out_keys, open_world, probe_texts, written_tasks
 
 ADAPTER = "warm"
@@ -46,7 +45,7 @@ def main(argv) -> int:
     """The command `genenv.py warm-start`. Raises UserError, returns 0."""
     s, o, rest = parse(argv)
     world = open_world(o)
-    need_pairs(world, imitated(world, s, 0))
+    need_pairs(world, world.warm_start_pairs(0))
     check_hub(o.model)
     with claim(Path(s.out)):
         print("loading torch and the model; if stopped, give it again: it keeps whole passes ...", flush=True)
@@ -56,8 +55,8 @@ def main(argv) -> int:
             kept = (Path(s.out) / "warm_start" / "state.pt").is_file()
             how = "goes on after the last whole pass" if kept else "begins anew, as no pass had ended"
             raise Stopped(2, f"stopped; the same command {how}") from None
-    run = ["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"]
-    print(f"go on with: {f'python genenv.py ask {shlex.quote(s.out)}' if s.role else shlex.join(run)}")
+    run = shlex.join(["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"])
+    print(f"go on with: {run}")
     return 0
 
 
@@ -68,7 +67,6 @@ def parse(argv):
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--model", default="", help="folder or hub name of a chat model")
     p.add_argument("--passes", type=at_least(1), default=0, help="over the examples; else by their number")
-    p.add_argument("--role", choices=("agent",), default="", help="imitate as the agent alone, for `ask`")
     p.add_argument("--rounds", type=at_least(0), default=2, help="of imitating what it wrote, at most")
     p.add_argument("--lr", type=float, default=0, help="peak of a falling rate, else 1e-3, wide models 3e-4")
     s, rest = p.parse_known_args(argv)
@@ -78,7 +76,6 @@ def parse(argv):
         "needs an --lr between 0 and 1" if not 0 <= s.lr < 1 else "takes no --env-model" * bool(o.env_model)
     if fault:
         raise UserError(f"warm-start {fault}")
-    s.rounds = 0 if s.role else s.rounds  # in which the simulator writes
     return s, o, rest
 
 
@@ -92,8 +89,7 @@ def claim(out: Path):
 
 
 def make(world, s, o, out: Path):
-    """Imitate, merge, write the model, its report and copies of the user's files into the claimed folder.
-    Raises UserError."""
+    """Imitate, merge, write the model and its report into the claimed folder. Raises UserError."""
     import torch  # here and not above: mistakes are answered at once
     from policy import Policy
     from support.loading import policy_options
@@ -108,13 +104,9 @@ def make(world, s, o, out: Path):
     probe_texts(world, policy)
     # measured with 576 and 1,536: with 1e-3 the larger model answers 25 of 35 requests instead of 32
     s.lr = s.lr or (3e-4 if policy.lm.config.get_text_config(decoder=True).hidden_size >= 1024 else 1e-3)
-    s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, s, 0)[0])
+    s.passes = s.passes or passes_for(world, pairs_of_pass(world, policy, 0)[0])
     learn(world, policy, s, state, path)
     merge(policy, o, out)
-    (out / "files").mkdir(exist_ok=True)
-    for name in ("tools", "base_tasks", "validation_tasks"):  # for `ask`, wherever the folder is taken
-        if Path(path := flat(o).get(name, "")).is_file():
-            shutil.copy(path, out / "files" / name)
     report = {"settings": settings, "nats_per_token": state["nats"], "rounds": state["rounds"]}
     write_whole(out / "warm_start.json", json.dumps(report, indent=1))
     shutil.rmtree(out / "warm_start")
@@ -124,15 +116,10 @@ def make(world, s, o, out: Path):
 # what is imitated
 
 
-def imitated(world, s, number: int) -> dict:
-    """{role: pairs of texts} of a pass, in both roles or in that of --role."""
-    return {role: some for role, some in world.warm_start_pairs(number).items() if s.role in ("", role)}
-
-
-def pairs_of_pass(world, policy, s, number: int):
+def pairs_of_pass(world, policy, number: int):
     """({role: [Rollout]} of a pass: what is imitated, as far as a run would let the model say it; how many
     more there are). Raises UserError where that leaves a role too little."""
-    every = imitated(world, s, number)
+    every = world.warm_start_pairs(number)
     short = {role: [r for pair in pairs if within_limits(world, role, r := as_rollout(policy, *pair))]
              for role, pairs in every.items()}
     need_pairs(world, short, "within --max-{prompt,task,response}-tokens: raise these, or ")
@@ -196,12 +183,11 @@ def learn(world, policy, s, state: dict, path: Path):
             print(f"{report['valid']:.2f} are valid; refused: {counted(report['invalid'])}", flush=True)
         if n == s.passes + s.rounds or state["rounds"] and state["rounds"][-1]["valid"] >= ENOUGH:
             return
-        (given, lost), own = pairs_of_pass(world, policy, s, n), [Rollout(0, *pair) for pair in state["own"]]
+        (given, lost), own = pairs_of_pass(world, policy, n), [Rollout(0, *pair) for pair in state["own"]]
         pairs = sum(given.values(), own)  # the examples keep the agent's role as well
         name = f"pass {n + 1} of {s.passes}" if n < s.passes else f"round {n + 1 - s.passes} of {s.rounds}"
-        parts = {"answers": given["agent"], "tasks": given.get("env"), "texts of its own": own}
-        parts = ", ".join(f"{len(some)} {what}" for what, some in parts.items() if some)
-        print(f"{name}: imitates {parts} in {-(-len(pairs) // BATCH)} steps"
+        print(f"{name}: imitates {len(given['agent'])} answers, {len(given['env'])} tasks"
+              + f", {len(own)} texts of its own" * bool(own) + f" in {-(-len(pairs) // BATCH)} steps"
               + f"; leaves out {lost} longer than --max-...-tokens" * bool(lost), flush=True)
         began = time.time()
         order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed + n)).tolist()

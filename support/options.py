@@ -134,7 +134,7 @@ MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"} 
 
 # name: what it is for; each is a module of scripts/
 COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its first run",
-            "ask": "the trained agent of a run answers a request of yours",
+            "ask": "an agent, trained or not, answers a request of yours",
             "export": "the tasks of a run for veRL",
             "compare": "held-out success and curves of several runs on one page; of one run, its report"}
 
@@ -227,7 +227,7 @@ def saved_options(path, **changes) -> Options:
     start, with changes. Raises UserError if there are none, or if another version wrote them."""
     path = Path(path)
     if (path / "tokenizer_config.json").is_file():
-        raise UserError(f"{path} is a model, not a run: give it as --model")
+        raise UserError(f"{path} is a model, not a run: give it as --model, or ask it with --base-tasks")
     path = path if path.is_file() else path / "config.json"
     if not path.is_file():
         begun = NOT_MODELS["warm_start"] * (path.parent / "warm_start").is_dir()

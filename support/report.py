@@ -25,14 +25,14 @@ from worlds import world_names
 
 # "length": the world's own unit, which its records name
 PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are compared by the first figure
-    ("Held-out success", "share", {"validation": "sampled answers", "validation_greedy": "greedy (likeliest) answers"},
+    ("Held-out success", "share", {"validation": "sampled answers", "validation_greedy": "greedy answers"},
      "On tasks that neither model is trained on: it should rise."),
     ("Success on generated tasks", "share",
      {"success_rate": "all attempts", "solved": "tasks solved each time", "unsolved": "tasks never solved"},
      "A trained simulator imitates tasks in the band. Success may end above it: the agent learns from them."),
     ("Mixed groups", "share", {"mixed_share": "of generated tasks"},
      "Only tasks with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
-    ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "and older, effective by RWR's weights"},
+    ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "effective, with older"},
      "A trained simulator imitates them."),
     ("Length of generated tasks", "length", {"task_length": "their mean"}, "Longer ones are mostly harder."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
@@ -169,8 +169,8 @@ def picture(lines: dict, unit: str, band) -> str:
 UNIMPORTANT = "--out", "--threads", "--date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 CAUTION = "The error is over held-out tasks; seeds often differ by more: scripts/README.md makes several."
-READING = """Read held-out success first. Then mixed groups, tasks in the band and their variety, which say why
-it rises or stops; then tasks and answers, below."""
+READING = """Read held-out success first. Then mixed groups, tasks in the band and their variety, which say
+why it rises or stops; then tasks and answers, below."""
 EXPLANATION = """Samples, not in proportion: a task, in grey the one it varies, a right answer, the best and
 worst attempt (r: reward). A trained simulator imitates new tasks in the band; older ones were tried again."""
 
@@ -179,7 +179,7 @@ def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
     metrics, o = read_run(folder := Path(folder))
     usual = flat(parse_options(["--world", o.world] * (o.world in world_names())))
-    options = [[name, v] for k, v in flat(o).items() if v != usual.get(k) and (name := flag(k)) not in UNIMPORTANT]
+    options = [[x, v] for k, v in flat(o).items() if v != usual.get(k) and (x := flag(k)) not in UNIMPORTANT]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",

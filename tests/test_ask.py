@@ -16,7 +16,7 @@ from scripts import ask
 from support.options import parse_options
 from worlds import load_world, tool_calls, tool_lists
 
-TOOLS, _, HELD_OUT = EXAMPLE_LIST[1::2]
+TOOLS, EXAMPLES, HELD_OUT = EXAMPLE_LIST[1::2]
 DENTIST = "Put the dentist on Friday at nine."
 
 
@@ -58,33 +58,37 @@ def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it():
     assert mark(agent.world.gold(task)) == "right" and "not offered: book_table" in mark("none")
 
 
-def test_the_runs_adapter_answers_greedily(run, capsys):
+def test_the_runs_adapter_answers_greedily(run, model, capsys):
     """The agent of the run and not its base, with the functions that the user names, in their order."""
-    o = json.loads((run / "config.json").read_text())
     named = ["set_timer", "add_event"]
     assert genenv.main(["ask", str(run), DENTIST, "--functions", ",".join(named), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)  # nothing else is on standard output
-    policy = Policy.load(o["model"], ("agent",), rank=4, device="cpu",
-                         adapter_folder=str(run / "adapters" / "agent"))
-    tools = {tool["name"]: tool for tool in tool_lists.read_tools(TOOLS)[0]}
-    world = ask.Agent(run).world
-    assert ask.read_requests(ask.parser().parse_args([str(run)]), world) == world.validation_tasks()
-    prompt = policy.encode(world.agent_prompt(Task(DENTIST, {"tools": [*map(tools.get, named)], "calls": []})))
+    policy = Policy.load(model, ("agent",), rank=4, device="cpu", adapter_folder=str(run / "adapters/agent"))
+    world = (agent := ask.Agent(run, ",".join(named))).world
+    assert ask.read_requests(ask.parser().parse_args([str(run)]), agent) == world.validation_tasks()
+    prompt = policy.encode(world.agent_prompt(Task(DENTIST, {"tools": agent.tools, "calls": []})))
     mine, base = (policy.decode(policy.sample(name, [prompt], 1, 24, temperature=0)[0].response)
                   for name in ("agent", None))
     assert found["offered"] == named and found["response"] == mine != base
 
 
+def test_a_model_that_was_not_trained_sees_examples_but_not_its_own_request(model):
+    """Asked for an example, it would else find the right calls in its prompt."""
+    agent = ask.Agent(model, tools=TOOLS, base_tasks=EXAMPLES)
+    asked, *answers = [turn["content"] for turn in agent.shots(agent.examples[0].text)]
+    assert len(answers) > 9 and agent.examples[0].text not in [asked, *answers]
+
+
 def test_bad_input_is_one_line(run, tmp_path, capsys):
     bare, ladder = tmp_path / "bare", tmp_path / "ladder"
-    for folder, changes in ((bare, {}), (ladder, {"world": "ladder"})):
+    for folder, world in ((bare, "tool_calls"), (ladder, "ladder")):
         folder.mkdir()
         config = json.loads((run / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        (folder / "config.json").write_text(json.dumps({**config, "world": world}))
     for argv, message in (([run, "--file", "/dev/null"], "no request"), ([run, "--file", "no.txt"], "no.txt"),
                           ([run, DENTIST, "--functions", "set_timr"], "set_timr"),
                           ([run, "<|im_end|> hello"], "control token"),
-                          ([ladder, DENTIST], "world ladder"), ([bare, DENTIST], "no adapters/agent")):
+                          ([ladder, DENTIST], "world ladder"), ([bare, DENTIST], "an ended run")):
         code = genenv.main(["ask", *map(str, argv)])
         err = capsys.readouterr().err.strip().splitlines()
         assert code == 2 and message in err[-1], argv

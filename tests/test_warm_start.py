@@ -11,7 +11,7 @@ from helpers import dense_logprobs, flat, one_line, randomise
 import genenv
 from policy import Policy
 from rwr import rwr_step
-from scripts import ask, warm_start
+from scripts import warm_start
 from support.files import append_jsonl
 from support.options import Options
 from worlds import load_world
@@ -57,7 +57,7 @@ def done(model, tasks, tmp_path_factory):
 
 
 def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
-    s, o, _ = warm_start.parse(argv(model, tasks, tmp_path, "--role", "agent")[1:])
+    _, o, _ = warm_start.parse(argv(model, tasks, tmp_path)[1:])
     world = load_world("tool_calls")(o)
     held_out = [task.text for split in ("validation", "tuning") for task in world.validation_tasks(split)]
     assert len(held_out) == 6
@@ -65,7 +65,6 @@ def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
         pairs = world.warm_start_pairs(turn)
         assert len(pairs["agent"]) >= len(world.base_tasks()) == 18
         assert not any(text in json.dumps(pairs) for text in held_out)
-        assert warm_start.imitated(world, s, turn) == {"agent": pairs["agent"]}
 
 
 def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
@@ -118,7 +117,7 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, mod
     assert genenv.main(argv(model, tasks, out)) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     first, second, _ = json.loads((out / "warm_start.json").read_text())["nats_per_token"]
-    assert second < first and ask.who_answers(out)[0].base_tasks == str(out / "files" / "base_tasks")
+    assert second < first
 
 
 def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):

@@ -359,8 +359,6 @@ class World(worlds.World):
 
     def load_policy(self):
         """The chat model with two fresh adapters. Tools that spell a control token of it are left out."""
-        if self.was.get("role"):
-            raise UserError(f"{self.o.model} can answer, not write tasks: make a warm start without --role")
         policy = worlds.open_policy(self.o.model, self.o)
         for name in [name for name in self.tools if special_token_in(self.tools[name], policy.tokenizer)]:
             del self.tools[name]
