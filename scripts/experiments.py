@@ -7,6 +7,7 @@ Usage:
     python -m scripts.experiments ladder --seeds 5            # the table of README
     python -m scripts.experiments household --seeds 5
     python -m scripts.experiments words --model "starts/stale-{seed}"
+    python -m scripts.experiments mine                        # any world: variants random, static ...
     python -m scripts.experiments ladder --seeds 1 --epochs 2 # what is not an option here goes to every run
 
 A suite that was interrupted goes on: results/SUITE.jsonl has one line for each finished run, and a run
@@ -30,7 +31,7 @@ import numpy as np
 
 from support.files import UserError, append_jsonl, read_jsonl
 from support.options import Options, Parser, at_least, exit_code
-from worlds import load_world
+from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent
 TEACHER, TIMES = "runs/teacher-1777.jsonl", 1777 / 544  # the paper's larger teacher set, and its base set
@@ -158,11 +159,9 @@ def in_time_of(ours, rival) -> float:
 
 def table(suite: str, records) -> str:
     """Markdown: means over seeds, and the first variant minus each other one, paired by seed."""
-    have = {r["name"] for r in records}
     runs = {name: {r["seed"]: r["metrics"] for r in records if r["name"] == name}
-            for name in SUITES[suite] if name in have}
-    heads = ["variant", "runs", *MEASURES]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+            for name in SUITES[suite] if name in {r["name"] for r in records}}
+    lines = [f"| variant | runs | {' | '.join(MEASURES)} |", "|---" * (2 + len(MEASURES)) + "|"]
     for name, seeds in runs.items():
         cells = [interval([f(ms) for ms in seeds.values()]).replace("+", "") for f in MEASURES.values()]
         lines.append(f"| {name} | {len(seeds)} | {' | '.join(cells)} |")
@@ -180,12 +179,14 @@ def table(suite: str, records) -> str:
 def main(argv) -> int:
     """Run a suite to its end, then write and print its table."""
     p = Parser(prog="python -m scripts.experiments", description=__doc__)
-    p.add_argument("suite", choices=SUITES)
+    p.add_argument("suite", choices={**SUITES, **dict.fromkeys(world_names())})
     p.add_argument("--seeds", type=at_least(1), default=3, help="runs of each variant")
     p.add_argument("--jobs", type=at_least(1), default=os.cpu_count(), help="processes at a time")
     p.add_argument("--only", nargs="+", default=(), metavar="VARIANT")
     p.add_argument("--out", default="", help="folder of the results; empty: results")
     args, extra = p.parse_known_args(argv)
+    SUITES.setdefault(args.suite, RIVALS)
+    BASES.setdefault(args.suite, ["--world", args.suite])
     results = Path(args.out or ROOT / "results") / f"{args.suite}.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
     if unknown := [name for name in args.only if name not in SUITES[args.suite]]:

@@ -85,7 +85,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     # an unknown word would be read as padding, silently; a generator of its own: rng is not moved
     texts = " ".join(text for pair in pairs_fn(random.Random(seed), batch) for text in pair)
     if wrong := sorted({*texts.split(), *SPECIAL} - {*words} | {w for w in words if words.count(w) > 1}):
-        raise UserError("WORDS must name each word and SPECIAL just once: " + ", ".join(map(repr, wrong[:9])))
+        raise UserError(f"WORDS must name each word, and SPECIAL, once; missing or doubled: {wrong[:9]}")
     print(f"training the base model of this world, {steps} steps ...", flush=True)
     with torch.random.fork_rng():  # transformers initialises weights from the global generator
         torch.manual_seed(seed)
@@ -117,9 +117,10 @@ def check_pairs(world, limit):
     note = lambda tasks, task, prompt: tasks.update({prompt: task}) or prompt  # what a prompt was made for
     trial.agent_prompt = lambda task: note(asked, task, world.agent_prompt(task))
     trial.env_prompt = lambda task, *rest: note(varied, task, world.env_prompt(task, *rest))
-    pairs = [pair for _ in range(16) for pair in trial.pairs(rng, 64)]  # one call may be of one role
+    pairs = [pair for _ in range(16) for pair in trial.pairs(rng, 64) or ()]  # one call may be of one role
     tasks = list(asked.values())
-    for seed, text in [(varied[prompt], text) for prompt, text in pairs if prompt in varied]:
+    said = [(varied[prompt], text) for prompt, text in pairs if prompt in varied]
+    for seed, text in said:
         with suppress(worlds.InvalidTask):
             tasks += [new for new in [world.parse_task(text, seed, 0)] if new.id != seed.id]
     answers = [(asked[prompt], text) for prompt, text in pairs if prompt in asked]
@@ -129,11 +130,11 @@ def check_pairs(world, limit):
     by_chance = sum(single(a) and world.score(a, b)[0] for (a, _), (_, b) in zip(answers, answers[::-1]))
     held_out = worlds.held_out_keys(world)
     seen = [task for task in tasks if not held_out.isdisjoint(worlds.task_keys(world, task))]
-    longest = max(len(" ".join(pair).split()) for pair in pairs)
+    longest = max((len(" ".join(pair).split()) for pair in pairs), default=0)
     # 5 % of answers right, and more than by luck, are what it takes to call them answers
-    if fault := f"{len(asked)} agent_prompts in all" if len(asked) < len(answers) / 12 else \
+    if fault := f"{len(asked)} agent_prompts in all" if len(asked) <= len(answers) / 12 else \
             "answers no better than another task's" if earned <= 1.1 * by_chance + len(answers) / 20 else \
-            "nothing for env_prompt that parse_task reads as a new task" if len(tasks) == len(asked) else \
+            f"no new task for env_prompt: {[text for _, text in said[:2]]}" if len(tasks) == len(asked) else \
             f"{longest} words in a prompt with its answer, the model reads {limit}" if longest > limit else \
             f"the held-out task {seen[0].text!r:.80}" if seen else "":
         raise UserError(f"{inspect.getfile(type(world))}: pairs must give fresh (prompt, answer) texts, "
