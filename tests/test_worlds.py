@@ -164,7 +164,7 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
     ("import random", "import randomm", "ModuleNotFoundError"), ('return " ".j', 'return 1 or "".j', "gold"),
     ("def gold(self, task, slip=lambda: False):", "def gold(self, task)", "SyntaxError"),
     ('digits)), "env", seed_task.id', 'digits)), "env", ""', "parse_task"),
-    ('300, "base", HELD_OUT)', '300, "base")', "is among the"), ("[0].text)", "[0].text[1:])", "nothing"),
+    ('300, "base", HELD_OUT)', '300, "base")', "is among the"), ("[0].text)", "[0].text[1:])", "no new task"),
     ("zip(tasks, answers)", "zip(tasks, answers[1:])", "no better"), ('{task.text} ="', '="', "in all"),
     ('} ="', '}" + " ="*64', "model reads"), ('", HELD_OUT)[0]', '")[0]', "held-out")])
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
