@@ -69,7 +69,7 @@ def parser():
     """The command line of `ask`."""
     p = Parser(prog="genenv.py ask", description=__doc__.splitlines()[0])
     p.add_argument("run", help="run folder, such as runs/001-genenv, that of a warm start, or a chat model")
-    p.add_argument("request", nargs="*", help="what is asked for; if empty, the held-out requests")
+    p.add_argument("request", nargs="*", help="if empty, the held-out requests, or all of EXAMPLES")
     p.add_argument("--file", default="", help="requests, one a line, or examples")
     p.add_argument("--functions", default="", metavar="A,B", help="offer these alone, all of them")
     p.add_argument("--json", action="store_true", help="one JSON object a request")

@@ -36,8 +36,8 @@ def choose_folder(o) -> Path:
         TemporaryFile(dir=next(p for p in (folder, *folder.parents) if p.exists())).close()
     if o.resume and epochs_done(folder) > o.epochs:
         raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {epochs_done(folder)}")
-    # a lock alone is what a run left that was killed before it had begun
-    if not o.resume and folder.exists() and any(f.name != "lock" for f in folder.iterdir()):
+    # these alone are what a run left that was killed before it had begun
+    if not o.resume and folder.exists() and {f.name for f in folder.iterdir()} - {"lock", "tmp-config.json"}:
         raise UserError(f"--out {folder} is not empty: choose another; to go on with a run there, add "
                         "--resume; a warm start's model there: give it as --model")
     return folder
