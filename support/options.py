@@ -227,7 +227,7 @@ def saved_options(path, **changes) -> Options:
     start, with changes. Raises UserError if there are none, or if another version wrote them."""
     path = Path(path)
     if (path / "tokenizer_config.json").is_file():
-        raise UserError(f"{path} is a model, not a run: give it as --model; `ask` needs --tools, --base-tasks")
+        raise UserError(f"{path} is a model, not a run: give it as --model; `ask` needs --base-tasks too")
     path = path if path.is_file() else path / "config.json"
     if not path.is_file():
         begun = NOT_MODELS["warm_start"] * (path.parent / "warm_start").is_dir()
