@@ -106,7 +106,7 @@ class Agent:
     def __init__(self, run, functions="", tools="", base_tasks=""):
         """Raises UserError if nobody there can answer."""
         o, self.adapter = who_answers(Path(run), tools, base_tasks)
-        with redirect_stdout(None):  # what it says of its files was said before the training
+        with redirect_stdout(None):  # its notes were for the training
             self.world = load_world("tool_calls")(o)
         self.examples = sum(self.world.splits.values(), []) * bool(tools or base_tasks)
         self.tools, self.most = offered(run, functions, self.world)
