@@ -35,17 +35,18 @@ from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent
 TEACHER, TIMES = "runs/teacher-1777.jsonl", 1777 / 544  # the paper's larger teacher set, and its base set
-BASES = {"ladder": ["--model", "runs/base/ladder-{seed}"], "tools": ["--world", "tool_calls"],
+BASES = {name: ["--world", name] for name in world_names()} | {
+         "ladder": ["--model", "runs/base/ladder-{seed}"], "tools": ["--world", "tool_calls"],
          "household": ["--world", "household", "--model", "runs/base/household-{seed}"],
          "words": []}  # with --model "FOLDER-{seed}", which a warm start has made
 RIVALS = {"genenv": [], "random": ["--variant", "random"],
           "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
           "static": ["--variant", "static"]}
-SUITES = {  # {suite: {variant: options}}; the first variant is compared with the others
+SUITES = dict.fromkeys(world_names(), RIVALS) | {  # {suite: {variant: options}}; the first variant is compared with the others
     "ladder": {**RIVALS, "genenv, steered":
                "--alpha-schedule integral --k-min 0.45 --lam 6 --beta 8 --agent-lr 1e-3".split(),
                "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", TEACHER]},
-    "household": RIVALS, "words": RIVALS,
+    "words": RIVALS,
     "tools": {"genenv": [], "genenv, graded": ["--agent-reward", "graded"], "random": ["--variant", "random"],
               "bandit": ["--variant", "random", "--world", "bandit"], "base": ["--variant", "base"]}}
 KEPT = "epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds"
@@ -179,14 +180,12 @@ def table(suite: str, records) -> str:
 def main(argv) -> int:
     """Run a suite to its end, then write and print its table."""
     p = Parser(prog="python -m scripts.experiments", description=__doc__)
-    p.add_argument("suite", choices={**SUITES, **dict.fromkeys(world_names())})
+    p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=at_least(1), default=3, help="runs of each variant")
     p.add_argument("--jobs", type=at_least(1), default=os.cpu_count(), help="processes at a time")
     p.add_argument("--only", nargs="+", default=(), metavar="VARIANT")
     p.add_argument("--out", default="", help="folder of the results; empty: results")
     args, extra = p.parse_known_args(argv)
-    SUITES.setdefault(args.suite, RIVALS)
-    BASES.setdefault(args.suite, ["--world", args.suite])
     results = Path(args.out or ROOT / "results") / f"{args.suite}.jsonl"
     results.parent.mkdir(parents=True, exist_ok=True)
     if unknown := [name for name in args.only if name not in SUITES[args.suite]]:

@@ -48,7 +48,7 @@ GROUPS = {"Success": PANELS[:3], "Generated tasks": PANELS[3:7], "Health of both
 # {what must not be 0: the figures that an epoch without it does not measure}
 MEASURED_WITH = {"epoch": {"kl", "env_kept", "alpha"}, "written": {"refused", "env_kept"}, "distinct_tasks": {
                      "success_rate", "solved", "unsolved", "mixed_share", "task_length", "response_length",
-                     "skill_entropy"}, "env_steps": {"env_kl", "env_kl_step", "env_ess", "env_weight_ratio"}}
+                     "skill_entropy"}, "env_steps": {"env_kl", "env_kl_step", "env_ess"}}
 
 
 def measured(m: dict) -> dict:

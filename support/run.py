@@ -16,7 +16,7 @@ import curriculum
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool
 from policy import Policy
 from support import checkpoint, health, memory, metrics as measure, report, screen
-from support.files import UserError, append_jsonl, write_whole
+from support.files import append_jsonl, write_whole
 from support.loading import model_config
 from support.options import Options
 from worlds import World, held_out_keys, open_policy, open_world, probe_texts, read_teacher

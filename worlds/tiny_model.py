@@ -90,7 +90,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     with torch.random.fork_rng():  # transformers initialises weights from the global generator
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(words), eos_token_id=1, pad_token_id=0,
-                                             bos_token_id=None, **{**MODEL, **model_config}))
+                                             bos_token_id=None, **MODEL | model_config))
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.1)
     for _ in trange(steps, desc="base model", leave=False, disable=None):  # None: in a terminal alone
@@ -148,7 +148,7 @@ def load_trained(world, words, **recipe):
     key = "".join(ast.dump(ast.parse(Path(f).read_bytes())) for f in (inspect.getfile(type(world)), __file__))
     folder = Path("runs/base", f"{world.o.world}-{hashlib.sha256(key.encode()).hexdigest()[:8]}")
     if not folder.is_dir():
-        check_pairs(world, {**MODEL, **recipe.get("model_config", {})}["max_position_embeddings"])
+        check_pairs(world, (MODEL | recipe.get("model_config", {}))["max_position_embeddings"])
         save(*train(words, world.pairs, **recipe), new := f"{folder}.{random.random()}")
         if not folder.is_dir():  # another run may have made the same meanwhile
             Path(new).rename(folder)  # whole or not at all
