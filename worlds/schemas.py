@@ -172,7 +172,7 @@ def check_calls(calls, tools: dict, least: int = 1):
     for call in calls:
         need(well_formed(call), "a call is exactly name (text) and arguments (object)")
         name = call["name"]
-        need(name in tools, f"{name!r:.80} is called, but not among this task's tools", "unknown tool")
+        need(name in tools, f"{name!r:.80} is called, but is none of the tools", "unknown tool")
         fault = argument_fault(call["arguments"], tools[name]["parameters"])
         need(not fault, f"call of {name!r:.80}: {fault}", "wrong arguments")
 

@@ -324,21 +324,21 @@ class World(worlds.World):
             raise UserError("--tools needs examples of its functions: give --base-tasks FILE")
         file = o.base_tasks or str(EXAMPLE_TASKS)
         where = (file, self.form, "--base-tasks takes JSONL") if listed == "base" else (listed, self.form)
-        tools, notes = tool_lists.read_tools(*where) if listed else ([], {})
+        tools, self.notes = tool_lists.read_tools(*where) if listed else ([], {})
         self.tools = {tool["name"]: tool for tool in tools}
         start = Path(o.model, "warm_start.json")
         self.was = json.loads(start.read_text())["settings"] if start.is_file() else {}
         if self.was and self.was["world_options"] != o.world_options:
             print(f"--model had its warm start with {self.was['world_options']}: the rest is new to it")
-        print(tool_lists.as_line(notes) + "\n" * bool(notes), end="", flush=True)
-        known = {name: what for what, names in notes.items() for name in names} | self.tools
+        print(tool_lists.as_line(self.notes) + "\n" * bool(self.notes), end="", flush=True)
+        known = {name: what for what, names in self.notes.items() for name in names} | self.tools
         read = lambda path: read_tasks(path, known, self.form) if path else []
         self.splits, more = split(read(file), read(o.validation_tasks), file)
         self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
         self.base_keys = _keys_of(self.base_tasks())
         held_out, tuning, train = map(len, self.splits.values())
         few = " (too few to measure with: give fifty or more in --validation-tasks)" * (held_out < FEW)
-        out = sum(len(names) for what, names in notes.items() if what.startswith("left out"))
+        out = sum(len(names) for what, names in self.notes.items() if what.startswith("left out"))
         print("no --base-tasks, so ours: " * (not o.base_tasks)
               + f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
               + f"{train} examples train, " + f"{tuning} tuning, " * bool(tuning)
