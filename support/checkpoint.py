@@ -34,25 +34,14 @@ def choose_folder(o) -> Path:
     folder = Path(o.out)
     with one_line(f"--out {folder}"):
         TemporaryFile(dir=next(p for p in (folder, *folder.parents) if p.exists())).close()
-    if o.resume and epochs_done(folder) > o.epochs:
-        raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {epochs_done(folder)}")
+    done = log.read_bytes().count(b'{"epoch": ') - 1 if (log := folder / "metrics.jsonl").is_file() else -1
+    if o.resume and done > o.epochs:
+        raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {done}")
     # these alone are what a run left that was killed before it had begun
     if not o.resume and folder.exists() and {f.name for f in folder.iterdir()} - {"lock", "tmp-config.json"}:
         raise UserError(f"--out {folder} is not empty: choose another; to go on with a run there, add "
                         "--resume; a warm start's model there: give it as --model")
     return folder
-
-
-def epochs_done(folder: Path) -> int:
-    """The last epoch that has ended, -1 if none has."""
-    return log.read_bytes().count(b'{"epoch": ') - 1 if (log := folder / "metrics.jsonl").is_file() else -1
-
-
-def is_finished(o) -> bool:
-    """Whether nothing is left to do in --out: the adapters are newer than the last epoch's record."""
-    metrics, adapter = Path(o.out, "metrics.jsonl"), Path(o.out, "adapters/agent/adapter_model.safetensors")
-    return o.resume and epochs_done(Path(o.out)) == o.epochs and adapter.is_file() \
-        and metrics.stat().st_mtime <= adapter.stat().st_mtime
 
 
 def lock_folder(folder: Path):

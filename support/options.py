@@ -18,7 +18,6 @@ Deviations of the 7B presets from the paper:
 import argparse
 import importlib.util
 import inspect
-import io
 import json
 import math
 import os
@@ -29,7 +28,7 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 
-from support.files import NOT_MODELS, UserError, check_hub, choose, model_fault, one_line
+from support.files import UserError, check_hub, choose, model_fault, one_line
 from worlds import held_out_keys, import_own, load_world, open_world, read_teacher, world_names, worlds_with
 
 
@@ -88,12 +87,10 @@ class Options:
     # memory
     token_budget: int = 16384         # padded tokens per micro-batch of a training pass
     max_rows: int = 512               # rollouts decoded at once
-    # not on the command line
+    # not on the command line, as no comment follows: what the world brings; the day a run began
     world_options: dict = field(default_factory=dict)
     date: str = ""
 
-
-HIDDEN = ("world_options", "date")  # what the world brings; the day a run began, for chat templates
 
 _7B = {"world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct", "epochs": 10, "steps": 8,
        "max_prompt_tokens": 4096, "max_response_tokens": 512, "agent_lr": 2e-5, "mini_batch": 16,
@@ -101,12 +98,12 @@ _7B = {"world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct", "epochs": 10,
 PRESETS = {  # only what differs from the defaults, those of the world included
     # the whole loop in seconds, in any world: to try an installation, a model or a task file
     "tiny": dict(epochs=2, steps=1, seed_tasks=4, variations=2, G=4, env_batch=2, max_task_tokens=256,
-                 max_response_tokens=64, token_budget=4096, max_rows=64),
+                 max_response_tokens=160, token_budget=4096, max_rows=64),
     # SmolLM2-135M-Instruct after a warm start, on a CPU: tasks as Python text for given functions,
     # one variation per seed task, as a small simulator often writes the same variation twice; 128
     # tasks an epoch, so that one pass of RWR has records enough for some steps
     "135m-cpu": dict(world="tool_calls", call_format="python", tools="base", epochs=6, steps=8, seed_tasks=16,
-                     variations=1, val_every=3, max_prompt_tokens=640, max_response_tokens=64,
+                     variations=1, val_every=3, max_prompt_tokens=640, max_response_tokens=96,
                      max_task_tokens=160, agent_lr=5e-4, env_lr=5e-4, env_batch=16, token_budget=1024),
     # one RTX 3090 / 4090 / A10: a 4-bit base, and few rollouts at once
     "7b-24gb": {**_7B, "quant": "nf4", "max_rows": 128},
@@ -157,7 +154,7 @@ def parser(world, command=None) -> "Parser":
 def add_fields(p, kind):
     """An option for every field of a dataclass. The comment next to it is the help text; a comment
     on a line of its own is the headline of the fields below it."""
-    group, known = p, {f.name: f for f in fields(kind) if f.name not in HIDDEN}
+    group, known = p, {f.name: f for f in fields(kind)}
     for line in inspect.getsource(kind).splitlines():
         if headline := re.fullmatch(r"    # (.*)", line):
             group = p.add_argument_group(headline[1])
@@ -230,8 +227,7 @@ def saved_options(path, **changes) -> Options:
         raise UserError(f"{path} is a model, not a run: give it as --model; `ask` needs --base-tasks too")
     path = path if path.is_file() else path / "config.json"
     if not path.is_file():
-        begun = NOT_MODELS["warm_start"] * (path.parent / "warm_start").is_dir()
-        raise UserError(f"{path.parent} is {begun or 'no run folder: there is no config.json in it'}")
+        raise UserError(f"{path.parent} is no run folder, or one that has not begun: no config.json in it")
     with one_line(f"{path} is of no run of this version and"):
         saved = json.loads(path.read_text())
         if "settings" in saved:  # of a warm start: its own next to those of a run
@@ -328,12 +324,8 @@ def answer_early(argv):
     options of a run, its world or its files are mistaken."""
     def check():
         o = parse_options(argv)
-        checkpoint = importlib.import_module("support.checkpoint")  # which needs this module
-        checkpoint.choose_folder(o)
-        if checkpoint.is_finished(o):
-            print(f"{o.out} is finished, nothing is done; to go on, give --epochs a number above {o.epochs}")
-            sys.exit()
-        with redirect_stdout(io.StringIO()):  # what a world has to say of its files comes with the run
+        importlib.import_module("support.checkpoint").choose_folder(o)  # which needs this module
+        with redirect_stdout(None):  # what a world has to say of its files comes with the run
             world = open_world(o)
             read_teacher(world, o.teacher_tasks, held_out_keys(world))
         for model in filter(None, (o.model, o.env_model)):

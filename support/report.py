@@ -168,7 +168,7 @@ def picture(lines: dict, unit: str, band) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 UNIMPORTANT = "--out", "--threads", "--date"  # options that change nothing, in a list of differences
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-CAUTION = "The error is over held-out tasks; seeds often differ by more: scripts/README.md makes several."
+CAUTION = "Errors of single runs are over held-out tasks; seeds often differ by more: compare several each."
 READING = """Read held-out success first. Then mixed groups, tasks in the band and their variety, which say
 why it rises or stops; then tasks and answers, below."""
 EXPLANATION = """Samples, not in proportion: a task, in grey the one it varies, a right answer, the best and
@@ -201,11 +201,14 @@ def compare(folders, out) -> str:
     rows = [[flag(name), *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
-    first = {o.seed: (run, m[last]) for run, m, o in [*zip(folders, records, options)][::-1]}
-    over = lambda m: f"{fmean(rate for _, rate in points(m[1:last + 1] or m[:1], 'validation')):.3f}"
-    results = [["run", f"held-out, epoch {last}", "difference", "baseline (same seed)", "mean of epochs"], *(
-        [run, f"{m[last]['validation']:.3f}", gain(m[last], rival), other * (other != run) or "-", over(m)]
-        for run, m, o in zip(folders, records, options) for other, rival in [first[o.seed]])]
+    first = {o.seed: m[last] for m, o in [*zip(records, options)][::-1]}
+    results = [["run", f"held-out, epoch {last}", "minus the first run of its seed"], *(
+        [run, f"{m[last]['validation']:.3f}", gain(m[last], first[o.seed])]
+        for run, m, o in zip(folders, records, options))]
+    kinds = [", ".join(f"{name} {row[i]}" for name, *row in differ if name != "--seed")
+             for i in range(len(folders))]
+    same = len({m[last].get("validation_set") for m in records}) == 1  # the held-out tasks
+    results += over_seeds(kinds, options, [m[last]["validation"] for m in records]) * same
     wide = [max(map(len, column)) for column in zip(*results)]
     out = Path(out or Path(folders[-1]) / "compare.html")
     write_whole(out, page("Runs compared", [
@@ -215,6 +218,19 @@ def compare(folders, out) -> str:
             [text.partition(" (")[0] for text in facts(m[:last + 1]).values()] for m in records))]),
         curves(dict(zip(folders, records)))]))
     return "\n".join([*("  ".join(map(str.ljust, row, wide)) for row in results), CAUTION, f"wrote {out}"])
+
+
+def over_seeds(kinds, options, rates) -> list:
+    """Rows of `compare`: means of the runs of one kind, which differ in nothing but their seeds, and of their
+    differences from those of the first kind with the same seed."""
+    by_kind = {kind: {o.seed: rate for one, o, rate in zip(kinds, options, rates) if one == kind}
+               for kind in kinds}
+    first, rows = by_kind[kinds[0]], []
+    for kind, found in by_kind.items():
+        if len(gains := [found[seed] - first[seed] for seed in found.keys() & first.keys()]) > 1:
+            told = f"{fmean(gains):+.3f} (standard error {standard_error(gains):.3f}, {len(gains)} seeds)"
+            rows.append([f"mean {kind:.70}", f"{fmean(found.values()):.3f}", "-" if found is first else told])
+    return rows
 
 
 def page(title, parts) -> str:
