@@ -34,7 +34,7 @@ HOSTILE = ["", "\0", "x" * 2 ** 20, "1 " * 2 ** 19, "[" * 10_000, "{" * 10_000 +
 
 def made(name, **options):
     """The world as a run makes it."""
-    return load_world(name)(replace(genenv.Options(), world=name, **GIVEN.get(name, {}), **options))
+    return load_world(name)(replace(genenv.Options(), world=name, **{**GIVEN.get(name, {}), **options}))
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -176,16 +176,17 @@ def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said)
 
 def test_models_that_lose_text_are_refused():
     """A tokenizer that changes letters or drops signs makes right answers wrong, on every task of the run."""
-    world = made("tool_calls", max_prompt_tokens=10 ** 5)
+    long = 10 ** 5
+    of = lambda prompt, response: made("tool_calls", max_prompt_tokens=prompt, max_response_tokens=response)
     whole = lambda prompt: prompt if isinstance(prompt, str) else "".join(m["content"] for m in prompt)
-    tokenizer = lambda *special: SimpleNamespace(decode="".join, all_special_tokens=special)
-    policy = lambda decode="".join, special=(): SimpleNamespace(
-        encode=whole, decode=decode, tokenizer=tokenizer(*special), end_of_turn="")
-    worlds.probe_texts(world, policy())
+    policy = lambda decode="".join, special=(): SimpleNamespace(encode=whole, decode=decode, end_of_turn="",
+        tokenizer=SimpleNamespace(decode="".join, all_special_tokens=special))
+    worlds.probe_texts(world := of(long, long), policy())
     word = world.base_tasks()[0].text.split()[0]
     user_error("has the answer .* turns into", worlds.probe_texts, world, policy(decode=str.upper))
     user_error(f"spells '{word}', a control token", worlds.probe_texts, world, policy(special=[word]))
-    user_error("--max-prompt-tokens", worlds.probe_texts, made("tool_calls", max_prompt_tokens=64), policy())
+    user_error("--max-prompt-tokens", worlds.probe_texts, of(64, long), policy())
+    user_error("--max-response-tokens", worlds.probe_texts, of(long, 64), policy())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -200,9 +201,8 @@ TEMPLATE = made("template")
 def test_a_world_may_say_what_counts_as_the_same(key):
     """A rewording is a copy although its id is another."""
     world = SimpleNamespace(same_task_key=lambda task: key, leaks=lambda task: "answer leaked")
-    for seed_task, held_out, reason in ((SEED, frozenset(), "copy of the seed"),
-                                        (NO_SEED, frozenset(["same"]), "held-out task"),
-                                        (NO_SEED, frozenset(), "answer leaked")):
+    for seed_task, held_out, reason in ((SEED, frozenset(), "copy of the seed"), (
+            NO_SEED, frozenset(["same"]), "held-out task"), (NO_SEED, frozenset(), "answer leaked")):
         raised(InvalidTask, f"^{reason}$", check_task, world, OTHER, seed_task, held_out)
 
 

@@ -325,7 +325,7 @@ def refuse(world, name, gave, *args):
 def probe_texts(world, policy, more=()):
     """Try every given task's texts with a policy; more: a teacher's. Raises UserError for a chat template
     that loses a message (`encode`), a prompt over --max-prompt-tokens, and an answer that this policy
-    cannot write; in a world with a model of its own also one that is too long."""
+    cannot write, or may not, as it is too long."""
     with in_one_line(type(world)):
         for t in [*world.base_tasks(), *more, *world.validation_tasks(), *world.validation_tasks("tuning")]:
             if fault := fault_of(world, policy, t):
@@ -343,8 +343,8 @@ def fault_of(world, policy, task) -> str:
     gold, episode = world.gold(task), world.start(task) is not None
     if gold and world.score(task, [*map(written, gold.split("\n"))] if episode else written(gold))[0] < 1:
         return f"has the answer {gold[:80]!r}, which this model's tokenizer turns into {written(gold)[:80]!r}"
-    cut = not (episode or world.o.model) and len(policy.encode(gold)) >= world.o.max_response_tokens
-    return "has an answer that is longer than --max-response-tokens: raise it, or in DEFAULTS" * cut
+    cut = not episode and (number := len(policy.encode(gold))) >= world.o.max_response_tokens
+    return f"has a right answer of {number} tokens: raise --max-response-tokens above that" if cut else ""
 
 
 # ---------------------------------------------------------------------------------------------
