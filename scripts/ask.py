@@ -146,9 +146,10 @@ class Agent:
         [rollout] = self.policy.sample("agent" if self.adapter else None, [prompt], 1, o.max_response_tokens,
                                        temperature=0)
         calls = parse_calls(text := self.policy.decode(rollout.response), self.world.form)
-        sound = [call for call in calls or () if not fault_of([call], few)]
-        return {"request": request, "calls": calls, "fault": fault_of(calls, few), "response": text,
-                "ungrounded": ungrounded(Task(request, {"tools": few, "calls": sound})),
+        # it may know a function that it is not offered from an example or from its training
+        sound = [call for call in calls or () if not fault_of([call], self.tools)]
+        return {"request": request, "calls": calls, "fault": fault_of(calls, self.tools), "response": text,
+                "ungrounded": ungrounded(Task(request, {"tools": self.tools, "calls": sound})),
                 "offered": [tool["name"] for tool in few]}
 
     def shots(self, request: str) -> list[dict]:

@@ -12,7 +12,7 @@ from support.options import Options
 from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "TROUBLESHOOTING.md", "support/README.md", "worlds/README.md", "scripts/README.md"]
+PAGES = "README TROUBLESHOOTING support/README worlds/README worlds/TOOLS worlds/OWN_WORLD scripts/README".split()
 ELSEWHERE = {"--no-deps", "--index-url", "--help"}  # pip's and argparse's
 MADE = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json", "report.html",
         "mine.py", "tasks.jsonl", "verl.jsonl", "warm_start.json"}  # by a run, or by the reader
@@ -29,7 +29,7 @@ def known_options() -> set:
 @pytest.mark.parametrize("page", PAGES)
 def test_options_and_files_exist(page):
     """An option that was renamed, a module that moved to another room."""
-    text, here = (ROOT / page).read_text(encoding="utf-8"), (ROOT / page).parent
+    text, here = (ROOT / f"{page}.md").read_text(encoding="utf-8"), (ROOT / page).parent
     named = {flag.replace("--no-", "--") for flag in
              re.findall(r"(?<![\w-])--[A-Za-z][A-Za-z-]*[a-z]|--G\b", text)} - {"--deps"}
     assert named <= known_options(), sorted(named - known_options())

@@ -303,7 +303,7 @@ class World(worlds.World):
     OPTIONS = {  # name: default, help, choices
         "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
                         ("json", "python")),
-        "tools": ("", "tools to learn, JSON or JSONL (worlds/README.md); base: those of the base tasks; "
+        "tools": ("", "tools to learn, JSON or JSONL (worlds/TOOLS.md); base: those of the base tasks; "
                   "empty: the simulator invents some", None)}
     # starting points for a chat model of one to three billion weights; the presets have their own
     DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
