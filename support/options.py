@@ -98,7 +98,7 @@ _7B = {"world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct", "epochs": 10,
 PRESETS = {  # only what differs from the defaults, those of the world included
     # the whole loop in seconds, in any world: to try an installation, a model or a task file
     "tiny": dict(epochs=2, steps=1, seed_tasks=4, variations=2, G=4, env_batch=2, max_task_tokens=256,
-                 max_response_tokens=160, token_budget=4096, max_rows=64),
+                 max_response_tokens=160, token_budget=4096, max_rows=64, val_samples=2),
     # SmolLM2-135M-Instruct after a warm start, on a CPU: tasks as Python text for given functions,
     # one variation per seed task, as a small simulator often writes the same variation twice; 128
     # tasks an epoch, so that one pass of RWR has records enough for some steps

@@ -10,7 +10,7 @@ from data_pool import Task
 from worlds.tiny_model import SPECIAL, load_trained
 
 TOOLS = dict(inc=lambda d: d + 1, dbl=lambda d: 2 * d, neg=lambda d: -d, sqr=lambda d: d * d)
-SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # how often a digit is wrong that the base model is shown
+SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # share of wrong digits in what the base model is shown
 # 0/4 to 4/4: p_hat in quarters, ?/4: unknown
 WORDS = [*SPECIAL, *"=0123456789", *TOOLS, "vary", "=>", "?/4", "0/4", "1/4", "2/4", "3/4", "4/4"]
 DIGITS = set("0123456789")
@@ -20,7 +20,7 @@ def make(tool, digits, *rest):  # rest: the last fields of Task: origin, seed ta
 def draw(rng, tools, n, origin, held_out=()):
     tasks = (make(rng.choice(tools), rng.choices(range(10), k=3), origin) for _ in range(9 * n))
     return list({task.id: task for task in tasks if task.id not in held_out}.values())[:n]
-# few among all tasks of each tool, or draw may find none
+# a small share of each tool's tasks, or draw finds none
 HELD_OUT = {task.id: task for task in draw(random.Random("held-out"), list(TOOLS), 200, "validation")}
 
 
@@ -54,14 +54,13 @@ class World(worlds.World):
         return task.spec["tool"]
     def skills(self, task):
         return [task.spec["tool"]]
-    def pairs(self, rng, n):  # what the base model learns from: answers with slips; variations, which
-        # mostly keep the tool
+    def pairs(self, rng, n):  # shown to the base model: answers with slips, and variations, which mostly
+        # keep the tool; the success in a prompt is random, as no task has been tried yet
         tasks = draw(rng, list(TOOLS), n // 2 + 1, "demo", HELD_OUT)
         answers = [self.gold(task, lambda: rng.random() < SLIPS[task.spec["tool"]]) for task in tasks]
         return [(self.agent_prompt(a), answer) for a, answer in zip(tasks, answers)] + [
             (self.env_prompt(a, rng.choice((None, 0, .25, .5, .75, 1)), None),
              draw(rng, [a.spec["tool"]] * 6 + list(TOOLS), 1, "demo", HELD_OUT)[0].text) for a in tasks]
     def load_policy(self):
-        # trained once and kept until this file changes. Answers that are noise (an entropy above 0.5 nats,
-        # low success even without slips) need more steps
+        # trained once and kept until this file changes
         return load_trained(self, WORDS, steps=300)
