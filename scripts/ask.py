@@ -65,8 +65,8 @@ def main(argv) -> int:
         print(json.dumps(record, ensure_ascii=False) if args.json else "\n".join(lines), flush=True)
         missed.update((agent.world.skills(task) or [NOTHING]) if mark not in ("", "right") else ())
     if any(marks):
-        print(f"{marks.count('right')} of {sum(map(bool, marks))} right; functions expected in wrong answers: "
-              f"{counted(missed)}", file=sys.stderr)
+        print(f"{marks.count('right')} of {sum(map(bool, marks))} right; functions expected in "
+              f"wrong answers: {counted(missed)}", file=sys.stderr)
     return 0
 
 
