@@ -52,14 +52,15 @@ SHOTS = 18  # examples in the prompt of a model that was not trained
 def main(argv) -> int:
     """The command `genenv.py ask`. Raises UserError, returns 0."""
     args, marks = parser().parse_intermixed_args(argv), []  # options may stand between RUN and the request
-    agent = Agent(args.run, args.functions, args.tools, args.base_tasks)
+    agent = Agent(args.run, args.functions.split(","), args.tools, args.base_tasks)
     tasks, missed = read_requests(args, agent), Counter()
-    print(*agent.about(), f"loading the model; {len(tasks)} answers ...", sep="\n", file=sys.stderr)
+    print(*agent.about(), f"loading the model; answers: {len(tasks)} ...", sep="\n", file=sys.stderr)
     for task in tasks:
         marks.append(mark := mark_of(agent, task, answer := agent(task.text)))
-        fault, value = answer["fault"], answer["ungrounded"] if mark != "right" else ""
+        fault, value = (answer["fault"], answer["ungrounded"]) if mark != "right" else ("", "")
         lines = [f"> {task.text}"] * (len(tasks) > 1 or len(args.request) > 1)
-        lines += [answer["response"], f"# {fault}"] if fault else map(write_call, answer["calls"])
+        lines += map(write_call, answer["calls"]) if answer["calls"] and not fault else [answer["response"]]
+        lines += [f"# {fault}"] * bool(fault)
         lines += [f"# not in the request: {value}"] * bool(value) + [f"# {mark}"] * bool(mark)
         record = {**answer, "ungrounded": value, "right": mark == "right" if mark else None}
         print(json.dumps(record, ensure_ascii=False) if args.json else "\n".join(lines), flush=True)
@@ -106,15 +107,15 @@ def read_requests(args, agent) -> list[Task]:
 
 class Agent:
     """The agent of a run or of a warm start, or a chat model with its files, loaded at the first request:
-    Agent("runs/mine")("Dim the study") returns what --json prints, less "right". functions: names, with
-    commas, of those to offer alone."""
+    Agent("runs/mine")("Dim the study") returns what --json prints, less "right". functions: names of those
+    to offer alone."""
 
-    def __init__(self, run, functions="", tools="", base_tasks=""):
+    def __init__(self, run, functions=(), tools="", base_tasks=""):
         """Raises UserError if nobody there can answer."""
         o, self.adapter = who_answers(Path(run), tools, base_tasks)
         with redirect_stdout(None):  # its notes were for the training
             self.world = load_world("tool_calls")(o)
-        self.examples = sum(self.world.splits.values(), []) * bool(tools or base_tasks)
+        self.examples = read_tasks(base_tasks, self.world.tools, self.world.form) if base_tasks else []
         self.tools, self.most = offered(functions, self.world)
 
     def about(self):
@@ -175,13 +176,13 @@ def who_answers(folder: Path, tools="", base_tasks=""):
     return o, str(adapter)
 
 
-def offered(functions: str, world):
+def offered(functions, world):
     """(the functions that may be offered, those of the list and of base tasks; how many of them in a prompt).
     Raises UserError."""
     learned = [task.spec.get("tools", []) for task in world.base_tasks()]
     tools = [*world.tools.values(), *sum(learned, [])]
     by_name = {tool["name"]: tool for tool in tools[::-1]}  # the first of a name counts
-    named = [name.strip() for name in functions.split(",") if name.strip()]
+    named = [name.strip() for name in functions if name.strip()]
     for name in set(named) - set(by_name):
         raise UserError(f"--functions: no function {name!r:.80} to offer: {choose(name, by_name):.200}")
     most = len(named) or max([MOST_SHOWN if len(by_name) > 8 else 8, *map(len, learned)])

@@ -64,7 +64,7 @@ def test_the_runs_adapter_answers_greedily(run, model, capsys):
     assert genenv.main(["ask", str(run), DENTIST, "--functions", ",".join(named), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)  # nothing else is on standard output
     policy = Policy.load(model, ("agent",), rank=4, device="cpu", adapter_folder=str(run / "adapters/agent"))
-    world = (agent := ask.Agent(run, ",".join(named))).world
+    world = (agent := ask.Agent(run, named)).world
     assert ask.read_requests(ask.parser().parse_args([str(run)]), agent) == world.validation_tasks()
     prompt = policy.encode(world.agent_prompt(Task(DENTIST, {"tools": agent.tools, "calls": []})))
     mine, base = (policy.decode(policy.sample(name, [prompt], 1, 24, temperature=0)[0].response)

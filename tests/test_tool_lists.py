@@ -212,7 +212,7 @@ def test_a_task_without_tools_has_the_right_one_and_others():
 
 @pytest.mark.parametrize("line, what", [
     ({"task": ASKED, "calls": [{"name": "sing", "arguments": {}}]}, "'sing' is not in the list"),
-    ({"task": ASKED, "calls": [{"name": "sink", "arguments": {}}]}, "'sink' was left out: why"),
+    ({"task": ASKED, "calls": [{"name": "sink", "arguments": {}}]}, "'sink' of --tools was left out: why"),
     ({"task": ASKED, "tools": [RING], "calls": [], "tool_calls": [WRAPPED]}, "both 'calls' and 'tool_calls'"),
     ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "arguments": "{3}"}]}, "not a JSON object"),
     ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "params": {}}]}, "not a JSON object"),

@@ -147,7 +147,8 @@ def argument_fault(arguments: dict, schema: dict) -> str:
     faults = [f"the argument {name!r:.80} is not declared" for name in arguments if name not in properties]
     faults += [f"the required argument {name!r:.80} is missing" for name in schema.get("required", ())
                if name not in arguments]
-    faults += [f"the argument {name!r:.80} is {value!r:.80}, its schema {properties[name]!r:.80}"
+    allowed = lambda schema: schema.get("enum") or {k: v for k, v in schema.items() if k != "description"}
+    faults += [f"the argument {name!r:.80} is {value!r:.80}, allowed: {allowed(properties[name])!r:.160}"
                for name, value in arguments.items() if not conforms(value, properties.get(name, {}))]
     return " and ".join(faults[:2])
 

@@ -184,9 +184,8 @@ def split(tasks, given, path: str = "") -> tuple[dict, str]:
     n = max(1, len(names) // HELD_OUT)
     tuned = n if len(names) >= TUNED else 0
     held_out = tuned if given else tuned + n
-    if len(names) < held_out + FEWEST:
-        raise UserError(f"{path}: too few distinct tasks: {len(names)}, {held_out} of them held out; give "
-                        f"{held_out + FEWEST} or more, better 40{note}")
+    if len(names) < (least := held_out + FEWEST):
+        raise UserError(f"{path}: too few distinct tasks: {len(names)}; give {least} or more{note}")
     pick = lambda chosen: [task for task in tasks if same_task_key(task)[0] in chosen]
     parts = [given or pick(names[tuned:held_out])]
     for part in (pick(names[:tuned]), pick(names[held_out:])):
@@ -338,9 +337,8 @@ class World(worlds.World):
         self.base_keys = _keys_of(self.base_tasks())
         held_out, tuning, train = map(len, self.splits.values())
         few = " (too few to measure with: give fifty or more in --validation-tasks)" * (held_out < FEW)
-        out = sum(len(names) for what, names in self.notes.items() if what.startswith("left out"))
         print("no --base-tasks, so ours: " * (not o.base_tasks)
-              + f"{len(self.tools)} of {len(self.tools) + out} functions; " * bool(self.tools)
+              + f"{len(self.tools)} of {len(known)} functions; " * bool(self.tools)
               + f"{train} examples train, " + f"{tuning} tuning, " * bool(tuning)
               + f"{held_out} held out{few}{more}", flush=True)
         if bare := self.tools.keys() - {name for task in self.base_tasks() for name in self.skills(task)}:

@@ -97,7 +97,8 @@ def read_json(path, what: str) -> list:
         try:
             value, at = json.JSONDecoder().raw_decode(text, at)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: not JSON, {first_line(error)}; {what}") from None
+            raise UserError(f"{path}, what begins in line {text.count(chr(10), 0, at) + 1} is not JSON: "
+                            f"{first_line(error)}; {what}") from None
         values.append(value)
         at = re.compile(r"\s*").match(text, at).end()
     return values
@@ -330,6 +331,6 @@ def _listed(name: str, listed: dict) -> dict:
     """The tool of a name in the list. Raises InvalidTask with .detail."""
     if not isinstance(tool := listed.get(name), dict):
         near = choose(name, usable(listed) or ["its functions"])
-        why = f"was {tool}" if tool else f"is not in the list of --tools: {near}"
+        why = f"of --tools was {tool}" if tool else f"is not in the list of --tools: {near}"
         raise invalid("unknown tool", f"{name!r:.80} {why}")
     return tool
