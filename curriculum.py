@@ -213,6 +213,11 @@ def next_alpha(schedule: str, context: Context) -> float:
     return named("alpha_")[schedule](context)
 
 
+def source(*names) -> list[str]:
+    """The code of functions in this file: in another run the same name may have meant something else."""
+    return [inspect.getsource(globals()[name]) for name in names]
+
+
 def try_functions(o):
     """Call every function that the options name as a run would, before anything is trained: a mistake in
     one should not end a run after some epochs. Raises UserError in one line."""

@@ -117,7 +117,7 @@ def load(run):
             os.truncate(run.folder / name, size)
     if (run.folder / "metrics.jsonl").is_file():  # not before the end of epoch 0
         run.history = read_jsonl(run.folder / "metrics.jsonl")
-    print(f"resumed {run.folder} at epoch {run.state.epoch}, step {run.state.step}")
+    print(f"resumed {run.folder}: {run.state.epoch} of {run.o.epochs + 1} epochs, {run.state.step} steps")
 
 
 def _size(path) -> int:
@@ -135,8 +135,7 @@ def stop_signals(run):
         if run.stop:
             raise KeyboardInterrupt
         run.stop = number
-        print(f"stopping after this step{run.seconds_of_step()}. "
-              "Once more stops at once and loses the steps of this epoch", flush=True)
+        print("stopping after this step; once more stops at once and loses this epoch's steps", flush=True)
     former = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

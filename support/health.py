@@ -90,8 +90,7 @@ def judge(r: dict) -> str:
     Training the simulator pays where the untrained one's tasks go stale, that is, where the agent
     solves nearly all of them; in between nothing is said yet, as they may go stale later.
     """
-    if not r["distinct_tasks"]:
-        return f"before training: no generated tasks, {r['written']} texts written"
-    rate, mix = r["success_rate"], r["mixed_share"]
-    verdict = "stale" if rate > STALE else "too hard" if rate < TOO_HARD else "of medium difficulty"
-    return f"before training: generated tasks are {verdict}, mixed groups {mix:.2f} (TROUBLESHOOTING.md)"
+    rate = r["success_rate"]
+    verdict = "lacking" if not r["distinct_tasks"] else "stale" if rate > STALE else \
+        "too hard" if rate < TOO_HARD else "of medium difficulty"
+    return f"before training: tasks are {verdict}, mixed groups {r['mixed_share']:.2f} (TROUBLESHOOTING.md)"

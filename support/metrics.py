@@ -18,7 +18,7 @@ import torch
 
 from support.files import UserError
 import curriculum
-from support import health, report
+from support import health
 from data_pool import attempt_score, play, task_id
 
 
@@ -35,8 +35,7 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
 def validation(run) -> dict:
     """Held-out tasks: success of sampled and of greedy attempts, and by category. Measured every
     --val-every epochs and after the last one; the last measurement is repeated in between.
-    "validated" is the epoch of the measurement; "validation_se" the standard error of "validation", over
-    "validation_n" tasks: that each was tried a few times only is in it, as it spreads their rates.
+    "validated" is the epoch of the measurement.
     "validation_rates" has the rate of each task, by category; runs with the same "validation_set" have the
     same held-out tasks in the same order, and can be compared task by task."""
     o, epoch = run.o, run.state.epoch
@@ -46,8 +45,7 @@ def validation(run) -> dict:
     sampled = rates_on(run, tasks, o.val_samples, o.temperature)
     for task, rate in zip(tasks, sampled):
         by_category.setdefault(run.world.category(task), []).append(rate)
-    return {"validated": epoch, "validation": mean(sampled), "validation_n": len(tasks),
-            "validation_se": report.standard_error(sampled), "validation_rates": by_category,
+    return {"validated": epoch, "validation": mean(sampled), "validation_rates": by_category,
             "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
             "validation_set": task_id({"held out": [(task.id, task.text) for task in tasks]}),
             "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()}}

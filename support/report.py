@@ -20,7 +20,7 @@ from statistics import fmean, pstdev
 
 from curriculum import in_band
 from support.files import UserError, read_jsonl, write_whole
-from support.options import flag, flat, parse_options, saved_options
+from support.options import MAY_CHANGE, flag, flat, parse_options, saved_options
 from worlds import world_names
 
 # "length": the world's own unit, which its records name
@@ -33,7 +33,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Mixed groups", "share", {"mixed_share": "of generated tasks"},
      "Only tasks with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
     ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "effective, with older"},
-     "A trained simulator imitates them."),
+     "A trained simulator imitates them; effective: with those of the last epochs, by weight."),
     ("Length of generated tasks", "length", {"task_length": "their mean"}, "Longer ones are mostly harder."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
@@ -58,9 +58,10 @@ def measured(m: dict) -> dict:
     return {k: v for k, v in m.items() if k not in absent and not (stale and k.startswith("validation"))}
 
 
-def points(metrics, key) -> list:
-    """[(epoch, value)] of a figure in the epochs that measured it."""
-    return [(m["epoch"], measured(m)[key]) for m in metrics if key in measured(m)]
+def points(runs, key) -> list:
+    """[(epoch, values of the runs)] of a figure in the epochs that all measured. runs: records of each."""
+    found = [{m["epoch"]: measured(m)[key] for m in metrics if key in measured(m)} for metrics in runs]
+    return [(t, [each[t] for each in found]) for t in sorted(set.intersection(*map(set, found)))]
 
 
 def shown(m: dict, key: str, form: str) -> str:
@@ -75,6 +76,7 @@ def facts(metrics) -> dict:
             "the same, greedy answers": change("validation_greedy", ".3f"),
             "success on generated tasks": change("success_rate", ".2f"),
             "mixed groups": change("mixed_share", ".2f"),
+            "alpha": f"{metrics[:2][-1]['alpha']:.2f} -> {metrics[-1]['alpha']:.2f}",  # 0 has no schedule
             "training, CPU minutes": f"{sum(m['cpu_seconds'] for m in metrics) / 60:.1f}",
             "warnings": ", ".join(f"{name} in {when}" for name, when, _ in warned(metrics)) or "none"}
 
@@ -118,7 +120,8 @@ def read_run(folder):
 
 
 def curves(runs: dict, band=()) -> str:
-    """The PANELS of which something was measured. runs: {name: records of metrics.jsonl}.
+    """The PANELS of which something was measured. runs: {name: records of metrics.jsonl of one run, or of
+    some that differ in their seeds}.
 
     band: (lowest, highest) p_hat of each epoch that the simulator learns from.
     """
@@ -128,31 +131,31 @@ def curves(runs: dict, band=()) -> str:
 
 def panel(title, unit, names, caption, runs, band) -> str:
     """A <figure>, "" if nothing was measured: of a single run all lines, of several the first one of each."""
-    key, (metrics, *others) = next(iter(names)), runs.values()
-    lines = {run: points(metrics, key) for run, metrics in runs.items()} if others else \
-        {name: points(metrics, key) for key, name in names.items()}
+    key, (first, *others) = next(iter(names)), runs.values()
+    lines = {name: points(some, key) for name, some in runs.items()} if others else \
+        {name: points(first, key) for key, name in names.items()}
     # an alpha that never moves is in the options
-    if not any(len({y for _, y in line}) > (key == "alpha") for line in lines.values()):
+    if not any(len({str(y) for _, y in line}) > (key == "alpha") for line in lines.values()):
         return ""
-    image = picture(lines, metrics[-1].get(f"{unit}_unit", unit), band if key == "success_rate" else ())
+    unit = first[0][-1].get(f"{unit}_unit", unit)
+    image = picture(lines, unit, band if key == "success_rate" else (), not others)
     return (f"<figure><h3>{title}</h3><img alt='{title}, by epoch' src='{image}'><figcaption>"
             f"{f'Drawn: {names[key]}. ' if others and len(names) > 1 else ''}{caption}</figcaption></figure>")
 
 
-def picture(lines: dict, unit: str, band) -> str:
-    """A panel's {name: points} as the address of an image that contains its data. Identical lines are
-    drawn once, under all of their names."""
+def picture(lines: dict, unit: str, band, whole) -> str:
+    """A panel's {name: points} as the address of an image that contains its data: means over runs, and bars
+    of their standard errors. whole: all of the range of a share, not only where the lines are."""
     from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
     # the page shows a point as 1.2 pixels or so
     axis = Figure(figsize=(4.6, 3.4), layout="constrained").subplots()
     for i, (name, values) in enumerate(lines.items()):
-        same = [other for other in lines if lines[other] == values]
-        if values and same[0] == name:
-            label = "\nidentical: ".join(name[-44:] for name in same)
-            axis.plot(*zip(*values), f"C{i}o-", ms=3, lw=3 / (1 + i / 2), label=label)  # thin over thick
+        if values:  # thin over thick, as lines may coincide
+            axis.errorbar(*zip(*((t, fmean(some), standard_error(some)) for t, some in values)), ms=3,
+                          fmt=f"C{i}o-", lw=3 / (1 + i / 2), elinewidth=1, label=name[-44:])
     if band:
         axis.fill_between(range(len(band)), *zip(*band), alpha=0.15, lw=0, label="the band alpha ± k_min")
-    limits = (-0.02, 1.02) if unit == "share" else (0, axis.dataLim.ymax * 1.08 or 1)
+    limits = (0, axis.dataLim.ymax * 1.08 or 1) if unit != "share" else (-0.02, 1.02) if whole else None
     axis.set(xlabel="epoch", ylabel=unit, ylim=limits)
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.grid(alpha=0.25)
@@ -166,26 +169,24 @@ def picture(lines: dict, unit: str, band) -> str:
 
 
 # no script runs and nothing is fetched, whatever a model wrote
-UNIMPORTANT = "--out", "--threads", "--date"  # options that change nothing, in a list of differences
+UNIMPORTANT = "out", "threads", "date", "functions_hash"  # options that change nothing, or that nobody gave
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 CAUTION = "Errors of single runs are over held-out tasks; seeds often differ by more: compare several each."
-READING = """Read held-out success first. Then mixed groups, tasks in the band and their variety, which say
-why it rises or stops; then tasks and answers, below."""
-EXPLANATION = """Samples, not in proportion: a task, in grey the one it varies, a right answer, the best and
-worst attempt (r: reward). A trained simulator imitates new tasks in the band; older ones were tried again."""
+READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety; then tasks."
+EXPLANATION = "Samples: a task, in grey the one it varies, a right answer, the best and worst attempt."
 
 
 def write(folder) -> Path:
     """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
     metrics, o = read_run(folder := Path(folder))
     usual = flat(parse_options(["--world", o.world] * (o.world in world_names())))
-    options = [[x, v] for k, v in flat(o).items() if v != usual.get(k) and (x := flag(k)) not in UNIMPORTANT]
+    options = [[flag(k), v] for k, v in flat(o).items() if v != usual.get(k) and k not in UNIMPORTANT]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, [
         f"<p>{_text(f'{o.variant} on {o.world}, seed {o.seed}, epochs 0 -> {len(metrics) - 1}')}</p>",
-        table([["alpha, k_min", f"{o.alpha:g}, {o.k_min:g}"], *facts(metrics).items()]) + f"<p>{READING}</p>",
+        table([*facts(metrics).items(), ["k_min", f"{o.k_min:g}"]]) + f"<p>{READING}</p>",
         f"<h2>Warnings, explained in TROUBLESHOOTING.md</h2>{table(w)}" if (w := warned(metrics)) else "",
-        curves({folder.name: metrics}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
+        curves({folder.name: [metrics]}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         "<h2>Held-out tasks</h2>", table([[metrics[-1].get("category_name", "kind"), "tasks", "success"], *(
             [name or "all", len(now), f"{metrics[0]['validation_by'][name]:.2f} -> {sum(now) / len(now):.2f}"]
             for name, now in sorted(metrics[-1].get("validation_rates", {}).items()))]),
@@ -198,38 +199,43 @@ def compare(folders, out) -> str:
     """Write a page with the curves of several runs over each other, by default compare.html in the last of
     the folders; returns what to print. Raises UserError as read_run does."""
     records, options = zip(*map(read_run, folders))
-    rows = [[flag(name), *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
-    differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT]
+    rows = [[name, *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
+    differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT[:3]]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
     first = {o.seed: m[last] for m, o in [*zip(records, options)][::-1]}
     results = [["run", f"held-out, epoch {last}", "minus the first run of its seed"], *(
         [run, f"{m[last]['validation']:.3f}", gain(m[last], first[o.seed])]
         for run, m, o in zip(folders, records, options))]
-    kinds = [", ".join(f"{name} {row[i]}" for name, *row in differ if name != "--seed")
-             for i in range(len(folders))]
+    kinds = [", ".join(f"{flag(name)} {row[i]}" for name, *row in differ if name not in {
+        *MAY_CHANGE, "seed", "functions_hash"}) for i in range(len(folders))]
     same = len({m[last].get("validation_set") for m in records}) == 1  # the held-out tasks
     results += over_seeds(kinds, options, [m[last]["validation"] for m in records]) * same
+    names = [kind if kinds.count(kind) > 1 else run for run, kind in zip(folders, kinds)]
+    drawn = {name: [m for m, own in zip(records, names) if own == name] for name in names}
     wide = [max(map(len, column)) for column in zip(*results)]
     out = Path(out or Path(folders[-1]) / "compare.html")
     write_whole(out, page("Runs compared", [
         "<h2>Held-out success</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
-        table([["", *folders], *differ]) if differ else "None.", f"<h2>From epoch 0 to {last} (shared)</h2>",
+        table(zip(["", *folders], *([flag(name), *row] for name, *row in differ))) if differ else "None.",
+        f"<h2>From epoch 0 to {last}</h2>",
         table([["", *folders], *zip(facts(records[0]), *(
             [text.partition(" (")[0] for text in facts(m[:last + 1]).values()] for m in records))]),
-        curves(dict(zip(folders, records)))]))
+        "Curves of runs that differ in their seeds alone: means and standard errors.", curves(drawn)]))
     return "\n".join([*("  ".join(map(str.ljust, row, wide)) for row in results), CAUTION, f"wrote {out}"])
 
 
 def over_seeds(kinds, options, rates) -> list:
     """Rows of `compare`: means of the runs of one kind, which differ in nothing but their seeds, and of their
-    differences from those of the first kind with the same seed."""
+    differences from those of the first such kind with the same seeds."""
     by_kind = {kind: {o.seed: rate for one, o, rate in zip(kinds, options, rates) if one == kind}
-               for kind in kinds}
-    first, rows = by_kind[kinds[0]], []
+               for kind in kinds if kinds.count(kind) > 1}
+    first, rows = next(iter(by_kind.values()), {}), []
     for kind, found in by_kind.items():
-        if len(gains := [found[seed] - first[seed] for seed in found.keys() & first.keys()]) > 1:
-            told = f"{fmean(gains):+.3f} (standard error {standard_error(gains):.3f}, {len(gains)} seeds)"
-            rows.append([f"mean {kind:.70}", f"{fmean(found.values()):.3f}", "-" if found is first else told])
+        gains = [found[seed] - first[seed] for seed in found.keys() & first.keys()]
+        told = "-" if found is first else "no two seeds in common" if len(gains) < 2 else \
+            f"{fmean(gains):+.3f} (standard error {standard_error(gains):.3f}, {len(gains)} seeds)"
+        edited = len({o.functions_hash for one, o in zip(kinds, options) if one == kind}) > 1
+        rows.append([f"mean {kind:.60}{', functions EDITED' * edited}", f"{fmean(found.values()):.3f}", told])
     return rows
 
 

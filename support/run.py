@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 import curriculum
-from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool
+from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, task_id
 from policy import Policy
 from support import checkpoint, health, memory, metrics as measure, report, screen
 from support.files import append_jsonl, write_whole
 from support.loading import model_config
-from support.options import Options
+from support.options import NAMED, Options
 from worlds import World, held_out_keys, open_policy, open_world, probe_texts, read_teacher
 
 
@@ -111,19 +111,14 @@ class Run:
         self.state.seconds, self.since = self.state.seconds + now - self.since, now
         self.state.cpu_seconds, self.cpu_since = self.state.cpu_seconds + cpu - self.cpu_since, cpu
 
-    def seconds_of_step(self) -> str:
-        """What a step of the epochs that ended took on average, the simulator's update included, in words."""
-        # epoch 0 has one step
-        took = sum(m["seconds"] for m in self.history) / (1 + max(0, len(self.history) - 1) * self.o.steps)
-        return f"; so far one took {took:.0f} s on average" if took else ""
-
 
 def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked. Raises
     UserError for anything the user can fix; nothing is written before all could be loaded."""
     torch.set_num_threads(o.threads or torch.get_num_threads())
     # a chat template may name the day: it stays that on which the run began
-    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"))
+    code = curriculum.source(*(prefix + getattr(o, name) for name, prefix in NAMED.items()))
+    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"), functions_hash=task_id(code)[:6])
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
     print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
@@ -184,8 +179,7 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     print(screen.line(record, run.history[-2:-1]), flush=True)
     if record["epoch"] == 0:
-        print(health.judge(record), "held-out success {validation:.3f}, {validation_n} tasks, standard error "
-              "{validation_se:.3f}; up to twice that may be chance".format(**record), sep="\n", flush=True)
+        print(health.judge(record), flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     # validation and saving are not training

@@ -204,12 +204,10 @@ class Plain:
             assert e.prompts == [f"{make_task(n).text} =" for n in HELD_OUT["validation"]]
             assert (e.adapter, e.G, e.temperature, e.generator) == ("agent", G, temperature, 3 * o.seed + 2)
         hits = [self.score(r)[0] >= 0.5 for r in sampled.rollouts]
-        rates = [mean(hits[k:k + o.val_samples]) for k in range(0, len(hits), o.val_samples)]
         mine = dict(epoch=self.t, alpha=self.alpha, validation=mean(hits), env_kept=len(kept),
                     success_rate=mean(list(self.new.values())), distinct_tasks=len(self.new),
                     invalid=dict(self.invalid), written=sum(len(texts) for _, texts in self.texts),
-                    d_train=len(self.tasks), d_env=len(self.d_env), other_adapter_moved=False,
-                    validation_se=float(torch.tensor(rates).std()) / len(rates) ** 0.5)
+                    d_train=len(self.tasks), d_env=len(self.d_env), other_adapter_moved=False)
         record = {name: self.run.history[self.t][name] for name in mine}
         assert record == {name: pytest.approx(value, abs=2e-6) if isinstance(value, float) else value
                           for name, value in mine.items()}
