@@ -100,10 +100,9 @@ def load(run):
         saved = torch.load(path, weights_only=True, map_location="cpu")
         for name, digest in saved["sources"].items():
             if run.sources.get(name) != digest:
-                told = f"{name} is not what this run began with"
                 if not name.endswith(".py"):  # a mistake in a world, or a fork, may be mended
-                    raise UserError(f"{told}: restore it, or start a new run")
-                print(told)
+                    raise UserError(f"{name} is not what this run began with: restore it, or start a new run")
+                print(f"{name} is not what this run began with")
         for name, params in run.params.items():
             for p, value in zip(params, saved["adapters"][name], strict=True):
                 p.data.copy_(value)

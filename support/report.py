@@ -32,8 +32,8 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
      "A trained simulator imitates tasks in the band. Success may end above it: the agent learns from them."),
     ("Mixed groups", "share", {"mixed_share": "of generated tasks"},
      "Only tasks with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
-    ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "effective, with older"},
-     "A trained simulator imitates them; effective: with those of the last epochs, by weight."),
+    ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "with earlier ones, by weight"},
+     "A trained simulator imitates them."),
     ("Length of generated tasks", "length", {"task_length": "their mean"}, "Longer ones are mostly harder."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
@@ -76,7 +76,7 @@ def facts(metrics) -> dict:
             "the same, greedy answers": change("validation_greedy", ".3f"),
             "success on generated tasks": change("success_rate", ".2f"),
             "mixed groups": change("mixed_share", ".2f"),
-            "alpha": f"{metrics[:2][-1]['alpha']:.2f} -> {metrics[-1]['alpha']:.2f}",  # 0 has no schedule
+            "alpha, from epoch 1": f"{metrics[:2][-1]['alpha']:.2f} -> {metrics[-1]['alpha']:.2f}",
             "training, CPU minutes": f"{sum(m['cpu_seconds'] for m in metrics) / 60:.1f}",
             "warnings": ", ".join(f"{name} in {when}" for name, when, _ in warned(metrics)) or "none"}
 
@@ -189,7 +189,7 @@ def write(folder) -> Path:
         curves({folder.name: [metrics]}, [(m["alpha"] - o.k_min, m["alpha"] + o.k_min) for m in metrics]),
         "<h2>Held-out tasks</h2>", table([[metrics[-1].get("category_name", "kind"), "tasks", "success"], *(
             [name or "all", len(now), f"{metrics[0]['validation_by'][name]:.2f} -> {sum(now) / len(now):.2f}"]
-            for name, now in sorted(metrics[-1].get("validation_rates", {}).items()))]),
+            for name, now in sorted(metrics[-1]["validation_rates"].items(), key=lambda of: fmean(of[1])))]),
         "<h2>Options other than the defaults</h2>", table(options or [["none"]]),
         f"<h2>Tasks and answers</h2><p>{EXPLANATION}</p>", _samples(metrics, o.k_min, folder)]))
     return folder / "report.html"
@@ -203,14 +203,15 @@ def compare(folders, out) -> str:
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT[:3]]
     last = max(set.intersection(*({m["validated"] for m in metrics} for metrics in records)))
     first = {o.seed: m[last] for m, o in [*zip(records, options)][::-1]}
-    results = [["run", f"held-out, epoch {last}", "minus the first run of its seed"], *(
+    results = [["run", f"held-out, epoch {last}", "minus first run, same seed"], *(
         [run, f"{m[last]['validation']:.3f}", gain(m[last], first[o.seed])]
         for run, m, o in zip(folders, records, options))]
     kinds = [", ".join(f"{flag(name)} {row[i]}" for name, *row in differ if name not in {
         *MAY_CHANGE, "seed", "functions_hash"}) for i in range(len(folders))]
     same = len({m[last].get("validation_set") for m in records}) == 1  # the held-out tasks
-    results += over_seeds(kinds, options, [m[last]["validation"] for m in records]) * same
-    names = [kind if kinds.count(kind) > 1 else run for run, kind in zip(folders, kinds)]
+    names = [kind or "of all" if len({o.seed for one, o in zip(kinds, options) if one == kind}) > 1 else run
+             for run, kind in zip(folders, kinds)]
+    results += over_seeds(names, options, [m[last]["validation"] for m in records]) * same
     drawn = {name: [m for m, own in zip(records, names) if own == name] for name in names}
     wide = [max(map(len, column)) for column in zip(*results)]
     out = Path(out or Path(folders[-1]) / "compare.html")
@@ -218,9 +219,9 @@ def compare(folders, out) -> str:
         "<h2>Held-out success</h2>", table(results), f"<p>{CAUTION}</p><h2>Options that differ</h2>",
         table(zip(["", *folders], *([flag(name), *row] for name, *row in differ))) if differ else "None.",
         f"<h2>From epoch 0 to {last}</h2>",
-        table([["", *folders], *zip(facts(records[0]), *(
-            [text.partition(" (")[0] for text in facts(m[:last + 1]).values()] for m in records))]),
-        "Curves of runs that differ in their seeds alone: means and standard errors.", curves(drawn)]))
+        table([["", *facts(records[0])], *([run, *(text.partition(" (")[0] for text in facts(
+            m[:last + 1]).values())] for run, m in zip(folders, records))]),
+        "<p>Curves: means and standard errors over seeds.</p>" * (len(drawn) < len(folders)), curves(drawn)]))
     return "\n".join([*("  ".join(map(str.ljust, row, wide)) for row in results), CAUTION, f"wrote {out}"])
 
 
@@ -233,9 +234,8 @@ def over_seeds(kinds, options, rates) -> list:
     for kind, found in by_kind.items():
         gains = [found[seed] - first[seed] for seed in found.keys() & first.keys()]
         told = "-" if found is first else "no two seeds in common" if len(gains) < 2 else \
-            f"{fmean(gains):+.3f} (standard error {standard_error(gains):.3f}, {len(gains)} seeds)"
-        edited = len({o.functions_hash for one, o in zip(kinds, options) if one == kind}) > 1
-        rows.append([f"mean {kind:.60}{', functions EDITED' * edited}", f"{fmean(found.values()):.3f}", told])
+            f"{fmean(gains):+.3f} (standard error {standard_error(gains):.3f}, {len(gains)} shared seeds)"
+        rows.append([f"mean {kind:.60}", f"{fmean(found.values()):.3f}", told])
     return rows
 
 

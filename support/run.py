@@ -117,8 +117,9 @@ def prepare_run(o) -> Run:
     UserError for anything the user can fix; nothing is written before all could be loaded."""
     torch.set_num_threads(o.threads or torch.get_num_threads())
     # a chat template may name the day: it stays that on which the run began
-    code = curriculum.source(*(prefix + getattr(o, name) for name, prefix in NAMED.items()))
-    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"), functions_hash=task_id(code)[:6])
+    code = task_id(curriculum.source(*(prefix + getattr(o, name) for name, prefix in NAMED.items())))
+    codes = " ".join(dict.fromkeys([*o.functions_hash.split(), code[:6]]))  # more if edited in between
+    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"), functions_hash=codes)
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
     print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
