@@ -50,8 +50,8 @@ def main(argv) -> int:
     with claim(Path(s.out)):
         print("loading torch and the model; if stopped, give it again: it keeps whole passes ...", flush=True)
         make(world, s, o, Path(s.out))
-    run = shlex.join(["python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"])
-    print(f"go on with: {run}")
+    go_on = "python", "genenv.py", *rest, "--model", s.out, "--out", f"{Path(s.out)}-run"
+    print("go on with:", shlex.join(go_on))
     return 0
 
 

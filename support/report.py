@@ -33,7 +33,7 @@ PANELS = (  # title, unit, {figure of `measured`: its legend}, caption; runs are
     ("Mixed groups", "share", {"mixed_share": "of generated tasks"},
      "Only tasks with right and wrong answers teach the agent. Some fall is normal; near 0 learning ends."),
     ("Tasks in the band", "tasks", {"env_kept": "of this epoch", "env_ess": "with earlier ones, by weight"},
-     "A trained simulator imitates them."),
+     "In each run's own band. A trained simulator imitates them."),
     ("Length of generated tasks", "length", {"task_length": "their mean"}, "Longer ones are mostly harder."),
     ("Variety of generated tasks", "bits", {"skill_entropy": "of skills"}, "If it falls, skills get lost."),
     ("Target alpha", "share", {"alpha": "alpha"}, "By --alpha-schedule; the band lies around it."),
@@ -73,9 +73,9 @@ def facts(metrics) -> dict:
     """{name: value as text} of what matters most in a run, at its start and now."""
     change = lambda key, form: f"{shown(metrics[0], key, form)} -> {shown(metrics[-1], key, form)}"
     return {"held-out success": f"{change('validation', '.3f')}, {gain(metrics[-1], metrics[0])}",
-            "the same, greedy answers": change("validation_greedy", ".3f"),
-            "success on generated tasks": change("success_rate", ".2f"),
             "mixed groups": change("mixed_share", ".2f"),
+            "held-out, greedy answers": change("validation_greedy", ".3f"),
+            "success on generated tasks": change("success_rate", ".2f"),
             "alpha, from epoch 1": f"{metrics[:2][-1]['alpha']:.2f} -> {metrics[-1]['alpha']:.2f}",
             "training, CPU minutes": f"{sum(m['cpu_seconds'] for m in metrics) / 60:.1f}",
             "warnings": ", ".join(f"{name} in {when}" for name, when, _ in warned(metrics)) or "none"}
@@ -171,8 +171,8 @@ def picture(lines: dict, unit: str, band, whole) -> str:
 # no script runs and nothing is fetched, whatever a model wrote
 UNIMPORTANT = "out", "threads", "date", "functions_hash"  # options that change nothing, or that nobody gave
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-CAUTION = "Errors of single runs are over held-out tasks; seeds often differ by more: compare several each."
-READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety; then tasks."
+CAUTION = "Errors of single runs are over held-out tasks; seeds often differ by more: read means of several."
+READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety."
 EXPLANATION = "Samples: a task, in grey the one it varies, a right answer, the best and worst attempt."
 
 
@@ -195,9 +195,10 @@ def write(folder) -> Path:
     return folder / "report.html"
 
 
-def compare(folders, out) -> str:
+def compare(folders, out, interval) -> str:
     """Write a page with the curves of several runs over each other, by default compare.html in the last of
-    the folders; returns what to print. Raises UserError as read_run does."""
+    the folders; returns what to print. interval: of values, their mean and its bounds as text. Raises
+    UserError as read_run does."""
     records, options = zip(*map(read_run, folders))
     rows = [[name, *(str(flat(o).get(name, "-")) for o in options)] for name in flat(options[0])]
     differ = [row for row in rows if len(set(row[1:])) > 1 and row[0] not in UNIMPORTANT[:3]]
@@ -211,7 +212,7 @@ def compare(folders, out) -> str:
     same = len({m[last].get("validation_set") for m in records}) == 1  # the held-out tasks
     names = [kind or "of all" if len({o.seed for one, o in zip(kinds, options) if one == kind}) > 1 else run
              for run, kind in zip(folders, kinds)]
-    results += over_seeds(names, options, [m[last]["validation"] for m in records]) * same
+    results += over_seeds(names, options, [m[last]["validation"] for m in records], interval) * same
     drawn = {name: [m for m, own in zip(records, names) if own == name] for name in names}
     wide = [max(map(len, column)) for column in zip(*results)]
     out = Path(out or Path(folders[-1]) / "compare.html")
@@ -221,11 +222,11 @@ def compare(folders, out) -> str:
         f"<h2>From epoch 0 to {last}</h2>",
         table([["", *facts(records[0])], *([run, *(text.partition(" (")[0] for text in facts(
             m[:last + 1]).values())] for run, m in zip(folders, records))]),
-        "<p>Curves: means and standard errors over seeds.</p>" * (len(drawn) < len(folders)), curves(drawn)]))
+        f"<p>{READING}{' Bars: standard errors.' * (len(drawn) < len(folders))}</p>", curves(drawn)]))
     return "\n".join([*("  ".join(map(str.ljust, row, wide)) for row in results), CAUTION, f"wrote {out}"])
 
 
-def over_seeds(kinds, options, rates) -> list:
+def over_seeds(kinds, options, rates, interval) -> list:
     """Rows of `compare`: means of the runs of one kind, which differ in nothing but their seeds, and of their
     differences from those of the first such kind with the same seeds."""
     by_kind = {kind: {o.seed: rate for one, o, rate in zip(kinds, options, rates) if one == kind}
@@ -234,7 +235,7 @@ def over_seeds(kinds, options, rates) -> list:
     for kind, found in by_kind.items():
         gains = [found[seed] - first[seed] for seed in found.keys() & first.keys()]
         told = "-" if found is first else "no two seeds in common" if len(gains) < 2 else \
-            f"{fmean(gains):+.3f} (standard error {standard_error(gains):.3f}, {len(gains)} shared seeds)"
+            f"{interval(gains)[:-1]}, 95 %, {len(gains)} shared seeds)"
         rows.append([f"mean {kind:.60}", f"{fmean(found.values()):.3f}", told])
     return rows
 

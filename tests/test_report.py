@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import genenv
 from data_pool import Trace
+from scripts.experiments import interval
 from support import metrics as measure, report
 from support.run import Trial
 from test_health import QUIET
@@ -98,5 +99,5 @@ def test_runs_are_compared_on_one_page(tmp_path):
     assert [str(two), "0.4"] in rows and "data:image/png" in page and "do not" in page
     assert [str(two), "0.333", "-0.167 (standard error 0.167, paired by task)"] in rows
     seeds = [genenv.Options(seed=seed) for seed in (2, 1, 1, 2, 3)]
-    _, [name, mean, told] = report.over_seeds([*"aabbb"], seeds, [0.4, 0.1, 0.2, 0.7, 0.9])
-    assert (name, mean, told[:28]) == ("mean b", "0.600", "+0.200 (standard error 0.100")
+    _, [name, mean, told] = report.over_seeds([*"aabbb"], seeds, [0.4, 0.1, 0.2, 0.7, 0.9], interval)
+    assert (name, mean, told[:25]) == ("mean b", "0.600", "+0.200 (-1.071 to +1.471,")
