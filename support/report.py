@@ -169,7 +169,7 @@ def picture(lines: dict, unit: str, band, whole) -> str:
 
 
 # no script runs and nothing is fetched, whatever a model wrote
-UNIMPORTANT = "out", "threads", "date", "functions_hash"  # options that change nothing, or that nobody gave
+UNIMPORTANT = "out", "threads", "date", "functions_hash"  # change nothing; the last is told where runs differ
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 CAUTION = "Errors of single runs are over held-out tasks; seeds often differ by more: read means of several."
 READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety."
