@@ -34,10 +34,9 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
 
 def validation(run) -> dict:
     """Held-out tasks: success of sampled and of greedy attempts, and by category. Measured every
-    --val-every epochs and after the last one; the last measurement is repeated in between.
-    "validated" is the epoch of the measurement.
-    "validation_rates" has the rate of each task, by category; runs with the same "validation_set" have the
-    same held-out tasks in the same order, and can be compared task by task."""
+    --val-every epochs and after the last one; the last measurement, of epoch "validated", is repeated in
+    between. "validation_rates" has the rate of each task, by category; runs with the same "validation_set"
+    have the same held-out tasks in the same order, and can be compared task by task."""
     o, epoch = run.o, run.state.epoch
     if epoch % o.val_every and epoch != o.epochs:
         return {k: v for k, v in run.history[-1].items() if k.startswith("validat")}

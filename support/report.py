@@ -135,7 +135,7 @@ def panel(title, unit, names, caption, runs, band) -> str:
     lines = {name: points(some, key) for name, some in runs.items()} if others else \
         {name: points(first, key) for key, name in names.items()}
     # an alpha that never moves is in the options
-    if not any(len({str(y) for _, y in line}) > (key == "alpha") for line in lines.values()):
+    if not any(len({tuple(values) for _, values in line}) > (key == "alpha") for line in lines.values()):
         return ""
     unit = first[0][-1].get(f"{unit}_unit", unit)
     image = picture(lines, unit, band if key == "success_rate" else (), not others)

@@ -116,9 +116,9 @@ def prepare_run(o) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked. Raises
     UserError for anything the user can fix; nothing is written before all could be loaded."""
     torch.set_num_threads(o.threads or torch.get_num_threads())
-    # a chat template may name the day: it stays that on which the run began
     code = task_id(curriculum.source(*(prefix + getattr(o, name) for name, prefix in NAMED.items())))
     codes = " ".join(dict.fromkeys([*o.functions_hash.split(), code[:6]]))  # more if edited in between
+    # a chat template may name the day: it stays that on which the run began
     o = replace(o, date=o.date or time.strftime("%Y-%m-%d"), functions_hash=codes)
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
