@@ -8,6 +8,7 @@ Usage:
     python -m scripts.experiments household --seeds 5
     python -m scripts.experiments words --model "starts/stale-{seed}"
     python -m scripts.experiments mine                        # any world: variants random, static ...
+    python -m scripts.experiments cross --seeds 10 --first-seed 20   # trained or not x seeds x schedule
     python -m scripts.experiments ladder --seeds 1 --epochs 2 # what is not an option here goes to every run
 
 A suite that was interrupted goes on: results/SUITE.jsonl has one line for each finished run, and a run
@@ -37,19 +38,46 @@ ROOT = Path(__file__).resolve().parent.parent
 TEACHER, TIMES = "runs/teacher-1777.jsonl", 1777 / 544  # the paper's larger teacher set, and its base set
 BASES = {name: ["--world", name] for name in world_names()} | {
          "ladder": ["--model", "runs/base/ladder-{seed}"], "tools": ["--world", "tool_calls"],
+         "cross": ["--model", "runs/base/ladder-{seed}"],
          "household": ["--world", "household", "--model", "runs/base/household-{seed}"],
          "words": []}  # with --model "FOLDER-{seed}", which a warm start has made
 RIVALS = {"genenv": [], "random": ["--variant", "random"],
           "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
           "static": ["--variant", "static"]}
+STEERED = "--alpha-schedule integral --k-min 0.45 --lam 6 --beta 8".split()
+
+
+def cross_cells() -> dict:
+    """{cell: options} of the cross on the ladder: is the simulator trained, are its seed tasks curated, how
+    many of them are base tasks, and does alpha follow success (at the agent's full rate and at half of it).
+    """
+    cells = {}
+    for variant in ("genenv", "random"):
+        for selection in ("uniform", "curated"):
+            options = ["--variant", variant, "--seed-selection", selection]
+            name = f"{variant}, {selection}"
+            cells[f"{name}, share 0.75"] = [*options, "--base-share", "0.75"]
+            cells[f"{name}, share 0.25"] = [*options, "--base-share", "0.25"]
+            # random, uniform, steered reads alpha nowhere: it must equal its share 0.75 to the bit
+            cells[f"{name}, steered"] = [*options, *STEERED]
+            cells[f"{name}, steered, half rate"] = [*options, *STEERED, "--agent-lr", "1e-3"]
+        # no written task is ever a seed task here, so curation has nothing to choose from
+        cells[f"{variant}, share 1"] = ["--variant", variant, "--base-share", "1"]
+    return cells
+
+
 # {suite: {variant: options}}; the first variant is compared with the others
 SUITES = dict.fromkeys(BASES, RIVALS) | {
     "ladder": {**RIVALS, "genenv, steered":
                "--alpha-schedule integral --k-min 0.45 --lam 6 --beta 8 --agent-lr 1e-3".split(),
                "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", TEACHER]},
+    "cross": cross_cells(),
     "tools": {"genenv": [], "genenv, graded": ["--agent-reward", "graded"], "random": ["--variant", "random"],
               "bandit": ["--variant", "random", "--world", "bandit"], "base": ["--variant", "base"]}}
-KEPT = "epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds"
+# of each epoch's record: what the tables show, and what says why
+KEPT = ("epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds", "alpha",
+        "entropy", "task_length", "distinct_tasks", "env_kept", "env_kl", "validation_greedy", "solved",
+        "unsolved", "trained_tokens")
 # of the t-distribution, by degrees of freedom
 T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
@@ -182,6 +210,7 @@ def main(argv) -> int:
     p = Parser(prog="python -m scripts.experiments", description=__doc__)
     p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=at_least(1), default=3, help="runs of each variant")
+    p.add_argument("--first-seed", type=at_least(0), default=0, help="seeds are counted from here")
     p.add_argument("--jobs", type=at_least(1), default=os.cpu_count(), help="processes at a time")
     p.add_argument("--only", nargs="+", default=(), metavar="VARIANT")
     p.add_argument("--out", default="", help="folder of the results; empty: results")
@@ -191,7 +220,8 @@ def main(argv) -> int:
     if unknown := [name for name in args.only if name not in SUITES[args.suite]]:
         raise UserError(f"no variant {unknown[0]!r}: choose from {', '.join(SUITES[args.suite])}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its runs end with it
-    run_suite(args.suite, range(args.seeds), args.only, extra, args.jobs, results)
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    run_suite(args.suite, seeds, args.only, extra, args.jobs, results)
     results.with_suffix(".md").write_text(text := table(args.suite, read_jsonl(results)))
     print(text)
     return 0
