@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from data_pool import Trace
-from support.files import UserError
+from model.files import UserError
 
 SUCCESS = 0.5  # the lowest reward that counts as a success; the paper gives no threshold
 

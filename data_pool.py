@@ -17,7 +17,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from support.files import append_jsonl, read_jsonl
+from model.files import append_jsonl, read_jsonl
 
 # how many epochs a success rate stays usable; it goes stale as the agent learns
 FRESH_FOR = 2  # D_train: after that a task cannot be a seed, and prompts call its p_hat "unknown"

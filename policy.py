@@ -31,11 +31,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from support.files import UserError
-from support.attention import PADDING, PROMPT, GrowingLayer, Stage, attention_layout, cast_lora, \
+from model.files import UserError
+from model.attention import PADDING, PROMPT, GrowingLayer, Stage, attention_layout, cast_lora, \
     group_mask, is_plain_lora, pack, patch
-from support.chat import Chat
-from support.loading import add_adapters, check_paths, load_model, one_line
+from model.chat import Chat
+from model.loading import add_adapters, check_paths, load_model, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
 KEPT_LOGITS = 2 ** 25  # of a micro-batch, kept for the backward pass; more are computed again: 0.13 GB
@@ -148,7 +148,7 @@ def split_groups(rollouts, token_budget: int):
 
 
 class Policy(Chat):
-    """A frozen causal language model with named LoRA adapters, and its text (support/chat.py).
+    """A frozen causal language model with named LoRA adapters, and its text (model/chat.py).
 
     active: name of the adapter in force, None for the bare base (= the reference policy).
     params: {adapter: its parameters}, gathered once by name. Optimisers are built from these lists

@@ -178,7 +178,7 @@ def mean_kl(logps, ref_logps) -> float:
 
 def _snapshot(params, optimizer):
     """Copies of one adapter and of its optimiser's state, three fp32 numbers per parameter: half a GB
-    for 7B (support/memory.py). The base is not touched."""
+    for 7B (model/memory.py). The base is not touched."""
     return [p.detach().clone() for p in params], copy.deepcopy(optimizer.state_dict())
 
 

@@ -20,7 +20,7 @@ import json
 import sys
 from pathlib import Path
 
-from support.files import UserError, read_jsonl, write_whole
+from model.files import UserError, read_jsonl, write_whole
 from support.options import Parser, exit_code
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
 from eval.common import Verdict, mean, one_line, one_line_for, read_rows, results, spread

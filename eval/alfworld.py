@@ -32,7 +32,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from support.files import UserError
+from model.files import UserError
 from eval.common import Verdict, between, data_dir, one_line_for, read_rows
 
 NAME = "alfworld"

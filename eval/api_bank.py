@@ -27,7 +27,7 @@ import json
 import re
 from pathlib import Path
 
-from support.files import UserError
+from model.files import UserError
 from eval.common import (Verdict, agreement, data_dir, one_line, one_line_for, read_array, read_rows,
                          verdict)
 

@@ -21,7 +21,7 @@ import re
 import string
 from collections import Counter
 
-from support.files import UserError
+from model.files import UserError
 from eval.common import Verdict, between, data_dir, one_line_for, read_array
 
 NAME = "bamboogle"

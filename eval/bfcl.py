@@ -53,7 +53,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from support.files import UserError
+from model.files import UserError
 from support.options import exit_code
 from eval.common import (Verdict, agreement, between, data_dir, one_line, one_line_for, read_rows,
                          verdict)

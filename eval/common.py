@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.files import UserError, read_jsonl
+from model.files import UserError, read_jsonl
 
 MALFORMED = (KeyError, TypeError, AttributeError, IndexError, ValueError, AssertionError)
 

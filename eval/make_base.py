@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from support.files import UserError, write_whole
+from model.files import UserError, write_whole
 from support.options import Parser, exit_code
 from eval import bfcl, travelplanner
 from eval.common import spread

@@ -38,7 +38,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-from support.files import UserError
+from model.files import UserError
 from eval.common import Verdict, data_dir, one_line_for, read_rows, read_text
 
 NAME = "travelplanner"

@@ -35,7 +35,7 @@ from pathlib import Path
 from textwrap import shorten
 
 from data_pool import Task
-from support.files import UserError, check_hub, choose
+from model.files import UserError, check_hub, choose
 from support.health import counted
 from support.options import Parser, parse_options, saved_options
 from worlds import load_world, open_policy, special_token_in, task_texts

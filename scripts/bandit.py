@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from data_pool import FRESH_FOR
-from support.files import UserError, read_jsonl
+from model.files import UserError, read_jsonl
 from worlds import tool_calls
 
 EXPLORE = 0.05  # added to the weight of every level; p (1 - p) is 0.25 at most

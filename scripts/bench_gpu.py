@@ -18,7 +18,7 @@ from data_pool import EnvRecord
 from grpo import grpo_update
 from policy import Policy
 from rwr import rwr_update
-from support.files import UserError
+from model.files import UserError
 from support.metrics import peak_memory
 from support.options import Options, Parser, exit_code
 from worlds.tiny_model import word_tokenizer

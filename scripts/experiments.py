@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from support.files import UserError, append_jsonl, read_jsonl
+from model.files import UserError, append_jsonl, read_jsonl
 from support.options import Options, Parser, at_least, exit_code
 from worlds import load_world, world_names
 

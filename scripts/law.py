@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from scripts.experiments import MEASURES, RIVALS, half_width, interval
-from support.files import read_jsonl
+from model.files import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 HEAD = """What the columns mean: [Experiments](../EXPERIMENTS.md#when-does-training-the-simulator-pay).

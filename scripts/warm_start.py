@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from support import checkpoint
-from support.files import UserError, check_hub, write_whole
+from model.files import UserError, check_hub, write_whole
 from support.health import counted
 from support.options import Parser, at_least, parse_options
 from worlds import held_out_keys, open_world, probe_texts, written_tasks
@@ -87,7 +87,7 @@ def make(world, s, o, out: Path):
     """Imitate, merge, write the model and its report into the claimed folder. Raises UserError."""
     import torch  # here and not above: mistakes are answered at once
     from policy import Policy
-    from support.loading import policy_options
+    from model.loading import policy_options
     torch.set_num_threads(o.threads or torch.get_num_threads())
     path = out / "warm_start" / "state.pt"
     settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": checkpoint.hashes(o)}
@@ -229,7 +229,7 @@ def merge(policy, o, out: Path):
     """Add the adapter to the base and save a model folder, in the base's own 16 or 32 bits."""
     import torch
     from peft import PeftModel
-    from support.loading import load_model
+    from model.loading import load_model
     policy.save_adapters(out / "warm_start" / "adapters")
     # summed in fp32 and rounded once, with the weights as they were before any quantisation
     lm, tokenizer = load_model(o.model, None, "fp32", "cpu")

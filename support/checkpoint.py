@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from support.files import UserError, one_line, read_jsonl, whole_file
+from model.files import UserError, one_line, read_jsonl, whole_file
 from support.options import Stopped
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
@@ -57,7 +57,7 @@ def lock_folder(folder: Path):
 
 def hashes(o) -> dict:
     """{file that a run reads, or model that an option names: its hash}."""
-    from support.loading import model_digest  # here and not above: it loads torch
+    from model.loading import model_digest  # here and not above: it loads torch
     given = o.base_tasks, o.validation_tasks, o.teacher_tasks, "curriculum.py", f"worlds/{o.world}.py"
     files = [f for f in (*given, *o.world_options.values()) if isinstance(f, str) and Path(f).is_file()]
     return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files} | {

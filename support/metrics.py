@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import torch
 
-from support.files import UserError
+from model.files import UserError
 import curriculum
 from support import health
 from data_pool import attempt_score, play, task_id

@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 
-from support.files import UserError, check_hub, choose, model_fault, one_line
+from model.files import UserError, check_hub, choose, model_fault, one_line
 from worlds import held_out_keys, import_own, load_world, open_world, read_teacher, world_names, worlds_with
 
 

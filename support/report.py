@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 from curriculum import in_band
-from support.files import UserError, read_jsonl, write_whole
+from model.files import UserError, read_jsonl, write_whole
 from support.options import MAY_CHANGE, flag, flat, parse_options, saved_options
 from worlds import world_names
 

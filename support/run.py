@@ -15,9 +15,10 @@ import torch
 import curriculum
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, task_id
 from policy import Policy
-from support import checkpoint, health, memory, metrics as measure, report, screen
-from support.files import append_jsonl, write_whole
-from support.loading import model_config
+from model import memory
+from support import checkpoint, health, metrics as measure, report, screen
+from model.files import append_jsonl, write_whole
+from model.loading import model_config
 from support.options import NAMED, Options
 from worlds import World, held_out_keys, open_policy, open_world, probe_texts, read_teacher
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.attention import pack
-from support.files import UserError, read_jsonl
+from model.attention import pack
+from model.files import UserError, read_jsonl
 import genenv
 import grpo
 from policy import Policy, Rollout

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from support.files import read_jsonl
+from model.files import read_jsonl
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct
 
 

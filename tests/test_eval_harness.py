@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.files import read_jsonl
+from model.files import read_jsonl
 from eval import __main__ as harness
 from eval import bfcl, make_base
 

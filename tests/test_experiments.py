@@ -12,7 +12,7 @@ from helpers import user_error
 import genenv
 from scripts import experiments
 from support import report
-from support.files import read_jsonl
+from model.files import read_jsonl
 
 TINY = ["--epochs", "1", "--steps", "1", "--seed-tasks", "2", "--variations", "2", "--G", "2",
         "--val-samples", "1", "--rank", "4"]

@@ -11,7 +11,7 @@ import torch
 
 from helpers import raised
 from scripts import bandit
-from support.chat import Chat
+from model.chat import Chat
 from test_tool_calls import World, byte_tokenizer, lines, options
 from worlds import InvalidTask, check_task, held_out_keys
 from worlds.tool_calls import _keys_of

@@ -158,7 +158,7 @@ def spy_on_ratios(monkeypatch):
 def test_ratio_starts_at_exactly_one(monkeypatch, size, short):
     """Old log-probs of other micro-batches are up to .1 away in bf16, and the clip acts at once; of
     the policy as it is now, and it never acts."""
-    monkeypatch.setattr("support.attention.SHORT", short)
+    monkeypatch.setattr("model.attention.SHORT", short)
     policy, seen = tiny_policy(dtype=torch.bfloat16), spy_on_ratios(monkeypatch)
     for lr in (0, 1e-2):
         seen.clear()

@@ -12,7 +12,7 @@ import pytest
 from helpers import Speaker, noisy, raised, tiny_lm
 import genenv
 from policy import Policy
-from support.files import read_jsonl
+from model.files import read_jsonl
 from data_pool import attempt_score, play, transcript
 from worlds import InvalidTask, NO_SEED, household as h
 from worlds.tiny_model import word_tokenizer

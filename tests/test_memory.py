@@ -8,7 +8,7 @@ import pytest
 from transformers import Qwen2Config
 
 from helpers import user_error
-from support import memory
+from model import memory
 from support.options import PRESETS, Options
 
 QWEN_7B = Qwen2Config(

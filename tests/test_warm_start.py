@@ -12,7 +12,7 @@ import genenv
 from policy import Policy
 from rwr import rwr_step
 from scripts import warm_start
-from support.files import append_jsonl
+from model.files import append_jsonl
 from support.options import Options
 from worlds import load_world
 

@@ -18,7 +18,7 @@ import genenv
 import micro_world
 from micro_world import HELD_OUT, N_BASE, MicroWorld, Scripted, make_task, run_micro
 import rwr
-from support.files import read_jsonl
+from model.files import read_jsonl
 from support.options import Stopped
 import support.run
 from worlds import InvalidTask

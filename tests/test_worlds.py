@@ -20,7 +20,7 @@ from data_pool import Task, attempt_score, play
 import genenv
 from helpers import raised, toy_tokenizer, user_error
 from policy import Rollout
-from support.files import read_jsonl
+from model.files import read_jsonl
 import worlds
 from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, load_world, task_keys, template
 

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from traceback import extract_tb
 
-from support.files import UserError, choose, read_jsonl
+from model.files import UserError, choose, read_jsonl
 from data_pool import Task
 
 NO_SEED = Task("", {})
@@ -202,7 +202,7 @@ def open_policy(model: str, o, adapters=None, **how):
     if not model:
         raise UserError("this world needs --model: a folder or hub name of a chat model")
     # here and not above: options and --help are read without torch and transformers
-    from support.loading import policy_options
+    from model.loading import policy_options
     from policy import Policy
     usual = ("agent",) if o.env_model else ("agent", "env")
     return Policy.load(model, adapters=usual if adapters is None else adapters, **policy_options(o), **how)

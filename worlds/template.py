@@ -5,7 +5,7 @@
 import random
 
 import worlds
-from support.files import UserError
+from model.files import UserError
 from data_pool import Task
 from worlds.tiny_model import SPECIAL, load_trained
 

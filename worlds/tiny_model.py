@@ -20,7 +20,7 @@ from contextlib import suppress
 from copy import copy
 from pathlib import Path
 
-from support.files import UserError
+from model.files import UserError
 from support.options import Options, exit_code
 import worlds
 

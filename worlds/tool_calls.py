@@ -45,7 +45,7 @@ from textwrap import shorten
 
 import worlds
 from data_pool import Task, task_id
-from support.files import UserError, first_line
+from model.files import UserError, first_line
 from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, special_token_in, task_text, tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes, ungrounded

@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from textwrap import shorten
 
-from support.files import UserError, choose, first_line, no_file
+from model.files import UserError, choose, first_line, no_file
 from worlds import InvalidTask, call_text
 from worlds.schemas import NUMBERS, TYPES, conforms, invalid, kinds, load_object, need
 

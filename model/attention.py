@@ -30,7 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from support.files import first_line
+from model.files import first_line
 
 SHORT = 1024  # tokens up to which a training pass may keep its attention weights
 PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from support.files import UserError, check_hub, model_fault, one_line
+from model.files import UserError, check_hub, model_fault, one_line
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of optional kernels
 

@@ -15,9 +15,9 @@ Bytes everywhere; GB are 1e9 bytes. B prompts, G rollouts, P prompt, R response;
 """
 import torch
 
-from support.files import UserError
-from support.attention import heads_of
-from support.loading import choose_dtype, one_line
+from model.files import UserError
+from model.attention import heads_of
+from model.loading import choose_dtype, one_line
 from policy import KEPT_LOGITS, LOGIT_CHUNK, PREFILL_TOKENS
 
 MARGIN = 1.08  # what the allocator holds beyond what is in use

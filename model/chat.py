@@ -7,7 +7,7 @@ writes after it, and a template that loses a message is refused.
 """
 from datetime import date
 
-from support.files import UserError, one_line
+from model.files import UserError, one_line
 
 
 class Chat:
