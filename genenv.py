@@ -132,12 +132,12 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
             run.train_pool.base, run.train_pool.recent(run.state.epoch),
             -(-missing // o.variations), o.base_share, curriculum.named("seeds_")[o.seed_selection],
             alpha, run.rng)
-        new, written = write_tasks(run, seed_tasks, o.variations, alpha, kept=tasks)
+        new, written = write_tasks(run, seed_tasks, o.variations, kept=tasks)
         tasks, records = tasks + new[:missing], records + written[:missing]
     return tasks, records
 
 
-def write_tasks(run, seed_tasks, variations, alpha, kept=()) -> tuple[list[Task], list[EnvRecord]]:
+def write_tasks(run, seed_tasks, variations, kept=()) -> tuple[list[Task], list[EnvRecord]]:
     """Ask the simulator for variations of each seed task; parse, check, drop duplicates.
 
     Invalid texts are counted by reason and never imitated. kept: tasks that the batch holds already.
@@ -146,7 +146,7 @@ def write_tasks(run, seed_tasks, variations, alpha, kept=()) -> tuple[list[Task]
     seed_tasks = [world.seed_for(task, run.rng) for task in seed_tasks]
     # the simulator is told how often a seed task was solved, if that was measured recently
     prompts = [run.simulator.encode(world.env_prompt(
-        task, run.train_pool.recent_p_hat(task, state.epoch), alpha)) for task in seed_tasks]
+        task, run.train_pool.recent_p_hat(task, state.epoch))) for task in seed_tasks]
     rows = rollout_rows(o, variations, max(map(len, prompts)))
     with run.phase("simulator rollouts"):
         rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
@@ -154,7 +154,7 @@ def write_tasks(run, seed_tasks, variations, alpha, kept=()) -> tuple[list[Task]
     first_group = state.seeds  # groups are numbered consecutively within an epoch
     state.seeds += len(seed_tasks)
     tasks, records = [], []
-    for r, text, task, reason in written_tasks(world, o, run.policies, rollouts, seed_tasks, alpha,
+    for r, text, task, reason in written_tasks(world, o, run.policies, rollouts, seed_tasks,
                                                state.epoch, run.held_out, kept):
         group = first_group + r.group
         state.texts.append([group, r.prompt, r.response])  # valid or not: KL must see a drift to junk
@@ -181,7 +181,7 @@ def add_ready_made(run):
     for task in run.teacher:
         run.train_pool.add(task, [], None)
     if run.o.variant == "static":
-        for task in write_tasks(run, run.train_pool.base, STATIC_PER_BASE, run.o.alpha)[0]:
+        for task in write_tasks(run, run.train_pool.base, STATIC_PER_BASE)[0]:
             run.train_pool.add(dataclasses.replace(task, origin="static"), [], None)
 
 

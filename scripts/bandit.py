@@ -47,9 +47,9 @@ class World(tool_calls.World):
         n, m = levels[int(torch.multinomial(weights, 1, generator=generator))]
         return replace(seed_task, spec={**seed_task.spec, "begun": f"Level: {n} of {m}\n"})
 
-    def env_prompt(self, seed_task, success, alpha):
+    def env_prompt(self, seed_task, success):
         """Chat messages as in tool_calls, and the beginning of the answer."""
-        messages, begun = super().env_prompt(seed_task, success, alpha), seed_task.spec.get("begun")
+        messages, begun = super().env_prompt(seed_task, success), seed_task.spec.get("begun")
         return [*messages, {"role": "assistant", "content": begun}] if begun else messages
 
     def parse_task(self, text, seed_task, epoch):

@@ -216,10 +216,10 @@ def write(world, policy, n: int):
     import torch
     o, base, draw = world.o, world.base_tasks(), torch.Generator().manual_seed(1000 * world.o.seed + n)
     seeds = [world.seed_for(base[i], draw) for i in torch.randint(len(base), (TEXTS,), generator=draw)]
-    prompts = [policy.encode(world.env_prompt(task, None, o.alpha)) for task in seeds]
+    prompts = [policy.encode(world.env_prompt(task, None)) for task in seeds]
     rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, o.temperature,
                              policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
-    read = list(written_tasks(world, o, [policy], rollouts, seeds, o.alpha, 0, held_out_keys(world)))
+    read = list(written_tasks(world, o, [policy], rollouts, seeds, 0, held_out_keys(world)))
     valid = [[r.prompt, r.response] for r, _, task, _ in read if task]
     return {"valid": len(valid) / TEXTS, "texts": [text for _, text, *_ in read],
             "invalid": dict(Counter(reason for *_, reason in read if reason).most_common())}, valid

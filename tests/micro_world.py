@@ -45,8 +45,8 @@ class MicroWorld(World):
     def validation_tasks(self, split="validation"):
         return [make_task(n, 0, split) for n in HELD_OUT[split]]
 
-    def env_prompt(self, seed_task, success, alpha):
-        return f"vary {success!r} {alpha:.6f} {seed_task.text} =>"
+    def env_prompt(self, seed_task, success):
+        return f"vary {success!r} {seed_task.text} =>"
 
     def agent_prompt(self, task):
         return f"{task.text} ="

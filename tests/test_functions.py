@@ -101,7 +101,7 @@ def test_the_bandit_begins_a_text_with_a_level_by_what_finished_epochs_taught(wo
     seeds = {seed.spec["begun"]: seed for seed in (
         world.seed_for(world.base_tasks()[0], generator) for _ in range(200))}
     seed = seeds["Level: 1 of 4\n"]
-    *asked, begun = world.env_prompt(seed, None, 0.5)
+    *asked, begun = world.env_prompt(seed, None)
     assert chat.encode([*asked, begun]) == chat.encode(asked) + chat.encode(begun["content"])
     call = world._line_of_call({"name": seed.spec["shown"][0]["name"], "arguments": {"lamp": 7}})
     task = world.parse_task(f"Call: {call}\nRequest: Please see to lamp 7.", seed, 1)

@@ -25,7 +25,7 @@ from worlds import InvalidTask
 
 BASE = dict(  # no default anywhere: a constant in the place of an option is seen
     seed=5, epochs=5, steps=2, seed_tasks=4, variations=3, G=4, base_share=0.4, temperature=0.7,
-    max_task_tokens=7, max_response_tokens=9, max_prompt_tokens=8, val_samples=3, agent_lr=0.013,
+    max_task_tokens=7, max_response_tokens=9, max_prompt_tokens=7, val_samples=3, agent_lr=0.013,
     alpha=0.35, alpha_end=0.65, alpha_schedule="linear", beta=5.0, k_min=0.25, env_lr=0.017,
     max_rows=41)
 RUNS = {
@@ -114,7 +114,7 @@ class Plain:
         task = next(task for task in self.tasks.values() if task.text == text)
         p, at = self.p_hat.get(task.id, (None, 0))
         known = p if self.t - at <= 2 else None
-        assert prompt == f"vary {known!r} {self.alpha:.6f} {text} =>"
+        assert prompt == f"vary {known!r} {text} =>"
         assert task.origin == "base" or known is not None
         recent = any(self.tasks[i].origin == "env" and self.t - at <= 2 for i, (_, at) in self.p_hat.items())
         assert self.o.base_share or not recent or task.origin == "env"
@@ -133,7 +133,7 @@ class Plain:
             return "copy of the seed"
         if n >= 90:
             return "held-out task"
-        if len(words) + 4 > self.o.max_prompt_tokens:
+        if len(words) + 3 > self.o.max_prompt_tokens:
             return "prompt too long"
         return "duplicate in the batch" if n in before else ""
 

@@ -79,7 +79,7 @@ def test_held_out_tasks_share_no_key_with_the_base_or_each_other(world):
 def test_prompts_say_an_unknown_success_otherwise_than_any_known_one(world):
     """The simulator was told 'never solves it' of tasks that nobody had tried."""
     for task in some_tasks(world, 5):
-        prompts = [world.env_prompt(task, p, 0.5) for p in (None, 0.0, 0.5, 1.0)]
+        prompts = [world.env_prompt(task, p) for p in (None, 0.0, 0.5, 1.0)]
         assert len({json.dumps(prompt) for prompt in prompts}) == 4
 
 
@@ -111,7 +111,7 @@ def test_hostile_texts_are_refused_for_a_reason_that_is_counted(world):
             refused += 1
         else:
             json.dumps(asdict(task)).encode("ascii")
-            assert world.agent_prompt(task) and world.env_prompt(task, None, 0.5)
+            assert world.agent_prompt(task) and world.env_prompt(task, None)
     assert refused > 60 and time.process_time() - started < 10
 
 
@@ -229,7 +229,7 @@ def test_what_the_simulator_writes_is_checked_and_counted_once():
     def reasons(*policies, limit="", o=TEMPLATE.o):
         rollouts = [Rollout(0, [0], [i], limit=limit) for i in range(len(texts))]
         held_out = task_keys(TEMPLATE, HELD)
-        found = worlds.written_tasks(TEMPLATE, o, policies, rollouts, [SEED], 0.5, 1, held_out)
+        found = worlds.written_tasks(TEMPLATE, o, policies, rollouts, [SEED], 1, held_out)
         return [reason for *_, reason in found]
     usual = ["", "copy of the seed", "held-out task", "duplicate in the batch", "malformed"]
     assert reasons(writer(texts)) == [*usual, ""]

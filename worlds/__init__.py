@@ -38,12 +38,11 @@ class World:
     validation_tasks(split="validation")  list of held-out Tasks: split "validation" is only ever
                            reported, "tuning" is for choosing settings; no key (see same_task_key)
                            of one split is in the other or in the base
-    env_prompt(seed_task, success, alpha)  what the simulator is asked: text, or a list of chat
+    env_prompt(seed_task, success)  what the simulator is asked: text, or a list of chat
                            messages. success: p_hat in [0, 1], None if unknown, which the prompt must
-                           say. A prompt that names alpha goes stale when a schedule moves alpha:
-                           old records are imitated under the prompt they were written for. If the last
-                           message is the assistant's, the simulator goes on with it, and parse_task
-                           gets what follows
+                           say. alpha is not given: a schedule moves it, and old records are imitated
+                           under the prompt they were written for. If the last message is the
+                           assistant's, the simulator goes on with it, and parse_task gets what follows
     parse_task(text, seed_task, epoch)  the simulator's text -> Task(text, spec, "env", seed_task.id,
                            epoch); raises InvalidTask with one of REASONS and nothing else, for any
                            text. NO_SEED (an empty spec) stands for no seed
@@ -252,7 +251,7 @@ def probe(world):
 def probe_task(world, task):
     """Call what the loop will call. Raises UserError where a rule of RULES is broken."""
     gold = world.gold(task)
-    for name, *args in (("agent_prompt",), ("env_prompt", None, 0.5), ("env_prompt", 0.5, 0.5),
+    for name, *args in (("agent_prompt",), ("env_prompt", None), ("env_prompt", 0.5),
                         ("skills",), ("task_length",), ("category",)):
         getattr(world, name)(task, *args)
     for text in ("", task.text, gold):
@@ -336,7 +335,7 @@ def fault_of(world, policy, task) -> str:
     """Why a given task does not survive this policy's tokenizer and chat template, or ""."""
     if token := special_token_in(task, policy.tokenizer):
         return f"spells {token!r}, a control token of this model: remove or reword it"
-    for prompt in (world.agent_prompt(task), world.env_prompt(task, None, 0.5)):
+    for prompt in (world.agent_prompt(task), world.env_prompt(task, None)):
         if (number := len(policy.encode(prompt))) > world.o.max_prompt_tokens:
             return f"makes a prompt of {number} tokens: raise --max-prompt-tokens or remove it"
     written = lambda text: policy.decode(policy.encode(text) + policy.end_of_turn)
@@ -402,7 +401,7 @@ def check_task(world, task: Task, seed_task: Task, held_out, *tokenizers):
         raise InvalidTask(leak)
 
 
-def written_tasks(world, o, policies, rollouts, seed_tasks, alpha, epoch, held_out, kept=()):
+def written_tasks(world, o, policies, rollouts, seed_tasks, epoch, held_out, kept=()):
     """Read what the simulator wrote: yields (rollout, text, Task, ""), or (rollout, text, None, the
     reason why it is not a valid task).
 
@@ -413,7 +412,7 @@ def written_tasks(world, o, policies, rollouts, seed_tasks, alpha, epoch, held_o
     for r in rollouts:
         text = policies[0].decode(r.response)
         try:
-            task = written_task(world, o, policies, r, text, seed_tasks[r.group], alpha, epoch, held_out)
+            task = written_task(world, o, policies, r, text, seed_tasks[r.group], epoch, held_out)
             # not in the paper: a task counts once in a batch, however often it was written, or RWR
             # would reinforce the simulator's own most frequent outputs
             if seen & task_keys(world, task):
@@ -425,7 +424,7 @@ def written_tasks(world, o, policies, rollouts, seed_tasks, alpha, epoch, held_o
         yield r, text, task, ""
 
 
-def written_task(world, o, policies, rollout, text, seed_task, alpha, epoch, held_out) -> Task:
+def written_task(world, o, policies, rollout, text, seed_task, epoch, held_out) -> Task:
     """The task that a generation describes. Raises InvalidTask with the reason to count."""
     if rollout.limit:
         raise InvalidTask("truncated")
@@ -434,7 +433,7 @@ def written_task(world, o, policies, rollout, text, seed_task, alpha, epoch, hel
     task = world.parse_task(text, seed_task, epoch)
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
     # must fit both prompts, the agent's and, as a seed task, the simulator's; 0.5 for any p_hat
-    prompts = world.agent_prompt(task), world.env_prompt(task, 0.5, alpha)
+    prompts = world.agent_prompt(task), world.env_prompt(task, 0.5)
     if max(len(policy.encode(prompt)) for policy in policies for prompt in prompts) > o.max_prompt_tokens:
         raise InvalidTask("prompt too long")
     return task

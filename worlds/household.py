@@ -477,7 +477,7 @@ class World(TinyWorld):
         """105 tasks, fifteen per rung."""
         return held_out()[split]
 
-    def env_prompt(self, seed_task: Task, success, alpha: float):
+    def env_prompt(self, seed_task: Task, success):
         """The recent success rate, or that it is unknown, and the seed task."""
         if not self.chat:
             return f"vary {bucket(success)} {seed_task.text} =>"
@@ -543,7 +543,7 @@ class World(TinyWorld):
         tasks = [draw(rng, rng.choice(rungs), (2, 3), "demo", held_out_keys()) for _ in range(n)]
         if role != "env":
             return [self.demonstrate(task, rng) for task in tasks]
-        return [(self.env_prompt(task, rng.choice((None, rng.random())), 0.5), vary(task, rng).text)
+        return [(self.env_prompt(task, rng.choice((None, rng.random()))), vary(task, rng).text)
                 for task in tasks]
 
 

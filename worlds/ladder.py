@@ -195,11 +195,8 @@ class World(TinyWorld):
         """120 tasks, ten per rung."""
         return [self.task(*chain, "validation") for chain in held_out(self.text.lengths)[split]]
 
-    def env_prompt(self, seed_task: Task, success: float | None, alpha: float):
-        """The recent success rate in eighths, or that it is unknown, and the seed task.
-
-        alpha is not in this world's context: only RWR tells the simulator what to aim at.
-        """
+    def env_prompt(self, seed_task: Task, success: float | None):
+        """The recent success rate in eighths, or that it is unknown, and the seed task."""
         return self.text.env_prompt(seed_task.text, success)
 
     def agent_prompt(self, task: Task):

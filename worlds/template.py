@@ -35,7 +35,7 @@ class World(worlds.World):
         return draw(random.Random(1), ["inc", "dbl"], 300, "base", HELD_OUT)
     def validation_tasks(self, split="validation"):
         return list(HELD_OUT.values())[split == "tuning"::2]  # from 0 or 1 on, every other one
-    def env_prompt(self, seed_task, success, alpha):
+    def env_prompt(self, seed_task, success):
         return f"vary {'?' if success is None else round(4 * success)}/4 {seed_task.text} =>"
     def agent_prompt(self, task):
         return f"{task.text} ="
@@ -59,7 +59,7 @@ class World(worlds.World):
         tasks = draw(rng, list(TOOLS), n // 2 + 1, "demo", HELD_OUT)
         answers = [self.gold(task, lambda: rng.random() < SLIPS[task.spec["tool"]]) for task in tasks]
         return [(self.agent_prompt(a), answer) for a, answer in zip(tasks, answers)] + [
-            (self.env_prompt(a, rng.choice((None, 0, .25, .5, .75, 1)), None),
+            (self.env_prompt(a, rng.choice((None, 0, .25, .5, .75, 1))),
              draw(rng, [a.spec["tool"]] * 6 + list(TOOLS), 1, "demo", HELD_OUT)[0].text) for a in tasks]
     def load_policy(self):
         # trained once and kept until this file changes

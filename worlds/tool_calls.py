@@ -373,11 +373,8 @@ class World(worlds.World):
             system = form.format(tools=tools_text(task.spec["tools"], self.form)) + NONE_FITS * self.nothing
         return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
 
-    def env_prompt(self, seed_task: Task, success, alpha: float) -> list[dict]:
-        """Chat messages for the simulator: the seed task, its success if known, what to write for.
-
-        alpha stays out: what is asked for holds at any target, so no record's prompt goes stale.
-        """
+    def env_prompt(self, seed_task: Task, success) -> list[dict]:
+        """Chat messages for the simulator: the seed task, its success if known, what to write for."""
         if self._in_lines(seed_task):
             return task_text.prompt(_record(seed_task), success, self._line_of_call,
                                     tools_text(_shown(seed_task), self.form))
@@ -508,7 +505,7 @@ class World(worlds.World):
             if self.tools and structured(task):
                 tools = list(tools_of(task).values())
                 seeds = [_showing(seed, self._tools_with(tools, MOST_SHOWN, draw)) for seed in seeds]
-            env += [(self.env_prompt(seed, None, 0.5), self.task_as_written(task)) for seed in seeds]
+            env += [(self.env_prompt(seed, None), self.task_as_written(task)) for seed in seeds]
         return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks], "env": env}
 
     def _of_all_levels(self, tasks, draw) -> list[Task]:
