@@ -73,7 +73,7 @@ SUITES = dict.fromkeys(BASES, RIVALS) | {
                "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", TEACHER]},
     "cross": cross_cells(),
     "tools": {"genenv": [], "genenv, graded": ["--agent-reward", "graded"], "random": ["--variant", "random"],
-              "bandit": ["--variant", "random", "--world", "bandit"], "base": ["--variant", "base"]}}
+              "base": ["--variant", "base"]}}
 # of each epoch's record: what the tables show, and what says why
 KEPT = ("epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds", "alpha",
         "entropy", "task_length", "distinct_tasks", "env_kept", "env_kl", "validation_greedy", "solved",

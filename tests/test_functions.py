@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from helpers import raised
-from scripts import bandit
-from model.chat import Chat
-from test_tool_calls import World, byte_tokenizer, lines, options
+from test_tool_calls import World, lines, options
 from worlds import InvalidTask, check_task, held_out_keys
 from worlds.tool_calls import _keys_of
 
@@ -86,26 +84,6 @@ def test_a_written_task_has_as_many_calls_and_tools_as_its_level_says(world):
                                  ("1 of 3", [other], "unknown tool"),
                                  ("one of 3", shown[:1], "no request and call")):
         assert raised(InvalidTask, None, parse, level, *names) == reason in world.REASONS, (level, names)
-
-
-def test_the_bandit_begins_a_text_with_a_level_by_what_finished_epochs_taught(world, tmp_path):
-    """Epoch 3 is done again by a resumed run, and 0 is long ago; later tries are of another agent."""
-    spec = {"calls": 2 * ["call"], "tools": 6 * ["tool"]}
-    lines(tmp_path / "metrics.jsonl", 3 * [{}])
-    lines(tmp_path / "train.jsonl", [
-        {"task": {"origin": "env", "epoch": written, "spec": spec}, "epoch": tried, "p_hat": p}
-        for written, tried, p in ((0, 0, .5), (1, 1, .75), (1, 2, .5), (2, 2, 1.0), (3, 3, .5))])
-    assert bandit.worth(str(tmp_path), 3) == {(2, 6): [.25, .75 * .25, 0]}
-    world = bandit.World(type(world.o)(**vars(world.o), out=str(tmp_path)))
-    generator, chat = torch.Generator().manual_seed(0), Chat(byte_tokenizer())
-    seeds = {seed.spec["begun"]: seed for seed in (
-        world.seed_for(world.base_tasks()[0], generator) for _ in range(200))}
-    seed = seeds["Level: 1 of 4\n"]
-    *asked, begun = world.env_prompt(seed, None)
-    assert chat.encode([*asked, begun]) == chat.encode(asked) + chat.encode(begun["content"])
-    call = world._line_of_call({"name": seed.spec["shown"][0]["name"], "arguments": {"lamp": 7}})
-    task = world.parse_task(f"Call: {call}\nRequest: Please see to lamp 7.", seed, 1)
-    assert (len(task.spec["calls"]), len(task.spec["tools"])) == (1, 4) and len(seeds) == 15
 
 
 def test_a_written_copy_of_any_base_task_is_refused(world):
