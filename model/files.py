@@ -70,6 +70,16 @@ def first_line(error) -> str:
     return said.replace(" \n", "\n").replace(":\n", ": ").splitlines()[0]
 
 
+def printable(text: str) -> str:
+    """Text of a model, or of a list from elsewhere, for the terminal: what is no visible sign becomes an
+    escape such as \\x1b, so that it can neither move the cursor nor hide a word. Newlines stay."""
+    signs = []
+    for sign in text:
+        visible = sign.isprintable() or sign == "\n"
+        signs.append(sign if visible else sign.encode("unicode_escape").decode())
+    return "".join(signs)
+
+
 def read_jsonl(path) -> list[dict]:
     """Every record of a JSONL file. Raises UserError naming the file and the line at fault."""
     if not Path(path).is_file():

@@ -61,6 +61,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
         task_length=mean(world.task_length(x.task) for x in new), solved=mean(x.p_hat == 1 for x in new),
         response_length=mean(e.tokens for x in state.trials if x.task.origin != "base" for e in x.traces),
         unsolved=mean(x.p_hat == 0 for x in new), seconds=state.seconds, cpu_seconds=state.cpu_seconds,
+        p_hat_counts=p_hat_counts(new, run.o.G),
         skill_entropy=entropy(s for x in new for s in world.skills(x.task)), written=state.written,
         invalid=dict(state.invalid), truncated=mean(bool(e.truncated) for e in traces),
         **{key: mean(a[key] for a in state.agent) for key in
@@ -73,6 +74,14 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     record["refused"] = health.refused(record) / max(1, record["written"])
     record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
     return {**record, "warnings": health.warnings(record, run.history, run.o)}
+
+
+def p_hat_counts(trials, G: int) -> list[int]:
+    """How many of the trials' tasks were solved 0, 1, ... G times: G + 1 counts."""
+    counts = [0] * (G + 1)
+    for trial in trials:
+        counts[round(trial.p_hat * G)] += 1  # p_hat is k / G (Eq. 2)
+    return counts
 
 
 def surprise(rollouts) -> float:

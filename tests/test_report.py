@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import genenv
 from data_pool import Trace
+from model.files import printable
 from scripts.experiments import interval
 from support import metrics as measure, report
 from support.run import Trial
@@ -77,6 +78,20 @@ def test_a_task_counts_once_with_its_first_p_hat():
     run = SimpleNamespace(state=SimpleNamespace(trials=trials, epoch=3, refused=[]),
                           world=SimpleNamespace(gold=lambda task: ""), train_pool=SimpleNamespace(tasks={}))
     assert [(r["task"], r["p_hat"]) for r in measure.samples(run)] == [("again", 1.0), ("new", 0.5)]
+
+
+def test_p_hat_is_counted_by_how_often_a_task_was_solved():
+    """0.3 * 10 is not 3 in floating point: a count cut off would stand one too low."""
+    trials = [SimpleNamespace(p_hat=k / 10) for k in (0, 3, 3, 7, 10)]
+    assert measure.p_hat_counts(trials, 10) == [1, 0, 0, 2, 0, 0, 0, 1, 0, 0, 1]
+
+
+def test_nothing_reaches_the_terminal_but_visible_signs_and_newlines():
+    """A window title, a cleared screen, text that runs backwards: each would do so as it was printed."""
+    hostile = "Grüße 你好\n\x1b]0;owned\x07\x9b2J\u202e\u200b\t\r\ud800"
+    shown = printable(hostile)
+    assert shown.startswith("Grüße 你好\n\\x1b]0;owned\\x07\\x9b2J\\u202e")
+    assert all(sign.isprintable() or sign == "\n" for sign in shown)
 
 
 def test_what_an_epoch_did_not_measure_is_not_drawn():
