@@ -35,7 +35,7 @@ from model.files import UserError
 from model.attention import PADDING, PROMPT, GrowingLayer, Stage, attention_layout, cast_lora, \
     group_mask, is_plain_lora, pack, patch
 from model.chat import Chat
-from model.loading import add_adapters, check_paths, load_model, one_line
+from model.loading import add_adapters, check_base, check_paths, load_model, note_base, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
 KEPT_LOGITS = 2 ** 25  # of a micro-batch, kept for the backward pass; more are computed again: 0.13 GB
@@ -160,6 +160,7 @@ class Policy(Chat):
         """model: a transformers causal LM; the rest as in `load`. Adapters start with B = 0, so that
         pi equals the reference. Raises UserError if no token ends a response."""
         self.active = None
+        self.source = ""  # the folder or hub name that it was loaded from
         model.requires_grad_(False)
         self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
         self.lm = self.model.get_base_model() if adapters else model  # head + decoder, LoRA inside
@@ -186,11 +187,14 @@ class Policy(Chat):
         messages, such as {"enable_thinking": False}; its "date" (ISO) counts as today.
         max_tokens: the most that a prompt and its response will have together.
         """
+        if adapter_folder:
+            check_base(adapter_folder, model)
         lm, tokenizer = load_model(model, quant, dtype, device)
         with one_line(model):  # a model's own code may raise anything
             policy = cls(lm, tokenizer, adapters, rank, seed, adapter_folder, chat_template_kwargs)
             if tokenizer.chat_template:  # the built-in worlds' models have none and need no check
                 check_paths(policy, max_tokens)
+        policy.source = model
         return policy
 
     # ---- adapters
@@ -249,6 +253,8 @@ class Policy(Chat):
         # no adapter touches the vocabulary: PEFT need not look for the base's config to know that
         self.model.save_pretrained(str(folder), selected_adapters=list(self.params),
                                    save_embedding_layers=False)
+        if self.source:
+            note_base(folder, self.params, self.source)
 
     def generator(self, seed: int):
         """An explicit random generator on the device of the model."""

@@ -7,7 +7,6 @@ Usage, BENCH being one of the five or `all`:
 
     python -m eval BENCH --data DIR --model DIR [--adapter DIR] [--limit N] [--variant NAME]
     python -m eval BENCH --data DIR --responses FILE      # JSONL {"id", "response"}, no model
-    python -m eval verify BENCH VERDICTS.jsonl --data DIR # re-score recorded verdicts
     python -m eval.make_base BENCH --data DIR --out FILE  # base tasks, see make_base.py
 
 Responses are greedy. Each run writes NAME.jsonl (every prompt, response and verdict, as they come)
@@ -23,7 +22,7 @@ from pathlib import Path
 from model.files import UserError, read_jsonl, write_whole
 from support.options import Parser, exit_code
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
-from eval.common import Verdict, mean, one_line, one_line_for, read_rows, results, spread
+from eval.common import Verdict, mean, read_rows, results, spread
 
 MODULES = {m.NAME: m for m in (api_bank, alfworld, bfcl, bamboogle, travelplanner)}
 BENCHES = tuple(MODULES)
@@ -32,11 +31,17 @@ SYSTEMS = ("Qwen2.5-7B", "GenEnv 7B")  # columns of the paper's table
 
 
 def main(argv=None) -> int:
-    """Run one command; returns the exit code: 0, 1 (verify: rate missed), 2 (bad input)."""
+    """Run one command; returns the exit code: 0, or 2 for bad input."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["verify"]:
-        return exit_code(lambda: verify(argv[1:]), "eval")
     return exit_code(lambda: run(argv), "eval")
+
+
+def json_object(text: str) -> dict:
+    """The value of --chat-template-kwargs."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
 
 
 def arguments() -> Parser:
@@ -48,6 +53,8 @@ def arguments() -> Parser:
     parser.add_argument("--model", metavar="DIR", help="chat model, local folder or hub name")
     parser.add_argument("--adapter", metavar="DIR", help="PEFT folder of a LoRA adapter")
     parser.add_argument("--quant", choices=("nf4",), help="load the model in 4 bit")
+    parser.add_argument("--chat-template-kwargs", type=json_object, default={}, metavar="JSON",
+                        help="what the chat template is given besides the messages, as in training")
     parser.add_argument("--responses", metavar="FILE", help="score responses made elsewhere; with "
                         "`all` a folder that holds BENCH.jsonl files")
     parser.add_argument("--variant", help="other protocol or part of one benchmark: " + "; ".join(
@@ -121,8 +128,9 @@ def read_responses(bench: str, records: list, args) -> dict:
 def load_policy(args):
     """The model, with --adapter as adapter "agent"."""
     from policy import Policy  # only here: scoring needs no torch
-    return Policy.load(args.model, adapters=("agent",) if args.adapter else (), quant=args.quant,
-                       adapter_folder=args.adapter)
+    adapters = ("agent",) if args.adapter else ()
+    return Policy.load(args.model, adapters=adapters, quant=args.quant, adapter_folder=args.adapter,
+                       chat_template_kwargs=args.chat_template_kwargs)
 
 
 def evaluate(bench: str, records: list, policy, answers, args) -> dict:
@@ -130,41 +138,48 @@ def evaluate(bench: str, records: list, policy, answers, args) -> dict:
     module = MODULES[bench]
     prompts = [module.prompt(record) for record in records]
     settings = run_settings(bench, prompts, policy, answers, args)
-    # the name says which run it is: another model, option or data set is another file
-    source = Path(args.model).name if args.model else Path(args.responses).stem
-    name = "-".join(filter(None, [bench, args.variant, source, digest(settings)[:10]]))
-    path = Path(args.out) / f"{name}.jsonl"
+    path = results_path(bench, settings, args)
+    # responses of an earlier run are taken up; every new one is on disk before the next batch
     rows = {row["id"]: row for row in earlier_rows(path)}
     todo = [(r, p) for r, p in zip(records, prompts) if r["id"] not in rows]
-    # one iterator of rows, wherever the responses come from
-    if answers is not None:
-        made = (row_of(r, p, answers.get(r["id"]), "no response") for r, p in todo)
-    elif args.variant == EPISODES:
-        made = play([r for r, _ in todo], policy, settings, args)
-    else:
-        made = generate(todo, policy, settings, args, bench)
-    # every response is on disk before the next batch: an interrupted run loses one batch at most
     with open(path, "a", encoding="utf-8") as file:
-        for row in made:
+        for row in respond(bench, todo, policy, answers, settings, args):
             rows[row["id"]] = row
             file.write(json.dumps(row) + "\n")
             file.flush()
     rows = [rows[record["id"]] for record in records]
     # scores are never taken from an earlier run: a corrected scorer must show
     verdicts = [verdict_of(module, record, row, args) for record, row in zip(records, rows)]
-    write_whole(path, "".join(json.dumps({**row, "verdict": vars(v)}) + "\n"
-                              for row, v in zip(rows, verdicts)))
-    summary = {
-        "benchmark": bench, "variant": args.variant,
-        **results(records, verdicts, vars(module).get("overall", mean)),
-        "prompts_too_long": sum("too long" in row["problem"] for row in rows),
-        "cut_or_missing": sum(row["truncated"] or row["problem"] == "no response" for row in rows),
-        # another protocol: the paper's figure does not belong next to it
-        "paper": {} if args.variant else module.PAPER,
-        "note": "" if args.variant else vars(module).get("NOTE", ""), "settings": settings,
-        "file": str(path.with_suffix(".json"))}
-    write_whole(path.with_suffix(".json"), json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    lines = [json.dumps({**row, "verdict": vars(v)}) + "\n" for row, v in zip(rows, verdicts)]
+    write_whole(path, "".join(lines))
+    summary = {"benchmark": bench, "variant": args.variant}
+    summary |= results(records, verdicts, vars(module).get("overall", mean))
+    summary["prompts_too_long"] = sum("too long" in row["problem"] for row in rows)
+    summary["cut_or_missing"] = sum(row["truncated"] or row["problem"] == "no response" for row in rows)
+    # another protocol: the paper's figure does not belong next to it
+    summary["paper"] = {} if args.variant else module.PAPER
+    summary["note"] = "" if args.variant else vars(module).get("NOTE", "")
+    summary["settings"] = settings
+    summary["file"] = str(path.with_suffix(".json"))
+    text = json.dumps(summary, indent=2, ensure_ascii=False)
+    write_whole(path.with_suffix(".json"), text + "\n")
     return summary
+
+
+def results_path(bench: str, settings: dict, args) -> Path:
+    """The file of a run's responses; another model, option or data set is another file."""
+    source = Path(args.model).name if args.model else Path(args.responses).stem
+    parts = [bench, args.variant, source, digest(settings)[:10]]
+    return Path(args.out) / f"{'-'.join(filter(None, parts))}.jsonl"
+
+
+def respond(bench: str, todo: list, policy, answers, settings: dict, args):
+    """An iterator of rows for (record, prompt) pairs, wherever the responses come from."""
+    if answers is not None:
+        return (row_of(r, p, answers.get(r["id"]), "no response") for r, p in todo)
+    if args.variant == EPISODES:
+        return play([r for r, _ in todo], policy, settings, args)
+    return generate(todo, policy, settings, args, bench)
 
 
 def digest(value) -> str:
@@ -176,7 +191,7 @@ def run_settings(bench: str, prompts: list, policy, answers, args) -> dict:
     """Everything that decides the responses; its hash is part of the file names."""
     settings = {"benchmark": bench, "variant": args.variant, "model": args.model,
                 "adapter": args.adapter, "quant": args.quant, "batch_size": args.batch_size,
-                "prompts": digest(prompts)}
+                "chat_template_kwargs": args.chat_template_kwargs, "prompts": digest(prompts)}
     if policy is None:
         return settings | {"responses": digest(answers)}
     # prompt and response share the context; beyond it positions were never trained
@@ -281,65 +296,32 @@ def verdict_of(module, record, row: dict, args) -> Verdict:
 
 def table(head: list, rows: list) -> str:
     """Aligned columns; the first is text, the others are numbers."""
-    rows = [head] + [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w)
-                       for i, (cell, w) in enumerate(zip(row, widths))).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * len(lines[0])] + lines[1:])
+    rows = [[str(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:])]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def print_table(summaries: list):
     """One table: ours with its interval, and the paper's figures."""
+    head = ["benchmark", "n", "score %", "95 % interval", "too long", "cut/missing"]
     rows = []
     for s in summaries:
         low, high = s["interval_95"]
-        rows.append([s["benchmark"] + (f" ({s['variant']})" if s["variant"] else ""), s["n"],
-                     f"{s['score']:.1f}", f"{low:.1f} to {high:.1f}", s["prompts_too_long"],
-                     s["cut_or_missing"], *(s["paper"].get(name, "-") for name in SYSTEMS)])
-    print(table(["benchmark", "n", "score %", "95 % interval", "too long", "cut/missing",
-                 *(f"paper: {name}" for name in SYSTEMS)], rows))
+        name = f"{s['benchmark']} ({s['variant']})" if s["variant"] else s["benchmark"]
+        row = [name, s["n"], f"{s['score']:.1f}", f"{low:.1f} to {high:.1f}"]
+        row += [s["prompts_too_long"], s["cut_or_missing"]]
+        row += [s["paper"].get(system, "-") for system in SYSTEMS]
+        rows.append(row)
+    print(table(head + [f"paper: {system}" for system in SYSTEMS], rows))
     print("\nInterval: bootstrap over records. The paper's protocols are partly unknown: see "
           "eval/README.md before comparing.")
     for s in summaries:
-        print(f"{s['benchmark']}: {s['note'] + '; ' if s['note'] else ''}{s['file']}")
-
-
-# ---------------------------------------------------------------------------------------------
-# recorded verdicts
-
-
-def verify(argv) -> int:
-    """Re-score recorded verdicts: agreement per kind, every disagreement; 0 if the rate is met."""
-    parser = Parser(prog="python -m eval verify")
-    parser.add_argument("bench", choices=BENCHES)
-    parser.add_argument("verdicts", metavar="VERDICTS.jsonl")
-    parser.add_argument("--data", required=True, metavar="DIR")
-    args = parser.parse_args(argv)
-    module, kinds = MODULES[args.bench], {}
-    rows = read_rows(args.verdicts, ("id", "official_verdict"))
-    # disagreements are printed as they come: a long run should show them early
-    with one_line_for(f"{args.verdicts}: a recorded verdict"):
-        for kind, agrees, detail in module.verify(args.data, rows):
-            kinds.setdefault(kind, []).append(agrees)
-            if agrees is False:
-                print(f"disagrees  {kind}  {one_line(detail, 1000)}")
-    return print_agreement(kinds, module.REQUIRED)
-
-
-def print_agreement(kinds: dict, required: dict) -> int:
-    """Table of agreement per kind; 0 if every required rate is met, else 1."""
-    rows, met = [], any(agrees is not None for verdicts in kinds.values() for agrees in verdicts)
-    for kind, verdicts in sorted(kinds.items()):
-        # what cannot be decided is neither agreement nor disagreement
-        decided = [agrees for agrees in verdicts if agrees is not None]
-        rate, need = sum(decided) / max(1, len(decided)), required.get(kind)
-        missed = need is not None and bool(decided) and rate < need
-        met = met and not missed
-        rows.append([kind, len(decided), sum(decided), f"{100 * rate:.2f}" if decided else "-",
-                     "-" if need is None else f"{100 * need:g}", len(verdicts) - len(decided),
-                     "MISSED" if missed else "ok" if decided else "none decided"])
-    print(table(["kind", "verdicts", "agree", "rate %", "required %", "undecidable", ""], rows))
-    return int(not met)
+        print(f"{s['benchmark']}: " + "; ".join(filter(None, [s["note"], s["file"]])))
 
 
 if __name__ == "__main__":

@@ -33,12 +33,11 @@ import tempfile
 from pathlib import Path
 
 from model.files import UserError
-from eval.common import Verdict, between, data_dir, one_line_for, read_rows
+from eval.common import Verdict, between, data_dir, read_rows
 
 NAME = "alfworld"
 PAPER = {"Qwen2.5-7B": 14.2, "GenEnv 7B": 54.5}
 MAX_NEW_TOKENS = 512  # response length of the official configuration
-REQUIRED = {"step-string": 1.0, "step-admissible": 1.0, "raw-text": 1.0}
 VARIANTS = {"handcoded": ({"split": "handcoded"}, {}), "valid_seen": ({"split": "valid_seen"}, {}),
             "valid_unseen": ({"split": "valid_unseen"}, {}), "episodes": ({}, {})}
 NOTE = "single steps are GenEnv's own cut; expert: planner walkthroughs (the paper names none)"
@@ -49,8 +48,6 @@ SPLITS = {"test": ("walkthrough", ("valid_seen", "valid_unseen")),
           "handcoded": ("handcoded", ("valid_seen", "valid_unseen"))}
 MAX_STEPS = 50  # official length of an episode
 LOOKING = ("look", "inventory", "help", "examine")
-# recorded "state_changed" is a change of the admissible commands, which these four leave alone
-SILENT = LOOKING + ("clean", "heat", "cool", "use")
 
 SYSTEM = ("You act in a household through text commands, one command per turn. Names carry "
           "numbers, as in countertop 1. You can hold one object at a time.")
@@ -71,11 +68,11 @@ def load(data, split: str = "test") -> list[dict]:
     if split not in SPLITS:
         raise UserError(f"alfworld has no split {split!r}: use one of {', '.join(SPLITS)}")
     expert, parts = SPLITS[split]
-    return [record for part in parts for row in _trajectories(data, part)
+    return [record for part in parts for row in trajectories(data, part)
             if row["policy"] == expert and row["won"] for record in _steps(row)]
 
 
-def _trajectories(data, part: str) -> list[dict]:
+def trajectories(data, part: str) -> list[dict]:
     """Rows of one trajectory file."""
     return read_rows(data_dir(data, NAME) / f"{part}.trajectories.jsonl.gz", (
         "id", "split", "task_type", "goal", "policy", "init_obs", "steps", "won"))
@@ -84,11 +81,11 @@ def _trajectories(data, part: str) -> list[dict]:
 def _steps(row: dict) -> list[dict]:
     """One trajectory -> one record per step, each with everything the expert had seen by then."""
     records, history = [], []
+    game, category = row["id"], f"{row['split']}/{row['task_type']}"
     for k, step in enumerate(row["steps"]):
         records.append({
-            "id": f"{row['id']}#{row['policy']}-{k:02d}", "game": row["id"], "step": k,
-            "category": f"{row['split']}/{row['task_type']}", "goal": row["goal"],
-            "observation": row["init_obs"], "history": list(history),
+            "id": f"{game}#{row['policy']}-{k:02d}", "game": game, "step": k, "category": category,
+            "goal": row["goal"], "observation": row["init_obs"], "history": list(history),
             "admissible": step["admissible"], "expert": step["action"]})
         history.append((step["action"], step["obs"]))
     return records
@@ -163,14 +160,14 @@ def score(record: dict, response: str) -> Verdict:
 
     extra: exact, admissible, acts, verl_agent_exact (0 or 1 each).
     """
-    command = normalise(read_boxed(response))
-    exact = genenv_reward(response, record["expert"])
-    offered = command in {normalise(option) for option in record["admissible"]}
-    extra = {"exact": exact, "admissible": float(offered),
-             "acts": float(acts(read_boxed(response), record["admissible"])),
-             "verl_agent_exact": float(projection(response)[0] == record["expert"])}
-    return Verdict(bool(exact), exact, f"{command[:80]!r}, the expert's command is "
-                                       f"{record['expert']!r}", extra)
+    expert, admissible = record["expert"], record["admissible"]
+    boxed = read_boxed(response)
+    command, exact = normalise(boxed), genenv_reward(response, expert)
+    offered = command in {normalise(option) for option in admissible}
+    projected, _ = projection(response)
+    extra = {"exact": exact, "admissible": float(offered), "acts": float(acts(boxed, admissible)),
+             "verl_agent_exact": float(projected == expert)}
+    return Verdict(bool(exact), exact, f"{command[:80]!r}, the expert's command is {expert!r}", extra)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -257,94 +254,3 @@ def unpack_games(data, games: list, folder) -> dict:
     if len(paths) < len(wanted):
         raise UserError(f"{archive}: {len(wanted) - len(paths)} of the game files are missing")
     return paths
-
-
-# ---------------------------------------------------------------------------------------------
-# recorded verdicts
-
-
-def verify(data, rows):
-    """Re-score recorded verdicts; yields (kind, agrees, detail), agrees None = undecidable here.
-
-    Steps are looked up in the trajectories by game and prefix; whole episodes are not replayed.
-    """
-    games = {}
-    for part in ("valid_seen", "valid_unseen"):
-        for row in _trajectories(data, part):
-            games.setdefault(row["id"], _Game()).add(row)
-    for number, row in enumerate(rows, 1):
-        with one_line_for(f"verdict {number} ({row['id']})"):
-            kind, official = row["kind"], row["official_verdict"]
-            ours = _step_verdict(games[row["game"]], row) if kind in REQUIRED else None
-        if ours is None:
-            yield kind, None, f"{row['id']}: not decidable from the trajectories"
-            continue
-        wrong = {k: (official[k], v) for k, v in ours.items() if k in official and official[k] != v}
-        yield kind, not wrong, f"{row['id']}: " + "; ".join(
-            f"{k} is {theirs!r}, ours {mine!r}" for k, (theirs, mine) in wrong.items())
-
-
-class _Game:
-    """The part of one game that its recorded trajectories show.
-
-    states: {canonical commands: step}; wins: canonical commands after which the game is won.
-    """
-
-    def __init__(self):
-        self.states, self.wins = {}, set()
-
-    def add(self, row):
-        """Enter every state of a trajectory."""
-        key = ()
-        for step in row["steps"]:
-            self.states.setdefault(key, step)
-            key = _canonical(key, step["action"])
-        if row["won"]:
-            self.wins.add(key)
-
-
-def _canonical(key: tuple, command: str) -> tuple:
-    """The command appended, less what leaves no trace: looking, and a walk followed by a walk."""
-    if command.split(" ")[0] in LOOKING:
-        return key
-    if command.startswith("go to ") and key and key[-1].startswith("go to "):
-        key = key[:-1]
-    return key + (command,)
-
-
-def _step_verdict(game: _Game, row: dict):
-    """What the rules say of a command or a raw text at a recorded state; None: unknown state."""
-    key = ()
-    for command in row.get("prefix") or []:
-        key = _canonical(key, command)
-    step, response = game.states.get(key), row["response"]
-    if step is None:
-        return None
-    expert = (row.get("detail") or {}).get("expert_action", step["action"])
-    if row["kind"] == "raw-text":
-        action, valid = projection(response)
-        reward = genenv_reward(response, expert)
-        return {"genenv_reward_vs_expert": reward, "genenv_reward_vs_dict": reward,
-                "projection_action": action, "projection_valid": valid,
-                "projected_in_admissible": action in step["admissible"]} | {
-                    f"projected_{k}": v for k, v in _outcome(game, key, step, action).items()
-                    if k in ("feedback", "won")}
-    command = response.strip()
-    changed = acts(response, step["admissible"]) and command.split(" ")[0] not in SILENT
-    return {"in_admissible": response in step["admissible"], "state_changed": changed,
-            "nothing_happens": not acts(response, step["admissible"])
-            } | _outcome(game, key, step, response)
-
-
-def _outcome(game: _Game, key: tuple, step: dict, response: str) -> dict:
-    """Feedback, reward, done, won where the trajectories tell; fewer keys where they do not."""
-    command = response.strip()
-    if not acts(response, step["admissible"]):
-        return {"feedback": "Nothing happens.", "reward": 0.0, "done": False, "won": False}
-    after, result = _canonical(key, command), {}
-    won = after in game.wins
-    if won or after in game.states or after == key:
-        result = {"reward": float(won), "done": won, "won": won}
-    if command == step["action"]:
-        result["feedback"] = step["obs"]
-    return result

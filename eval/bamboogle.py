@@ -22,12 +22,11 @@ import string
 from collections import Counter
 
 from model.files import UserError
-from eval.common import Verdict, between, data_dir, one_line_for, read_array
+from eval.common import Verdict, between, data_dir, read_array
 
 NAME = "bamboogle"
 PAPER = {"Qwen2.5-7B": 68.0, "GenEnv 7B": 76.0}  # GPT-4o judge + live search, see above
 MAX_NEW_TOKENS = 512
-REQUIRED = {"metric": 1.0, "searchr1_extract": 1.0}
 NOTE = "exact match, one turn, no search; the paper's figure: GPT-4o judge with live search"
 VARIANTS = {"searchr1": ({}, {"extraction": "searchr1"})}
 
@@ -147,29 +146,3 @@ def score(record, response: str, extraction: str = "toolrl") -> Verdict:
     reason = f"{(answer or '')[:80]!r}, gold {record['answer'].strip()!r}"
     return Verdict(bool(values["em"]), float(values["em"]), reason,
                    {"answer": (answer or "")[:1000], **values})
-
-
-# ------------------------------------------------------------------------ recorded verdicts
-
-def verify(data, rows):
-    """Yields (kind, agrees, detail) for each recorded verdict; the rows carry their own gold.
-
-    Dialogues with a search and a judge stay undecided: nothing here plays them.
-    """
-    for number, row in enumerate(rows, 1):
-        kind, expected = row["kind"], row["official_verdict"]
-        if kind not in REQUIRED:
-            yield kind, None, f"{row['id']}: not scored here"
-            continue
-        with one_line_for(f"verdict {number} ({row['id']})"):
-            answer = row["response"] if kind == "metric" else extract_searchr1(row["response"])
-            got = {"extracted": answer, **metrics(answer, row["gold"])}
-            agrees = all(_same(expected[key], got[key]) for key in expected)
-        yield kind, agrees, f"{row['id']}: expected {expected}, got {got}"
-
-
-def _same(a, b) -> bool:
-    """Equality, of numbers up to rounding."""
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return abs(a - b) < 1e-9
-    return a == b

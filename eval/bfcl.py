@@ -55,13 +55,12 @@ from pathlib import Path
 
 from model.files import UserError
 from support.options import exit_code
-from eval.common import (Verdict, agreement, between, data_dir, one_line, one_line_for, read_rows,
+from eval.common import (Verdict, between, data_dir, one_line, one_line_for, read_rows,
                          verdict)
 
 NAME = "bfcl"
 PAPER = {"Qwen2.5-7B": 7.0, "GenEnv 7B": 41.8}
 MAX_NEW_TOKENS = 512
-REQUIRED = {"single_turn": 1.0, "relevance": 1.0}  # "multi_turn" is reported, with no rate asked
 
 AST_CATEGORIES = ("simple_python", "multiple", "parallel", "parallel_multiple", "live_simple",
                   "live_multiple", "live_parallel", "live_parallel_multiple")
@@ -86,20 +85,26 @@ class Undecodable(Exception):
 
 
 def decode(text: str, fmt: str | None = None) -> list:
-    """Calls of a response as (name, arguments) pairs. Raises Undecodable.
+    """Calls of a response as (name, arguments) pairs, its reasoning left out. Raises Undecodable.
 
     fmt: "prompt" (`[f(a=1)]`), "qwen_fc" (`<tool_call>` blocks), None = by the look of the text.
     """
     if len(text) > MAX_TEXT:
         raise Undecodable(f"longer than {MAX_TEXT} characters")
-    fmt = fmt or ("qwen_fc" if "<tool_call>" in text else "prompt")
-    return decode_prompt(text) if fmt == "prompt" else decode_qwen(text)
+    # reasoning ends at the last </think>, as in the official handler of Qwen models
+    answer = text.rpartition("</think>")[2].lstrip("\n")
+    if fmt is None:
+        fmt = "qwen_fc" if "<tool_call>" in answer else "prompt"
+    return decode_prompt(answer) if fmt == "prompt" else decode_qwen(answer)
 
 
 def decode_prompt(text: str) -> list:
     """Calls of the prompt format: one Python list of calls, read but never evaluated."""
     text = text.strip("`\n ")
-    text = ("" if text.startswith("[") else "[") + text + ("" if text.endswith("]") else "]")
+    if not text.startswith("["):
+        text = "[" + text
+    if not text.endswith("]"):
+        text = text + "]"
     try:
         # invalid escapes in a string only warn; a caller's warning filter must not change verdicts
         with warnings.catch_warnings():
@@ -184,9 +189,10 @@ def decode_qwen(text: str) -> list:
             call = json.loads(block)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(call, dict) or not isinstance(call.get("arguments"), dict) \
-                or isinstance(call.get("name", []), (list, dict)):
+        if not isinstance(call, dict) or not isinstance(call.get("arguments"), dict):
             raise Undecodable("a <tool_call> block is not a call")
+        if isinstance(call.get("name", []), (list, dict)):
+            raise Undecodable("the name in a <tool_call> block is no name")
         calls.append((call["name"], dict(call["arguments"])))
     return calls
 
@@ -218,7 +224,8 @@ def check_ast(record: dict, calls: list) -> str:
                 free.remove(call)
                 break
         else:
-            return f"no call matches {next(iter(answer))}: {errors[0] if errors else 'none left'}"
+            why = errors[0] if errors else "none left"
+            return f"no call matches {next(iter(answer))}: {why}"
     return ""
 
 
@@ -281,9 +288,8 @@ def items_fit(value: list, alternative, item_type) -> bool:
     """Rule 4: all items have the document's type or that of the alternative's first item."""
     if not isinstance(alternative, list):
         return True
-    first = next((type(a) for a in alternative if a != ""), None)
-    return all(type(item) is item_type or (first is not None and type(item) is first)
-               for item in value)
+    allowed = {item_type, *[type(a) for a in alternative if a != ""][:1]}
+    return all(type(item) in allowed for item in value)
 
 
 def listed_value(expected, item_type, value, listed: list) -> bool:
@@ -291,21 +297,28 @@ def listed_value(expected, item_type, value, listed: list) -> bool:
     if expected is dict:
         return any(dict_matches(value, a) for a in listed if a != "")
     if expected is list and item_type is dict:
-        return any(len(a) == len(value)
-                   and all(b != "" and dict_matches(v, b) for v, b in zip(value, a))
-                   for a in listed)
+        return any(dicts_match(value, a) for a in listed)
     if expected is str:
         return plain(value) in [plain(a) for a in listed if isinstance(a, str)]
     if expected is list:
-        return [plain(v) for v in value] in [[plain(item) for item in a] for a in listed]
+        wanted = [plain(v) for v in value]
+        return any(wanted == [plain(item) for item in a] for a in listed)
     return value in listed
+
+
+def dicts_match(values: list, alternatives: list) -> bool:
+    """As many dictionaries, each matching the one at its place."""
+    if len(alternatives) != len(values):
+        return False
+    return all(a != "" and dict_matches(v, a) for v, a in zip(values, alternatives))
 
 
 def dict_matches(value: dict, alternative: dict) -> bool:
     """Keys known, values listed (normalised), absent keys list ""."""
-    return all(key in alternative and plain(v) in [plain(a) for a in alternative[key]]
-               for key, v in value.items()) \
-        and all(key in value or "" in listed for key, listed in alternative.items())
+    for key, item in value.items():
+        if key not in alternative or plain(item) not in [plain(a) for a in alternative[key]]:
+            return False
+    return all(key in value or "" in listed for key, listed in alternative.items())
 
 
 def plain(value):
@@ -381,13 +394,13 @@ def key_of(call: tuple, doc: dict) -> tuple:
         if type(value) is int and spec["type"] == "float" and abs(value) < 1e300:
             value = float(value)
         # 2.0 finds what is filed under 2; elsewhere an integer shows up in the result as it is
-        if type(value) is float and name.startswith("get_") and value.is_integer() \
-                and argument.endswith("_id"):
+        is_key = name.startswith("get_") and argument.endswith("_id")
+        if is_key and type(value) is float and value.is_integer():
             value = int(value)
-        # documents write the default None as the text "None"
         default = spec.get("default", key_of)  # without one: what equals no value
-        if not (value is None and default == "None" or type(value) is type(default)
-                and value == default):
+        if value is None and default == "None":
+            continue                           # documents write the default None as the text "None"
+        if type(value) is not type(default) or value != default:
             kept[argument] = value
     try:
         return name, repr(sorted(kept.items()))
@@ -401,9 +414,10 @@ def can_run(call: tuple, record: dict, logins: set) -> bool:
     if name not in record["owner"]:
         return False
     parameters = find(record["function"], name)["parameters"]
-    if not set(arguments) <= set(parameters["properties"]) \
-            or not set(parameters.get("required", [])) <= set(arguments):
-        return False
+    if set(arguments) - set(parameters["properties"]):
+        return False                           # an argument that is not documented
+    if set(parameters.get("required", [])) - set(arguments):
+        return False                           # one that is missing
     for argument in LOOKED_UP | LOOKED_UP_BY.get(name, set()):
         if argument in arguments and not is_known(arguments[argument], record["known"]):
             return False
@@ -443,9 +457,11 @@ def match_class(model: list, truth: list, made: set) -> tuple[str, list]:
         elif key in reads or reading:
             # a read between change at-1 and change at
             seen[key, 0 if CONSTANT.match(name) else at] += 1
-        elif not (name == "cd" and at == len(changes)
-                  or key in made and name not in NOT_IDEMPOTENT | {"cd"}):
-            return f"{name} changes the state and is not expected here", []
+        else:
+            moves_at_the_end = name == "cd" and at == len(changes)
+            repeats = key in made and name != "cd" and name not in NOT_IDEMPOTENT
+            if not moves_at_the_end and not repeats:
+                return f"{name} changes the state and is not expected here", []
     if at < len(changes):
         return f"{changes[at][0]} with the expected arguments is missing", []
     missing, epoch = [], 0
@@ -526,7 +542,11 @@ def is_literal(value) -> bool:
 
 def call_text(name: str, arguments: dict) -> str:
     """A call as Python writes it."""
-    return f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"
+    written = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
+    return f"{name}({written})"
+
+
+NO_CALL = "no_such_function()"
 
 
 def safe_call(call: tuple, names) -> str:
@@ -535,13 +555,14 @@ def safe_call(call: tuple, names) -> str:
     Anything else becomes a call that fails there, so that no model text is ever evaluated.
     """
     name, arguments = call
-    if name in names and all(isinstance(k, str) and k.isidentifier() and is_literal(v)
-                             for k, v in arguments.items()):
-        try:
-            return call_text(name, arguments)
-        except ValueError:
-            pass                               # an integer too long to print
-    return "no_such_function()"
+    if name not in names or not is_literal(arguments):
+        return NO_CALL
+    if not all(isinstance(argument, str) and argument.isidentifier() for argument in arguments):
+        return NO_CALL
+    try:
+        return call_text(name, arguments)
+    except ValueError:
+        return NO_CALL                         # an integer too long to print
 
 
 RUNS = itertools.count()
@@ -556,15 +577,16 @@ def score_official(record: dict, response, fmt=None) -> Verdict:
     steps = []
     for step in response if isinstance(response, list) else [response]:
         calls = decode_steps(step, fmt)
-        steps += [[safe_call(call, record["owner"]) for call in calls]] if calls else []
+        if calls:
+            steps.append([safe_call(call, record["owner"]) for call in calls])
     earlier = [turn["gt_calls"] for turn in record["before"]]
+    turns = [[calls] for calls in earlier] + [steps]
     run = f"run{next(RUNS)}"
     entry = {"id": run, "initial_config": record["initial_config"],
              "involved_classes": record["involved_classes"]}
     try:
-        result = checker.multi_turn_checker([[calls] for calls in earlier] + [steps],
-                                            earlier + [record["gt_calls"]],
-                                            entry, LONG_CONTEXT, "genenv")
+        result = checker.multi_turn_checker(turns, earlier + [record["gt_calls"]], entry,
+                                            LONG_CONTEXT, "genenv")
     finally:
         # the executor keeps one instance per run in its module; ours are used once
         for name in [n for n in vars(utils) if f"_{run}_" in n]:
@@ -585,10 +607,10 @@ def make_turns(data) -> int:
             results, _ = utils.execute_multi_turn_func_call(
                 calls, entry["initial_config"], entry["involved_classes"], "genenv", run,
                 long_context=True)
-            rows.append({"id": entry["id"], "turn": turn,
-                         "involved_classes": entry["involved_classes"],
-                         "user": [m["content"] for m in entry["question"][turn]],
-                         "gt_calls": calls, "gt_calls_kw": [keywords(c, order) for c in calls],
+            user = [message["content"] for message in entry["question"][turn]]
+            rows.append({"id": entry["id"], "turn": turn, "user": user,
+                         "involved_classes": entry["involved_classes"], "gt_calls": calls,
+                         "gt_calls_kw": [keywords(call, order) for call in calls],
                          "gt_results": results})
     path = folder / "derived" / "long_context_turns.jsonl"
     path.parent.mkdir(exist_ok=True)
@@ -670,22 +692,29 @@ def load_turns(folder: Path) -> list[dict]:
 
 def turn_record(row: dict, before: list, docs: dict, entry: dict) -> dict:
     """One long-context turn with its history, documents and what the scorer wants to know."""
-    hidden = set(entry.get("excluded_function", []))
-    owner = {doc["name"]: name for name in row["involved_classes"] for doc in docs[name]}
+    record = {"id": f"{row['id']}:{row['turn']}", "category": LONG_CONTEXT}
+    # what is asked, and with which functions; some of them are hidden from the model
+    hidden = entry.get("excluded_function", [])
     functions = [doc for name in row["involved_classes"] for doc in docs[name]]
+    record["user"] = "\n".join(row["user"])
+    record["involved_classes"] = row["involved_classes"]
+    record["function"] = functions
+    record["owner"] = {doc["name"]: name for name in row["involved_classes"] for doc in docs[name]}
+    record["shown"] = [doc for doc in functions if doc["name"] not in hidden]
+    # the ground truth of this turn, and of those before it
+    for key in ("gt_calls", "gt_calls_kw", "gt_results"):
+        record[key] = row[key]
+    record["before"] = before[:]
+    record["earlier_results"] = [result for turn in before for result in turn["gt_results"]]
+    record["made"] = [decode_prompt(call)[0] for turn in before for call in turn["gt_calls_kw"]]
+    # who is logged in: from the start, or by an earlier call
     start = entry["initial_config"]
-    return {"id": f"{row['id']}:{row['turn']}", "category": LONG_CONTEXT,
-            "involved_classes": row["involved_classes"],
-            "user": "\n".join(row["user"]), "function": functions, "owner": owner,
-            "shown": [doc for doc in functions if doc["name"] not in hidden],
-            "before": before[:], "initial_config": start,
-            **{key: row[key] for key in ("gt_calls", "gt_calls_kw", "gt_results")},
-            "earlier_results": [result for t in before for result in t["gt_results"]],
-            "made": [decode_prompt(c)[0] for t in before for c in t["gt_calls_kw"]],
-            "logins": {c.split("(")[0] for t in before for c in t["gt_calls"]},
-            "logged_in": {name for name, (key, _, _) in LOGIN.items() if start.get(name, {}).get(key)},
-            # where a token or a symbol may have come from: configuration, users, calls, results
-            "known": json.dumps([start, before, row], ensure_ascii=False)}
+    record["initial_config"] = start
+    record["logins"] = {call.split("(")[0] for turn in before for call in turn["gt_calls"]}
+    record["logged_in"] = {name for name, (key, _, _) in LOGIN.items() if start.get(name, {}).get(key)}
+    # where a token or a symbol may have come from: configuration, users, calls, results
+    record["known"] = json.dumps([start, before, row], ensure_ascii=False)
+    return record
 
 
 # ---------------------------------------------------------------------------------------------
@@ -743,27 +772,8 @@ def score(record: dict, response, fmt: str | None = None) -> Verdict:
         calls, problem = [], str(error)
     if record["category"] in RELEVANCE_CATEGORIES:                        # rule 7
         ok = bool(calls) != ("irrelevance" in record["category"])
-        return Verdict(ok, float(ok), f"{len(calls)} calls{': ' + problem if problem else ''}")
+        return Verdict(ok, float(ok), problem or f"{len(calls)} calls")
     return verdict(problem or check_ast(record, calls), RIGHT)
-
-
-def verify(data, rows):
-    """Re-score recorded verdicts; yields (kind, agrees, detail).
-
-    Kinds: single_turn and relevance (100 % required), multi_turn (reported; rule without simulator).
-    """
-    folder, known = data_dir(data, NAME), {}
-    kinds = {LONG_CONTEXT: "multi_turn", **dict.fromkeys(RELEVANCE_CATEGORIES, "relevance"),
-             **dict.fromkeys(AST_CATEGORIES, "single_turn")}
-    for number, row in enumerate(rows, 1):
-        with one_line_for(f"bfcl, recorded verdict {number}"):
-            category, name = row["category"], row["id"]
-            if category not in known:
-                known[category] = {r["id"]: r for r in load_category(folder, category)}
-            if category == LONG_CONTEXT:
-                name = f"{name}:{row['turn']}"
-            ours = score(known[category][name], row["response"], row.get("format"))
-            yield agreement(kinds[category], name, row, ours)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -5,14 +5,12 @@ Each benchmark is one flat module with the same few functions:
     load(data, split="test")  -> list of records, each with "id" and "category"
     prompt(record)            -> chat messages (list of {"role", "content"})
     score(record, response)   -> Verdict; pure, raises on no text, never executes text
-    verify(data, rows)        -> yields (kind, agrees, detail) per recorded official verdict;
-                                 agrees None = cannot be decided here, counted apart
     base_task(record)         -> optional: a training record in the format of --base-tasks
     overall(verdicts)         -> optional: the score in percent where it is not the mean
 
 and the constants NAME, PAPER (the paper's figures in percent, by system), MAX_NEW_TOKENS, VARIANTS
-({name: (arguments of load, arguments of score)}, other protocols or parts of the benchmark) and
-REQUIRED (agreement with recorded verdicts that `verify` asks for, by kind).
+({name: (arguments of load, arguments of score)}, other protocols or parts of the benchmark).
+tests/verify.py compares `score` with recorded official verdicts.
 """
 import gzip
 import json
@@ -162,16 +160,10 @@ def results(records: list, verdicts: list, overall=mean) -> dict:
     for record, one in zip(records, verdicts):
         groups.setdefault(record["category"], []).append(one)
     numbers = [name for name, value in verdicts[0].extra.items() if isinstance(value, (int, float))]
+    categories, metrics = {}, {}
+    for name, group in groups.items():
+        categories[name] = {"score": overall(group), "n": len(group)}
+    for name in numbers:
+        metrics[name] = sum(v.extra[name] for v in verdicts) / len(verdicts)
     return {"score": overall(verdicts), "n": len(verdicts), "interval_95": bootstrap(verdicts, overall),
-            "passed": sum(v.ok for v in verdicts),
-            "categories": {name: {"score": overall(group), "n": len(group)}
-                           for name, group in groups.items()},
-            "metrics": {name: sum(v.extra[name] for v in verdicts) / len(verdicts)
-                        for name in numbers}}
-
-
-def agreement(kind: str, name: str, row: dict, ours: Verdict) -> tuple:
-    """What `verify` yields for an official verdict that is pass or fail."""
-    official = bool(row["official_verdict"])
-    return kind, ours.ok == official, (f"{name} ({row.get('kind', '')}): official {official}, "
-                                       f"ours {ours.ok}: {ours.reason}")
+            "passed": sum(v.ok for v in verdicts), "categories": categories, "metrics": metrics}

@@ -54,8 +54,9 @@ def base_tasks(bench: str, data, limit=None) -> tuple[list, Counter]:
     Raises UserError if a record is in the evaluation part.
     """
     module = MODULES[bench]
-    evaluated = set().union(*(marks(r, module.prompt(r)[-1]["content"])
-                              for r in module.load(data, split="test")))
+    evaluated = set()
+    for record in module.load(data, split="test"):
+        evaluated |= marks(record, module.prompt(record)[-1]["content"])
     tasks, faults = {}, Counter()
     for record in module.load(data, split="train"):
         task = module.base_task(record)

@@ -86,12 +86,14 @@ def database(folder: str) -> dict:
     # the official archive unpacks to a folder of this name
     root = Path(folder) / "database" if (Path(folder) / "database").is_dir() else Path(folder)
     with one_line_for(root):
-        return {**{name: _by_city(root / file, **columns)
-                   for name, (file, columns) in TABLES.items()},
-                "flights": _flights(root / "flights"),
-                "roads": _roads(root / "googleDistanceMatrix/distance.csv"),
-                "states": dict(line.split("\t") for line in read_text(
-                    root / "background/citySet_with_states.txt").split("\n") if line.strip())}
+        tables = {}
+        for name, (file, columns) in TABLES.items():
+            tables[name] = _by_city(root / file, **columns)
+        tables["flights"] = _flights(root / "flights")
+        tables["roads"] = _roads(root / "googleDistanceMatrix/distance.csv")
+        states = read_text(root / "background/citySet_with_states.txt")
+        tables["states"] = dict(line.split("\t") for line in states.split("\n") if line.strip())
+        return tables
 
 
 # table: (file, columns as our names = theirs)
@@ -109,9 +111,11 @@ def _by_city(path, city, **columns) -> dict:
     """{city: [row]}, a row with the named columns of the file under our names."""
     table = {}
     for cells in _complete(path):
-        table.setdefault(cells[city], []).append(
-            {ours: float(cells[theirs]) if ours in NUMBERS else cells[theirs]
-             for ours, theirs in columns.items()})
+        row = {ours: cells[theirs] for ours, theirs in columns.items()}
+        for name in NUMBERS:
+            if name in row:
+                row[name] = float(row[name])
+        table.setdefault(cells[city], []).append(row)
     return table
 
 
@@ -835,53 +839,3 @@ def overall(verdicts) -> float:
     plans = max(1, len(verdicts))
     shares = [total(name) / plans for name in ("commonsense_micro", "commonsense_macro", "hard_macro")]
     return 25.0 * (sum(shares) + total("hard_passed") / max(1, total("hard_checks")))
-
-
-# ------------------------------------------------------------------------ recorded verdicts
-
-_KINDS = ("gold", "constructed-pass", "perturbed", "undelivered", "malformed", "official-example")
-REQUIRED = {name: 1.0 for kind in _KINDS for name in (kind, f"{kind}/fixed")}
-
-
-def verify(data, rows):
-    """Yields (kind, agrees, detail) for each recorded verdict, once per version of the rule.
-
-    kind: that of the row, with "/fixed" for the repaired within-city rule. Recorded rates of whole
-    submissions ("aggregate") stay undecided: most of their plans are not among the rows.
-    """
-    parts = {part: load(data, split) for split, part in PARTS.items()}
-    for number, row in enumerate(rows, 1):
-        with one_line_for(f"verdict {number} ({row.get('id')})"):
-            if row["kind"] in _KINDS:
-                yield from _check_plan(row, parts[row["split"]][row["row"]])
-            else:
-                yield from [(row["kind"] + end, None, row["id"]) for end in ("", "/fixed")]
-
-
-def _check_plan(row, query):
-    """The two comparisons of one plan."""
-    db = database(query["data"])
-    for fixed in (False, True):
-        expected = row["official_verdict"]
-        if fixed and row["official_verdict_fixed"] != "same":
-            expected = row["official_verdict_fixed"]
-        got = judge(query, row["response"], db, fixed)
-        wrong = [f"{key} is {_brief(got)[key]}, recorded {value}"
-                 for key, value in _brief(expected).items() if _brief(got)[key] != value]
-        yield row["kind"] + "/fixed" * fixed, not wrong, f"{row['id']}: {'; '.join(wrong) or 'ok'}"
-
-
-def _brief(verdict) -> dict:
-    """What is compared: everything but the wording of the reasons.
-
-    Of a crash the stage and the type of the exception; costs to a hundredth of a cent.
-    """
-    brief = {key: verdict[key] for key in ("delivered", "hard_evaluated", "commonsense_pass",
-                                           "hard_pass", "final_pass")}
-    cost, crash = verdict["total_cost"], verdict["crash"]
-    brief["total_cost"] = None if cost is None else round(cost, 4)
-    brief["crash"] = None if crash is None else crash.split(": ")[:2]
-    for stage in ("commonsense", "hard"):
-        checks = verdict[stage]
-        brief[stage] = checks and {name: passed for name, (passed, _) in sorted(checks.items())}
-    return brief

@@ -28,6 +28,7 @@ logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of optiona
 # mean and largest |sampler - scorer| of a log-prob, nats, on text that the model wrote at T = 1
 TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
 REAL = 256  # hidden size from which a model counts as a real one
+BASE_NOTE = "base.json"  # beside a saved adapter: the weights that it was trained on
 SHORT, STEPS = 32, 6  # tokens of the prompt and of the responses that `check_paths` tries
 
 
@@ -108,11 +109,23 @@ def model_digest(model: str) -> str:
     of a folder's files, of each its name, its size and its last MB."""
     if not Path(model).is_dir():
         return getattr(model_config(model), "_commit_hash", None) or ""
+    return digest_of(path for path in Path(model).iterdir() if path.is_file())
+
+
+def weights_digest(model: str) -> str:
+    """The same of a folder's weight files alone; "" for a hub name."""
+    files = [path for path in Path(model).glob("*") if path.suffix in (".safetensors", ".bin")]
+    return digest_of(files) if files else ""
+
+
+def digest_of(files) -> str:
+    """A hash of files: of each its name, its size and its last MB."""
     digest = hashlib.sha256()
-    for path in sorted(p for p in Path(model).iterdir() if p.is_file()):
+    for path in sorted(files):
+        size = path.stat().st_size
         with open(path, "rb") as file:
-            file.seek(max(0, path.stat().st_size - (1 << 20)))
-            digest.update(f"{path.name} {path.stat().st_size}\n".encode() + file.read())
+            file.seek(max(0, size - (1 << 20)))
+            digest.update(f"{path.name} {size}\n".encode() + file.read())
     return digest.hexdigest()
 
 
@@ -140,6 +153,33 @@ def add_adapters(model, names, rank: int, seed: int, folder=None):
     if keys and (keys.missing_keys or keys.unexpected_keys):  # PEFT only warns of what does not fit
         raise UserError(f"the adapter {folder} was trained on another model: its layers are others")
     return model
+
+
+def note_base(folder, names, model: str):
+    """Write beside each saved adapter on which weights it was trained."""
+    base = {"model": model, "weights": weights_digest(model)}
+    for name in names:
+        (Path(folder) / name / BASE_NOTE).write_text(json.dumps(base))
+
+
+def check_base(folder, model: str):
+    """Raises UserError if the adapter in `folder` was trained on other weights than those of `model`: it
+    would load without a word, and the model's answers would be worse for it."""
+    note, config = Path(folder) / BASE_NOTE, Path(folder) / "adapter_config.json"
+    if note.is_file():
+        base = json.loads(note.read_text())
+        name, same = base["model"], base["weights"] == weights_digest(model)
+        if not base["weights"]:  # a hub name, which stands for its weights
+            same = name == model
+    elif config.is_file():  # an adapter that was made elsewhere names its base, and no more
+        name = json.loads(config.read_text()).get("base_model_name_or_path") or ""
+        # a hub name and a folder may hold the same weights
+        comparable = Path(name).is_dir() == Path(model).is_dir()
+        same = not name or not comparable or Path(name).resolve() == Path(model).resolve()
+    else:
+        return  # PEFT says what is missing
+    if not same:
+        raise UserError(f"the adapter {folder} was trained on {name}, not on {model}: give that as the model")
 
 
 # ---------------------------------------------------------------------------------------------

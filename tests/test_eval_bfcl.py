@@ -50,6 +50,18 @@ def test_undecodable(text):
         bfcl.decode(text)
 
 
+def test_reasoning_before_the_answer_is_neither_a_call_nor_in_the_way_of_one():
+    """Right calls after a thought earned nothing, and wrong ones passed as refusals."""
+    rec, wrong = record({"a": "integer"}, {"a": [1]}, ["a"]), "[f(a=2)]"
+    block = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    for thought in ("<think>easy</think>", "<think>\n\n</think>\n\n", "</think>\n", f"{wrong}</think>",
+                    f"<think>{block}</think>\n<think>or {wrong}?</think>\n"):
+        assert passes(rec, f"{thought}[f(a=1)]") and passes(rec, f"{thought}{block}")
+        assert not passes(rec, f"{thought}{wrong}")
+        refusing = {**rec, "category": "irrelevance"}
+        assert not passes(refusing, f"{thought}[f(a=1)]") and passes(refusing, f"{thought}No.")
+
+
 # ---- rules 1-7
 
 

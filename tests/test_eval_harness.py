@@ -1,4 +1,4 @@
-"""The command line of eval/: responses of every kind, bad input, resuming, verify, base tasks.
+"""The command line of eval/: responses of every kind, bad input, resuming, recorded verdicts, base tasks.
 
 A tiny data set of all five benchmarks is written by the tests (one to three records each). What
 needs the real data is marked `needs_data`.
@@ -6,6 +6,7 @@ needs the real data is marked `needs_data`.
 import csv
 import gzip
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from model.files import read_jsonl
 from eval import __main__ as harness
 from eval import bfcl, make_base
+from tests import verify
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "benchmarks"
 needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/benchmarks")
@@ -167,7 +169,7 @@ DEEP = 10_000
 BOTH = "[" * DEEP + "]" * DEEP
 HOSTILE = [
     "", "zu: }{ 💥 \\ud800 <tool_call> [f(", "\ud800 [f(a='\udfff')]", "a" * 1_000_000, BOTH,
-    "[{" * DEEP, '{"a":' * DEEP, f"[f(a={BOTH})]", "f(" * DEEP + ")" * DEEP, "[" + "f()," * 300_000,
+    "[{" * DEEP, '{"a":' * 10_000, f"[f(a={BOTH})]", "f(" * DEEP + ")" * DEEP, "[" + "f()," * 300_000,
     "<tool_call>\n" * 80_000, "\\boxed{" * 140_000, "<action>" * 120_000, "<answer>" * 120_000,
     "[f(a=9**9**9**9)]", "[f(a='x'*10**12)]", "[f(a=0x" + "f" * 40_000 + ")]", "[f(a=" + "1+" * DEEP + "1)]",
     "null", json.dumps([{"days": 1, "current_city": ["a"]}] * 3), "[{}," * 50_000]
@@ -189,8 +191,7 @@ def test_hostile_responses_never_crash_take_long_pass_or_execute(bench, data, tm
 
 @pytest.mark.parametrize("argv, named", [
     ("bamboogle --data {data}", "--responses"),
-    ("bamboogle --data {data} --responses {torn}", "torn.jsonl"),
-    ("verify bamboogle {good} --data {data}", "official_verdict")])
+    ("bamboogle --data {data} --responses {torn}", "torn.jsonl")])
 def test_bad_input_is_one_line(argv, named, data, tmp_path, capsys):
     good = right_file(data, tmp_path / "good.jsonl", "bamboogle")
     (tmp_path / "torn.jsonl").write_text(good.read_text()[:-5])
@@ -228,9 +229,11 @@ class Scripted:
             raise KeyboardInterrupt
         self.asked += [self.decode(p) for p in prompts]
         texts = [self.answers[self.decode(p)][:max_new_tokens] for p in prompts]
-        return [Rollout(i, p, [ord(c) for c in t], [0.0] * len(t),
-                        "too many tokens" * (len(t) == max_new_tokens))
-                for i, (p, t) in enumerate(zip(prompts, texts))]
+        rollouts = []
+        for i, (prompt, text) in enumerate(zip(prompts, texts)):
+            limit = "too many tokens" if len(text) == max_new_tokens else ""
+            rollouts.append(Rollout(i, prompt, [ord(c) for c in text], [0.0] * len(text), limit))
+        return rollouts
 
 
 def evaluated(policy, data, out, monkeypatch, capsys, *options):
@@ -286,35 +289,45 @@ def test_a_random_chat_model_runs_all_five_to_the_table_and_so_does_its_adapter(
     for more in ((), ("--adapter", tmp_path / "agent")):
         out = tmp_path / f"out{len(more)}"
         argv = ("all", "--data", data, "--model", model, "--limit", 2, "--max-new", 8, "--out", out)
-        assert command(*argv, *more, capsys=capsys)[0] == 0 and len(list(out.glob("*.json"))) == 5
-        said.append([row["response"] for path in sorted(out.glob("*.jsonl")) for row in read_jsonl(path)])
+        code, _, _ = command(*argv, *more, capsys=capsys)
+        assert code == 0
+        assert len(list(out.glob("*.json"))) == 5
+        rows = [row for path in sorted(out.glob("*.jsonl")) for row in read_jsonl(path)]
+        said.append([row["response"] for row in rows])
     assert said[0] != said[1]
+    # the same shapes with other weights: the adapter would load without a word
+    shutil.copytree(model, tmp_path / "other")
+    weights = tmp_path / "other" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    argv = ("bamboogle", "--data", data, "--model", tmp_path / "other", "--out", tmp_path / "none")
+    code, _, err = command(*argv, "--adapter", tmp_path / "agent", capsys=capsys)
+    assert code == 2 and "trained on" in err
 
 
 # ---------------------------------------------------------------------------------------------
 # recorded verdicts
 
 
-AGREE = {  # verdicts that are decided, of these agreeing, and undecided ones
-    "alfworld": (1554, 1554, 108), "api_bank": (2796, 2775, 0), "bamboogle": (703, 703, 27),
-    "bfcl": (2816, 2813, 0), "travelplanner": (968, 968, 6)}
+# {benchmark: how many recorded verdicts must have been decided at all}
+DECIDED = {"alfworld": 1554, "api_bank": 2796, "bamboogle": 703, "bfcl": 2816, "travelplanner": 968}
 
 
 @needs_data
 @pytest.mark.parametrize("bench", harness.BENCHES)
 def test_recorded_official_verdicts_are_met(bench, capsys):
-    code, out, err = command("verify", bench, SHARED / "golden" / f"{bench}.jsonl",
-                             "--data", SHARED, capsys=capsys)
-    table = [line.split() for line in out.splitlines() if not line.startswith("disagrees")][2:]
-    assert code == 0 and err == ""
-    assert tuple(sum(int(row[i]) for row in table) for i in (1, 2, 5)) == AGREE[bench]
+    argv = [bench, str(SHARED / "golden" / f"{bench}.jsonl"), "--data", str(SHARED)]
+    code = verify.main(argv)
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    first = next(i for i, row in enumerate(table) if row[:2] == ["kind", "verdicts"])
+    assert code == 0
+    assert sum(int(row[1]) for row in table[first + 2:]) == DECIDED[bench]
 
 
 def test_a_missed_rate_is_exit_code_1_and_undecided_verdicts_count_for_nothing():
-    assert harness.print_agreement({"a": [True, False]}, {"a": 0.5}) == 0
-    assert harness.print_agreement({"a": [True, False, None]}, {"a": 0.51}) == 1
-    assert harness.print_agreement({"a": [True], "b": [None]}, {"a": 1.0}) == 0
-    assert harness.print_agreement({"a": [None]}, {"a": 1.0}) == 1
+    assert verify.print_agreement({"a": [True, False]}, {"a": 0.5}) == 0
+    assert verify.print_agreement({"a": [True, False, None]}, {"a": 0.51}) == 1
+    assert verify.print_agreement({"a": [True], "b": [None]}, {"a": 1.0}) == 0
+    assert verify.print_agreement({"a": [None]}, {"a": 1.0}) == 1
 
 
 # ---------------------------------------------------------------------------------------------

@@ -206,5 +206,5 @@ def test_base_task_and_score_on_disk(tmp_path):
     repeated = tp.score(test, json.dumps(changed(dinner_2="Red Door, Reno")))  # breaks one rule of eight
     assert right.ok and right.score == 1 and repeated.score == (7 / 8 + 0 + 1 + 1) / 4
     # commonsense micro and macro, hard macro; hard micro pools 2 + 1 of 2 + 1 + 1 checks
-    assert tp.overall([right, repeated, tp.score(test, "no plan")]) == pytest.approx(
-        25 * ((15 / 8 + 1 + 2) / 3 + 3 / 4))
+    shares = (15 / 8 + 1 + 2) / 3
+    assert tp.overall([right, repeated, tp.score(test, "no plan")]) == pytest.approx(25 * (shares + 3 / 4))
