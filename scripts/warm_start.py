@@ -91,8 +91,9 @@ def make(world, s, o, out: Path):
     torch.set_num_threads(o.threads or torch.get_num_threads())
     path = out / "warm_start" / "state.pt"
     settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": checkpoint.hashes(o)}
-    state = torch.load(path, weights_only=True, map_location="cpu") if path.is_file() else \
-        {"settings": settings, "nats": [], "rounds": [], "own": []}
+    state = {"settings": settings, "nats": [], "rounds": [], "own": []}
+    if path.is_file():
+        state = checkpoint.read(path)
     if state["settings"] != settings:
         raise UserError(f"{out} holds a warm start with other settings or files: give these or another --out")
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})

@@ -6,12 +6,16 @@ the generators, the progress inside an epoch, and how long the append-only files
 these files are cut back to those lengths, the pools are read from them, and the run continues as if
 nothing had happened: 2 + 1 epochs equal 3, bit for bit on one machine. A kill loses at most the
 current epoch. The reference policy needs no checkpoint: it is the base with both adapters off.
+
+A folder that was copied in part, or damaged, is refused in one line, and nothing in it is changed:
+the checkpoint begins with a hash of itself, and holds one of each append-only file.
 """
 import fcntl  # Linux and macOS; on Windows use WSL
 import hashlib
 import os
 import signal
 from contextlib import contextmanager
+from io import BytesIO
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,6 +24,7 @@ from model.files import UserError, one_line, read_jsonl, whole_file
 from support.options import Stopped
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
+PROJECT = Path(__file__).resolve().parents[1]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -32,16 +37,27 @@ def choose_folder(o) -> Path:
         number = next(n for n in count() if not list(Path("runs").glob(f"{n:03d}-*")))
         return Path("runs") / f"{number:03d}-{o.variant}"
     folder = Path(o.out)
+    # a file can be made in it, or in the nearest folder above it that exists
+    nearest = next(p for p in (folder, *folder.parents) if p.exists())
     with one_line(f"--out {folder}"):
-        TemporaryFile(dir=next(p for p in (folder, *folder.parents) if p.exists())).close()
-    done = log.read_bytes().count(b'{"epoch": ') - 1 if (log := folder / "metrics.jsonl").is_file() else -1
-    if o.resume and done > o.epochs:
-        raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {done}")
-    # these alone are what a run left that was killed before it had begun
-    if not o.resume and folder.exists() and {f.name for f in folder.iterdir()} - {"lock", "tmp-config.json"}:
-        raise UserError(f"--out {folder} is not empty: choose another; to go on with a run there, add "
-                        "--resume; a warm start's model there: give it as --model")
+        TemporaryFile(dir=nearest).close()
+    if o.resume:
+        last_epoch = records_written(folder) - 1
+        if last_epoch > o.epochs:
+            raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {last_epoch}")
+    elif folder.exists():
+        # these alone are what a run left that was killed before it had begun
+        contents = {path.name for path in folder.iterdir()} - {"lock", "tmp-config.json"}
+        if contents:
+            raise UserError(f"--out {folder} is not empty: choose another; to go on with a run there, "
+                            "add --resume; a warm start's model there: give it as --model")
     return folder
+
+
+def records_written(folder: Path) -> int:
+    """Records in metrics.jsonl, a part that a kill left of one as well: the epochs that came to
+    their end, epoch 0 among them."""
+    return _read(folder / "metrics.jsonl").count(b'{"epoch": ')
 
 
 def lock_folder(folder: Path):
@@ -51,17 +67,33 @@ def lock_folder(folder: Path):
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"another program is at work in {folder}: wait, or choose another --out") from None
+        raise UserError(
+            f"another program is at work in {folder}: wait, or choose another --out") from None
     return handle
 
 
 def hashes(o) -> dict:
     """{file that a run reads, or model that an option names: its hash}."""
     from model.loading import model_digest  # here and not above: it loads torch
-    given = o.base_tasks, o.validation_tasks, o.teacher_tasks, "curriculum.py", f"worlds/{o.world}.py"
-    files = [f for f in (*given, *o.world_options.values()) if isinstance(f, str) and Path(f).is_file()]
-    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in files} | {
-        model: model_digest(model) for model in (o.model, o.env_model) if model}
+    # the project's own files lie beside this module, wherever the run is started from
+    paths = {name: PROJECT / name for name in ("curriculum.py", f"worlds/{o.world}.py")}
+    for value in (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values()):
+        if isinstance(value, str):
+            paths[value] = Path(value)
+    found = {name: _sha256(_read(path)) for name, path in paths.items() if path.is_file()}
+    for model in (o.model, o.env_model):
+        if model:
+            found[model] = model_digest(model)
+    return found
+
+
+def _read(path) -> bytes:
+    """All of a file; nothing if there is none."""
+    return path.read_bytes() if path.is_file() else b""
+
+
+def _sha256(data) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -69,21 +101,38 @@ def hashes(o) -> dict:
 
 
 def write(path, state: dict):
-    """torch.save, whole or not at all."""
+    """torch.save, whole or not at all; before it the hash of its bytes."""
     import torch  # here and not above: a command line is checked without it
+    # into memory first: torch's own writer hides that a disk is full
+    buffer = BytesIO()
+    torch.save(state, buffer)
     with whole_file(path) as file:
-        torch.save(state, file)
+        file.write(_sha256(buffer.getbuffer()).encode())
+        file.write(buffer.getbuffer())
+
+
+def read(path) -> dict:
+    """What `write` wrote. Raises UserError if a bit of it has changed."""
+    import torch
+    data = Path(path).read_bytes()
+    digest, state = data[:64], data[64:]
+    if digest != _sha256(state).encode():
+        raise UserError(f"{path} is damaged, {len(data)} bytes long: put a whole copy in its place")
+    return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
 
 
 def save(run):
     """Write checkpoint.pt, after all that it counts on."""
     run.train_pool.save()
     run.env_pool.save()
+    files = {name: _read(run.folder / name) for name in FILES}
     write(run.folder / "checkpoint.pt", {
         "adapters": {name: [p.detach().cpu() for p in params] for name, params in run.params.items()},
         "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
-        "generators": [run.rng.get_state(), run.sampler.get_state()], "state": run.state.saved(),
-        "sizes": {name: _size(run.folder / name) for name in FILES}, "sources": run.sources})
+        "generators": [run.rng.get_state(), run.sampler.get_state()],
+        "state": run.state.saved(),
+        "files": {name: [len(data), _sha256(data)] for name, data in files.items()},
+        "sources": run.sources})
 
 
 def load(run):
@@ -93,34 +142,68 @@ def load(run):
     A run killed before its first checkpoint starts from the beginning. Raises UserError naming the
     file or model that is not what this run read or wrote.
     """
-    import torch
     path = run.folder / "checkpoint.pt"
-    saved = {"sizes": dict.fromkeys(FILES, 0)}
     if path.is_file():
-        saved = torch.load(path, weights_only=True, map_location="cpu")
-        for name, digest in saved["sources"].items():
-            if run.sources.get(name) != digest:
-                if not name.endswith(".py"):  # a mistake in a world, or a fork, may be mended
-                    raise UserError(f"{name} is not what this run began with: restore it, or start a new run")
-                print(f"{name} is not what this run began with")
-        for name, params in run.params.items():
-            for p, value in zip(params, saved["adapters"][name], strict=True):
-                p.data.copy_(value)
-        for optimizer, value in zip((run.agent_optimizer, run.env_optimizer), saved["optimizers"]):
-            optimizer.load_state_dict(value)
-        for generator, value in zip((run.rng, run.sampler), saved["generators"]):
-            generator.set_state(value)
-        run.state = type(run.state).restored(saved["state"])
-    for name, size in saved["sizes"].items():
-        if _size(run.folder / name) > size:  # written after the checkpoint: that work is done again
+        saved = read(path)
+        check_sources(run, saved["sources"])
+        check_files(run.folder, saved["files"])
+        restore(run, saved)
+        sizes = {name: size for name, (size, _) in saved["files"].items()}
+    else:
+        check_nothing_to_lose(run.folder)
+        sizes = dict.fromkeys(FILES, 0)
+    # what was written after the checkpoint goes: that work is done again
+    for name, size in sizes.items():
+        if (run.folder / name).is_file():
             os.truncate(run.folder / name, size)
-    if (run.folder / "metrics.jsonl").is_file():  # not before the end of epoch 0
+    if sizes["metrics.jsonl"]:  # not before the end of epoch 0
         run.history = read_jsonl(run.folder / "metrics.jsonl")
-    print(f"resumed {run.folder}: {run.state.epoch} of {run.o.epochs + 1} epochs, {run.state.step} steps")
+    print(f"resumed {run.folder}: {run.state.epoch} of {run.o.epochs + 1} epochs, "
+          f"{run.state.step} steps")
 
 
-def _size(path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+def check_sources(run, sources: dict):
+    """Raises UserError if a file of tasks or a model is not what the run began with. An edited .py
+    is only told of: a mistake in a world, or in a fork, may be mended."""
+    for name, digest in sources.items():
+        if run.sources.get(name) == digest:
+            continue
+        message = f"{name} is not what this run began with"
+        if not name.endswith(".py"):
+            raise UserError(f"{message}: restore it, or start a new run")
+        print(message)
+
+
+def check_files(folder: Path, files: dict):
+    """Raises UserError unless each of FILES begins with what it held when the checkpoint was made.
+    files: {name: [its size then, its hash then]}."""
+    for name, (size, digest) in files.items():
+        data = _read(folder / name)
+        if len(data) < size:
+            raise UserError(f"{folder / name} has {len(data)} bytes, the checkpoint knows {size}: "
+                            "copy the folder again")
+        if _sha256(data[:size]) != digest:
+            raise UserError(f"{folder / name} is not what this run wrote: copy the folder again")
+
+
+def check_nothing_to_lose(folder: Path):
+    """Raises UserError if a folder without a checkpoint is more than what a run leaves that was
+    killed in epoch 0."""
+    if records_written(folder) > 1 or (folder / "adapters").exists():
+        raise UserError(f"{folder} has no checkpoint.pt, but what was written after its first one: "
+                        "copy it as well, or choose another --out")
+
+
+def restore(run, saved: dict):
+    """Copy what `save` saved into the run."""
+    for name, params in run.params.items():
+        for p, value in zip(params, saved["adapters"][name], strict=True):
+            p.data.copy_(value)
+    for optimizer, value in zip((run.agent_optimizer, run.env_optimizer), saved["optimizers"]):
+        optimizer.load_state_dict(value)
+    for generator, value in zip((run.rng, run.sampler), saved["generators"]):
+        generator.set_state(value)
+    run.state = type(run.state).restored(saved["state"])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -134,22 +217,25 @@ def stop_signals(run):
         if run.stop:
             raise KeyboardInterrupt
         run.stop = number
-        print("stopping after this step; once more stops at once and loses this epoch's steps", flush=True)
-    former = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+        print("stopping after this step; once more stops at once and loses this epoch's steps",
+              flush=True)
+    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     except UserError as error:
         raise UserError(f"{error}; to go on after that: --resume --out {run.folder}") from error
     finally:
-        for s, handler in former.items():
-            signal.signal(s, handler)
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def stop_if_asked(run, steps=1):
-    """After a step of an epoch, or before its first (steps: 0): save and raise Stopped if a signal came."""
+    """After a step of an epoch, or before its first (steps: 0): save and raise Stopped if a signal
+    came."""
     if run.stop and run.state.epoch <= run.o.epochs:
         run.state.step += steps
         run.count_seconds()
         save(run)
-        raise Stopped(run.stop, f"stopped in epoch {run.state.epoch}, {run.state.step} of its {run.o.steps} "
-                                f"steps done; go on with: python genenv.py --resume --out {run.folder}")
+        raise Stopped(
+            run.stop, f"stopped in epoch {run.state.epoch}, {run.state.step} of its {run.o.steps} "
+            f"steps done; go on with: python genenv.py --resume --out {run.folder}")

@@ -6,11 +6,13 @@ The base model is the small one of conftest.py. `quiet_run` is an undisturbed ru
 """
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,7 +95,11 @@ def in_child(command, kill_after=None) -> int:
     pid = os.fork()
     if pid == 0:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # it would only clutter the report
-        os._exit(command())
+        code = 1  # of a traceback
+        try:
+            code = command()
+        finally:
+            os._exit(code)
     if kill_after is not None:
         time.sleep(kill_after)
         os.kill(pid, signal.SIGKILL)
@@ -146,8 +152,61 @@ def test_files_are_cut_back(quiet_run, copy):
     same_run(quiet_run, copy)
 
 
+def test_a_disk_that_is_full_loses_nothing(quiet_run, tmp_path, small_ladder):
+    """torch's own error would be a traceback; with room again the run goes on."""
+    def child():
+        size = (quiet_run / "checkpoint.pt").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
+        return run(tmp_path / "r", "--model", small_ladder, "--epochs", "3")
+
+    assert in_child(child) == 2
+    assert resume(tmp_path / "r") == 0
+    same_run(quiet_run, tmp_path / "r")
+
+
+def test_a_second_signal_stops_at_once():
+    """A run that hangs could not be stopped by Ctrl-C."""
+    state = SimpleNamespace(stop=None)
+    with pytest.raises(KeyboardInterrupt), checkpoint.stop_signals(state):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert state.stop == signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 # ---------------------------------------------------------------------------------------------
 # runs that must not go on
+
+
+def flipped(data):
+    """One bit of a file, in the middle of a tensor, is another one."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1:]
+
+
+@pytest.mark.parametrize("name, damage", [
+    ("train.jsonl", lambda data: data[:data.index(b"\n") + 1]),  # copied in part
+    ("train.jsonl", lambda data: data.replace(b"\n", b"\r\n")),  # opened in an editor
+    ("env.jsonl", None), ("metrics.jsonl", None), ("checkpoint.pt", None),  # not copied
+    ("checkpoint.pt", lambda data: b""), ("checkpoint.pt", lambda data: data[:len(data) // 2]),
+    ("checkpoint.pt", flipped)])
+def test_a_damaged_folder_is_refused_and_left_as_it_is(name, damage, copy, capsys):
+    """The run would go on from other numbers, or begin again over what is there."""
+    path = copy / name
+    if damage:
+        path.write_bytes(damage(path.read_bytes()))
+    else:
+        path.unlink()
+    before = contents(copy)
+    one_line(capsys, resume(copy, "--epochs", "4"), name)
+    assert contents(copy) == before
+
+
+def test_hashes_are_of_the_projects_own_files(tmp_path, monkeypatch):
+    """From another directory an edited curriculum.py would not be seen."""
+    here = checkpoint.hashes(genenv.Options())
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint.hashes(genenv.Options()) == here
+    assert here.keys() == {"curriculum.py", "worlds/ladder.py"}
 
 
 def test_a_run_folder_is_one_programs(copy, capsys):
