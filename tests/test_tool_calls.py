@@ -12,9 +12,9 @@ import curriculum
 from data_pool import Trace, TrainPool, attempt_score
 from helpers import gradients, raised, randomise, same, user_error, weights
 from policy import Policy, Rollout
-from worlds import InvalidTask, check_task, held_out_keys, task_keys
+from worlds import InvalidTask, check_task, held_out_keys, task_keys, task_text
 from worlds import tool_calls as module
-from worlds.schemas import structured
+from worlds.schemas import load_object, structured
 from worlds.tool_calls import World, make_task, read_tasks, same_task_key
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
@@ -258,6 +258,7 @@ SCORES = [
     (TWO, said(HALL, LOCK).replace('"level": 5', '"level": 4, "level": 5'), NOTHING, "a key twice"),
     (TWO, said(HALL, LOCK)[:-13], NOTHING, "the last tag never closes"),
     (TWO, said(HALL) + "<tool_call>{oops}</tool_call>", NOTHING, "one block is not JSON"),
+    (TWO, said(HALL) + "<tool_call>[]</tool_call>", NOTHING, "one block is no object"),
     (TWO, json.dumps([HALL, LOCK]), NOTHING, "no tags"), (TWO, "", NOTHING, "silence"),
     (TWO, "none", NOTHING, "no call if there is one"), (TWO, "x" * 10 ** 6, NOTHING, "a huge text"),
     (NONE, "none", RIGHT, "nothing to call"), (NONE, said(HALL), WRONG, "a call too many"),
@@ -275,6 +276,20 @@ SCORES = [
 def test_score_table(task, response, expected, why, world):
     """Both branches of Eq. 1; the prompt is not an argument, so it cannot be read."""
     assert world.score(task, response) == expected
+
+
+CALL = json.dumps(LOCK)
+BROKEN = ["{%s", "{{{{%s", '{"thought": "easy", %s', '{"tool_call": %s', '{"name": "gong", "arguments": %s',
+          "{ no, yes } {%s", "{} %s", "%s %s", "%s}", "[%s]", "%s,", "```json\n%s\n```", "{'a': 1} %s",
+          '"a": %s', "call: %s", "%s // done", "\ufeff%s"]
+
+
+@pytest.mark.parametrize("body", BROKEN)
+def test_a_call_is_all_of_its_text(body, world):
+    """A parser drops the call: an object that closes inside of broken text earned 1, and was imitated."""
+    body = body.replace("%s", CALL)
+    assert world.score(SEED, f"<tool_call>{body}</tool_call>") == NOTHING
+    assert task_text.read(f"Level: 1 of 1\nCall: {body}\nRequest: Lock up.", load_object) is None
 
 
 CREDIT = [  # function .2, argument names (F1) .3, values .5; with its default HALL has three arguments

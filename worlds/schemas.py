@@ -51,9 +51,11 @@ DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 def load_object(text: str):
     """The JSON object that is all of `text` -> dict, or None if it is anything else."""
-    text = text.strip()
-    found = next(objects_of(text), None) if text.startswith("{") else None
-    return found[0] if found and found[1] == len(text) else None
+    try:
+        value = plain(DECODER.decode(text))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def objects_of(text: str):
