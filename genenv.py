@@ -33,10 +33,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # beside other work, thread
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of libraries, between our own lines
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
 
-from support.options import Options, answer_early, exit_code, is_run, parse_options, run_command
+from model.files import exit_code, plain_errors
+from support.options import Options
+from support.start import start
 
 if __name__ == "__main__":
-    answer_early(sys.argv[1:])  # mistakes, --help and commands: a run alone needs what follows
+    # torch takes seconds to load: --help, mistakes and all commands but a run are answered before
+    with plain_errors():
+        options, world = start(sys.argv[1:])
 
 import torch
 from tqdm import tqdm
@@ -59,9 +63,10 @@ STATIC_PER_BASE = 5  # GenEnv-Static: variations of each base task
 # Algorithm 1
 
 
-def train(o: Options) -> Path:
-    """Run Algorithm 1 and return the run folder. Raises UserError for anything the user can fix."""
-    run = prepare_run(o)
+def train(o: Options, world=None) -> Path:
+    """Run Algorithm 1 and return the run folder. world: if it is open already. Raises UserError for
+    anything the user can fix."""
+    run = prepare_run(o, world)
     print(screen.LEGEND)
     with run.lock, checkpoint.stop_signals(run), in_one_line(type(run.world)):
         for t in range(run.state.epoch, o.epochs + 1):  # from 0, or from where a checkpoint left off
@@ -273,10 +278,11 @@ def update_environment(run, fresh, old) -> dict:
 
 
 def main(argv) -> int:
-    """A run, or one of the commands. Returns the exit code: 0, 2 for a user's mistake, 128 + n after a
-    signal n."""
-    return exit_code(lambda: train(parse_options(argv)) if is_run(argv) else run_command(argv))
+    """What `python genenv.py ARGV` does, for Python. Returns the exit code: 0, 2 for a user's mistake,
+    128 + n after a signal n."""
+    return exit_code(lambda: train(*start(argv)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with plain_errors():
+        train(options, world)

@@ -19,8 +19,8 @@ import json
 import sys
 from pathlib import Path
 
-from model.files import UserError, read_jsonl, write_whole
-from support.options import Parser, exit_code
+from model.files import UserError, exit_code, read_jsonl, write_whole
+from support.options import Parser
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
 from eval.common import Verdict, mean, read_rows, results, spread
 

@@ -53,8 +53,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 
-from model.files import UserError
-from support.options import exit_code
+from model.files import UserError, exit_code
 from eval.common import (Verdict, between, data_dir, one_line, one_line_for, read_rows,
                          verdict)
 

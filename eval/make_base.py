@@ -18,8 +18,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from model.files import UserError, write_whole
-from support.options import Parser, exit_code
+from model.files import UserError, exit_code, write_whole
+from support.options import Parser
 from eval import bfcl, travelplanner
 from eval.common import spread
 

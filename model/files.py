@@ -1,9 +1,70 @@
 """Files that are whole or absent, JSONL, what is no model, and the one kind of error that a user sees."""
 import difflib
+import importlib.util
 import json
 import os
+import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+PACKAGES = "torch", "transformers", "huggingface_hub", "peft", "numpy", "tqdm", "matplotlib"
+
+
+class UserError(Exception):
+    """A mistake of the user's: printed as one line that says what to do, exit code 2."""
+
+
+class Stopped(Exception):
+    """The run was asked to stop and has saved everything: (number of the signal, message)."""
+
+
+# ---------------------------------------------------------------------------------------------
+# every program: one clear line for a mistake, and the exit code that goes with it
+
+
+@contextmanager
+def plain_errors(program="genenv"):
+    """Within, a user's mistake is one line on stderr and ends the program with exit code 2, a signal n
+    ends it with 128 + n. Raises SystemExit."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
+    try:
+        missing = [name for name in PACKAGES if not importlib.util.find_spec(name)]
+        if missing:
+            raise UserError(f"not installed: {', '.join(missing)}. First: pip install -r requirements.txt")
+        yield
+        return
+    except Stopped as stopped:
+        number, message = stopped.args
+        code = 128 + number
+    except KeyboardInterrupt:
+        message, code = "stopped at once", 130
+    except UserError as error:
+        message, code = f"{program}: {one_spaced(error)}", 2
+    except OSError as error:  # a full disk, a file that may not be written
+        place = error.filename or "cannot write"
+        message, code = f"{program}: {place}: {one_spaced(error.strerror or error)}", 2
+    print(message, file=sys.stderr)
+    raise SystemExit(code)
+
+
+def exit_code(command, program="genenv") -> int:
+    """Call `command()` under plain_errors and return the program's exit code: what the command returns
+    if that is a number, else 0."""
+    try:
+        with plain_errors(program):
+            result = command()
+    except SystemExit as end:
+        return end.code or 0
+    return result if isinstance(result, int) else 0
+
+
+def one_spaced(text) -> str:
+    """A text in one line."""
+    return " ".join(str(text).split())
+
+
+# ---------------------------------------------------------------------------------------------
+# what is no model
 
 
 NOT_MODELS = {  # {what lies in a folder: why that is no model, or ""}, the first that is there counts
@@ -13,16 +74,16 @@ NOT_MODELS = {  # {what lies in a folder: why that is no model, or ""}, the firs
     "*.gguf": "cannot be trained as GGUF, unpack it once: python -m scripts.unpack_gguf FILE FOLDER"}
 
 
-class UserError(Exception):
-    """A mistake of the user's: printed as one line that says what to do, exit code 2."""
-
-
 def choose(word: str, names) -> str:
     """What to do instead of a word that is not among the names: the nearest, then all of them."""
     names = [str(name) for name in names if name != ""]
-    near = difflib.get_close_matches(word, names, 1) or \
-        [name for name in names if word and (name in word or word in name)]
-    return f"{f'did you mean {near[0]}? ' if near else ''}choose from {', '.join(names)}"
+    near = difflib.get_close_matches(word, names, 1)
+    if not near and word:
+        near = [name for name in names if name in word or word in name]
+    listed = f"choose from {', '.join(names)}"
+    if near:
+        return f"did you mean {near[0]}? {listed}"
+    return listed
 
 
 def no_file(path) -> str:

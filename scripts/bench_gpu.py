@@ -18,9 +18,9 @@ from data_pool import EnvRecord
 from grpo import grpo_update
 from policy import Policy
 from rwr import rwr_update
-from model.files import UserError
+from model.files import UserError, exit_code
 from support.metrics import peak_memory
-from support.options import Options, Parser, exit_code
+from support.options import Options, Parser
 from worlds.tiny_model import word_tokenizer
 
 QWEN_7B = dict(hidden=3584, layers=28, vocab=152064, heads=28, kv_heads=4, intermediate=18944)

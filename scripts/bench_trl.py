@@ -23,8 +23,8 @@ from grpo import CLIP, grpo_update
 from policy import Policy
 from scripts.bench_gpu import LEARNING_RATE, RANK, G, qwen2_config, random_prompts, reward_of, \
     rewards_of, tokenizer_for
-from model.files import UserError
-from support.options import Options, Parser, at_least, exit_code
+from model.files import UserError, exit_code
+from support.options import Options, Parser, at_least
 
 KL_COEF, PROMPTS, VOCAB = 0.04, 4, 1600  # this vocabulary gives the head 8 % of the weights, as in the 7B
 SHAPE = dict(hidden=256, layers=4, vocab=VOCAB, heads=4, kv_heads=1, intermediate=1344)

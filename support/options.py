@@ -1,4 +1,4 @@
-"""Options of a run: the command line, presets and checks; the commands, and how a mistake is reported.
+"""Options of a run: the command line, presets and checks.
 
 Usage: `parse_options(argv)` makes Options; defaults come from the fields below, then from the world,
 then from the preset, and what is given on the command line wins. A run that goes on has the options
@@ -16,20 +16,18 @@ Deviations of the 7B presets from the paper:
   `--k-min 1 --lam 6 --beta 8`, or raise --G.
 """
 import argparse
-import importlib.util
 import inspect
 import json
 import math
 import os
 import re
-import sys
-from contextlib import redirect_stdout
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 
-from model.files import UserError, check_hub, choose, model_fault, one_line
-from worlds import held_out_keys, import_own, load_world, open_world, read_teacher, world_names, worlds_with
+from model.files import UserError, choose, model_fault, one_line
+from worlds import import_own, in_one_line, load_world, world_names, worlds_with
 
 
 @dataclass(frozen=True)
@@ -202,6 +200,7 @@ def parse_options(argv, command=None) -> Options:
             raise UserError("--resume needs --out RUN: which run folder is to go on?")
         saved = flat(saved_options(found.out))
     world = load_world(saved.get("world") or found.world or preset.get("world", Options.world))
+    check_world_options(world)
     given = vars(parser(world, command).parse_args(argv))
     given.pop("preset", None)
     if "world" in preset and not issubclass(world, load_world(preset["world"])):
@@ -241,6 +240,23 @@ def saved_options(path, **changes) -> Options:
 # checks
 
 
+def check_world_options(world):
+    """Raises UserError unless OPTIONS and DEFAULTS of a world's class have the shape that is needed here."""
+    file = inspect.getfile(world)
+    with in_one_line(world):
+        defaults = [world.defaults(asked) for asked in ({}, {"model": "m"})]
+    run, bad = vars(Options()), ["their shape"]
+    with suppress(Exception):  # of another shape
+        own = {key: default for key, (default, _, _) in world.OPTIONS.items()}
+        types = {key: (int, type(value)) for key, value in {**run, **own}.items()}
+        bad = [key for key, value in own.items() if not key.isidentifier() or key in ("preset", "help", *run)
+               or not isinstance(value, (int, float, str))]
+        bad += [key for one in defaults for key, v in one.items() if not isinstance(v, types.get(key, ()))]
+    if bad:
+        raise UserError(f"{file}, {bad[0]!r}: OPTIONS must be {{name: (default, help, choices or "
+                        "None)} with names of its own, DEFAULTS or defaults() {option: value of its type}")
+
+
 def check_options(o: Options) -> Options:
     """Raises UserError for the first option whose value cannot work; returns the options."""
     curriculum, values, theirs = import_own("curriculum"), flat(o), load_world(o.world).OPTIONS
@@ -275,66 +291,6 @@ def check_options(o: Options) -> Options:
              f"with --G {o.G} no p_hat lies within it of --alpha {o.alpha}: raise --k-min or --G")
     curriculum.try_functions(o)
     return o
-
-
-# ---------------------------------------------------------------------------------------------
-# every program: one clear line for a mistake, and the exit code that goes with it
-
-
-PACKAGES = "torch", "transformers", "huggingface_hub", "peft", "numpy", "tqdm", "matplotlib"
-
-
-class Stopped(Exception):
-    """The run was asked to stop and has saved everything: (number of the signal, message)."""
-
-
-def exit_code(command, program="genenv") -> int:
-    """Call `command()` and return the program's exit code: what the command returns if that is a
-    number, else 0; 2 after one line for a user's mistake, 128 + n after a signal n."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
-    try:
-        if missing := [name for name in PACKAGES if not importlib.util.find_spec(name)]:
-            raise UserError(f"not installed: {', '.join(missing)}. First: pip install -r requirements.txt")
-        result = command()
-        return result if isinstance(result, int) else 0
-    except (Stopped, KeyboardInterrupt) as stopped:
-        number, message = stopped.args or (2, "stopped at once")  # SIGINT
-        print(message, file=sys.stderr)
-        return 128 + number
-    except OSError as error:  # a full disk, a file that may not be written
-        line = f"{error.filename or 'cannot write'}: {error.strerror or error}"
-    except UserError as error:
-        line = str(error)
-    print(f"{program}: {' '.join(line.split())}", file=sys.stderr)
-    return 2
-
-
-def is_run(argv) -> bool:
-    """Whether a command line begins or continues a run; else its first word is one of COMMANDS."""
-    return not argv or argv[0][:1] == "-"
-
-
-def run_command(argv):
-    """Do what one of COMMANDS says. Raises UserError."""
-    if argv[0] not in COMMANDS:
-        raise UserError(f"unknown command {argv[0]!r}: {choose(argv[0], COMMANDS)}; options begin with --")
-    return importlib.import_module(f"scripts.{argv[0].replace('-', '_')}").main(argv[1:])
-
-
-def answer_early(argv):
-    """For the head of genenv.py, before torch is loaded: exits after a command or --help, and where the
-    options of a run, its world or its files are mistaken."""
-    def check():
-        o = parse_options(argv)
-        importlib.import_module("support.checkpoint").choose_folder(o)  # which needs this module
-        with redirect_stdout(None):  # what a world has to say of its files comes with the run
-            world = open_world(o)
-            read_teacher(world, o.teacher_tasks, held_out_keys(world))
-        for model in filter(None, (o.model, o.env_model)):
-            check_hub(model)
-    code = exit_code(check if is_run(argv) else lambda: run_command(argv))
-    if code or not is_run(argv):
-        sys.exit(code)
 
 
 def at_least(least: int):

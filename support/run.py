@@ -113,9 +113,10 @@ class Run:
         self.state.cpu_seconds, self.cpu_since = self.state.cpu_seconds + cpu - self.cpu_since, cpu
 
 
-def prepare_run(o) -> Run:
+def prepare_run(o, world=None) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked. Raises
-    UserError for anything the user can fix; nothing is written before all could be loaded."""
+    UserError for anything the user can fix; nothing is written before all could be loaded. world: if it
+    is open already."""
     torch.set_num_threads(o.threads or torch.get_num_threads())
     code = task_id(curriculum.source(*(prefix + getattr(o, name) for name, prefix in NAMED.items())))
     codes = " ".join(dict.fromkeys([*o.functions_hash.split(), code[:6]]))  # more if edited in between
@@ -124,7 +125,7 @@ def prepare_run(o) -> Run:
     folder = checkpoint.choose_folder(o)
     lock = checkpoint.lock_folder(folder) if o.resume else None
     print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
-    world = open_world(o)
+    world = world or open_world(o)
     if o.model and world.chat:
         memory.check([model_config(m) for m in (o.model, o.env_model) if m], o)
     held_out = held_out_keys(world)

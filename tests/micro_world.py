@@ -158,7 +158,7 @@ def run_micro(patch, folder, **options):
     patch.setattr(support.run, "probe_texts", lambda *given: None)
     patch.setattr(support.run.report, "write", lambda folder: None)
     patch.setattr(os, "fsync", lambda handle: None)
-    patch.setattr(genenv, "prepare_run", lambda o: runs.append(prepare(o)) or runs[-1])
+    patch.setattr(genenv, "prepare_run", lambda *given: runs.append(prepare(*given)) or runs[-1])
     for name in ("grpo_update", "rwr_update"):
         patch.setattr(genenv, name, update(name))
     genenv.train(genenv.Options(out=str(folder), world="micro", **options))

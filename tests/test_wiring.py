@@ -18,8 +18,7 @@ import genenv
 import micro_world
 from micro_world import HELD_OUT, N_BASE, MicroWorld, Scripted, make_task, run_micro
 import rwr
-from model.files import read_jsonl
-from support.options import Stopped
+from model.files import Stopped, read_jsonl
 import support.run
 from worlds import InvalidTask
 

@@ -21,6 +21,7 @@ import genenv
 from helpers import raised, toy_tokenizer, user_error
 from policy import Rollout
 from model.files import read_jsonl
+from support.options import parse_options
 import worlds
 from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, load_world, task_keys, template
 
@@ -170,7 +171,7 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
     """It would end the run after an epoch, with a traceback, or train on held-out tasks."""
     copied(old, new)
-    line = user_error(said, lambda: worlds.open_world(genenv.Options(world="copied")).load_policy())
+    line = user_error(said, lambda: worlds.open_world(parse_options(["--world", "copied"])).load_policy())
     assert said in ("is among the", "OPTIONS") or re.search(r"copied\.py.* (line \d+|pairs)", line)
 
 

@@ -12,7 +12,8 @@ import sys
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
 from eval.__main__ import BENCHES, table
 from eval.common import data_dir, one_line, one_line_for, read_rows
-from support.options import Parser, exit_code
+from model.files import exit_code
+from support.options import Parser
 
 TRAVEL_KINDS = ("gold", "constructed-pass", "perturbed", "undelivered", "malformed", "official-example")
 # {benchmark: {kind: share of verdicts that must agree}}

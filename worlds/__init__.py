@@ -147,24 +147,11 @@ def load_world(name: str) -> type[World]:
     """The class of a world. Raises UserError for an unknown name or an incomplete class."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}, or write worlds/NAME.py")
-    from support.options import Options  # here and not above: it imports this module
     kind = getattr(import_own(f"worlds.{name}"), "World", None)
     if World not in getattr(kind, "__mro__", ()):
         raise UserError(f"worlds/{name}.py has no class World(worlds.World): worlds/template.py has one")
     if missing := [method for method in RULES if not callable(getattr(kind, method, None))]:
         raise UserError(f"worlds/{name}.py: class World lacks {', '.join(missing)}: see worlds/__init__.py")
-    with in_one_line(kind):
-        given = [kind.defaults(asked) for asked in ({}, {"model": "m"})]
-    run, bad = vars(Options()), ["their shape"]
-    with suppress(Exception):  # of another shape
-        own = {key: default for key, (default, _, _) in kind.OPTIONS.items()}
-        types = {key: (int, type(value)) for key, value in {**run, **own}.items()}
-        bad = [key for key, value in own.items() if not key.isidentifier() or key in ("preset", "help", *run)
-               or not isinstance(value, (int, float, str))]
-        bad += [key for one in given for key, v in one.items() if not isinstance(v, types.get(key, ()))]
-    if bad:
-        raise UserError(f"worlds/{name}.py, {bad[0]!r}: OPTIONS must be {{name: (default, help, choices or "
-                        "None)} with names of its own, DEFAULTS or defaults() {option: value of its type}")
     return kind
 
 

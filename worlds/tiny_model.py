@@ -19,9 +19,9 @@ import sys
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
 
-from model.files import UserError
-from support.options import Options, exit_code
+from model.files import UserError, exit_code
 import worlds
 
 SPECIAL = ["<pad>", "<eos>"]  # the first two words of every vocabulary; unknown words become <pad>
@@ -29,6 +29,8 @@ MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_att
              num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
 BUCKETS = [*(f"b{i}" for i in range(9)), "b?"]  # recent success in eighths, or unknown
 SEED = 20251219  # task sets are the same for every --seed of a run
+# what such a world reads of the options, where there is no run
+NO_RUN = SimpleNamespace(model="", base_tasks="", validation_tasks="", world_options={})
 BASES = Path(__file__).parent / "base"  # a folder for each world whose base model is shipped
 
 
@@ -193,5 +195,5 @@ def main(world, argv=None) -> int:
         import torch
         torch.set_num_threads(1)  # another number of threads rounds differently
         seed = SEED + 100 * int(argv[1])
-        save(*train(world.WORDS, world(Options()).pairs, seed=seed, **world.RECIPE), argv[2])
+        save(*train(world.WORDS, world(NO_RUN).pairs, seed=seed, **world.RECIPE), argv[2])
     return exit_code(run, world.NAME)

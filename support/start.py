@@ -1,0 +1,40 @@
+"""How `python genenv.py ...` starts: what can be wrong with a command line is said before torch is loaded.
+
+Usage: genenv.py calls `start` and trains with what it gives. Nothing imported here loads torch, which
+takes seconds.
+"""
+import importlib
+import time
+from dataclasses import replace
+
+from model.files import UserError, check_hub, choose
+from support.checkpoint import choose_folder
+from support.options import COMMANDS, parse_options
+from worlds import held_out_keys, open_world, read_teacher
+
+
+def start(argv) -> tuple:
+    """(Options, World) of the run that a command line begins or goes on with.
+
+    A command, such as warm-start, is done at once, and then the program ends: SystemExit. Raises
+    UserError for options, a world, task files or a name of a model that cannot be used.
+    """
+    if argv and not argv[0].startswith("-"):
+        raise SystemExit(run_command(*argv))
+    o = parse_options(argv)
+    # a chat template may name the day: it stays that on which the run began
+    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"))
+    choose_folder(o)  # whether there is one to write to; chosen again when something is written
+    world = open_world(o)
+    read_teacher(world, o.teacher_tasks, held_out_keys(world))
+    for model in (o.model, o.env_model):
+        if model:
+            check_hub(model)
+    return o, world
+
+
+def run_command(name, *argv):
+    """Do what one of COMMANDS says. Raises UserError."""
+    if name not in COMMANDS:
+        raise UserError(f"unknown command {name!r}: {choose(name, COMMANDS)}; options begin with --")
+    return importlib.import_module(f"scripts.{name.replace('-', '_')}").main(list(argv))
