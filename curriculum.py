@@ -26,13 +26,10 @@ bell, k_min half width of the band that the environment learns from.
 """
 import inspect
 import math
-import traceback
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 from data_pool import Trace
-from model.files import UserError
+from model.files import UserError, is_number, users_code, wrong_value
 
 SUCCESS = 0.5  # the lowest reward that counts as a success; the paper gives no threshold
 
@@ -88,13 +85,16 @@ def agent_reward_graded(e):
 
 @dataclass(frozen=True)
 class Context:
-    """What a schedule may look at."""
-    epoch: int        # 1 .. epochs
+    """What a schedule may look at. Of held-out tasks it sees nothing: they are only ever reported."""
+    epoch: int          # 1 .. epochs
     epochs: int
-    success: float    # success rate of the agent on generated tasks, last epoch
-    alpha: float      # --alpha, the value to start from
-    alpha_end: float  # --alpha-end, the value to arrive at
-    previous: float   # alpha of the epoch before; --alpha in the first
+    alpha: float        # --alpha, the value to start from
+    alpha_end: float    # --alpha-end, the value to arrive at
+    previous: float     # alpha of the epoch before; --alpha in the first
+    # of the new tasks of the last epoch that had any
+    success: float      # success rate of the agent
+    mixed_share: float  # share of tasks whose attempts earned different rewards: GRPO learns from these
+    p_hat_counts: list  # how many tasks were solved 0, 1, ... G times: G+1 numbers
 
     @property
     def progress(self) -> float:
@@ -133,6 +133,19 @@ def alpha_integral(c):
     # start low: p_hat is measured before the update that makes these tasks easier
     start = c.previous if c.epoch > 1 else c.alpha / 2
     return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))
+
+
+def alpha_frontier(c):
+    """To where the agent can learn: by 0.1 at most towards the mean p_hat of last epoch's mixed groups,
+    those solved neither never nor always. It asks for what this simulator does write, where a fixed
+    alpha may lie so far off that hardly a task falls into the band."""
+    G = len(c.p_hat_counts) - 1
+    mixed = c.p_hat_counts[1:G]  # solved 1, ... G-1 times
+    if sum(mixed) == 0:
+        return c.previous  # nothing to go by
+    solved = sum(k * n for k, n in enumerate(mixed, 1))
+    distance = solved / (G * sum(mixed)) - c.previous
+    return c.previous + max(-0.1, min(0.1, distance))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -174,43 +187,21 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 # the functions that options name, a user's own among them
 
 
-# 1e30: far inside of what a float32 holds, as infinity is not
-RULES = {  # prefix: (whether such a function's value is good for these arguments, what it must be)
-    "alpha_": (lambda a, c: 0 < a < 1, "a number between 0 and 1"),
-    "reward_": (lambda r, *_: abs(r) < 1e30, "a finite number"),
-    "agent_reward_": (lambda r, e: 0 <= r <= 1, "a number from 0 to 1"),
-    "seeds_": (lambda ws, p_hats, alpha: len(ws) == len(p_hats) and all(0 <= w < 1e30 for w in ws),
-               "a list of weights, one for each p_hat, finite and not negative")}
-
-
 def named(prefix: str) -> dict:
-    """{name: function} for a prefix such as alpha_ or reward_, wherever in this file they are. What goes
-    wrong in one of them is reported in one line, see call_user."""
-    return {key[len(prefix):]: partial(call_user, prefix, f) for key, f in globals().items()
-            if key.startswith(prefix) and inspect.isfunction(f)}
-
-
-def call_user(prefix, f, *args):
-    """f(*args) in plain numbers, where f may be a user's own. Raises UserError with the line on which f
-    failed, or where it begins if its value breaks the rule: NaN would train on without a word."""
-    (holds, rule), code = RULES[prefix], f.__code__
-    try:
-        value = f(*args)
-    except (Exception, SystemExit) as error:  # whatever such a function may raise
-        calls = traceback.extract_tb(error.__traceback__)
-        line = [code.co_firstlineno, *(t.lineno for t in calls if t.name == code.co_name)][-1]
-        raise UserError(f"{code.co_filename}, line {line}: {f.__name__} raised {type(error).__name__}: "
-                        f"{' '.join(str(error).split()):.200}, given {str(args):.200}") from None
-    with suppress(Exception):  # of another kind than numbers: refused like a wrong number
-        if holds(value, *args):
-            return [float(value[i]) for i in range(len(value))] if prefix == "seeds_" else float(value)
-    raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {f.__name__} must give {rule}; "
-                    f"it gave {value!r:.200} for {', '.join(map(repr, args)):.200}")
+    """{name: function} for a prefix such as alpha_ or reward_, wherever in this file they are."""
+    functions = {}
+    for name, value in globals().items():
+        if name.startswith(prefix) and inspect.isfunction(value):
+            functions[name.removeprefix(prefix)] = value
+    return functions
 
 
 def next_alpha(schedule: str, context: Context) -> float:
     """alpha of this epoch. Raises UserError if a schedule leaves (0, 1)."""
-    return named("alpha_")[schedule](context)
+    alpha = named("alpha_")[schedule](context)
+    if not 0 < alpha < 1:
+        raise UserError(f"alpha_{schedule} gave {alpha}, not a number between 0 and 1, for {context}")
+    return alpha
 
 
 def source(*names) -> list[str]:
@@ -218,17 +209,74 @@ def source(*names) -> list[str]:
     return [inspect.getsource(globals()[name]) for name in names]
 
 
+# ---------------------------------------------------------------------------------------------
+# before a run
+
+MOST_TRIED = 1000  # epochs, and values of p_hat
+
+
 def try_functions(o):
-    """Call every function that the options name as a run would, before anything is trained: a mistake in
-    one should not end a run after some epochs. Raises UserError in one line."""
-    for success in (0.5, 0.0, 1.0):
+    """Call every function that the options name on values such as it will see, before anything is
+    trained. Raises UserError in one line, with the line of this file, for what a function raises and
+    for a value that would train on silently."""
+    try_schedule(named("alpha_")[o.alpha_schedule], o)
+    try_difficulty_reward(named("reward_")[o.difficulty_reward], o)
+    try_seed_selection(named("seeds_")[o.seed_selection], o)
+    try_agent_reward(named("agent_reward_")[o.agent_reward], o)
+
+
+def call(function, *args):
+    """function(*args), of a function that may be a user's own -> (its value, its arguments as text)."""
+    given = ", ".join(map(repr, args))
+    if len(given) > 300:
+        given = f"... {given[-300:]}"
+    with users_code(function.__code__.co_filename, given):
+        return function(*args), given
+
+
+def try_schedule(schedule, o):
+    """A run each of an agent that solves half of the tasks, none, all, and of one that has no tasks."""
+    nothing = [0] * o.G
+    histories = ((0.5, 0.9, [1] * (o.G + 1)), (0.0, 0.0, [64, *nothing]), (1.0, 0.0, [*nothing, 64]),
+                 (0.5, 0.0, [0, *nothing]))
+    for success, mixed_share, counts in histories:
         alpha = o.alpha
-        for t in range(1, o.epochs + 1)[:1000]:
-            alpha = next_alpha(o.alpha_schedule, Context(t, o.epochs, success, o.alpha, o.alpha_end, alpha))
-    for k in range(o.G + 1)[:1000]:
-        named("reward_")[o.difficulty_reward](k / o.G, o.alpha, o.beta)
+        for epoch in range(1, min(o.epochs, MOST_TRIED) + 1):
+            alpha, given = call(schedule, Context(
+                epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end, previous=alpha,
+                success=success, mixed_share=mixed_share, p_hat_counts=counts))
+            if not is_number(alpha) or not 0 < alpha < 1:
+                raise wrong_value(schedule, "a number between 0 and 1", alpha, given)
+
+
+def try_difficulty_reward(reward, o):
+    """Every p_hat there is, at --alpha and near both ends."""
+    for alpha in (o.alpha, 0.05, 0.95):
+        for k in range(min(o.G, MOST_TRIED) + 1):
+            value, given = call(reward, k / o.G, alpha, o.beta)
+            if not is_number(value):
+                raise wrong_value(reward, "a finite number", value, given)
+
+
+def try_seed_selection(weigh, o):
+    """Few tasks and many."""
     for n in (1, 3, 50):
-        named("seeds_")[o.seed_selection]([k % (o.G + 1) / o.G for k in range(n)], o.alpha)
-    for reward, valid, cut, n in ((1.0, True, False, 1), (1.0, True, False, o.max_response_tokens),
-                                  (0.0, False, False, 1), (0.0, False, True, o.max_response_tokens)):
-        named("agent_reward_")[o.agent_reward](Trace("7 " * (n - 1), reward, valid, cut, n, reward))
+        p_hats = [i % (o.G + 1) / o.G for i in range(n)]
+        weights, given = call(weigh, p_hats, o.alpha)
+        if hasattr(weights, "tolist"):  # of torch or numpy
+            weights = weights.tolist()
+        is_list = isinstance(weights, (list, tuple)) and len(weights) == n
+        if not is_list or not all(is_number(weight, 0) for weight in weights):
+            rule = "a list of weights, one for each p_hat, finite and not negative"
+            raise wrong_value(weigh, rule, weights, given)
+
+
+def try_agent_reward(reward, o):
+    """Attempts that are right and wrong, short and as long as they may be, cut off or not."""
+    most = o.max_response_tokens
+    for earned, valid, truncated, tokens in ((1.0, True, False, 1), (1.0, True, False, most),
+                                             (0.0, False, False, 1), (0.0, False, True, most)):
+        text = " ".join(["7"] * (tokens - 1))
+        value, given = call(reward, Trace(text, earned, valid, truncated, tokens, earned))
+        if not is_number(value, 0, 1):
+            raise wrong_value(reward, "a number from 0 to 1", value, given)

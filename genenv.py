@@ -53,7 +53,7 @@ from rwr import draw_kl_sample, rwr_update
 from support import checkpoint, screen
 from support.metrics import mean, surprise
 from support.run import Run, Trial, alpha_of, end_epoch, finish, note_refused, prepare_run
-from worlds import in_one_line, task_keys, written_tasks
+from worlds import task_keys, written_tasks
 
 WRITE_ROUNDS = 4     # the simulator gets at most this many rounds to fill the batch of a step
 REPLAY = 1 / 8       # tasks replayed from D_train, per task of a full batch
@@ -68,7 +68,7 @@ def train(o: Options, world=None) -> Path:
     anything the user can fix."""
     run = prepare_run(o, world)
     print(screen.LEGEND)
-    with run.lock, checkpoint.stop_signals(run), in_one_line(type(run.world)):
+    with run.lock, checkpoint.stop_signals(run):
         for t in range(run.state.epoch, o.epochs + 1):  # from 0, or from where a checkpoint left off
             epoch(run, train=t > 0)
         finish(run)
@@ -232,7 +232,8 @@ def update_agent(run, trials) -> dict:
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G, for B tasks
     reward = curriculum.named("agent_reward_")[o.agent_reward]
-    rewards = torch.tensor([[reward(e) for e in trial.traces] for trial in trials])  # (B, G)
+    rewards = torch.tensor([[reward(e) for e in trial.traces] for trial in trials],
+                           dtype=torch.float32)  # (B, G)
     with run.phase("agent update (GRPO)", "agent") as moved:
         stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
     for trial in trials:

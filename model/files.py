@@ -4,6 +4,8 @@ import importlib.util
 import json
 import os
 import sys
+import threading
+import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -61,6 +63,62 @@ def exit_code(command, program="genenv") -> int:
 def one_spaced(text) -> str:
     """A text in one line."""
     return " ".join(str(text).split())
+
+
+# ---------------------------------------------------------------------------------------------
+# a user's own Python, before a run: his functions in curriculum.py, his file in worlds/
+
+PATIENCE = 2  # seconds after which a call that has not come back is named
+
+
+@contextmanager
+def users_code(file, given=""):
+    """Within, code of a user's own file is run: what it raises becomes a UserError of one line with the
+    line of that file, and if it takes long, one line on stderr says where it is. given: its arguments."""
+    caller = threading.get_ident()
+
+    def say_where():
+        frames = traceback.extract_stack(sys._current_frames()[caller])
+        print(f"trying {place_in(file, frames)} ...", file=sys.stderr)
+
+    timer = threading.Timer(PATIENCE, say_where)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever such code may raise
+        place = place_in(file, traceback.extract_tb(error.__traceback__))
+        message = f"{place}: {type(error).__name__}: {one_spaced(error):.300}"
+        if given:
+            message += f", given {given}"
+        raise UserError(message) from error
+    finally:
+        timer.cancel()
+
+
+def place_in(file, frames) -> str:
+    """The innermost of some frames that lies in a file, in words; the file's name if none does."""
+    for frame in reversed(frames):
+        if frame.filename == file:
+            return f"{file}, line {frame.lineno} in {frame.name}"
+    return str(file)
+
+
+def wrong_value(function, rule: str, value, given="") -> UserError:
+    """The error that names a user's function, what it must give, and what it gave for some arguments."""
+    code = function.__code__
+    message = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__} must give {rule}; "
+    message += f"it gave {value!r:.200}"
+    if given:
+        message += f" for {given}"
+    return UserError(message)
+
+
+def is_number(value, least=-1e30, most=1e30) -> bool:
+    """Whether a value is a number in a range; NaN and infinity are in none."""
+    return isinstance(value, (int, float)) and least <= value <= most
 
 
 # ---------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 
-from model.files import UserError, choose, model_fault, one_line
-from worlds import import_own, in_one_line, load_world, world_names, worlds_with
+from model.files import UserError, choose, model_fault, one_line, users_code
+from worlds import import_own, load_world, world_names, worlds_with
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def saved_options(path, **changes) -> Options:
 def check_world_options(world):
     """Raises UserError unless OPTIONS and DEFAULTS of a world's class have the shape that is needed here."""
     file = inspect.getfile(world)
-    with in_one_line(world):
+    with users_code(file):
         defaults = [world.defaults(asked) for asked in ({}, {"model": "m"})]
     run, bad = vars(Options()), ["their shape"]
     with suppress(Exception):  # of another shape

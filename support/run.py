@@ -159,11 +159,18 @@ def prepare_run(o, world=None) -> Run:
 
 def alpha_of(run) -> float:
     """The target success rate of this epoch, by --alpha-schedule; --alpha in epoch 0."""
-    o, t = run.o, run.state.epoch
-    # an epoch without tasks says nothing of the agent
-    success = [0.5] + [r["success_rate"] for r in run.history if r["distinct_tasks"]]
-    return o.alpha if t == 0 else curriculum.next_alpha(o.alpha_schedule, curriculum.Context(
-        t, o.epochs, success[-1], o.alpha, o.alpha_end, run.history[-1]["alpha"]))
+    o, epoch = run.o, run.state.epoch
+    if epoch == 0:
+        return o.alpha
+    # an epoch without tasks says nothing of the agent: the last that had some counts
+    last = {"success_rate": 0.5, "mixed_share": 0.0, "p_hat_counts": [0] * (o.G + 1)}
+    for record in run.history:
+        if record["distinct_tasks"]:
+            last = record
+    return curriculum.next_alpha(o.alpha_schedule, curriculum.Context(
+        epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end,
+        previous=run.history[-1]["alpha"], success=last["success_rate"],
+        mixed_share=last["mixed_share"], p_hat_counts=last["p_hat_counts"]))
 
 
 def note_refused(run, seed_task, text, reason):

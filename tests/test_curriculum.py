@@ -4,6 +4,7 @@
 """
 import math
 import sys
+import time
 import types
 from collections import Counter
 from pathlib import Path
@@ -13,14 +14,15 @@ import torch
 
 from helpers import user_error
 import curriculum
+from model import files
 from data_pool import Trace
 from curriculum import Context, in_band, named, next_alpha, reward_bell, select_seed_tasks, success_rate
 from support.options import Options
 
 
-def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7):
+def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7, counts=(0, 0, 0)):
     """A Context with defaults."""
-    return Context(epoch, epochs, success, alpha, alpha_end, previous)
+    return Context(epoch, epochs, alpha, alpha_end, previous, success, 0.0, list(counts))
 
 
 def test_success_rate_is_k_over_n():
@@ -68,6 +70,17 @@ def test_steering_schedules_answer_success():
     assert alpha == pytest.approx(0.2, abs=1e-3) and success == pytest.approx(0.5, abs=1e-3)
 
 
+def test_frontier_goes_to_the_mean_of_the_mixed_groups_in_bounded_steps():
+    """It would chase tasks that teach nothing, those solved never or always."""
+    def frontier(*counts, previous=0.5):
+        return next_alpha("frontier", context(previous=previous, counts=counts))
+
+    assert frontier(90, 0, 1, 1, 90) == 0.6  # (2/4 + 3/4) / 2 is 0.625: 0.1 at most
+    assert frontier(90, 3, 1, 0, 90, previous=0.3) == 0.3125  # (3 * 1/4 + 2/4) / 4
+    assert frontier(0, 9, 0, 0, 0, previous=0.3) == 0.25
+    assert frontier(90, 0, 0, 0, 90, previous=0.3) == frontier(0, 0, 0, previous=0.3) == 0.3
+
+
 # ---------------------------------------------------------------------------------------------
 # functions of a user
 
@@ -100,29 +113,45 @@ def test_functions_of_a_user_are_found_wherever_they_stand(monkeypatch):
     assert fork.named("seeds_")["mine"]([0.25, 1.0], 0.5) == [0.75, 0.0]
 
 
-@pytest.mark.parametrize("prefix, wrong, words", [
-    ("alpha_", lambda c: 1.3 - c.progress, "1.3"), ("reward_", lambda p, a: 1.0, "argument"),
-    ("alpha_", lambda c: sys.exit(), "SystemExit"), ("reward_", lambda p, a, b: p < 1 or math.nan, "nan"),
-    ("seeds_", lambda ps, a: [1.0, 2.0, 3.0], "one for each"), ("seeds_", lambda ps, a: None, "None"),
-    ("agent_reward_", lambda e: "0" if e.tokens > 9 else 0, "from 0 to 1")])
-def test_a_wrong_function_is_named_in_one_line_before_the_run(prefix, wrong, words, monkeypatch):
+WRONG = '''
+import math, sys
+def alpha_out(c): return 1.3 - c.progress
+def alpha_no_groups(c): return 0.5 / sum(c.p_hat_counts)
+def alpha_ends(c): sys.exit()
+def alpha_text(c): return "0.5"
+def reward_of_two(p, a): return 1.0
+def reward_nan(p, a, b): return p < 1 or math.nan
+def seeds_many(ps, a): return [1.0, 2.0, 3.0]
+def seeds_none(ps, a): pass
+def seeds_nan(ps, a): return [math.nan for p in ps]
+def agent_reward_text(e): return "0" if e.tokens > 9 else 0
+def agent_reward_long(e): return e.reward - 0.01 * e.tokens
+'''
+
+
+@pytest.mark.parametrize("name, words", [
+    ("alpha_out", "line 3: alpha_out must give a number between 0 and 1; it gave 1.3 for Context"),
+    ("alpha_no_groups", "line 4 in alpha_no_groups: ZeroDivisionError: .*, given Context.*0, 0"),
+    ("alpha_ends", "SystemExit"), ("alpha_text", "it gave '0.5'"), ("reward_of_two", "3 were given"),
+    ("reward_nan", "it gave nan for 1.0, 0.5, 2.0"), ("seeds_many", "one for each p_hat"),
+    ("seeds_none", "it gave None"), ("seeds_nan", "finite"),
+    ("agent_reward_text", "from 0 to 1; it gave '0' for"), ("agent_reward_long", "gave -0.01 for Trace.*tokens=1, graded=0.0")])
+def test_a_wrong_function_is_named_in_one_line_before_the_run(name, words, monkeypatch):
     """A traceback after epoch 0, or worse, a run on NaN."""
-    wrong.__name__ = f"{prefix}wild"
-    monkeypatch.setattr(curriculum, f"{prefix}wild", wrong, raising=False)
-    o = Options(**{OPTION[prefix]: "wild"})
-    assert f"{prefix}wild" in user_error(words, curriculum.try_functions, o)
+    functions = {}
+    exec(compile(WRONG, "curriculum.py", "exec"), functions)
+    monkeypatch.setattr(curriculum, name, functions[name], raising=False)
+    [prefix] = [prefix for prefix in OPTION if name.startswith(prefix)]
+    o = Options(**{OPTION[prefix]: name.removeprefix(prefix)})
+    assert "curriculum.py" in user_error(words, curriculum.try_functions, o)
 
 
-def test_an_error_of_a_user_is_one_line_with_its_place(monkeypatch):
-    """Where in the file it is, whatever it called; the message may have had several lines."""
-    def reward_deep(p_hat, alpha, beta):
-        p_hat += alpha
-        return torch.zeros(2) @ torch.zeros(3)
-
-    monkeypatch.setattr(curriculum, "reward_deep", reward_deep, raising=False)
-    first = reward_deep.__code__.co_firstlineno
-    user_error(f"test_curriculum.py, line {first + 2}: reward_deep raised RuntimeError",
-               named("reward_")["deep"], 0.5, 0.5, 2.0)
+def test_a_function_that_does_not_come_back_is_named(monkeypatch, capsys):
+    """Nothing would be said, for ever."""
+    monkeypatch.setattr(files, "PATIENCE", 0.05)
+    monkeypatch.setattr(curriculum, "alpha_slow", lambda c: time.sleep(0.2) or 0.5, raising=False)
+    curriculum.try_functions(Options(alpha_schedule="slow", epochs=1))
+    assert "trying " in capsys.readouterr().err
 
 
 def test_plain_agent_reward_is_eq_1():

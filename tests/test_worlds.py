@@ -175,6 +175,16 @@ def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said)
     assert said in ("is among the", "OPTIONS") or re.search(r"copied\.py.* (line \d+|pairs)", line)
 
 
+def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, capsys):
+    """Success would be 1 from the start, and mean nothing."""
+    worlds.try_world(world)
+    assert "right answer stands" not in capsys.readouterr().out  # in no world of ours
+    if world.o.world == "template":
+        copied('return f"{task.text} ="', 'return f"{task.text} {self.gold(task)} ="')
+        worlds.open_world(parse_options(["--world", "copied"]))
+        assert "prompt of 20 of 20 base tasks" in capsys.readouterr().out
+
+
 def test_models_that_lose_text_are_refused():
     """A tokenizer that changes letters or drops signs makes right answers wrong, on every task of the run."""
     long = 10 ** 5

@@ -12,14 +12,12 @@ import importlib
 import inspect
 import json
 import pkgutil
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from traceback import extract_tb
 
-from model.files import UserError, choose, read_jsonl
+from model.files import UserError, choose, is_number, read_jsonl, users_code, wrong_value
 from data_pool import Task
 
 NO_SEED = Task("", {})
@@ -134,13 +132,20 @@ class World:
 # ---------------------------------------------------------------------------------------------
 # finding worlds
 
+# what a subclass has to define
+REQUIRED = ("load_policy", "base_tasks", "validation_tasks", "env_prompt", "parse_task", "agent_prompt",
+            "score")
+
 
 def world_names() -> list[str]:
     """Names of the worlds in this folder, without the template."""
-    # read, not imported: a world may need a package that only its users have
-    source = lambda name: Path(find_spec(f"worlds.{name}").origin).read_text(encoding="utf-8")
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return [n for n in names if n != "template" and "\nclass World(" in source(n)]
+    names = []
+    for module in pkgutil.iter_modules(__path__):
+        # read, not imported: a world may need a package that only its users have
+        code = Path(find_spec(f"worlds.{module.name}").origin).read_text(encoding="utf-8")
+        if module.name != "template" and "\nclass World(" in code:
+            names.append(module.name)
+    return sorted(names)
 
 
 def load_world(name: str) -> type[World]:
@@ -148,37 +153,38 @@ def load_world(name: str) -> type[World]:
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         raise UserError(f"unknown world {name!r}: {choose(name, world_names())}, or write worlds/NAME.py")
     kind = getattr(import_own(f"worlds.{name}"), "World", None)
-    if World not in getattr(kind, "__mro__", ()):
+    if not inspect.isclass(kind) or not issubclass(kind, World):
         raise UserError(f"worlds/{name}.py has no class World(worlds.World): worlds/template.py has one")
-    if missing := [method for method in RULES if not callable(getattr(kind, method, None))]:
+    missing = [method for method in REQUIRED if not hasattr(kind, method)]
+    if missing:
         raise UserError(f"worlds/{name}.py: class World lacks {', '.join(missing)}: see worlds/__init__.py")
     return kind
 
 
 def import_own(name: str):
     """A module that users change. Raises UserError for whatever goes wrong while it is imported."""
-    with in_one_line(find_spec(name).origin):
+    with users_code(find_spec(name).origin):
         return importlib.import_module(name)
 
 
 def worlds_with(option: str) -> list[str]:
     """Names of the worlds that have an option of their own of this name."""
-    found = []
+    names = []
     for name in world_names():
         with suppress(UserError):  # it may need a package that only its users have
-            found += [name] * (option in load_world(name).OPTIONS)
-    return found
+            if option in load_world(name).OPTIONS:
+                names.append(name)
+    return names
 
 
 def open_world(o) -> World:
-    """The world that the options of a run name, tried on a sample task (`probe`). Raises UserError."""
+    """The world that the options of a run name, tried on a few tasks (`try_world`). Raises UserError."""
     kind = load_world(o.world)
-    with in_one_line(kind):
+    with users_code(inspect.getfile(kind)):
         world = kind(o)
-        vars(world).setdefault("o", o)  # its __init__ may have forgotten super().__init__(o)
-        for name in RULES:
-            setattr(world, name, partial(call_own, world, name, getattr(world, name)))
-        probe(world)
+        if not hasattr(world, "o"):  # its __init__ may have forgotten super().__init__(o)
+            world.o = o
+        try_world(world)
     return world
 
 
@@ -198,139 +204,195 @@ def open_policy(model: str, o, adapters=None, **how):
 # before a run
 
 
-@contextmanager
-def in_one_line(own, given=()):
-    """Inside, an exception in a user's own file becomes a UserError. own: the file, or its class World;
-    given: what a method of it was called with."""
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        file = own if isinstance(own, str) else inspect.getfile(own)
-        at = [f", line {f.lineno} in {f.name}" for f in extract_tb(error.__traceback__) if f.filename == file]
-        # without a line in it: a SyntaxError says its line itself, a method may take other arguments
-        if isinstance(error, (UserError, InvalidTask)) or not at and not (
-                isinstance(error, SyntaxError) or str(error).startswith("World.")):
-            raise
-        told = f", given {shown(given)}" * bool(given)
-        raise UserError(f"{file}{''.join(at[:-4:-1])}: {type(error).__name__}: {error}{told}") from error
+def try_world(world):
+    """Call the methods of a world as a run will, on a few tasks of each split, before its model is
+    loaded. Raises UserError in one line for a value that the loop cannot use, or would train on
+    silently, and for a task that stands in two splits; open_world says the line of what is raised."""
+    splits = {"base": world.base_tasks(), "validation": world.validation_tasks(),
+              "tuning": world.validation_tasks("tuning")}
+    if splits["base"] != world.base_tasks():
+        raise wrong(world, "base_tasks", "the same list at each call", "others when asked again")
+    for split, tasks in splits.items():
+        try_task_list(world, split, tasks)
+        for task in some(tasks, 3):
+            try_task(world, task)
+    need_splits_apart(world, splits)
+    say_if_prompts_tell(world, splits["base"])
 
 
-def shown(args) -> str:
-    """What a method was called with, in a message: of a task its text."""
-    return f"{[getattr(a, 'text', a) for a in args]!s:.200}"
+def wrong(world, method: str, rule: str, value, given="") -> UserError:
+    """The error that names a method of a world, what it must give, and what it gave."""
+    if isinstance(given, Task):
+        given = f"the task {given.text[:80]!r}"
+    return wrong_value(inspect.unwrap(getattr(type(world), method)), rule, value, given)
 
 
-def probe(world):
-    """Try a world before its model is loaded, on a few tasks of each split. Raises UserError, one line, for
-    a mistake in the world's code, or a task that stands in two splits."""
-    seen, base = {}, world.base_tasks()
-    if base != world.base_tasks():
-        refuse(world, "base_tasks", "others when asked again")
-    for split in ("base", "validation", "tuning"):
-        tasks = base if split == "base" else world.validation_tasks(split)
-        for task, key in ((task, key) for task in tasks for key in task_keys(world, task)):
-            if (other := seen.setdefault(key, split)) != split:
-                raise UserError(f"the {other} task {task.text[:80]!r} is among the {split} tasks as well")
-        for task in tasks[:1] + tasks[len(tasks) // 2:][:1] + tasks[-1:]:
-            probe_task(world, task)
+def some(tasks, n: int) -> list:
+    """n tasks, or all if there are fewer, spread over a list."""
+    return tasks[::max(1, len(tasks) // n)][:n]
 
 
-def probe_task(world, task):
-    """Call what the loop will call. Raises UserError where a rule of RULES is broken."""
-    gold = world.gold(task)
-    for name, *args in (("agent_prompt",), ("env_prompt", None), ("env_prompt", 0.5),
-                        ("skills",), ("task_length",), ("category",)):
-        getattr(world, name)(task, *args)
-    for text in ("", task.text, gold):
-        reward, _ = world.score(task, text)
-        with suppress(InvalidTask):
-            world.parse_task(text, task, 1)
-    if gold and reward != 1:
-        refuse(world, "gold", gold, task)
-
-
-def is_text(value, *_):
+def is_text(value) -> bool:
     """A text, "" among them."""
     return isinstance(value, str)
 
 
-def is_prompt(value, *_):
-    """A text, or chat messages, and not empty."""
-    return value and (is_text(value) or all(set(m) == {"role", "content"} for m in value))
+def are_texts(values) -> bool:
+    """A list or tuple of texts."""
+    return isinstance(values, (list, tuple)) and all(map(is_text, values))
 
 
-def is_task(t):
-    """A Task with a text and a spec that comes back from JSON as it was."""
-    return isinstance(t, Task) and t.text and is_text(t.text) and json.loads(json.dumps(t.spec)) == t.spec
+def is_prompt(value) -> bool:
+    """A text, or a list of chat messages, and not empty."""
+    if isinstance(value, list):
+        value = value and all(set(message) == {"role", "content"} for message in value)
+    return bool(value) and isinstance(value, (str, bool))
 
 
-RULES = {  # method: (whether the loop can use what it gives for these arguments, in words)
-    "load_policy": (lambda policy: policy.tokenizer, "a Policy"), "category": (is_text, "a text"),
-    "base_tasks": (lambda tasks: tasks and all(is_task(t) and t.origin == "base" for t in tasks[:]),
-                   "the same list of Tasks at each call, not empty: origin 'base', a text, a spec for JSON"),
-    "validation_tasks": (lambda tasks, part="validation": all(map(is_task, tasks[:])) and (
-        tasks or part != "validation"), "a list of Tasks like base_tasks, not empty"),
-    "env_prompt": (is_prompt, "a text or chat messages, also if success is None"),
-    "agent_prompt": (is_prompt, "a text or chat messages"), "seed_for": (lambda t, *_: t.id, "a Task"),
-    "parse_task": (lambda t, _, seed_task, n: is_task(t) and [t.origin, t.seed_task, t.epoch] == [
-        "env", seed_task.id, n], "a Task of 'env' with seed task and epoch, or raise InvalidTask of REASONS"),
-    "score": (lambda p, _, text: len(p) == 2 and 0 <= p[0] <= 1 - (not text) and type(p[1]) is bool,
-              "(reward from 0 to 1, whether the form is right) for any response, and no reward for none"),
-    "graded": (lambda reward, *_: 0 <= reward <= 1, "a number from 0 to 1"), "leaks": (is_text, "a text"),
-    "same_task_key": (lambda key, *_: all(map(is_text, key)), "a text, or a tuple of texts"),
-    "gold": (is_text, "a text that scores 1"), "task_length": (lambda n, *_: n > 0, "a number above 0"),
-    "skills": (lambda names, *_: all(map(is_text, names)) and not is_text(names), "a list of texts"),
-    "warm_start_pairs": (lambda of, *_: all(is_prompt(prompt) and all(map(is_text, said))
-                                            for role in of and ("agent", "env") for prompt, said in of[role]),
-                         "{} or {'agent': [(prompt, response), ...], 'env': [...]}")}
+def is_task(task) -> bool:
+    """A Task with a text, and a spec that comes back from JSON as it was."""
+    if not isinstance(task, Task) or not is_text(task.text) or not task.text:
+        return False
+    return json.loads(json.dumps(task.spec)) == task.spec
 
 
-def call_own(world, name, method, *args, **more):
-    """method(*args, **more), a world's method of this name. Raises UserError if it fails, and unless its rule
-    in RULES holds: what a model writes late in a run may be the first to break it."""
+def try_task_list(world, split: str, tasks):
+    """The base tasks, or those of a held-out split: a list, in which none but "tuning" may be empty."""
+    method = "base_tasks" if split == "base" else "validation_tasks"
+    if not isinstance(tasks, (list, tuple)) or not tasks and split != "tuning":
+        raise wrong(world, method, "a list of Tasks, not empty", tasks, split)
+    for task in tasks:
+        if not is_task(task):
+            raise wrong(world, method, "Tasks with a text and a spec for JSON", task, split)
+        if split == "base" and task.origin != "base":
+            raise wrong(world, method, "Tasks of origin 'base'", task, split)
+
+
+def need_splits_apart(world, splits: dict):
+    """Raises UserError if a task of one split stands in another."""
+    split_of = {}
+    for split, tasks in splits.items():
+        for task in tasks:
+            for key in task_keys(world, task):
+                other = split_of.setdefault(key, split)
+                if other != split:
+                    raise UserError(f"the {other} task {task.text[:80]!r} is among the {split} tasks as well")
+
+
+def try_task(world, task):
+    """What the loop asks of a world about a task."""
+    prompts = (("agent_prompt", world.agent_prompt(task)), ("env_prompt", world.env_prompt(task, None)),
+               ("env_prompt", world.env_prompt(task, 0.5)))
+    for method, prompt in prompts:
+        if not is_prompt(prompt):
+            raise wrong(world, method, "a text or chat messages", prompt, task)
+    for method in ("category", "leaks", "gold"):
+        text = getattr(world, method)(task)
+        if not is_text(text):
+            raise wrong(world, method, "a text", text, task)
+    names, length, key = world.skills(task), world.task_length(task), world.same_task_key(task)
+    if not are_texts(names):
+        raise wrong(world, "skills", "a list of texts", names, task)
+    if not is_number(length, 0):
+        raise wrong(world, "task_length", "a number", length, task)
+    if not is_text(key) and not are_texts(key):
+        raise wrong(world, "same_task_key", "a text, or a tuple of texts", key, task)
+    try_texts(world, task)
+
+
+def try_texts(world, task):
+    """A few responses of the agent, and the same texts as if the simulator had written them."""
+    gold = world.gold(task)
+    for text in ("", "?", task.text, gold):
+        reward = try_score(world, task, text)
+        if text and text == gold and reward != 1:
+            raise wrong(world, "gold", "a response that scores 1", gold, task)
+        try_parse(world, task, text)
+    state = world.start(task)
+    if state is not None:  # an episode
+        observation = world.respond(task, state, "")
+        if observation is not None and not is_text(observation):
+            raise wrong(world, "respond", "a text, or None at the end", observation, task)
+
+
+def try_score(world, task, text: str) -> float:
+    """The reward of a response."""
+    # of an episode it is the list of the agent's turns
+    response = text if world.start(task) is None else text.split("\n")
+    score = world.score(task, response)
+    rule = "(reward from 0 to 1, whether the form is right) for any response"
+    if not isinstance(score, (tuple, list)) or len(score) != 2:
+        raise wrong(world, "score", rule, score, repr(text[:80]))
+    reward, valid = score
+    if not is_number(reward, 0, 1) or not isinstance(valid, bool):
+        raise wrong(world, "score", rule, score, repr(text[:80]))
+    if reward and not text:
+        raise wrong(world, "score", "no reward for an empty response", reward, task)
+    graded = world.graded(task, response, reward)
+    if not is_number(graded, 0, 1):
+        raise wrong(world, "graded", "a number from 0 to 1", graded, task)
+    return reward
+
+
+def try_parse(world, seed_task, text: str):
+    """A text as if the simulator had written it."""
+    rule = "a Task of 'env' with seed task and epoch, or raise InvalidTask with one of REASONS"
     try:
-        with in_one_line(type(world), args):
-            gave = method(*args, **more)
+        task = world.parse_task(text, seed_task, 1)
     except InvalidTask as reason:
-        if str(reason) in world.REASONS:
-            raise
-        gave = reason
-    with suppress(Exception):  # of another kind or shape: refused as well
-        if RULES[name][0](gave, *args):
-            return gave
-    refuse(world, name, gave, *args)
+        if str(reason) not in world.REASONS:
+            raise wrong(world, "parse_task", rule, reason, repr(text[:80])) from None
+        return
+    if not is_task(task) or (task.origin, task.seed_task, task.epoch) != ("env", seed_task.id, 1):
+        raise wrong(world, "parse_task", rule, task, repr(text[:80]))
 
 
-def refuse(world, name, gave, *args):
-    """Raises UserError, naming a method's file and line, its rule and what it gave for args."""
-    code = inspect.unwrap(getattr(type(world), name)).__code__
-    raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {name} must give {RULES[name][1]}; "
-                    f"it gave {gave!r:.200}" + f" for {shown(args)}" * bool(args))
+def say_if_prompts_tell(world, base):
+    """Print a line if the right answer stands in most of the agent's prompts: it could be copied."""
+    tasks = some(base, 20)
+    # a shorter one, such as a number, may stand there by chance
+    telling = [task for task in tasks if len(world.gold(task)) > 3
+               and world.gold(task) in "\n".join(task_texts(world.agent_prompt(task)))]
+    if len(telling) > len(tasks) / 2:
+        print(f"the right answer stands in the agent's prompt of {len(telling)} of {len(tasks)} base "
+              f"tasks, such as {world.gold(telling[0])[:80]!r}: can it be copied? (agent_prompt of "
+              f"{inspect.getfile(type(world))})", flush=True)
 
 
 def probe_texts(world, policy, more=()):
     """Try every given task's texts with a policy; more: a teacher's. Raises UserError for a chat template
     that loses a message (`encode`), a prompt over --max-prompt-tokens, and an answer that this policy
     cannot write, or may not, as it is too long."""
-    with in_one_line(type(world)):
-        for t in [*world.base_tasks(), *more, *world.validation_tasks(), *world.validation_tasks("tuning")]:
-            if fault := fault_of(world, policy, t):
-                raise UserError(f"the task {t.text[:80]!r} {fault}")
+    held_out = *world.validation_tasks(), *world.validation_tasks("tuning")
+    for task in [*world.base_tasks(), *more, *held_out]:
+        fault = fault_of(world, policy, task)
+        if fault:
+            raise UserError(f"the task {task.text[:80]!r} {fault}")
 
 
 def fault_of(world, policy, task) -> str:
     """Why a given task does not survive this policy's tokenizer and chat template, or ""."""
-    if token := special_token_in(task, policy.tokenizer):
+    token = special_token_in(task, policy.tokenizer)
+    if token:
         return f"spells {token!r}, a control token of this model: remove or reword it"
     for prompt in (world.agent_prompt(task), world.env_prompt(task, None)):
-        if (number := len(policy.encode(prompt))) > world.o.max_prompt_tokens:
+        number = len(policy.encode(prompt))
+        if number > world.o.max_prompt_tokens:
             return f"makes a prompt of {number} tokens: raise --max-prompt-tokens or remove it"
-    written = lambda text: policy.decode(policy.encode(text) + policy.end_of_turn)
-    gold, episode = world.gold(task), world.start(task) is not None
-    if gold and world.score(task, [*map(written, gold.split("\n"))] if episode else written(gold))[0] < 1:
-        return f"has the answer {gold[:80]!r}, which this model's tokenizer turns into {written(gold)[:80]!r}"
-    cut = not episode and (number := len(policy.encode(gold))) >= world.o.max_response_tokens
-    return f"has a right answer of {number} tokens: raise --max-response-tokens above that" if cut else ""
+    gold = world.gold(task)
+    if not gold:
+        return ""
+    # an episode's answer is a line for each turn
+    is_episode = world.start(task) is not None
+    lines = gold.split("\n") if is_episode else [gold]
+    written = [policy.decode(policy.encode(line) + policy.end_of_turn) for line in lines]
+    reward, _ = world.score(task, written if is_episode else written[0])
+    if reward < 1:
+        return f"has the answer {gold[:80]!r}, which this model's tokenizer turns into {written[0][:80]!r}"
+    number = len(policy.encode(gold))
+    if number >= world.o.max_response_tokens and not is_episode:
+        return f"has a right answer of {number} tokens: raise --max-response-tokens above that"
+    return ""
 
 
 # ---------------------------------------------------------------------------------------------
