@@ -7,7 +7,7 @@ for GRPO: the clipped surrogate and the KL term below are the usual ones.
 Usage: genenv.py calls `grpo_update`; the functions above it are pure and can be read on their own.
 
 Deviations: token-level loss, standard deviation on and k3 as in the official configuration; its
-entropy bonus of 0.001 is left out, since the paper does not mention one. Groups whose rewards are
+entropy bonus of 0.001 is off here (ENTROPY_BONUS), since the paper does not mention one. Groups whose rewards are
 all equal are dropped *before* the forward pass: neither their KL nor their tokens count. The loss
 is normalised over the whole step, so micro-batching only changes memory use. Non-finite steps are
 skipped and counted.
@@ -27,6 +27,7 @@ CLIP = 0.2             # epsilon of the clipped surrogate
 SCALE = "std"          # std: advantages divided by the group's standard deviation; none: not divided
 KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also for the penalty of rwr.py, but never k1 there
 AGGREGATION = "token"  # loss averaged over tokens (token) or over responses (sequence)
+ENTROPY_BONUS = 0.0    # times the entropy per token, added to the objective; officially 0.001
 STD_EPS = 1e-4         # so that rewards 1e-6 apart do not become advantages of about +-1
 GRAD_CLIP = 1.0        # largest norm of a step's gradient, as in the official configuration
 CHECKED_GROUPS = 2     # groups on which sampler_mismatch compares sampler and scorer: a forward pass each
@@ -111,7 +112,11 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_co
     """
     policy_term = surrogate(logp, old_logp, advantages, clip)  # clipped surrogate, contains Eq. 4
     kl_term = token_kl(logp, ref_logp, kl_estimator)           # KL to the initial policy
-    loss = aggregate(policy_term + kl_coef * kl_term, mask, tokens, rows, aggregation)
+    per_token = policy_term + kl_coef * kl_term
+    if ENTROPY_BONUS:
+        # without all logits: the entropy is -logp on average over sampled tokens, and this its gradient
+        per_token = per_token + ENTROPY_BONUS * logp.detach() * logp
+    loss = aggregate(per_token, mask, tokens, rows, aggregation)
     clipped = ((logp - old_logp).exp() - 1).abs() > clip
     return loss, {"kl": (kl_term * mask).sum().detach() / tokens,
                   "clip_fraction": (clipped * mask).sum() / tokens}
@@ -151,22 +156,31 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         # A single step is taken by the policy that sampled and needs no old log-probs. Several
         # steps are scored before the first, in the very micro-batches that will train: in bf16
         # another batch gives other numbers, and the ratio would not start at 1.
-        old = [None] if len(steps) == 1 else \
-            [response_logps(policy, [rollouts[i] for i in step], o) for step in steps]
-        done = [_grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
-                           advantages[step], [ref[i] for i in step], old_logps, o)
-                for step, old_logps in zip(steps, old)]
-    taken = [s for s in done if s]  # None: not finite, skipped
-    for key in taken[0] if taken else ():
-        stats[key] = sum(s[key] for s in taken) / len(taken)
-    return {**stats, "zero_variance": 1 - B / len(mixed), "skipped_steps": len(done) - len(taken),
-            "trained_tokens": sum(s["trained_tokens"] for s in taken)}
+        old = [None]
+        if len(steps) > 1:
+            old = [response_logps(policy, [rollouts[i] for i in step], o) for step in steps]
+        taken = []  # statistics of each step
+        for step, old_logps in zip(steps, old):
+            done = _grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
+                              advantages[step], [ref[i] for i in step], old_logps, o)
+            if done is None:  # not finite
+                stats["skipped_steps"] += 1
+            else:
+                taken.append(done)
+    if taken:
+        for key in taken[0]:
+            stats[key] = sum(step[key] for step in taken) / len(taken)
+    stats["trained_tokens"] = sum(step["trained_tokens"] for step in taken)
+    stats["zero_variance"] = 1 - B / len(mixed)
+    return stats
 
 
 def plan_steps(B, G, size, generator) -> list:
     """One pass over B groups, at most `size` of them per optimiser step -> for each step the indices
     of its rollouts, ascending. Groups are shuffled if there are several steps."""
-    order = torch.randperm(B, generator=generator).tolist() if size < B else range(B)
+    order = list(range(B))
+    if size < B:
+        order = torch.randperm(B, generator=generator).tolist()
     steps = [sorted(order[i:i + size]) for i in range(0, B, size)]
     return [[b * G + g for b in step for g in range(G)] for step in steps]
 
@@ -191,10 +205,11 @@ def sampler_mismatch(policy, rollouts, o) -> dict:
     """
     if not rollouts[0].logps:
         return {}
-    gaps = [(torch.tensor(r.logps).to(logp) - logp).abs()
-            for r, logp in zip(rollouts, response_logps(policy, rollouts, o))]
-    return {"mismatch": float(torch.cat(gaps).sum()) / sum(r.tokens for r in rollouts),
-            "mismatch_max": float(torch.cat(gaps).max())}
+    scored = torch.cat(response_logps(policy, rollouts, o))
+    sampled = torch.cat([torch.tensor(r.logps) for r in rollouts])
+    gaps = (sampled.to(scored) - scored).abs()
+    tokens = sum(r.tokens for r in rollouts)
+    return {"mismatch": float(gaps.sum()) / tokens, "mismatch_max": float(gaps.max())}
 
 
 def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
@@ -219,7 +234,9 @@ def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
     # statistics stay on the device until here: reading one earlier would make the host wait
     total = {key: float(sum(part[key] for part in parts)) for key in parts[0]}
     norm, finite = finite_step(policy.params[adapter], optimizer, total.pop("loss"))
-    return {**total, "grad_norm": norm, "trained_tokens": tokens} if finite else None
+    if not finite:
+        return None
+    return {**total, "grad_norm": norm, "trained_tokens": tokens}
 
 
 def finite_step(params, optimizer, loss):

@@ -36,12 +36,10 @@ from model.attention import PADDING, PROMPT, GrowingLayer, Stage, attention_layo
     group_mask, is_plain_lora, pack, patch
 from model.chat import Chat
 from model.loading import add_adapters, check_base, check_paths, load_model, note_base, one_line
+from model.memory import KEPT_LOGITS, LOGIT_CHUNK, PREFILL_TOKENS
 
-LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
-KEPT_LOGITS = 2 ** 25  # of a micro-batch, kept for the backward pass; more are computed again: 0.13 GB
 LOOK = 16  # on a GPU: tokens between two checks for finished rollouts
 LONG = 128  # by_prompt: texts share their prompt if it has at least this many tokens
-PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
 
 @dataclass
@@ -178,18 +176,18 @@ class Policy(Chat):
     @classmethod
     def load(cls, model: str, adapters=("agent", "env"), rank=16, quant=None, dtype="auto",
              device=None, seed=0, adapter_folder=None, chat_template_kwargs=None,
-             max_tokens=8192) -> "Policy":
+             max_tokens=None) -> "Policy":
         """Load a local folder or hub name. Raises UserError with one line if that cannot work.
 
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU).
         device: None = a GPU if there is one. adapter_folder: one written by `save_adapters`, where the
         first adapter starts. chat_template_kwargs: what the chat template is given in addition to the
         messages, such as {"enable_thinking": False}; its "date" (ISO) counts as today.
-        max_tokens: the most that a prompt and its response will have together.
+        max_tokens: the most that a prompt and its response will have together; None: not known.
         """
         if adapter_folder:
             check_base(adapter_folder, model)
-        lm, tokenizer = load_model(model, quant, dtype, device)
+        lm, tokenizer = load_model(model, quant, dtype, device, max_tokens)
         with one_line(model):  # a model's own code may raise anything
             policy = cls(lm, tokenizer, adapters, rank, seed, adapter_folder, chat_template_kwargs)
             if tokenizer.chat_template:  # the built-in worlds' models have none and need no check
@@ -251,10 +249,11 @@ class Policy(Chat):
     def save_adapters(self, folder):
         """Write folder/NAME for each adapter: PeftModel.from_pretrained(base, folder/NAME) reads it."""
         # no adapter touches the vocabulary: PEFT need not look for the base's config to know that
-        self.model.save_pretrained(str(folder), selected_adapters=list(self.params),
-                                   save_embedding_layers=False)
-        if self.source:
-            note_base(folder, self.params, self.source)
+        with one_line(folder, "cannot be written"):  # of a full disk safetensors has an error of its own
+            self.model.save_pretrained(str(folder), selected_adapters=list(self.params),
+                                       save_embedding_layers=False)
+            if self.source:
+                note_base(folder, self.params, self.source)
 
     def generator(self, seed: int):
         """An explicit random generator on the device of the model."""

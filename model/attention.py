@@ -206,6 +206,7 @@ AttentionMaskInterface.register("eager_fp32", eager_mask)
 
 def patch(model):
     """Change the modules of a PEFT model in place: exact scores, fewer passes over large tensors."""
+    switch_off_dropout(model)
     for module in model.modules():
         # bitsandbytes on a CPU: at the first inference it would repack 4-bit weights for a kernel
         # that has no gradient, and training would err
@@ -219,13 +220,29 @@ def patch(model):
         if rms and module.weight.device.type != "cpu":
             module.forward = partial(torch.nn.functional.rms_norm, normalized_shape=module.weight.shape,
                                      weight=module.weight, eps=module.variance_epsilon)
-        # gradient checkpointing: in force in train mode only, see Policy._hidden; nothing is random
+        # gradient checkpointing: in force in train mode only, see Policy._hidden
         if isinstance(module, GradientCheckpointingLayer):
             module.gradient_checkpointing = True
             module._gradient_checkpointing_func = partial(
                 checkpoint, use_reentrant=False, preserve_rng_state=False)
     # cuDNN plans its attention for exact sizes, and in decoding each step has its own
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def switch_off_dropout(model):
+    """Every dropout of the modules, and of the configurations that they ask, becomes 0.
+
+    A block that is computed again in the backward pass stands in train mode the first time only, and
+    some families ask that mode in the block itself: what is computed twice would differ.
+    """
+    modules = list(model.modules())
+    for module in modules:
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    for owner in modules + [m.config for m in modules if hasattr(m, "config")]:
+        for name, value in vars(owner).items():
+            if "drop" in name and isinstance(value, float):
+                setattr(owner, name, 0.0)
 
 
 def lora_linear(layer, x):

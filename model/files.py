@@ -172,14 +172,14 @@ def check_hub(model: str):
 
 
 @contextmanager
-def one_line(folder):
+def one_line(folder, fault="cannot be used"):
     """Within, whatever a library raises about a model or an adapter is a UserError of one line."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # each family and each file format fails in a way of its own
-        raise UserError(f"{folder} cannot be used: {first_line(error):.300}") from None
+        raise UserError(f"{folder} {fault}: {first_line(error):.300}") from None
 
 
 def first_line(error) -> str:

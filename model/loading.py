@@ -30,17 +30,19 @@ TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
 REAL = 256  # hidden size from which a model counts as a real one
 BASE_NOTE = "base.json"  # beside a saved adapter: the weights that it was trained on
 SHORT, STEPS = 32, 6  # tokens of the prompt and of the responses that `check_paths` tries
+LONGEST = 8192  # tokens that it counts with where nobody says how many there will be
 
 
 # ---------------------------------------------------------------------------------------------
 # loading
 
 
-def load_model(model: str, quant=None, dtype="auto", device=None):
+def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=None):
     """(causal LM, tokenizer) of a local folder or hub name. Raises UserError with one line.
 
     quant: None or "nf4": 4-bit weights with double quantisation. dtype: "auto", "bf16" or "fp32",
-    see choose_dtype. device: None = a GPU if there is one.
+    see choose_dtype. device: None = a GPU if there is one. max_tokens: the most that a prompt of a
+    chat model and its response will have together; None: not known, then nothing is checked.
     """
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast, logging as log
     log.set_verbosity_error()
@@ -55,6 +57,9 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     with one_line(model):
         # tokenizer.json at its word: a class that is guessed from the model's type splits in its own way
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
+    if tokenizer.chat_template:  # before the weights: they may take minutes
+        check_context(config, max_tokens)
+    with one_line(model):
         # without the last word transformers would ask on the terminal whether to run the code in a folder
         lm, info = AutoModelForCausalLM.from_pretrained(
             model, output_loading_info=True, ignore_mismatched_sizes=True, dtype=dtype,
@@ -69,6 +74,20 @@ def load_model(model: str, quant=None, dtype="auto", device=None):
     if not 0 < len(tokenizer) <= len(weight) or not tokenizer.encode("1", add_special_tokens=False):
         raise UserError(f"{model}: no tokenizer that fits: {len(tokenizer)} tokens, {len(weight)} embeddings")
     return lm, tokenizer
+
+
+def context_of(config):
+    """How many tokens a model reads at most; None if its configuration sets no limit."""
+    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
+def check_context(config, max_tokens):
+    """Raises UserError if prompt and response may be longer than the model reads: its positions beyond
+    that were never trained, and it would answer noise without a word."""
+    limit = context_of(config)
+    if limit and max_tokens and max_tokens > limit:
+        raise UserError(f"the model reads {limit} tokens at most, prompt and response may have {max_tokens}: "
+                        "lower --max-prompt-tokens, --max-response-tokens or --max-task-tokens")
 
 
 def model_config(model: str):
@@ -187,13 +206,15 @@ def check_base(folder, model: str):
 
 
 @torch.no_grad()
-def check_paths(policy, max_tokens: int):
+def check_paths(policy, max_tokens=None):
     """Raises UserError unless sampler, scorer and the library's own forward pass agree.
 
     Two responses each to a short prompt of random tokens and to one that is longer than any window or
     number of positions that the configuration names and a run of max_tokens can reach: what is not
-    full causal attention with a linear head after it would be scored wrongly, and silently.
+    full causal attention with a linear head after it would be scored wrongly, and silently. The short
+    ones are also learned from, with and without gradient checkpointing.
     """
+    max_tokens = max_tokens or min(LONGEST, context_of(policy.lm.config) or LONGEST)
     # every number of the configuration at which attention or positions may change
     limits = re.findall(r'(?:window|chunk|position)[^"]*": (\d+)', policy.lm.config.to_json_string(False))
     length = max((int(n) for n in limits if int(n) < max_tokens), default=0) + SHORT
@@ -213,6 +234,24 @@ def check_paths(policy, max_tokens: int):
             raise UserError(
                 f"{policy.lm.config.model_type} models do more than full causal attention and a linear head: "
                 f"on {length} tokens the {name} is {gap.max():.2g} nats off the library's own forward pass")
+    if adapter:
+        check_gradient(policy, adapter, rollouts[:2])
+
+
+@torch.enable_grad()
+def check_gradient(policy, adapter, rollouts):
+    """Raises UserError unless blocks that are computed again in the backward pass, as is usual on a GPU,
+    give the gradient of those that keep what they hold."""
+    flat = []
+    for grad_checkpoint in (False, True):
+        with policy.use(adapter):
+            logp, _ = policy.logprobs(rollouts, 1.0, grad_checkpoint)
+            gradient = torch.autograd.grad(logp.sum(), policy.params[adapter], allow_unused=True)
+        flat.append(torch.cat([g.flatten() for g in gradient if g is not None]))
+    plain, again = flat
+    if not (again - plain).norm() <= 0.05 * plain.norm():
+        raise UserError(f"{policy.lm.config.model_type} models compute something else in train mode: their "
+                        "gradient is another one under gradient checkpointing")
 
 
 def _library_logps(lm, rollout):

@@ -3,113 +3,165 @@
 Paper: not in it; this is what lets its two 7B policies live on one card.
 
 Usage: a run calls `check` before it loads the models; what it took in the end is measured by
-support/metrics.py. On a CPU nothing is estimated.
+support/metrics.py. On a CPU nothing is estimated. The three limits below are policy.py's.
 
 Deviations: an upper bound of few terms, not a simulation. Parameters are counted on torch's meta
-device, so any dense decoder of transformers will do; the rest follows from shapes, for the longest
-prompts and responses that the options allow, none of which ends early. At 7B rollouts were met within
-1 %, updates are 5 to 20 % too high, and MARGIN is for fragmentation, kernels' workspaces and the pool
-of a recorded step (0.3 GB at 7B).
+device, with the adapter that PEFT puts there, so any decoder of transformers will do; the rest follows
+from shapes, for the longest prompts and responses that the options allow, none of which ends early. At
+7B rollouts were met within 1 %, updates are 5 to 20 % too high, and MARGIN is for fragmentation,
+kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). Of a mixture of experts the weights
+are counted, its activations as those of a dense model: that was never measured.
 
-Bytes everywhere; GB are 1e9 bytes. B prompts, G rollouts, P prompt, R response; e bytes per number.
+Bytes everywhere; GB are 1e9 bytes. B prompts, G rollouts, P prompt, R response, D hidden, I inside the
+MLP, V vocabulary, K cached keys, d head dimension; e bytes per number.
 """
+from dataclasses import dataclass
+
 import torch
 
-from model.files import UserError
 from model.attention import heads_of
-from model.loading import choose_dtype, one_line
-from policy import KEPT_LOGITS, LOGIT_CHUNK, PREFILL_TOKENS
+from model.files import UserError
+from model.loading import add_adapters, choose_dtype, one_line
+
+LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
+KEPT_LOGITS = 2 ** 25  # of a micro-batch, kept for the backward pass; more are computed again: 0.13 GB
+PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
 MARGIN = 1.08  # what the allocator holds beyond what is in use
-FP32, FP64 = 4, 8
+FP32, FP64, INT64 = 4, 8, 8
 NF4 = 0.517    # bytes per weight: 4 bits, one byte per 64 and one fp32 number per 64 * 256 weights
 
 
-def count_parameters(config, rank: int) -> tuple:
-    """(parameters that NF4 quantises, all others, those of one LoRA adapter of `rank`). Nothing is
-    allocated."""
+@dataclass
+class Parameters:
+    """How many numbers a model has."""
+    linear: int   # weights of linear layers, which NF4 packs
+    experts: int  # weights of fused experts, three dimensions each, which NF4 leaves as they are
+    other: int    # embeddings, head, norms
+    lora: int     # of one adapter
+
+
+def count_parameters(config, rank: int) -> Parameters:
+    """The numbers of a model and of an adapter of this rank. Nothing is allocated."""
     from transformers import AutoModelForCausalLM
     with one_line(config.name_or_path), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     head = model.get_output_embeddings()
-    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-    linear = sum(m.weight.numel() for m in linears)
+    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    linear = sum(layer.weight.numel() for layer in layers)
+    experts = sum(p.numel() for p in model.parameters() if p.dim() == 3)
     every = sum(p.numel() for p in model.parameters())  # a tied head is met once only
-    return linear, every - linear, sum(rank * (m.in_features + m.out_features) for m in linears)
+    with torch.device("meta"):  # PEFT decides which layers get one
+        model = add_adapters(model, ["one"], rank, seed=0)
+    lora = sum(p.numel() for name, p in model.named_parameters() if ".one." in name)
+    return Parameters(linear, experts, every - linear - experts, lora)
 
 
 def rollout_bytes(config, e, B, G, P, R) -> int:
     """Bytes of Policy.sample at its larger instant: the prefill or the last token."""
     heads, key_heads, head_dim = heads_of(config)
-    per_key = config.num_hidden_layers * 2 * key_heads * head_dim * e
-    wide = min(B * P, max(PREFILL_TOKENS, B))  # prompt tokens encoded at once: gate, up, product
-    prefill = e * (wide * (3 * inner(config) + 5 * config.hidden_size) + B * P * 2 * heads * head_dim)
-    keys = B * (P + G * (R - 1))  # the last token is never fed back
-    # draw() holds logits and probabilities in fp32, their sums in fp64 and a copy; a stage its mask
-    last = B * G * config.vocab_size * 2 * (FP32 + FP64) + keys * (16 + G * heads // key_heads * e)
-    return max(B * P * per_key + prefill, keys * per_key + last)
+    key = config.num_hidden_layers * 2 * key_heads * head_dim * e  # a token's keys and values
+
+    # the prefill: so many prompt tokens are encoded at once
+    wide = min(B * P, max(PREFILL_TOKENS, B))
+    cached = B * P * key
+    mlp = wide * 3 * inner(config) * e        # (wide, I): gate, up, product
+    hidden = wide * 5 * config.hidden_size * e               # (wide, D)
+    attended = B * P * 2 * heads * head_dim * e              # (B, heads, P, d): keys, values
+    prefill = cached + mlp + hidden + attended
+
+    # the last token, which is never fed back
+    keys = B * (P + G * (R - 1))                             # B * K
+    logits = B * G * config.vocab_size * 2 * FP32            # (B*G, V): logits, probabilities
+    sums = B * G * config.vocab_size * 2 * FP64              # (B*G, V): cumulative sums and a copy
+    owners = keys * 2 * INT64                                # (B, K), twice
+    mask = keys * G * heads // key_heads * e                 # (B, sharing * G, K)
+    last = keys * key + logits + sums + owners + mask
+    return max(prefill, last)
 
 
 def update_bytes(config, e, rank, budget, G, P, R) -> int:
     """Bytes of a micro-batch of Policy.logprobs and its backward pass: the inputs of all layers are
     kept, and what one of them saves."""
     heads, key_heads, head_dim = heads_of(config)
-    D, I, V, tokens = config.hidden_size, inner(config), config.vocab_size, max(budget, P + R)
+    D, V = config.hidden_size, config.vocab_size
+    tokens = max(budget, P + R)
+    kept = config.num_hidden_layers * tokens * D * e         # (tokens, D) of each layer: its input
+
+    # one layer: what it saves, then the larger of two passing needs
+    norms = tokens * 2 * D * (e + FP32)                      # (tokens, D): before and after a norm
+    projected = tokens * 4 * (heads + key_heads) * head_dim * e   # (tokens, heads, d)
+    mlp = tokens * 4 * inner(config) * e                     # (tokens, I)
+    low_rank = tokens * 7 * rank * e                         # (tokens, rank): of seven matrices
     # each response meets the prompt's keys and values once per query head: G times the tokens at most
-    copies = 2 * G * tokens * heads * head_dim * e
-    pairs = tokens * G * R * (P + R) // (P + G * R)  # (query, key) pairs of responses
-    saved = 2 * D * (e + FP32) + (4 * (heads + key_heads) * head_dim + 4 * I + 7 * rank) * e
-    layer = tokens * saved + copies + pairs * e + max(tokens * (2 * I + 3 * D) * e, copies)
-    logits = min(tokens * V, max(LOGIT_CHUNK * V, KEPT_LOGITS)) * 4 * FP32 + tokens * D * (2 * e + FP32)
-    return tokens * config.num_hidden_layers * D * e + max(layer, logits)
+    copies = G * tokens * 2 * heads * head_dim * e           # (N, heads, P + R, d)
+    mask = tokens * G * R * (P + R) // (P + G * R) * e       # (N, R, P + R)
+    slopes = tokens * (2 * inner(config) + 3 * D) * e        # gradients of (tokens, I), (tokens, D)
+    layer = norms + projected + mlp + low_rank + copies + mask + max(slopes, copies)
+
+    # the head: logits in fp32 and what the loss makes of them
+    logits = min(tokens * V, max(LOGIT_CHUNK * V, KEPT_LOGITS)) * 4 * FP32
+    picked = tokens * D * (2 * e + FP32)                     # (M, D)
+    return kept + max(layer, logits + picked)
 
 
 def estimate(config, o) -> dict:
     """What a run with options `o` needs, in bytes: {"base weights", "adapters and optimisers", and each
-    phase at its largest instant}; phases come one at a time on top of the first two."""
+    phase at its largest instant}; phases come one at a time on top of the first two. "experts" says how
+    much of the base weights is in fused experts."""
     e = choose_dtype(o.dtype, "cuda", config).itemsize
-    linear, other, lora = count_parameters(config, o.rank)
-    config, P, state = config.get_text_config(decoder=True), o.max_prompt_tokens, FP32 * lora
-    B = max(1, o.max_rows // o.G)  # no phase decodes more long prompts at once, see data_pool.rollout_rows
-    rollouts = (o.G, o.max_response_tokens), (o.variations, o.max_task_tokens)
+    n = count_parameters(config, o.rank)
+    config = config.get_text_config(decoder=True)
+    base = (NF4 if o.quant else e) * n.linear + e * (n.experts + n.other)
+    state = FP32 * n.lora  # one adapter
+    # PEFT adds an adapter to all experts of a layer before it multiplies: copies, and their gradients
+    experts = n.experts // config.num_hidden_layers * e
+
+    # no phase decodes more long prompts at once, see data_pool.rollout_rows
+    B, P = max(1, o.max_rows // o.G), o.max_prompt_tokens
+    agent = rollout_bytes(config, e, B, o.G, P, o.max_response_tokens)
+    simulator = rollout_bytes(config, e, B, o.variations, P, o.max_task_tokens)
+    rollouts = max(agent, simulator) + n.lora * e + 2 * experts  # with a cast of the adapter
+
+    agent = update_bytes(config, e, o.rank, o.token_budget, o.G, P, o.max_response_tokens)
     # a text of the simulator is met as a record and for its KL, with those of its seed task
-    updates = (o.G, o.max_response_tokens), (2 * o.variations, o.max_task_tokens)
-    return {"base weights": (NF4 if o.quant else e) * linear + e * other,
-            "adapters and optimisers": 8 * state,  # of two: weights, gradients and AdamW's two moments
-            # and a cast of the adapter
-            "rollouts": lora * e + max(rollout_bytes(config, e, B, G, P, R) for G, R in rollouts),
-            # and copies of the adapters: as they were before, and to undo a step
-            "updates": 5 * state + max(update_bytes(config, e, o.rank, o.token_budget, G, P, R)
-                                       for G, R in updates)}
+    simulator = update_bytes(config, e, o.rank, o.token_budget, 2 * o.variations, P, o.max_task_tokens)
+    # copies of the adapters: both as they were before, and one with its moments to undo a step
+    updates = max(agent, simulator) + 5 * state + 4 * experts
+    # of two adapters: weights, gradients and AdamW's two moments
+    return {"base weights": base, "adapters and optimisers": 2 * 4 * state,
+            "rollouts": rollouts, "updates": updates, "experts": e * n.experts}
 
 
 def check(configs, o, available=None):
-    """Print what is needed of a GPU. Raises UserError if it does not fit, naming what to lower, or if
-    prompts and responses may be longer than a model can read.
+    """Print what is needed of a GPU. Raises UserError if it does not fit, naming what to lower.
 
     configs: of --model, and of --env-model if that is another one; a phase is then taken as the larger
     of both models'. available: bytes free; None asks the GPU, if there is one.
     """
-    tokens = o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens)
-    for config in configs:
-        limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-        if limit and tokens > limit:
-            raise UserError(f"the model reads {limit} tokens at most, prompt and response may have {tokens}: "
-                            "lower --max-prompt-tokens, --max-response-tokens or --max-task-tokens")
-    available = available or (torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None)
+    if available is None and torch.cuda.is_available():
+        available = torch.cuda.mem_get_info()[0]
     if available is None:
         return
-    found = [estimate(config, o) for config in configs]
-    always = sum(one.pop("base weights") for one in found) + \
-        max(one.pop("adapters and optimisers") for one in found)
-    needs, phase = max((size, name) for one in found for name, size in one.items())
+    models = [estimate(config, o) for config in configs]
+    always = sum(one["base weights"] for one in models)
+    always += max(one["adapters and optimisers"] for one in models)
+    rollouts, updates = (max(one[phase] for one in models) for phase in ("rollouts", "updates"))
+    phase, option, needs = "rollouts", "--max-rows", rollouts
+    if updates > rollouts:
+        phase, option, needs = "updates", "--token-budget", updates
     peak = MARGIN * (always + needs)
-    said = (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
-            f"{always / 1e9:.1f} for the models, {needs / 1e9:.1f} during {phase}")
+    sentence = (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
+                f"{always / 1e9:.1f} for the models, {needs / 1e9:.1f} during {phase}")
+    experts = sum(one["experts"] for one in models)
+    if o.quant and experts:
+        sentence += f" (nf4 leaves the experts as they are: {experts / 1e9:.1f})"
     if peak > available:
-        option = "--token-budget" if "update" in phase else "--max-rows"
-        raise UserError(f"{said}: use {'' if o.quant else '--quant nf4, '}a lower {option}, another --model")
-    print(said, flush=True)
+        remedy = f"a lower {option}, another --model"
+        if not o.quant:
+            remedy = f"--quant nf4, {remedy}"
+        raise UserError(f"{sentence}: use {remedy}")
+    print(sentence, flush=True)
 
 
 def inner(config) -> int:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import grpo
+import rwr
 from grpo import group_advantages, grpo_loss, has_signal, token_kl
 from helpers import (Frozen, clear, close, flat, gradients, naive_logps, random_groups, same, scores,
                      tiny_policy, train_agent, weights)
@@ -97,6 +98,37 @@ def test_loss_equals_a_loop(aggregation, kind):
     assert float(stats["clip_fraction"]) == pytest.approx(sum(side != 0 for _, side in seen) / 20)
 
 
+def test_a_response_without_tokens_counts_as_0():
+    """An episode that drew nothing would make the whole step NaN."""
+    mask = torch.tensor([[True, True], [False, False]])
+    assert float(grpo.aggregate(torch.ones(2, 2), mask, 2, 2, "sequence")) == 0.5
+
+
+def test_the_constants_are_those_that_the_pages_state():
+    """A figure of another setting would stand under the paper's name."""
+    assert (grpo.CLIP, rwr.KL_CAP, grpo.GRAD_CLIP, grpo.ENTROPY_BONUS) == (0.2, 0.5, 1.0, 0.0)
+    assert {layer.scaling["agent"] for layer in tiny_policy().lora_layers} == {2.0}
+
+
+def test_entropy_bonus_has_the_gradient_of_the_entropy(monkeypatch):
+    """-log pi of a sampled token is its entropy on average, yet has no gradient on average."""
+    theta = torch.randn(6, generator=seeded(), dtype=torch.float64, requires_grad=True)
+    logp = theta.log_softmax(-1)
+    p = logp.exp().detach()  # the sampler: the mean over its tokens is a sum weighted by p
+    entropy = -(logp.exp() * logp).sum()
+    monkeypatch.setattr(grpo, "aggregate", lambda x, *_: (p[:, None] * x).sum())
+
+    def loss(bonus):
+        monkeypatch.setattr(grpo, "ENTROPY_BONUS", bonus)
+        rows = logp[:, None]  # each token is a response
+        return grpo_loss(rows, rows.detach(), rows.detach(), torch.zeros(6), torch.ones(6, 1), 6, 6,
+                         kl_coef=0.0)[0]
+
+    grad = lambda value: torch.autograd.grad(value, theta, retain_graph=True)[0]
+    torch.testing.assert_close(grad(loss(0.3)), grad(-0.3 * entropy))
+    assert loss(0.0).item() == 0
+
+
 # ---------------------------------------------------------------------------------------------
 # the update
 
@@ -174,7 +206,8 @@ def test_a_pass_over_mini_batches_leaves_no_group_out():
         stats = train_agent(tiny_policy(), "agent", frozen, random_groups(RAGGED), REWARDS,
                             generator=seeded(), mini_batch=size)
         assert frozen.steps == steps and stats["trained_tokens"] == 44
-    assert grpo.plan_steps(3, 2, 2, seeded()) != grpo.plan_steps(3, 2, 2, torch.Generator().manual_seed(1))
+    plans = [grpo.plan_steps(9, 2, 2, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert plans[0] == plans[1] != plans[2]  # else --mini-batch could not be resumed
 
 
 @pytest.mark.parametrize("size", [0, 2])

@@ -5,21 +5,25 @@ Run: python -m pytest tests/test_policy.py -q
 import io
 import json
 import math
+import sys
 from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import AutoConfig
 
 from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, flat, gradients, naive_logps,
-                     random_groups, randomise, tiny_lm, tiny_policy, toy_tokenizer, user_error)
+                     random_groups, randomise, same, tiny_lm, tiny_policy, toy_tokenizer, user_error)
 from model import attention
 from model.attention import pack
 import policy as policy_module
 from policy import Policy, by_group, by_prompt, draw, split_groups
+from support.options import Options
+from worlds import open_policy
 
 ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
 
@@ -492,7 +496,8 @@ def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
     ("mistral", {"sliding_window": 400}), ("llama", {}), ("phi3", {"sliding_window": None})])
 def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options):
     """They would be sampled and scored as other models, alike and silently."""
-    lm = tiny_lm(config=AutoConfig.for_model(family, **{**TINY, **options}))
+    options = {**TINY, "max_position_embeddings": 512, **options}
+    lm = tiny_lm(config=AutoConfig.for_model(family, **options))
     load = lambda: Policy.load(str(save(lm, tmp_path)), device="cpu", max_tokens=300)
     if options.get("sliding_window", 16) in (None, 400) or family == "llama":
         assert load().encode("w1") == [5]
@@ -524,3 +529,61 @@ def test_code_in_a_model_folder_is_neither_asked_for_nor_run(folder, tmp_path, m
     monkeypatch.setattr("sys.stdin", stdin)
     user_error("custom code", Policy.load, str(folder), device="cpu")
     assert not (tmp_path / "executed").exists() and stdin.tell() == 0
+
+
+def test_more_tokens_than_a_model_reads_are_refused(folder):
+    """A warm start would imitate what the model cannot tell apart, without a word."""
+    assert Policy.load(str(folder), device="cpu", max_tokens=128).params
+    user_error("reads 128 tokens at most", Policy.load, str(folder), device="cpu", max_tokens=129)
+
+
+def test_a_block_that_drops_out_in_train_mode_trains_as_it_samples(tmp_path):
+    """OPT's block asks its own train flag, which gradient checkpointing sets: other log-probs, and
+    another computation in the backward pass."""
+    options = {**TINY, "ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.5}
+    lm = tiny_lm(config=AutoConfig.for_model("opt", **options))
+    policy = Policy.load(str(save(lm, tmp_path)), rank=4, dtype="fp32", device="cpu")
+    randomise(policy)
+    made = []
+    for grad_checkpoint in (False, True):
+        clear(policy)
+        with policy.use("agent"):
+            logp, mask = policy.logprobs(flat(random_groups(MIXED)), 1.0, grad_checkpoint)
+            logp.sum().backward()
+        made.append([logp.detach(), *gradients(policy, "agent")])
+    assert same(*made) and made[0][-1].abs().max() > 0
+
+
+def test_a_block_that_computes_something_else_in_train_mode_is_refused(folder, monkeypatch):
+    """Its gradient would be that of another model on a GPU alone, and no test here would see it."""
+    block = sys.modules[type(tiny_lm()).__module__].Qwen2DecoderLayer
+    forward = block.forward
+    monkeypatch.setattr(block, "forward", lambda self, x, *args, **kwargs: forward(
+        self, x * (2 if self.training else 1), *args, **kwargs))
+    user_error("train mode", Policy.load, str(folder), device="cpu")
+
+
+def test_adapters_on_a_full_disk_are_one_line(shared, tmp_path, monkeypatch):
+    """safetensors has an error of its own for it: a traceback at the end of a run."""
+    def save_file(*args, **kwargs):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+    monkeypatch.setattr("peft.peft_model.safe_save_file", save_file)
+    user_error("cannot be written: I/O error: No space left", shared.save_adapters, tmp_path)
+
+
+def test_what_the_options_say_reaches_the_model(monkeypatch):
+    """A run of rank 16 would train rank 64; one that goes on tomorrow would read another date."""
+    o = Options(rank=3, seed=7, quant="nf4", dtype="fp32", date="2026-01-07", model="m",
+                chat_template_kwargs='{"enable_thinking": false}', max_prompt_tokens=100,
+                max_response_tokens=20, max_task_tokens=30)
+    monkeypatch.setattr(Policy, "load", lambda *args, **kwargs: (args, kwargs))
+    args, options = open_policy("m", o)
+    assert args == ("m",) and options == dict(
+        adapters=("agent", "env"), rank=3, seed=7, quant="nf4", dtype="fp32", max_tokens=130,
+        chat_template_kwargs={"enable_thinking": False, "date": "2026-01-07"})
+
+
+def test_an_empty_prompt_is_refused(shared):
+    """Its first token would be drawn from padding."""
+    with pytest.raises(ValueError, match="empty prompt"):
+        shared.sample("agent", [[4], []])

@@ -162,6 +162,22 @@ def test_a_first_step_across_the_cap_is_undone_and_training_goes_on(monkeypatch)
     assert update(policy, optimizer)["env_steps"] == 1 and not same(weights(policy, "env"), before)
 
 
+def test_a_step_that_is_not_finite_is_skipped_and_the_next_ones_are_made(monkeypatch):
+    """One NaN would stay in the weights for good, or end the update uncounted."""
+    policy, steps, real = tiny_policy(), [], rwr.finite_step
+
+    def finite_step(params, optimizer, loss):
+        steps.append(loss)
+        if len(steps) == 1:
+            params[0].grad[0, 0] = math.nan
+        return real(params, optimizer, loss)
+
+    monkeypatch.setattr(rwr, "finite_step", finite_step)
+    stats = update(policy, policy.optimizer("env", 1e-3), env_passes=3, env_batch=6)
+    assert stats["env_skipped_steps"] == 1 and stats["env_steps"] == 2
+    assert all(p.isfinite().all() for p in policy.params["env"])
+
+
 def test_kl_to_the_initial_simulator_is_measured_with_adapters_off():
     """The reference would move with the simulator (as it does in the released code)."""
     policy = tiny_policy(live=False)
