@@ -4,17 +4,19 @@ Run: python -m pytest tests/test_ladder.py -q
 """
 import json
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 
 import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from helpers import raised, user_error
 import genenv
 from data_pool import attempt_score, play
 from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, household, ladder, task_keys
 from worlds.ladder_words import TOOL_WORDS, Words
-from worlds.tiny_model import encode_pairs, word_tokenizer
+from worlds.tiny_model import BASES, encode_pairs, save, tiny_lm, word_tokenizer
 
 PLAIN = {  # the tools once more, as tables written out by hand
     "inc": "1234567890", "dec": "9012345678", "dbl": "0246802468", "neg": "0987654321",
@@ -135,6 +137,36 @@ def test_a_base_model_learns_responses_and_their_ends_alone():
     assert tokenizer.batch_decode(ids) == ["3 s1 inc = s1 inc 4 <eos>", "3 = s1 <eos>" + 4 * " <pad>"]
     assert labels[0].tolist() == 4 * [-100] + ids[0, 4:].tolist()
     assert labels[1].tolist() == 2 * [-100] + ids[1, 2:4].tolist() + 4 * [-100]
+
+
+@pytest.mark.parametrize("success, word", [
+    (None, "b?"), (0, "b0"), (0.44, "b4"), (0.5, "b4"), (0.95, "b8"), (1, "b8")])
+def test_both_prompts_are_what_the_base_model_was_trained_on(success, word):
+    """In another form the simulator hears nothing of the success rate, and the agent sees no task."""
+    text = "3 s1 inc s2 dbl"
+    task = SYMBOLS.parse_task(text, NO_SEED, 0)
+    assert SYMBOLS.env_prompt(task, success) == f"vary {word} {text} =>"
+    assert SYMBOLS.agent_prompt(task) == f"{text} ="
+    chain = r"\d( s\d [a-z]+)+"
+    for i, (prompt, _) in enumerate(SYMBOLS.pairs(random.Random(0), 200)):
+        form = f"{chain} =" if i % 2 else rf"vary b[0-8?] {chain} =>"
+        assert re.fullmatch(form, prompt), prompt
+
+
+def ids_by_class(folder, text):
+    """The ids of a text by AutoTokenizer and by the class of the tokenizer file itself."""
+    return [kind.from_pretrained(folder).encode(text, add_special_tokens=False)
+            for kind in (AutoTokenizer, PreTrainedTokenizerFast)]
+
+
+@pytest.mark.parametrize("world", [ladder.World, household.World])
+def test_other_programs_read_the_words_of_a_base_model(world, tmp_path):
+    """A program that guesses the tokenizer from the model's type would split each word, silently."""
+    model = tiny_lm(len(world.WORDS), {}, 0)
+    save(model, word_tokenizer(world.WORDS), tmp_path)
+    for folder in (tmp_path, BASES / world.NAME):
+        guessed, true = ids_by_class(folder, " ".join(world.WORDS))
+        assert guessed == true == list(range(len(world.WORDS)))
 
 
 @pytest.mark.parametrize("module", [ladder, household])

@@ -10,7 +10,7 @@ from test_tool_calls import World, lines, make_task, options
 from helpers import user_error
 from worlds import InvalidTask, check_task, read_teacher
 from worlds.leaks import uncalled, ungrounded
-from worlds.tool_calls import EXAMPLE_TASKS, teachable
+from worlds.tool_calls import EXAMPLE_TASKS, same_task_key, teachable
 
 LAMP = {"name": "lamp", "description": "Switch a lamp.", "parameters": {
     "type": "object", "required": ["room", "level"], "properties": {
@@ -111,6 +111,9 @@ GROUNDED = [  # (request, value, whether it stands there)
     ("It loses 3 degrees", -3, True), ("For the next 2 weeks", 14, True), ("Today at 3 pm, please", 15, True),
     ("For a while, please", 7, False), ("Whatever you like best", True, False),
     ("Show the hours as well", True, True),
+    ("Dim it to thirty percent", 30, True), ("Dim it to thirty-five", 35, True),
+    ("Dim it to thirty-five", 30, False), ("One hundred and five", 105, True), ("Take a hundred of them", 100, True),
+    ("At st\u200budy and ｈａｌｌ", "study hall", True), ("In the study, please", "st\u00adudy", True),
     ("Not today, please", False, True), ("The hall and the study", ["hall", "attic"], False),
 ]
 
@@ -126,10 +129,26 @@ def test_values_in_a_request(text, value, stands):
 @pytest.mark.parametrize("text, left", [
     (FAIR, ""), ("The study lamp at level 30 on day 4.", "4"), ("Study lamp: 30 or 31.", "31"),
     ("At 19:30 the lamp in the study.", ""), ("Study lamp at 30, for 20 minutes.", "20"),
-    ("The lamp 30 in the study, model 10-Q.", "")])
+    ("The lamp 30 in the study, model 10-Q.", ""), ("Study lamp: 30 percent.", "")])
 def test_what_a_request_names_and_no_call_has(text, left):
     """A written request often asks for more than its calls say; a right answer would earn nothing."""
     made = make_task(task(text), "base")
     assert uncalled(made) == left and bool(left) != teachable(made)
     assert not uncalled(make_task(task("The study lamp at 7 pm.", lamp(level=19)), "base"))
     assert not uncalled(make_task(ask("What is half of 30, on a Friday?", "15"), "env"))
+
+
+HIDDEN = ["study\u200b", "st\u00adudy", "ｓｔｕｄｙ", "Study ", "s\u2060tudy", "\u2066study\u2069", "stu\ufe0fdy",
+          "study\u3164", "st\U000e0041udy", "s\x08tudy"]
+
+
+@pytest.mark.parametrize("room", HIDDEN)
+def test_signs_that_nobody_sees_make_no_other_task_but_another_answer(room, world):
+    """A held-out task would be trained on, as RWR keeps what passes."""
+    plain = make_task(task(FAIR), "base")
+    keys = set(same_task_key(plain))
+    by_words, by_calls = (make_task(record, "env") for record in (
+        ask(FAIR.replace("study", room), "x"), task("Something else, please.", lamp(room=room))))
+    assert keys & set(same_task_key(by_words)) and keys & set(same_task_key(by_calls))
+    assert world.score(plain, world.gold(by_calls)) == (0.0, True)
+    assert not keys & set(same_task_key(make_task(task("Something else.", lamp("attic")), "env")))

@@ -165,14 +165,13 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
     ("import random", "import randomm", "ModuleNotFoundError"), ('return " ".j', 'return 1 or "".j', "gold"),
     ("def gold(self, task, slip=lambda: False):", "def gold(self, task)", "SyntaxError"),
     ('digits)), "env", seed_task.id', 'digits)), "env", ""', "parse_task"),
-    ('300, "base", HELD_OUT)', '300, "base")', "is among the"), ("[0].text)", "[0].text[1:])", "no new task"),
-    ("zip(tasks, answers)", "zip(tasks, answers[1:])", "no better"), ('{task.text} ="', '="', "in all"),
-    ('} ="', '}" + " ="*64', "model reads"), ('", HELD_OUT)[0]', '")[0]', "held-out")])
+    ('300, "base", HELD_OUT)', '300, "base")', "is among the"),
+    ('} ="', '}" + " ="*64', "model reads")])
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
     """It would end the run after an epoch, with a traceback, or train on held-out tasks."""
     copied(old, new)
     line = user_error(said, lambda: worlds.open_world(parse_options(["--world", "copied"])).load_policy())
-    assert said in ("is among the", "OPTIONS") or re.search(r"copied\.py.* (line \d+|pairs)", line)
+    assert said in ("is among the", "OPTIONS", "model reads") or re.search(r"copied\.py.* (line \d+|pairs)", line)
 
 
 def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, capsys):

@@ -6,8 +6,8 @@ both wherever their p_hat lands near alpha.
 
 `leaks` reads teacher's tasks as well, so it refuses only what a fair task never has: a text that states
 the call, a question that contains its answer. `loopholes` is for the simulator's tasks alone. A text of
-a call stands in the request if half of its words do ("Berkeley, CA" for Berkeley), a number also as a
-word or in a larger unit, a date with its month's name; a boolean may be named by its argument instead.
+a call stands in the request if half of its words do ("Berkeley, CA" for Berkeley), a number also in
+words or in a larger unit, a date with its month's name; a boolean may be named by its argument instead.
 Defaults need no words.
 
 Deviations: these checks compare words. "Council Bluffs, VA" passes, "Berlin" for "the capital of Germany"
@@ -19,34 +19,28 @@ from os.path import commonprefix
 
 from data_pool import Task
 from worlds import task_texts
-from worlds.schemas import canonical, joined, leaves, normal_calls, objects_of, structured, tools_of, words_of
+from worlds.schemas import as_read, canonical, joined, leaves, normal_calls, objects_of, structured, \
+    tools_of, words_of
 
 AGAIN = {"again", "repeat", "repeatedly", "each", "every", "times", "twice"}
-SMALL = "no one two three four five six seven eight nine ten eleven twelve".split()
-NUMBER_WORDS = {word.lower(): n for names in (SMALL, calendar.month_name, calendar.month_abbr)
-                for n, word in enumerate(names) if word}
-FACTORS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "percent": 0.01, "hour": 60, "hours": 60, "weeks": 7}
 NO = {"no", "not", "without", "off", "false", "never", "don", "isn", "doesn", "none", "un"}
-DIGITS = re.compile(r"(?<![\w.,:/-])\d+(?:\.\d+)?(?![\w:/-])")  # not a part of a time, a date or a code
+SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+         "fifteen sixteen seventeen eighteen nineteen").split()
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+SPELT = {"no": 0, **{word: n for n, word in enumerate(SMALL)},
+         **{word: 10 * n for n, word in enumerate(TENS, 2)}}
+MONTHS = {month.lower(): n for names in (calendar.month_name, calendar.month_abbr)
+          for n, month in enumerate(names) if month}
+FACTORS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "percent": 0.01, "hour": 60, "hours": 60, "weeks": 7}
+STEM = 4  # letters in which two forms of a word agree at least
+# not a part of a time, a date or a code
+DIGITS = re.compile(r"(?<![\w.,:/-])\d+(?:\.\d+)?(?![\w:/-])")
 
 
 def leaks(task: Task) -> str:
     """Why there is nothing left to answer: "answer leaked", or ""."""
-    if not structured(task):
-        words = words_of(task.text)
-        stated = [" ".join(words_of(answer)) for answer in task.spec["reference"]]
-        # numbers, yes and no, and options that the question offers stand there for other reasons
-        return "answer leaked" if "or" not in words and any(
-            f" {answer} " in f" {' '.join(words)} " for answer in stated
-            if not re.fullmatch(r"-?[\d.]+|yes|no|true|false", answer)) else ""
-    calls = task.spec["calls"]
-    answers = {canonical(part) for call in calls for part in (call, call["arguments"]) if part}
-    names = "|".join(re.escape(call["name"]) for call in calls)
-    for text in [task.text, *task_texts(task.spec["tools"])]:
-        if calls and ("<tool_call>" in text or re.search(rf"(?<![\w.])(?:{names})\(", text)) \
-                or not answers.isdisjoint(canonical(found) for found, _ in objects_of(text)):
-            return "answer leaked"
-    return ""
+    stated = states_a_call(task) if structured(task) else states_an_answer(task)
+    return "answer leaked" if stated else ""
 
 
 def loopholes(task: Task) -> str:
@@ -54,63 +48,204 @@ def loopholes(task: Task) -> str:
     if not structured(task):
         return "more than one answer" if len(task.spec["reference"]) > 1 else ""
     texts = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
-    if len(set(texts)) < len(texts) and AGAIN.isdisjoint(words_of(task.text)):
+    repeats = len(set(texts)) < len(texts)
+    if repeats and AGAIN.isdisjoint(words_of(task.text)):
         return "more than one answer"
-    return "not in the request" if ungrounded(task) else "not in the calls" * bool(uncalled(task))
+    if ungrounded(task):
+        return "not in the request"
+    if uncalled(task):
+        return "not in the calls"
+    return ""
+
+
+# ---------------------------------------------------------------------------------------------
+# does the text give the answer away?
+
+
+def states_an_answer(task: Task) -> bool:
+    """Whether a question contains one of its answers, whole words."""
+    words = words_of(task.text)
+    if "or" in words:  # the question offers several
+        return False
+    text = f" {' '.join(words)} "
+    for reference in task.spec["reference"]:
+        answer = " ".join(words_of(reference))
+        # numbers, yes and no stand there for other reasons
+        is_usual = re.fullmatch(r"-?[\d.]+|yes|no|true|false", answer)
+        if not is_usual and f" {answer} " in text:
+            return True
+    return False
+
+
+def states_a_call(task: Task) -> bool:
+    """Whether a request, or a text of its tools, has a call's JSON, its arguments or `name(` in it."""
+    calls = task.spec["calls"]
+    if not calls:
+        return False
+    # arguments without members are no answer
+    parts = [*calls, *(call["arguments"] for call in calls if call["arguments"])]
+    answers = {canonical(part) for part in parts}
+    names = "|".join(re.escape(call["name"]) for call in calls)
+    spelt = re.compile(rf"<tool_call>|(?<![\w.])(?:{names})\(")
+    for text in [task.text, *task_texts(task.spec["tools"])]:
+        if spelt.search(as_read(text)):
+            return True
+        if any(canonical(value) in answers for value, _ in objects_of(text)):
+            return True
+    return False
 
 
 # ---------------------------------------------------------------------------------------------
 # does the request say what the calls have?
 
 
+class Request:
+    """What a text says, read once for all values of its calls."""
+
+    def __init__(self, text: str):
+        words = words_of(text)
+        self.letters = "".join(words)
+        self.words = by_stem(words)
+        # "unlock" speaks of locked = false
+        self.undone = by_stem(re.sub("^(un|dis|de)", "", word) for word in words)
+        self.denies = not NO.isdisjoint(words)
+        self.numbers = numbers_of(text)
+        self.factors = factors(text)
+        self.products = {rounded(n * factor) for n in self.numbers for factor in self.factors}
+
+
 def ungrounded(task: Task) -> str:
     """The values of the calls that do not stand in the request, as `name = value, ...`; or ""."""
-    return ", ".join(
-        f"{name} = {canonical(value)}" for call in task.spec.get("calls", ())
-        for value, schema, name in leaves(call["arguments"], tools_of(task)[call["name"]]["parameters"])
-        if canonical(value) != canonical(schema.get("default", {})) and not stands(value, name, task.text))
+    request, missing = Request(task.text), []
+    for call in task.spec.get("calls", ()):
+        parameters = tools_of(task)[call["name"]]["parameters"]
+        for value, schema, name in leaves(call["arguments"], parameters):
+            if not is_default(value, schema) and not stands(value, name, request):
+                missing.append(f"{name} = {canonical(value)}")
+    return ", ".join(missing)
+
+
+def is_default(value, schema: dict) -> bool:
+    """Whether a value goes without saying: its schema's default, or an object without members."""
+    if "default" in schema:
+        return canonical(value) == canonical(schema["default"])
+    return value == {}
 
 
 def uncalled(task: Task) -> str:
     """A number in digits that the request names and no call has; or ""."""
-    calls = " ".join(normal_calls(task.spec.get("calls", ()), tools_of(task), ordered=False))
-    called = {n / factor for n in numbers_of(calls) for factor in factors(task.text)}
-    return next((digits for digits in DIGITS.findall(joined(task.text)) if calls and float(digits)
-                 and called.isdisjoint((float(digits), float(digits) + 12))), "")
+    calls = task.spec.get("calls", ())
+    if not calls:
+        return ""
+    numbers = numbers_of(" ".join(normal_calls(calls, tools_of(task), ordered=False)))
+    called = {rounded(n / factor) for n in numbers for factor in factors(task.text)}
+    for digits in DIGITS.findall(joined(task.text)):
+        number = rounded(float(digits))
+        # 7 may be 7 pm
+        if number and called.isdisjoint((number, number + 12)):
+            return digits
+    return ""
 
 
-def stands(value, name: str, text: str) -> bool:
-    """Whether a value without parts stands in a request, or its argument if it is neither text nor number."""
-    words, numbers = words_of(text), numbers_of(text)
+def stands(value, name: str, request: Request) -> bool:
+    """Whether a value without parts stands in a request, or its argument if it is neither text nor
+    number."""
     if isinstance(value, bool) or value in (None, "", [], {}):
-        # "unlock" names locked = false
-        turned = [re.sub("^(un|dis|de)", "", word) for word in words if value is False]
-        return has(name, words + turned) or not NO.isdisjoint(words)
+        is_undone = value is False and has(name, request.undone)
+        return has(name, request.words) or is_undone or request.denies
     if isinstance(value, str):
-        parts = words_of(value)
-        found = sum(has(part, words) or not numbers_of(part).isdisjoint(numbers) for part in parts)
-        # a text without blanks between its words, such as a Chinese one, stands there as it is
-        return 2 * found >= len(parts) > 0 or "".join(parts) in "".join(words) > "\u2e80"
-    return any(abs(abs(value) - n * f) <= 1e-9 * max(1, n) for n in numbers for f in factors(text))
+        return text_stands(value, request)
+    return rounded(abs(value)) in request.products
 
 
-def has(phrase: str, words) -> bool:
-    """Whether one of the words of a phrase is among `words`, or inflected: of the longer word the first half
-    agrees, four letters at least, and no more than the last four do not (Cooper is not Cooperative)."""
-    return any(part == word or len(commonprefix([part, word])) >= max(4, n / 2, n - 4)
-               for part in words_of(phrase) for word in words for n in [max(len(part), len(word))])
+def text_stands(value: str, request: Request) -> bool:
+    """Whether half of the words of a value stand in a request, numbers also in other words."""
+    parts, present = words_of(value), 0
+    for part in parts:
+        present += has(part, request.words) or not request.numbers.isdisjoint(numbers_of(part))
+    if parts and 2 * present >= len(parts):
+        return True
+    # a text without blanks between its words, such as a Chinese one, stands there as it is
+    letters = "".join(parts)
+    return letters > "\u2e80" and letters in request.letters
+
+
+def by_stem(words) -> dict:
+    """{the first STEM letters: words that begin with them}, to find an inflected word."""
+    stems = {}
+    for word in words:
+        stems.setdefault(word[:STEM], set()).add(word)
+    return stems
+
+
+def has(phrase: str, stems: dict) -> bool:
+    """Whether one of the words of a phrase is among others, or inflected."""
+    for part in words_of(phrase):
+        if any(is_inflected(part, word) for word in stems.get(part[:STEM], ())):
+            return True
+    return False
+
+
+def is_inflected(one: str, other: str) -> bool:
+    """Whether two words are one: of the longer one the first half agrees, STEM letters at least, and no
+    more than the last four do not (Cooper is not Cooperative)."""
+    longest = max(len(one), len(other))
+    common = len(commonprefix([one, other]))
+    return one == other or common >= max(STEM, longest / 2, longest - 4)
+
+
+# ---------------------------------------------------------------------------------------------
+# numbers in words
+
+
+def rounded(number: float) -> float:
+    """A number to 15 digits: 0.3 / 0.01 is 30."""
+    return float(f"{number:.15g}")
 
 
 def factors(text: str) -> set:
     """What a number of a text may be multiplied by: 1, and more where the text has a unit."""
-    return {1, *(FACTORS[word] for word in words_of(text.replace("%", " percent ")) if word in FACTORS)}
+    words = words_of(text.replace("%", " percent "))
+    return {1, *(FACTORS[word] for word in words if word in FACTORS)}
 
 
 def numbers_of(text: str) -> set:
     """Numbers of a text, in digits and in words, without their signs; 3 pm is 15, too."""
-    found, words = set(), words_of(text)
-    for word, after in zip(words, [*words[1:], ""]):
-        n = abs(float(word)) if word[-1].isdecimal() else NUMBER_WORDS.get(word)
-        if n is not None:
-            found |= {n, n + 12} if after in ("pm", "p") else {n}
-    return found
+    numbers, at = set(), 0
+    words = [*words_of(text), "", "", ""]  # so that each has some after it
+    while words[at]:
+        number, at = number_at(words, at)
+        if number is not None:
+            numbers.add(number)
+            if words[at] in ("pm", "p"):
+                numbers.add(number + 12)
+    return numbers
+
+
+def number_at(words, at: int) -> tuple:
+    """(the number that begins with the word at a place, or None, the place of the word after it)."""
+    word = words[at]
+    if word[-1].isdecimal():
+        number, after = abs(float(word)), at + 1
+    elif word in MONTHS:
+        number, after = MONTHS[word], at + 1
+    else:
+        number, after = below_hundred(words, at)
+    if words[after] != "hundred":
+        return number, max(after, at + 1)
+    # a hundred, two hundred, one hundred and five
+    number = 100 if number is None else 100 * number
+    rest_at = after + 2 if words[after + 1] == "and" else after + 1
+    rest, end = below_hundred(words, rest_at)
+    return (number, after + 1) if rest is None else (number + rest, end)
+
+
+def below_hundred(words, at: int) -> tuple:
+    """(the number that the words from a place on spell, 25 for "twenty five", or None; the place of the
+    word after it)."""
+    number, unit = SPELT.get(words[at]), SPELT.get(words[at + 1], 0)
+    if number is None:
+        return None, at
+    if number >= 20 and 0 < unit < 10:
+        return number + unit, at + 2
+    return number, at + 1

@@ -236,15 +236,39 @@ def structured(task: Task) -> bool:
     return "calls" in task.spec
 
 
+# signs that nobody sees beside those of category Cf: joiners, fillers, variation selectors
+UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+
+
+def as_read(text: str) -> str:
+    """A text as a reader sees it: full-width letters as others (NFKC), no signs that are not seen."""
+    text = unicodedata.normalize("NFKC", text).replace("\u2800", " ")  # Braille's blank
+    seen = (c for c in text if c.isspace() or unicodedata.category(c) not in ("Cf", "Cc"))
+    return UNSEEN.sub("", "".join(seen))
+
+
+def texts_as_read(value):
+    """A value with each of its texts as it is read, without case and outer blanks: for keys of tasks."""
+    if isinstance(value, str):
+        return " ".join(as_read(value).casefold().split())
+    if isinstance(value, list):
+        return [texts_as_read(part) for part in value]
+    if isinstance(value, dict):
+        return {name: texts_as_read(part) for name, part in value.items()}
+    return value
+
+
 def words_of(text: str) -> list[str]:
-    """Words and numbers of a text: lower case, no accents, camelCase in parts. -5 is not 5, and $2,000.50 is
-    2000.5."""
+    """Words and numbers of a text: lower case, no accents, camelCase in parts. -5 is not 5, and
+    $2,000.50 is 2000.5."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", joined(text)).replace("\u2212", "-").lower()
-    text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    letters = unicodedata.normalize("NFKD", text)
+    text = "".join(c for c in letters if not unicodedata.combining(c))
     words = re.findall(r"(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+", text)
-    return [re.sub(r"\.?0+$", "", word) if "." in word else word for word in words]
+    # without zeros at the end; by rstrip, as a regular expression is slow in many of them
+    return [word.rstrip("0").rstrip(".") if "." in word else word for word in words]
 
 
 def joined(text: str) -> str:
-    """A text with 2000 for 2,000."""
-    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    """A text as it is read, with 2000 for 2,000."""
+    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", as_read(text))

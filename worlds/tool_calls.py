@@ -50,7 +50,8 @@ from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, special_token
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes, ungrounded
 from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, graded_calls, invalid, \
-    load_object, need, normal_calls, structured, tools_of, well_formed, words_of
+    load_object, need, normal_calls, structured, texts_as_read, \
+    tools_of, well_formed, words_of
 from worlds.swaps import swapped
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
@@ -109,6 +110,8 @@ def same_task_key(task: Task) -> tuple[str, ...]:
         # else a question; or nothing to call, or to fill in: the answer of many tasks
         if any(call["arguments"] for call in task.spec.get("calls") or ()):
             calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
+            # an invisible sign or a capital in a value makes no other task, though another answer
+            calls = sorted(canonical(texts_as_read(json.loads(call))) for call in calls)
             task.keys = (task_id({"calls": calls}), *task.keys)
     return task.keys
 
