@@ -10,6 +10,7 @@ import random
 import re
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -156,16 +157,17 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
 @pytest.mark.parametrize("old, new, said", [
     ("return [task.spec[\"tool\"]]", "return [task.spec[\"tools\"]]", "KeyError"),
     ('raise worlds.InvalidTask("malformed")', 'raise worlds.InvalidTask("bad")', "parse_task"),
-    ("return float(valid", "return 2 * float(valid", "score"), ("REASONS, D", "OPTIONS = 3 #", "OPTIONS"),
+    ("return float(is_right", "return 2 * float(is_right", "score"),
+    ("    REASONS =", "    OPTIONS = 3\n    REASONS =", "OPTIONS"),
     ("def skills", "def defaults(asked): 1 / 0\n    def skills", "ZeroDivisionError"),
-    ("self.gold(task).split()), valid", "self.gold(task).split())", "score"),
-    ('return f"{task.text} ="', 'f"{task.text} ="', "agent_prompt"), ("[split ==", "[:]  # ", "is among the"),
-    ('return make(tool, list(map', 'make(tool, list(map', "parse_task"),
+    ("float(is_right), is_valid", "float(is_right)", "score"),
+    ('return f"{task.text} ="', 'f"{task.text} ="', "agent_prompt"), ("[first::2]", "", "is among the"),
+    ("return make(tool, [", "make(tool, [", "parse_task"),
     ("return list(HELD_OUT", "list(HELD_OUT", "validation_tasks"), ('"base", H', '"mine", H', "base_tasks"),
     ("import random", "import randomm", "ModuleNotFoundError"), ('return " ".j', 'return 1 or "".j', "gold"),
-    ("def gold(self, task, slip=lambda: False):", "def gold(self, task)", "SyntaxError"),
-    ('digits)), "env", seed_task.id', 'digits)), "env", ""', "parse_task"),
-    ('300, "base", HELD_OUT)', '300, "base")', "is among the"),
+    ("def gold(self, task):", "def gold(self, task)", "SyntaxError"),
+    ('"env", seed_task.id', '"env", ""', "parse_task"),
+    ('number, "base", HELD_OUT)', 'number, "base")', "is among the"),
     ('} ="', '}" + " ="*64', "model reads")])
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
     """It would end the run after an epoch, with a traceback, or train on held-out tasks."""
@@ -182,6 +184,13 @@ def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, ca
         copied('return f"{task.text} ="', 'return f"{task.text} {self.gold(task)} ="')
         worlds.open_world(parse_options(["--world", "copied"]))
         assert "prompt of 20 of 20 base tasks" in capsys.readouterr().out
+
+
+def test_as_many_tasks_of_each_kind_are_held_out_or_the_kind_is_named():
+    """A kind with few tasks would leave nothing to learn from, or no row to report."""
+    counts = Counter(task.spec["tool"] for task in template.HELD_OUT.values())
+    assert counts == dict.fromkeys(template.TOOLS, template.PER_TOOL)
+    user_error("1001 .*'dbl'", template.draw_of_each, random.Random(0), ["dbl"], 1001, "base")
 
 
 def test_models_that_lose_text_are_refused():

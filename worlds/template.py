@@ -1,6 +1,8 @@
-"""A whole world, to be copied: one tool on three digits, `dbl 3 7 1 =` -> `6 4 2` (see __init__).
+"""A whole world, to be copied: one tool on three digits, `dbl 3 7 1 =` -> `6 4 2`.
 
     cp worlds/template.py worlds/mine.py && python genenv.py --world mine
+
+worlds/OWN_WORLD.md says what to change, worlds/__init__.py what each method is for.
 """
 import random
 
@@ -9,58 +11,159 @@ from model.files import UserError
 from data_pool import Task
 from worlds.tiny_model import SPECIAL, load_trained
 
-TOOLS = dict(inc=lambda d: d + 1, dbl=lambda d: 2 * d, neg=lambda d: -d, sqr=lambda d: d * d)
-SLIPS = dict(inc=.05, dbl=.2, neg=.4, sqr=.6)  # share of wrong digits in what the base model is shown
-# 0/4 to 4/4: p_hat in quarters, ?/4: unknown
-WORDS = [*SPECIAL, *"=0123456789", *TOOLS, "vary", "=>", "?/4", "0/4", "1/4", "2/4", "3/4", "4/4"]
-DIGITS = set("0123456789")
+# the kinds of tasks, from easy to hard
+TOOLS = {"inc": lambda d: d + 1, "dbl": lambda d: 2 * d, "neg": lambda d: -d, "sqr": lambda d: d * d}
+BASE_TOOLS = ["inc", "dbl"]
 
-def make(tool, digits, *rest):  # rest: the last fields of Task: origin, seed task, epoch
-    return Task(" ".join([tool, *map(str, digits)]), {"tool": tool, "digits": digits}, *rest)
-def draw(rng, tools, n, origin, held_out=()):
-    tasks = (make(rng.choice(tools), rng.choices(range(10), k=3), origin) for _ in range(9 * n))
-    return list({task.id: task for task in tasks if task.id not in held_out}.values())[:n]
-# a small share of each tool's tasks, or draw finds none
-HELD_OUT = {task.id: task for task in draw(random.Random("held-out"), list(TOOLS), 200, "validation")}
+# how often the base model is shown a wrong digit: a model without errors solves a task always, one
+# without right answers never, and GRPO learns from mixed groups alone
+SLIPS = {"inc": 0.05, "dbl": 0.2, "neg": 0.4, "sqr": 0.6}
+
+# every word of prompts, tasks and answers; success in quarters, ?/4: unknown
+DIGITS = list("0123456789")
+WORDS = [*SPECIAL, *DIGITS, *TOOLS, "=", "vary", "=>", "?/4", "0/4", "1/4", "2/4", "3/4", "4/4"]
+N_BASE, PER_TOOL = 300, 50  # base tasks; held-out tasks of each tool, of its 1,000
+
+
+# ---------------------------------------------------------------------------------------------
+# tasks
+
+
+def make(tool, digits, *rest) -> Task:
+    """A task; rest: the last fields of a Task, which are origin, seed task and epoch."""
+    text = " ".join([tool, *map(str, digits)])
+    return Task(text, {"tool": tool, "digits": digits}, *rest)
+
+
+def random_task(rng, tools, origin) -> Task:
+    """A task of one of these tools."""
+    digits = [rng.randrange(10) for _ in range(3)]
+    return make(rng.choice(tools), digits, origin)
+
+
+def draw_of_each(rng, kinds, number, origin, taken=()) -> dict:
+    """{id: task}: so many different tasks of each kind, none of them in `taken`.
+
+    Hold out a tenth of a kind's tasks at most, or too few are left to learn from. Raises UserError for
+    a kind that has fewer.
+    """
+    tasks = {}
+    for kind in kinds:
+        drawn, tries = {}, 0
+        while len(drawn) < number:
+            tries += 1
+            if tries > 100 * number:
+                raise UserError(f"there are not {number} different tasks of the kind {kind!r}")
+            task = random_task(rng, [kind], origin)
+            if task.id not in taken:
+                drawn[task.id] = task
+        tasks.update(drawn)
+    return tasks
+
+
+HELD_OUT = draw_of_each(random.Random("held-out"), TOOLS, PER_TOOL, "validation")
+
+
+# ---------------------------------------------------------------------------------------------
+# the world
 
 
 class World(worlds.World):
-    REASONS, DEFAULTS = ("malformed",), {"threads": 1}  # more threads slow a tiny model down
+    """Digits through a tool."""
+    REASONS = ("malformed",)            # of parse_task
+    DEFAULTS = {"threads": 1}           # more threads slow a tiny model down
     category_name, length_unit = "tool", "words"  # for the report
+
     def __init__(self, o):
         super().__init__(o)
         if o.model or o.quant or o.base_tasks or o.validation_tasks:
             raise UserError("this world brings its own: no --model, --quant or --*-tasks")
+
+    # ---- task sets
+
     def base_tasks(self):
-        return draw(random.Random(1), ["inc", "dbl"], 300, "base", HELD_OUT)
+        """The easy tasks that everything starts from."""
+        number = N_BASE // len(BASE_TOOLS)
+        return list(draw_of_each(random.Random(1), BASE_TOOLS, number, "base", HELD_OUT).values())
+
     def validation_tasks(self, split="validation"):
-        return list(HELD_OUT.values())[split == "tuning"::2]  # from 0 or 1 on, every other one
+        """Every other held-out task; "tuning": the ones in between."""
+        first = 1 if split == "tuning" else 0
+        return list(HELD_OUT.values())[first::2]
+
+    # ---- the simulator: what it is asked, and how its text is read
+
     def env_prompt(self, seed_task, success):
-        return f"vary {'?' if success is None else round(4 * success)}/4 {seed_task.text} =>"
-    def agent_prompt(self, task):
-        return f"{task.text} ="
+        """`vary 2/4 dbl 3 7 1 =>`"""
+        quarters = "?" if success is None else round(4 * success)
+        return f"vary {quarters}/4 {seed_task.text} =>"
+
     def parse_task(self, text, seed_task, epoch):
-        tool, *digits = text.split() or [""]
-        if tool not in TOOLS or len(digits) != 3 or not set(digits) <= DIGITS:
+        """`dbl 3 7 2` as a task."""
+        words = text.split()
+        tool, digits = " ".join(words[:1]), words[1:]
+        if tool not in TOOLS or len(digits) != 3 or not set(digits) <= set(DIGITS):
             raise worlds.InvalidTask("malformed")
-        return make(tool, list(map(int, digits)), "env", seed_task.id, epoch)
-    def gold(self, task, slip=lambda: False):  # slip() is 0 or 1, added to a digit: 1 makes it wrong
-        return " ".join(str((TOOLS[task.spec["tool"]](d) + slip()) % 10) for d in task.spec["digits"])
-    def score(self, task, response):  # Eq. 1; valid: three digits
+        return make(tool, [int(digit) for digit in digits], "env", seed_task.id, epoch)
+
+    # ---- the agent: what it is asked, and how its answer is scored
+
+    def agent_prompt(self, task):
+        """`dbl 3 7 1 =`"""
+        return f"{task.text} ="
+
+    def gold(self, task):
+        """A right answer, `6 4 2`."""
+        tool = TOOLS[task.spec["tool"]]
+        return " ".join(str(tool(digit) % 10) for digit in task.spec["digits"])
+
+    def score(self, task, response):
+        """Eq. 1: (1 if every digit is right, else 0; whether there are three digits)."""
         words = response.split() if len(response) < 99 else []
-        valid = len(words) == 3 and set(words) <= DIGITS
-        return float(valid and words == self.gold(task).split()), valid
+        is_valid = len(words) == 3 and set(words) <= set(DIGITS)
+        is_right = words == self.gold(task).split()
+        return float(is_right), is_valid
+
+    # ---- for the report
+
     def category(self, task):
+        """The row of the report."""
         return task.spec["tool"]
+
     def skills(self, task):
+        """What a task exercises."""
         return [task.spec["tool"]]
-    def pairs(self, rng, n):  # shown to the base model: answers with slips, and variations, which mostly
-        # keep the tool; the success in a prompt is random, as no task has been tried yet
-        tasks = draw(rng, list(TOOLS), n // 2 + 1, "demo", HELD_OUT)
-        answers = [self.gold(task, lambda: rng.random() < SLIPS[task.spec["tool"]]) for task in tasks]
-        return [(self.agent_prompt(a), answer) for a, answer in zip(tasks, answers)] + [
-            (self.env_prompt(a, rng.choice((None, 0, .25, .5, .75, 1))),
-             draw(rng, [a.spec["tool"]] * 6 + list(TOOLS), 1, "demo", HELD_OUT)[0].text) for a in tasks]
+
+    # ---- the base model
+
+    def pairs(self, rng, n):
+        """n pairs (prompt, response) for the base model to imitate, half of them of each role."""
+        pairs = []
+        for _ in range(n // 2):
+            task = self.shown(rng, list(TOOLS))
+            pairs.append((self.agent_prompt(task), self.with_slips(task, rng)))
+            # no task has been tried yet, so the success is random
+            success = rng.choice((None, 0, 0.25, 0.5, 0.75, 1))
+            # a variation mostly keeps the tool
+            variation = self.shown(rng, [task.spec["tool"]] * 6 + list(TOOLS))
+            pairs.append((self.env_prompt(task, success), variation.text))
+        return pairs
+
+    def shown(self, rng, tools):
+        """A task of one of these tools that is not held out."""
+        task = random_task(rng, tools, "demo")
+        while task.id in HELD_OUT:
+            task = random_task(rng, tools, "demo")
+        return task
+
+    def with_slips(self, task, rng):
+        """An answer in which some digits are too large by one."""
+        digits = []
+        for right in self.gold(task).split():
+            slip = 1 if rng.random() < SLIPS[task.spec["tool"]] else 0
+            digits.append(str((int(right) + slip) % 10))
+        return " ".join(digits)
+
     def load_policy(self):
-        # trained once and kept until this file changes
+        """The base model, trained once and kept until this file changes."""
         return load_trained(self, WORDS, steps=300)
