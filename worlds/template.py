@@ -100,8 +100,8 @@ class World(worlds.World):
 
     def parse_task(self, text, seed_task, epoch):
         """`dbl 3 7 2` as a task."""
-        words = text.split()
-        tool, digits = " ".join(words[:1]), words[1:]
+        words = text.split() or [""]
+        tool, digits = words[0], words[1:]
         if tool not in TOOLS or len(digits) != 3 or not set(digits) <= set(DIGITS):
             raise worlds.InvalidTask("malformed")
         return make(tool, [int(digit) for digit in digits], "env", seed_task.id, epoch)
