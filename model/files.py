@@ -125,13 +125,6 @@ def is_number(value, least=-1e30, most=1e30) -> bool:
 # what is no model
 
 
-NOT_MODELS = {  # {what lies in a folder: why that is no model, or ""}, the first that is there counts
-    "metrics.jsonl": "a run: --resume --out goes on with it, and its own --model is in its config.json",
-    "config.json": "", "warm_start": "an unfinished warm start: give its command again to go on",
-    "adapter_config.json": "an adapter: give the model that it was trained on",
-    "*.gguf": "cannot be trained as GGUF, unpack it once: python -m scripts.unpack_gguf FILE FOLDER"}
-
-
 def choose(word: str, names) -> str:
     """What to do instead of a word that is not among the names: the nearest, then all of them."""
     names = [str(name) for name in names if name != ""]
@@ -150,15 +143,17 @@ def no_file(path) -> str:
 
 
 def model_fault(model: str) -> str:
-    """Why there is no model in a folder, as far as the names in it say; "" too for a name of a hub's."""
+    """Why there is no model in a folder, as far as its files say; "" too for a name of a hub's."""
     path = Path(model)
-    if path.is_dir():
-        faults = (fault for name, fault in NOT_MODELS.items() if any(path.glob(name)))
-        return next(faults, "not a model's folder: it has no config.json")
-    if path.exists():
-        return NOT_MODELS["*.gguf"] if path.suffix == ".gguf" else "a file: give the folder of a model"
-    local = model[:1] in ("~", ".", "/") or model.count("/") > 1 or "/" in model and path.parent.is_dir()
-    return "this folder does not exist" if local else ""
+    if path.suffix == ".gguf" and path.is_file():
+        return "cannot be trained as GGUF, unpack it once: python -m scripts.unpack_gguf FILE FOLDER"
+    if (path / "metrics.jsonl").is_file():
+        return "a run: --resume --out goes on with it, and its own --model is in its config.json"
+    if path.exists() and not (path / "config.json").is_file():
+        return "not a model's folder: it has no config.json"
+    if model[:1] in ("~", ".", "/") and not path.exists():
+        return "this folder does not exist"
+    return ""
 
 
 def check_hub(model: str):

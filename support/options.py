@@ -21,13 +21,12 @@ import json
 import math
 import os
 import re
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 
 from model.files import UserError, choose, model_fault, one_line, users_code
-from worlds import import_own, load_world, world_names, worlds_with
+from worlds import import_own, load_world, world_names
 
 
 @dataclass(frozen=True)
@@ -85,8 +84,8 @@ class Options:
     # memory
     token_budget: int = 16384         # padded tokens per micro-batch of a training pass
     max_rows: int = 512               # rollouts decoded at once
-    # not on the command line, as no comment follows: what the world brings; the day a run began; a hash
-    # of its functions of curriculum.py
+    # not on the command line, as no comment follows: what the world brings; the day a run began; a
+    # hash of its functions of curriculum.py
     world_options: dict = field(default_factory=dict)
     date: str = ""
     functions_hash: str = ""
@@ -97,14 +96,24 @@ _7B = {"world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct", "epochs": 10,
        "k_min": 0.1, "env_lr": 1e-5, "env_batch": 64, "env_passes": 4, "env_kl": 0.05}
 PRESETS = {  # only what differs from the defaults, those of the world included
     # the whole loop in seconds, in any world: to try an installation, a model or a task file
-    "tiny": dict(epochs=2, steps=1, seed_tasks=4, variations=2, G=4, env_batch=2, max_task_tokens=256,
-                 max_response_tokens=160, token_budget=4096, max_rows=64, val_samples=2),
+    "tiny": dict(epochs=2, steps=1, seed_tasks=4, variations=2, G=4, env_batch=2,
+                 max_task_tokens=256, max_response_tokens=160, token_budget=4096, max_rows=64,
+                 val_samples=2),
     # SmolLM2-135M-Instruct after a warm start, on a CPU: tasks as Python text for given functions,
     # one variation per seed task, as a small simulator often writes the same variation twice; 128
     # tasks an epoch, so that one pass of RWR has records enough for some steps
-    "135m-cpu": dict(world="tool_calls", call_format="python", tools="base", epochs=6, steps=8, seed_tasks=16,
-                     variations=1, val_every=3, max_prompt_tokens=640, max_response_tokens=96,
-                     max_task_tokens=160, agent_lr=5e-4, env_lr=5e-4, env_batch=16, token_budget=1024),
+    "135m-cpu": dict(world="tool_calls", call_format="python", tools="base", epochs=6, steps=8,
+                     seed_tasks=16, variations=1, val_every=3, max_prompt_tokens=640,
+                     max_response_tokens=96, max_task_tokens=160, agent_lr=5e-4, env_lr=5e-4,
+                     env_batch=16, token_budget=1024),
+    # Computed, not run: any world that a chat model plays, on a card of 8 and of 16 GB, in bf16. With
+    # prompts of 4,096 tokens, responses of 512 and tasks of 768 the estimate is 6.5 and 9.1 GB. A T4
+    # (16 GB) has no bf16, so it computes in fp32: there the second needs 15.0 GB, which hardly fits;
+    # with the limits of tool_calls (prompts of 2,048, responses of 256) 11.8, and the first 7.8 GB.
+    "1.5b-8gb": dict(model="Qwen/Qwen2.5-1.5B-Instruct", quant="nf4", agent_lr=1e-4, env_lr=1e-4,
+                     token_budget=4096, max_rows=128),
+    "3b-16gb": dict(model="Qwen/Qwen2.5-3B-Instruct", quant="nf4", agent_lr=1e-4, env_lr=1e-4,
+                    token_budget=8192, max_rows=128),
     # one RTX 3090 / 4090 / A10: a 4-bit base, and few rollouts at once
     "7b-24gb": {**_7B, "quant": "nf4", "max_rows": 128},
     # one A100 / H100: a bf16 base, and all 72 groups at once
@@ -115,14 +124,6 @@ CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant"
 # option: prefix of its functions in curriculum.py
 NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
          "seed_selection": "seeds_"}
-RANGES = (  # (what must hold, in words, the options that it holds for)
-    (lambda v: 0 < v < 1, "strictly between 0 and 1", "alpha alpha_end"),
-    (lambda v: 0 <= v <= 1, "from 0 to 1", "base_share k_min"),
-    (lambda v: v >= 2, "at least 2, as one rollout has no baseline", "G"),
-    (lambda v: v >= 1, "at least 1", "rank steps seed_tasks variations val_samples val_every "
-     "max_task_tokens max_response_tokens max_prompt_tokens env_batch env_passes token_budget max_rows"),
-    (lambda v: 0 <= v < 1e18, "0 or more", "seed threads epochs mini_batch agent_kl beta lam env_kl"),
-    (lambda v: 0 < v < math.inf, "a number above 0", "temperature agent_lr env_lr"))
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
 
 
@@ -137,7 +138,7 @@ COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its
 
 
 def parser(world, command=None) -> "Parser":
-    """An argument parser made from Options and from the options of a world (a class). command: see Parser."""
+    """A parser made from Options and from the options of a world (a class). command: see Parser."""
     commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
     p = Parser(command, prog="genenv.py", argument_default=argparse.SUPPRESS,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
@@ -145,31 +146,39 @@ def parser(world, command=None) -> "Parser":
                epilog=f"commands (each has --help):\n{commands}")
     p.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
     add_fields(p, Options)
-    own = p.add_argument_group("of this world")
+    group = p.add_argument_group("of this world")
     for name, (default, text, values) in world.OPTIONS.items():
-        _add(own, name, type(default), default, text, values)
+        add_option(group, name, type(default), default, text, values)
     return p
 
 
 def add_fields(p, kind):
     """An option for every field of a dataclass. The comment next to it is the help text; a comment
     on a line of its own is the headline of the fields below it."""
-    group, known = p, {f.name: f for f in fields(kind)}
+    group = p
+    by_name = {f.name: f for f in fields(kind)}
     for line in inspect.getsource(kind).splitlines():
-        if headline := re.fullmatch(r"    # (.*)", line):
+        headline = re.fullmatch(r"    # (.*)", line)
+        commented = re.match(r"    (\w+): .*?# (.*)$", line)
+        if headline:
             group = p.add_argument_group(headline[1])
-        elif (found := re.match(r"    (\w+): .*?# (.*)$", line)) and found[1] in known:
-            f = known[found[1]]
-            _add(group, f.name, f.type, f.default, found[2], choices(f.name))
+        elif commented and commented[1] in by_name:
+            f = by_name[commented[1]]
+            add_option(group, f.name, f.type, f.default, commented[2], choices(f.name))
 
 
-def _add(p, name, kind, default, text, values=()):
-    shown = "" if default in ("", False) else f" ({default})"
-    listed = f" [{', '.join(str(v) for v in values if v != '')}]" if values else ""
-    text = f"{text}{listed}{shown}".replace("%", "%%")
+def add_option(p, name, kind, default, text, values=()):
+    """One option. kind: bool, int, float or str; values: those it may take, if not any."""
+    if values:
+        text += f" [{', '.join(str(value) for value in values if value != '')}]"
+    if default not in ("", False):
+        text += f" ({default})"
+    text = text.replace("%", "%%")
+    if kind is bool:
+        p.add_argument(flag(name), help=text, action=argparse.BooleanOptionalAction)
+        return
     metavar = {int: "N", float: "X"}.get(kind, "NAME" if values else "TEXT")
-    how = dict(action=argparse.BooleanOptionalAction) if kind is bool else dict(type=kind, metavar=metavar)
-    p.add_argument(flag(name), help=text, **how)
+    p.add_argument(flag(name), help=text, type=kind, metavar=metavar)
 
 
 def flag(name: str) -> str:
@@ -180,38 +189,61 @@ def flag(name: str) -> str:
 def choices(name: str) -> tuple:
     """The values that an option may take, () if any will do. Functions of curriculum.py and worlds,
     a user's own included, are found where they stand."""
-    return tuple(world_names() if name == "world" else CHOICES.get(name, ()) if name not in NAMED else
-                 import_own("curriculum").named(NAMED[name]))
+    if name == "world":
+        return tuple(world_names())
+    if name in NAMED:
+        return tuple(import_own("curriculum").named(NAMED[name]))
+    return CHOICES.get(name, ())
 
 
 def parse_options(argv, command=None) -> Options:
     """Command line -> Options. Raises UserError for unknown options, values that cannot work, and
     options that a resumed run must not change. command: the parser of a command that took its own first."""
+    # four options decide which others there are
     early = Parser(prog="genenv.py", add_help=False)
     for name in ("world", "preset", "out"):
         early.add_argument(flag(name), default="")
     early.add_argument("--resume", action="store_true")
-    found, _ = early.parse_known_args(argv)
-    if found.preset not in ("", *PRESETS):
-        raise UserError(f"unknown --preset {found.preset!r}: {choose(found.preset, PRESETS)}")
-    preset, saved = PRESETS.get(found.preset, {}), {}
-    if found.resume:
-        if not found.out or Path(found.out).is_file():
-            raise UserError("--resume needs --out RUN: which run folder is to go on?")
-        saved = flat(saved_options(found.out))
-    world = load_world(saved.get("world") or found.world or preset.get("world", Options.world))
-    check_world_options(world)
+    first, _ = early.parse_known_args(argv)
+    if first.preset not in ("", *PRESETS):
+        raise UserError(f"unknown --preset {first.preset!r}: {choose(first.preset, PRESETS)}")
+    preset = PRESETS.get(first.preset, {})
+    saved = values_to_resume(first.out) if first.resume else {}
+    world = world_of(saved.get("world") or first.world, first.preset)
     given = vars(parser(world, command).parse_args(argv))
     given.pop("preset", None)
-    if "world" in preset and not issubclass(world, load_world(preset["world"])):
-        raise UserError(f"--preset {found.preset} is for --world {preset['world']}")
-    own = {name: default for name, (default, _, _) in world.OPTIONS.items()}
-    values = {**own, **(saved or world.defaults({**preset, **given})), **preset, **given}
-    for name in saved.keys() - MAY_CHANGE:
+
+    values = {name: default for name, (default, _, _) in world.OPTIONS.items()}
+    if saved:  # a run that goes on keeps what it began with
+        values.update(saved)
+    else:
+        values.update(world.defaults({**preset, **given}))
+    values.update(preset)
+    values.update(given)  # the command line wins
+    for name in sorted(saved.keys() - MAY_CHANGE):
         if values[name] != saved[name]:
             raise UserError(f"{flag(name)} stays {saved[name]!r} in this run: begin one in another --out")
-    # the world's own leave the values first
-    return check_options(Options(world_options={name: values.pop(name) for name in own}, **values))
+    world_options = {name: values.pop(name) for name in world.OPTIONS}
+    o = Options(world_options=world_options, **values)
+    check_options(o)
+    return o
+
+
+def world_of(name: str, preset: str):
+    """The class of the world that is named on the command line, or by a preset, or else the default."""
+    needed = PRESETS.get(preset, {}).get("world")
+    world = load_world(name or needed or Options.world)
+    check_world_options(world)
+    if needed and not issubclass(world, load_world(needed)):
+        raise UserError(f"--preset {preset} is for --world {needed}")
+    return world
+
+
+def values_to_resume(out: str) -> dict:
+    """{option: value} of a run that goes on."""
+    if not out or Path(out).is_file():
+        raise UserError("--resume needs --out RUN: which run folder is to go on?")
+    return flat(saved_options(out))
 
 
 def flat(o: Options) -> dict:
@@ -241,56 +273,134 @@ def saved_options(path, **changes) -> Options:
 
 
 def check_world_options(world):
-    """Raises UserError unless OPTIONS and DEFAULTS of a world's class have the shape that is needed here."""
+    """Raises UserError unless OPTIONS and DEFAULTS of a world's class have the shape needed here."""
+    rule = "OPTIONS must be {name: (default, help, choices or None)} with names of its own"
     file = inspect.getfile(world)
-    with users_code(file):
-        defaults = [world.defaults(asked) for asked in ({}, {"model": "m"})]
-    run, bad = vars(Options()), ["their shape"]
-    with suppress(Exception):  # of another shape
-        own = {key: default for key, (default, _, _) in world.OPTIONS.items()}
-        types = {key: (int, type(value)) for key, value in {**run, **own}.items()}
-        bad = [key for key, value in own.items() if not key.isidentifier() or key in ("preset", "help", *run)
-               or not isinstance(value, (int, float, str))]
-        bad += [key for one in defaults for key, v in one.items() if not isinstance(v, types.get(key, ()))]
-    if bad:
-        raise UserError(f"{file}, {bad[0]!r}: OPTIONS must be {{name: (default, help, choices or "
-                        "None)} with names of its own, DEFAULTS or defaults() {option: value of its type}")
+    types = {name: type(value) for name, value in vars(Options()).items()}
+    if not isinstance(world.OPTIONS, dict):
+        raise UserError(f"{file}: {rule}")
+    for name, option in world.OPTIONS.items():
+        is_taken = name in types or name in ("preset", "help") or not name.isidentifier()
+        is_triple = isinstance(option, tuple) and len(option) == 3
+        if is_taken or not is_triple or not isinstance(option[0], (int, float, str)):
+            raise UserError(f"{file}, {name!r}: {rule}")
+        types[name] = type(option[0])
+    for asked in ({}, {"model": "m"}):
+        with users_code(file):
+            defaults = world.defaults(asked)
+        for name, value in defaults.items():
+            if name not in types or not isinstance(value, (int, types[name])):
+                raise UserError(f"{file}, {name!r}: DEFAULTS or defaults() must be {{option of a run: "
+                                "value of its type}")
 
 
-def check_options(o: Options) -> Options:
-    """Raises UserError for the first option whose value cannot work; returns the options."""
-    curriculum, values, theirs = import_own("curriculum"), flat(o), load_world(o.world).OPTIONS
-    def need(ok, name, what):
-        if not ok:
-            raise UserError(f"{flag(name)} is {values[name]!r}: {what}")
-    own = [name for name, of in theirs.items() if type(of[0]) is int and of[0] > 0]
-    for holds, words, names in (*RANGES, (lambda v: v >= 1, "at least 1", " ".join(own))):
-        for name in names.split():
-            need(holds(values[name]), name, f"must be {words}")
-    listed = {name: choices(name) for name in (*CHOICES, *NAMED)}
-    listed |= {name: known for name, (_, _, known) in theirs.items() if known}
-    for name, known in listed.items():
-        also = f", or write {NAMED.get(name)}NAME in curriculum.py" * (name in NAMED)
-        need(values[name] in known, name, choose(str(values[name]), known) + also)
-    need(o.threads <= (os.cpu_count() or 1), "threads", f"this machine has {os.cpu_count()} cores")
-    need(o.model or not o.env_model, "env_model", "it plays against the agent's --model: give both")
+def check_options(o: Options):
+    """Raises UserError for the first option whose value cannot work."""
+    check_ranges(o)
+    check_choices(o)
+    check_models(o)
+    if not o.resume:  # a run that goes on keeps what it began with
+        check_teacher(o)
+        check_alpha_end(o)
+    check_band(o)
+    import_own("curriculum").try_functions(o)
+
+
+def wrong_option(name: str, value, rule: str) -> UserError:
+    """The error for an option."""
+    return UserError(f"{flag(name)} is {value!r}: {rule}")
+
+
+def check_ranges(o):
+    """Numbers in their ranges; NaN is in none."""
+    values = flat(o)
+    for name in ("alpha", "alpha_end"):
+        if not 0 < values[name] < 1:
+            raise wrong_option(name, values[name], "must be strictly between 0 and 1")
+    for name in ("base_share", "k_min"):
+        if not 0 <= values[name] <= 1:
+            raise wrong_option(name, values[name], "must be from 0 to 1")
+    for name in ("temperature", "agent_lr", "env_lr"):
+        if not 0 < values[name] < math.inf:
+            raise wrong_option(name, values[name], "must be a number above 0")
+    for name in ("seed", "threads", "epochs", "mini_batch", "agent_kl", "beta", "lam", "env_kl"):
+        if not 0 <= values[name] < 1e18:
+            raise wrong_option(name, values[name], "must be 0 or more")
+    counts = ["rank", "steps", "seed_tasks", "variations", "val_samples", "val_every", "max_task_tokens",
+              "max_response_tokens", "max_prompt_tokens", "env_batch", "env_passes", "token_budget",
+              "max_rows"]
+    for name, (default, _, _) in load_world(o.world).OPTIONS.items():
+        if type(default) is int and default > 0:
+            counts.append(name)
+    for name in counts:
+        if values[name] < 1:
+            raise wrong_option(name, values[name], "must be at least 1")
+    if o.G < 2:
+        raise wrong_option("G", o.G, "must be at least 2, as one rollout has no baseline")
+    cores = os.cpu_count() or 1
+    if o.threads > cores:
+        raise wrong_option("threads", o.threads, f"this machine has {cores} cores")
+
+
+def check_choices(o):
+    """Names that there are."""
+    values = flat(o)
+    names_of = {name: choices(name) for name in (*CHOICES, *NAMED)}
+    for name, (_, _, names) in load_world(o.world).OPTIONS.items():
+        if names:
+            names_of[name] = names
+    for name, names in names_of.items():
+        if values[name] not in names:
+            rule = choose(str(values[name]), names)
+            if name in NAMED:
+                rule += f", or write {NAMED[name]}NAME in curriculum.py"
+            raise wrong_option(name, values[name], rule)
+
+
+def check_models(o):
+    """Models as far as their names and folders say, and what a chat template is given."""
+    if o.env_model and not o.model:
+        raise wrong_option("env_model", o.env_model, "it plays against the agent's --model: give both")
     for name, model in (("model", o.model), ("env_model", o.env_model)):
-        need(not (fault := model and model_fault(model)), name, fault)
-    # a run that goes on keeps what it began with
-    need(o.resume or (o.variant == "teacher") == bool(o.teacher_tasks), "teacher_tasks",
-         "--variant teacher needs a file of tasks, and no other variant takes one")
-    need(o.resume or o.alpha != o.alpha_end or o.alpha_schedule not in ("linear", "cosine", "step"),
-         "alpha_end", f"--alpha-schedule {o.alpha_schedule} needs one other than --alpha {o.alpha}")
-    need(o.resume or o.alpha_end == Options.alpha_end or o.alpha_schedule not in ("constant", "adaptive",
-         "integral"), "alpha_end", f"--alpha-schedule {o.alpha_schedule} does not go there: leave it out")
+        fault = model_fault(model) if model else ""
+        if fault:
+            raise wrong_option(name, model, fault)
     with one_line("--chat-template-kwargs"):
-        need(isinstance(json.loads(o.chat_template_kwargs or "{}"), dict), "chat_template_kwargs",
-             'must be a JSON object, such as {"enable_thinking": false}')
-    if o.p_hat_unit == "task" and o.alpha_schedule == "constant" and o.variant == "genenv":
-        need(any(curriculum.in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)), "k_min",
-             f"with --G {o.G} no p_hat lies within it of --alpha {o.alpha}: raise --k-min or --G")
-    curriculum.try_functions(o)
-    return o
+        kwargs = json.loads(o.chat_template_kwargs or "{}")
+    if not isinstance(kwargs, dict):
+        raise wrong_option("chat_template_kwargs", o.chat_template_kwargs,
+                           'must be a JSON object, such as {"enable_thinking": false}')
+
+
+def check_teacher(o):
+    """A teacher's tasks belong to --variant teacher."""
+    if (o.variant == "teacher") != bool(o.teacher_tasks):
+        raise wrong_option("teacher_tasks", o.teacher_tasks,
+                           "--variant teacher needs a file of tasks, and no other variant takes one")
+
+
+def check_alpha_end(o):
+    """Schedules that go from --alpha to --alpha-end, and those that do not."""
+    schedule = f"--alpha-schedule {o.alpha_schedule}"
+    if o.alpha_schedule in ("linear", "cosine", "step") and o.alpha == o.alpha_end:
+        raise wrong_option("alpha_end", o.alpha_end, f"{schedule} needs one other than --alpha {o.alpha}")
+    goes_nowhere = o.alpha_schedule in ("constant", "adaptive", "integral", "frontier")
+    if goes_nowhere and o.alpha_end != Options.alpha_end:
+        raise wrong_option("alpha_end", o.alpha_end, f"{schedule} does not go there: leave it out")
+
+
+def check_band(o):
+    """With a constant alpha, whether a task could fall into the band at all."""
+    if o.p_hat_unit != "task" or o.alpha_schedule != "constant" or o.variant != "genenv":
+        return
+    in_band = import_own("curriculum").in_band
+    if not any(in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)):
+        raise wrong_option("k_min", o.k_min, f"with --G {o.G} no p_hat lies within it of --alpha "
+                                             f"{o.alpha}: raise --k-min or --G")
+
+
+# ---------------------------------------------------------------------------------------------
+# argparse
 
 
 def at_least(least: int):
@@ -311,11 +421,10 @@ class Parser(argparse.ArgumentParser):
         self.command = command or self
 
     def error(self, message):
-        unknown = re.split("[ =]", message.partition("unrecognized arguments: ")[2])[0]
-        known = self.command._option_string_actions | self._option_string_actions  # the dashes count
-        hints = [*(f": it belongs to --world {own}" for own in worlds_with(unknown[2:].replace("-", "_"))),
-                 *(f": did you mean {name}?" for name in get_close_matches(unknown, known, 1, 0.7)), ""]
-        # argparse names the types of Python
-        message = re.sub("invalid (int|number) value:", "must be a whole number, not", message)
-        message = message.replace("invalid float value:", "must be a number, not").removeprefix("argument ")
-        raise UserError(f"{message}{hints[0]} (python {self.command.prog.removeprefix('python ')} --help)")
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        word = re.split("[ =]", unknown)[0]  # the dashes count
+        names = [*self.command._option_string_actions, *self._option_string_actions]
+        for near in get_close_matches(word, names, 1, 0.7):
+            message += f": did you mean {near}?"
+        program = self.command.prog.removeprefix("python ")
+        raise UserError(f"{message} (python {program} --help)")

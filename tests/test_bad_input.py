@@ -18,7 +18,7 @@ TASKS = ["--preset", "tiny", "--world", "tool_calls", "--model", "m", "--base-ta
 WARM = ["warm-start", "--out", "{tmp}/m"]
 MISTAKES = {  # (argv, the option or file that the line must name)
     "option misspelt": (["--epoch", "3"], "--epochs"),
-    "option of another world": (["--tools", "list.json"], "--world tool_calls"),
+    "option of another world": (["--tools", "list.json"], "--tools"),
     "nan": (["--agent-lr", "nan"], "--agent-lr"),
     "alpha": (["--alpha", "1"], "--alpha"),
     "one rollout": (["--G", "1"], "--G"),

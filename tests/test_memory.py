@@ -65,6 +65,20 @@ def test_the_presets_fit_their_cards(preset, card):
     user_error("free", memory.check, [QWEN_7B, QWEN_7B], o, card / 4)
 
 
+@pytest.mark.parametrize("preset, most, shape", [
+    ("1.5b-8gb", 7.5e9, dict(hidden_size=1536, num_hidden_layers=28, num_attention_heads=12,
+                             num_key_value_heads=2, intermediate_size=8960)),
+    ("3b-16gb", 15e9, dict(hidden_size=2048, num_hidden_layers=36, num_attention_heads=16,
+                           num_key_value_heads=2, intermediate_size=11008))])
+def test_the_presets_for_small_cards_fit_them_with_prompts_as_long_as_any(preset, most, shape):
+    """Qwen2.5-Instruct of 1.5B and 3B, whatever world is played."""
+    config = Qwen2Config(vocab_size=151936, tie_word_embeddings=True, **shape)
+    limits = dict(max_prompt_tokens=4096, max_response_tokens=512, max_task_tokens=768)
+    memory.check([config], of_preset(preset, dtype="bf16", **limits), most)
+    memory.check([config], of_preset(preset, dtype="fp32", **limits), 2.01 * most)
+    assert "world" not in PRESETS[preset]
+
+
 def test_check_refuses_in_one_line_that_names_what_to_lower():
     """It comes before hours of download and loading."""
     o = of_preset("7b-24gb", quant="", dtype="bf16")

@@ -12,7 +12,6 @@ import importlib
 import inspect
 import json
 import pkgutil
-from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -165,16 +164,6 @@ def import_own(name: str):
     """A module that users change. Raises UserError for whatever goes wrong while it is imported."""
     with users_code(find_spec(name).origin):
         return importlib.import_module(name)
-
-
-def worlds_with(option: str) -> list[str]:
-    """Names of the worlds that have an option of their own of this name."""
-    names = []
-    for name in world_names():
-        with suppress(UserError):  # it may need a package that only its users have
-            if option in load_world(name).OPTIONS:
-                names.append(name)
-    return names
 
 
 def open_world(o) -> World:
@@ -415,10 +404,12 @@ def task_texts(value):
     """Every text in a task, or in a value of its spec: what may end up in a prompt."""
     if isinstance(value, Task):
         value = [value.text, value.spec]
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
     if isinstance(value, str):
         yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for part in ([*value, *value.values()] if isinstance(value, dict) else value):
+    elif isinstance(value, (list, tuple)):
+        for part in value:
             yield from task_texts(part)
 
 
@@ -427,9 +418,15 @@ def special_token_in(value, tokenizer) -> str:
 
     Encoded again, in a prompt, it would be a real one: the end of a turn, or a new one.
     """
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    tokens = {*getattr(tokenizer, "all_special_tokens", ()), *(str(t) for t in added if t.special)}
-    return next((t for text in task_texts(value) for t in sorted(tokens) if t in text), "")
+    tokens = set(getattr(tokenizer, "all_special_tokens", ()))
+    for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
+        if token.special:
+            tokens.add(str(token))
+    for text in task_texts(value):
+        for token in sorted(tokens):
+            if token in text:
+                return token
+    return ""
 
 
 def check_task(world, task: Task, seed_task: Task, held_out, *tokenizers):
@@ -446,7 +443,8 @@ def check_task(world, task: Task, seed_task: Task, held_out, *tokenizers):
     # such a text could close the user's turn and go on as the assistant
     if any(special_token_in(task, tokenizer) for tokenizer in tokenizers):
         raise InvalidTask("special tokens")
-    if leak := world.leaks(task):
+    leak = world.leaks(task)
+    if leak:
         raise InvalidTask(leak)
 
 
@@ -483,8 +481,10 @@ def written_task(world, o, policies, rollout, text, seed_task, epoch, held_out) 
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
     # must fit both prompts, the agent's and, as a seed task, the simulator's; 0.5 for any p_hat
     prompts = world.agent_prompt(task), world.env_prompt(task, 0.5)
-    if max(len(policy.encode(prompt)) for policy in policies for prompt in prompts) > o.max_prompt_tokens:
-        raise InvalidTask("prompt too long")
+    for policy in policies:
+        longest = max(len(policy.encode(prompt)) for prompt in prompts)
+        if longest > o.max_prompt_tokens:
+            raise InvalidTask("prompt too long")
     return task
 
 
@@ -493,14 +493,16 @@ def read_teacher(world, path, held_out=frozenset()) -> list:
 
     Raises UserError naming the line that is not a task of the world, or one that is held out.
     """
+    if not path:
+        return []
     tasks = []
-    for n, record in enumerate(read_jsonl(path) if path else (), 1):
+    for n, record in enumerate(read_jsonl(path), 1):
         try:
             task = world.parse_task(str(record.get("text")), NO_SEED, 0)
             check_task(world, task, NO_SEED, held_out)
         except InvalidTask as reason:
             raise UserError(f"{path}, record {n}: {reason}") from None
         tasks.append(replace(task, origin="teacher"))
-    if path and not tasks:
+    if not tasks:
         raise UserError(f"{path}: holds no tasks")
     return tasks
