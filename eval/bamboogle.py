@@ -7,7 +7,7 @@ to four turns and GPT-4o judges "semantically the same?". Neither the search nor
 reproduced offline, so compare our number with the paper's only with care.
 
 Usage: python -m eval bamboogle --data DIR --model DIR
-       python -m eval verify bamboogle VERDICTS.jsonl --data DIR
+       python -m tests.verify bamboogle VERDICTS.jsonl --data DIR
 
 Deviations: one turn, no tools, a prompt worded anew. The answer is read by ToolRL's rule (the first
 <response>, else what follows </think>, else the whole text) and compared with the gold string.

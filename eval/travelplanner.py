@@ -10,7 +10,7 @@ is the upstream one-line repair of that date. Nor does it say whether its figure
 two-stage: sole-planning, which needs no tools, is scored here.
 
 Usage: python -m eval travelplanner --data DIR --model DIR [--variant fixed]
-       python -m eval verify travelplanner VERDICTS.jsonl --data DIR
+       python -m tests.verify travelplanner VERDICTS.jsonl --data DIR
 
 A plan is a list of days; a day is an object with the text values days, current_city,
 transportation, breakfast, attraction, lunch, dinner, accommodation ("-": nothing). `parse_plan`
