@@ -100,7 +100,9 @@ def variant(bench: str, name):
     """
     variants = {None: ({}, {}), **MODULES[bench].VARIANTS}
     if name not in variants:
-        raise UserError(f"{bench} has no variant {name!r}: it has {', '.join(MODULES[bench].VARIANTS)}")
+        raise UserError(
+            f"{bench} has no variant {name!r}: it has {', '.join(MODULES[bench].VARIANTS)}"
+        )
     return variants[name]
 
 
@@ -119,7 +121,9 @@ def read_responses(bench: str, records: list, args) -> dict:
     path = Path(args.responses) / f"{bench}.jsonl" if args.bench == "all" else args.responses
     answers = {row["id"]: row["response"] for row in read_rows(path, ("id", "response"))}
     if args.variant == EPISODES or not any(r["id"] in answers for r in records):
-        raise UserError(f"{path}: none of its ids is one of {bench}'s, such as {records[0]['id']!r}")
+        raise UserError(
+            f"{path}: none of its ids is one of {bench}'s, such as {records[0]['id']!r}"
+        )
     if not all(isinstance(text, str) for text in answers.values()):
         raise UserError(f"{path}: a response is not text")
     return answers
@@ -155,7 +159,9 @@ def evaluate(bench: str, records: list, policy, answers, args) -> dict:
     summary = {"benchmark": bench, "variant": args.variant}
     summary |= results(records, verdicts, vars(module).get("overall", mean))
     summary["prompts_too_long"] = sum("too long" in row["problem"] for row in rows)
-    summary["cut_or_missing"] = sum(row["truncated"] or row["problem"] == "no response" for row in rows)
+    summary["cut_or_missing"] = sum(
+        row["truncated"] or row["problem"] == "no response" for row in rows
+    )
     # another protocol: the paper's figure does not belong next to it
     summary["paper"] = {} if args.variant else module.PAPER
     summary["note"] = "" if args.variant else vars(module).get("NOTE", "")
@@ -272,7 +278,9 @@ def play(games: list, policy, settings: dict, args):
         texts = iter([policy.decode(r.response) for r in greedy(policy, fits, settings)])
         return [next(texts) if len(i) <= settings["max_prompt"] else None for i in ids]
 
-    for start in tqdm(range(0, len(games), args.batch_size), desc="alfworld episodes", unit="batch"):
+    for start in tqdm(
+        range(0, len(games), args.batch_size), desc="alfworld episodes", unit="batch"
+    ):
         for game in alfworld.episodes(args.data, respond, games[start:start + args.batch_size]):
             yield {**row_of(game, None, "\n".join(game["commands"])),
                    "problem": "" if game["won"] else game["reason"]}

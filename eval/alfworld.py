@@ -167,7 +167,9 @@ def score(record: dict, response: str) -> Verdict:
     projected, _ = projection(response)
     extra = {"exact": exact, "admissible": float(offered), "acts": float(acts(boxed, admissible)),
              "verl_agent_exact": float(projected == expert)}
-    return Verdict(bool(exact), exact, f"{command[:80]!r}, the expert's command is {expert!r}", extra)
+    return Verdict(
+        bool(exact), exact, f"{command[:80]!r}, the expert's command is {expert!r}", extra
+    )
 
 
 # ---------------------------------------------------------------------------------------------

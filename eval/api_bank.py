@@ -15,13 +15,14 @@ Usage: python -m eval api_bank --data DIR --model M. Two scorers:
 Deviations: the damo evaluator executes the call on a fresh database and compares input, output and
 exception, differently from API to API. Here arguments are read by the same pattern, declared names
 and types are enforced, and each API's comparison of its *inputs* is applied (COMPARE), less what it
-does with dates. Two things are known without a database: steps that depend on an earlier call, and one check
-that never passes.
+does with dates. Two things are known without a database: steps that depend on an earlier call, and
+one check that never passes.
 
 Known oddities, left as they are because the figures contain them: 8 level-1 golds use an argument
 that the tool does not document; 10 prompts are duplicates; 6 level-2 golds call a tool that the
 prompt does not list; five gold calls of BookHotel are cut off by the original converter.
 """
+
 import json
 import operator
 import re

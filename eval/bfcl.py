@@ -679,7 +679,9 @@ def load_turns(folder: Path) -> list[dict]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; `python -m eval.bfcl DIR` makes it")
     docs, history, records = function_docs(folder), {}, []
-    entries = {row["id"]: row for row in read_rows(folder / f"BFCL_v4_{LONG_CONTEXT}.json", ("id",))}
+    entries = {
+        row["id"]: row for row in read_rows(folder / f"BFCL_v4_{LONG_CONTEXT}.json", ("id",))
+    }
     for number, row in enumerate(read_rows(path), 1):
         with one_line_for(f"{path}, record {number}", Undecodable):
             before = history.setdefault(row["id"], [])
@@ -710,7 +712,9 @@ def turn_record(row: dict, before: list, docs: dict, entry: dict) -> dict:
     start = entry["initial_config"]
     record["initial_config"] = start
     record["logins"] = {call.split("(")[0] for turn in before for call in turn["gt_calls"]}
-    record["logged_in"] = {name for name, (key, _, _) in LOGIN.items() if start.get(name, {}).get(key)}
+    record["logged_in"] = {
+        name for name, (key, _, _) in LOGIN.items() if start.get(name, {}).get(key)
+    }
     # where a token or a symbol may have come from: configuration, users, calls, results
     record["known"] = json.dumps([start, before, row], ensure_ascii=False)
     return record

@@ -140,7 +140,9 @@ def mean(verdicts) -> float:
     return 100 * sum(v.score for v in verdicts) / max(1, len(verdicts))
 
 
-def bootstrap(verdicts: list, overall=mean, seed: int = 0, draws: int = 1000) -> tuple[float, float]:
+def bootstrap(
+    verdicts: list, overall=mean, seed: int = 0, draws: int = 1000
+) -> tuple[float, float]:
     """Percentile interval (95 %) of overall(verdicts) over verdicts drawn with replacement.
 
     It has no width where all verdicts are equal (0 % and 100 %).
@@ -165,5 +167,11 @@ def results(records: list, verdicts: list, overall=mean) -> dict:
         categories[name] = {"score": overall(group), "n": len(group)}
     for name in numbers:
         metrics[name] = sum(v.extra[name] for v in verdicts) / len(verdicts)
-    return {"score": overall(verdicts), "n": len(verdicts), "interval_95": bootstrap(verdicts, overall),
-            "passed": sum(v.ok for v in verdicts), "categories": categories, "metrics": metrics}
+    return {
+        "score": overall(verdicts),
+        "n": len(verdicts),
+        "interval_95": bootstrap(verdicts, overall),
+        "passed": sum(v.ok for v in verdicts),
+        "categories": categories,
+        "metrics": metrics,
+    }

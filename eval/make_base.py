@@ -61,7 +61,9 @@ def base_tasks(bench: str, data, limit=None) -> tuple[list, Counter]:
     for record in module.load(data, split="train"):
         task = module.base_task(record)
         if evaluated & marks(record, task["task"]):
-            raise UserError(f"{bench}: refusing to write {record['id']!r}, it is in the evaluation part")
+            raise UserError(
+                f"{bench}: refusing to write {record['id']!r}, it is in the evaluation part"
+            )
         if fault := unreadable(task):
             faults[fault] += 1
         else:

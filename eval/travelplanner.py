@@ -837,5 +837,7 @@ def overall(verdicts) -> float:
     def total(name):
         return sum(v.extra[name] for v in verdicts)
     plans = max(1, len(verdicts))
-    shares = [total(name) / plans for name in ("commonsense_micro", "commonsense_macro", "hard_macro")]
+    shares = [
+        total(name) / plans for name in ("commonsense_micro", "commonsense_macro", "hard_macro")
+    ]
     return 25.0 * (sum(shares) + total("hard_passed") / max(1, total("hard_checks")))

@@ -1,14 +1,15 @@
 """README's figure of the result, drawn from the records: python -m scripts.figures
 
-Paper: its Figures 4 and 5, held-out success of the variants by epoch; beside it, what the paper does not
-show, the same at the end by tool.
+Paper: its Figures 4 and 5, held-out success of the variants by epoch; beside it, what the paper
+does not show, the same at the end by tool.
 
-Usage: `python -m scripts.figures` writes results/result.png from results/ladder.jsonl, the records of
-`python -m scripts.experiments ladder --seeds 5`.
+Usage: `python -m scripts.figures` writes results/result.png from results/ladder.jsonl, the records
+of `python -m scripts.experiments ladder --seeds 5`.
 
-Deviations: a line is the mean over base models, without error bars: differences between variants are
-paired by base model, and their intervals stand in EXPERIMENTS.md.
+Deviations: a line is the mean over base models, without error bars: differences between variants
+are paired by base model, and their intervals stand in EXPERIMENTS.md.
 """
+
 import sys
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def main():
         left.plot(curves.mean(0), style, color=colour, label=label, linewidth=2)
         # right: the same at the end, for the held-out tasks of each tool
         tools = list(runs[0][-1]["validation_by"])
-        ends = np.array([[metrics[-1]["validation_by"][tool] for tool in tools] for metrics in runs])
+        ends = np.array(
+            [[metrics[-1]["validation_by"][tool] for tool in tools] for metrics in runs]
+        )
         right.plot(tools, ends.mean(0), style, color=colour, marker="o", markersize=5, linewidth=2)
     left.set(title="Held-out success", xlabel="epoch (0: before training)", ylim=(0, 1))
     left.legend(loc="lower right", frameon=False)

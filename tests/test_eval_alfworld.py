@@ -5,8 +5,15 @@ from eval import alfworld
 
 
 def step(expert="go to desk 1", admissible=("go to desk 1", "look")):
-    return {"id": "x", "game": "x", "category": "valid_seen/pick", "observation": "o", "history": [],
-            "admissible": list(admissible), "expert": expert}
+    return {
+        "id": "x",
+        "game": "x",
+        "category": "valid_seen/pick",
+        "observation": "o",
+        "history": [],
+        "admissible": list(admissible),
+        "expert": expert,
+    }
 
 
 @pytest.mark.parametrize("text, wanted", [

@@ -55,15 +55,23 @@ TYPED = record("Geocode", {"n": 2, "x": 1.5, "on": True, "l": ["a"]}, n="int", x
                l="list")
 
 
-@pytest.mark.parametrize("rec, arguments, ok", [
-    (TYPED, "n='2', x='1.50', on='True', l=['a']", True),
-    (TYPED, "n='2.0', x='1.5', on='True', l=['a']", False),
-    (record("PlayMusic", {"music_name": "Hello"}), "music_name=' HELLO'", True),
-    (record("AddScene", {"name": "Hello"}), "name='HELLO'", False),
-    # steps that need an earlier call, accounts that exist, and a check that never passes
-    (record("ForgotPassword", {"status": "Verification Code"}), "status='Verification Code'", False),
-    (record("RegisterUser", {"username": "foo"}), "username='foo'", True),
-    (record("RegisterUser", {"username": "foo"}, ["foo"]), "username='foo'", False),
-    (record("DeleteMeeting", {"time": "t"}), "time='t'", False)])
+@pytest.mark.parametrize(
+    "rec, arguments, ok",
+    [
+        (TYPED, "n='2', x='1.50', on='True', l=['a']", True),
+        (TYPED, "n='2.0', x='1.5', on='True', l=['a']", False),
+        (record("PlayMusic", {"music_name": "Hello"}), "music_name=' HELLO'", True),
+        (record("AddScene", {"name": "Hello"}), "name='HELLO'", False),
+        # steps that need an earlier call, accounts that exist, and a check that never passes
+        (
+            record("ForgotPassword", {"status": "Verification Code"}),
+            "status='Verification Code'",
+            False,
+        ),
+        (record("RegisterUser", {"username": "foo"}), "username='foo'", True),
+        (record("RegisterUser", {"username": "foo"}, ["foo"]), "username='foo'", False),
+        (record("DeleteMeeting", {"time": "t"}), "time='t'", False),
+    ],
+)
 def test_damo_types_and_comparison(rec, arguments, ok):
     assert api_bank.score(rec, f"[{rec['gold']['name']}({arguments})]", "damo").ok == ok

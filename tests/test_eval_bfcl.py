@@ -54,8 +54,13 @@ def test_reasoning_before_the_answer_is_neither_a_call_nor_in_the_way_of_one():
     """Right calls after a thought earned nothing, and wrong ones passed as refusals."""
     rec, wrong = record({"a": "integer"}, {"a": [1]}, ["a"]), "[f(a=2)]"
     block = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    for thought in ("<think>easy</think>", "<think>\n\n</think>\n\n", "</think>\n", f"{wrong}</think>",
-                    f"<think>{block}</think>\n<think>or {wrong}?</think>\n"):
+    for thought in (
+        "<think>easy</think>",
+        "<think>\n\n</think>\n\n",
+        "</think>\n",
+        f"{wrong}</think>",
+        f"<think>{block}</think>\n<think>or {wrong}?</think>\n",
+    ):
         assert passes(rec, f"{thought}[f(a=1)]") and passes(rec, f"{thought}{block}")
         assert not passes(rec, f"{thought}{wrong}")
         refusing = {**rec, "category": "irrelevance"}
@@ -96,25 +101,44 @@ TEXTS, DICTS = ({"type": "array", "items": {"type": kind}} for kind in ("string"
 TWO = [[{"k": [1]}, {"k": [2]}]]
 
 
-@pytest.mark.parametrize("kind, listed, right, wrong", [
-    # rule 3: exact types, but integers pass as floats and tuples as tuples
-    ("integer", [5], ["5"], ["5.0", "True", "'5'", "[5]", "None"]), ("integer", [1], [], ["True"]),
-    ("float", [5.0], ["5", "5.0"], ["'5'", "True", "0x" + "f" * 400]),
-    ("boolean", [True], ["True"], ["1", "true", "'True'"]), ("any", ["x"], ["'x'", "x"], ["1"]),
-    ("dict", [{"k": [1]}], ["{'k': 1}"], ["'{}'", "[1]"]),
-    (ARRAY, [[1, 2]], ["[1, 2]"], ["(1, 2)", "[1, 2, 3]"]), (PAIR, [[1, 2]], ["[1, 2]", "(1, 2)"], []),
-    # rule 4: the type of every item
-    (ARRAY, [[1, 2]], [], ["[1, '2']", "[1.0, 2.0]", "[True, 2]"]), (ARRAY, [["a"]], ["['a']"], []),
-    # rule 5: a value of the answer's own type is compared as it is
-    ("string", [5], ["5"], ["'5'"]), ("integer", ["A b"], ["'A b'"], ["'a b'"]),
-    # rule 6: texts without case, blanks and some marks; lists in order; dictionaries by key
-    ("string", ["New York, NY"], ["'new york ny'", "'New-York/NY.'"], ["'New York: NY'", "'York'"]),
-    ("string", ["it's"], ["'it\"s'"], ["''"]), ("string", ["x", ""], ["''", "' .'"], []),
-    (TEXTS, [["A b", "c"]], ["['ab', 'C']"], ["['c', 'ab']"]),
-    ("dict", [{"k": ["A b"], "n": [1, ""]}], ["{'k': 'ab'}", "{'n': 1, 'k': 'ab'}"],
-     ["{'n': 1}", "{}", "{'k': 'ab', 'z': 1}", "{'k': 'ab', 'n': 2}"]),
-    (DICTS, TWO, ["[{'k': 1}, {'k': 2}]"], ["[{'k': 2}, {'k': 1}]", "[{'k': 1}]"]),
-    ("float", [0.1], ["0.1", "0.05 + 0.05"], ["0.10000001"])])
+@pytest.mark.parametrize(
+    "kind, listed, right, wrong",
+    [
+        # rule 3: exact types, but integers pass as floats and tuples as tuples
+        ("integer", [5], ["5"], ["5.0", "True", "'5'", "[5]", "None"]),
+        ("integer", [1], [], ["True"]),
+        ("float", [5.0], ["5", "5.0"], ["'5'", "True", "0x" + "f" * 400]),
+        ("boolean", [True], ["True"], ["1", "true", "'True'"]),
+        ("any", ["x"], ["'x'", "x"], ["1"]),
+        ("dict", [{"k": [1]}], ["{'k': 1}"], ["'{}'", "[1]"]),
+        (ARRAY, [[1, 2]], ["[1, 2]"], ["(1, 2)", "[1, 2, 3]"]),
+        (PAIR, [[1, 2]], ["[1, 2]", "(1, 2)"], []),
+        # rule 4: the type of every item
+        (ARRAY, [[1, 2]], [], ["[1, '2']", "[1.0, 2.0]", "[True, 2]"]),
+        (ARRAY, [["a"]], ["['a']"], []),
+        # rule 5: a value of the answer's own type is compared as it is
+        ("string", [5], ["5"], ["'5'"]),
+        ("integer", ["A b"], ["'A b'"], ["'a b'"]),
+        # rule 6: texts without case, blanks and some marks; lists in order; dictionaries by key
+        (
+            "string",
+            ["New York, NY"],
+            ["'new york ny'", "'New-York/NY.'"],
+            ["'New York: NY'", "'York'"],
+        ),
+        ("string", ["it's"], ["'it\"s'"], ["''"]),
+        ("string", ["x", ""], ["''", "' .'"], []),
+        (TEXTS, [["A b", "c"]], ["['ab', 'C']"], ["['c', 'ab']"]),
+        (
+            "dict",
+            [{"k": ["A b"], "n": [1, ""]}],
+            ["{'k': 'ab'}", "{'n': 1, 'k': 'ab'}"],
+            ["{'n': 1}", "{}", "{'k': 'ab', 'z': 1}", "{'k': 'ab', 'n': 2}"],
+        ),
+        (DICTS, TWO, ["[{'k': 1}, {'k': 2}]"], ["[{'k': 2}, {'k': 1}]", "[{'k': 1}]"]),
+        ("float", [0.1], ["0.1", "0.05 + 0.05"], ["0.10000001"]),
+    ],
+)
 def test_rules_3_to_6_types_and_values(kind, listed, right, wrong):
     assert accepted(kind, listed, right + wrong) == right
 

@@ -1,8 +1,10 @@
-"""The command line of eval/: responses of every kind, bad input, resuming, recorded verdicts, base tasks.
+"""The command line of eval/: responses of every kind, bad input, resuming, recorded verdicts, base
+tasks.
 
 A tiny data set of all five benchmarks is written by the tests (one to three records each). What
 needs the real data is marked `needs_data`.
 """
+
 import csv
 import gzip
 import json
@@ -80,7 +82,8 @@ TRAVEL = {"org": "Home", "dest": "Reno", "days": 3, "visiting_city_number": 1, "
 
 
 def tiny_travelplanner(folder, **train):
-    """Tables in the official layout (test_eval_travelplanner.py uses them too) and a query per part."""
+    """Tables in the official layout (test_eval_travelplanner.py uses them too) and a query per
+    part."""
     tables = {
         "restaurants/clean_restaurant_2022.csv":
             'Name,City,Cuisines,Average Cost\nInn,Home,Tea,30\nBlue Door,Reno,"Pizza, Indian",10\n'
@@ -111,9 +114,13 @@ def tiny_travelplanner(folder, **train):
         (folder / f"{part}_ref_info.jsonl").write_text(lines(info))
 
 
-RIGHT = {"alfworld": lambda r: f"\\boxed{{{r['expert']}}}",
-         "api_bank": lambda r: json.dumps(r["gold"]), "bfcl": lambda r: f"[{CALL}]",
-         "bamboogle": lambda r: f"<response>{r['answer']}</response>", "travelplanner": lambda r: "?"}
+RIGHT = {
+    "alfworld": lambda r: f"\\boxed{{{r['expert']}}}",
+    "api_bank": lambda r: json.dumps(r["gold"]),
+    "bfcl": lambda r: f"[{CALL}]",
+    "bamboogle": lambda r: f"<response>{r['answer']}</response>",
+    "travelplanner": lambda r: "?",
+}
 
 
 @pytest.fixture
@@ -168,11 +175,28 @@ def test_missing_responses_fail_and_are_counted(data, tmp_path, capsys):
 DEEP = 10_000
 BOTH = "[" * DEEP + "]" * DEEP
 HOSTILE = [
-    "", "zu: }{ 💥 \\ud800 <tool_call> [f(", "\ud800 [f(a='\udfff')]", "a" * 1_000_000, BOTH,
-    "[{" * DEEP, '{"a":' * 10_000, f"[f(a={BOTH})]", "f(" * DEEP + ")" * DEEP, "[" + "f()," * 300_000,
-    "<tool_call>\n" * 80_000, "\\boxed{" * 140_000, "<action>" * 120_000, "<answer>" * 120_000,
-    "[f(a=9**9**9**9)]", "[f(a='x'*10**12)]", "[f(a=0x" + "f" * 40_000 + ")]", "[f(a=" + "1+" * DEEP + "1)]",
-    "null", json.dumps([{"days": 1, "current_city": ["a"]}] * 3), "[{}," * 50_000]
+    "",
+    "zu: }{ 💥 \\ud800 <tool_call> [f(",
+    "\ud800 [f(a='\udfff')]",
+    "a" * 1_000_000,
+    BOTH,
+    "[{" * DEEP,
+    '{"a":' * 10_000,
+    f"[f(a={BOTH})]",
+    "f(" * DEEP + ")" * DEEP,
+    "[" + "f()," * 300_000,
+    "<tool_call>\n" * 80_000,
+    "\\boxed{" * 140_000,
+    "<action>" * 120_000,
+    "<answer>" * 120_000,
+    "[f(a=9**9**9**9)]",
+    "[f(a='x'*10**12)]",
+    "[f(a=0x" + "f" * 40_000 + ")]",
+    "[f(a=" + "1+" * DEEP + "1)]",
+    "null",
+    json.dumps([{"days": 1, "current_city": ["a"]}] * 3),
+    "[{}," * 50_000,
+]
 TRAPS = [text.replace("CODE", "__import__('os').system('touch MADE')") for text in (
     "CODE", "[f(a=CODE)]", "[f(a=CODE+1)]", "[{'days': CODE}]", "[open('MADE', 'w')]")]
 
@@ -239,8 +263,19 @@ class Scripted:
 def evaluated(policy, data, out, monkeypatch, capsys, *options):
     """(exit code, summary or None) of alfworld with a scripted model."""
     monkeypatch.setattr(harness, "load_policy", lambda args: policy)
-    code, _, _ = command("alfworld", "--data", data, "--model", "m", "--batch-size", 3, "--out", out,
-                         *options, capsys=capsys)
+    code, _, _ = command(
+        "alfworld",
+        "--data",
+        data,
+        "--model",
+        "m",
+        "--batch-size",
+        3,
+        "--out",
+        out,
+        *options,
+        capsys=capsys,
+    )
     return code, next((json.loads(p.read_text()) for p in Path(out).glob("*.json")), None)
 
 
@@ -271,7 +306,9 @@ def test_whole_games_are_scored_by_who_won_them(data, tmp_path, capsys, monkeypa
         for game, won in zip(games, (True, False)):
             yield {"id": game["id"], "won": won, "reason": "lost", "commands": ["look"]}
     monkeypatch.setattr(harness.alfworld, "episodes", episodes)
-    code, summary = evaluated(Scripted(data), data, tmp_path, monkeypatch, capsys, "--variant", "episodes")
+    code, summary = evaluated(
+        Scripted(data), data, tmp_path, monkeypatch, capsys, "--variant", "episodes"
+    )
     assert code == 0 and (summary["n"], summary["score"]) == (2, 50.0)
 
 
@@ -346,6 +383,10 @@ def test_evaluated_requests_are_refused_as_base_tasks(tmp_path, capsys):
 @pytest.mark.parametrize("bench, count", [("travelplanner", 45), ("bfcl", 1800)])
 def test_base_tasks_and_evaluation_are_disjoint(bench, count):
     tasks, _ = make_base.base_tasks(bench, SHARED)
-    asked = {record.get("query", record.get("user")) for record in harness.MODULES[bench].load(SHARED)}
+    asked = {
+        record.get("query", record.get("user")) for record in harness.MODULES[bench].load(SHARED)
+    }
     assert len(tasks) >= count and len(asked) > 170
-    assert not asked & {text for task in tasks for text in (task["task"], task["task"].split("\n\n")[0])}
+    assert not asked & {
+        text for task in tasks for text in (task["task"], task["task"].split("\n\n")[0])
+    }

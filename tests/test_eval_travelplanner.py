@@ -74,30 +74,39 @@ CITY, ABSENT = "is_valid_information_in_current_city", "is_not_absent"
 NIGHTS = "is_valid_accommodation"
 
 
-@pytest.mark.parametrize("names, fields", [
-    ({ROUTE, CITY, ABSENT}, {"current_city_1": "from Far to Reno"}),
-    ({ROUTE, ABSENT}, {"current_city_2": "Elko"}),  # Reno, Elko, Reno: comes back to Reno
-    # a tour that never leaves: home is not compared on a day without "from", but meals are due
-    ({ABSENT}, {"current_city_1": "Reno", "current_city_3": "Reno"}),
-    ({"is_valid_restaurants"}, {"dinner_2": "Red Door, Reno"}),
-    (set(), {"dinner_2": "Red Door, Reno "}),  # the raw texts differ
-    ({"is_valid_attractions"}, {"attraction_2": "Museum, Reno;Museum, Reno;"}),
-    (set(), {"attraction_2": "Museum, Reno;Museum, Reno"}),  # the tail is never read
-    ({NIGHTS}, {"accommodation_1": "Long Stay, Reno", "accommodation_2": "Long Stay, Reno"}),
-    # a name that fits two hotels is not held against the plan, though one night is too short for both
-    (set(), {"accommodation_1": "o, Reno", "accommodation_2": "Lo, Reno"}),
-    ({"is_valid_transportation", ABSENT}, {"transportation_1": "-"}),
-    ({"is_valid_transportation"}, {"transportation_3": "Self-driving, from Reno to Home"}),
-    ({CITY, SANDBOX}, {"breakfast_3": "Blue Whale, Oslo"}),
-    ({CITY, SANDBOX, NIGHTS}, {"accommodation_1": "Loft, Home"}),  # leaves one night for the loft
-    ({SANDBOX}, {"lunch_2": "inn, Reno"}),  # case-sensitive
-    ({SANDBOX}, {"lunch_2": "Ghost, Reno"}),  # its row lacks a cell
-    # an inn of the same name in another city is another one; any part of a name will do
-    (set(), {"breakfast_3": "Inn, Home"}), (set(), {"lunch_2": "n, Reno"}),
-    ({SANDBOX}, {"transportation_1": "Flight Number: F2, from Home to Reno"}),
-    (set(), {"transportation_2": "Bus within Reno"}),  # other means are not looked up
-    ({SANDBOX}, {"transportation_2": "Taxi within Reno"}),  # a taxi needs from and to
-    ({SANDBOX}, {"accommodation_3": "Loft, Home"})])
+@pytest.mark.parametrize(
+    "names, fields",
+    [
+        ({ROUTE, CITY, ABSENT}, {"current_city_1": "from Far to Reno"}),
+        ({ROUTE, ABSENT}, {"current_city_2": "Elko"}),  # Reno, Elko, Reno: comes back to Reno
+        # a tour that never leaves: home is not compared on a day without "from", but meals are due
+        ({ABSENT}, {"current_city_1": "Reno", "current_city_3": "Reno"}),
+        ({"is_valid_restaurants"}, {"dinner_2": "Red Door, Reno"}),
+        (set(), {"dinner_2": "Red Door, Reno "}),  # the raw texts differ
+        ({"is_valid_attractions"}, {"attraction_2": "Museum, Reno;Museum, Reno;"}),
+        (set(), {"attraction_2": "Museum, Reno;Museum, Reno"}),  # the tail is never read
+        ({NIGHTS}, {"accommodation_1": "Long Stay, Reno", "accommodation_2": "Long Stay, Reno"}),
+        # a name that fits two hotels is not held against the plan, though one night is too short
+        # for both
+        (set(), {"accommodation_1": "o, Reno", "accommodation_2": "Lo, Reno"}),
+        ({"is_valid_transportation", ABSENT}, {"transportation_1": "-"}),
+        ({"is_valid_transportation"}, {"transportation_3": "Self-driving, from Reno to Home"}),
+        ({CITY, SANDBOX}, {"breakfast_3": "Blue Whale, Oslo"}),
+        (
+            {CITY, SANDBOX, NIGHTS},
+            {"accommodation_1": "Loft, Home"},
+        ),  # leaves one night for the loft
+        ({SANDBOX}, {"lunch_2": "inn, Reno"}),  # case-sensitive
+        ({SANDBOX}, {"lunch_2": "Ghost, Reno"}),  # its row lacks a cell
+        # an inn of the same name in another city is another one; any part of a name will do
+        (set(), {"breakfast_3": "Inn, Home"}),
+        (set(), {"lunch_2": "n, Reno"}),
+        ({SANDBOX}, {"transportation_1": "Flight Number: F2, from Home to Reno"}),
+        (set(), {"transportation_2": "Bus within Reno"}),  # other means are not looked up
+        ({SANDBOX}, {"transportation_2": "Taxi within Reno"}),  # a taxi needs from and to
+        ({SANDBOX}, {"accommodation_3": "Loft, Home"}),
+    ],
+)
 def test_commonsense_rules(names, fields):
     assert failed(judge(changed(**fields))) == names
 
@@ -140,14 +149,23 @@ def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
 
 # ------------------------------------------------------------------- five hard constraints
 
-@pytest.mark.parametrize("limits, name", [
-    ({"budget": 855}, "valid_cost"), ({"budget": 856}, None),
-    (wishes(**{"house rule": "pets"}), "valid_room_rule"), (wishes(**{"house rule": "smoking"}), None),
-    (wishes(**{"room type": "entire room"}), "valid_room_type"),
-    (wishes(**{"room type": "private room"}), None), (wishes(**{"room type": "not shared room"}), None),
-    (wishes(cuisine=["Indian", "Mexican"]), "valid_cuisine"), (wishes(cuisine=["Indian", "BBQ"]), None),
-    (wishes(transportation="no flight"), "valid_transportation"),
-    (wishes(transportation="no self-driving"), None)])
+
+@pytest.mark.parametrize(
+    "limits, name",
+    [
+        ({"budget": 855}, "valid_cost"),
+        ({"budget": 856}, None),
+        (wishes(**{"house rule": "pets"}), "valid_room_rule"),
+        (wishes(**{"house rule": "smoking"}), None),
+        (wishes(**{"room type": "entire room"}), "valid_room_type"),
+        (wishes(**{"room type": "private room"}), None),
+        (wishes(**{"room type": "not shared room"}), None),
+        (wishes(cuisine=["Indian", "Mexican"]), "valid_cuisine"),
+        (wishes(cuisine=["Indian", "BBQ"]), None),
+        (wishes(transportation="no flight"), "valid_transportation"),
+        (wishes(transportation="no self-driving"), None),
+    ],
+)
 def test_hard_rules(limits, name):
     verdict = judge(**limits)
     assert failed(verdict) == ({name} if name else set()) and verdict["commonsense_pass"]
@@ -203,8 +221,12 @@ def test_base_task_and_score_on_disk(tmp_path):
     rows = task["task"].split("Attractions in Reno:")[1].split("\n\n")[0]
     assert "Museum" in rows and "Zoo (old)" in rows and "D" not in rows
     right = tp.score({**test, **wishes(cuisine=["Indian"])}, json.dumps(PLAN))
-    repeated = tp.score(test, json.dumps(changed(dinner_2="Red Door, Reno")))  # breaks one rule of eight
+    repeated = tp.score(
+        test, json.dumps(changed(dinner_2="Red Door, Reno"))
+    )  # breaks one rule of eight
     assert right.ok and right.score == 1 and repeated.score == (7 / 8 + 0 + 1 + 1) / 4
     # commonsense micro and macro, hard macro; hard micro pools 2 + 1 of 2 + 1 + 1 checks
     shares = (15 / 8 + 1 + 2) / 3
-    assert tp.overall([right, repeated, tp.score(test, "no plan")]) == pytest.approx(25 * (shares + 3 / 4))
+    assert tp.overall([right, repeated, tp.score(test, "no plan")]) == pytest.approx(
+        25 * (shares + 3 / 4)
+    )

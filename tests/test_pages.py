@@ -12,7 +12,8 @@ from support.options import Options
 from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = "README TROUBLESHOOTING support/README worlds/README worlds/TOOLS worlds/OWN_WORLD scripts/README".split()
+PAGES = ["README", "EXPERIMENTS", "TROUBLESHOOTING", "model/README", "support/README",
+         "worlds/README", "worlds/TOOLS", "worlds/OWN_WORLD", "scripts/README", "results/notes"]
 ELSEWHERE = {"--no-deps", "--index-url", "--help"}  # pip's and argparse's
 MADE = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json", "report.html",
         "mine.py", "tasks.jsonl", "verl.jsonl", "warm_start.json"}  # by a run, or by the reader
@@ -21,7 +22,9 @@ MADE = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.js
 def known_options() -> set:
     """Every --option: of a run and its worlds, and whatever a program of the project calls so."""
     names = {f.name for f in fields(Options)}.union(*(load_world(w).OPTIONS for w in world_names()))
-    sources = [path.read_text("utf-8") for path in ROOT.glob("*/*.py") if path.parent.name != "tests"]
+    sources = [
+        path.read_text("utf-8") for path in ROOT.glob("*/*.py") if path.parent.name != "tests"
+    ]
     flags = {flag for text in sources for flag in re.findall(r"\"(--[a-z][a-z-]*)\"", text)}
     return flags | ELSEWHERE | {"--" + name.replace("_", "-") for name in names}
 

@@ -3,10 +3,11 @@
 Usage: python -m tests.verify BENCHMARK VERDICTS.jsonl --data DIR
        (exit code 0 if every required rate is met, 1 if one is missed, 2 for bad input)
 
-The recorded verdicts, like the data of the benchmarks, are not in this repository. For each benchmark
-one generator below takes (data folder, recorded rows) and yields (kind, agrees, detail): agrees is
-None where our scorer has nothing to decide with, which counts as neither.
+The recorded verdicts, like the data of the benchmarks, are not in this repository. For each
+benchmark one generator below takes (data folder, recorded rows) and yields (kind, agrees, detail):
+agrees is None where our scorer has nothing to decide with, which counts as neither.
 """
+
 import sys
 
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
@@ -15,7 +16,14 @@ from eval.common import data_dir, one_line, one_line_for, read_rows
 from model.files import exit_code
 from support.options import Parser
 
-TRAVEL_KINDS = ("gold", "constructed-pass", "perturbed", "undelivered", "malformed", "official-example")
+TRAVEL_KINDS = (
+    "gold",
+    "constructed-pass",
+    "perturbed",
+    "undelivered",
+    "malformed",
+    "official-example",
+)
 # {benchmark: {kind: share of verdicts that must agree}}
 REQUIRED = {
     "alfworld": {"step-string": 1.0, "step-admissible": 1.0, "raw-text": 1.0},
@@ -50,7 +58,8 @@ def main(argv) -> int:
 
 
 def print_agreement(kinds: dict, required: dict) -> int:
-    """A table of {kind: verdicts}; 0 if something was decided and every required rate is met, else 1."""
+    """A table of {kind: verdicts}; 0 if something was decided and every required rate is met, else
+    1."""
     rows, missed, any_decided = [], False, False
     for kind, verdicts in sorted(kinds.items()):
         decided = [agrees for agrees in verdicts if agrees is not None]
@@ -65,7 +74,9 @@ def print_agreement(kinds: dict, required: dict) -> int:
         state = "ok"
         if need is not None and rate < need:
             state, missed = "MISSED", True
-        rows.append([kind, len(decided), sum(decided), f"{100 * rate:.2f}", asked, undecided, state])
+        rows.append(
+            [kind, len(decided), sum(decided), f"{100 * rate:.2f}", asked, undecided, state]
+        )
     print(table(["kind", "verdicts", "agree", "rate %", "required %", "undecidable", ""], rows))
     return int(missed or not any_decided)
 
@@ -97,8 +108,11 @@ def verify_api_bank(data, rows):
 def verify_bfcl(data, rows):
     """Kinds: single_turn, relevance, multi_turn (by the rule without simulator)."""
     folder = data_dir(data, bfcl.NAME)
-    kinds = {bfcl.LONG_CONTEXT: "multi_turn", **dict.fromkeys(bfcl.RELEVANCE_CATEGORIES, "relevance"),
-             **dict.fromkeys(bfcl.AST_CATEGORIES, "single_turn")}
+    kinds = {
+        bfcl.LONG_CONTEXT: "multi_turn",
+        **dict.fromkeys(bfcl.RELEVANCE_CATEGORIES, "relevance"),
+        **dict.fromkeys(bfcl.AST_CATEGORIES, "single_turn"),
+    }
     known = {}  # {category: {id: record}}, read when it is first met
     for number, row in enumerate(rows, 1):
         with one_line_for(f"bfcl, recorded verdict {number}"):
