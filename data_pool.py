@@ -1,4 +1,4 @@
-"""Tasks, the agent's attempts at them, and the two pools that keep them: D_train and D_env.
+"""Tasks, attempts at them, and the two pools that keep both: D_train and D_env.
 
 Paper: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task with its valid
 traces, and D_env <- D_env + weighted generations keeps what the simulator wrote, in which
@@ -14,7 +14,7 @@ measured it, because it goes stale as the agent learns.
 """
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from model.files import append_jsonl, read_jsonl
@@ -55,6 +55,15 @@ class Trace:
 
 
 @dataclass
+class Trial:
+    """The agent's G attempts at one task."""
+    task: Task
+    rollouts: list       # G Rollouts; empty once the agent has learned from them
+    traces: list[Trace]
+    p_hat: float         # Eq. 2
+
+
+@dataclass
 class EnvRecord:
     """One generation of the simulator, (context -> task), and how often the task was solved.
 
@@ -76,77 +85,8 @@ class EnvRecord:
 
     def p_hat_of(self, unit: str) -> float:
         """p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch"."""
-        return {"task": self.p_hat, "seed": self.p_hat_seed, "batch": self.p_hat_batch}[unit]
-
-
-# ---------------------------------------------------------------------------------------------
-# attempts
-
-
-def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=None):
-    """G attempts at every task -> (rollouts, texts), in the order of the tasks.
-
-    A text is the response, or the list of turns and observations of an episode. A rollout in which the
-    policy drew control tokens, which no text shows, gets the limit "special tokens".
-    max_rows: as policy.sample takes it; None: what `rollout_rows` says for these prompts.
-    """
-    prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
-    max_rows = max_rows or rollout_rows(o, G, max(map(len, prompts)))
-    states = [world.start(task) for task in tasks for _ in range(G)]
-    episodes = any(state is not None for state in states)  # None: one answer, nothing to respond to
-    said, spoilt = [[] for _ in states], set()
-
-    def respond(i, ids):
-        said[i].append(policy.decode(ids))
-        if policy.has_control_tokens(ids):
-            spoilt.add(i)
-            return None
-        observation = world.respond(tasks[i // G], states[i], said[i][-1])
-        if observation is None:
-            return None
-        said[i].append(observation)
-        return policy.encode_observation(observation)
-
-    tokens, turns = o.max_response_tokens, {}
-    if episodes:
-        tokens = world.max_episode_tokens
-        turns = dict(respond=respond, max_turns=world.max_turns, max_turn_tokens=o.max_response_tokens)
-    rollouts = policy.sample(adapter, prompts, G, tokens, temperature, generator, max_rows=max_rows, **turns)
-    if not episodes:
-        said = [policy.decode(r.response) for r in rollouts]
-        spoilt = {i for i, r in enumerate(rollouts) if policy.has_control_tokens(r.response)}
-    for i in spoilt:
-        rollouts[i] = replace(rollouts[i], limit="special tokens")
-    return rollouts, said
-
-
-def rollout_rows(o, G: int, longest: int) -> int:
-    """max_rows for rollouts other than the agent's G per task: the simulator's, greedy validation's.
-
-    longest: tokens of the longest prompt. The cache holds max_rows // G prompts at once, which with
-    G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
-    many short ones as hold the tokens of one prompt of the greatest length.
-    """
-    prompts = max(1, o.max_rows // o.G, o.max_prompt_tokens // longest)
-    return min(o.max_rows, G * prompts)
-
-
-def attempt_score(world, task, rollout, text) -> tuple[float, bool, float]:
-    """Eq. 1, well-formedness, and the reward with partial credit, of one attempt of `play`. What ran into a
-    limit earns nothing."""
-    response = text if isinstance(text, str) else text[::2]
-    reward, valid = world.score(task, response)
-    if rollout.limit:  # an episode out of turns was well-formed, if its turns were
-        return 0.0, valid and rollout.limit == "too many turns", 0.0
-    return reward, valid, world.graded(task, response, reward)
-
-
-def transcript(rollout, text) -> str:
-    """An attempt as a person reads it: the response, or `> turn` and observation line by line."""
-    if isinstance(text, str):
-        return text
-    lines = [line if i % 2 else f"> {line}" for i, line in enumerate(text)]
-    return "\n".join(lines + ([f"({rollout.limit})"] if rollout.limit else []))
+        by_unit = {"task": self.p_hat, "seed": self.p_hat_seed, "batch": self.p_hat_batch}
+        return by_unit[unit]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -164,17 +104,18 @@ class TrainPool:
         self.path, self.base = Path(path), list(base)
         self.tasks = {task.id: task for task in self.base}
         self.p_hat, self.pending = {}, []
-        for r in read_jsonl(self.path) if self.path.is_file() else ():
-            self._keep(Task(**r["task"]), r["p_hat"], r["epoch"])
+        if self.path.is_file():
+            for r in read_jsonl(self.path):
+                self._keep(Task(**r["task"]), r["p_hat"], r["epoch"])
 
     def add(self, task, traces, p_hat: float | None, epoch: int = 0):
         """D_train <- D_train + Valid(E_t). A new task without a valid trace is not kept, unless
         it has not been tried (p_hat None): a task from before training, as in the static ablation."""
-        valid = [t for t in traces if t.valid]
+        valid = [asdict(trace) for trace in traces if trace.valid]
         if valid or task.id in self.tasks or p_hat is None:
             self._keep(task, p_hat, epoch)
-            self.pending.append({"task": asdict(task), "p_hat": p_hat, "epoch": epoch,
-                                 "traces": [asdict(t) for t in valid]})
+            self.pending.append(
+                {"task": asdict(task), "p_hat": p_hat, "epoch": epoch, "traces": valid})
 
     def _keep(self, task, p_hat, epoch):
         self.tasks.setdefault(task.id, task)
@@ -183,8 +124,11 @@ class TrainPool:
 
     def recent(self, epoch: int) -> list:
         """(task, p_hat) of all but base tasks, if their p_hat is recent: they may be seed tasks."""
-        return [(self.tasks[i], p) for i, (p, measured) in self.p_hat.items()
-                if self.tasks[i].origin != "base" and epoch - measured <= FRESH_FOR]
+        seeds = []
+        for i, (p_hat, measured) in self.p_hat.items():
+            if self.tasks[i].origin != "base" and epoch - measured <= FRESH_FOR:
+                seeds.append((self.tasks[i], p_hat))
+        return seeds
 
     def recent_p_hat(self, task, epoch: int) -> float | None:
         """p_hat of a task; None if it was never measured, or too long ago."""
@@ -195,10 +139,12 @@ class TrainPool:
         """n tasks for the agent: a share of base tasks, the rest from everything kept so far."""
         import torch  # here and not above: options and --help are read without it
         kept = [t for t in self.tasks.values() if t.origin != "base"]
+        from_base = torch.rand(n, generator=generator) < base_share  # (n,)
         picks = []
-        for from_base in (torch.rand(n, generator=generator) < base_share).tolist():
-            source = self.base if from_base or not kept else kept
-            picks.append(source[int(torch.randint(len(source), (), generator=generator))])
+        for base in from_base.tolist():
+            source = self.base if base or not kept else kept
+            i = torch.randint(len(source), (), generator=generator)
+            picks.append(source[int(i)])
         return picks
 
     def save(self):
@@ -212,8 +158,9 @@ class EnvPool:
 
     def __init__(self, path):
         """path: its JSONL file, read if it exists."""
-        self.path, self.pending = Path(path), []
-        self.records = [EnvRecord(**r) for r in (read_jsonl(self.path) if self.path.is_file() else ())]
+        self.path, self.pending, self.records = Path(path), [], []
+        if self.path.is_file():
+            self.records = [EnvRecord(**r) for r in read_jsonl(self.path)]
 
     def add(self, records):
         """D_env <- D_env + weighted generations: weights are recomputed from their p_hat."""

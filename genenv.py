@@ -23,6 +23,7 @@ to read), train.jsonl (D_train), env.jsonl (D_env), checkpoint.pt, and at the en
 adapters/{agent,env} in PEFT format.
 """
 import dataclasses
+import math
 import os
 import sys
 import warnings
@@ -46,14 +47,15 @@ import torch
 from tqdm import tqdm
 
 import curriculum
-from data_pool import EnvRecord, Task, Trace, attempt_score, distinct, play, rollout_rows, transcript
+from data_pool import EnvRecord, Task, Trace, Trial, distinct
 from grpo import grpo_update
 from policy import Rollout
 from rwr import draw_kl_sample, rwr_update
 from support import checkpoint, screen
 from support.metrics import mean, surprise
-from support.run import Run, Trial, alpha_of, end_epoch, finish, note_refused, prepare_run
+from support.run import Run, alpha_of, end_epoch, finish, note_refused, prepare_run
 from worlds import task_keys, written_tasks
+from worlds.play import attempt_score, play, rollout_rows, transcript
 
 WRITE_ROUNDS = 4     # the simulator gets at most this many rounds to fill the batch of a step
 REPLAY = 1 / 8       # tasks replayed from D_train, per task of a full batch
@@ -69,53 +71,58 @@ def train(o: Options, world=None) -> Path:
     run = prepare_run(o, world)
     print(screen.LEGEND)
     with run.lock, checkpoint.stop_signals(run):
-        for t in range(run.state.epoch, o.epochs + 1):  # from 0, or from where a checkpoint left off
-            epoch(run, train=t > 0)
+        if run.state.epoch == 0:
+            measure_untrained(run)
+        for _ in range(run.state.epoch, o.epochs + 1):  # from 1, or from where a checkpoint left off
+            epoch(run)
         finish(run)
     return run.folder
 
 
-def epoch(run: Run, train=True):
+def epoch(run: Run):
     """One epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent (2a),
-    extend D_train (3a); then once: train the simulator (2b), extend D_env (3b).
-
-    train=False: epoch 0, which tries one batch and measures both policies as they are. Its tasks enter
-    D_train, not D_env.
-    """
+    extend D_train (3a); then once: train the simulator (2b), extend D_env (3b)."""
     o, state, t = run.o, run.state, run.state.epoch
     R_env = curriculum.named("reward_")[o.difficulty_reward]
     alpha = alpha_of(run)  # paper: 0.5 throughout
-    if (t, state.step) == (0, 0):
-        add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
-    # the loop's variable lives in the state, so that a checkpoint knows where to go on
-    for state.step in tqdm(range(state.step, o.steps if train else 1), f"epoch {t}", leave=False,
-                           delay=60 * (not sys.stderr.isatty())):
+    # a bar on a terminal alone: in a log it would stand before the epoch's line
+    for step in tqdm(range(state.step, o.steps), f"epoch {t}", leave=False, disable=None):
+        state.step = step  # a checkpoint knows where to go on
         # 1. generate and interact; some earlier tasks of D_train are tried again along with the new ones
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
-        trials = interact(run, fill_batch(run, tasks) if train else tasks)  # E_t; Eq. 1: r, Eq. 2: p_hat
+        trials = interact(run, fill_batch(run, tasks))  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update
-        if train:
-            state.agent.append(update_agent(run, trials))  # GRPO on r (Eq. 4)
+        state.agent.append(update_agent(run, trials))  # GRPO on r (Eq. 4)
         # 3a. aggregate the agent's side; what the simulator wrote waits for 2b
-        for trial in trials:  # D_train <- D_train + Valid(E_t)
-            run.train_pool.add(trial.task, trial.traces, trial.p_hat, t)
+        add_attempts(run, trials)  # D_train <- D_train + Valid(E_t)
         state.records += measured(records, trials)
         checkpoint.stop_if_asked(run)
     # 2b. environment update, on generations of this epoch (fresh) and of D_env (old), each task once
     fresh, old = distinct(state.records), old_records(run)
     for record in fresh + old:  # R_env of old ones again, as alpha may have moved; their p_hat stays
         record.r_env = R_env(record.p_hat_of(o.p_hat_unit), alpha, o.beta)  # Eq. 3
-    done = set(state.imitated)  # empty unless the world lets a task be imitated only once
-    kept = lambda r: done.isdisjoint(r.keys) \
-        and curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)  # |p_hat - alpha| <= k_min
-    fresh, old = list(filter(kept, fresh)), list(filter(kept, old))
+    fresh, old = in_reach(run, fresh, alpha), in_reach(run, old, alpha)  # |p_hat - alpha| <= k_min
     env_stats = {"env_kept": len(fresh)}
-    if train and o.variant == "genenv":  # the other variants never train the simulator
+    if o.variant == "genenv":  # the other variants never train the simulator
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
     # 3b. aggregate the simulator's side: all valid generations, in the band or not
-    if train:
-        run.env_pool.add(state.records)  # D_env <- D_env + env generations, weighted when imitated
+    run.env_pool.add(state.records)  # D_env <- D_env + env generations, weighted when imitated
     end_epoch(run, env_stats, alpha)
+
+
+def measure_untrained(run: Run):
+    """Epoch 0: one batch is tried, and both policies are measured as they are. Nothing is trained; the
+    tasks enter D_train, what the simulator wrote does not enter D_env."""
+    state, alpha = run.state, alpha_of(run)
+    if state.step == 0:  # 1: it was stopped after its only step
+        add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
+        tasks, records = generate(run, alpha)
+        trials = interact(run, tasks)
+        add_attempts(run, trials)
+        state.records += measured(records, trials)
+        checkpoint.stop_if_asked(run)
+    near_alpha = in_reach(run, distinct(state.records), alpha)
+    end_epoch(run, {"env_kept": len(near_alpha)}, alpha)
 
 
 # ---- 1. generate
@@ -132,11 +139,11 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
         missing = o.seed_tasks * o.variations - len(tasks)
         if not missing:
             break
-        # enough for what is missing: rounded up
+        n_seeds = math.ceil(missing / o.variations)
+        recent = run.train_pool.recent(run.state.epoch)
+        weigh = curriculum.named("seeds_")[o.seed_selection]
         seed_tasks = curriculum.select_seed_tasks(
-            run.train_pool.base, run.train_pool.recent(run.state.epoch),
-            -(-missing // o.variations), o.base_share, curriculum.named("seeds_")[o.seed_selection],
-            alpha, run.rng)
+            run.train_pool.base, recent, n_seeds, o.base_share, weigh, alpha, run.rng)
         new, written = write_tasks(run, seed_tasks, o.variations, kept=tasks)
         tasks, records = tasks + new[:missing], records + written[:missing]
     return tasks, records
@@ -150,8 +157,10 @@ def write_tasks(run, seed_tasks, variations, kept=()) -> tuple[list[Task], list[
     o, state, world = run.o, run.state, run.world
     seed_tasks = [world.seed_for(task, run.rng) for task in seed_tasks]
     # the simulator is told how often a seed task was solved, if that was measured recently
-    prompts = [run.simulator.encode(world.env_prompt(
-        task, run.train_pool.recent_p_hat(task, state.epoch))) for task in seed_tasks]
+    prompts = []
+    for task in seed_tasks:
+        p_hat = run.train_pool.recent_p_hat(task, state.epoch)
+        prompts.append(run.simulator.encode(world.env_prompt(task, p_hat)))
     rows = rollout_rows(o, variations, max(map(len, prompts)))
     with run.phase("simulator rollouts"):
         rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
@@ -168,8 +177,9 @@ def write_tasks(run, seed_tasks, variations, kept=()) -> tuple[list[Task], list[
             note_refused(run, seed_tasks[r.group], text, reason)
             continue
         tasks.append(task)
-        records.append(EnvRecord(r.prompt, r.response, text, task.id, sorted(task_keys(world, task)),
-                                 task.seed_task, group, epoch=state.epoch))
+        keys = sorted(task_keys(world, task))
+        records.append(EnvRecord(r.prompt, r.response, text, task.id, keys, task.seed_task, group,
+                                 epoch=state.epoch))
     return tasks, records
 
 
@@ -210,7 +220,8 @@ def interact(run, tasks) -> list[Trial]:
     trials = []
     for b, task in enumerate(tasks):
         members = slice(b * o.G, (b + 1) * o.G)
-        traces = [trace_of(run, task, r, text) for r, text in zip(rollouts[members], texts[members])]
+        attempts = zip(rollouts[members], texts[members])
+        traces = [trace_of(run, task, rollout, text) for rollout, text in attempts]
         p_hat = curriculum.success_rate([e.reward for e in traces])  # Eq. 2
         trials.append(Trial(task, rollouts[members], traces, p_hat))
     state.trials += trials
@@ -221,6 +232,12 @@ def trace_of(run, task, rollout, text) -> Trace:
     """Score one attempt. A truncated attempt earns 0."""
     reward, valid, graded = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
     return Trace(transcript(rollout, text), reward, valid, bool(rollout.limit), rollout.tokens, graded)
+
+
+def add_attempts(run, trials):
+    """D_train <- D_train + Valid(E_t)."""
+    for trial in trials:
+        run.train_pool.add(trial.task, trial.traces, trial.p_hat, run.state.epoch)
 
 
 # ---- 2a. the agent
@@ -261,6 +278,17 @@ def old_records(run) -> list[EnvRecord]:
     in this epoch."""
     again = {key for r in run.state.records for key in r.keys}
     return [r for r in distinct(run.env_pool.aged(run.state.epoch)) if again.isdisjoint(r.keys)]
+
+
+def in_reach(run, records, alpha) -> list[EnvRecord]:
+    """The records that the simulator may learn from: near alpha, and not imitated before where the
+    world has each task imitated in one epoch only (World.imitate_once)."""
+    o, done, chosen = run.o, set(run.state.imitated), []
+    for record in records:
+        near = curriculum.in_band(record.p_hat_of(o.p_hat_unit), alpha, o.k_min)
+        if near and done.isdisjoint(record.keys):
+            chosen.append(record)
+    return chosen
 
 
 def update_environment(run, fresh, old) -> dict:

@@ -19,7 +19,8 @@ import torch
 from model.files import UserError
 import curriculum
 from support import health
-from data_pool import attempt_score, play, task_id
+from data_pool import task_id
+from worlds.play import attempt_score, play
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import curriculum
-from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, task_id
+from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, Trial, task_id
 from policy import Policy
 from model import memory
 from support import checkpoint, health, metrics as measure, report, screen
@@ -21,15 +21,6 @@ from model.files import append_jsonl, write_whole
 from model.loading import model_config
 from support.options import NAMED, Options
 from worlds import World, held_out_keys, open_policy, open_world, probe_texts, read_teacher
-
-
-@dataclass
-class Trial:
-    """The agent's G attempts at one task."""
-    task: Task
-    rollouts: list       # G Rollouts; empty once the agent has learned from them
-    traces: list[Trace]
-    p_hat: float         # Eq. 2
 
 
 @dataclass

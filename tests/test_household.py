@@ -13,8 +13,8 @@ from helpers import Speaker, noisy, raised, tiny_lm
 import genenv
 from policy import Policy
 from model.files import read_jsonl
-from data_pool import attempt_score, play, transcript
 from worlds import InvalidTask, NO_SEED, household as h
+from worlds.play import attempt_score, play, transcript
 from worlds.tiny_model import word_tokenizer
 
 HOUSE = ("put clean mug in drawer . counter . mug in counter . plate in counter . drawer closed . "

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from helpers import raised, user_error
 import genenv
-from data_pool import attempt_score, play
 from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, household, ladder, task_keys
 from worlds.ladder_words import TOOL_WORDS, Words
+from worlds.play import attempt_score, play
 from worlds.tiny_model import BASES, encode_pairs, save, tiny_lm, word_tokenizer
 
 PLAIN = {  # the tools once more, as tables written out by hand

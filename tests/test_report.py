@@ -8,11 +8,10 @@ from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import genenv
-from data_pool import Trace
+from data_pool import Trace, Trial
 from model.files import printable
 from scripts.experiments import interval
 from support import metrics as measure, report
-from support.run import Trial
 from test_health import QUIET
 
 HOSTILE = "</pre></script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\"\ud800 \0 \x1b[31m"

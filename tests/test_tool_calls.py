@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import curriculum
-from data_pool import Trace, TrainPool, attempt_score
+from data_pool import Trace, TrainPool
 from helpers import gradients, raised, randomise, same, user_error, weights
 from policy import Policy, Rollout
 from worlds import InvalidTask, check_task, held_out_keys, task_keys, task_text
 from worlds import tool_calls as module
+from worlds.play import attempt_score
 from worlds.schemas import load_object, structured
 from worlds.tool_calls import World, make_task, read_tasks, same_task_key
 

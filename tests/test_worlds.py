@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_pool import Task, attempt_score, play
+from data_pool import Task
 import genenv
 from helpers import raised, toy_tokenizer, user_error
 from policy import Rollout
@@ -25,6 +25,7 @@ from model.files import read_jsonl
 from support.options import parse_options
 import worlds
 from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, load_world, task_keys, template
+from worlds.play import attempt_score, play
 
 NAMES = [*worlds.world_names(), "template"]
 GIVEN = {"tool_calls": dict(model="m", max_task_tokens=64, max_response_tokens=32)}
