@@ -109,8 +109,8 @@ class TrainPool:
                 self._keep(Task(**r["task"]), r["p_hat"], r["epoch"])
 
     def add(self, task, traces, p_hat: float | None, epoch: int = 0):
-        """D_train <- D_train + Valid(E_t). A new task without a valid trace is not kept, unless
-        it has not been tried (p_hat None): a task from before training, as in the static ablation."""
+        """D_train <- D_train + Valid(E_t). A new task without a valid trace is not kept, unless it
+        has not been tried (p_hat None): a task from before training, as in the static ablation."""
         valid = [asdict(trace) for trace in traces if trace.valid]
         if valid or task.id in self.tasks or p_hat is None:
             self._keep(task, p_hat, epoch)

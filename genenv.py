@@ -30,7 +30,7 @@ import warnings
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # beside other work, threads that spin stand still
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads stall beside other work
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of libraries, between our own lines
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
 
@@ -73,7 +73,7 @@ def train(o: Options, world=None) -> Path:
     with run.lock, checkpoint.stop_signals(run):
         if run.state.epoch == 0:
             measure_untrained(run)
-        for _ in range(run.state.epoch, o.epochs + 1):  # from 1, or from where a checkpoint left off
+        for t in range(run.state.epoch, o.epochs + 1):  # from 1, or where a checkpoint left off
             epoch(run)
         finish(run)
     return run.folder
@@ -88,7 +88,7 @@ def epoch(run: Run):
     # a bar on a terminal alone: in a log it would stand before the epoch's line
     for step in tqdm(range(state.step, o.steps), f"epoch {t}", leave=False, disable=None):
         state.step = step  # a checkpoint knows where to go on
-        # 1. generate and interact; some earlier tasks of D_train are tried again along with the new ones
+        # 1. generate and interact; some earlier tasks of D_train are tried again with the new ones
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks))  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update
@@ -97,9 +97,9 @@ def epoch(run: Run):
         add_attempts(run, trials)  # D_train <- D_train + Valid(E_t)
         state.records += measured(records, trials)
         checkpoint.stop_if_asked(run)
-    # 2b. environment update, on generations of this epoch (fresh) and of D_env (old), each task once
+    # 2b. environment update, on generations of this epoch (fresh) and of D_env (old): a task once
     fresh, old = distinct(state.records), old_records(run)
-    for record in fresh + old:  # R_env of old ones again, as alpha may have moved; their p_hat stays
+    for record in fresh + old:  # of old ones again, as alpha may have moved; their p_hat stays
         record.r_env = R_env(record.p_hat_of(o.p_hat_unit), alpha, o.beta)  # Eq. 3
     fresh, old = in_reach(run, fresh, alpha), in_reach(run, old, alpha)  # |p_hat - alpha| <= k_min
     env_stats = {"env_kept": len(fresh)}
@@ -111,8 +111,8 @@ def epoch(run: Run):
 
 
 def measure_untrained(run: Run):
-    """Epoch 0: one batch is tried, and both policies are measured as they are. Nothing is trained; the
-    tasks enter D_train, what the simulator wrote does not enter D_env."""
+    """Epoch 0: one batch is tried, and both policies are measured as they are. Nothing is trained;
+    the tasks enter D_train, what the simulator wrote does not enter D_env."""
     state, alpha = run.state, alpha_of(run)
     if state.step == 0:  # 1: it was stopped after its only step
         add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
@@ -129,8 +129,8 @@ def measure_untrained(run: Run):
 
 
 def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
-    """A task batch T_t: `variations` of each of `seed_tasks` seed tasks, and a D_env record of each,
-    whose p_hat is not known yet. Ready-made tasks have no records."""
+    """A task batch T_t: `variations` of each of `seed_tasks` seed tasks, and a D_env record of
+    each, whose p_hat is not known yet. Ready-made tasks have no records."""
     o = run.o
     if o.variant not in ("genenv", "random"):  # the variants without a simulator
         return draw_ready_made(run), []
@@ -152,7 +152,8 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
 def write_tasks(run, seed_tasks, variations, kept=()) -> tuple[list[Task], list[EnvRecord]]:
     """Ask the simulator for variations of each seed task; parse, check, drop duplicates.
 
-    Invalid texts are counted by reason and never imitated. kept: tasks that the batch holds already.
+    Invalid texts are counted by reason and never imitated. kept: tasks that the batch holds
+    already.
     """
     o, state, world = run.o, run.state, run.world
     seed_tasks = [world.seed_for(task, run.rng) for task in seed_tasks]
@@ -163,15 +164,16 @@ def write_tasks(run, seed_tasks, variations, kept=()) -> tuple[list[Task], list[
         prompts.append(run.simulator.encode(world.env_prompt(task, p_hat)))
     rows = rollout_rows(o, variations, max(map(len, prompts)))
     with run.phase("simulator rollouts"):
-        rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
-                                        run.sampler, max_rows=rows)
+        rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens,
+                                        o.temperature, run.sampler, max_rows=rows)
     first_group = state.seeds  # groups are numbered consecutively within an epoch
     state.seeds += len(seed_tasks)
     tasks, records = [], []
     for r, text, task, reason in written_tasks(world, o, run.policies, rollouts, seed_tasks,
                                                state.epoch, run.held_out, kept):
         group = first_group + r.group
-        state.texts.append([group, r.prompt, r.response])  # valid or not: KL must see a drift to junk
+        # valid or not: KL must see a drift to junk
+        state.texts.append([group, r.prompt, r.response])
         state.written += 1
         if reason:
             note_refused(run, seed_tasks[r.group], text, reason)
@@ -184,8 +186,8 @@ def write_tasks(run, seed_tasks, variations, kept=()) -> tuple[list[Task], list[
 
 
 def fill_batch(run, tasks) -> list[Task]:
-    """New tasks, then tasks replayed from D_train, so that earlier curricula are kept. Replayed tasks
-    also make up for invalid generations: the batch always has the same size."""
+    """New tasks, then tasks replayed from D_train, so that earlier curricula are kept. Replayed
+    tasks also make up for invalid generations: the batch always has the same size."""
     size = round(run.o.seed_tasks * run.o.variations * (1 + REPLAY))
     return tasks + run.train_pool.sample(size - len(tasks), run.o.base_share, run.rng)
 
@@ -231,7 +233,8 @@ def interact(run, tasks) -> list[Trial]:
 def trace_of(run, task, rollout, text) -> Trace:
     """Score one attempt. A truncated attempt earns 0."""
     reward, valid, graded = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
-    return Trace(transcript(rollout, text), reward, valid, bool(rollout.limit), rollout.tokens, graded)
+    truncated = bool(rollout.limit)
+    return Trace(transcript(rollout, text), reward, valid, truncated, rollout.tokens, graded)
 
 
 def add_attempts(run, trials):
@@ -296,7 +299,8 @@ def update_environment(run, fresh, old) -> dict:
     D_env, under the KL penalty to the initial simulator and the cap on the update's own KL."""
     kl_sample = draw_kl_sample([Rollout(*text) for text in run.state.texts], run.rng)
     with run.phase("simulator update (RWR)", "env") as moved:
-        stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o, run.rng)
+        stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o,
+                           run.rng)
     if run.world.imitate_once and stats["env_steps"]:  # without a step they wait for a later epoch
         run.state.imitated += [key for r in fresh + old for key in r.keys]
     return {**stats, **moved}
@@ -307,8 +311,8 @@ def update_environment(run, fresh, old) -> dict:
 
 
 def main(argv) -> int:
-    """What `python genenv.py ARGV` does, for Python. Returns the exit code: 0, 2 for a user's mistake,
-    128 + n after a signal n."""
+    """What `python genenv.py ARGV` does, for Python. Returns the exit code: 0, 2 for a user's
+    mistake, 128 + n after a signal n."""
     return exit_code(lambda: train(*start(argv)))
 
 

@@ -48,8 +48,8 @@ def choose_folder(o) -> Path:
         # these alone are what a run left that was killed before it had begun
         contents = {path.name for path in folder.iterdir()} - {"lock", "tmp-config.json"}
         if contents:
-            raise UserError(f"--out {folder} is not empty: choose another; to go on with a run there, "
-                            "add --resume; a warm start's model there: give it as --model")
+            raise UserError(f"--out {folder} is not empty: choose another; to go on with a run "
+                            "there, add --resume; a warm start's model there: give it as --model")
     return folder
 
 
@@ -124,14 +124,17 @@ def save(run):
     """Write checkpoint.pt, after all that it counts on."""
     run.train_pool.save()
     run.env_pool.save()
-    files = {name: _read(run.folder / name) for name in FILES}
+    adapters, files = {}, {}
+    for name, params in run.params.items():
+        adapters[name] = [p.detach().cpu() for p in params]
+    for name in FILES:
+        data = _read(run.folder / name)
+        files[name] = [len(data), _sha256(data)]
     write(run.folder / "checkpoint.pt", {
-        "adapters": {name: [p.detach().cpu() for p in params] for name, params in run.params.items()},
+        "adapters": adapters,
         "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
         "generators": [run.rng.get_state(), run.sampler.get_state()],
-        "state": run.state.saved(),
-        "files": {name: [len(data), _sha256(data)] for name, data in files.items()},
-        "sources": run.sources})
+        "state": run.state.saved(), "files": files, "sources": run.sources})
 
 
 def load(run):

@@ -29,17 +29,17 @@ class EpochState:
     epoch: int = 0               # t of Algorithm 1; 0 is the state before training
     step: int = 0                # agent updates made in it
     seconds: float = 0.0         # of training; validation not counted
-    cpu_seconds: float = 0.0     # CPU time of this process in them: other work on the machine is not in it
+    cpu_seconds: float = 0.0     # CPU time of this process in them: no other work counts
     written: int = 0             # generations of the simulator, valid or not
     invalid: Counter = field(default_factory=Counter)  # {reason: how many of them were invalid}
     trials: list = field(default_factory=list)         # Trials
     agent: list = field(default_factory=list)          # statistics of each grpo_update
     records: list = field(default_factory=list)        # EnvRecords of this epoch
     seeds: int = 0               # seed tasks varied so far; their numbers are the groups of texts
-    texts: list = field(default_factory=list)          # [group, prompt, response] of all generations
+    texts: list = field(default_factory=list)          # [group, prompt, response] as written
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
     surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
-    imitated: list = field(default_factory=list)  # keys of tasks imitated in earlier epochs: carried on
+    imitated: list = field(default_factory=list)  # keys of tasks imitated so far: carried on
 
     def saved(self) -> dict:
         """Plain lists, dictionaries and numbers, for a checkpoint."""
@@ -49,9 +49,13 @@ class EpochState:
     @classmethod
     def restored(cls, saved: dict) -> "EpochState":
         """The state of which `saved` is what `saved()` gave."""
-        return cls(**{**saved, "invalid": Counter(saved["invalid"]), "trials": [
-            Trial(Task(**x["task"]), [], [Trace(**e) for e in x["traces"]], x["p_hat"])
-            for x in saved["trials"]], "records": [EnvRecord(**r) for r in saved["records"]]})
+        trials = []
+        for trial in saved["trials"]:
+            traces = [Trace(**trace) for trace in trial["traces"]]
+            trials.append(Trial(Task(**trial["task"]), [], traces, trial["p_hat"]))
+        records = [EnvRecord(**record) for record in saved["records"]]
+        objects = {"invalid": Counter(saved["invalid"]), "trials": trials, "records": records}
+        return cls(**{**saved, **objects})
 
 
 @dataclass
@@ -90,7 +94,9 @@ class Run:
     @property
     def policies(self) -> list:
         """The simulator's, then the agent's if that is another one."""
-        return [self.simulator, self.policy][:1 + (self.policy is not self.simulator)]
+        if self.policy is self.simulator:
+            return [self.policy]
+        return [self.simulator, self.policy]
 
     @property
     def params(self) -> dict:
@@ -99,46 +105,41 @@ class Run:
 
     def count_seconds(self):
         """Bring state.seconds and state.cpu_seconds up to date."""
-        now, cpu = time.perf_counter(), time.process_time()
-        self.state.seconds, self.since = self.state.seconds + now - self.since, now
-        self.state.cpu_seconds, self.cpu_since = self.state.cpu_seconds + cpu - self.cpu_since, cpu
+        now, cpu_now = time.perf_counter(), time.process_time()
+        self.state.seconds += now - self.since
+        self.state.cpu_seconds += cpu_now - self.cpu_since
+        self.since, self.cpu_since = now, cpu_now
 
 
 def prepare_run(o, world=None) -> Run:
     """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked. Raises
-    UserError for anything the user can fix; nothing is written before all could be loaded. world: if it
-    is open already."""
+    UserError for anything the user can fix; nothing is written before all could be loaded. world:
+    if it is open already."""
     torch.set_num_threads(o.threads or torch.get_num_threads())
-    code = task_id(curriculum.source(*(prefix + getattr(o, name) for name, prefix in NAMED.items())))
-    codes = " ".join(dict.fromkeys([*o.functions_hash.split(), code[:6]]))  # more if edited in between
     # a chat template may name the day: it stays that on which the run began
-    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"), functions_hash=codes)
-    folder = checkpoint.choose_folder(o)
-    lock = checkpoint.lock_folder(folder) if o.resume else None
+    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"), functions_hash=functions_hash(o))
+    folder, lock = checkpoint.choose_folder(o), None
+    if o.resume:
+        lock = checkpoint.lock_folder(folder)
     print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
+
     world = world or open_world(o)
-    if o.model and world.chat:
-        memory.check([model_config(m) for m in (o.model, o.env_model) if m], o)
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out)
-    policy = world.load_policy()
-    # a world that was edited trains another base model
-    sources = checkpoint.hashes(o) | {"the base model": hash(tuple(
-        policy.lm.get_input_embeddings().weight[:99].flatten().tolist()))}
-    # in the paper both start from one model
-    simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",)) if o.env_model else policy
-    for player in dict.fromkeys((policy, simulator)):
-        probe_texts(world, player, teacher)
-    print(f"computes in {str(policy.lm.dtype).removeprefix('torch.')} on {policy.device}", flush=True)
+    policy, simulator = load_players(o, world, teacher)
+    sources = checkpoint.hashes(o) | {"the base model": base_fingerprint(policy)}
+
     if not o.resume:
-        # chosen again: another run may have begun since
-        (folder := checkpoint.choose_folder(o)).mkdir(parents=True, exist_ok=bool(o.out))
+        folder = checkpoint.choose_folder(o)  # again: another run may have begun since
+        folder.mkdir(parents=True, exist_ok=bool(o.out))
         lock = checkpoint.lock_folder(folder)
-    run = Run(o=o, world=world, policy=policy, simulator=simulator, folder=folder, held_out=held_out,
-              teacher=teacher, lock=lock, sources=sources, env_optimizer=simulator.optimizer("env", o.env_lr),
-              agent_optimizer=policy.optimizer("agent", o.agent_lr),
-              # three streams per --seed, and none shared with another --seed (metrics.py has the third)
-              rng=torch.Generator().manual_seed(3 * o.seed), sampler=policy.generator(3 * o.seed + 1))
+    # three streams per --seed, and none shared with another --seed (metrics.py has the third)
+    rng, sampler = torch.Generator().manual_seed(3 * o.seed), policy.generator(3 * o.seed + 1)
+    run = Run(
+        o=o, world=world, policy=policy, simulator=simulator, folder=folder, lock=lock,
+        held_out=held_out, teacher=teacher, sources=sources, rng=rng, sampler=sampler,
+        agent_optimizer=policy.optimizer("agent", o.agent_lr),
+        env_optimizer=simulator.optimizer("env", o.env_lr))
     if o.resume:
         checkpoint.load(run)
     # of a resumed run --epochs or memory options may have changed
@@ -146,6 +147,39 @@ def prepare_run(o, world=None) -> Run:
     run.train_pool = TrainPool(folder / "train.jsonl", world.base_tasks())
     run.env_pool = EnvPool(folder / "env.jsonl")
     return run
+
+
+def load_players(o, world, teacher) -> tuple[Policy, Policy]:
+    """The agent's policy and the simulator's: one and the same, as in the paper both start from one
+    model, unless --env-model gives the simulator its own. Raises UserError for a model that does
+    not fit the memory, the world or its tasks."""
+    if o.model and world.chat:
+        memory.check([model_config(name) for name in (o.model, o.env_model) if name], o)
+    policy = simulator = world.load_policy()
+    if o.env_model:
+        simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
+    for player in dict.fromkeys((policy, simulator)):
+        probe_texts(world, player, teacher)
+    dtype = str(policy.lm.dtype).removeprefix("torch.")
+    print(f"computes in {dtype} on {policy.device}", flush=True)
+    return policy, simulator
+
+
+def base_fingerprint(policy) -> int:
+    """A number for the base model's weights: a world that was edited may train another one."""
+    weights = policy.lm.get_input_embeddings().weight[:99]
+    return hash(tuple(weights.flatten().tolist()))
+
+
+def functions_hash(o) -> str:
+    """Six digits for the functions of curriculum.py that the options name, after those that the run
+    had before they were edited: in another run the same name may have meant something else."""
+    names = [prefix + getattr(o, option) for option, prefix in NAMED.items()]
+    now = task_id(curriculum.source(*names))[:6]
+    earlier = o.functions_hash.split()
+    if now in earlier:
+        return o.functions_hash
+    return " ".join([*earlier, now])
 
 
 def alpha_of(run) -> float:
@@ -192,7 +226,8 @@ def finish(run):
     """Adapters, report and the closing words."""
     for policy in run.policies:
         policy.save_adapters(run.folder / "adapters")
-    if peaks := [f"{name} {size / 1e9:.2f} GB" for name, size in run.peaks.items() if size]:
-        print(f"peak memory of the GPU: {', '.join(peaks)}")
+    peaks = [f"{name} {size / 1e9:.2f} GB" for name, size in run.peaks.items() if size]
+    if peaks:  # none on a CPU
+        print("peak memory of the GPU: " + ", ".join(peaks))
     report.write(run.folder)
     print(screen.closing_words(run, round(time.perf_counter() - run.began)))

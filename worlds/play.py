@@ -1,10 +1,11 @@
-"""A world is played: the agent's attempts at tasks, as single answers or as episodes, and their scores.
+"""A world is played: the agent's attempts at tasks, single answers or episodes, and their scores.
 
-Paper: the rollouts of Algorithm 1, step 1. An attempt is e = (task, trajectory, a', r); Eq. 1 scores it.
+Paper: the rollouts of Algorithm 1, step 1. An attempt is e = (task, trajectory, a', r); Eq. 1
+scores it.
 
-Usage: `play` gives the rollouts (ids, for the updates) and the texts (for the checker and for people).
+Usage: `play` gives the rollouts (ids, for the updates) and the texts (for the checker and people).
 A text is the response, or of an episode the list of the agent's turns and the world's observations,
-turn first. `attempt_score` scores one attempt, `transcript` writes it for a person.
+a turn first. `attempt_score` scores one attempt, `transcript` writes it for a person.
 
 Deviations: a rollout in which the policy drew control tokens, which no text shows, gets the limit
 "special tokens" and earns nothing, like one that was cut.
@@ -48,7 +49,7 @@ def play_episodes(world, o, policy, tasks, G, sample):
     spoilt = []
 
     def respond(i, ids):
-        """ids: what rollout i has just said. Returns the ids of the observation, None at the end."""
+        """ids: what rollout i has just said. Returns the ids of the observation, or None."""
         turn = policy.decode(ids)
         texts[i].append(turn)
         if policy.has_control_tokens(ids):
@@ -73,7 +74,7 @@ def mark(rollouts, spoilt) -> list:
 
 
 def rollout_rows(o, G: int, longest: int) -> int:
-    """max_rows for rollouts other than the agent's G per task: the simulator's, greedy validation's.
+    """max_rows for rollouts other than the agent's G per task: the simulator's, validation's.
 
     longest: tokens of the longest prompt. The cache holds max_rows // G prompts at once, which with
     G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
@@ -84,8 +85,8 @@ def rollout_rows(o, G: int, longest: int) -> int:
 
 
 def attempt_score(world, task, rollout, text) -> tuple[float, bool, float]:
-    """Eq. 1, well-formedness, and the reward with partial credit, of one attempt of `play`. What ran
-    into a limit earns nothing."""
+    """Eq. 1, well-formedness, and the reward with partial credit, of one attempt of `play`. What
+    ran into a limit earns nothing."""
     response = text
     if not isinstance(text, str):
         response = text[::2]  # the agent's turns of an episode
