@@ -1,5 +1,7 @@
 """A micro world, its scripted policy, and a tape of what passed between them and the loop.
 
+Usage: `o, tape, run = run_micro(monkeypatch, folder, **options)`, see tests/test_wiring.py.
+
 The loop runs here as it is: genenv.train with real files, in a tenth of a second. The domain, the
 model and both updates are doubles. A task is a number that is solved by saying "right"; what is
 sampled is scripted, drawn by the generator that the loop hands over. What a simulator writes and an
@@ -14,6 +16,7 @@ from zlib import crc32
 
 import torch
 
+import curriculum
 from data_pool import Task
 import genenv
 from policy import Rollout
@@ -26,9 +29,14 @@ STATS = dict.fromkeys(("kl", "clip_fraction", "grad_norm", "zero_variance", "tra
                        "mismatch", "mismatch_max", "skipped_steps"), 0.0) | {"env_steps": 1}
 
 
+def spaced(n) -> str:
+    """Task n with a blank between its two digits, as a simulator writes it."""
+    return f"task {n // 10} {n % 10}"
+
+
 def make_task(n, x=0, origin="env", seed_task="", epoch=0) -> Task:
     """Task number n; x says how wordy it is: another id, the same task."""
-    return Task(" ".join(["task", *f"{n:02d}", *["x"] * x]), {"n": n, "x": x}, origin, seed_task, epoch)
+    return Task(spaced(n) + " x" * x, {"n": n, "x": x}, origin, seed_task, epoch)
 
 
 class MicroWorld(World):
@@ -63,31 +71,62 @@ class MicroWorld(World):
         valid = bool(words) and "junk" not in words
         return (reward if valid else 0.0), valid
 
+    def graded(self, task, response, reward):
+        return 0.4 * reward + 0.01  # unlike the reward everywhere
+
     def same_task_key(self, task):
         return f"n{task.spec['n']}"
 
 
+# functions of a user's own, unlike those of curriculum.py
+
+
+def reward_half(p_hat, alpha, beta):
+    """Half of the paper's."""
+    return 0.5 * curriculum.reward_bell(p_hat, alpha, beta)
+
+
+def seeds_taped(p_hats, alpha):
+    """Tasks that were solved more often are likelier seeds; notes alpha."""
+    Scripted.alphas.append(alpha)
+    return [0.2 + p_hat for p_hat in p_hats]
+
+
+# ---------------------------------------------------------------------------------------------
+# what is said
+
+
 def written(n, u) -> str:
     """What the simulator writes when task n is to be varied, from a number u in [0, 1)."""
-    near = f"{(n + 1 + int(100 * u)) % 90:02d}"
-    task = lambda digits: f"task {digits[0]} {digits[1]}"
-    kinds = [(.46, task(near)), (.58, task(near) + " x"), (.64, task(near) + " x x"), (.70, "junk"),
-             (.73, task("93")), (.76, task("97")), (.82, task(f"{n:02d}")), (.88, "task 4 2" + 40 * " x"),
-             (.94, task("55")), (1., task("55") + " x")]
+    far = (n + 1 + int(100 * u)) % 90
+    near, same = spaced(far), spaced(n)
+    kinds = [(.46, near), (.58, near + " x"), (.64, near + " x x"), (.70, "junk"),
+             (.73, "task 9 3"), (.76, "task 9 7"), (.82, same), (.88, "task 4 2" + 40 * " x"),
+             (.94, "task 5 5"), (1., "task 5 5 x")]
     return next(text for edge, text in kinds if u < edge)
 
 
 def answered(n, u) -> str:
     """What the agent answers to task n: how often it is right depends on n."""
-    p, u = 0.1 + 0.8 * (n * 37 % 11) / 10, (u - 0.12) / 0.88
-    kinds = [(0, "right " * 40), (p / 2, "right"), (p, "right x x"), (p + (1 - p) * .3, "half"),
-             (p + (1 - p) * .6, "half half"), (p + (1 - p) * .8, "wrong"), (1., "junk")]
-    return next(text for edge, text in kinds if u < edge)
+    p = 0.1 + 0.8 * (n * 37 % 11) / 10
+    u = (u - 0.12) / 0.88
+    if u < 0:
+        return "right " * 40  # will be cut
+    if u < p:
+        return "right" if u < p / 2 else "right x x"
+    rest = (u - p) / (1 - p)
+    kinds = [(.3, "half"), (.6, "half half"), (.8, "wrong"), (1., "junk")]
+    return next(text for edge, text in kinds if rest < edge)
 
 
 class Scripted:
-    """A policy whose texts are scripted. tape: every call of `sample`, and of both updates."""
-    tape = []
+    """A policy whose texts are scripted.
+
+    tape: every call of `sample`, and of both updates, as namespaces with the epoch it was made in
+    and a letter for what it is: W the simulator writes, A the agent's attempts, V and v its sampled
+    and greedy validation, G GRPO, R RWR. alphas: what seeds were chosen for; threads: torch's.
+    """
+    tape, runs, alphas, threads = [], [], [], []
 
     def __init__(self, o, names=None):
         self.words, self.active = {}, None
@@ -128,22 +167,31 @@ class Scripted:
             for _ in range(G):
                 u = float(torch.rand((), generator=generator)) if temperature else n * 29 % 97 / 97
                 ids = [*self.encode(written(n, u) if words[0] == "vary" else answered(n, u)), EOS]
-                cut = "too many tokens" * (len(ids) > max_new_tokens)
+                limit = "too many tokens" if len(ids) > max_new_tokens else ""
                 response = ids[:max_new_tokens]
-                rollouts.append(Rollout(b, list(prompt), response, [-0.5] * len(response), cut))
-        self.tape.append(SimpleNamespace(
-            call="sample", adapter=adapter, prompts=[self.decode(p) for p in prompts], G=G,
-            T=max_new_tokens, temperature=temperature, max_rows=max_rows,
-            generator=generator.initial_seed(), rollouts=rollouts))
+                logps = [-0.5] * len(response)
+                rollouts.append(Rollout(b, list(prompt), response, logps, limit))
+        letter = "W" if adapter == "env" else "A"
+        if words[0] != "vary" and n >= 90:  # held out
+            letter = "V" if temperature else "v"
+        note(letter, policy=self, adapter=adapter, prompts=[self.decode(p) for p in prompts],
+             G=G, T=max_new_tokens, temperature=temperature, max_rows=max_rows,
+             generator=generator.initial_seed(), rollouts=rollouts)
         return rollouts
 
 
-def update(call):
+def note(letter, **event):
+    """Put a call on the tape."""
+    epoch = Scripted.runs[-1].state.epoch
+    Scripted.tape.append(SimpleNamespace(letter=letter, epoch=epoch, **event))
+
+
+def update(letter):
     """A double of grpo_update or rwr_update: notes what it was given and moves its adapter by 1."""
     def taped(policy, adapter, optimizer, *given):
-        given = [x.initial_seed() if isinstance(x, torch.Generator) else x for x in given]
-        policy.tape.append(SimpleNamespace(call=call, adapter=adapter, policy=policy,
-                                           optimizer=optimizer, given=copy.deepcopy(given)))
+        *given, o, generator = given
+        note(letter, policy=policy, adapter=adapter, optimizer=optimizer, o=o,
+             generator=generator.initial_seed(), given=copy.deepcopy(given))
         with torch.no_grad():
             policy.params[adapter][0][0] += 1
         return dict(STATS)
@@ -152,14 +200,22 @@ def update(call):
 
 def run_micro(patch, folder, **options):
     """genenv.train on the micro world -> (Options, the tape, the Run). patch: a MonkeyPatch."""
-    runs, prepare = [], genenv.prepare_run
-    patch.setattr(Scripted, "tape", [])
+    def prepare_run(*given):
+        Scripted.runs.append(support.run.prepare_run(*given))
+        return Scripted.runs[-1]
+
+    for name in ("tape", "runs", "alphas", "threads"):
+        patch.setattr(Scripted, name, [])
+    for function in (reward_half, seeds_taped):
+        patch.setattr(curriculum, function.__name__, function, raising=False)
+    patch.setattr(torch, "set_num_threads", Scripted.threads.append)
     patch.setattr(support.run, "open_world", MicroWorld)
     patch.setattr(support.run, "probe_texts", lambda *given: None)
     patch.setattr(support.run.report, "write", lambda folder: None)
     patch.setattr(os, "fsync", lambda handle: None)
-    patch.setattr(genenv, "prepare_run", lambda *given: runs.append(prepare(*given)) or runs[-1])
-    for name in ("grpo_update", "rwr_update"):
-        patch.setattr(genenv, name, update(name))
+    patch.setattr(genenv, "prepare_run", prepare_run)
+    patch.setattr(genenv, "grpo_update", update("G"))
+    patch.setattr(genenv, "rwr_update", update("R"))
     genenv.train(genenv.Options(out=str(folder), world="micro", **options))
-    return runs[0].o, Scripted.tape, runs[0]
+    [run] = Scripted.runs
+    return run.o, Scripted.tape, run

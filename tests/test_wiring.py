@@ -1,14 +1,17 @@
-"""The wiring: was each call of the loop given what the options say? Algorithm 1 told once more, plainly.
+"""The wiring: was each call of the loop given what the options say, and what came before it?
 
 Usage: python -m pytest -q tests/test_wiring.py
 
-The pure functions and both updates have tests of their own. Here the loop runs on the micro world of
-micro_world.py and leaves a tape: every call of the sampler and of both updates, with its arguments.
-`Plain` walks along the tape and says from the Options alone what each call had to be.
+The pure functions and both updates have tests of their own. Here the loop runs on the micro world
+of micro_world.py and leaves a tape: every call of the sampler and of both updates, with its
+arguments. `Told` reads off the tape what was written, tried and solved in each step. Each test
+compares one part of Algorithm 1 with that; who changes a part changes its test.
 """
 import json
 import math
+import re
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,212 +27,292 @@ from worlds import InvalidTask
 
 BASE = dict(  # no default anywhere: a constant in the place of an option is seen
     seed=5, epochs=5, steps=2, seed_tasks=4, variations=3, G=4, base_share=0.4, temperature=0.7,
-    max_task_tokens=7, max_response_tokens=9, max_prompt_tokens=7, val_samples=3, agent_lr=0.013,
-    alpha=0.35, alpha_end=0.65, alpha_schedule="linear", beta=5.0, k_min=0.25, env_lr=0.017,
-    max_rows=41)
+    max_task_tokens=7, max_response_tokens=9, max_prompt_tokens=7, val_samples=3, val_every=2,
+    agent_lr=0.013, alpha=0.35, alpha_end=0.65, alpha_schedule="linear", beta=5.0, k_min=0.25,
+    env_lr=0.017, max_rows=41, threads=3, rank=3, agent_reward="graded",
+    difficulty_reward="half", seed_selection="taped")
 RUNS = {
-    "base": {}, "seed unit": dict(p_hat_unit="seed"), "batch unit": dict(p_hat_unit="batch", k_min=0.1),
+    "base": {}, "seed unit": dict(p_hat_unit="seed"),
+    "batch unit": dict(p_hat_unit="batch", k_min=0.1),
     "random": dict(variant="random"), "from kept": dict(base_share=0.0)}
 UNIT = {"task": "p_hat", "seed": "p_hat_seed", "batch": "p_hat_batch"}
+BASE_TEXTS = [make_task(n).text for n in range(N_BASE)]
+EPOCHS = range(BASE["epochs"] + 1)
 
 
 def mean(values):
     return sum(values) / len(values) if values else 0.0
 
 
-class Plain:
-    """Algorithm 1 from its description and a tape. `check` walks along the whole run."""
+class Told:
+    """A run as its tape tells it. steps: t, what was written (`batch`: text, rollout, group of each
+    task), and tried (`attempts`, the event; `rates` of its prompts)."""
 
     def __init__(self, o, tape, run):
-        self.o, self.tape, self.run = o, list(tape), run
-        self.tasks = {t.id: t for t in (make_task(n, 0, "base") for n in range(N_BASE))}  # D_train
-        self.p_hat, self.d_env, self.seen = {}, [], Counter()
+        self.o, self.tape, self.run = o, tape, run
+        self.steps, self.invalid = [], [Counter() for _ in EPOCHS]
+        self.groups = [[] for _ in EPOCHS]  # by epoch: (prompt, responses) of every seed task
+        batch = []
+        for event in tape:
+            if event.letter == "W":
+                batch += self.written(event, batch)
+            elif event.letter == "A":
+                self.steps.append(SimpleNamespace(
+                    t=event.epoch, batch=batch, attempts=event, rates=self.rates(event)))
+                batch = []
 
-    def check(self):
-        o = self.o
-        for t in range(o.epochs + 1):
-            self.t, self.alpha = t, o.alpha + (o.alpha_end - o.alpha) * max(0, t - 1) / (o.epochs - 1)
-            self.texts, self.invalid, self.fresh, self.new = [], Counter(), [], {}
-            for _ in range(o.steps if t else 1):
-                self.step()
-            self.measure(self.environment())
-        assert not self.tape
-        assert self.run.policy.rates == {"agent": o.agent_lr, "env": o.env_lr}
-        return self
+    def of(self, letter):
+        return [event for event in self.tape if event.letter == letter]
 
-    def take(self, call, adapter):
-        event = self.tape.pop(0)
-        assert (event.call, event.adapter) == (call, adapter)
-        return event
+    def written(self, event, batch):
+        """The tasks among the texts of one call, as many as the batch has room for."""
+        o, t, new = self.o, event.epoch, []
+        missing = o.seed_tasks * o.variations - len(batch)
+        assert len(event.prompts) == math.ceil(missing / o.variations)
+        first = len(self.groups[t])
+        for r in event.rollouts:
+            if len(self.groups[t]) == first + r.group:
+                self.groups[t].append((r.prompt, []))
+            self.groups[t][-1][1].append(r.response)
+            text, seed = self.run.policy.decode(r.response), event.prompts[r.group]
+            reason = self.reason(r, text, seed, {number(task) for task, *_ in batch + new})
+            if reason:
+                self.invalid[t][reason] += 1
+            else:
+                new.append((text, r, first + r.group))
+        return new[:missing]
 
-    def sampled(self, adapter, G, T, generator=1):
-        o, e = self.o, self.take("sample", adapter)
-        assert (e.G, e.T, e.temperature, e.generator) == (G, T, o.temperature, 3 * o.seed + generator)
-        return e
-
-    def step(self):
-        """One step: tasks, attempts, the agent's update, what is kept."""
-        batch = self.generate()
-        tries = self.attempt([task for task, _, _ in batch])
-        for task, p_hat, valid in tries:
-            if valid or task.id in self.tasks:
-                self.tasks.setdefault(task.id, task)
-                self.p_hat[task.id] = p_hat, self.t
-        newest = {task.id: p for task, p, _ in tries}
-        records = [dict(task_id=task.id, keys=[f"n{task.spec['n']}"], prompt=r.prompt, group=group,
-                        response=r.response, p_hat=newest[task.id], epoch=self.t)
-                   for task, r, group in batch]
-        for r in records:
-            r["p_hat_seed"] = mean([x["p_hat"] for x in records if x["group"] == r["group"]])
-            r["p_hat_batch"] = mean([x["p_hat"] for x in records])
-        self.fresh += records
-
-    def generate(self):
-        """What the simulator was asked, and which of its texts are tasks: (task, rollout, group)."""
-        o, batch = self.o, []
-        for _ in range(4):
-            missing = o.seed_tasks * o.variations - len(batch)
-            if not missing:
-                break
-            e, new, first = self.sampled("env", o.variations, o.max_task_tokens), [], len(self.texts)
-            assert len(e.prompts) == math.ceil(missing / o.variations)
-            seeds = [self.seed_of(prompt) for prompt in e.prompts]
-            self.texts += [(e.rollouts[i * o.variations].prompt, []) for i in range(len(seeds))]
-            for r in e.rollouts:
-                seed, text = seeds[r.group], self.run.policy.decode(r.response)
-                self.texts[first + r.group][1].append(r.response)
-                reason = self.reason(r, text, seed, {task.spec["n"] for task, _, _ in batch + new})
-                if reason:
-                    self.invalid[reason] += 1
-                else:
-                    task = make_task(int(text[5] + text[7]), text.count("x"), "env", seed.id, self.t)
-                    new.append((task, r, first + r.group))
-            batch += new[:missing]
-        return batch
-
-    def seed_of(self, prompt):
-        """The seed task of a prompt: of the base, or one whose success was measured lately."""
-        text = prompt[prompt.index("task"):-3]
-        task = next(task for task in self.tasks.values() if task.text == text)
-        p, at = self.p_hat.get(task.id, (None, 0))
-        known = p if self.t - at <= 2 else None
-        assert prompt == f"vary {known!r} {text} =>"
-        assert task.origin == "base" or known is not None
-        recent = any(self.tasks[i].origin == "env" and self.t - at <= 2 for i, (_, at) in self.p_hat.items())
-        assert self.o.base_share or not recent or task.origin == "env"
-        self.seen["known" if known is not None else "stale" if p is not None else "unknown"] += 1
-        return task
-
-    def reason(self, r, text, seed_task, before):
+    def reason(self, r, text, seed, numbers):
         """Why a text is not a task; "" if it is one."""
-        words = text.split()
         if 0 not in r.response:
             return "truncated"
-        if words[0] != "task":
+        if not text.startswith("task"):
             return "malformed"
-        n = int(words[1] + words[2])
-        if n == seed_task.spec["n"]:
+        if number(text) == number(seed):
             return "copy of the seed"
-        if n >= 90:
+        if number(text) >= 90:
             return "held-out task"
-        if len(words) + 3 > self.o.max_prompt_tokens:
+        if len(text.split()) + 3 > self.o.max_prompt_tokens:
             return "prompt too long"
-        return "duplicate in the batch" if n in before else ""
+        return "duplicate in the batch" if number(text) in numbers else ""
 
     def score(self, r):
         """(reward, valid) of one response: Eq. 1, and 0 for what never ended."""
-        words = self.run.policy.decode(r.response).split()
-        valid = 0 in r.response and "junk" not in words
-        reward = 1.0 if words[0] == "right" else {1: .4, 2: .7}.get(words.count("half"), 0.0)
-        return (reward if valid else 0.0), valid
+        if 0 not in r.response:
+            return 0.0, False
+        return MicroWorld.score(None, None, self.run.policy.decode(r.response))
 
-    def attempt(self, tasks):
-        """G attempts at every task, the new ones and then those of D_train, and GRPO on them."""
-        o, e = self.o, self.sampled("agent", self.o.G, self.o.max_response_tokens)
-        assert e.max_rows == o.max_rows and e.prompts[:len(tasks)] == [f"{t.text} =" for t in tasks]
-        size = round(o.seed_tasks * o.variations * 9 / 8) if self.t else len(tasks)
-        pool = {f"{t.text} =": t for t in self.tasks.values()}
-        tasks = tasks + [pool[prompt] for prompt in e.prompts[len(tasks):]]
-        assert len(tasks) == size
-        scores = [self.score(r) for r in e.rollouts]
-        if self.t:
-            update = self.take("grpo_update", "agent")
-            rollouts, rewards, options, generator = update.given
-            assert (rollouts, options, generator) == (e.rollouts, o, 3 * o.seed)
-            assert update.optimizer is self.run.agent_optimizer
-            assert rewards.flatten().tolist() == pytest.approx([reward for reward, _ in scores])
-        tries = []
-        for b, task in enumerate(tasks):
-            own = scores[b * o.G:(b + 1) * o.G]
-            tries.append((task, sum(r >= 0.5 for r, _ in own) / o.G, any(valid for _, valid in own)))
-            if task.epoch == self.t and task.origin == "env":
-                self.new.setdefault(task.id, tries[-1][1])
-        return tries
+    def rates(self, event):
+        """p_hat of every prompt of a call, Eq. 2."""
+        solved = [self.score(r)[0] >= 0.5 for r in event.rollouts]
+        return [mean(solved[i:i + event.G]) for i in range(0, len(solved), event.G)]
 
-    def environment(self):
-        """Eq. 3, the filter and the simulator's update of an epoch; returns the kept fresh records."""
-        o, t = self.o, self.t
-        fresh, old = once(self.fresh), once([r for r in self.d_env if t - r["epoch"] <= 4])
-        written = [r["keys"] for r in self.fresh]
-        self.seen["written again"] += any(r["keys"] in written for r in old)
-        self.seen["written twice"] += len(fresh) < len(self.fresh)
-        inside = lambda r: abs(r[UNIT[o.p_hat_unit]] - self.alpha) <= o.k_min + 1e-9
-        fresh, old = list(filter(inside, fresh)), [r for r in old if inside(r) and r["keys"] not in written]
-        self.d_env += self.fresh if t else []
+    def records(self, t):
+        """D_env's records of an epoch: a task with the rates of its own, its seed, its step."""
+        found = []
+        for step in self.steps:
+            if step.t == t:
+                newest = dict(zip(step.attempts.prompts, step.rates))
+                found += records_of(step, newest)
+        return found
+
+
+def records_of(step, newest):
+    """The D_env records of a step. newest: {prompt: its p_hat}."""
+    found = []
+    for text, r, group in step.batch:
+        found.append(dict(
+            prompt=r.prompt, response=r.response, group=group, epoch=step.t,
+            keys=[f"n{number(text)}"], p_hat=newest[f"{text} ="]))
+    for record in found:
+        siblings = [other["p_hat"] for other in found if other["group"] == record["group"]]
+        record["p_hat_seed"] = mean(siblings)
+        record["p_hat_batch"] = mean([other["p_hat"] for other in found])
+    return found
+
+
+def number(text):
+    """Of the task in a text."""
+    digits = re.search(r"task (\d) ?(\d)", text)
+    return int(digits[1] + digits[2])
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def told(request, tmp_path_factory):
+    """A whole run, and what its tape tells."""
+    folder = tmp_path_factory.mktemp("wiring") / "r"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rwr, "KL_SEEDS", 5)
+        told = Told(*run_micro(patch, folder, **{**BASE, **RUNS[request.param]}))
+        told.name, told.alphas, told.threads = request.param, Scripted.alphas, Scripted.threads
+    return told
+
+
+# ---------------------------------------------------------------------------------------------
+# Algorithm 1, part by part
+
+
+def test_calls_come_in_order_and_have_the_options(told):
+    """Generate, try, train the agent, in every step; then the simulator, and validation."""
+    o, run, seed = told.o, told.run, 3 * BASE["seed"]
+    trained = "R" if o.variant == "genenv" else ""
+    for t in EPOCHS:
+        letters = "".join(event.letter for event in told.tape if event.epoch == t)
+        steps = f"(W{{1,4}}AG){{{o.steps}}}{trained}" if t else "W{1,4}A"
+        assert re.fullmatch(steps + ("Vv" if t in (0, 2, 4, 5) else ""), letters), (t, letters)
+    expected = {
+        "W": ("env", o.variations, 7, 0.7, seed + 1), "A": ("agent", 4, 9, 0.7, seed + 1),
+        "V": ("agent", 3, 9, 0.7, seed + 2), "v": ("agent", 1, 9, 0.0, seed + 2)}
+    for e in told.tape:
+        if e.letter in expected:
+            assert (e.adapter, e.G, e.T, e.temperature, e.generator) == expected[e.letter]
+        else:
+            assert (e.o, e.generator) == (o, seed)
+    assert {e.max_rows for e in told.of("A")} == {41} and told.threads == [3]
+    assert {e.optimizer for e in told.of("G")} == {run.agent_optimizer}
+    assert {e.optimizer for e in told.of("R")} <= {run.env_optimizer}
+    assert run.policy.rates == {"agent": o.agent_lr, "env": o.env_lr}
+
+
+def test_seed_tasks_are_of_the_base_or_recent(told):
+    """And the simulator is told their success rate, if it was measured in the last two epochs."""
+    known, seen, tried = {}, Counter(), 0
+    for event in told.tape:
+        for prompt in event.prompts if event.letter == "W" else ():
+            said, text = re.fullmatch(r"vary (\S+) (task .*) =>", prompt).groups()
+            p_hat, at = known.get(text, (None, 0))
+            recent = p_hat is not None and event.epoch - at <= 2
+            assert said == repr(p_hat if recent else None)
+            assert text in BASE_TEXTS if event.epoch == 0 else recent or text in BASE_TEXTS
+            assert told.o.base_share or event.epoch == 0 or text not in BASE_TEXTS
+            seen["known" if recent else "unknown" if p_hat is None else "stale"] += 1
+        if event.letter == "A":
+            texts = [prompt.removesuffix(" =") for prompt in event.prompts]
+            for text, rate in zip(texts, told.steps[tried].rates):
+                known[text] = rate, event.epoch
+            tried += 1
+    assert len(seen) == 3 or told.name != "base"
+    assert set(told.alphas) == {record["alpha"] for record in told.run.history[1:]}
+
+
+def test_the_agent_tries_the_new_tasks_and_some_of_d_train(told):
+    """A batch of 12 and an eighth more; those that are not new are from D_train."""
+    kept = set(BASE_TEXTS)
+    for step in told.steps:
+        texts = [prompt.removesuffix(" =") for prompt in step.attempts.prompts]
+        new = [text for text, *_ in step.batch]
+        assert texts[:len(new)] == new and set(texts[len(new):]) <= kept
+        assert len(texts) == (14 if step.t else len(new))
+        for i, text in enumerate(texts):
+            attempts = step.attempts.rollouts[i * 4:i * 4 + 4]
+            if any(told.score(r)[1] for r in attempts):
+                kept.add(text)
+
+
+def test_grpo_learns_from_the_reward_of_the_option(told):
+    """Here `graded`, 0.4 of Eq. 1 and 0.01; what was cut earns nothing."""
+    attempts = told.of("A")[1:]
+    for tried, update in zip(attempts, told.of("G"), strict=True):
+        rollouts, rewards = update.given
+        assert rollouts == tried.rollouts
+        graded = [0.4 * told.score(r)[0] + 0.01 if 0 in r.response else 0.0 for r in rollouts]
+        assert rewards.flatten().tolist() == pytest.approx(graded)
+
+
+def test_the_pools_hold_what_was_tried_and_written(told):
+    """D_train: p_hat by Eq. 1 and the valid attempts; D_env: every valid task from epoch 1 on."""
+    expected, kept = [], set(BASE_TEXTS)
+    for step in told.steps:
+        for i, prompt in enumerate(step.attempts.prompts):
+            text, attempts = prompt.removesuffix(" ="), step.attempts.rollouts[i * 4:i * 4 + 4]
+            valid = sum(told.score(r)[1] for r in attempts)
+            if valid or text in kept:
+                kept.add(text)
+                expected.append((text, step.rates[i], step.t, valid))
+    read = read_jsonl(told.run.folder / "train.jsonl")
+    assert expected == [
+        (r["task"]["text"], r["p_hat"], r["epoch"], len(r["traces"])) for r in read]
+    records = [record for t in EPOCHS[1:] for record in told.records(t)]
+    read = read_jsonl(told.run.folder / "env.jsonl")
+    assert records == [{key: r[key] for key in records[0]} for r in read]
+
+
+def test_rwr_learns_from_the_band_of_this_epoch_and_of_d_env(told):
+    """Each task once, R_env by the reward of the option, Eq. 3; and a KL sample of all texts."""
+    o, seen, updates = told.o, Counter(), told.of("R")
+    for t, record in enumerate(told.run.history):
+        alpha = 0.35 + 0.3 * max(0, t - 1) / 4
+        assert record["alpha"] == pytest.approx(alpha)
+        fresh = told.records(t)
+        aged = [r for age in (4, 3, 2, 1) if t - age > 0 for r in told.records(t - age)]
+        again = [r["keys"] for r in fresh]
+        old = [r for r in once(aged) if r["keys"] not in again]
+        seen["written again"] += len(old) < len(once(aged))
+        seen["written twice"] += len(once(fresh)) < len(fresh)
+        near = [inside(part, alpha, o) for part in (once(fresh), old)]
+        assert record["env_kept"] == len(near[0])
         if t and o.variant == "genenv":
-            self.update_environment(fresh, old)
-        return fresh
+            update = updates.pop(0)
+            *given, kl_sample = update.given
+            for mine, records in zip(near, given):
+                assert [(r.prompt, r.response) for r in records] == \
+                    [(r["prompt"], r["response"]) for r in mine]
+                gaps = [r[UNIT[o.p_hat_unit]] - alpha for r in mine]
+                assert [r.r_env for r in records] == \
+                    pytest.approx([0.5 * math.exp(-5 * gap ** 2) for gap in gaps])
+            chosen = sorted({r.group for r in kl_sample})
+            assert len(chosen) == min(5, len(told.groups[t]))
+            for i in chosen:
+                texts = [(r.prompt, r.response) for r in kl_sample if r.group == i]
+                prompt, responses = told.groups[t][i]
+                assert texts == [(prompt, response) for response in responses]
+            seen["not the first"] += chosen != list(range(len(chosen)))
+    assert not updates and (told.name != "base" or all(seen.values())), seen
 
-    def update_environment(self, mine_fresh, mine_old):
-        """What RWR was given: R_env, and a KL sample of all texts of some seed tasks."""
-        o, update = self.o, self.take("rwr_update", "env")
-        fresh, old, kl_sample, options, generator = update.given
-        assert update.optimizer is self.run.env_optimizer and options == o and generator == 3 * o.seed
-        for given, mine in ((fresh, mine_fresh), (old, mine_old)):
-            assert [(r.prompt, r.response) for r in given] == [(r["prompt"], r["response"]) for r in mine]
-            R = [math.exp(-o.beta * (r[UNIT[o.p_hat_unit]] - self.alpha) ** 2) for r in mine]  # Eq. 3
-            assert [r.r_env for r in given] == pytest.approx(R)
-        chosen = sorted({r.group for r in kl_sample})
-        assert len(chosen) == min(rwr.KL_SEEDS, len(self.texts))
-        listed = [(r.prompt, r.response) for i in chosen for r in kl_sample if r.group == i]
-        assert listed == [(self.texts[i][0], text) for i in chosen for text in self.texts[i][1]]
-        self.seen["not the first"] += chosen != list(range(len(chosen)))
 
-    def measure(self, kept):
-        """Validation, and the record of the epoch."""
-        o = self.o
-        sampled, greedy = self.tape.pop(0), self.tape.pop(0)
-        for e, G, temperature in ((sampled, o.val_samples, o.temperature), (greedy, 1, 0.0)):
-            assert e.prompts == [f"{make_task(n).text} =" for n in HELD_OUT["validation"]]
-            assert (e.adapter, e.G, e.temperature, e.generator) == ("agent", G, temperature, 3 * o.seed + 2)
-        hits = [self.score(r)[0] >= 0.5 for r in sampled.rollouts]
-        mine = dict(epoch=self.t, alpha=self.alpha, validation=mean(hits), env_kept=len(kept),
-                    success_rate=mean(list(self.new.values())), distinct_tasks=len(self.new),
-                    invalid=dict(self.invalid), written=sum(len(texts) for _, texts in self.texts),
-                    d_train=len(self.tasks), d_env=len(self.d_env), other_adapter_moved=False)
-        record = {name: self.run.history[self.t][name] for name in mine}
-        assert record == {name: pytest.approx(value, abs=2e-6) if isinstance(value, float) else value
-                          for name, value in mine.items()}
+def inside(records, alpha, o):
+    """Those in the band."""
+    return [r for r in records if abs(r[UNIT[o.p_hat_unit]] - alpha) <= o.k_min + 1e-9]
 
 
 def once(records):
     """Each task once, as it was written last."""
-    return [r for i, r in enumerate(records)
-            if not any(r["keys"] == later["keys"] for later in records[i + 1:])]
+    newest = {r["keys"][0]: i for i, r in enumerate(records)}
+    return [r for i, r in enumerate(records) if newest[r["keys"][0]] == i]
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_loop_does_what_the_options_say(name, tmp_path, monkeypatch):
-    """A whole run, call by call; and what could go wrong came up in it."""
-    monkeypatch.setattr(rwr, "KL_SEEDS", 5)
-    o, tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, **RUNS[name]})
-    plain = Plain(o, tape, run).check()
-    if name == "base":
-        met = ("known", "stale", "unknown", "written again", "written twice", "not the first")
-        assert all(plain.seen[what] for what in met), plain.seen
-        reasons = {reason for r in run.history for reason in r["invalid"]}
-        assert reasons == {"truncated", "malformed", "copy of the seed", "held-out task",
-                           "prompt too long", "duplicate in the batch"}
+def test_what_an_epoch_records(told):
+    """Success of new tasks, counts, the pools; validation where it was measured, and in between."""
+    validated, kept, d_env = told.of("V"), set(BASE_TEXTS), 0
+    lines = read_jsonl(told.run.folder / "train.jsonl")
+    for t, record in enumerate(told.run.history):
+        new = {}
+        for step in told.steps:
+            for (text, *_), rate in zip(step.batch, step.rates):
+                if step.t == t:
+                    new.setdefault(text, rate)
+        kept |= {line["task"]["text"] for line in lines if line["epoch"] == t}
+        d_env += len(told.records(t)) if t else 0
+        assert record["success_rate"] == pytest.approx(mean([*new.values()]), abs=2e-6)
+        assert (record["epoch"], record["distinct_tasks"]) == (t, len(new))
+        assert record["invalid"] == dict(told.invalid[t])
+        assert record["written"] == sum(len(responses) for _, responses in told.groups[t])
+        assert (record["d_train"], record["d_env"]) == (len(kept), d_env)
+        assert not record["other_adapter_moved"]
+        if t in (0, 2, 4, 5):
+            event = validated.pop(0)
+            assert event.prompts == [f"{make_task(n).text} =" for n in HELD_OUT["validation"]]
+            assert record["validation"] == pytest.approx(mean(told.rates(event)), abs=2e-6)
+        else:
+            before = told.run.history[t - 1]
+            repeated = [key for key in record if key.startswith("validat")]
+            assert len(repeated) > 3 and all(record[key] == before[key] for key in repeated)
+    assert [r["validated"] for r in told.run.history] == [0, 0, 2, 2, 4, 5]
+    assert len(sum(told.invalid, Counter())) == 6 or told.name != "base"
+
+
+# ---------------------------------------------------------------------------------------------
+# other runs
 
 
 @pytest.mark.parametrize("variant", ["teacher", "base", "static"])
@@ -237,15 +320,16 @@ def test_variants_without_a_simulator(variant, tmp_path, monkeypatch):
     """Every task comes from the base, the teacher's file or the untrained simulator, which writes
     once; it is never trained."""
     path = tmp_path / "teacher.jsonl"
-    path.write_text("".join(json.dumps({"text": f"task {n // 10} {n % 10}"}) + "\n" for n in range(20, 60)))
+    taught = [micro_world.spaced(n) for n in range(20, 60)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in taught))
     given = {"teacher_tasks": str(path)} if variant == "teacher" else {}
     _, tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, **given, "variant": variant})
-    assert Counter(e.adapter for e in tape)["env"] == (variant == "static")
-    own = range(20, 60) if given else range(0)
-    pool = {f"{make_task(n).text} =" for n in [*range(N_BASE), *own]}
-    tried = {prompt for e in tape if e.call == "sample" and e.G == 4 for prompt in e.prompts}
-    assert tried <= pool or variant == "static"
-    assert len(tried - {f"{make_task(n).text} =" for n in range(N_BASE)}) > 10 or variant == "base"
+    assert sum(e.adapter == "env" for e in tape) == (variant == "static")
+    tried = {prompt.removesuffix(" =") for e in tape if e.letter == "A" for prompt in e.prompts}
+    new = tried - set(BASE_TEXTS)
+    assert len(new) > 10 or variant == "base"
+    if variant != "static":
+        assert new <= {make_task(n).text for n in range(20, 60) if given}
     assert run.history[-1]["d_env"] == 0 and run.policy.params["env"][0][0].item() == 0
 
 
@@ -255,11 +339,13 @@ def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(tmp_path, 
     options = {**BASE, "alpha_schedule": "constant", "k_min": 0.6}
     seen, alone = [], run_micro(monkeypatch, tmp_path / "a", **options)[1]
     for epochs in (3, 5):
-        run_micro(monkeypatch, tmp_path / "b", **{**options, "epochs": epochs, "resume": epochs == 5})
-        seen += [e.given[:2] for e in micro_world.Scripted.tape if e.call == "rwr_update"]
-    assert seen == [e.given[:2] for e in alone if e.call == "rwr_update"]
-    imitated = [{key for part in given for r in part for key in r.keys} for given in seen]
-    assert len(imitated) == 5 and all(imitated) and sum(map(len, imitated)) == len(set.union(*imitated))
+        options |= {"epochs": epochs, "resume": epochs == 5}
+        run_micro(monkeypatch, tmp_path / "b", **options)
+        seen += [e.given[:2] for e in Scripted.tape if e.letter == "R"]
+    assert seen == [e.given[:2] for e in alone if e.letter == "R"]
+    imitated = [{key for r in fresh + old for key in r.keys} for fresh, old in seen]
+    assert len(imitated) == 5 and all(imitated)
+    assert sum(map(len, imitated)) == len(set.union(*imitated))
 
 
 def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
@@ -284,9 +370,10 @@ def test_a_simulator_with_a_model_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(support.run, "open_policy", lambda model, o, names: own)
     monkeypatch.setattr(support.run.checkpoint, "hashes", lambda o: {})  # there is no such model
     _, tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "env_model": "other"})
-    assert {e.policy for e in tape if e.call == "rwr_update"} == {own}
-    assert {e.policy for e in tape if e.call == "grpo_update"} == {run.policy} != {own}
-    assert (own.saved, run.policy.saved) == (["env"], ["agent"]) and run.policy.rates.keys() == {"agent"}
+    assert {e.policy for e in tape if e.letter in "WR"} == {own}
+    assert {e.policy for e in tape if e.letter in "AG"} == {run.policy} != {own}
+    assert (own.saved, run.policy.saved) == (["env"], ["agent"])
+    assert run.policy.rates.keys() == {"agent"}
     assert own.params["env"][0][0].item() == BASE["epochs"]
 
 
@@ -294,15 +381,18 @@ def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
     """What an alpha schedule is told; an epoch without tasks leaves the last success as it was."""
     told, parse = [], MicroWorld.parse_task
 
+    def alpha_spy(c):
+        told.append(c)
+        return 0.2 + 0.1 * c.epoch
+
     def parse_task(self, text, seed_task, epoch):
         if epoch == 2:
             raise InvalidTask("malformed")
         return parse(self, text, seed_task, epoch)
 
-    monkeypatch.setattr(curriculum, "alpha_spy", lambda c: told.append(c) or 0.2 + 0.1 * c.epoch,
-                        raising=False)
+    monkeypatch.setattr(curriculum, "alpha_spy", alpha_spy, raising=False)
     monkeypatch.setattr(MicroWorld, "parse_task", parse_task)
-    *_, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "alpha_schedule": "spy", "epochs": 4})
+    run_micro(monkeypatch, tmp_path / "r", **{**BASE, "alpha_schedule": "spy", "epochs": 4})
     records = read_jsonl(tmp_path / "r" / "metrics.jsonl")
     assert [r["alpha"] for r in records] == pytest.approx([.35, .3, .4, .5, .6])
     assert [c.previous for c in told] == [r["alpha"] for r in records[:-1]]
@@ -329,6 +419,10 @@ def test_a_stopped_run_goes_on_to_the_same_end(variant, at, tmp_path, monkeypatc
     *_, again = run_micro(monkeypatch, tmp_path / "b", resume=True, **options)
     for name in ("train.jsonl", "env.jsonl", "samples.jsonl"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    clock = ("seconds", "cpu_seconds", "tokens_per_s")
-    assert [{k: v for k, v in r.items() if k not in clock} for r in quiet.history] == \
-        [{k: v for k, v in r.items() if k not in clock} for r in again.history]
+    for one, other in zip(quiet.history, again.history, strict=True):
+        assert without_clock(one) == without_clock(other)
+
+
+def without_clock(record):
+    """A record of metrics.jsonl but for its seconds."""
+    return {key: value for key, value in record.items() if "seconds" not in key}
