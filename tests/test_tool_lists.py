@@ -8,10 +8,10 @@ import pytest
 
 from helpers import raised, user_error
 from test_tool_calls import lines
-from worlds import InvalidTask, call_text
-from worlds.schemas import argument_fault
-from worlds.tool_calls import make_task, read_tasks
-from worlds.tool_lists import own_record, own_schema, own_tool, read_tools
+from worlds import NO_SEED, InvalidTask, call_text
+from worlds.schemas import argument_fault, normal_calls
+from worlds.tool_calls import World, make_task, read_tasks
+from worlds.tool_lists import own_record, own_schema, own_tool, own_tools, read_tools
 
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 
@@ -34,6 +34,8 @@ SHAPES = {  # the same two tools, as the JSON values of a file
                                    {"jsonrpc": "2.0", "id": 2, "result": MCP}],
     "Anthropic": [[{"name": "ring", "description": "Ring a bell.", "input_schema": RING["parameters"]},
         SHUT]],
+    "Google": [{"tools": [{"functionDeclarations": [
+        {**RING, "parameters": {"type": "OBJECT", **RING["parameters"]}}, SHUT]}]}],
     "tasks": [{"task": "Ring it twice, please.", "tools": [RING, SHUT], "calls": []},
               {"task": "Who wrote it, again?", "reference": "x"}],
     "a table with nulls": [[{**RING, "parameters": {**schema(times={**WHOLE, "enum": None}, door=None),
@@ -56,23 +58,23 @@ def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
 def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
     """A tool without a schema is read as one without arguments: nothing said, every call was wrong."""
     names_only = [{"name": f"zpa{n}", "description": "Get."} for n in range(5)]
-    noted = {"name": "f", "parameters": schema(a={"type": "string", "pattern": "^a$"})}
+    noted = {"name": "f", "parameters": {"type": "object", "properties": {"a": {**WHOLE, "enum": ["1"]}}}}
     tools, notes = read_tools(listed(tmp_path / "tools.json", RING, {**RING, "description": "Another."},
                                      {"name": "a b"}, *names_only, {"type": "web_search"},
                                      {"type": "bash_20250124", "name": "bash"}, noted))
     assert [tool["name"] for tool in tools] == ["ring", "zpa0", "zpa1", "zpa2", "zpa3", "zpa4", "f"]
-    assert tools[-1]["parameters"]["properties"]["a"]["pattern"] == "^a$"  # the models still read it
     assert notes == {"left out: another tool of the same name came first": ["ring"],
                      "left out: a name with other signs than letters, digits and _.-/": ["a b"],
                      "without a schema: read as without arguments": [f"zpa{n}" for n in range(5)],
                      "left out: no 'name' in the function itself": ["entry 9"],
                      "left out: of type bash_20250124, not a function": ["bash"],
-                     "with pattern, which is not checked": ["f"]}
+                     "without an optional argument: no value of enum is an integer": ["f"]}
 
 
 @pytest.mark.parametrize("data, what", [
     (b"", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3 column 6"), (b"\xff\xfe[]", "not UTF-8"),
-    (b'{"tools": [{"name": "f", "parameters": {"not": {}}}]}', "'not'")])
+    (b'{"tools": [{"name": "f", "parameters": {"dependencies": {}}}]}', "'dependencies'"),
+    (b"[" * 900 + b"]" * 900, "nested too deeply")])
 def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
     path = tmp_path / "tools.json"
     path.write_bytes(data)
@@ -88,46 +90,102 @@ def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
         assert call_text.parse_calls(call_text.write_call(call)) == [call]
     for name in ("", "a b", "a(b", "n" * 129, "a\nb"):
         raised(InvalidTask, None, own_tool, {"name": name})
-    path = listed(tmp_path / "tools.json", RING, {"name": "f", "parameters": schema(**{"user id": TEXT})})
-    assert len(read_tools(path)[0]) == 2
+    tools = [{"name": f"f{n}", "parameters": schema(**{name: TEXT})}
+             for n, name in enumerate(["user id", "ﬁle", "año_vehiculo", "from"])]
+    path = listed(tmp_path / "tools.json", *tools)
+    assert len(read_tools(path)[0]) == 4
     tools, notes = read_tools(path, "python")
-    assert tools == [RING] and notes == {"left out: an argument that is not a name in Python": ["f"]}
+    assert [tool["name"] for tool in tools] == ["f2", "f3"]
+    assert any("'user id'" in what and names == ["f0"] for what, names in notes.items())
 
 
 # ---------------------------------------------------------------------------------------------
 # schemas: (schema, its type in a signature, values that fit, values that do not)
 
 PLACE = {"properties": {"x": {"type": "number"}}, "required": ["x"]}
+TREE = schema(name=TEXT, kids={"type": "array", "items": {"$ref": "#/$defs/Tree"}})
+LEAF = {"name": "a", "kids": []}
+KINDS = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}, "size": WHOLE},
+         "if": {"properties": {"kind": {"const": "b"}}}, "then": {"required": ["size"]}}
 FITS = [
     ({"type": ["string", "null"]}, "str | None", ["a", None], [1, True, []]),
     ({"anyOf": [WHOLE, {"type": "null"}]}, "int | None", [1, 2.0, None], ["1", 1.5, True]),
     ({"oneOf": [WHOLE, TEXT]}, "int | str", [3, "x"], [1.5, None]),
     ({"anyOf": [WHOLE, TEXT], "nullable": True}, "int | str | None", [3, "x", None], [1.5]),
-    ({"type": "string", "nullable": True}, "str | None", ["a", None], [1]),
+    ({"type": "STRING", "nullable": True}, "str | None", ["a", None], [1]),
     ({"enum": ["a", "b"], "nullable": True}, '"a" | "b" | None', ["a", None], ["c"]),
     ({"const": 3}, "3", [3, 3.0], [4, "3"]),
     ({"enum": [1, "x", None]}, '1 | "x" | None', [1, "x", None], [True, "1"]),
     ({"type": "integer", "exclusiveMinimum": 0, "maximum": 9}, "int", [1, 9], [0, 10, 9.5]),
     ({"type": "number", "minimum": 2, "maximum": 10}, "float", [2, 10, 9.5], [1.5, 10.5, 11]),
     ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, "float", [0, 0.1], [-1, 1]),
-    ({"items": TEXT, "minItems": 1}, "list[str]", [["a"]], [[1]]),
+    ({"type": "integer", "maximum": 2 ** 64 - 1, "default": 2 ** 63 - 1}, "int", [1, 10 ** 17], [1.5]),
+    ({"type": "number", "multipleOf": 0.01}, "float", [19.99, 3], [0.005]),
+    ({"items": TEXT, "minItems": 1}, "list[str]", [["a"]], [[1], []]),
+    ({"type": "array", "items": True}, "list[any]", [[], [1, "a"]], [1]),
+    ({"type": "array", "items": False}, "list[any]", [[]], [[1]]),
+    ({"type": "array", "items": [TEXT, WHOLE], "additionalItems": False}, "list[any]", [["a", 1]],
+     [[1, "a"], ["a", 1, 1]]),
     ({"type": "object", "properties": {}, "additionalProperties": True}, "dict", [{"a": 1}], [1]),
+    ({"type": "object", "additionalProperties": WHOLE}, "dict", [{"a": 1}], [{"a": "b"}]),
     (schema(a=TEXT) | {"additionalProperties": {}}, "{a: str}", [{"a": "b"}], [{"a": "b", "c": 1}]),
+    ({"type": "object", "properties": {"a": TEXT, "b": False, "c": {"type": "integer", "enum": ["1"]}}},
+     "{a: str = ...}", [{}, {"a": "b"}], [{"b": 1}, {"c": 1}, {"c": "1"}]),
     (PLACE, "{x: float}", [{"x": 1}], [{}, {"x": 1, "y": 1}]),
     ({"$ref": "#/$defs/Place", "description": "d"}, "{x: float}", [{"x": 1}], [{"x": "1"}]),
+    ({"allOf": [{"$ref": "#/$defs/Place"}], "default": {"x": 0}}, "{x: float}", [{"x": 1}], [{"x": "1"}]),
+    ({"allOf": [PLACE, schema(y=TEXT)]}, "{x: float}", [{"x": 1, "y": "a"}],
+     [{"x": 1}, {"x": 1, "y": "a", "z": 1}]),
+    ({"$ref": "#/$defs/Tree"}, "any", [LEAF, {"name": "b", "kids": [LEAF, LEAF]}],
+     [{"name": "b", "kids": [{**LEAF, "kids": [{**LEAF, "name": 1}]}]}, {**LEAF, "kids": [{**LEAF, "x": 1}]}]),
+    ({"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "null"}]}, "any | None", [None, LEAF], [1]),
+    (KINDS, '{kind: "a" | "b" = ..., size: int = ...}', [{"kind": "a"}, {"kind": "b", "size": 1}],
+     [{"kind": "b"}, {"kind": "a", "x": 1}]),
+    ({"anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "{a: str} | {b: str}", [{"a": "x"}, {"b": "x"}],
+     [{"a": "x", "b": "x"}]),
+    ({"type": "string", "pattern": "^a+$"}, "str", ["aa"], ["ab"]),
+    ({"not": TEXT}, "any", [1, None], ["a"]), (True, "any", ["a", None], []),
     ({"description": "d"}, "any", ["a", 1, True, None, [], {"a": 1}], []),
     ({"type": "string", "default": None, "format": "date", "x-order": 1, "enum": None}, "str", ["a"], [1]),
+    ({"$ref": "#/$defs/n", "enum": ["x"]}, '"x"', ["x"], ["y", 1]),
 ]
 
 
-@pytest.mark.parametrize("given, spoken, good, bad", FITS, ids=[row[1] for row in FITS])
-def test_what_can_be_checked_is_checked(given, spoken, good, bad):
+@pytest.mark.parametrize("given, spoken, good, bad", FITS, ids=range(len(FITS)))
+def test_what_a_schema_says_is_checked(given, spoken, good, bad):
     """On the way in and in every call; read twice it stays the same, as files are."""
-    own = own_schema(schema(a=given) | {"$defs": {"Place": PLACE}})
+    own = own_schema(schema(a=given) | {"$defs": {"Place": PLACE, "Tree": TREE, "n": TEXT}})
     assert own_schema(own) == own
     assert call_text.signature({"name": "f", "parameters": own}) == f"f(a: {spoken})"
-    assert all(not argument_fault({"a": value}, own) for value in good)
-    assert all(argument_fault({"a": value}, own) for value in bad)
+    for value in good:
+        assert not argument_fault({"a": value}, own), value
+    for value in bad:
+        assert argument_fault({"a": value}, own), value
+
+
+def test_what_a_model_wrote_has_neither_patterns_nor_recursion():
+    """A slow regular expression, or a tree of alternatives, would hold up the run."""
+    world = World.scorer("json")
+    world.tools = {}
+    for given in ({"type": "string", "pattern": "a"}, {"patternProperties": {"a": TEXT}},
+                  {"anyOf": [{"items": {"pattern": "a"}}]}, {"$ref": "#/$defs/Tree"}):
+        tool = {"name": "f", "parameters": schema(a=given) | {"$defs": {"Tree": TREE}}}
+        assert own_tools([tool])
+        record = {"task": "Please do as I told you.", "tools": [tool], "calls": [{"name": "f", "arguments": {}}]}
+        raised(InvalidTask, "tool schema", world.parse_task, json.dumps(record), NO_SEED, 1)
+    own = {"name": "f", "parameters": schema(pattern=TEXT)}
+    record = {"task": "Find all that ends in txt.", "tools": [own], "calls": [
+        {"name": "f", "arguments": {"pattern": "*.txt"}}]}
+    assert world.parse_task(json.dumps(record), NO_SEED, 1)
+
+
+def test_a_default_within_an_alternative_is_filled_in():
+    """What an optional object leaves out would be another call than what it spells out."""
+    member = {"type": "object", "properties": {"n": {"type": "integer", "default": 1}}}
+    tool = own_tool({"name": "f", "parameters": schema(a={"anyOf": [member, {"type": "null"}]})})
+    texts = [normal_calls([{"name": "f", "arguments": {"a": value}}], {"f": tool}, False)
+             for value in ({}, {"n": 1}, {"n": 1.0}, {"n": 2}, None)]
+    assert texts[0] == texts[1] == texts[2] and len({str(text) for text in texts}) == 3
 
 
 def test_keywords_keep_their_order():
@@ -142,25 +200,28 @@ def nested(depth):
 
 
 BOMB = {"$ref": "#/$defs/a0", "$defs": {  # 2 ** 40 parts when written out
-    f"a{n}": schema(x={"$ref": f"#/$defs/a{n + 1}"}, y={"$ref": f"#/$defs/a{n + 1}"}) for n in range(40)}}
+    f"a{n}": schema(x={"$ref": f"#/$defs/a{n + 1}"}, y={"$ref": f"#/$defs/a{n + 1}"}) for n in range(40)} | {"a40": TEXT}}
 UNFIT = [
-    (schema(kids={"type": "array", "items": {"$ref": "#"}}), "a recursive schema"),
-    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-        "a recursive schema"),
-    (BOMB, "more than 3000 parts"), (schema(a=nested(60)), "48 levels"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "to itself"),
+    (schema(a={"allOf": [{"$ref": "#/properties/a"}]}), "to itself"),
+    (BOMB, "more than 3000 parts"), (schema(a=nested(60)), "48 levels"), (schema(a=nested(900)), "malformed"),
     (schema(a={"$ref": "other.json#/x"}), "a $ref to nothing"),
+    (schema(a={"$ref": "http://127.0.0.1:9/x.json"}), "a $ref to nothing"),
     (schema(a={"$ref": "#/$defs/n"}), "a $ref to nothing"),
     ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "not one object schema"),
-    ({**schema(a=TEXT), "anyOf": [{"required": ["b"]}]}, "required names"),
-    (schema(a={"patternProperties": {"x": TEXT}}), "unsupported keyword"),
-    (schema(a={"not": TEXT}), "unsupported keyword"),
+    ({**schema(a=TEXT), "required": ["b"]}, "required names"),
+    (schema(a=schema(b=TEXT) | {"required": ["c"]}), "required names"),
+    (schema(a={"dependencies": {"x": ["y"]}}), "unsupported keyword"),
     (schema(a={"type": "text"}), "unknown type"), (schema(a={"type": {"a": 1}}), "malformed"),
-    (schema(a={"allOf": [TEXT, WHOLE]}), "unsupported keyword"),
-    (schema(a={"$ref": "#/$defs/n", "enum": ["x"]}), "next to $ref"),
-    (schema(a=7), "a malformed schema"), (schema(a={"type": "integer", "minimum": "1"}), "not a number"),
+    (schema(a=7), "malformed"), (schema(a={"type": "integer", "minimum": "1"}), "not of type 'number'"),
     ({"type": "object", "required": ["a"]}, "required names"), (TEXT, "not one object schema"),
-    (schema(a={"enum": "a"}), "enum is not a list"), ({"properties": [1]}, "a malformed schema"),
-    ({"times": "integer"}, "without 'prop"), (schema(a={"description": "\ud800"}), "a malformed schema"),
+    (schema(a={"enum": "a"}), "not of type 'array'"), ({"properties": [1]}, "malformed"),
+    (schema(a={"type": "integer", "enum": ["1", "2"]}), "no value of enum is an integer"),
+    (schema(a={"type": "string", "enum": [256], "default": "a"}), "no value of enum is a string"),
+    (schema(a=False), "required names"), (schema(a={"pattern": "("}), "not a 'regex'"),
+    (schema(a={"pattern": "(", "default": "a"}), "malformed"),
+    (schema(a={"multipleOf": 0, "default": 1}), "malformed"),
+    ({"times": "integer"}, "without 'prop"), (schema(a={"description": "\ud800"}), "malformed"),
 ]
 
 
@@ -222,7 +283,7 @@ def test_a_task_without_tools_has_the_right_one_and_others():
     ({"messages": CHAT[2:], "tools": [RING]}, "0 of the user"),
     ({"messages": CHAT[:2], "tools": [RING]}, "0 of the assistant"),
     ({"messages": CHAT + [CHAT[2]], "tools": [RING]}, "2 of the assistant"),
-    ({"task": ASKED, "tools": [RING], "calls": [{**CALL, "arguments": {"times": 10 ** 19}}]}, "JSON"),
+    ({"task": ASKED, "tools": [RING], "calls": [{**CALL, "arguments": {"times": 10 ** 20}}]}, "JSON"),
 ])
 def test_a_line_that_would_lose_something_is_refused(line, what, tmp_path):
     path = lines(tmp_path / "tasks.jsonl", [line])

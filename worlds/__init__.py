@@ -23,7 +23,14 @@ NO_SEED = Task("", {})
 
 
 class InvalidTask(Exception):
-    """What the simulator wrote is not a task; the message is the reason it is counted under."""
+    """What the simulator wrote is not a task; the message is the reason it is counted under.
+
+    detail: for the author of a file, what is wrong in it.
+    """
+
+    def __init__(self, reason: str, detail: str = ""):
+        super().__init__(reason)
+        self.detail = detail
 
 
 class World:

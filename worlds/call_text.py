@@ -21,12 +21,13 @@ import json
 import keyword
 import math
 import re
+import unicodedata
 import warnings
 from textwrap import shorten
 
 MAX_CHARS = 32_768    # of a model's text; longer ones are not parsed
 MAX_DEPTH = 48        # levels of lists and objects within a value
-MAX_DIGITS = 18       # of an integer
+MAX_DIGITS = 20       # of an integer: 64 bits
 MAX_LINES = 64        # calls, one per line
 # of a function: a word of any script, with the dots, dashes and slashes that servers use
 NAME = r"\w[\w.\-/]{0,127}"
@@ -42,8 +43,9 @@ TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"
 
 def signature(tool: dict) -> str:
     """A tool spec (name, description, parameters) as one line."""
-    what = f"  # {shorten(tool.get('description', ''), 80, placeholder=' ...')}".rstrip(" #")
-    return f"{tool['name']}({_members(tool['parameters'], as_keyword)}){what}"
+    line = f"{tool['name']}({_members(tool['parameters'], as_keyword)})"
+    description = shorten(tool.get("description", ""), 80, placeholder=" ...")
+    return f"{line}  # {description}".rstrip(" #")
 
 
 def write_call(call: dict) -> str:
@@ -64,8 +66,13 @@ def from_keyword(name: str) -> str:
 
 def unwritable(schema: dict) -> str:
     """The first argument name of a schema that Python cannot write, such as "user id"; or ""."""
-    return next((name or "(empty)" for name in schema.get("properties", {}) if not name.isidentifier()
-                 or not name.isascii() or from_keyword(as_keyword(name)) != name), "")
+    for name in schema.get("properties", {}):
+        # Python reads letters of another width, or with an accent apart, as the usual ones
+        if not name.isidentifier() or unicodedata.normalize("NFKC", name) != name:
+            return name or "(empty)"
+        if from_keyword(as_keyword(name)) != name:
+            return name
+    return ""
 
 
 def literal(value) -> str:
@@ -81,11 +88,15 @@ def literal(value) -> str:
 
 def _members(schema: dict, spell=str) -> str:
     """The members of an object schema, required ones first. spell: how their names are written."""
-    required, properties = schema.get("required", []), schema.get("properties", {})
-    order = sorted(properties, key=lambda name: name not in required)  # stable
-    default = lambda part: f" = {literal(part['default']) if 'default' in part else '...'}"
-    return ", ".join(f"{spell(name)}: {_type(properties[name])}"
-                     + default(properties[name]) * (name not in required) for name in order)
+    members = {True: [], False: []}  # {whether they are required: their text}
+    for name, part in schema.get("properties", {}).items():
+        is_required = name in schema.get("required", ())
+        text = f"{spell(name)}: {_type(part)}"
+        if not is_required:
+            default = literal(part["default"]) if "default" in part else "..."
+            text += f" = {default}"
+        members[is_required].append(text)
+    return ", ".join(members[True] + members[False])
 
 
 def _type(schema: dict) -> str:
@@ -122,8 +133,11 @@ def parse_calls(text: str):
     None if there is no call or a line is not one. Blank lines and the fence lines of a code block
     are skipped.
     """
-    lines = [line for line in map(str.strip, text.split("\n")) if line and not re.fullmatch(r"```\w*", line)]
-    if len(text) > MAX_CHARS or not 1 <= len(lines) <= MAX_LINES:
+    if len(text) > MAX_CHARS:
+        return None
+    lines = [line.strip() for line in text.split("\n")]
+    lines = [line for line in lines if line and not re.fullmatch(r"```\w*", line)]
+    if not 1 <= len(lines) <= MAX_LINES:
         return None
     calls = [parse_call(line) for line in lines]
     return None if None in calls else calls
@@ -131,14 +145,16 @@ def parse_calls(text: str):
 
 def parse_call(line: str):
     """One line that is one call -> {"name", "arguments"}, else None. Never raises."""
-    if len(line) > MAX_CHARS or not (found := CALL.fullmatch(line)):
+    parts = CALL.fullmatch(line) if len(line) <= MAX_CHARS else None
+    if parts is None:
         return None
+    name, arguments = parts.groups()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
             # the name stays outside: with dots or dashes it would be an expression of its own
-            tree = ast.parse(f"f({found[2]})", mode="eval").body
-        return {"name": found[1], "arguments": _arguments(tree)}
+            tree = ast.parse(f"f({arguments})", mode="eval").body
+        return {"name": name, "arguments": _arguments(tree)}
     # what the parser raises for text that is not Python, or nested deeper than its stack
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
@@ -170,7 +186,10 @@ def plain(value, depth: int = 0):
         if b"\0" in value.encode("utf-8"):  # UnicodeEncodeError is a ValueError, too
             raise ValueError("NUL in a string")
         return value
-    fits = value is None or isinstance(value, bool) or isinstance(value, float) and math.isfinite(value)
-    if not fits and not (type(value) is int and abs(value) < 10 ** MAX_DIGITS):
-        raise ValueError("not a JSON value")
-    return value
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if type(value) is int and abs(value) < 10 ** MAX_DIGITS:
+        return value
+    raise ValueError("not a JSON value")

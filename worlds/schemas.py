@@ -3,15 +3,21 @@
 Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality a' = a. A call is
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
-Deviations: the keywords are the part of JSON schema that function specs use, so no package is
-needed: type, enum, anyOf, default, properties, required, items and the bounds of numbers.
-worlds/tool_lists.py rewrites a user's schema with them and counts the ones that are not checked. Members
-that a spec does not declare are refused where it declares any.
+Deviations: jsonschema checks arguments (draft 2020-12; worlds/tool_lists.py brings a user's schemas into
+it), with two rules of our own. Members that a schema does not declare are refused where it declares
+any. multipleOf is of the number as it is written: 19.99 is a multiple of 0.01, which it is not in
+binary. Formats are not checked, and within recursive parts nothing is filled in for what is left out.
 """
 import itertools
 import json
 import re
 import unicodedata
+from fractions import Fraction
+from functools import lru_cache
+
+from jsonschema import Draft202012Validator, ValidationError, validators
+from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from data_pool import Task
 from worlds import InvalidTask
@@ -19,19 +25,6 @@ from worlds.call_text import MAX_CHARS, kinds, plain
 
 MAX_CALLS = 8
 MAX_BRACES = 500  # of a text, at which an object may begin
-
-
-def invalid(reason: str, detail: str) -> InvalidTask:
-    """InvalidTask to raise: counted under `reason`; `detail` is for the author of a file."""
-    error = InvalidTask(reason)
-    error.detail = detail
-    return error
-
-
-def need(holds, what, reason="malformed task"):
-    """Raise InvalidTask(reason) with what as its detail unless something holds."""
-    if not holds:
-        raise invalid(reason, what)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -70,49 +63,119 @@ def objects_of(text: str):
 
 def first_object(text: str):
     """The first JSON object in a model's text, in a ```json fence or bare, or None."""
-    return next((value for value, _ in objects_of(text)), None) if len(text) <= MAX_CHARS else None
+    if len(text) > MAX_CHARS:
+        return None
+    for value, _ in objects_of(text):
+        return value
+    return None
 
 
 # ---------------------------------------------------------------------------------------------
-# JSON schema, the part of it that tool specs use
+# JSON schema
 
 
-TYPES = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None),
-         "integer": (int, float), "number": (int, float)}
-NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+# keywords that hold schemas: by their names, in a list, or one
+NAMED = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+LISTED = {"anyOf", "allOf", "prefixItems"}
+SINGLE = {"items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else",
+          "unevaluatedItems", "unevaluatedProperties"}
+# of these the ones whose schemas are about the value itself, not about a part of it
+IN_PLACE = {"anyOf", "allOf", "not", "if", "then", "else", "dependentSchemas"}
+
+
+def with_parts(schema: dict, change) -> dict:
+    """A schema with change(keyword, part) in place of every schema that it holds."""
+    new = dict(schema)
+    for key, value in schema.items():
+        if key in NAMED:
+            new[key] = {name: change(key, part) for name, part in value.items()}
+        elif key in LISTED:
+            new[key] = [change(key, part) for part in value]
+        elif key in SINGLE and isinstance(value, dict):  # or true, or false
+            new[key] = change(key, value)
+    return new
+
+
+def _closed(schema: dict, whole: bool = True) -> dict:
+    """A schema by which an object has no member that is not declared, if any is.
+
+    whole: False for what is only a part of what is said of a value: the rest may declare more.
+    """
+    def change(key, part):
+        if key == "anyOf":  # alternatives, unless the members stand beside them
+            return _closed(part, whole and "properties" not in schema)
+        return _closed(part, key not in IN_PLACE)
+
+    new = with_parts(schema, change)
+    declares = any("properties" in part for part in [schema, *schema.get("allOf", ())])
+    if whole and declares:
+        new.pop("additionalProperties", None)
+        new["unevaluatedProperties"] = False
+    return new
+
+
+def _multiple_of(validator, step, value, schema):
+    """The keyword multipleOf, of decimal numbers."""
+    if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(step)):
+        yield ValidationError(f"{value} is not a multiple of {step}")
+
+
+Validator = validators.extend(Draft202012Validator, {"multipleOf": _multiple_of})
+
+
+@lru_cache(4096)
+def _validator(schema: str, is_whole: bool) -> Validator:
+    """The validator of a schema, JSON text, built once. Its registry is empty: nothing is ever fetched.
+
+    is_whole: False for a part of a schema: what a $ref in it names is not known there, and anything fits.
+    """
+    schema = json.loads(schema, object_hook=None if is_whole else _without_ref)
+    return Validator(_closed(schema), registry=Registry())
+
+
+def _without_ref(node: dict) -> dict:
+    return {key: value for key, value in node.items() if key != "$ref"}
+
+
+def _faults(value, schema: dict, is_whole: bool) -> list[str]:
+    """What is wrong with a value, in words, two faults at most; [] if it satisfies the schema."""
+    errors = _validator(json.dumps(schema), is_whole).iter_errors(value)
+    told = []
+    for error in itertools.islice(errors, 2):
+        path = ".".join(map(str, error.absolute_path))
+        told.append(f"{path} {error.message:.160}".strip())
+    return told
+
+
+def conforms(value, schema: dict) -> bool:
+    """Whether a value satisfies a part of a schema in the form of tool_lists.own_schema."""
+    return not _faults(value, schema, is_whole=False)
+
+
+def argument_fault(arguments: dict, schema: dict) -> str:
+    """What is wrong with the arguments of a call of a tool with this schema, in words; "" if nothing is."""
+    # a schema without properties declares that there are none
+    schema = {"properties": {}, **schema}
+    try:
+        return " and ".join(_faults(arguments, schema, is_whole=True))
+    except (Unresolvable, RecursionError) as error:  # a $ref to a place that has moved, or that goes too deep
+        return f"the schema cannot be followed: {error}"
 
 
 def canonical(value) -> str:
     """JSON text that is equal for equal values: keys sorted, 5.0 written as 5, true is not 1."""
-    def whole(v):
-        if isinstance(v, dict):
-            return {key: whole(item) for key, item in v.items()}
-        return [whole(item) for item in v] if isinstance(v, list) else \
-            int(v) if isinstance(v, float) and v.is_integer() else v
-    return json.dumps(whole(value), sort_keys=True)
+    return json.dumps(_whole(value), sort_keys=True)
 
 
-def conforms(value, schema: dict) -> bool:
-    """Whether a value satisfies a schema in the form of tool_lists.own_schema."""
-    items = value if isinstance(value, list) else ()
-    return ("type" not in schema or any(_is(value, kind) for kind in kinds(schema))) \
-        and ("enum" not in schema or canonical(value) in map(canonical, schema["enum"])) \
-        and (not _is(value, "number") or _in_bounds(value, schema)) \
-        and all(conforms(item, schema.get("items", {})) for item in items) \
-        and not (isinstance(value, dict) and "properties" in schema and argument_fault(value, schema)) \
-        and ("anyOf" not in schema or any(conforms(value, part) for part in schema["anyOf"]))
-
-
-def _is(value, kind: str) -> bool:
-    """Whether a value has a JSON type: true is not a number, 5.0 is an integer."""
-    return isinstance(value, TYPES[kind]) and isinstance(value, bool) == (kind == "boolean") \
-        and (kind != "integer" or value == int(value))
-
-
-def _in_bounds(value, schema: dict) -> bool:
-    return schema.get("minimum", value) <= value <= schema.get("maximum", value) \
-        and ("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]) \
-        and ("exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"])
+def _whole(value):
+    """A JSON value with 5 for 5.0."""
+    if isinstance(value, dict):
+        return {key: _whole(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_whole(part) for part in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def branch(value, schema: dict) -> dict:
@@ -139,20 +202,11 @@ def each(value, schema: dict, change, name: str = ""):
 def leaves(value, schema: dict) -> list:
     """(part, its schema, its name) of every part of a value that has no parts."""
     found = []
-    each(value, schema, lambda *leaf: found.append(leaf))
+
+    def note(*leaf):
+        found.append(leaf)
+    each(value, schema, note)
     return found
-
-
-def argument_fault(arguments: dict, schema: dict) -> str:
-    """What is wrong with the members of an object, in words; empty if nothing is."""
-    properties = schema.get("properties", {})
-    faults = [f"the argument {name!r:.80} is not declared" for name in arguments if name not in properties]
-    faults += [f"the required argument {name!r:.80} is missing" for name in schema.get("required", ())
-               if name not in arguments]
-    allowed = lambda schema: schema.get("enum") or {k: v for k, v in schema.items() if k != "description"}
-    faults += [f"the argument {name!r:.80} is {value!r:.80}, allowed: {allowed(properties[name])!r:.160}"
-               for name, value in arguments.items() if not conforms(value, properties.get(name, {}))]
-    return " and ".join(faults[:2])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -161,8 +215,9 @@ def argument_fault(arguments: dict, schema: dict) -> str:
 
 def well_formed(call) -> bool:
     """Whether it is {"name": text, "arguments": object}."""
-    return isinstance(call, dict) and set(call) == {"name", "arguments"} \
-        and isinstance(call["arguments"], dict) and isinstance(call["name"], str)
+    if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
+        return False
+    return isinstance(call["name"], str) and isinstance(call["arguments"], dict)
 
 
 def check_calls(calls, tools: dict, least: int = 1):
@@ -170,44 +225,61 @@ def check_calls(calls, tools: dict, least: int = 1):
 
     least: 0 if no call at all is an answer, too.
     """
-    need(isinstance(calls, list) and least <= len(calls) <= MAX_CALLS,
-         f"calls is not a list of {least} to {MAX_CALLS} calls")
+    if not isinstance(calls, list) or not least <= len(calls) <= MAX_CALLS:
+        raise InvalidTask("malformed task", f"calls is not a list of {least} to {MAX_CALLS} calls")
     for call in calls:
-        need(well_formed(call), "a call is exactly name (text) and arguments (object)")
+        if not well_formed(call):
+            raise InvalidTask("malformed task", "a call is exactly name (text) and arguments (object)")
         name = call["name"]
-        need(name in tools, f"{name!r:.80} is called, but is none of the tools", "unknown tool")
+        if name not in tools:
+            raise InvalidTask("unknown tool", f"{name!r:.80} is called, but is none of the tools")
         fault = argument_fault(call["arguments"], tools[name]["parameters"])
-        need(not fault, f"call of {name!r:.80}: {fault}", "wrong arguments")
+        if fault:
+            raise InvalidTask("wrong arguments", f"call of {name!r:.80}: {fault}")
 
 
 def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:
     """Checked calls as canonical texts, defaults filled in; sorted unless the order matters."""
-    texts = [canonical([call["name"], _filled(call["arguments"],
-                                              tools[call["name"]]["parameters"])]) for call in calls]
+    texts = []
+    for call in calls:
+        arguments = _filled(call["arguments"], tools[call["name"]]["parameters"])
+        texts.append(canonical([call["name"], arguments]))
     return texts if ordered else sorted(texts)
 
 
 def graded_calls(calls, task: Task) -> float:
     """Partial credit: the `credit` of the best call for each expected one, on average; surplus calls
     earn nothing and lower the average. In an ordered task only calls in the same place are compared."""
-    left, total, expected = list(calls), 0.0, task.spec["calls"]
-    for want in expected:
-        earned = lambda call: credit(call, want, tools_of(task)[want["name"]]["parameters"])
-        best = max(left[:1] if task.spec["ordered"] else filter(earned, left), key=earned, default=None)
-        left, total = [call for call in left if call is not best], total + earned(best)
+    tools, expected, left = tools_of(task), task.spec["calls"], list(calls)
+    total = 0.0
+    for wanted in expected:
+        schema = tools[wanted["name"]]["parameters"]
+        candidates = left[:1] if task.spec["ordered"] else left
+        credits = [credit(call, wanted, schema) for call in candidates]
+        best = max(credits, default=0.0)
+        total += best
+        # each call is used once, and one that earns nothing only where the order says which
+        if candidates and (best or task.spec["ordered"]):
+            del left[credits.index(best)]
     return total / max(1, len(calls), len(expected))
 
 
-def credit(call, want: dict, schema: dict) -> float:
+def credit(call, wanted: dict, schema: dict) -> float:
     """0.2 for the function, 0.3 for the names of its arguments (F1), 0.5 for the share of right values.
     A call need not fit its schema; what either leaves out is its default."""
-    if not well_formed(call) or call["name"] != want["name"]:
+    if not well_formed(call) or call["name"] != wanted["name"]:
         return 0.0
-    given, wanted = (_filled(arguments, schema) for arguments in (call["arguments"], want["arguments"]))
-    common = given.keys() & wanted.keys()
-    right = sum(canonical(given[name]) == canonical(wanted[name]) for name in common)
-    share = lambda part, whole: part / whole if whole else 1.0
-    return 0.2 + 0.3 * share(2 * len(common), len(given) + len(wanted)) + 0.5 * share(right, len(wanted))
+    arguments = _filled(call["arguments"], schema)
+    expected = _filled(wanted["arguments"], schema)
+    common = arguments.keys() & expected.keys()
+    right = sum(canonical(arguments[name]) == canonical(expected[name]) for name in common)
+    names = _share(2 * len(common), len(arguments) + len(expected))
+    return 0.2 + 0.3 * names + 0.5 * _share(right, len(expected))
+
+
+def _share(part: int, whole: int) -> float:
+    """part / whole; 1 of nothing."""
+    return part / whole if whole else 1.0
 
 
 def _filled(value, schema: dict):
@@ -216,7 +288,8 @@ def _filled(value, schema: dict):
     if isinstance(value, dict):
         inner = schema.get("properties", {})
         defaults = {name: part["default"] for name, part in inner.items() if "default" in part}
-        return {name: _filled(part, inner.get(name, {})) for name, part in {**defaults, **value}.items()}
+        members = {**defaults, **value}
+        return {name: _filled(part, inner.get(name, {})) for name, part in members.items()}
     if isinstance(value, list):
         return [_filled(part, schema.get("items", {})) for part in value]
     return value

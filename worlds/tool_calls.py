@@ -38,6 +38,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -45,13 +46,12 @@ from textwrap import shorten
 
 import worlds
 from data_pool import Task, task_id
-from model.files import UserError, first_line
+from model.files import UserError, first_line, printable
 from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, special_token_in, task_text, tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes, ungrounded
-from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, graded_calls, invalid, \
-    load_object, need, normal_calls, structured, texts_as_read, \
-    tools_of, well_formed, words_of
+from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, graded_calls, \
+    load_object, normal_calls, structured, texts_as_read, tools_of, well_formed, words_of
 from worlds.swaps import swapped
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
@@ -66,6 +66,8 @@ FEWEST = 3            # examples to learn from; a warm start needs more
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
 FEW = 10              # held-out tasks below which success says little
 TUNED = 20            # distinct tasks from which on some are kept for tuning
+# keywords that a model may not use in a schema: patterns and recursion, which may take for ever
+ENDLESS = re.compile(r'"(pattern|\$ref)": "|"patternProperties": ')
 TOLD, LINE, ALSO = 3, 200, 60  # faults told; characters of one, of a list of line numbers
 
 
@@ -76,26 +78,44 @@ TOLD, LINE, ALSO = 3, 200, 60  # faults told; characters of one, of a list of li
 def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task:
     """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if it is neither."""
     text = record.get("task")
-    need(isinstance(text, str), "no text under 'task'")
+    if not isinstance(text, str):
+        raise InvalidTask("malformed task", "no text under 'task'")
     text = text.strip()
     # "Call Bob" of a user's is a task; a simulator's text of that length mostly is not
-    need(sum(map(str.isalnum, text)) >= (1 if origin == "base" else MIN_LETTERS),
-         "the task text says too little", "trivial text")
-    need(("calls" in record) != ("reference" in record), "needs either 'calls' or 'reference'")
+    least = 1 if origin == "base" else MIN_LETTERS
+    if sum(map(str.isalnum, text)) < least:
+        raise InvalidTask("trivial text", "the task text says too little")
+    if ("calls" in record) == ("reference" in record):
+        raise InvalidTask("malformed task", "needs either 'calls' or 'reference'")
     fields = {"task", "tools", "calls", "ordered"} if "calls" in record else {"task", "reference"}
-    need(not set(record) - fields, f"unknown field {', '.join(sorted(set(record) - fields))}")
-    if "reference" in record:
-        answers = given if isinstance(given := record["reference"], list) else [given]
-        need(answers and all(isinstance(a, str) and words_of(a) for a in answers),
-             "the reference is not a text or a list of texts")
-        spec = {"reference": answers}
-    else:
-        spec = {"tools": tool_lists.own_tools(record.get("tools")), "calls": record["calls"],
-                "ordered": record.get("ordered", False)}
-        need(isinstance(spec["ordered"], bool), "ordered is neither true nor false")
-        # an author may say that nothing is to be called; a simulator would say it of anything
-        check_calls(spec["calls"], {tool["name"]: tool for tool in spec["tools"]}, int(origin != "base"))
+    unknown = sorted(set(record) - fields)
+    if unknown:
+        raise InvalidTask("malformed task", f"unknown field {', '.join(unknown)}")
+    spec = _spec_of_calls(record, origin) if "calls" in record else _spec_of_question(record)
     return _task(text, spec, origin, seed, epoch)
+
+
+def _spec_of_calls(record: dict, origin: str) -> dict:
+    """The evaluation spec of a task that takes calls. Raises InvalidTask."""
+    spec = {"tools": tool_lists.own_tools(record.get("tools")), "calls": record["calls"],
+            "ordered": record.get("ordered", False)}
+    if not isinstance(spec["ordered"], bool):
+        raise InvalidTask("malformed task", "ordered is neither true nor false")
+    # an author may say that nothing is to be called; a simulator would say it of anything
+    least = 0 if origin == "base" else 1
+    check_calls(spec["calls"], {tool["name"]: tool for tool in spec["tools"]}, least)
+    return spec
+
+
+def _spec_of_question(record: dict) -> dict:
+    """The evaluation spec of a question: its accepted answers. Raises InvalidTask."""
+    answers = record["reference"]
+    if not isinstance(answers, list):
+        answers = [answers]
+    texts = all(isinstance(answer, str) and words_of(answer) for answer in answers)
+    if not answers or not texts:
+        raise InvalidTask("malformed task", "the reference is not a text or a list of texts")
+    return {"reference": answers}
 
 
 def _task(text, spec, *rest) -> Task:
@@ -126,75 +146,109 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     if text.lstrip()[:1] == "[":
         raise UserError(f"{path}: one JSON list; are --tools and --base-tasks swapped? Examples stand one "
                         "object per line: jq -c '.[]' FILE > NEW_FILE")
-    seen, faults = {}, defaultdict(list)  # {why: numbers of lines}
+    # what is asked by which line; what is wrong, in which lines
+    tasks, lines_asking, faults = [], {}, defaultdict(list)
     for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
         try:
-            if line.strip():
-                task, asked = _task_of_line(line, tools, call_format)
-                first, same = seen.setdefault(asked, (number, task))
+            task, asked = _task_of_line(line, tools, call_format)
+            if asked in lines_asking:
+                first, same = lines_asking[asked]
                 how = "repeats" if same == task else "contradicts"
-                need(first == number, f"{how} line {first}; remove one of them")
+                raise InvalidTask("malformed task", f"{how} line {first}; remove one of them")
+            lines_asking[asked] = number, task
+            tasks.append(task)
         except InvalidTask as fault:
             faults[f"{fault}: {fault.detail}"].append(number)
-    if not seen and not faults:
-        raise UserError(f"{path}: no task in it; write one object per line, or leave the option out")
     if faults:
-        short = lambda at: shorten(", ".join(map(str, at)), ALSO, placeholder=f"... {len(at)} in all")
-        told = [f"line {short(at)}: {shorten(why, LINE)}" for why, at in faults.items()]
-        also = short(sum(list(faults.values())[TOLD:], []))
-        raise UserError(f"{path}, {'; '.join(told[:TOLD])}" + f"; other bad lines: {also}" * bool(also))
-    return [task for _, task in seen.values()]
+        raise UserError(printable(f"{path}, {_bad_lines(faults)}"))
+    if not tasks:
+        raise UserError(f"{path}: no task in it; write one object per line, or leave the option out")
+    return tasks
+
+
+def _bad_lines(faults: dict) -> str:
+    """{what is wrong: numbers of lines} in words, the first TOLD faults in full."""
+    def short(numbers):
+        return shorten(", ".join(map(str, numbers)), ALSO, placeholder=f"... {len(numbers)} in all")
+    parts = [f"line {short(numbers)}: {shorten(why, LINE)}" for why, numbers in faults.items()]
+    words = "; ".join(parts[:TOLD])
+    others = [number for numbers in list(faults.values())[TOLD:] for number in numbers]
+    if others:
+        words += f"; other bad lines: {short(others)}"
+    return words
 
 
 def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
     """(a line of a task file as a task, what it asks, given which tools). Raises InvalidTask with .detail."""
     try:
         record = DECODER.decode(line)
-        need(isinstance(record, dict), "write one JSON object per line", "not one JSON object")
+        if not isinstance(record, dict):
+            raise InvalidTask("not one JSON object", "write one JSON object per line")
         # only what is kept of a line is held to what a model can write
         task = make_task(call_text.plain(tool_lists.own_record(record, tools)), "base")
     except (ValueError, RecursionError) as error:
-        raise invalid("not one JSON object", f"{first_line(error)}; write one object per line") from None
-    need(not (name := unwritable(task, call_format)), f"an argument {name!r:.80}, which is not a name in "
-         "Python: use --call-format json or leave the task out")
+        detail = f"{first_line(error)}; write one object per line"
+        raise InvalidTask("not one JSON object", detail) from None
+    name = unwritable(task, call_format)
+    if name:
+        raise InvalidTask("malformed task", f"an argument {name!r:.80}, which is not a name in Python: use "
+                          "--call-format json or leave the task out")
     world = World.scorer(call_format)
-    need(world.score(task, world.gold(task))[0] == 1, f"the right answer {world.gold(task)!r:.80} cannot "
-         "be read back")
+    gold = world.gold(task)
+    if world.score(task, gold)[0] != 1:
+        raise InvalidTask("malformed task", f"the right answer {gold!r:.80} cannot be read back")
     # tools that the line leaves out depend on its calls
     return task, canonical([task.text, record.get("tools") and task.spec["tools"]])
 
 
 def unwritable(task: Task, call_format: str) -> str:
     """An argument name that --call-format python cannot write, or ""."""
-    tools = task.spec.get("tools", ()) if call_format == "python" else ()
-    return next(filter(None, (call_text.unwritable(tool["parameters"]) for tool in tools)), "")
+    if call_format == "python":
+        for tool in task.spec.get("tools", ()):
+            name = call_text.unwritable(tool["parameters"])
+            if name:
+                return name
+    return ""
 
 
 def split(tasks, given, path: str = "") -> tuple[dict, str]:
-    """({"base", "validation", "tuning": tasks}, by hashes of the tasks' first keys, what to say of tasks that
+    """({"validation", "tuning", "base": tasks}, by hashes of the tasks' first keys, what to say of tasks that
     `given` has as well).
 
     given: tasks of a validation file, in place of the held-out eighth. Fewer than TUNED have no tuning
     part. No key of one part is in another. Raises UserError if fewer than FEWEST are left to learn from.
     """
     given_keys = _keys_of(given)
-    both = [task.text for task in tasks if not given_keys.isdisjoint(same_task_key(task))]
+    both = [task for task in tasks if not given_keys.isdisjoint(same_task_key(task))]
     tasks = [task for task in tasks if given_keys.isdisjoint(same_task_key(task))]
-    note = "".join(f"; {len(both)} left out, as requests of --validation-tasks have the same calls or words, "
-                   f"first {text!r:.80}: to train on them, take those requests out" for text in both[:1])
-    names = sorted({same_task_key(task)[0] for task in tasks},
-                   key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-    n = max(1, len(names) // HELD_OUT)
-    tuned = n if len(names) >= TUNED else 0
-    held_out = tuned if given else tuned + n
-    if len(names) < (least := held_out + FEWEST):
+    note = ""
+    if both:
+        note = f"; {len(both)} left out, as requests of --validation-tasks have the same calls or words, " \
+            f"first {both[0].text!r:.80}: to train on them, take those requests out"
+    names = sorted({same_task_key(task)[0] for task in tasks}, key=_hash)
+    eighth = max(1, len(names) // HELD_OUT)
+    tuned = eighth if len(names) >= TUNED else 0
+    held_out = tuned if given else tuned + eighth
+    least = held_out + FEWEST
+    if len(names) < least:
         raise UserError(f"{path}: too few distinct tasks: {len(names)}; give {least} or more{note}")
-    pick = lambda chosen: [task for task in tasks if same_task_key(task)[0] in chosen]
-    parts = [given or pick(names[tuned:held_out])]
-    for part in (pick(names[:tuned]), pick(names[held_out:])):
-        taken = _keys_of(sum(parts, []))  # of a held-out task's rewording, too
-        parts.append([task for task in part if taken.isdisjoint(same_task_key(task))])
-    return dict(zip(("validation", "tuning", "base"), parts)), note
+
+    def part(chosen, taken):
+        """The tasks of these names but those that are, in other words or with other calls, in `taken`."""
+        keys = _keys_of(taken)
+        return [task for task in tasks if same_task_key(task)[0] in chosen
+                and keys.isdisjoint(same_task_key(task))]
+
+    validation = given or part(names[tuned:held_out], [])
+    tuning = part(names[:tuned], validation)
+    base = part(names[held_out:], validation + tuning)
+    return {"validation": validation, "tuning": tuning, "base": base}, note
+
+
+def _hash(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _keys_of(tasks) -> set:
@@ -245,12 +299,15 @@ def _record(task: Task) -> dict:
     if not structured(task):
         return {"task": task.text, "reference": task.spec["reference"][0]}
     record = {"task": task.text, "tools": task.spec["tools"], "calls": task.spec["calls"]}
-    return {**record, "ordered": True} if task.spec["ordered"] else record
+    if task.spec["ordered"]:
+        record["ordered"] = True
+    return record
 
 
 def tools_text(tools, call_format: str) -> str:
     """Tool specs, one per line; "" if there are none."""
-    return "\n".join(map(call_text.signature if call_format == "python" else _json, tools))
+    write = call_text.signature if call_format == "python" else _json
+    return "\n".join(map(write, tools))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -267,12 +324,19 @@ def parse_calls(response: str, call_format: str):
         return []
     if call_format == "python":
         return call_text.parse_calls(response)
-    blocks = response[:MAX_CHARS + 1].split("<tool_call>")[1:]
-    if len(response) > MAX_CHARS or not 1 <= len(blocks) <= 2 * MAX_CALLS:
+    if len(response) > MAX_CHARS:
         return None
-    parts = [block.partition("</tool_call>") for block in blocks]
-    calls = [load_object(body) if closed else None for body, closed, _ in parts]
-    return None if None in calls else calls
+    blocks = response.split("<tool_call>")[1:]
+    if not 1 <= len(blocks) <= 2 * MAX_CALLS:
+        return None
+    calls = []
+    for block in blocks:
+        body, closing_tag, _ = block.partition("</tool_call>")
+        call = load_object(body)
+        if not closing_tag or call is None:
+            return None
+        calls.append(call)
+    return calls
 
 
 def misfit(calls, tools: dict, least: int = 1) -> str:
@@ -286,10 +350,14 @@ def misfit(calls, tools: dict, least: int = 1) -> str:
 
 def token_f1(answer: str, reference: str) -> float:
     """Harmonic mean of the precision and recall of words but articles, in [0, 1]; 0 if either has none."""
-    a, b = ([word for word in words_of(text) if word not in ("a", "an", "the")]
-            for text in (answer, reference))
-    common = sum((Counter(a) & Counter(b)).values())
-    return 2 * common / (len(a) + len(b)) if common else 0.0
+    answered, expected = _content(answer), _content(reference)
+    common = sum((Counter(answered) & Counter(expected)).values())
+    return 2 * common / (len(answered) + len(expected)) if common else 0.0
+
+
+def _content(text: str) -> list[str]:
+    """The words of a text but articles."""
+    return [word for word in words_of(text) if word not in ("a", "an", "the")]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -319,36 +387,69 @@ class World(worlds.World):
         super().__init__(o)
         if not o.model:
             raise UserError("tool_calls needs --model, a chat model such as Qwen/Qwen2.5-7B-Instruct")
-        self.form, listed = self.option(o, "call_format"), self.option(o, "tools")
-        self._line_of_call, self._call_of_line = (call_text.write_call, call_text.parse_call) \
-            if self.form == "python" else (_json, load_object)
-        if listed not in ("", "base") and not o.base_tasks:
-            raise UserError("--tools needs examples of its functions: give --base-tasks FILE")
+        self.form = self.option(o, "call_format")
+        self._line_of_call, self._call_of_line = _json, load_object
+        if self.form == "python":
+            self._line_of_call, self._call_of_line = call_text.write_call, call_text.parse_call
         file = o.base_tasks or str(EXAMPLE_TASKS)
-        where = (file, self.form, "--base-tasks takes JSONL") if listed == "base" else (listed, self.form)
-        tools, self.notes = tool_lists.read_tools(*where) if listed else ([], {})
-        self.tools = {tool["name"]: tool for tool in tools}
-        start = Path(o.model, "warm_start.json")
-        self.was = json.loads(start.read_text())["settings"] if start.is_file() else {}
-        if self.was and self.was["world_options"] != o.world_options:
-            print(f"--model had its warm start with {self.was['world_options']}: the rest is new to it")
-        print(tool_lists.as_line(self.notes) + "\n" * bool(self.notes), end="", flush=True)
-        known = {name: what for what, names in self.notes.items() for name in names} | self.tools
-        read = lambda path: read_tasks(path, known, self.form) if path else []
-        self.splits, more = split(read(file), read(o.validation_tasks), file)
-        self.nothing = any(task.spec.get("calls") == [] for task in sum(self.splits.values(), []))
+        self.tools, self.notes = self._read_tools(self.option(o, "tools"), file)
+        remarks = {name: what for what, names in self.notes.items() for name in names}
+        known = remarks | self.tools
+        self.splits, note = self._read_tasks(file, known)
+        self.nothing = any(task.spec.get("calls") == [] for part in self.splits.values() for task in part)
         self.base_keys = _keys_of(self.base_tasks())
-        held_out, tuning, train = map(len, self.splits.values())
-        few = " (too few to measure with: give fifty or more in --validation-tasks)" * (held_out < FEW)
-        print("no --base-tasks, so ours: " * (not o.base_tasks)
-              + f"{len(self.tools)} of {len(known)} functions; " * bool(self.tools)
-              + f"{train} examples train, " + f"{tuning} tuning, " * bool(tuning)
-              + f"{held_out} held out{few}{more}", flush=True)
-        if bare := self.tools.keys() - {name for task in self.base_tasks() for name in self.skills(task)}:
-            print(f"functions without an example, {len(bare)}: {shorten(', '.join(sorted(bare)), LINE)}")
-        odd = [f"{task.text!r:.90}: {value}" for task in self.base_tasks() if (value := ungrounded(task))]
-        if odd and self.tools:
-            print(f"examples whose request lacks a value of its calls, {len(odd)}: {odd[0]}, ...", flush=True)
+        self._say_what_was_read(len(known), note)
+
+    def _read_tools(self, listed: str, file: str) -> tuple[dict, dict]:
+        """({name: spec} of --tools, the notes of tool_lists.read_tools). file: of the base tasks."""
+        if not listed:
+            return {}, {}
+        if listed != "base" and not self.o.base_tasks:
+            raise UserError("--tools needs examples of its functions: give --base-tasks FILE")
+        what = "--tools takes JSON or JSONL"
+        if listed == "base":
+            listed, what = file, "--base-tasks takes JSONL"
+        tools, notes = tool_lists.read_tools(listed, self.form, what)
+        return {tool["name"]: tool for tool in tools}, notes
+
+    def _read_tasks(self, file: str, known: dict) -> tuple[dict, str]:
+        """`split` of the base tasks of a file. known: {name: spec, or why it was left out} of --tools."""
+        base, held_out = read_tasks(file, known, self.form), []
+        if self.o.validation_tasks:
+            held_out = read_tasks(self.o.validation_tasks, known, self.form)
+        return split(base, held_out, file)
+
+    def _say_what_was_read(self, known: int, note: str):
+        """One line of numbers, and one each for what a user should know of model, functions and examples."""
+        start = Path(self.o.model, "warm_start.json")
+        if start.is_file():
+            settings = json.loads(start.read_text())["settings"]["world_options"]
+            if settings != self.o.world_options:
+                print(f"--model had its warm start with {settings}: the rest is new to it")
+        if self.notes:
+            print(tool_lists.as_line(self.notes))
+        train, tuning, held_out = (len(self.splits[part]) for part in ("base", "tuning", "validation"))
+        line = f"{train} examples train, "
+        if not self.o.base_tasks:
+            line = "no --base-tasks, so ours: " + line
+        if self.tools:
+            line = f"{len(self.tools)} of {known} functions; " + line
+        if tuning:
+            line += f"{tuning} tuning, "
+        line += f"{held_out} held out"
+        if held_out < FEW:
+            line += " (too few to measure with: give fifty or more in --validation-tasks)"
+        print(line + note, flush=True)
+        if not self.tools:
+            return
+        called = {name for task in self.base_tasks() for name in self.skills(task)}
+        bare = sorted(self.tools.keys() - called)
+        if bare:
+            print(f"functions without an example, {len(bare)}: {shorten(', '.join(bare), LINE)}")
+        lacking = [task for task in self.base_tasks() if ungrounded(task)]
+        if lacking:
+            first = f"{lacking[0].text!r:.90}: {ungrounded(lacking[0])}"
+            print(printable(f"examples whose request lacks a value of its calls, {len(lacking)}: {first}, ..."))
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""
@@ -361,9 +462,10 @@ class World(worlds.World):
     def load_policy(self):
         """The chat model with two fresh adapters. Tools that spell a control token of it are left out."""
         policy = worlds.open_policy(self.o.model, self.o)
-        for name in [name for name in self.tools if special_token_in(self.tools[name], policy.tokenizer)]:
-            del self.tools[name]
-            print(f"left out, it spells a control token of this model: {name}", flush=True)
+        for name, tool in list(self.tools.items()):
+            if special_token_in(tool, policy.tokenizer):
+                del self.tools[name]
+                print(f"left out, it spells a control token of this model: {name}", flush=True)
         return policy
 
     # ---- the two roles
@@ -373,7 +475,9 @@ class World(worlds.World):
         system = AGENT_ANSWER
         if structured(task):
             form = AGENT_PYTHON if self.form == "python" else AGENT_CALLS
-            system = form.format(tools=tools_text(task.spec["tools"], self.form)) + NONE_FITS * self.nothing
+            system = form.format(tools=tools_text(task.spec["tools"], self.form))
+            if self.nothing:
+                system += NONE_FITS
         return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
 
     def env_prompt(self, seed_task: Task, success) -> list[dict]:
@@ -398,9 +502,11 @@ class World(worlds.World):
 
     def _tools_with(self, tools, number: int, draw) -> list[dict]:
         """`tools` and others of the list, as many as wanted and as a prompt has room for, in random order."""
-        chosen, room = list(tools), ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.form))
+        chosen = list(tools)
+        room = ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.form))
         names = {tool["name"] for tool in tools}
-        for tool in draw.sample(list(self.tools.values()), min(len(self.tools), LOOKED_AT)):
+        candidates = draw.sample(list(self.tools.values()), min(len(self.tools), LOOKED_AT))
+        for tool in candidates:
             size = len(tools_text([tool], self.form))
             if len(chosen) < number and tool["name"] not in names and size <= room:
                 chosen.append(tool)
@@ -411,21 +517,36 @@ class World(worlds.World):
     def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
         """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
         in_lines = self._in_lines(seed_task)
-        record = task_text.read(text, self._call_of_line) if in_lines else first_object(text)
-        need(record is not None, "", "no request and call" if in_lines else "no JSON object")
         if in_lines:
-            n_calls, n_tools = record.pop("level")
-            called = {call["name"] for call in record["calls"] if well_formed(call)}
-            shown = sorted(_shown(seed_task), key=lambda tool: tool["name"] not in called)
-            need(len(called) <= n_tools <= len(shown) and 0 < n_calls == len(record["calls"]) <= MOST_CALLED,
-                 "", "wrong level")
-            tools = shown[:n_tools]
-            random.Random(record["task"]).shuffle(tools)  # an order that tells nothing
-            record |= {"tools": tools, "ordered": False}
+            record = self._record_in_lines(text, _shown(seed_task))
+        else:
+            record = first_object(text)
+            if record is None:
+                raise InvalidTask("no JSON object")
+            if ENDLESS.search(json.dumps(record.get("tools"))):
+                raise InvalidTask("tool schema")
         task = make_task(record, "env", seed_task.id, epoch)
-        need(not seed_task.spec or structured(task) == structured(seed_task), "", "other kind than the seed")
-        need(not unwritable(task, self.form), "", "tool schema")
+        if seed_task.spec and structured(task) != structured(seed_task):
+            raise InvalidTask("other kind than the seed")
+        if unwritable(task, self.form):
+            raise InvalidTask("tool schema")
         return task
+
+    def _record_in_lines(self, text: str, shown: list) -> dict:
+        """A text in the lines of task_text, for these tools -> the record of a task. Raises InvalidTask."""
+        record = task_text.read(text, self._call_of_line)
+        if record is None:
+            raise InvalidTask("no request and call")
+        n_calls, n_tools = record.pop("level")
+        if n_calls != len(record["calls"]) or not 0 < n_calls <= MOST_CALLED:
+            raise InvalidTask("wrong level")
+        called = {call["name"] for call in record["calls"] if well_formed(call)}
+        if not len(called) <= n_tools <= len(shown):
+            raise InvalidTask("wrong level")
+        # the called tools, and others as the level says, in an order that tells nothing
+        tools = sorted(shown, key=lambda tool: tool["name"] not in called)[:n_tools]
+        random.Random(record["task"]).shuffle(tools)
+        return {**record, "tools": tools, "ordered": False}
 
     def _in_lines(self, task: Task) -> bool:
         """Whether the simulator writes such a task in lines: one with calls, for the tools of the list."""
@@ -434,7 +555,9 @@ class World(worlds.World):
     def task_as_written(self, task: Task) -> str:
         """A task in the form that the simulator writes."""
         record = _record(task)
-        return task_text.write(record, self._line_of_call) if self._in_lines(task) else _json(record)
+        if self._in_lines(task):
+            return task_text.write(record, self._line_of_call)
+        return _json(record)
 
     def leaks(self, task: Task) -> str:
         """Why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared what fair
@@ -459,25 +582,33 @@ class World(worlds.World):
         if len(response) > MAX_CHARS:
             return 0.0, False
         if not structured(task):
-            valid = bool(words_of(response))
-            return max(token_f1(response, r) for r in task.spec["reference"]), valid  # Eq. 1: sim
+            reward = max(token_f1(response, answer) for answer in task.spec["reference"])  # Eq. 1: sim
+            return reward, bool(words_of(response))
         calls, tools, ordered = parse_calls(response, self.form), tools_of(task), task.spec["ordered"]
-        if misfit(calls, tools, int(bool(task.spec["calls"]) and not self.nothing)):
+        no_call_counts = self.nothing or not task.spec["calls"]
+        if misfit(calls, tools, 0 if no_call_counts else 1):
             return 0.0, False
         expected = normal_calls(task.spec["calls"], tools, ordered)
         return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
 
     def graded(self, task: Task, response: str, reward: float) -> float:
         """The reward, or for calls their partial credit, as Tool-R0 gives it (schemas.graded_calls)."""
-        return max(reward, structured(task) and graded_calls(parse_calls(response, self.form) or (), task))
+        if not structured(task):
+            return reward
+        calls = parse_calls(response, self.form) or []
+        return max(reward, graded_calls(calls, task))
 
     def gold(self, task: Task) -> str:
         """A response that earns 1: calls as the agent writes them, or a reference."""
         if not structured(task):
             return task.spec["reference"][0]
-        tagged = lambda call: f"<tool_call>{_json(call)}</tool_call>"
-        write = call_text.write_call if self.form == "python" else tagged
-        return "\n".join(map(write, task.spec["calls"])) or call_text.NOTHING
+        lines = []
+        for call in task.spec["calls"]:
+            if self.form == "python":
+                lines.append(call_text.write_call(call))
+            else:
+                lines.append(f"<tool_call>{_json(call)}</tool_call>")
+        return "\n".join(lines) or call_text.NOTHING
 
     # ---- what the figures need
 
@@ -487,9 +618,11 @@ class World(worlds.World):
 
     def category(self, task: Task) -> str:
         """`no call`, `1 call`, `2 calls`, `3+ calls`, `free-form`; with --tools the level, `1 call of 3`."""
-        names = {0: "no call" if structured(task) else "free-form", 1: "1 call", 2: "2 calls"}
+        if not structured(task):
+            return "free-form"
+        names = {0: "no call", 1: "1 call", 2: "2 calls"}
         name = names.get(len(self.skills(task)), "3+ calls")
-        return f"{name} of {len(tools_of(task))}" if self.tools and structured(task) else name
+        return f"{name} of {len(tools_of(task))}" if self.tools else name
 
     # ---- warm start
 
@@ -501,42 +634,56 @@ class World(worlds.World):
         and all levels are shown alike: tasks are joined to two and to three calls, among any number of tools.
         """
         draw, tasks = random.Random(turn), self.base_tasks()
-        tasks = self._of_all_levels(tasks, draw) if self.tools else tasks
+        if self.tools:
+            tasks = self._of_all_levels(tasks, draw)
         env = []
         for task in tasks:
             seeds = self._shown_with(task, tasks, draw) if teachable(task) else []
-            if self.tools and structured(task):
-                tools = list(tools_of(task).values())
-                seeds = [_showing(seed, self._tools_with(tools, MOST_SHOWN, draw)) for seed in seeds]
-            env += [(self.env_prompt(seed, None), self.task_as_written(task)) for seed in seeds]
+            for seed in seeds:
+                if self.tools and structured(task):
+                    tools = list(tools_of(task).values())
+                    seed = _showing(seed, self._tools_with(tools, MOST_SHOWN, draw))
+                env.append((self.env_prompt(seed, None), self.task_as_written(task)))
         return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks], "env": env}
 
     def _of_all_levels(self, tasks, draw) -> list[Task]:
         """Tasks with other values, and as many joined ones with two and with three calls; none is like a
         held-out task. Each offers a random number of tools."""
         held_out = held_out_keys(self)
-        single = [_with_other_values(task, draw) for task in tasks]
-        single = [new if held_out.isdisjoint(same_task_key(new)) else old for new, old in zip(single, tasks)]
+
+        def is_new(task):
+            return held_out.isdisjoint(same_task_key(task))
+
+        single = []
+        for task in tasks:
+            changed = _with_other_values(task, draw)
+            single.append(changed if is_new(changed) else task)
         two = _joined(single, single, draw)
         three = _joined(two, single, draw)
-        out = [*single, *(task for task in two + three if held_out.isdisjoint(same_task_key(task)))]
-        for i, task in enumerate(out):
-            if structured(task):
-                called = [tools_of(task)[name] for name in dict.fromkeys(self.skills(task))]
-                number = draw.randint(max(1, len(called)), max(MOST_SHOWN, len(called)))
-                tools = self._tools_with(called, number, draw)
-                out[i] = _task(task.text, {**task.spec, "tools": tools}, task.origin)
-        return out
+        tasks = single + [task for task in two + three if is_new(task)]
+        return [self._with_some_tools(task, draw) if structured(task) else task for task in tasks]
+
+    def _with_some_tools(self, task: Task, draw) -> Task:
+        """A task that offers the tools which it calls, and a random number of others."""
+        called = [tools_of(task)[name] for name in dict.fromkeys(self.skills(task))]
+        number = draw.randint(max(1, len(called)), max(MOST_SHOWN, len(called)))
+        tools = self._tools_with(called, number, draw)
+        return _task(task.text, {**task.spec, "tools": tools}, task.origin)
 
     def _shown_with(self, task: Task, tasks, draw) -> list[Task]:
         """SHOWN_WITH of the tasks that the simulator may be shown to write this one: others of its kind, and
         if it is not told the tools, of such tools."""
-        told, keys = bool(self.tools) or not structured(task), set(same_task_key(task))
-        candidates = draw.sample(tasks, min(len(tasks), LOOKED_AT if told else len(tasks)))
-        fitting = (other for other in candidates if structured(other) == structured(task)
-                   and (told or not misfit(task.spec["calls"], tools_of(other)))
-                   and keys.isdisjoint(same_task_key(other))
-                   and task.text not in other.text and other.text not in task.text)
+        is_told, keys = bool(self.tools) or not structured(task), set(same_task_key(task))
+
+        def fits(other):
+            if structured(other) != structured(task) or not keys.isdisjoint(same_task_key(other)):
+                return False
+            if task.text in other.text or other.text in task.text:
+                return False
+            return is_told or not misfit(task.spec["calls"], tools_of(other))
+
+        number = min(len(tasks), LOOKED_AT) if is_told else len(tasks)
+        fitting = (other for other in draw.sample(tasks, number) if fits(other))
         return list(itertools.islice(fitting, SHOWN_WITH))
 
 
@@ -550,28 +697,42 @@ def _shown(seed_task: Task) -> list[dict]:
 
 def teachable(task: Task) -> bool:
     """Whether a simulator may imitate a task: one with calls only if a run would take it from it."""
-    return not structured(task) or bool(task.spec["calls"]) and not (leaks(task) or loopholes(task))
+    if not structured(task):
+        return True
+    return bool(task.spec["calls"]) and not leaks(task) and not loopholes(task)
 
 
 def _with_other_values(task: Task, draw) -> Task:
     """A task, mostly with other values; as it is if its calls do not fit then."""
     if not structured(task) or draw.random() > SWAPPED:
         return task
-    text, new = swapped(task, draw)
-    return task if misfit(new, tools_of(task), 0) else _task(text, task.spec | {"calls": new}, task.origin)
+    text, calls = swapped(task, draw)
+    if misfit(calls, tools_of(task), 0):
+        return task
+    return _task(text, {**task.spec, "calls": calls}, task.origin)
 
 
 def _joined(tasks, singles, draw) -> list[Task]:
     """Each task that calls something, with the request and the calls of another one of other tools."""
-    out, singles = [], [task for task in singles if task.spec.get("calls")]
+    singles = [task for task in singles if task.spec.get("calls")]
+    joined = []
     for one in tasks:
-        calls = one.spec.get("calls", [])
-        names = {call["name"] for call in calls}
-        other = next((task for task in draw.sample(singles, min(len(singles), LOOKED_AT // 10))
-                      if len(calls) + len(task.spec["calls"]) <= MOST_CALLED
-                      and names.isdisjoint(call["name"] for call in task.spec["calls"])), None)
-        if calls and other:
+        candidates = draw.sample(singles, min(len(singles), LOOKED_AT // 10))
+        others = [other for other in candidates if _can_join(one, other)]
+        if others:
+            other = others[0]
             tools = {**tools_of(one), **tools_of(other)}
-            spec = {"tools": list(tools.values()), "calls": calls + other.spec["calls"], "ordered": False}
-            out.append(_task(draw.choice(JOINTS).format(one.text, other.text), spec, "base"))
-    return out
+            spec = {"tools": list(tools.values()), "calls": one.spec["calls"] + other.spec["calls"],
+                    "ordered": False}
+            text = draw.choice(JOINTS).format(one.text, other.text)
+            joined.append(_task(text, spec, "base"))
+    return joined
+
+
+def _can_join(one: Task, other: Task) -> bool:
+    """Whether two tasks call something, other tools each, and not too much for one."""
+    calls, more = one.spec.get("calls", []), other.spec["calls"]
+    if not calls or len(calls) + len(more) > MOST_CALLED:
+        return False
+    names = {call["name"] for call in calls}
+    return names.isdisjoint(call["name"] for call in more)

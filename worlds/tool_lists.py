@@ -5,42 +5,43 @@ Usage: `read_tools` for --tools FILE, `own_record` for a line of --base-tasks. A
     {"name", "description", "parameters"}                      our own, and the older OpenAI form
     {"type": "function", "function": {...}}                    OpenAI
     {"name", "description", "inputSchema"}, or "input_schema"  MCP, Anthropic
+    {"functionDeclarations": [...]}                            Google
 
 in a JSON array, one per line, or in an object that holds the list, such as the answer of an MCP
 server to `tools/list` or a line of a base-task file. Other fields are ignored, and null means that a
 field is not there, at every level, as tables with a column for every field have it.
 
-Deviations: a schema is rewritten in the keywords that worlds/schemas.py checks. $ref is replaced by what
-it names, const by an enum, nullable by a type, oneOf by anyOf. Keywords that only narrow a value
-(NOT_CHECKED) stay as notes and are counted. A tool whose calls would mean something else, or whose schema
-is recursive, is left out and counted by the reason. A default that does not fit its own argument, such as
-null for a text, is dropped: the argument may be left out all the same.
+Deviations: a schema is rewritten in draft 2020-12, as both models read it and worlds/schemas.py checks
+it. What $ref and allOf name is put in their place where nothing contradicts; a recursive schema keeps
+its references. const becomes an enum, nullable another type, a list of items prefixItems, and oneOf
+anyOf. A default that does not fit its own argument, such as null for a text, is dropped: the argument may
+be left out all the same. An argument that no value fits is not declared. A tool that cannot be read, or
+never be called, is left out and counted by the reason.
 """
-import itertools
 import json
 import random
 import re
 from collections import defaultdict
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from textwrap import shorten
 
-from model.files import UserError, choose, first_line, no_file
+from jsonschema import Draft202012Validator, SchemaError
+
+from model.files import UserError, choose, first_line, no_file, printable
 from worlds import InvalidTask, call_text
-from worlds.schemas import NUMBERS, TYPES, conforms, invalid, kinds, load_object, need
+from worlds.schemas import IN_PLACE, conforms, kinds, load_object, with_parts
 
 MAX_TOOLS = 32       # of a task
-MAX_NODES = 3000     # schemas within the schema of one tool, every $ref replaced
-HOLDERS = ("result", "tools", "functions")  # keys that hold tools
+MAX_PARTS = 3000     # schemas within the schema of one tool, every $ref replaced
+HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function_declarations")  # of tools
 SCHEMAS = ("parameters", "inputSchema", "input_schema")  # keys under which a tool has its arguments
-NOTES = {"description", "title", "format", "examples", "default"}
-CHECKED = {*NUMBERS, "type", "properties", "required", "items", "enum", "anyOf"}
-NOT_CHECKED = {"pattern", "multipleOf", "uniqueItems", "contains", "propertyNames", "additionalProperties",
-               "unevaluatedProperties", "minLength", "maxLength", "minItems", "maxItems", "minProperties",
-               "maxProperties", "prefixItems"}  # they allow less: kept as notes
-REFUSED = {"allOf", "not", "if", "patternProperties", "dependentRequired", "dependentSchemas",
-           "dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
-KNOWN = NOTES | CHECKED | NOT_CHECKED
+NOTES = {"description": str, "title": str, "format": str, "examples": list, "default": object}
+CHECKED = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "maxContains"} \
+    - {"$ref", "$dynamicRef", "const", "oneOf", "format"}  # they are rewritten, or a note
+REFERENCES = {"$ref", "$defs", "definitions"}
+REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
 IN_PYTHON = {short: f": did you mean {name}?" for name, short in call_text.TYPES.items() if short != name}
 NAMED = 3  # tools that are named with each reason
 
@@ -50,34 +51,49 @@ NAMED = 3  # tools that are named with each reason
 
 
 def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSONL") -> tuple[list, dict]:
-    """(tools in our own form, {what was left out or not checked: names of tools}) of a file.
+    """(tools in our own form, {what was left out or is odd: names of tools}) of a file.
 
     Of two tools with one name the first is taken. With the call_format "python", tools with an
     argument that it cannot write are left out. Raises UserError, with `what` the file should be, if
     there is no tool to use.
     """
+    try:
+        entries = [_unwrapped(entry) for entry in _tools_in(read_json(path, what))]
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply; {what}") from None
     tools, notes = {}, defaultdict(list)
-    for n, found in enumerate(map(_unwrapped, _tools_in(read_json(path, what))), 1):
+    for number, entry in enumerate(entries, 1):
         remarks = set()
         try:
-            tool = own_tool(found, remarks)
-            fit(call_format != "python" or not call_text.unwritable(tool["parameters"]),
-                "an argument that is not a name in Python")
-            fit(tools.setdefault(tool["name"], tool) == tool, "another tool of the same name came first")
+            tool = own_tool(entry, remarks)
+            _check_beside(tool, tools, call_format)
+            tools[tool["name"]] = tool
         except InvalidTask as fault:
             remarks = {f"left out: {fault.detail}"}
-        name = isinstance(found, dict) and found.get("name") or f"entry {n}"
+        name = entry.get("name") if isinstance(entry, dict) else ""
         for remark in sorted(remarks):
-            notes[remark].append(str(name)[:60])
+            notes[remark].append(str(name or f"entry {number}")[:60])
     if not tools:
-        what = as_line(notes) or "give --tools a list of functions, as of tools/list; --base-tasks: examples"
-        raise UserError(f"{path}: no tool in it: {shorten(what, 200)}")
+        why = "give --tools a list of functions, as of tools/list; --base-tasks: examples"
+        if notes:
+            why = as_line(notes)
+        raise UserError(f"{path}: no tool in it: {shorten(why, 200)}")
     return list(tools.values()), notes
+
+
+def _check_beside(tool: dict, tools: dict, call_format: str):
+    """Raise InvalidTask if a tool cannot be taken beside others, or in the form of the calls."""
+    odd_name = call_text.unwritable(tool["parameters"])
+    if call_format == "python" and odd_name:
+        raise InvalidTask("tool schema", f"an argument {odd_name!r:.80}, which is not a name in Python")
+    if tools.get(tool["name"], tool) != tool:
+        raise InvalidTask("tool schema", "another tool of the same name came first")
 
 
 def as_line(notes: dict) -> str:
     """The notes of `read_tools` as one line, `2 left out: unknown type 'x' (f, g)`."""
-    return "; ".join(f"{len(names)} {what} ({', '.join(names[:NAMED])})" for what, names in notes.items())
+    parts = [f"{len(names)} {what} ({', '.join(names[:NAMED])})" for what, names in notes.items()]
+    return printable("; ".join(parts))
 
 
 def read_text(path, what: str) -> str:
@@ -92,15 +108,18 @@ def read_text(path, what: str) -> str:
 
 def read_json(path, what: str) -> list:
     """Every JSON value of a file: one, or one after another. Raises UserError with the line and `what`."""
-    text, values, at = read_text(path, what).strip(), [], 0
-    while at < len(text):
+    text = read_text(path, what).strip()
+    values, place = [], 0
+    while place < len(text):
         try:
-            value, at = json.JSONDecoder().raw_decode(text, at)
+            value, place = json.JSONDecoder().raw_decode(text, place)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, what begins in line {text.count(chr(10), 0, at) + 1} is not JSON: "
-                            f"{first_line(error)}; {what}") from None
+            line = text.count("\n", 0, place) + 1
+            raise UserError(f"{path}, what begins in line {line} is not JSON: {first_line(error)}; {what}"
+                            ) from None
         values.append(value)
-        at = re.compile(r"\s*").match(text, at).end()
+        # past the blanks between two values
+        place = re.compile(r"\s*").match(text, place).end()
     return values
 
 
@@ -114,7 +133,8 @@ def _tools_in(value) -> list:
         if isinstance(value.get(key), (list, dict)):
             return _tools_in(value[key])
     # records of a transcript or of a task file may have no tool: nothing is lost
-    return [] if {"jsonrpc", "serverInfo", "task", "messages"} & set(value) else [value]
+    records = {"jsonrpc", "serverInfo", "task", "messages"}
+    return [value] if records.isdisjoint(value) else []
 
 
 def _unwrapped(tool):
@@ -127,17 +147,14 @@ def _unwrapped(tool):
 # a tool and its schema in our own form
 
 
-def fit(holds, what):
-    """Refuse a tool because of `what` unless something holds."""
-    need(holds, what, "tool schema")
-
-
 def own_tools(tools) -> list:
     """The tools of one task in our own form. Raises InvalidTask with .detail."""
-    fit(isinstance(tools, list) and 1 <= len(tools) <= MAX_TOOLS, f"not a list of 1 to {MAX_TOOLS} tools")
-    own = list(map(own_tool, tools))
-    fit(len({tool["name"] for tool in own}) == len(own), "two tools have the same name")
-    return own
+    if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
+        raise InvalidTask("tool schema", f"not a list of 1 to {MAX_TOOLS} tools")
+    read = [own_tool(tool) for tool in tools]
+    if len({tool["name"] for tool in read}) < len(read):
+        raise InvalidTask("tool schema", "two tools have the same name")
+    return read
 
 
 def own_tool(tool, remarks=None) -> dict:
@@ -147,95 +164,209 @@ def own_tool(tool, remarks=None) -> dict:
     """
     remarks = set() if remarks is None else remarks
     tool = _unwrapped(tool)
-    fit(isinstance(tool, dict) and isinstance(tool.get("name"), str), "no 'name' in the function itself")
-    fit(tool.get("type") in (None, "function"), f"of type {str(tool.get('type')):.40}, not a function")
-    fit(re.fullmatch(call_text.NAME, tool["name"]), "a name with other signs than letters, digits and _.-/")
-    given = next((tool[key] for key in SCHEMAS if tool.get(key) is not None), None)
-    if given is None:
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        raise InvalidTask("tool schema", "no 'name' in the function itself")
+    if tool.get("type") not in (None, "function"):
+        raise InvalidTask("tool schema", f"of type {str(tool['type'])[:40]}, not a function")
+    if not re.fullmatch(call_text.NAME, tool["name"]):
+        raise InvalidTask("tool schema", "a name with other signs than letters, digits and _.-/")
+    given = [tool[key] for key in SCHEMAS if tool.get(key) is not None]
+    if not given:
         remarks.add("without a schema: read as without arguments")
-        given = {}
+        given = [{}]
     try:
-        own = call_text.plain({"name": tool["name"], "parameters": own_schema(given, remarks),
+        parameters = own_schema(given[0], remarks)
+        own = call_text.plain({"name": tool["name"], "parameters": parameters,
                                "description": str(tool.get("description") or "")})
-    except (TypeError, AttributeError, ValueError, OverflowError, RecursionError):
-        raise invalid("tool schema", "a malformed schema") from None
-    parameters = own["parameters"]
-    fit("anyOf" not in parameters and parameters.get("type") == "object", "parameters not one object schema")
+        flaw = _flaw(json.dumps(parameters))
+    except (TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, re.error) as error:
+        raise InvalidTask("tool schema", f"a malformed schema: {first_line(error):.80}") from None
+    if flaw:
+        raise InvalidTask("tool schema", f"a malformed schema: {flaw}")
+    _check_parameters(parameters, given[0])
+    return own
+
+
+def _check_parameters(parameters: dict, given: dict):
+    """Raise InvalidTask unless a schema, read from `given`, says in one place what arguments there are."""
+    others = [*parameters.get("anyOf", ()), *parameters.get("allOf", ())]
+    elsewhere = "$ref" in parameters or any("properties" in part for part in others)
+    if parameters.get("type") != "object" or elsewhere:
+        raise InvalidTask("tool schema", "parameters not one object schema")
+    _check_required({"properties": {}, **parameters})
     # {"city": "string"}: read as no arguments, every call of it would be wrong
-    lost = [key for key, value in given.items() if key.isidentifier() and isinstance(value, (str, dict))]
-    fit(parameters.get("properties") or not set(lost) - KNOWN - {"definitions"},
-        """parameters without 'properties': a schema is {"type": "object", "properties": {...}}""")
-    return own
+    lost = {key for key, value in given.items() if key.isidentifier() and isinstance(value, (str, dict))}
+    lost -= CHECKED | NOTES.keys() | REFERENCES
+    if lost and not parameters.get("properties"):
+        raise InvalidTask("tool schema", "parameters without 'properties': a schema is "
+                          """{"type": "object", "properties": {...}}""")
 
 
-def own_schema(root, remarks=None) -> dict:
-    """A JSON schema of an object in the keywords of worlds/schemas.py. Raises InvalidTask.
+def _check_required(schema: dict):
+    """Raise InvalidTask if an object needs a member that it may not have."""
+    # others might be declared elsewhere
+    if "properties" in schema and not {"$ref", "allOf", "patternProperties"} & schema.keys():
+        for name in schema.get("required", ()):
+            if name not in schema["properties"]:
+                raise InvalidTask("tool schema", f"required names {name!r:.40}, which properties does not have")
 
-    One that has only these keywords already comes back equal, if its defaults fit.
+
+@lru_cache(4096)
+def _flaw(schema: str) -> str:
+    """What makes a schema, JSON text, none of draft 2020-12; "" if it is one."""
+    try:
+        Draft202012Validator.check_schema(json.loads(schema))
+    except SchemaError as error:
+        return f"{error.message:.80}"
+    return ""
+
+
+def own_schema(root: dict, remarks=None) -> dict:
+    """A JSON schema of an object as it is shown and checked; read again it comes back equal.
+
+    Raises InvalidTask, and TypeError, AttributeError or ValueError if it is malformed.
     """
-    nodes, remarks = itertools.count(), set() if remarks is None else remarks
+    reading = _Reading(root, set() if remarks is None else remarks)
+    schema = reading.own(root)
+    if reading.is_recursive:
+        # once more, with references as they are, but for one in the place of the whole
+        reading.keeps_refs = True
+        rest = {key: value for key, value in root.items() if key != "$ref"}
+        schema = reading.own({**reading.named(root.get("$ref", "#")), **rest})
+    return schema if "type" in schema else {"type": "object", **schema}
 
-    def own(node, depth=0):
-        fit(next(nodes) <= MAX_NODES and depth <= call_text.MAX_DEPTH,
-            f"a recursive schema, or more than {MAX_NODES} parts or {call_text.MAX_DEPTH} levels")
+
+class Impossible(InvalidTask):
+    """A schema that no value fits."""
+
+
+class _Reading:
+    """The reading of one schema, `root`; for the rest see `own_schema`."""
+
+    def __init__(self, root: dict, remarks: set):
+        self.root, self.remarks = root, remarks
+        self.is_recursive = self.keeps_refs = False
+        self.parts = 0
+
+    def own(self, node, path=("#",), here=("#",)) -> dict:
+        """One schema within the root in our own form.
+
+        path: the references that lead to it. here: those of them since the last member or item.
+        """
+        self.parts += 1
+        if self.parts > MAX_PARTS:
+            raise InvalidTask("tool schema", f"a schema of more than {MAX_PARTS} parts")
+        if isinstance(node, bool):  # anything, nothing
+            return {} if node else {"not": {}}
         node = {key: value for key, value in node.items() if value is not None or key == "default"}
-        fit(not (refused := REFUSED & node.keys()), f"unsupported keyword {min(refused, default='')!r}")
-        remarks.update(f"with {key}, which is not checked" for key in NOT_CHECKED & node.keys()
-                       if node[key] is not False)
-        remarks.update(f"with {key!r}: did you mean {near!r}?" for key in node.keys() - KNOWN
-                       for near in get_close_matches(key, CHECKED, 1, 0.8))
-        kept = _keywords(node, lambda part: own(part, depth + 1))
-        if "$ref" in node:
-            fit(not CHECKED & kept.keys(), "other keywords next to $ref")
-            kept = {**own(_look_up(root, node["$ref"]), depth + 1), **kept}
-        return _finished(kept)
-    whole = own(root)
-    return whole if "type" in whole else {"type": "object", **whole}
+        refused = REFUSED & node.keys()
+        if refused:
+            raise InvalidTask("tool schema", f"unsupported keyword {min(refused)!r}")
+        schema = self.keywords(node)
+        if "properties" in schema:
+            schema["properties"] = self.members(schema, path)
+
+        def inner(key, part):
+            if key == "properties":
+                return part
+            return self.own(part, path, here if key in IN_PLACE else ())
+
+        schema = with_parts(schema, inner)
+        parts = schema.pop("allOf", [])
+        if "$ref" in node and not self.keeps_refs:
+            parts = [self.target(node["$ref"], path, here), *parts]
+        for part in parts:
+            schema = _both(schema, part)
+        schema = _finished(schema)
+        if node.get("nullable") is True:  # OpenAPI
+            notes = {key: value for key, value in schema.items() if key in NOTES}
+            rest = {key: value for key, value in schema.items() if key not in NOTES}
+            schema = {**notes, "anyOf": [rest, {"type": "null"}]}
+        if "default" in schema and not conforms(schema["default"], schema):
+            del schema["default"]
+        return schema
+
+    def keywords(self, node: dict) -> dict:
+        """The keywords of one schema that are kept; the schemas within it as they are."""
+        kept = CHECKED | REFERENCES if self.keeps_refs else CHECKED
+        schema = {key: value for key, value in node.items()
+                  if key in kept or isinstance(value, NOTES.get(key, ()))}
+        if "type" in node:  # Google writes STRING
+            names = [name.lower() for name in kinds(node)]
+            schema["type"] = names if isinstance(node["type"], list) else names[0]
+        if "const" in node:
+            schema["enum"] = [node["const"]]
+        if "oneOf" in node:
+            schema.setdefault("anyOf", node["oneOf"])
+        if schema.get("properties") == {} and schema.get("additionalProperties"):
+            del schema["properties"]  # an object with any members
+        if isinstance(node.get("items"), list):  # up to draft 7
+            schema["prefixItems"] = node["items"]
+            schema["items"] = node.get("additionalItems", {})
+        if isinstance(schema.get("items"), bool):
+            schema["items"] = {} if schema["items"] else {"not": {}}
+        return schema
+
+    def members(self, schema: dict, path: tuple) -> dict:
+        """The properties of an object in our own form; what no value fits is not declared."""
+        members = {}
+        for name, part in schema["properties"].items():
+            if part is None or part is False:
+                continue
+            try:
+                members[name] = self.own(part, path, ())
+            except Impossible as fault:
+                if name in schema.get("required", ()):
+                    raise
+                self.remarks.add(f"without an optional argument: {fault.detail}")
+        return members
+
+    def target(self, ref: str, path: tuple, here: tuple) -> dict:
+        """What the schema that a $ref names says; nothing yet if that is recursive."""
+        if ref in here:
+            raise InvalidTask("tool schema", "a $ref that leads to itself")
+        node = self.named(ref)
+        if ref in path:
+            self.is_recursive = True
+            return {}
+        return self.own(node, (*path, ref), (*here, ref))
+
+    def named(self, ref: str) -> dict:
+        """What a $ref within the same schema names, such as #/$defs/Place."""
+        node = self.root
+        for step in ref.removeprefix("#").split("/")[1:]:
+            node = node.get(step) if isinstance(node, dict) else None
+        if not ref.startswith("#") or not isinstance(node, dict):
+            raise InvalidTask("tool schema", "a $ref to nothing here")
+        return node
 
 
-def _keywords(node: dict, inner) -> dict:
-    """The keywords of one schema that are kept, those within it by `inner`."""
-    own = {key: value for key, value in node.items() if key in KNOWN}
-    if "const" in node:
-        own["enum"] = [node["const"]]
-    if "properties" in own:
-        members = own["properties"].items()
-        own["properties"] = {name: inner(part) for name, part in members if part is not None}
-    if own.get("properties") == {} and own.get("additionalProperties"):
-        del own["properties"]  # an object with any members
-    if "items" in own:
-        own["items"] = inner(own["items"])
-    if union := node.get("anyOf", node.get("oneOf")):
-        own["anyOf"] = list(map(inner, union))
-    if node.get("nullable") is True:
-        own |= {"anyOf": [*own["anyOf"], {"type": "null"}]} if "anyOf" in own else {}
-        own |= {"type": [*kinds(own), "null"]} if "type" in own else {}
-        own |= {"enum": [*own["enum"], None]} if "enum" in own else {}
-    return own
+def _both(schema: dict, part: dict) -> dict:
+    """A schema and another one of the same value, as one; in allOf where they say different things."""
+    shared = schema.keys() & part.keys() - NOTES.keys()
+    if any(schema[key] != part[key] for key in shared):
+        return {**schema, "allOf": [*schema.get("allOf", ()), part]}
+    return {**part, **schema}
 
 
-def _look_up(root, ref: str):
-    """What a $ref within the same schema names, such as #/$defs/Place."""
-    node = root
-    for step in ref.removeprefix("#").split("/")[1:]:
-        node = node.get(step) if isinstance(node, dict) else None
-    fit(ref.startswith("#") and node is not None, "a $ref to nothing here")
-    return node
-
-
-def _finished(own: dict) -> dict:
-    """The schema, checked, with a type that its members imply and without a default that does not fit."""
-    if not {"type", "anyOf"} & own.keys() and {"properties", "required", "items"} & own.keys():
-        own = {"type": "array" if "items" in own else "object", **own}
-    for kind in kinds(own):
-        fit(kind in TYPES, f"unknown type {kind!r:.40}{IN_PYTHON.get(kind, '')}")
-    fit(all(type(own[key]) in (int, float) for key in NUMBERS & own.keys()), "a bound that is not a number")
-    for name in own.get("required", ()):
-        fit(name in own.get("properties", {}), f"required names {name!r:.40}, which properties does not have")
-    fit("enum" not in own or isinstance(own["enum"], list) and own["enum"], "enum is not a list of values")
-    if "default" in own and not conforms(own["default"], own):
-        del own["default"]
-    return own
+def _finished(schema: dict) -> dict:
+    """A schema, checked, with a type that its members imply."""
+    if not {"type", "anyOf", "$ref"} & schema.keys():
+        if {"properties", "required"} & schema.keys():
+            schema = {"type": "object", **schema}
+        elif "items" in schema:
+            schema = {"type": "array", **schema}
+    names = kinds(schema)
+    for name in names:
+        if name not in call_text.TYPES:
+            hint = IN_PYTHON.get(name, "")
+            raise InvalidTask("tool schema", f"unknown type {name!r:.40}{hint}")
+    if names and "enum" in schema:
+        if not any(conforms(value, {"type": names}) for value in schema["enum"]):
+            article = "an" if names[0][0] in "aio" else "a"
+            raise Impossible("tool schema", f"no value of enum is {article} {' or '.join(names)}")
+    _check_required(schema)
+    return schema
 
 
 # ---------------------------------------------------------------------------------------------
@@ -254,48 +385,67 @@ def own_record(line: dict, listed=None) -> dict:
     """
     line = {key: value for key, value in line.items() if value is not None}
     if "task" not in line and "messages" in line:
-        need(not {"calls", "tool_calls"} & line.keys(), "both 'messages' and calls: leave one of them out")
-        line = {**line, **_of_chat(line["messages"])}
+        if {"calls", "tool_calls"} & line.keys():
+            raise InvalidTask("malformed task", "both 'messages' and calls: leave one of them out")
+        line |= _of_chat(line["messages"])
     elif "tool_calls" in line:
-        need("calls" not in line, "both 'calls' and 'tool_calls': leave one of them out")
+        if "calls" in line:
+            raise InvalidTask("malformed task", "both 'calls' and 'tool_calls': leave one of them out")
         line["calls"] = line["tool_calls"]
-    # the one that may be left out: without the others a line is refused
-    near = [] if "ordered" in line else get_close_matches("ordered", line, 1, 0.85)
-    need(not near, f"unknown key {''.join(near)!r}: did you mean 'ordered'? correct or rename it")
+    _check_keys(line)
     record = {key: line[key] for key in FIELDS if key in line}
-    need("task" in record and {"calls", "reference"} & record.keys(), "needs 'task', and 'calls' or "
-         f"'reference', and has: {', '.join(line) or 'nothing'}")
-    if "calls" not in record:
-        return record
-    need(isinstance(record["calls"], list), "calls is not a list")
-    record["calls"] = list(map(_own_call, record["calls"]))
-    named = lambda tool: _listed(tool, listed or {}) if isinstance(tool, str) else tool
-    record["tools"] = own_tools(list(map(named, _tools_in(record["tools"])))) if "tools" in record else \
-        _called(record, listed)
-    schema_of = {tool["name"]: tool["parameters"] for tool in record["tools"]}
-    for call in record["calls"]:
-        call["arguments"] = _without_nulls(call["arguments"], schema_of.get(call["name"], {}))
+    if "calls" in record:
+        if not isinstance(record["calls"], list):
+            raise InvalidTask("malformed task", "calls is not a list")
+        record["calls"] = [_own_call(call) for call in record["calls"]]
+        record["tools"] = _tools_of_line(record, listed or {})
+        schemas = {tool["name"]: tool["parameters"] for tool in record["tools"]}
+        for call in record["calls"]:
+            call["arguments"] = _without_nulls(call["arguments"], schemas.get(call["name"], {}))
     return record
+
+
+def _check_keys(line: dict):
+    """Raise InvalidTask for a line without a task or an answer, or whose `ordered` would be overlooked:
+    it is the one key that may be left out."""
+    near = get_close_matches("ordered", line, 1, 0.85)
+    if near and "ordered" not in line:
+        raise InvalidTask("malformed task", f"unknown key {near[0]!r}: did you mean 'ordered'? "
+                          "correct or rename it")
+    if "task" not in line or not {"calls", "reference"} & line.keys():
+        keys = ", ".join(line) or "nothing"
+        raise InvalidTask("malformed task", f"needs 'task', and 'calls' or 'reference', and has: {keys}")
 
 
 def _of_chat(messages) -> dict:
     """A chat of one request and the calls that answer it -> {"task", "calls"}. Raises InvalidTask."""
-    need(isinstance(messages, list) and all(isinstance(m, dict) for m in messages),
-         "messages is not a list of objects")
-    asked = [m.get("content") for m in messages if m.get("role") == "user"]
-    calling = [m["tool_calls"] for m in messages if m.get("role") == "assistant" and m.get("tool_calls")]
-    need(len(asked) == 1, f"messages: {len(asked)} of the user instead of one")
-    need(len(calling) == 1, f"messages: {len(calling)} of the assistant with \"tool_calls\" instead of one")
-    return {"task": asked[0], "calls": calling[0]}
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise InvalidTask("malformed task", "messages is not a list of objects")
+    requests, answers = [], []
+    for message in messages:
+        if message.get("role") == "user":
+            requests.append(message.get("content"))
+        if message.get("role") == "assistant" and message.get("tool_calls"):
+            answers.append(message["tool_calls"])
+    if len(requests) != 1:
+        raise InvalidTask("malformed task", f"messages: {len(requests)} of the user instead of one")
+    if len(answers) != 1:
+        raise InvalidTask("malformed task", f"messages: {len(answers)} of the assistant with "
+                          "\"tool_calls\" instead of one")
+    return {"task": requests[0], "calls": answers[0]}
 
 
 def _own_call(call) -> dict:
     """A call as it is, as OpenAI wraps it, or with its arguments as JSON text."""
     call = _unwrapped(call)
-    need(isinstance(call, dict) and isinstance(call.get("name"), str), "a call without a 'name'")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+        raise InvalidTask("malformed task", "a call without a 'name'")
     arguments = call.get("arguments")
-    arguments = load_object(arguments) if isinstance(arguments, str) else arguments
-    need(isinstance(arguments, dict), f"'arguments' missing, or not a JSON object, in a call with {[*call]}")
+    if isinstance(arguments, str):
+        arguments = load_object(arguments)
+    if not isinstance(arguments, dict):
+        raise InvalidTask("malformed task", "'arguments' missing, or not a JSON object, in a call with "
+                          f"{[*call]}")
     return {"name": call["name"], "arguments": arguments}
 
 
@@ -305,21 +455,31 @@ def _without_nulls(value, schema: dict):
         return [_without_nulls(part, schema.get("items", {})) for part in value]
     if not isinstance(value, dict):
         return value
-    inner, required = schema.get("properties", {}), schema.get("required", ())
-    return {name: _without_nulls(part, inner.get(name, {})) for name, part in value.items()
-            if part is not None or name in required or name in inner and conforms(None, inner[name])}
+    inner = schema.get("properties", {})
+    rest = {}
+    for name, part in value.items():
+        may_be_null = name in schema.get("required", ()) or name in inner and conforms(None, inner[name])
+        if part is not None or may_be_null:
+            rest[name] = _without_nulls(part, inner.get(name, {}))
+    return rest
 
 
-def _called(record: dict, listed) -> list:
-    """The tools of the list that a task calls, and others up to OFFERED: with the right ones alone,
-    nobody would see whether an agent can choose."""
-    need(listed, "no tools: they stand in the line, or in the list of --tools", "tool schema")
+def _tools_of_line(record: dict, listed: dict) -> list:
+    """The tools of a task, by their names those of the list. Without any: those of the list that it calls,
+    and others up to OFFERED, as with the right ones alone nobody would see whether an agent can choose."""
+    if "tools" in record:
+        tools = _tools_in(record["tools"])
+        return own_tools([_listed(tool, listed) if isinstance(tool, str) else tool for tool in tools])
+    if not listed:
+        raise InvalidTask("tool schema", "no tools: they stand in the line, or in the list of --tools")
     names = {call["name"] for call in record["calls"]}
     others = sorted(name for name, tool in usable(listed).items()
                     if name not in names and len(str(tool)) <= LONGEST_BESIDE)
-    n = min(max(OFFERED - len(names), 0), len(others))
-    names |= set(random.Random(str(record.get("task"))).sample(others, n))
-    return [_listed(name, listed) for name in sorted(names or list(usable(listed))[:1])]
+    number = min(max(OFFERED - len(names), 0), len(others))
+    names |= set(random.Random(str(record.get("task"))).sample(others, number))
+    if not names:  # nothing is called, and every tool is too long
+        names = list(usable(listed))[:1]
+    return [_listed(name, listed) for name in sorted(names)]
 
 
 def usable(listed: dict) -> dict:
@@ -329,8 +489,11 @@ def usable(listed: dict) -> dict:
 
 def _listed(name: str, listed: dict) -> dict:
     """The tool of a name in the list. Raises InvalidTask with .detail."""
-    if not isinstance(tool := listed.get(name), dict):
+    tool = listed.get(name)
+    if isinstance(tool, dict):
+        return tool
+    why = f"of --tools was {tool}"
+    if tool is None:
         near = choose(name, usable(listed) or ["its functions"])
-        why = f"of --tools was {tool}" if tool else f"is not in the list of --tools: {near}"
-        raise invalid("unknown tool", f"{name!r:.80} {why}")
-    return tool
+        why = f"is not in the list of --tools: {near}"
+    raise InvalidTask("unknown tool", f"{name!r:.80} {why}")
