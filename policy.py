@@ -17,8 +17,8 @@ prompt and itself. A group costs P + G*R tokens; repeating the prompt would cost
 
 Shapes: B prompts (groups), G rollouts of each, P prompt tokens, R response tokens (at most T), V
 vocabulary, D hidden size, N responses of a micro-batch, L tokens of a packed row, M predicted tokens,
-K cached keys. While decoding, finished rollouts leave: `live` groups remain, with `slots` rollouts
-of each, some of which may have finished.
+While decoding, finished rollouts leave: `live` groups remain, with `slots` rollouts of each, some of
+which may have finished (model/decoder.py).
 """
 from collections import Counter
 from contextlib import contextmanager
@@ -28,17 +28,15 @@ from itertools import groupby
 
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from model.files import UserError
-from model.attention import PADDING, PROMPT, GrowingLayer, Stage, attention_layout, cast_lora, \
-    group_mask, is_plain_lora, pack, patch
+from model.attention import attention_layout, cast_lora, is_plain_lora, pack, patch
 from model.chat import Chat
+from model.decoder import Decoder, GraphDecoder
 from model.loading import add_adapters, check_base, check_paths, load_model, note_base, one_line
-from model.memory import KEPT_LOGITS, LOGIT_CHUNK, PREFILL_TOKENS
+from model.memory import KEPT_LOGITS, LOGIT_CHUNK
 
-LOOK = 16  # on a GPU: tokens between two checks for finished rollouts
 LONG = 128  # by_prompt: texts share their prompt if it has at least this many tokens
 
 
@@ -169,7 +167,7 @@ class Policy(Chat):
         self.params = {name: [p for n, p in self.model.named_parameters() if f".{name}." in n]
                        for name in adapters}
         self.device = self.lm.get_input_embeddings().weight.device
-        self.staged = self.device.type != "cpu"  # rollouts in steps that a GPU can replay, see Stage
+        self.decoder = Decoder if self.device.type == "cpu" else GraphDecoder
         self._activate(None)
         Chat.__init__(self, tokenizer, model.generation_config, chat_template_kwargs)
 
@@ -276,14 +274,14 @@ class Policy(Chat):
         if len(groups) < len(rollouts):
             layout = attention_layout(groups, self.device)
             # transformers leaves a mask of four dimensions as it is
-            where = dict(position_ids=x["positions"], attention_mask=layout["mask"], layout=layout)
-        hidden = self._hidden(x["ids"], grad_checkpoint, **where)  # (B, L, D)
-        picked = hidden.flatten(0, 1)[x["source"]]  # (M, D): predicted tokens only
-        logp = token_logprobs(picked, self.lm.get_output_embeddings(), x["target"], temperature)
-        out = logp.new_zeros(x["shape"]).index_put((x["rows"], x["cols"]), logp)
-        mask = torch.zeros(x["shape"], dtype=torch.bool, device=logp.device)
+            where = {"position_ids": x.positions, "attention_mask": layout.mask, "layout": layout}
+        hidden = self._hidden(x.ids, grad_checkpoint, **where)  # (B, L, D)
+        picked = hidden.flatten(0, 1)[x.source]  # (M, D): predicted tokens only
+        logp = token_logprobs(picked, self.lm.get_output_embeddings(), x.target, temperature)
+        out = logp.new_zeros(x.shape).index_put((x.rows, x.cols), logp)
+        mask = torch.zeros(x.shape, dtype=torch.bool, device=logp.device)
         # not a plain True, which would first have to be copied to a GPU
-        return out, mask.index_put((x["rows"], x["cols"]), mask.new_ones(()))
+        return out, mask.index_put((x.rows, x.cols), mask.new_ones(()))
 
     def _hidden(self, ids, grad_checkpoint, **where):
         """Last hidden states (B, L, D). A block is checkpointed only while it is in train mode. We
@@ -335,97 +333,44 @@ class Policy(Chat):
         """One wide batch: prefill, then decode until every rollout has ended or has T tokens.
 
         prompts: B id lists; turns: Turns or None -> B*G tuples (ids, log-probs, limit, drawn).
-        owner (B, K) says whose each cached key is: of the prompt, of padding or of one of the G.
         """
-        # the last token of a response is never fed back
-        cache, owner, hidden = self._prefill(prompts, G * (T - 1))     # (B, K), (B, D)
         B, dev, head = len(prompts), self.device, self.lm.get_output_embeddings()
-        lengths = torch.tensor([len(p) for p in prompts], device=dev)  # (B,)
         eos = torch.tensor(self.eos_ids, device=dev)
-        tokens = torch.zeros(B, G, T, dtype=torch.long, device=dev)    # (B, G, T)
-        drawn = torch.ones_like(tokens, dtype=torch.bool)              # (B, G, T) drawn, not read
-        logps = torch.zeros(B, G, T, device=dev)                       # (B, G, T)
-        count = torch.zeros(B, G, dtype=torch.long, device=dev)        # (B, G) response lengths
-        done = torch.zeros(B, G, dtype=torch.bool, device=dev)         # (B, G)
-        live = torch.arange(B, device=dev)                             # (live,) groups decoded still
-        rollout = torch.arange(G, device=dev).expand(B, G)             # (live, slots) which of the G
-        # contiguous: for a view the head's weights would be copied once per prompt
-        hidden = hidden[:, None].expand(B, G, -1).contiguous()         # (live, slots, D)
-        stage = None
+        tokens = torch.zeros(B, G, T, dtype=torch.long, device=dev)  # (B, G, T)
+        drawn = torch.ones_like(tokens, dtype=torch.bool)            # (B, G, T) drawn, not read
+        logps = torch.zeros(B, G, T, device=dev)                     # (B, G, T)
+        count = torch.zeros(B, G, dtype=torch.long, device=dev)      # (B, G) response lengths
+        done = torch.zeros(B, G, dtype=torch.bool, device=dev)       # (B, G)
+
+        # 1) prefill: each prompt is encoded once; the last token of a response is never fed back
+        decoder = self.decoder(self.lm, prompts, G, T - 1, self.eos_ids[0])
+        hidden = decoder.hidden                                      # (live, slots, D)
         for t in range(T):
-            at = live[:, None], rollout
-            ids, logp = draw(head(hidden), temperature, generator)     # (live, slots)
+            # 2) draw: a token of every rollout that has a slot
+            at = decoder.live[:, None], decoder.rollout
+            ids, logp = draw(head(hidden), temperature, generator)   # (live, slots)
             if turns:  # an observation is already in the row: its tokens are read, not drawn
                 new = drawn[(*at, t)]
                 ids, logp = ids.where(new, tokens[(*at, t)]), logp.where(new, 0)
             tokens[(*at, t)], logps[(*at, t)] = ids, logp
             count[at] += ~done[at]  # a finished rollout may keep its slot for a while, uncounted
+
+            # 3) end: a rollout with its response, an episode with its world's last word
+            ended = None  # nobody asks, where asking would make a GPU wait
             if turns:
-                ended = torch.isin(tokens[..., t], eos) & drawn[..., t] & ~done
-                look = turns.end(t, ended, tokens, drawn, done)
+                closed = torch.isin(tokens[..., t], eos) & drawn[..., t] & ~done
+                ended = turns.end(t, closed, tokens, drawn, done)
             else:
                 done[at] |= torch.isin(ids, eos)
-                # asking a GPU how many are still running makes it wait
-                look = not self.staged or (t + 1) % LOOK == 0
-            if t == T - 1:
+
+            # 4) leave: what has ended makes room
+            if not decoder.keep(done, ended):
                 break
-            if look:
-                keep, slots = _compact(done[live], rollout)
-                if len(keep) == 0:
-                    break
-                # a new stage costs a GPU the time of several tokens: only if due, or if half have ended
-                if not stage or stage.left < min(LOOK, T - 1 - t) or \
-                        2 * len(keep) * slots.shape[1] <= rollout.numel():
-                    rollout, stage = slots, None
-                    if len(keep) < len(live):  # finished groups leave, and their keys with them
-                        live, owner, rollout = live[keep], owner[keep], rollout[keep]
-                        cache.batch_select_indices(keep)
-            ids = tokens[live[:, None], rollout, t]                    # (live, slots)
-            places = (lengths[live, None] + t).expand_as(rollout)      # (live, slots)
-            owner = torch.cat([owner, rollout], dim=1)                 # (live, K + slots)
-            hidden, stage = self._next(stage, cache, ids, rollout, owner, places, T - 1 - t)
+
+            # 5) feed: the tokens of those that stay
+            at = decoder.live[:, None], decoder.rollout
+            hidden = decoder.step(tokens[(*at, t)])                  # (live, slots, D)
         return _cut_rows(tokens, logps, drawn, count, done, turns)
-
-    def _next(self, stage, cache, ids, rollout, owner, places, left):
-        """Feed one more token of each rollout: (hidden (live, slots, D), stage). stage: the one to go on
-        with, if any; left: how many tokens may still follow."""
-        if not self.staged:
-            return self._decode(cache, ids, places, group_mask(rollout, owner, False)), None
-        if not stage or not stage.left:
-            # room as for a growing cache: half as much again
-            steps = min(left, max(32, owner.shape[1] // (2 * rollout.shape[1])))
-            config = self.lm.config.get_text_config(decoder=True)
-            stage = Stage(self._decode, config, cache, rollout, owner, places, steps)
-        return stage(ids), stage
-
-    def _decode(self, cache, ids, places, mask):
-        """One more token of each rollout: ids and places (live, slots) -> hidden (live, slots, D)."""
-        return self.lm.base_model(input_ids=ids, position_ids=places, attention_mask=mask,
-                                  past_key_values=cache, use_cache=True).last_hidden_state
-
-    def _prefill(self, prompts, more):
-        """Encode each prompt once. Returns the cache, owner (B, P) and the last hidden (B, D).
-
-        Prompts are padded on the right: causality alone then hides the padding from real tokens.
-        Long prompts are encoded in chunks of columns: memory, apart from the cache, is bounded by
-        tokens, not by rows. more: the most keys that decoding will add to a row.
-        """
-        lengths = torch.tensor([len(p) for p in prompts], device=self.device)
-        longest, pad = max(map(len, prompts)), self.eos_ids[:1]
-        ids = torch.tensor([[*p, *pad * (longest - len(p))] for p in prompts], device=self.device)
-        rows, columns = (torch.arange(n, device=self.device) for n in ids.shape)
-        cache = Cache(layer_class_to_replicate=partial(
-            GrowingLayer, room=len(columns), most=len(columns) + more))
-        width, last = max(1, PREFILL_TOKENS // len(prompts)), []
-        for start in range(0, len(columns), width):
-            # given a cache, the library's causal mask lets a chunk see the chunks before it
-            hidden = self.lm.base_model(
-                input_ids=ids[:, start:start + width], past_key_values=cache,
-                use_cache=True).last_hidden_state                       # (B, width, D)
-            ends = (lengths - 1 - start).clamp(0, hidden.shape[1] - 1)  # of the prompts that end here
-            last.append(hidden[rows, ends])
-        owner = torch.where(columns < lengths[:, None], PROMPT, PADDING)
-        return cache, owner, torch.stack(last)[(lengths - 1) // width, rows]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -485,18 +430,3 @@ def _cut_rows(tokens, logps, drawn, count, done, turns) -> list:
     rows = zip(*(x.flatten(0, 1).tolist() for x in (tokens, logps, drawn, count)), limits)
     return [(ids[:n], logp[:n], limit, own[:n] if turns else None) for ids, logp, own, n, limit in rows]
 
-
-def _compact(done, rollout):
-    """Drop finished rollouts: done (live, G) -> groups to keep, rollout in each slot (live, slots).
-
-    Running rollouts move to the front; slots: the most that are running in any one group. Groups are
-    only dropped once a quarter of them has finished, because dropping copies the cache.
-    """
-    running = (~done).sum(1).tolist()
-    if max(running) == 0:
-        return [], rollout
-    order = done.long().argsort(dim=1, stable=True)  # running first
-    keep = [b for b, n in enumerate(running) if n > 0]
-    if len(keep) > 0.75 * len(running):
-        keep = range(len(running))
-    return torch.tensor(list(keep), device=done.device), order[:, :max(running)]

@@ -134,7 +134,7 @@ def naive_logps(policy, prompt, response, temperature=1.0):
 
 def dense_logprobs(policy, rollouts, temperature=1.0):
     """What policy.logprobs returns, the plain way: one row per response, the prompt in each."""
-    ids = pack([[r] for r in rollouts], 0, policy.device)["ids"]
+    ids = pack([[r] for r in rollouts], 0, policy.device).ids
     logits = policy.lm(input_ids=ids, use_cache=False).logits.float() / temperature  # (N, L, V)
     logps = logits.log_softmax(-1)
     out = logps.new_zeros(len(rollouts), max(len(r.response) for r in rollouts))  # (N, R)

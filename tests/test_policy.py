@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, flat, gradients, naive_logps,
                      random_groups, randomise, same, tiny_lm, tiny_policy, toy_tokenizer, user_error)
-from model import attention
+from model import decoder
 from model.attention import pack
 import policy as policy_module
 from policy import Policy, by_group, by_prompt, draw, split_groups
@@ -125,7 +125,7 @@ def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
     assert sorted(i for rows in batches for i in rows) == list(range(len(rollouts)))
     for rows in batches:
         groups = by_group([rollouts[i] for i in rows])
-        assert len(rows) == 1 or pack(groups, 0)["ids"].numel() <= budget
+        assert len(rows) == 1 or pack(groups, 0).ids.numel() <= budget
     assert len(batches) == 1 if budget == 10_000 else len(batches) > 1
 
 
@@ -153,7 +153,7 @@ LONG = [p for p, _ in random_groups([(P, [1]) for P in (5, 1, 9, 3, 14, 2, 2, 7)
 def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temperature, columns):
     """Cache, positions, compaction or temperature: the sampler would be another policy; or it would
     read long prompts, of which a forward call takes so many columns, as other prompts."""
-    monkeypatch.setattr(policy_module, "PREFILL_TOKENS", columns * len(LONG))
+    monkeypatch.setattr(decoder, "PREFILL_TOKENS", columns * len(LONG))
     with shapes_into(ending.lm.get_input_embeddings()) as shapes:
         out = ending.sample(adapter, LONG, G=3, max_new_tokens=24, temperature=temperature,
                             generator=ending.generator(0))
@@ -210,15 +210,15 @@ def test_replayed_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
         count[i] = count.get(i, 0) + 1
         return None if count[i] % turns == 0 else [30, 31, EOS][i % 3:]
 
-    def sample(staged, how):
-        monkeypatch.setattr(policy, "staged", staged)
-        monkeypatch.setattr(attention, "recorded", how)
+    def sample(kind, how):
+        monkeypatch.setattr(policy, "decoder", kind)
+        monkeypatch.setattr(decoder, "recorded", how)
         return policy.sample("agent", LONG, G, T, temperature, policy.generator(0), max_turns=9,
                              respond=respond if turns > 1 else None)
 
-    plain = sample(False, None)
-    computed = sample(True, lambda step, device: None)
-    assert sample(True, record) == computed and len(tapes) > 1 and tapes[0].replays > 9
+    plain = sample(decoder.Decoder, None)
+    computed = sample(decoder.GraphDecoder, lambda step, device: None)
+    assert sample(decoder.GraphDecoder, record) == computed and len(tapes) > 1 and tapes[0].replays > 9
     if temperature == 0:  # else the random numbers fall differently, as finished rows stay longer
         assert [r.response for r in computed] == [r.response for r in plain]
     with policy.use("agent"), torch.no_grad():
