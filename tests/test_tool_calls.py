@@ -1,4 +1,5 @@
-"""The tool-call world: task files, held-out parts, checks of written tasks, Eq. 1, the model at the door.
+"""The tool-call world: task files, held-out parts, checks of written tasks, Eq. 1, the model at the
+door.
 
 Run: python -m pytest tests/test_tool_calls.py -q
 """
@@ -287,7 +288,8 @@ BROKEN = ["{%s", "{{{{%s", '{"thought": "easy", %s', '{"tool_call": %s', '{"name
 
 @pytest.mark.parametrize("body", BROKEN)
 def test_a_call_is_all_of_its_text(body, world):
-    """A parser drops the call: an object that closes inside of broken text earned 1, and was imitated."""
+    """A parser drops the call: an object that closes inside of broken text earned 1, and was
+    imitated."""
     body = body.replace("%s", CALL)
     assert world.score(SEED, f"<tool_call>{body}</tool_call>") == NOTHING
     assert task_text.read(f"Level: 1 of 1\nCall: {body}\nRequest: Lock up.", load_object) is None
@@ -323,7 +325,8 @@ def test_numbers_of_free_form_answers_keep_sign_and_point(answer, reference, rig
 
 
 def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
-    """`none` counts as an answer only if the prompts mention it, and other runs' prompts stay as they are."""
+    """`none` counts as an answer only if the prompts mention it, and other runs' prompts stay as
+    they are."""
     others = [record(f"Hall light on level {n}, please.", calls=[light(level=n)]) for n in range(8)]
     for records, mentioned in ((others, False), ([*others, record("Sing a song, please.", calls=[])], True)):
         world = World(options(base_tasks=lines(tmp_path / "tasks.jsonl", records)))

@@ -56,7 +56,8 @@ def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
 
 
 def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
-    """A tool without a schema is read as one without arguments: nothing said, every call was wrong."""
+    """A tool without a schema is read as one without arguments: nothing said, every call was
+    wrong."""
     names_only = [{"name": f"zpa{n}", "description": "Get."} for n in range(5)]
     noted = {"name": "f", "parameters": {"type": "object", "properties": {"a": {**WHOLE, "enum": ["1"]}}}}
     tools, notes = read_tools(listed(tmp_path / "tools.json", RING, {**RING, "description": "Another."},
@@ -189,7 +190,8 @@ def test_a_default_within_an_alternative_is_filled_in():
 
 
 def test_keywords_keep_their_order():
-    """Prompts show them: with the order of a set they were others after each start, and in a resumed run."""
+    """Prompts show them: with the order of a set they were others after each start, and in a
+    resumed run."""
     given = {"maximum": 9, "type": "integer", "exclusiveMaximum": 9, "minimum": 1, "exclusiveMinimum": 0}
     own = own_schema(schema(a=given))["properties"]["a"]
     assert [key for key in own if key != "type"] == [key for key in given if key != "type"]

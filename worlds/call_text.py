@@ -7,13 +7,13 @@ differs: which arguments fit and when two calls agree is decided in worlds/schem
     search_trains(origin="Lyon", destination="Nice", seats=2)
 
 A signature has the arguments of the JSON schema, required ones first: `= value` is the default, and
-`= ...` says that the argument may be left out. Types are str, int, float, bool, None, any, list[...],
-`{key: type}` for objects with declared members and dict for others; an enum is its values with |, and so
-are several types. A function's description follows as a comment of 80 characters at most; those of its
-arguments, which are most of a JSON spec, are left out.
+`= ...` says that the argument may be left out. Types are str, int, float, bool, None, any,
+list[...], `{key: type}` for objects with declared members and dict for others; an enum is its
+values with |, and so are several types. A function's description follows as a comment of 80
+characters at most; those of its arguments, which are most of a JSON spec, are left out.
 
-Text of a model is parsed to a syntax tree (ast.parse) and literals are read off the tree; nothing is
-compiled, looked up or called. Whatever is not a name with keyword arguments that are literals is
+Text of a model is parsed to a syntax tree (ast.parse) and literals are read off the tree; nothing
+is compiled, looked up or called. Whatever is not a name with keyword arguments that are literals is
 refused. Both forms, this one and JSON, bound length, depth and digits alike (`plain`).
 """
 import ast
@@ -50,12 +50,14 @@ def signature(tool: dict) -> str:
 
 def write_call(call: dict) -> str:
     """{"name", "arguments"} as one line; `parse_call` is the inverse."""
-    arguments = (f"{as_keyword(name)}={literal(value)}" for name, value in call["arguments"].items())
-    return f"{call['name']}({', '.join(arguments)})"
+    arguments = call["arguments"].items()
+    words = [f"{as_keyword(name)}={literal(value)}" for name, value in arguments]
+    return f"{call['name']}({', '.join(words)})"
 
 
 def as_keyword(name: str) -> str:
-    """An argument's name as a keyword argument: `from` becomes `from_`, as in Python's own libraries."""
+    """An argument's name as a keyword argument: `from` becomes `from_`, as in Python's own
+    libraries."""
     return name + "_" if keyword.iskeyword(name) else name
 
 
@@ -104,7 +106,9 @@ def _type(schema: dict) -> str:
     if "enum" in schema:
         return " | ".join(map(literal, schema["enum"]))
     # an object whose alternatives are only about its members has a type of its own
-    words = [_one_type(kind, schema) for kind in kinds(schema)] or map(_type, schema.get("anyOf", ()))
+    words = [_one_type(kind, schema) for kind in kinds(schema)]
+    if not words:
+        words = [_type(part) for part in schema.get("anyOf", ())]
     return " | ".join(dict.fromkeys(words)) or "any"
 
 

@@ -3,10 +3,11 @@
 Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality a' = a. A call is
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
-Deviations: jsonschema checks arguments (draft 2020-12; worlds/tool_lists.py brings a user's schemas into
-it), with two rules of our own. Members that a schema does not declare are refused where it declares
-any. multipleOf is of the number as it is written: 19.99 is a multiple of 0.01, which it is not in
-binary. Formats are not checked, and within recursive parts nothing is filled in for what is left out.
+Deviations: jsonschema checks arguments (draft 2020-12; worlds/tool_lists.py brings a user's schemas
+into it), with two rules of our own. Members that a schema does not declare are refused where it
+declares any. multipleOf is of the number as it is written: 19.99 is a multiple of 0.01, which it is
+not in binary. Formats are not checked, and within recursive parts nothing is filled in for what is
+left out.
 """
 import itertools
 import json
@@ -125,9 +126,11 @@ Validator = validators.extend(Draft202012Validator, {"multipleOf": _multiple_of}
 
 @lru_cache(4096)
 def _validator(schema: str, is_whole: bool) -> Validator:
-    """The validator of a schema, JSON text, built once. Its registry is empty: nothing is ever fetched.
+    """The validator of a schema, JSON text, built once. Its registry is empty: nothing is ever
+    fetched.
 
-    is_whole: False for a part of a schema: what a $ref in it names is not known there, and anything fits.
+    is_whole: False for a part of a schema: what a $ref in it names is not known there, and anything
+    fits.
     """
     schema = json.loads(schema, object_hook=None if is_whole else _without_ref)
     return Validator(_closed(schema), registry=Registry())
@@ -153,12 +156,14 @@ def conforms(value, schema: dict) -> bool:
 
 
 def argument_fault(arguments: dict, schema: dict) -> str:
-    """What is wrong with the arguments of a call of a tool with this schema, in words; "" if nothing is."""
+    """What is wrong with the arguments of a call of a tool with this schema, in words; "" if
+    nothing is."""
     # a schema without properties declares that there are none
     schema = {"properties": {}, **schema}
     try:
         return " and ".join(_faults(arguments, schema, is_whole=True))
-    except (Unresolvable, RecursionError) as error:  # a $ref to a place that has moved, or that goes too deep
+    # a $ref to a place that has moved, or that goes too deep
+    except (Unresolvable, RecursionError) as error:
         return f"the schema cannot be followed: {error}"
 
 
@@ -179,8 +184,8 @@ def _whole(value):
 
 
 def branch(value, schema: dict) -> dict:
-    """A schema with the alternative of its anyOf that a value satisfies in place of the anyOf: what an
-    optional argument says of its members stands there."""
+    """A schema with the alternative of its anyOf that a value satisfies in place of the anyOf: what
+    an optional argument says of its members stands there."""
     for part in schema.get("anyOf", ()):
         if conforms(value, part):
             rest = {key: inner for key, inner in schema.items() if key != "anyOf"}
@@ -229,7 +234,8 @@ def check_calls(calls, tools: dict, least: int = 1):
         raise InvalidTask("malformed task", f"calls is not a list of {least} to {MAX_CALLS} calls")
     for call in calls:
         if not well_formed(call):
-            raise InvalidTask("malformed task", "a call is exactly name (text) and arguments (object)")
+            detail = "a call is exactly name (text) and arguments (object)"
+            raise InvalidTask("malformed task", detail)
         name = call["name"]
         if name not in tools:
             raise InvalidTask("unknown tool", f"{name!r:.80} is called, but is none of the tools")
@@ -248,8 +254,9 @@ def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:
 
 
 def graded_calls(calls, task: Task) -> float:
-    """Partial credit: the `credit` of the best call for each expected one, on average; surplus calls
-    earn nothing and lower the average. In an ordered task only calls in the same place are compared."""
+    """Partial credit: the `credit` of the best call for each expected one, on average; surplus
+    calls earn nothing and lower the average. In an ordered task only calls in the same place are
+    compared."""
     tools, expected, left = tools_of(task), task.spec["calls"], list(calls)
     total = 0.0
     for wanted in expected:
@@ -265,8 +272,8 @@ def graded_calls(calls, task: Task) -> float:
 
 
 def credit(call, wanted: dict, schema: dict) -> float:
-    """0.2 for the function, 0.3 for the names of its arguments (F1), 0.5 for the share of right values.
-    A call need not fit its schema; what either leaves out is its default."""
+    """0.2 for the function, 0.3 for the names of its arguments (F1), 0.5 for the share of right
+    values. A call need not fit its schema; what either leaves out is its default."""
     if not well_formed(call) or call["name"] != wanted["name"]:
         return 0.0
     arguments = _filled(call["arguments"], schema)
@@ -310,18 +317,21 @@ def structured(task: Task) -> bool:
 
 
 # signs that nobody sees beside those of category Cf: joiners, fillers, variation selectors
-UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f"
+                    "\U000e0100-\U000e01ef]")
 
 
 def as_read(text: str) -> str:
-    """A text as a reader sees it: full-width letters as others (NFKC), no signs that are not seen."""
+    """A text as a reader sees it: full-width letters as others (NFKC), no signs that are not
+    seen."""
     text = unicodedata.normalize("NFKC", text).replace("\u2800", " ")  # Braille's blank
     seen = (c for c in text if c.isspace() or unicodedata.category(c) not in ("Cf", "Cc"))
     return UNSEEN.sub("", "".join(seen))
 
 
 def texts_as_read(value):
-    """A value with each of its texts as it is read, without case and outer blanks: for keys of tasks."""
+    """A value with each of its texts as it is read, without case and outer blanks: for keys of
+    tasks."""
     if isinstance(value, str):
         return " ".join(as_read(value).casefold().split())
     if isinstance(value, list):

@@ -1,10 +1,10 @@
 """A real domain: JSON tool calls and short answers, with any chat model as the base.
 
-Paper: a task instance carries a prompt (tool specs, goal) and an evaluation spec (the calls it takes, or
-a reference answer), and `score` is both branches of Eq. 1.
+Paper: a task instance carries a prompt (tool specs, goal) and an evaluation spec (the calls it
+takes, or a reference answer), and `score` is both branches of Eq. 1.
 
-Usage: `python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE`. The file holds one JSON object
-per line (worlds/example_tasks.jsonl has 51, and is the default):
+Usage: `python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE`. The file holds one JSON
+object per line (worlds/example_tasks.jsonl has 51, and is the default):
 
     {"task": "Dim the study to 30 percent.",
      "tools": [{"name": "set_light", "description": "...", "parameters": JSON schema}, ...],
@@ -13,26 +13,28 @@ per line (worlds/example_tasks.jsonl has 51, and is the default):
     {"task": "Who wrote Dune?", "reference": "Frank Herbert"}      or a list of accepted answers
 
 A task has 1 to 32 tools and at most 8 calls; `"calls": []` says that none of the tools does what is
-asked, and the agent then answers `none`, which its prompt mentions only if some task has that answer.
-worlds/tool_lists.py reads other shapes of tools, calls and lines. With --tools FILE, tasks without tools
-have those of the list that they call, and others up to three. Every line is checked before a model is
-loaded. An eighth of the file is held out for validation; of TUNED tasks or more another for tuning.
+asked, and the agent then answers `none`, which its prompt mentions only if some task has that
+answer. worlds/tool_lists.py reads other shapes of tools, calls and lines. With --tools FILE, tasks
+without tools have those of the list that they call, and others up to three. Every line is checked
+before a model is loaded. An eighth of the file is held out for validation; of TUNED tasks or more
+another for tuning.
 
-With --tools FILE the simulator also writes for those tools (worlds/task_text.py): it is shown an example and
-six tools (`seed_for`), chooses a level (how many calls, and among how many of these tools the agent has to
-choose), writes the calls, then the request. Without --tools it writes JSON tasks and invents the tools, which
-takes a large model.
+With --tools FILE the simulator also writes for those tools (worlds/task_text.py): it is shown an
+example and six tools (`seed_for`), chooses a level (how many calls, and among how many of these
+tools the agent has to choose), writes the calls, then the request. Without --tools it writes JSON
+tasks and invents the tools, which takes a large model.
 
-When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0), but 5 is
-not "5" and true is not 1; strings must agree in every character; an argument left out equals its schema's
-`default`. The whole list must agree, in any order unless `ordered`. Part of the list earns nothing.
+When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0),
+but 5 is not "5" and true is not 1; strings must agree in every character; an argument left out
+equals its schema's `default`. The whole list must agree, in any order unless `ordered`. Part of the
+list earns nothing.
 
-Deviations: there is no executor for invented tools, so `valid` means that every call parses and satisfies
-the schema of a declared tool. The simulator must keep the kind of its seed, since a drift to free-form
-answers, whose references nothing checks, would be rewarded, too. Two tasks with the same calls or the same
-words count as one when copies, duplicates and held-out tasks are looked for (same_task_key). The
-simulator's prompt does not name alpha: a record of an earlier epoch would name an older target. What else
-a simulator may not get away with is in worlds/leaks.py.
+Deviations: there is no executor for invented tools, so `valid` means that every call parses and
+satisfies the schema of a declared tool. The simulator must keep the kind of its seed, since a drift
+to free-form answers, whose references nothing checks, would be rewarded, too. Two tasks with the
+same calls or the same words count as one when copies, duplicates and held-out tasks are looked for
+(same_task_key). The simulator's prompt does not name alpha: a record of an earlier epoch would name
+an older target. What else a simulator may not get away with is in worlds/leaks.py.
 """
 import hashlib
 import itertools
@@ -47,7 +49,8 @@ from textwrap import shorten
 import worlds
 from data_pool import Task, task_id
 from model.files import UserError, first_line, printable
-from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, special_token_in, task_text, tool_lists
+from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, special_token_in
+from worlds import task_text, tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes, ungrounded
 from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, graded_calls, \
@@ -76,7 +79,8 @@ TOLD, LINE, ALSO = 3, 200, 60  # faults told; characters of one, of a list of li
 
 
 def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task:
-    """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if it is neither."""
+    """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if it is
+    neither."""
     text = record.get("task")
     if not isinstance(text, str):
         raise InvalidTask("malformed task", "no text under 'task'")
@@ -125,7 +129,8 @@ def _task(text, spec, *rest) -> Task:
 
 def same_task_key(task: Task) -> tuple[str, ...]:
     """What a task is recognised by: its calls however it is worded, and its words."""
-    if "keys" not in vars(task):  # beside its fields: every task of a file is asked for it many times
+    # beside its fields: every task of a file is asked for it many times
+    if "keys" not in vars(task):
         task.keys = (task_id({"question": words_of(task.text)}),)
         # else a question; or nothing to call, or to fill in: the answer of many tasks
         if any(call["arguments"] for call in task.spec.get("calls") or ()):
@@ -139,13 +144,13 @@ def same_task_key(task: Task) -> tuple[str, ...]:
 def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     """Every task of a JSONL file, in the shapes of tool_lists.own_record.
 
-    tools: {name: spec, or why it was left out} of --tools, for tasks without tools of their own. Raises
-    UserError with the first bad lines.
+    tools: {name: spec, or why it was left out} of --tools, for tasks without tools of their own.
+    Raises UserError with the first bad lines.
     """
     text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
     if text.lstrip()[:1] == "[":
-        raise UserError(f"{path}: one JSON list; are --tools and --base-tasks swapped? Examples stand one "
-                        "object per line: jq -c '.[]' FILE > NEW_FILE")
+        raise UserError(f"{path}: one JSON list; are --tools and --base-tasks swapped? Examples "
+                        "stand one object per line: jq -c '.[]' FILE > NEW_FILE")
     # what is asked by which line; what is wrong, in which lines
     tasks, lines_asking, faults = [], {}, defaultdict(list)
     for number, line in enumerate(text.split("\n"), 1):
@@ -164,7 +169,8 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     if faults:
         raise UserError(printable(f"{path}, {_bad_lines(faults)}"))
     if not tasks:
-        raise UserError(f"{path}: no task in it; write one object per line, or leave the option out")
+        raise UserError(f"{path}: no task in it; write one object per line, or leave the option "
+                        "out")
     return tasks
 
 
@@ -181,7 +187,8 @@ def _bad_lines(faults: dict) -> str:
 
 
 def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
-    """(a line of a task file as a task, what it asks, given which tools). Raises InvalidTask with .detail."""
+    """(a line of a task file as a task, what it asks, given which tools). Raises InvalidTask with
+    .detail."""
     try:
         record = DECODER.decode(line)
         if not isinstance(record, dict):
@@ -193,8 +200,8 @@ def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
         raise InvalidTask("not one JSON object", detail) from None
     name = unwritable(task, call_format)
     if name:
-        raise InvalidTask("malformed task", f"an argument {name!r:.80}, which is not a name in Python: use "
-                          "--call-format json or leave the task out")
+        raise InvalidTask("malformed task", f"an argument {name!r:.80}, which is not a name in "
+                          "Python: use --call-format json or leave the task out")
     world = World.scorer(call_format)
     gold = world.gold(task)
     if world.score(task, gold)[0] != 1:
@@ -214,19 +221,20 @@ def unwritable(task: Task, call_format: str) -> str:
 
 
 def split(tasks, given, path: str = "") -> tuple[dict, str]:
-    """({"validation", "tuning", "base": tasks}, by hashes of the tasks' first keys, what to say of tasks that
-    `given` has as well).
+    """({"validation", "tuning", "base": tasks}, by hashes of the tasks' first keys, what to say of
+    tasks that `given` has as well).
 
-    given: tasks of a validation file, in place of the held-out eighth. Fewer than TUNED have no tuning
-    part. No key of one part is in another. Raises UserError if fewer than FEWEST are left to learn from.
+    given: tasks of a validation file, in place of the held-out eighth. Fewer than TUNED have no
+    tuning part. No key of one part is in another. Raises UserError if fewer than FEWEST are left to
+    learn from.
     """
     given_keys = _keys_of(given)
     both = [task for task in tasks if not given_keys.isdisjoint(same_task_key(task))]
     tasks = [task for task in tasks if given_keys.isdisjoint(same_task_key(task))]
     note = ""
     if both:
-        note = f"; {len(both)} left out, as requests of --validation-tasks have the same calls or words, " \
-            f"first {both[0].text!r:.80}: to train on them, take those requests out"
+        note = f"; {len(both)} left out, as requests of --validation-tasks have the same calls " \
+            f"or words, first {both[0].text!r:.80}: to train on them, take those requests out"
     names = sorted({same_task_key(task)[0] for task in tasks}, key=_hash)
     eighth = max(1, len(names) // HELD_OUT)
     tuned = eighth if len(names) >= TUNED else 0
@@ -236,7 +244,8 @@ def split(tasks, given, path: str = "") -> tuple[dict, str]:
         raise UserError(f"{path}: too few distinct tasks: {len(names)}; give {least} or more{note}")
 
     def part(chosen, taken):
-        """The tasks of these names but those that are, in other words or with other calls, in `taken`."""
+        """The tasks of these names but those that are, in other words or with other calls, in
+        `taken`."""
         keys = _keys_of(taken)
         return [task for task in tasks if same_task_key(task)[0] in chosen
                 and keys.isdisjoint(same_task_key(task))]
@@ -261,30 +270,32 @@ def _keys_of(tasks) -> set:
 
 AGENT_CALLS = (
     "You answer requests by calling tools. These are the tools, as JSON, one per line:\n{tools}\n\n"
-    "Reply with every call that the request needs, in the order it asks for, and no other. Write each one "
-    "as a JSON object between tags, on a line of its own:\n"
+    "Reply with every call that the request needs, in the order it asks for, and no other. Write "
+    "each one as a JSON object between tags, on a line of its own:\n"
     '<tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>')
 
-AGENT_PYTHON = "Answer the request with calls of these functions, one per line, and nothing else:\n{tools}"
+AGENT_PYTHON = ("Answer the request with calls of these functions, one per line, and nothing "
+                "else:\n{tools}")
 
 NONE_FITS = f"\n\nIf no function does what is asked, reply: {call_text.NOTHING}"
 
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
 
 ENV_SYSTEM = (
-    "You write practice tasks for an assistant. You are given one task and, if it was tried recently, how "
-    "often the assistant solved it, and you write a new one.\n"
-    "The new task is a variation, not a copy: another situation that asks for other {answers}. Every value "
-    "of the answer must follow from the task text, exactly one answer may be right, and the text must not "
-    "state the answer itself.\nAim for a task that the assistant solves sometimes but not always.\n"
-    "Reply with one JSON object and nothing else, of this form:\n{form}")
+    "You write practice tasks for an assistant. You are given one task and, if it was tried "
+    "recently, how often the assistant solved it, and you write a new one.\n"
+    "The new task is a variation, not a copy: another situation that asks for other {answers}. "
+    "Every value of the answer must follow from the task text, exactly one answer may be right, "
+    "and the text must not state the answer itself.\nAim for a task that the assistant solves "
+    "sometimes but not always.\nReply with one JSON object and nothing else, of this form:\n{form}")
 
-CALLS_FORM = """\
-{"task": "what the user says", "tools": [{"name": "tool_name", "description": "what it does", "parameters": \
-{"type": "object", "properties": {"argument": {"type": "string", "description": "what it means"}}, \
-"required": ["argument"]}}], "calls": [{"name": "tool_name", "arguments": {"argument": "value"}}]}
-"calls" are the calls that the task needs. Add "ordered": true only if they must come in that order. Tools \
-that the task does not need make it harder."""
+CALLS_FORM = (
+    '{"task": "what the user says", "tools": [{"name": "tool_name", "description": "what it does", '
+    '"parameters": {"type": "object", "properties": {"argument": {"type": "string", "description": '
+    '"what it means"}}, "required": ["argument"]}}], "calls": [{"name": "tool_name", "arguments": '
+    '{"argument": "value"}}]}\n'
+    '"calls" are the calls that the task needs. Add "ordered": true only if they must come in that '
+    'order. Tools that the task does not need make it harder.')
 ANSWER_FORM = '{"task": "a question with a short answer", "reference": "the answer"}'
 
 ENV_USER = "The task:\n{seed}\n\nSolved: {solved}\nWrite the variation."
@@ -317,8 +328,8 @@ def tools_text(tools, call_format: str) -> str:
 def parse_calls(response: str, call_format: str):
     """The calls of a response, or None if there are none or one cannot be read.
 
-    json: in <tool_call> tags; python: one per line. The word "none" alone says that there is nothing
-    to call: no calls, an empty list.
+    json: in <tool_call> tags; python: one per line. The word "none" alone says that there is
+    nothing to call: no calls, an empty list.
     """
     if response.strip() == call_text.NOTHING:
         return []
@@ -349,7 +360,8 @@ def misfit(calls, tools: dict, least: int = 1) -> str:
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Harmonic mean of the precision and recall of words but articles, in [0, 1]; 0 if either has none."""
+    """Harmonic mean of the precision and recall of words but articles, in [0, 1]; 0 if either has
+    none."""
     answered, expected = _content(answer), _content(reference)
     common = sum((Counter(answered) & Counter(expected)).values())
     return 2 * common / (len(answered) + len(expected)) if common else 0.0
@@ -367,14 +379,16 @@ def _content(text: str) -> list[str]:
 class World(worlds.World):
     """The domain of tool calls and short answers."""
     # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
-    REASONS = ("no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
-               "unknown tool", "wrong level", "wrong arguments", "other kind than the seed", "answer leaked",
-               "more than one answer", "copy of a base task", "not in the request", "not in the calls")
+    REASONS = (
+        "no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
+        "unknown tool", "wrong level", "wrong arguments", "other kind than the seed",
+        "answer leaked", "more than one answer", "copy of a base task", "not in the request",
+        "not in the calls")
     OPTIONS = {  # name: default, help, choices
         "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
                         ("json", "python")),
-        "tools": ("", "tools to learn, JSON or JSONL (worlds/TOOLS.md); base: those of the base tasks; "
-                  "empty: the simulator invents some", None)}
+        "tools": ("", "tools to learn, JSON or JSONL (worlds/TOOLS.md); base: those of the base "
+                  "tasks; empty: the simulator invents some", None)}
     # starting points for a chat model of one to three billion weights; the presets have their own
     DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
                 "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}
@@ -386,7 +400,8 @@ class World(worlds.World):
     def __init__(self, o):
         super().__init__(o)
         if not o.model:
-            raise UserError("tool_calls needs --model, a chat model such as Qwen/Qwen2.5-7B-Instruct")
+            raise UserError("tool_calls needs --model, a chat model such as "
+                            "Qwen/Qwen2.5-7B-Instruct")
         self.form = self.option(o, "call_format")
         self._line_of_call, self._call_of_line = _json, load_object
         if self.form == "python":
@@ -396,12 +411,14 @@ class World(worlds.World):
         remarks = {name: what for what, names in self.notes.items() for name in names}
         known = remarks | self.tools
         self.splits, note = self._read_tasks(file, known)
-        self.nothing = any(task.spec.get("calls") == [] for part in self.splits.values() for task in part)
+        every = [task for part in self.splits.values() for task in part]
+        self.nothing = any(task.spec.get("calls") == [] for task in every)
         self.base_keys = _keys_of(self.base_tasks())
         self._say_what_was_read(len(known), note)
 
     def _read_tools(self, listed: str, file: str) -> tuple[dict, dict]:
-        """({name: spec} of --tools, the notes of tool_lists.read_tools). file: of the base tasks."""
+        """({name: spec} of --tools, the notes of tool_lists.read_tools). file: of the base
+        tasks."""
         if not listed:
             return {}, {}
         if listed != "base" and not self.o.base_tasks:
@@ -413,14 +430,16 @@ class World(worlds.World):
         return {tool["name"]: tool for tool in tools}, notes
 
     def _read_tasks(self, file: str, known: dict) -> tuple[dict, str]:
-        """`split` of the base tasks of a file. known: {name: spec, or why it was left out} of --tools."""
+        """`split` of the base tasks of a file. known: {name: spec, or why it was left out} of
+        --tools."""
         base, held_out = read_tasks(file, known, self.form), []
         if self.o.validation_tasks:
             held_out = read_tasks(self.o.validation_tasks, known, self.form)
         return split(base, held_out, file)
 
     def _say_what_was_read(self, known: int, note: str):
-        """One line of numbers, and one each for what a user should know of model, functions and examples."""
+        """One line of numbers, and one each for what a user should know of model, functions and
+        examples."""
         start = Path(self.o.model, "warm_start.json")
         if start.is_file():
             settings = json.loads(start.read_text())["settings"]["world_options"]
@@ -428,7 +447,7 @@ class World(worlds.World):
                 print(f"--model had its warm start with {settings}: the rest is new to it")
         if self.notes:
             print(tool_lists.as_line(self.notes))
-        train, tuning, held_out = (len(self.splits[part]) for part in ("base", "tuning", "validation"))
+        held_out, tuning, train = map(len, self.splits.values())
         line = f"{train} examples train, "
         if not self.o.base_tasks:
             line = "no --base-tasks, so ours: " + line
@@ -448,19 +467,22 @@ class World(worlds.World):
             print(f"functions without an example, {len(bare)}: {shorten(', '.join(bare), LINE)}")
         lacking = [task for task in self.base_tasks() if ungrounded(task)]
         if lacking:
-            first = f"{lacking[0].text!r:.90}: {ungrounded(lacking[0])}"
-            print(printable(f"examples whose request lacks a value of its calls, {len(lacking)}: {first}, ..."))
+            first = printable(f"{lacking[0].text!r:.90}: {ungrounded(lacking[0])}")
+            what = "examples whose request lacks a value of its calls"
+            print(f"{what}, {len(lacking)}: {first}, ...")
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""
         return self.splits["base"]
 
     def validation_tasks(self, split="validation") -> list[Task]:
-        """The held-out eighth, or --validation-tasks; "tuning" is another eighth, if there are TUNED."""
+        """The held-out eighth, or --validation-tasks; "tuning" is another eighth, if there are
+        TUNED."""
         return self.splits[split]
 
     def load_policy(self):
-        """The chat model with two fresh adapters. Tools that spell a control token of it are left out."""
+        """The chat model with two fresh adapters. Tools that spell a control token of it are left
+        out."""
         policy = worlds.open_policy(self.o.model, self.o)
         for name, tool in list(self.tools.items()):
             if special_token_in(tool, policy.tokenizer):
@@ -481,7 +503,8 @@ class World(worlds.World):
         return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
 
     def env_prompt(self, seed_task: Task, success) -> list[dict]:
-        """Chat messages for the simulator: the seed task, its success if known, what to write for."""
+        """Chat messages for the simulator: the seed task, its success if known, what to write
+        for."""
         if self._in_lines(seed_task):
             return task_text.prompt(_record(seed_task), success, self._line_of_call,
                                     tools_text(_shown(seed_task), self.form))
@@ -491,8 +514,8 @@ class World(worlds.World):
                 {"role": "user", "content": user}]
 
     def seed_for(self, task: Task, generator) -> Task:
-        """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list, and the
-        same id. Questions stay as they are. generator: torch.Generator.
+        """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list,
+        and the same id. Questions stay as they are. generator: torch.Generator.
         """
         import torch
         if not self._in_lines(task):
@@ -501,7 +524,8 @@ class World(worlds.World):
         return _showing(task, self._tools_with([], MOST_SHOWN, draw))
 
     def _tools_with(self, tools, number: int, draw) -> list[dict]:
-        """`tools` and others of the list, as many as wanted and as a prompt has room for, in random order."""
+        """`tools` and others of the list, as many as wanted and as a prompt has room for, in random
+        order."""
         chosen = list(tools)
         room = ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.form))
         names = {tool["name"] for tool in tools}
@@ -533,7 +557,8 @@ class World(worlds.World):
         return task
 
     def _record_in_lines(self, text: str, shown: list) -> dict:
-        """A text in the lines of task_text, for these tools -> the record of a task. Raises InvalidTask."""
+        """A text in the lines of task_text, for these tools -> the record of a task. Raises
+        InvalidTask."""
         record = task_text.read(text, self._call_of_line)
         if record is None:
             raise InvalidTask("no request and call")
@@ -549,7 +574,8 @@ class World(worlds.World):
         return {**record, "tools": tools, "ordered": False}
 
     def _in_lines(self, task: Task) -> bool:
-        """Whether the simulator writes such a task in lines: one with calls, for the tools of the list."""
+        """Whether the simulator writes such a task in lines: one with calls, for the tools of the
+        list."""
         return bool(self.tools) and structured(task)
 
     def task_as_written(self, task: Task) -> str:
@@ -565,7 +591,8 @@ class World(worlds.World):
         reason = leaks(task)
         if reason or task.origin != "env" or task.seed_task == NO_SEED.id:
             return reason
-        # few examples are soon known by heart; that the seed task is no copy says nothing of the others
+        # few examples are soon known by heart; that the seed task is no copy says nothing of the
+        # others
         if self.tools and not self.base_keys.isdisjoint(same_task_key(task)):
             return "copy of a base task"
         return loopholes(task)
@@ -575,16 +602,18 @@ class World(worlds.World):
     def score(self, task: Task, response: str) -> tuple[float, bool]:
         """Eq. 1 -> (reward in [0, 1], valid). Only the response is read, never the prompt.
 
-        Structured: 1 if the calls are exactly those expected, else 0; valid if all of them parse and
-        satisfy the schema of a declared tool. Free-form: the best token-F1 over the references; valid
-        if the response has any word.
+        Structured: 1 if the calls are exactly those expected, else 0; valid if all of them parse
+        and satisfy the schema of a declared tool. Free-form: the best token-F1 over the references;
+        valid if the response has any word.
         """
         if len(response) > MAX_CHARS:
             return 0.0, False
         if not structured(task):
-            reward = max(token_f1(response, answer) for answer in task.spec["reference"])  # Eq. 1: sim
+            answers = task.spec["reference"]
+            reward = max(token_f1(response, answer) for answer in answers)  # Eq. 1: sim
             return reward, bool(words_of(response))
-        calls, tools, ordered = parse_calls(response, self.form), tools_of(task), task.spec["ordered"]
+        calls, tools = parse_calls(response, self.form), tools_of(task)
+        ordered = task.spec["ordered"]
         no_call_counts = self.nothing or not task.spec["calls"]
         if misfit(calls, tools, 0 if no_call_counts else 1):
             return 0.0, False
@@ -592,7 +621,8 @@ class World(worlds.World):
         return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
 
     def graded(self, task: Task, response: str, reward: float) -> float:
-        """The reward, or for calls their partial credit, as Tool-R0 gives it (schemas.graded_calls)."""
+        """The reward, or for calls their partial credit, as Tool-R0 gives it
+        (schemas.graded_calls)."""
         if not structured(task):
             return reward
         calls = parse_calls(response, self.form) or []
@@ -617,7 +647,8 @@ class World(worlds.World):
         return [call["name"] for call in task.spec.get("calls", [])]
 
     def category(self, task: Task) -> str:
-        """`no call`, `1 call`, `2 calls`, `3+ calls`, `free-form`; with --tools the level, `1 call of 3`."""
+        """`no call`, `1 call`, `2 calls`, `3+ calls`, `free-form`; with --tools the level, `1 call
+        of 3`."""
         if not structured(task):
             return "free-form"
         names = {0: "no call", 1: "1 call", 2: "2 calls"}
@@ -629,9 +660,10 @@ class World(worlds.World):
     def warm_start_pairs(self, turn: int = 0) -> dict:
         """{"agent": pairs, "env": pairs} for the pass number `turn`; a pair is (prompt, response).
 
-        The agent's response is the expected one. The simulator writes each task that a run would take from
-        it, after SHOWN_WITH other tasks, in each `turn` others. With --tools most tasks have other values,
-        and all levels are shown alike: tasks are joined to two and to three calls, among any number of tools.
+        The agent's response is the expected one. The simulator writes each task that a run would
+        take from it, after SHOWN_WITH other tasks, in each `turn` others. With --tools most tasks
+        have other values, and all levels are shown alike: tasks are joined to two and to three
+        calls, among any number of tools.
         """
         draw, tasks = random.Random(turn), self.base_tasks()
         if self.tools:
@@ -647,8 +679,8 @@ class World(worlds.World):
         return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks], "env": env}
 
     def _of_all_levels(self, tasks, draw) -> list[Task]:
-        """Tasks with other values, and as many joined ones with two and with three calls; none is like a
-        held-out task. Each offers a random number of tools."""
+        """Tasks with other values, and as many joined ones with two and with three calls; none is
+        like a held-out task. Each offers a random number of tools."""
         held_out = held_out_keys(self)
 
         def is_new(task):
@@ -671,8 +703,8 @@ class World(worlds.World):
         return _task(task.text, {**task.spec, "tools": tools}, task.origin)
 
     def _shown_with(self, task: Task, tasks, draw) -> list[Task]:
-        """SHOWN_WITH of the tasks that the simulator may be shown to write this one: others of its kind, and
-        if it is not told the tools, of such tools."""
+        """SHOWN_WITH of the tasks that the simulator may be shown to write this one: others of its
+        kind, and if it is not told the tools, of such tools."""
         is_told, keys = bool(self.tools) or not structured(task), set(same_task_key(task))
 
         def fits(other):
@@ -696,7 +728,8 @@ def _shown(seed_task: Task) -> list[dict]:
 
 
 def teachable(task: Task) -> bool:
-    """Whether a simulator may imitate a task: one with calls only if a run would take it from it."""
+    """Whether a simulator may imitate a task: one with calls only if a run would take it from
+    it."""
     if not structured(task):
         return True
     return bool(task.spec["calls"]) and not leaks(task) and not loopholes(task)
@@ -713,7 +746,8 @@ def _with_other_values(task: Task, draw) -> Task:
 
 
 def _joined(tasks, singles, draw) -> list[Task]:
-    """Each task that calls something, with the request and the calls of another one of other tools."""
+    """Each task that calls something, with the request and the calls of another one of other
+    tools."""
     singles = [task for task in singles if task.spec.get("calls")]
     joined = []
     for one in tasks:

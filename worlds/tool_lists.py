@@ -8,15 +8,15 @@ Usage: `read_tools` for --tools FILE, `own_record` for a line of --base-tasks. A
     {"functionDeclarations": [...]}                            Google
 
 in a JSON array, one per line, or in an object that holds the list, such as the answer of an MCP
-server to `tools/list` or a line of a base-task file. Other fields are ignored, and null means that a
-field is not there, at every level, as tables with a column for every field have it.
+server to `tools/list` or a line of a base-task file. Other fields are ignored, and null means that
+a field is not there, at every level, as tables with a column for every field have it.
 
-Deviations: a schema is rewritten in draft 2020-12, as both models read it and worlds/schemas.py checks
-it. What $ref and allOf name is put in their place where nothing contradicts; a recursive schema keeps
-its references. const becomes an enum, nullable another type, a list of items prefixItems, and oneOf
-anyOf. A default that does not fit its own argument, such as null for a text, is dropped: the argument may
-be left out all the same. An argument that no value fits is not declared. A tool that cannot be read, or
-never be called, is left out and counted by the reason.
+Deviations: a schema is rewritten in draft 2020-12, as both models read it and worlds/schemas.py
+checks it. What $ref and allOf name is put in their place where nothing contradicts; a recursive
+schema keeps its references. const becomes an enum, nullable another type, a list of items
+prefixItems, and oneOf anyOf. A default that does not fit its own argument, such as null for a text,
+is dropped: the argument may be left out all the same. An argument that no value fits is not
+declared. A tool that cannot be read, or never be called, is left out and counted by the reason.
 """
 import json
 import random
@@ -35,22 +35,26 @@ from worlds.schemas import IN_PLACE, conforms, kinds, load_object, with_parts
 
 MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, every $ref replaced
-HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function_declarations")  # of tools
+# keys under which tools stand
+HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function_declarations")
 SCHEMAS = ("parameters", "inputSchema", "input_schema")  # keys under which a tool has its arguments
 NOTES = {"description": str, "title": str, "format": str, "examples": list, "default": object}
 CHECKED = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "maxContains"} \
     - {"$ref", "$dynamicRef", "const", "oneOf", "format"}  # they are rewritten, or a note
 REFERENCES = {"$ref", "$defs", "definitions"}
 REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
-IN_PYTHON = {short: f": did you mean {name}?" for name, short in call_text.TYPES.items() if short != name}
+IN_PYTHON = {short: name for name, short in call_text.TYPES.items() if short != name}
 NAMED = 3  # tools that are named with each reason
+# what reading a schema of any form may raise
+MALFORMED = (TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, re.error)
 
 
 # ---------------------------------------------------------------------------------------------
 # lists of tools
 
 
-def read_tools(path, call_format: str = "json", what="--tools takes JSON or JSONL") -> tuple[list, dict]:
+def read_tools(path, call_format: str = "json",
+               what: str = "--tools takes JSON or JSONL") -> tuple[list, dict]:
     """(tools in our own form, {what was left out or is odd: names of tools}) of a file.
 
     Of two tools with one name the first is taken. With the call_format "python", tools with an
@@ -85,7 +89,8 @@ def _check_beside(tool: dict, tools: dict, call_format: str):
     """Raise InvalidTask if a tool cannot be taken beside others, or in the form of the calls."""
     odd_name = call_text.unwritable(tool["parameters"])
     if call_format == "python" and odd_name:
-        raise InvalidTask("tool schema", f"an argument {odd_name!r:.80}, which is not a name in Python")
+        detail = f"an argument {odd_name!r:.80}, which is not a name in Python"
+        raise InvalidTask("tool schema", detail)
     if tools.get(tool["name"], tool) != tool:
         raise InvalidTask("tool schema", "another tool of the same name came first")
 
@@ -107,7 +112,8 @@ def read_text(path, what: str) -> str:
 
 
 def read_json(path, what: str) -> list:
-    """Every JSON value of a file: one, or one after another. Raises UserError with the line and `what`."""
+    """Every JSON value of a file: one, or one after another. Raises UserError with the line and
+    `what`."""
     text = read_text(path, what).strip()
     values, place = [], 0
     while place < len(text):
@@ -115,8 +121,8 @@ def read_json(path, what: str) -> list:
             value, place = json.JSONDecoder().raw_decode(text, place)
         except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, place) + 1
-            raise UserError(f"{path}, what begins in line {line} is not JSON: {first_line(error)}; {what}"
-                            ) from None
+            fault = f"what begins in line {line} is not JSON: {first_line(error)}"
+            raise UserError(f"{path}, {fault}; {what}") from None
         values.append(value)
         # past the blanks between two values
         place = re.compile(r"\s*").match(text, place).end()
@@ -179,7 +185,7 @@ def own_tool(tool, remarks=None) -> dict:
         own = call_text.plain({"name": tool["name"], "parameters": parameters,
                                "description": str(tool.get("description") or "")})
         flaw = _flaw(json.dumps(parameters))
-    except (TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, re.error) as error:
+    except MALFORMED as error:
         raise InvalidTask("tool schema", f"a malformed schema: {first_line(error):.80}") from None
     if flaw:
         raise InvalidTask("tool schema", f"a malformed schema: {flaw}")
@@ -188,15 +194,16 @@ def own_tool(tool, remarks=None) -> dict:
 
 
 def _check_parameters(parameters: dict, given: dict):
-    """Raise InvalidTask unless a schema, read from `given`, says in one place what arguments there are."""
+    """Raise InvalidTask unless a schema, read from `given`, says in one place what arguments there
+    are."""
     others = [*parameters.get("anyOf", ()), *parameters.get("allOf", ())]
     elsewhere = "$ref" in parameters or any("properties" in part for part in others)
     if parameters.get("type") != "object" or elsewhere:
         raise InvalidTask("tool schema", "parameters not one object schema")
     _check_required({"properties": {}, **parameters})
     # {"city": "string"}: read as no arguments, every call of it would be wrong
-    lost = {key for key, value in given.items() if key.isidentifier() and isinstance(value, (str, dict))}
-    lost -= CHECKED | NOTES.keys() | REFERENCES
+    unknown = given.keys() - CHECKED - NOTES.keys() - REFERENCES
+    lost = [key for key in unknown if isinstance(given[key], (str, dict))]
     if lost and not parameters.get("properties"):
         raise InvalidTask("tool schema", "parameters without 'properties': a schema is "
                           """{"type": "object", "properties": {...}}""")
@@ -204,11 +211,12 @@ def _check_parameters(parameters: dict, given: dict):
 
 def _check_required(schema: dict):
     """Raise InvalidTask if an object needs a member that it may not have."""
-    # others might be declared elsewhere
-    if "properties" in schema and not {"$ref", "allOf", "patternProperties"} & schema.keys():
-        for name in schema.get("required", ()):
-            if name not in schema["properties"]:
-                raise InvalidTask("tool schema", f"required names {name!r:.40}, which properties does not have")
+    if {"$ref", "allOf", "patternProperties"} & schema.keys():  # it may be declared there
+        return
+    for name in schema.get("required", ()):
+        if name not in schema.get("properties", [name]):
+            detail = f"required names {name!r:.40}, which properties does not have"
+            raise InvalidTask("tool schema", detail)
 
 
 @lru_cache(4096)
@@ -342,7 +350,8 @@ class _Reading:
 
 
 def _both(schema: dict, part: dict) -> dict:
-    """A schema and another one of the same value, as one; in allOf where they say different things."""
+    """A schema and another one of the same value, as one; in allOf where they say different
+    things."""
     shared = schema.keys() & part.keys() - NOTES.keys()
     if any(schema[key] != part[key] for key in shared):
         return {**schema, "allOf": [*schema.get("allOf", ()), part]}
@@ -359,7 +368,7 @@ def _finished(schema: dict) -> dict:
     names = kinds(schema)
     for name in names:
         if name not in call_text.TYPES:
-            hint = IN_PYTHON.get(name, "")
+            hint = f": did you mean {IN_PYTHON[name]}?" if name in IN_PYTHON else ""
             raise InvalidTask("tool schema", f"unknown type {name!r:.40}{hint}")
     if names and "enum" in schema:
         if not any(conforms(value, {"type": names}) for value in schema["enum"]):
@@ -380,8 +389,8 @@ LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds 
 def own_record(line: dict, listed=None) -> dict:
     """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
 
-    listed: {name: spec, or why it was left out} of --tools; a task without tools of its own has those
-    that it calls, and others. Raises InvalidTask with .detail.
+    listed: {name: spec, or why it was left out} of --tools; a task without tools of its own has
+    those that it calls, and others. Raises InvalidTask with .detail.
     """
     line = {key: value for key, value in line.items() if value is not None}
     if "task" not in line and "messages" in line:
@@ -390,7 +399,8 @@ def own_record(line: dict, listed=None) -> dict:
         line |= _of_chat(line["messages"])
     elif "tool_calls" in line:
         if "calls" in line:
-            raise InvalidTask("malformed task", "both 'calls' and 'tool_calls': leave one of them out")
+            detail = "both 'calls' and 'tool_calls': leave one of them out"
+            raise InvalidTask("malformed task", detail)
         line["calls"] = line["tool_calls"]
     _check_keys(line)
     record = {key: line[key] for key in FIELDS if key in line}
@@ -406,19 +416,21 @@ def own_record(line: dict, listed=None) -> dict:
 
 
 def _check_keys(line: dict):
-    """Raise InvalidTask for a line without a task or an answer, or whose `ordered` would be overlooked:
-    it is the one key that may be left out."""
+    """Raise InvalidTask for a line without a task or an answer, or whose `ordered` would be
+    overlooked: it is the one key that may be left out."""
     near = get_close_matches("ordered", line, 1, 0.85)
     if near and "ordered" not in line:
         raise InvalidTask("malformed task", f"unknown key {near[0]!r}: did you mean 'ordered'? "
                           "correct or rename it")
     if "task" not in line or not {"calls", "reference"} & line.keys():
         keys = ", ".join(line) or "nothing"
-        raise InvalidTask("malformed task", f"needs 'task', and 'calls' or 'reference', and has: {keys}")
+        raise InvalidTask("malformed task", "needs 'task', and 'calls' or 'reference', and has: "
+                          f"{keys}")
 
 
 def _of_chat(messages) -> dict:
-    """A chat of one request and the calls that answer it -> {"task", "calls"}. Raises InvalidTask."""
+    """A chat of one request and the calls that answer it -> {"task", "calls"}. Raises
+    InvalidTask."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InvalidTask("malformed task", "messages is not a list of objects")
     requests, answers = [], []
@@ -444,8 +456,8 @@ def _own_call(call) -> dict:
     if isinstance(arguments, str):
         arguments = load_object(arguments)
     if not isinstance(arguments, dict):
-        raise InvalidTask("malformed task", "'arguments' missing, or not a JSON object, in a call with "
-                          f"{[*call]}")
+        detail = f"'arguments' missing, or not a JSON object, in a call with {[*call]}"
+        raise InvalidTask("malformed task", detail)
     return {"name": call["name"], "arguments": arguments}
 
 
@@ -458,23 +470,26 @@ def _without_nulls(value, schema: dict):
     inner = schema.get("properties", {})
     rest = {}
     for name, part in value.items():
-        may_be_null = name in schema.get("required", ()) or name in inner and conforms(None, inner[name])
-        if part is not None or may_be_null:
+        is_required = name in schema.get("required", ())
+        may_be_null = name in inner and conforms(None, inner[name])
+        if part is not None or is_required or may_be_null:
             rest[name] = _without_nulls(part, inner.get(name, {}))
     return rest
 
 
 def _tools_of_line(record: dict, listed: dict) -> list:
-    """The tools of a task, by their names those of the list. Without any: those of the list that it calls,
-    and others up to OFFERED, as with the right ones alone nobody would see whether an agent can choose."""
+    """The tools of a task, by their names those of the list. Without any: those of the list that it
+    calls, and others up to OFFERED, as with the right ones alone nobody would see whether an agent
+    can choose."""
     if "tools" in record:
         tools = _tools_in(record["tools"])
-        return own_tools([_listed(tool, listed) if isinstance(tool, str) else tool for tool in tools])
+        return own_tools([_listed(x, listed) if isinstance(x, str) else x for x in tools])
     if not listed:
-        raise InvalidTask("tool schema", "no tools: they stand in the line, or in the list of --tools")
+        detail = "no tools: they stand in the line, or in the list of --tools"
+        raise InvalidTask("tool schema", detail)
     names = {call["name"] for call in record["calls"]}
-    others = sorted(name for name, tool in usable(listed).items()
-                    if name not in names and len(str(tool)) <= LONGEST_BESIDE)
+    short = [name for name, tool in usable(listed).items() if len(str(tool)) <= LONGEST_BESIDE]
+    others = sorted(set(short) - names)
     number = min(max(OFFERED - len(names), 0), len(others))
     names |= set(random.Random(str(record.get("task"))).sample(others, number))
     if not names:  # nothing is called, and every tool is too long
