@@ -162,7 +162,8 @@ def test_grpo_counts_own_tokens_only():
 
 
 def test_grpo_with_old_logprobs_of_episodes_keeps_the_ratio_at_one():
-    """response_logps would give rows without their holes: later turns would meet others' numbers."""
+    """response_logps would give rows without their holes: later turns would meet others'
+    numbers."""
     policy = tiny_policy(eos=ENDINGS)
     out, _ = play(policy, G=4)
     o = Options(temperature=0.9, mini_batch=1)

@@ -1,4 +1,5 @@
-"""The ladder, in symbols and in words: an exact checker, honest splits, tasks that are what they say.
+"""The ladder, in symbols and in words: an exact checker, honest splits, tasks that are what they
+say.
 
 Run: python -m pytest tests/test_ladder.py -q
 """
@@ -116,7 +117,8 @@ def test_slips_rise_over_the_ladder_and_show_the_neighbours_effect():
 
 @pytest.mark.parametrize("start, low, high", [("stale", 0.5, 0.8), ("aligned", 0.1, 0.4), ("hard", 0.1, 0.4)])
 def test_a_warm_start_in_words_shows_what_it_says(start, low, high):
-    """A start would know too much or too little, or the held-out tasks; all seeds would share one start."""
+    """A start would know too much or too little, or the held-out tasks; all seeds would share one
+    start."""
     world, other = [ladder.World(genenv.Options(model="m", seed=seed, world_options={"start": start}))
                     for seed in (0, 1)]
     pairs = world.warm_start_pairs()
@@ -142,7 +144,8 @@ def test_a_base_model_learns_responses_and_their_ends_alone():
 @pytest.mark.parametrize("success, word", [
     (None, "b?"), (0, "b0"), (0.44, "b4"), (0.5, "b4"), (0.95, "b8"), (1, "b8")])
 def test_both_prompts_are_what_the_base_model_was_trained_on(success, word):
-    """In another form the simulator hears nothing of the success rate, and the agent sees no task."""
+    """In another form the simulator hears nothing of the success rate, and the agent sees no
+    task."""
     text = "3 s1 inc s2 dbl"
     task = SYMBOLS.parse_task(text, NO_SEED, 0)
     assert SYMBOLS.env_prompt(task, success) == f"vary {word} {text} =>"
@@ -161,7 +164,8 @@ def ids_by_class(folder, text):
 
 @pytest.mark.parametrize("world", [ladder.World, household.World])
 def test_other_programs_read_the_words_of_a_base_model(world, tmp_path):
-    """A program that guesses the tokenizer from the model's type would split each word, silently."""
+    """A program that guesses the tokenizer from the model's type would split each word,
+    silently."""
     model = tiny_lm(len(world.WORDS), {}, 0)
     save(model, word_tokenizer(world.WORDS), tmp_path)
     for folder in (tmp_path, BASES / world.NAME):
@@ -189,7 +193,7 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
     assert a == b != c  # the same seed, the same bits
     o = genenv.Options(model=str(tmp_path / "a"), rank=4)
     assert set(ladder.World(o).load_policy().params) == {"agent", "env"} and not ladder.World(o).chat
-    assert household.World(o).chat  # other words: it would have to be a chat model
+    user_error("for its own small models", household.World, o)  # other words
     assert ladder.main(ladder.World, ["train", "x", str(tmp_path / "d")]) == 2
 
 

@@ -83,7 +83,8 @@ def world():
 
 @pytest.mark.parametrize("record, reason", TRICKS, ids=[f"{n} {r[1]}" for n, r in enumerate(TRICKS)])
 def test_tricks_are_refused_under_their_name_and_fair_tasks_taken(record, reason, world):
-    """RWR finds whatever holds the success rate at alpha without a task; false refusals starve it."""
+    """RWR finds whatever holds the success rate at alpha without a task; false refusals starve
+    it."""
     assert verdict(world, record) == reason
 
 
@@ -120,7 +121,8 @@ GROUNDED = [  # (request, value, whether it stands there)
 
 @pytest.mark.parametrize("text, value, stands", GROUNDED)
 def test_values_in_a_request(text, value, stands):
-    """Half of the words are enough, a third is not; numbers, dates and booleans are said in other ways."""
+    """Half of the words are enough, a third is not; numbers, dates and booleans are said in other
+    ways."""
     tool = {"name": "f", "parameters": {"type": "object", "properties": {"hours": {}}}}
     record = {"task": text, "tools": [tool], "calls": [{"name": "f", "arguments": {"hours": value}}]}
     assert bool(ungrounded(make_task(record, "env"))) != stands
@@ -131,7 +133,8 @@ def test_values_in_a_request(text, value, stands):
     ("At 19:30 the lamp in the study.", ""), ("Study lamp at 30, for 20 minutes.", "20"),
     ("The lamp 30 in the study, model 10-Q.", ""), ("Study lamp: 30 percent.", "")])
 def test_what_a_request_names_and_no_call_has(text, left):
-    """A written request often asks for more than its calls say; a right answer would earn nothing."""
+    """A written request often asks for more than its calls say; a right answer would earn
+    nothing."""
     made = make_task(task(text), "base")
     assert uncalled(made) == left and bool(left) != teachable(made)
     assert not uncalled(make_task(task("The study lamp at 7 pm.", lamp(level=19)), "base"))

@@ -4,19 +4,20 @@ Paper: none of its data, but the same setting. An instruct model has latent skil
 hard thing sometimes), base data stays easy, and the target distribution is broader and harder. Here
 our code makes all three, so that co-evolution can be watched on a laptop.
 
-Usage: the default world of genenv.py. `python -m worlds.ladder train SEED FOLDER` trains another base
-model (worlds/tiny_model.py). With a chat model in --model the ladder is in words
+Usage: the default world of genenv.py. `python -m worlds.ladder train SEED FOLDER` trains another
+base model (worlds/tiny_model.py). With a chat model in --model the ladder is in words
 (worlds/ladder_words.py).
 
 A task is a start digit and a chain of tools with step indices; the response repeats index and tool
 and gives the resulting digit, `3 s1 inc s2 dbl =` -> `s1 inc 4 s2 dbl 8`. The indices make copying
-learnable in seconds. The base model, a two-layer Qwen2, is trained on imperfect demonstrations:
-tool j is shown with a wrong result at a slip rate rising from .05 (rung 0) to .95 (rung 11). It also
-learns the simulator's role: given a seed task and its recent success rate, which may be unknown, write
-a nearby variation in a direction independent of the success rate; the direction is for RWR to learn.
+learnable in seconds. The base model, of two layers, is trained on imperfect demonstrations: tool j
+is shown with a wrong result at a slip rate rising from .05 (rung 0) to .95 (rung 11). It also
+learns the simulator's role: given a seed task and its recent success rate, which may be unknown,
+write a nearby variation in a direction independent of the success rate; the direction is for RWR to
+learn.
 
-Deviations from a real domain: the checker is exact (it computes the chain), and the simulator cannot
-write an ambiguous task.
+Deviations from a real domain: the checker is exact (it computes the chain), and the simulator
+cannot write an ambiguous task.
 """
 import json
 import random
@@ -42,7 +43,8 @@ N_BASE = 544        # size of the paper's base set
 PER_RUNG = 10       # held-out tasks per rung, for each of the two splits
 
 DIGITS = list("0123456789")
-WORDS = [*SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES, *(f"s{i}" for i in range(1, MAX_STEPS + 1)), *BUCKETS]
+INDICES = [f"s{i}" for i in range(1, MAX_STEPS + 1)]
+WORDS = [*SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES, *INDICES, *BUCKETS]
 WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
 RECIPE = dict(steps=800, batch=64, lr=4e-3)  # of the base model
 
@@ -54,20 +56,25 @@ class Symbols:
     @staticmethod
     def write(start: int, tools) -> str:
         """`3 s1 inc s2 dbl`."""
-        return f"{start} {' '.join(f's{i} {name}' for i, name in enumerate(tools, 1))}"
+        steps = [f"s{i} {name}" for i, name in enumerate(tools, 1)]
+        return " ".join([str(start), *steps])
 
     @staticmethod
     def read(text: str):
         """What `write` wrote -> (start, tools), None for any other text."""
         words = text.split()
-        tools = words[2::2]
-        known = words and words[0] in DIGITS and tools and all(name in TOOLS for name in tools)
-        return (int(words[0]), tools) if known and Symbols.write(words[0], tools).split() == words else None
+        start, tools = words[:1], words[2::2]
+        if not tools or start[0] not in DIGITS or not set(tools) <= set(TOOLS):
+            return None
+        # also the indices as `write` gives them
+        is_written_so = Symbols.write(start[0], tools).split() == words
+        return (int(start[0]), tools) if is_written_so else None
 
     @staticmethod
     def answer(tools, digits) -> str:
         """`s1 inc 4 s2 dbl 8`."""
-        return " ".join(f"s{i} {name} {digit}" for i, (name, digit) in enumerate(zip(tools, digits), 1))
+        steps = enumerate(zip(tools, digits), 1)
+        return " ".join(f"s{i} {name} {digit}" for i, (name, digit) in steps)
 
     @staticmethod
     def read_answer(response: str):
@@ -115,7 +122,7 @@ def held_out(lengths) -> dict:
         for split in splits.values():
             while len(split) < PER_RUNG * (rung + 1):
                 tools = rng.choices(NAMES[:rung + 1], k=rng.choice(lengths))
-                tools[rng.randrange(len(tools))] = NAMES[rung]
+                tools[rng.randrange(len(tools))] = NAMES[rung]  # at least one of this rung
                 chain = rng.randrange(10), tuple(tools)
                 if chain not in seen:
                     seen.add(chain)
@@ -126,12 +133,15 @@ def held_out(lengths) -> dict:
 def vary(tools, rng) -> list:
     """A nearby variation: each tool may move one rung up or down, and a step may come or go at the
     end. (Steps in the middle stay where they are: an index that shifts is hard to learn.)"""
-    rungs = [RUNG[t] + rng.choice((-1, 0, 0, 0, 1)) for t in tools]
-    tools = [NAMES[min(len(NAMES) - 1, max(0, rung))] for rung in rungs]
+    top = len(NAMES) - 1
+    rungs = [RUNG[name] + rng.choice((-1, 0, 0, 0, 1)) for name in tools]
+    tools = [NAMES[min(top, max(0, rung))] for rung in rungs]
     edit = rng.choice(("none", "none", "none", "longer", "shorter"))
     if edit == "longer" and len(tools) < MAX_STEPS:
         return tools + [rng.choice(tools)]
-    return tools[:-1] if edit == "shorter" and len(tools) > 1 else tools
+    if edit == "shorter" and len(tools) > 1:
+        return tools[:-1]
+    return tools
 
 
 def slip_rate(rung: int) -> float:
@@ -143,11 +153,15 @@ def with_slips(start: int, tools, rng, share=1.0) -> list[int]:
     """The digits after each step, each wrong at a share of its tool's slip rate, and carried on."""
     digit, digits = start, []
     for name in tools:
-        truth, rung = TOOLS[name](digit) % 10, RUNG[name]
-        # a slip shows the neighbouring tool's effect, or any other digit where the two agree
-        wrong = TOOLS[NAMES[rung - 1 if rung else 1]](digit) % 10
-        wrong = wrong if wrong != truth else (truth + 5) % 10
-        digit = wrong if rng.random() < share * slip_rate(rung) else truth
+        rung = RUNG[name]
+        truth = TOOLS[name](digit) % 10
+        # a slip shows the neighbouring tool's effect, or another digit where the two agree
+        neighbour = NAMES[rung - 1] if rung else NAMES[1]
+        wrong = TOOLS[neighbour](digit) % 10
+        if wrong == truth:
+            wrong = (truth + 5) % 10
+        is_slip = rng.random() < share * slip_rate(rung)
+        digit = wrong if is_slip else truth
         digits.append(digit)
     return digits
 
@@ -163,7 +177,8 @@ class World(TinyWorld):
     DEFAULTS = dict(max_prompt_tokens=40)  # the tiny model reads 64 tokens in all
     CHAT_DEFAULTS = ladder_words.DEFAULTS
     warm_start_passes = 1  # over many pairs, see worlds/ladder_words.py
-    OPTIONS = {"start": ("stale", "warm start of a chat model, see worlds/ladder_words.py", tuple(PAIRS))}
+    OPTIONS = {"start": ("stale", "warm start of a chat model, see worlds/ladder_words.py",
+                         tuple(PAIRS))}
 
     def __init__(self, o):
         super().__init__(o)
@@ -214,10 +229,12 @@ class World(TinyWorld):
 
     def gold(self, task: Task) -> str:
         """The response that earns the reward."""
-        return self.text.answer(task.spec["tools"], run_tools(task.spec["start"], task.spec["tools"]))
+        start, tools = task.spec["start"], task.spec["tools"]
+        return self.text.answer(tools, run_tools(start, tools))
 
     def score(self, task: Task, response: str) -> tuple[float, bool]:
-        """Eq. 1, structured branch: 1 if the whole trajectory is right, else 0; and well-formedness."""
+        """Eq. 1, structured branch: 1 if the whole trajectory is right, else 0; and
+        well-formedness."""
         answer = self.text.read_answer(response)
         return float(answer == self.gold(task)), answer is not None  # Eq. 1: 1[a' = a]
 
@@ -234,8 +251,9 @@ class World(TinyWorld):
         return self.text.category(task.spec["tools"])
 
     def write_teacher(self, n: int, path):
-        """n distinct tasks of a stronger teacher: base tasks edited up to three times by the rule that
-        `vary` demonstrates. The stand-in for the paper's offline augmentation (957 and 1,777 tasks)."""
+        """n distinct tasks of a stronger teacher: base tasks edited up to three times by the rule
+        that `vary` demonstrates. The stand-in for the paper's offline augmentation (957 and 1,777
+        tasks)."""
         rng, base, tasks = random.Random(SEED + 2), self.base_tasks(), {}
         while len(tasks) < n:
             seed = rng.choice(base)
@@ -246,7 +264,8 @@ class World(TinyWorld):
             if task.id != seed.id and not self.is_held_out(**task.spec):
                 tasks[task.id] = task
         with open(path, "w") as file:
-            file.writelines(json.dumps({"text": t.text}) + "\n" for t in tasks.values())
+            for task in tasks.values():
+                file.write(json.dumps({"text": task.text}) + "\n")
 
     # ---- the stand-in for an instruct model, and a chat model's warm start
 
@@ -258,19 +277,25 @@ class World(TinyWorld):
                 return chain
 
     def demonstrate(self, rng, easy=False) -> tuple[str, str]:
-        """(prompt, response) of the agent's role: all tools with slips, or the easy ones with fewer."""
-        chain = self.unseen(rng, NAMES[:BASE_TOOLS], 3) if easy else self.unseen(rng, NAMES, MAX_STEPS)
-        digits = with_slips(*chain, rng, ladder_words.EASY_SLIPS if easy else 1)
-        return self.text.agent_prompt(self.text.write(*chain)), self.text.answer(chain[1], digits)
+        """(prompt, response) of the agent's role: all tools with slips, or the easy ones with
+        fewer."""
+        names, most, share = NAMES, MAX_STEPS, 1
+        if easy:
+            names, most, share = NAMES[:BASE_TOOLS], 3, ladder_words.EASY_SLIPS
+        start, tools = self.unseen(rng, names, most)
+        digits = with_slips(start, tools, rng, share)
+        prompt = self.text.agent_prompt(self.text.write(start, tools))
+        return prompt, self.text.answer(tools, digits)
 
     def imagine(self, rng) -> tuple[str, str]:
         """(prompt, response) of the simulator's role."""
         seed = self.unseen(rng, NAMES, MAX_STEPS)
-        while True:
+        chain = rng.randrange(10), vary(seed[1], rng)
+        while self.is_held_out(*chain):
             chain = rng.randrange(10), vary(seed[1], rng)
-            if not self.is_held_out(*chain):
-                success = rng.random() if rng.random() < 0.75 else None  # known three times out of four
-                return self.text.env_prompt(self.text.write(*seed), success), self.text.write(*chain)
+        # three times out of four the success is known
+        success = rng.random() if rng.random() < 0.75 else None
+        return self.text.env_prompt(self.text.write(*seed), success), self.text.write(*chain)
 
     def pairs(self, rng, size: int) -> list[tuple[str, str]]:
         """Half variations, half demonstrations."""

@@ -6,14 +6,15 @@ Usage:
     python genenv.py --world ladder --model START
 
 A task is `4: double, add 1, square`; the answer gives the digit after each step, modulo 10:
-`double: 8, add 1: 9, square: 1`. Answers are computed, so there is no wrong reference, and a small model
-learns the world within an hour.
+`double: 8, add 1: 9, square: 1`. Answers are computed, so there is no wrong reference, and a small
+model learns the world within an hour.
 
---start says what a warm start leaves to the loop. Its one pass is over many demonstrations: a second one
-over the same makes all attempts at a task alike.
-    stale    the agent sees mostly the four easy tools in one to three steps, and some of all tools with
-             the ladder's slips; the simulator sees so many variations that it stays near its seed tasks.
-             After 50 updates an untrained simulator's tasks are nearly all solved (worlds/README.md)
+--start says what a warm start leaves to the loop. Its one pass is over many demonstrations: a
+second one over the same makes all attempts at a task alike.
+    stale    the agent sees mostly the four easy tools in one to three steps, and some of all
+             tools with the ladder's slips; the simulator sees so many variations that it stays
+             near its seed tasks. After 50 updates an untrained simulator's tasks are nearly all
+             solved (worlds/README.md)
     aligned  the agent sees all tools with the ladder's slips, so that p_hat spreads by rung
     hard     the same from few demonstrations: most of what is written is too hard
 """
@@ -21,15 +22,20 @@ import re
 
 from worlds.tiny_model import chat
 
-TOOL_WORDS = dict(inc="add 1", dec="subtract 1", dbl="double", neg="negate", hop="add 3", tpl="triple",
-                  mir="mirror", sqr="square", half="halve", drop="subtract 4", cube="cube", tri="sum up")
+TOOL_WORDS = {
+    "inc": "add 1", "dec": "subtract 1", "dbl": "double", "neg": "negate", "hop": "add 3",
+    "tpl": "triple", "mir": "mirror", "sqr": "square", "half": "halve", "drop": "subtract 4",
+    "cube": "cube", "tri": "sum up"}
 NAME_OF = {words: name for name, words in TOOL_WORDS.items()}
-PAIRS = {  # --start: what a warm start shows, demonstrations of easy and of all tools, and variations
+# --start: what a warm start shows, demonstrations of easy and of all tools, and variations
+PAIRS = {
     "stale": (320, 160, 960), "aligned": (0, 640, 640), "hard": (0, 120, 320)}
-EASY_SLIPS = 0.3  # of the ladder's slips, in demonstrations of easy tools: none would be too sharp a start
-DEFAULTS = dict(epochs=13, steps=4, seed_tasks=8, variations=4, G=8, val_samples=8, val_every=2, k_min=0.26,
-                agent_lr=5e-4, env_lr=5e-4, env_passes=1, env_batch=8, max_task_tokens=40,
-                max_response_tokens=56, max_prompt_tokens=128, token_budget=4096, max_rows=256)
+# of the ladder's slips, in demonstrations of easy tools: none would be too sharp a start
+EASY_SLIPS = 0.3
+DEFAULTS = dict(epochs=13, steps=4, seed_tasks=8, variations=4, G=8, val_samples=8, val_every=2,
+                k_min=0.26, agent_lr=5e-4, env_lr=5e-4, env_passes=1, env_batch=8,
+                max_task_tokens=40, max_response_tokens=56, max_prompt_tokens=128,
+                token_budget=4096, max_rows=256)
 MAX_CHARS = 200
 ANSWER = rf"(({'|'.join(NAME_OF)}): [0-9](, |$))+"
 
@@ -46,10 +52,13 @@ class Words:
     @staticmethod
     def read(text: str):
         """What `write` wrote -> (start, tools), None for any other text."""
-        found = re.fullmatch(r"([0-9]): ([a-z0-9, ]+)", plain(text))
-        words = found[2].split(", ") if found else []
-        known = found and all(w in NAME_OF for w in words)
-        return (int(found[1]), [NAME_OF[w] for w in words]) if known else None
+        match = re.fullmatch(r"([0-9]): ([a-z0-9, ]+)", plain(text))
+        if match is None:
+            return None
+        steps = match[2].split(", ")
+        if not all(step in NAME_OF for step in steps):
+            return None
+        return int(match[1]), [NAME_OF[step] for step in steps]
 
     @staticmethod
     def answer(tools, digits) -> str:
@@ -75,7 +84,7 @@ class Words:
     @staticmethod
     def category(tools) -> str:
         """The number of steps."""
-        return f"{len(tools)} step{'s' * (len(tools) > 1)}"
+        return "1 step" if len(tools) == 1 else f"{len(tools)} steps"
 
 
 def plain(text: str) -> str:

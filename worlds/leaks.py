@@ -1,17 +1,18 @@
-"""What a simulator may not get away with: tasks that state their answer, or ask for other than their calls.
+"""What a simulator may not get away with: tasks that state their answer, or ask for other than
+their calls.
 
 Eq. 1 compares an answer with the task's own reference. A task that states its calls is solved by
-copying, and one whose calls do not follow from the request is solved by luck alone; R_env would reward
-both wherever their p_hat lands near alpha.
+copying, and one whose calls do not follow from the request is solved by luck alone; R_env would
+reward both wherever their p_hat lands near alpha.
 
-`leaks` reads teacher's tasks as well, so it refuses only what a fair task never has: a text that states
-the call, a question that contains its answer. `loopholes` is for the simulator's tasks alone. A text of
-a call stands in the request if half of its words do ("Berkeley, CA" for Berkeley), a number also in
-words or in a larger unit, a date with its month's name; a boolean may be named by its argument instead.
-Defaults need no words.
+`leaks` reads teacher's tasks as well, so it refuses only what a fair task never has: a text that
+states the call, a question that contains its answer. `loopholes` is for the simulator's tasks
+alone. A text of a call stands in the request if half of its words do ("Berkeley, CA" for Berkeley),
+a number also in words or in a larger unit, a date with its month's name; a boolean may be named by
+its argument instead. Defaults need no words.
 
-Deviations: these checks compare words. "Council Bluffs, VA" passes, "Berlin" for "the capital of Germany"
-does not; no base task is refused by them.
+Deviations: these checks compare words. "Council Bluffs, VA" passes, "Berlin" for "the capital of
+Germany" does not; no base task is refused by them.
 """
 import calendar
 import re
@@ -19,8 +20,8 @@ from os.path import commonprefix
 
 from data_pool import Task
 from worlds import task_texts
-from worlds.schemas import as_read, canonical, joined, leaves, normal_calls, objects_of, structured, \
-    tools_of, words_of
+from worlds.schemas import as_read, canonical, joined, leaves, normal_calls, objects_of, \
+    structured, tools_of, words_of
 
 AGAIN = {"again", "repeat", "repeatedly", "each", "every", "times", "twice"}
 NO = {"no", "not", "without", "off", "false", "never", "don", "isn", "doesn", "none", "un"}
@@ -31,7 +32,8 @@ SPELT = {"no": 0, **{word: n for n, word in enumerate(SMALL)},
          **{word: 10 * n for n, word in enumerate(TENS, 2)}}
 MONTHS = {month.lower(): n for names in (calendar.month_name, calendar.month_abbr)
           for n, month in enumerate(names) if month}
-FACTORS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "percent": 0.01, "hour": 60, "hours": 60, "weeks": 7}
+FACTORS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "percent": 0.01,
+           "hour": 60, "hours": 60, "weeks": 7}
 STEM = 4  # letters in which two forms of a word agree at least
 # not a part of a time, a date or a code
 DIGITS = re.compile(r"(?<![\w.,:/-])\d+(?:\.\d+)?(?![\w:/-])")
@@ -78,7 +80,8 @@ def states_an_answer(task: Task) -> bool:
 
 
 def states_a_call(task: Task) -> bool:
-    """Whether a request, or a text of its tools, has a call's JSON, its arguments or `name(` in it."""
+    """Whether a request, or a text of its tools, has a call's JSON, its arguments or `name(` in
+    it."""
     calls = task.spec["calls"]
     if not calls:
         return False
@@ -187,8 +190,8 @@ def has(phrase: str, stems: dict) -> bool:
 
 
 def is_inflected(one: str, other: str) -> bool:
-    """Whether two words are one: of the longer one the first half agrees, STEM letters at least, and no
-    more than the last four do not (Cooper is not Cooperative)."""
+    """Whether two words are one: of the longer one the first half agrees, STEM letters at least,
+    and no more than the last four do not (Cooper is not Cooperative)."""
     longest = max(len(one), len(other))
     common = len(commonprefix([one, other]))
     return one == other or common >= max(STEM, longest / 2, longest - 4)
@@ -223,7 +226,8 @@ def numbers_of(text: str) -> set:
 
 
 def number_at(words, at: int) -> tuple:
-    """(the number that begins with the word at a place, or None, the place of the word after it)."""
+    """(the number that begins with the word at a place, or None, the place of the word after
+    it)."""
     word = words[at]
     if word[-1].isdecimal():
         number, after = abs(float(word)), at + 1
@@ -241,8 +245,8 @@ def number_at(words, at: int) -> tuple:
 
 
 def below_hundred(words, at: int) -> tuple:
-    """(the number that the words from a place on spell, 25 for "twenty five", or None; the place of the
-    word after it)."""
+    """(the number that the words from a place on spell, 25 for "twenty five", or None; the place of
+    the word after it)."""
     number, unit = SPELT.get(words[at]), SPELT.get(words[at + 1], 0)
     if number is None:
         return None, at

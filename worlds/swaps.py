@@ -1,13 +1,15 @@
 """An example with other values: the same request and the same calls, other names and numbers.
 
-A warm start from few examples teaches a small model their values by heart: asked for the light in the
-bedroom it turns on that of the bathroom, which an example had. If every pass shows other values, they
-can only be read from the request. No run of the loop and no held-out task is ever changed by it.
+A warm start from few examples teaches a small model their values by heart: asked for the light in
+the bedroom it turns on that of the bathroom, which an example had. If every pass shows other
+values, they can only be read from the request. No run of the loop and no held-out task is ever
+changed by it.
 
-Deviations: it knows no meaning. A name becomes a name, what follows "the" a place, three words or more a
-sentence, other words things, all of them English (worlds/words.json): "Put the haircut on Tuesday" may
-become "Put the lobby on Sunday", an odd request, and its call is right. The values of other examples would
-read better, but twenty examples have one or two of each argument, which are soon known by heart.
+Deviations: it knows no meaning. A name becomes a name, what follows "the" a place, three words or
+more a sentence, other words things, all of them English (worlds/words.json): "Put the haircut on
+Tuesday" may become "Put the lobby on Sunday", an odd request, and its call is right. The values of
+other examples would read better, but twenty examples have one or two of each argument, which are
+soon known by heart.
 """
 import json
 import re
@@ -18,6 +20,8 @@ from data_pool import Task
 from worlds.schemas import canonical, conforms, each, leaves, tools_of
 
 WORDS = json.loads(Path(__file__).with_name("words.json").read_text())  # {kind: texts}
+# before it a word or a number may not go on, nor after it
+BEFORE, AFTER = r"(?<![\w.,:/-])", r"(?!\w|[.,/-]\d)"
 
 
 def swapped(task: Task, draw) -> tuple[str, list]:
@@ -27,59 +31,106 @@ def swapped(task: Task, draw) -> tuple[str, list]:
     draw: a random.Random. Texts with digits, defaults, booleans and values that are a part of another
     one stay.
     """
-    tools, text = tools_of(task), task.text
-    values = [_written(value) for call in task.spec["calls"] for value, _, _ in leaves(
-        call["arguments"], tools[call["name"]]["parameters"])]
+    request, calls = Request(task, draw), []
+    for call in task.spec["calls"]:
+        parameters = tools_of(task)[call["name"]]["parameters"]
+        arguments = each(call["arguments"], parameters, request.change)
+        calls.append({**call, "arguments": arguments})
+    return request.text, calls
 
-    def swap(value, schema, _):
-        nonlocal text
-        own = _written(value)
-        places = _places(own, text)
-        if len(places) != 1 or sum(own in other for other in values) > 1 \
-                or any(other and other in own for other in values if other != own) \
-                or isinstance(value, bool) or value == schema.get("default"):
+
+class Request:
+    """A task's request, in which one value after the other is changed."""
+
+    def __init__(self, task: Task, draw):
+        self.text, self.draw = task.text, draw
+        self.values = []  # of all calls, as they are written
+        for call in task.spec["calls"]:
+            parameters = tools_of(task)[call["name"]]["parameters"]
+            parts = leaves(call["arguments"], parameters)
+            self.values += [written(value) for value, _, _ in parts]
+
+    def change(self, value, schema: dict, _):
+        """Another value, which from now on stands in the request; the same where that is not sure."""
+        if not self.may_change(value, schema):
             return value
-        before, after = text[:places[0].start()], text[places[0].end():]
-        schema = {"maximum": 23, **schema} if after.startswith(":") else schema  # an hour, 7:00
-        kind = "places" if re.search(r"\b(?<!for )the $", before) and own[-1:] != "s" else "things"
-        other = _other(value, schema, kind, draw)
+        place = places(written(value), self.text)[0]
+        before, after = self.text[:place.start()], self.text[place.end():]
+        if after.startswith(":"):  # an hour, 7:00
+            schema = {"maximum": 23, **schema}
+        # "the study" is a place; "the lights" and "for the milk" are not
+        has_article = re.search(r"\b(?<!for )the $", before)
+        kind = "places" if has_article and not written(value).endswith("s") else "things"
+        other = other_value(value, schema, kind, self.draw)
+        if other is None or not conforms(other, schema):
+            return value
         # a value that stands in the request already would stand there twice
-        if other is None or not conforms(other, schema) or _places(_written(other), text):
+        if places(written(other), self.text):
             return value
-        text = before + _written(other) + after
+        self.text = before + written(other) + after
         return other
-    calls = [{**call, "arguments": each(call["arguments"], tools[call["name"]]["parameters"], swap)}
-             for call in task.spec["calls"]]
-    return text, calls
+
+    def may_change(self, value, schema: dict) -> bool:
+        """Whether it is sure what in the request a value is."""
+        text = written(value)
+        if isinstance(value, bool) or value == schema.get("default"):
+            return False
+        if len(places(text, self.text)) != 1:
+            return False
+        # it is in no other value, and no other value is in it
+        around = [other for other in self.values if text in other]
+        within = [other for other in self.values if other and other != text and other in text]
+        return len(around) <= 1 and not within
 
 
-def _written(value) -> str:
+def written(value) -> str:
+    """A value as a request writes it."""
     return value if isinstance(value, str) else canonical(value)
 
 
-def _places(value: str, text: str) -> list:
+def places(value: str, text: str) -> list:
     """Where a value stands in a text, not as a part of a word or of another number."""
-    return list(re.finditer(rf"(?<![\w.,:/-]){re.escape(value)}(?!\w|[.,/-]\d)", text)) if value else []
+    if not value:
+        return []
+    return list(re.finditer(BEFORE + re.escape(value) + AFTER, text))
 
 
-def _other(value, schema: dict, kind: str, draw):
-    """Another value of the same kind, or None if there is none. kind: of WORDS, what lower case becomes."""
+def other_value(value, schema: dict, kind: str, draw):
+    """Another value of the same kind, or None if there is none. kind: of WORDS, what becomes of words
+    in lower case."""
     if "enum" in schema:
-        rest = [v for v in schema["enum"] if v != value and isinstance(v, type(value))]
-        return draw.choice(rest) if rest else None
+        others = [v for v in schema["enum"] if v != value and isinstance(v, type(value))]
+        return draw.choice(others) if others else None
     if isinstance(value, str):
-        if names := [names for names in (WORDS["days"], WORDS["months"]) if value in names]:
-            return draw.choice(names[0])
-        if value.isalpha() and value.isupper():  # a code, such as EUR
-            return "".join(draw.choices(ascii_uppercase, k=len(value)))
-        if any(c.isdigit() or c > "\u024f" for c in value):  # a date, a time, a code; another script
-            return None
-        like = lambda w: draw.choice(WORDS[kind]) + "s" * w.endswith("s") if w.islower() else \
-            draw.choice(WORDS["names"])
-        return draw.choice(WORDS["messages"]) if value.count(" ") > 1 and value.islower() else \
-            " ".join(map(like, value.split()))
-    if not isinstance(value, int) or value <= 0:
+        return other_text(value, kind, draw)
+    if isinstance(value, int) and value > 0:
+        return other_number(value, schema, draw)
+    return None
+
+
+def other_text(value: str, kind: str, draw):
+    """Another text of the same kind, or None."""
+    for names in (WORDS["days"], WORDS["months"]):
+        if value in names:
+            return draw.choice(names)
+    if value.isalpha() and value.isupper():  # a code, such as EUR
+        return "".join(draw.choices(ascii_uppercase, k=len(value)))
+    # a date, a time, a code; another script
+    if any(sign.isdigit() or sign > "\u024f" for sign in value):
         return None
-    size = 10 ** len(str(value))  # as many digits
-    least, most = max(schema.get("minimum", 1), size // 10), min(schema.get("maximum", size), size - 1)
+    if value.islower() and value.count(" ") > 1:
+        return draw.choice(WORDS["messages"])
+    words = []
+    for word in value.split():
+        other = draw.choice(WORDS[kind] if word.islower() else WORDS["names"])
+        is_plural = word.islower() and word.endswith("s")
+        words.append(other + "s" if is_plural else other)
+    return " ".join(words)
+
+
+def other_number(value: int, schema: dict, draw):
+    """Another whole number of as many digits, or None."""
+    size = 10 ** len(str(value))
+    least = max(schema.get("minimum", 1), size // 10)
+    most = min(schema.get("maximum", size), size - 1)
     return draw.randint(int(least), int(most)) if least < most else None

@@ -12,7 +12,12 @@ from data_pool import Task
 from worlds.tiny_model import SPECIAL, load_trained
 
 # the kinds of tasks, from easy to hard
-TOOLS = {"inc": lambda d: d + 1, "dbl": lambda d: 2 * d, "neg": lambda d: -d, "sqr": lambda d: d * d}
+TOOLS = {
+    "inc": lambda d: d + 1,
+    "dbl": lambda d: 2 * d,
+    "neg": lambda d: -d,
+    "sqr": lambda d: d * d,
+}
 BASE_TOOLS = ["inc", "dbl"]
 
 # how often the base model is shown a wrong digit: a model without errors solves a task always, one
@@ -44,8 +49,8 @@ def random_task(rng, tools, origin) -> Task:
 def draw_of_each(rng, kinds, number, origin, taken=()) -> dict:
     """{id: task}: so many different tasks of each kind, none of them in `taken`.
 
-    Hold out a tenth of a kind's tasks at most, or too few are left to learn from. Raises UserError for
-    a kind that has fewer.
+    Hold out a tenth of a kind's tasks at most, or too few are left to learn from. Raises UserError
+    for a kind that has fewer.
     """
     tasks = {}
     for kind in kinds:

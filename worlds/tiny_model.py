@@ -4,13 +4,13 @@ Paper: "both initialised from the same instruct model". A world that needs no do
 of its own imperfect examples of both roles, and the loop starts from what it made of them.
 
 Usage: the ladder's and the household's base models are in worlds/base, so that a run starts from
-the same bits on every machine. `python -m worlds.household train SEED FOLDER` trains another one, for
-`genenv.py --world household --model FOLDER`; seed 0 makes the shipped one. Rounding depends on the
-processor. worlds/template.py trains its model at the first start and keeps it in runs/base.
+the same bits on every machine. `python -m worlds.household train SEED FOLDER` trains another one,
+for `genenv.py --world household --model FOLDER`; seed 0 makes the shipped one. Rounding depends on
+the processor. worlds/template.py trains its model at the first start and keeps it in runs/base.
 
-Deviations: the model has seen its two roles and nothing else, and one token is one word. Its layers are
-those of Qwen2, its type is Seed-OSS, which has the same: for the type qwen2 transformers' AutoTokenizer
-splits text by Qwen2's own rules, whatever tokenizer.json says.
+Deviations: the model has seen its two roles and nothing else, and one token is one word. Its layers
+are those of Qwen2, its type is Seed-OSS, which has the same: for the type qwen2 transformers'
+AutoTokenizer splits text by Qwen2's own rules, whatever tokenizer.json says.
 """
 import ast
 import hashlib
@@ -94,11 +94,11 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     """Train a model from scratch -> (model, tokenizer), for `save`.
 
     words: the vocabulary, `SPECIAL` first. pairs_fn: (random.Random, how many) -> list of (prompt,
-    response) texts of both roles. model_config: what differs from MODEL. lr: the peak of a one-cycle
-    schedule. Two minutes at most for the default settings on one core.
+    response) texts of both roles. model_config: what differs from MODEL. lr: the peak of a
+    one-cycle schedule. Two minutes at most for the default settings on one core.
 
-    Raises UserError if the texts have words that the vocabulary lacks, if one stands there twice, and
-    if a pair is longer than the model's context.
+    Raises UserError if the texts have words that the vocabulary lacks, if one stands there twice,
+    and if a pair is longer than the model's context.
     """
     import torch
     from tqdm import trange
@@ -122,8 +122,8 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
 
 
 def check_texts(words, pairs, context: int):
-    """Raises UserError for what would cost a training and go unnoticed: a word that is read as padding,
-    a pair of more words than the model reads."""
+    """Raises UserError for what would cost a training and go unnoticed: a word that is read as
+    padding, a pair of more words than the model reads."""
     counts = Counter(words)
     needed = {*SPECIAL, *(word for pair in pairs for text in pair for word in text.split())}
     wrong = [word for word in sorted({*needed, *counts}) if counts[word] != 1]
@@ -147,8 +147,8 @@ def save(model, tokenizer, folder):
 
 
 def load_trained(world, words, **recipe):
-    """The policy of a world's own base model, which is trained once and kept in runs/base until the code
-    of the world, or of this module, changes. recipe: more arguments of `train`."""
+    """The policy of a world's own base model, which is trained once and kept in runs/base until the
+    code of the world, or of this module, changes. recipe: more arguments of `train`."""
     # without comments and blanks: to write one should not cost a training
     files = inspect.getfile(type(world)), __file__
     code = "".join(ast.dump(ast.parse(Path(file).read_bytes())) for file in files)
@@ -163,16 +163,16 @@ def load_trained(world, words, **recipe):
 
 
 class TinyWorld(worlds.World):
-    """A world that brings its tasks and a base model of WORDS. A subclass has pairs(rng, n) to train a
-    base model from. `chat`: whether --model names another model, which needs a chat template; only a
-    world with CHAT_DEFAULTS, the options' defaults there, takes one."""
+    """A world that brings its tasks and a base model of WORDS. A subclass has pairs(rng, n) to
+    train a base model from. `chat`: whether --model names another model, which needs a chat
+    template; only a world with CHAT_DEFAULTS, the options' defaults there, takes one."""
     NAME, WORDS, RECIPE, CHAT_DEFAULTS = "", (), {}, {}
 
     def __init__(self, o):
         super().__init__(o)
         self.chat = self.is_chat(o.model)
         if self.chat and not self.CHAT_DEFAULTS:
-            raise UserError(f"--world {self.NAME} is for its own small models, which {o.model} is not: "
+            raise UserError(f"--world {self.NAME} is for its own small models, {o.model} is none: "
                             f"python -m worlds.{self.NAME} train SEED FOLDER makes one")
         if o.base_tasks or o.validation_tasks:
             raise UserError(f"the world {self.NAME} makes its tasks: no --base-tasks or "
@@ -201,7 +201,8 @@ class TinyWorld(worlds.World):
 
 
 def main(world, argv=None) -> int:
-    """`python -m worlds.NAME train SEED FOLDER`; returns the exit code. world: a subclass of TinyWorld."""
+    """`python -m worlds.NAME train SEED FOLDER`; returns the exit code. world: a subclass of
+    TinyWorld."""
     argv = sys.argv[1:] if argv is None else argv
 
     def run():
