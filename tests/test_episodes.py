@@ -27,15 +27,16 @@ def talk(turns=4):
 
     def respond(i, ids):
         log.setdefault(i, []).append(list(ids))
-        return None if len(log[i]) == turns else OBSERVATIONS[(i + len(log[i])) % 3]
+        turn = len(log[i])
+        return None if turn == turns else OBSERVATIONS[(i + turn) % 3]
     return respond, log
 
 
 def play(policy, turns=4, prompts=([20, 21], [22], [23] * 9), G=6, T=80, temperature=0.9, **limits):
     limits = {"max_turns": 9, "max_turn_tokens": 40, **limits}
     respond, log = talk(turns)
-    out = policy.sample("agent", list(map(list, prompts)), G, T, temperature, policy.generator(0),
-                        respond=respond, **limits)
+    generator = policy.generator(0)
+    out = policy.sample("agent", prompts, G, T, temperature, generator, respond=respond, **limits)
     return out, log
 
 
@@ -58,11 +59,12 @@ def test_an_episode_alternates_between_drawn_turns_and_the_worlds_very_tokens(en
     out, log = play(ending)
     assert len({len(r.response) for r in out}) > 5  # ragged
     for i, r in enumerate(out):
-        parts = segments(r)
-        assert [own for own, _ in parts] == [True, False] * 3 + [True]
-        assert [ids for own, ids in parts if own] == log[i]
-        assert [ids for own, ids in parts if not own] == [OBSERVATIONS[(i + k) % 3] for k in (1, 2, 3)]
-        assert all(ids[-1] in ENDINGS and not set(ids[:-1]) & set(ENDINGS) for ids in log[i])
+        speakers, texts = zip(*segments(r))
+        assert speakers == (True, False) * 3 + (True,)
+        assert list(texts[::2]) == log[i]
+        assert list(texts[1::2]) == [OBSERVATIONS[(i + k) % 3] for k in (1, 2, 3)]
+        for ids in log[i]:  # an end of turn at the end, and nowhere else
+            assert [token in ENDINGS for token in ids] == [False] * (len(ids) - 1) + [True]
         assert r.limit == "" and len(r.drawn) == len(r.response) == len(r.logps)
 
 
@@ -74,7 +76,7 @@ def test_same_generator_same_episodes_in_chunks_or_not(ending):
     out = ending.sample("agent", [[20], [21, 22], [23]], 4, 80, 1.0, ending.generator(1),
                         max_rows=4, respond=respond, max_turns=9, max_turn_tokens=40)
     for i, r in enumerate(out):  # three chunks: the world still hears of the caller's rollout i
-        assert [ids for own, ids in segments(r) if own] == log[i] and r.group == i // 4
+        assert [ids for drawn, ids in segments(r) if drawn] == log[i] and r.group == i // 4
 
 
 # ---------------------------------------------------------------------------------------------
@@ -90,7 +92,7 @@ def test_each_limit_has_its_own_reason_and_ends_on_an_own_token(ending, limits, 
     cut = [(i, r) for i, r in enumerate(out) if r.limit]
     assert cut and {r.limit for _, r in cut} == {reason}
     for i, r in enumerate(out):
-        turns = [ids for own, ids in segments(r) if own]
+        turns = [ids for drawn, ids in segments(r) if drawn]
         assert r.drawn[-1] and len(turns) <= limits.get("max_turns", 9)
         assert len(r.response) <= limits.get("T", 80)
         assert max(map(len, turns)) <= limits.get("max_turn_tokens", 40)
@@ -137,7 +139,8 @@ def test_grpo_counts_own_tokens_only():
     """Observations would dilute the loss, enter its KL, or count as trained tokens."""
     rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     groups = random_groups([(4, [9, 6]), (3, [5, 7])])
-    drawn = [[[t % 4 != 3 for t in range(len(r))] for r in rs] for _, rs in groups]
+    own = [True, True, True, False] * 3  # every fourth token is an observation's
+    drawn = [[own[:9], own[:6]], [own[:5], own[:7]]]
     stats, steps = [], []
     for budget in (10_000, 12):  # one micro-batch, or one per response
         policy = tiny_policy()
@@ -146,7 +149,7 @@ def test_grpo_counts_own_tokens_only():
         stats.append(train_agent(policy, "agent", optimizer, groups, rewards, drawn=drawn,
                                  agent_kl=0.1, token_budget=budget, grad_clip=1e9))
         steps.append([a - b for a, b in zip(weights(policy, "agent"), before)])
-    assert stats[0]["trained_tokens"] == sum(sum(row) for flags in drawn for row in flags) == 22
+    assert stats[0]["trained_tokens"] == 22
     assert close(*steps, tolerance=1e-4)
     # against the objective written out: sum over own tokens / their number
     policy = tiny_policy()
@@ -156,7 +159,8 @@ def test_grpo_counts_own_tokens_only():
         logp, mask = dense_logprobs(policy, flat(groups, drawn=drawn))
         a = torch.tensor([1.0, -1, -1, 1])[:, None] / (2 ** 0.5 + 2e-4)
         kl = (ref - logp).exp() - 1 - (ref - logp)
-        loss = ((-(logp - logp.detach()).exp() * a + 0.1 * kl) * mask).sum() / 22
+        ratio = (logp - logp.detach()).exp()
+        loss = ((0.1 * kl - ratio * a) * mask).sum() / 22
         loss.backward()
     assert close([-g for g in gradients(policy, "agent")], steps[0], tolerance=1e-3)
 
@@ -185,10 +189,10 @@ def test_grpo_with_old_logprobs_of_episodes_keeps_the_ratio_at_one():
 def test_observations_of_a_chat_model_continue_the_conversation_as_its_template_writes_it():
     """The model would read turns without headers, or with two ends of turn."""
     policy = tiny_policy(chat=True)
-    say = lambda *turns: [{"role": role, "content": text}
-                          for role, text in zip(("user", "assistant") * 3, turns)]
+    turns = [{"role": "user", "content": "w5"}, {"role": "assistant", "content": "w7 w8"},
+             {"role": "user", "content": "w9 w10"}]
     # the toy template marks every message with w0, and where the assistant goes on with w1
-    whole = policy.encode(say("w5", "w7 w8", "w9 w10"))
-    after_turn = len(policy.encode(say("w5"))) + len(["w7", "w8", "<eos>"])
+    whole = policy.encode(turns)
+    after_turn = len(policy.encode(turns[:1])) + len(["w7", "w8", "<eos>"])
     assert whole[after_turn - 1] == EOS  # the turn's end, which is the policy's own token
     assert policy.encode_observation("w9 w10") == whole[after_turn:]

@@ -120,15 +120,16 @@ def shortest(spec):
 def test_plans_are_as_short_as_brute_force_finds():
     """task_length and solvability would be wrong where the planner prunes too much."""
     rng = random.Random(3)
-    texts = ["put cool egg and hot cup in sink . sink . egg in sink . fridge closed . cup in fridge . "
-             "microwave .",
+    texts = ["put cool egg and hot cup in sink . sink . egg in sink . fridge closed . "
+             "cup in fridge . microwave .",
              "put egg and cup in table . table . egg in table . sink . cup in sink ."]
     for rung in h.RUNGS:
         texts += [h.household(h.random_spec(rng, rung, 1)) for _ in range(3)]
     for text in texts:
         task = h.make_task(h.read_household(text), "test")
-        assert len(h.plan(task)) == shortest(task.spec), text
-        assert not h.plan(task) or turns(task, *h.plan(task))[-1] is None
+        plan = h.plan(task)
+        assert len(plan) == shortest(task.spec), text
+        assert not plan or turns(task, *plan)[-1] is None
 
 
 MANY = " . ".join(f"{thing} in counter" for thing in h.OBJECTS[:7])
@@ -239,8 +240,8 @@ def test_play_scores_what_happened():
     other = h.solved("put egg in table . table . sink . egg in sink .")
     one, two = list(h.plan(TASK)), list(h.plan(other))
     replies = [one, ["look", "sing"], two, one]
-    rollouts, texts = play(WORLD, OPTIONS, Speaker(replies), "agent", [TASK, other], 2, 1.0, None, 8)
-    tasks = [TASK, TASK, other, other]
+    speaker, tasks = Speaker(replies), [TASK, TASK, other, other]
+    rollouts, texts = play(WORLD, OPTIONS, speaker, "agent", tasks[1:3], 2, 1.0, None, 8)
     scores = [attempt_score(WORLD, *attempt)[:2] for attempt in zip(tasks, rollouts, texts)]
     assert scores == [(1.0, True), (0.0, False), (1.0, True), (0.0, True)]
     assert texts[0][::2] == one and texts[2][::2] == two
@@ -251,7 +252,7 @@ def test_a_control_token_in_a_turn_earns_nothing():
     """No text shows it: GRPO would reinforce it."""
     plan = list(h.plan(TASK))
     speaker = Speaker([plan])
-    speaker.has_control_tokens = lambda ids: ids == plan[-1:]
+    setattr(speaker, "has_control_tokens", lambda ids: ids == plan[-1:])
     [rollout], [text] = play(WORLD, OPTIONS, speaker, "agent", [TASK], 1, 1.0, None, 8)
     assert attempt_score(WORLD, TASK, rollout, text) == (0.0, False, 0.0)
 

@@ -77,16 +77,17 @@ def test_what_the_simulator_is_shown_is_a_task_that_is_not_held_out(world):
 
 
 @pytest.mark.parametrize("world, texts", [
-    (SYMBOLS, ["", "3", "3 inc", "3 s2 inc", "3 s1 inc s3 dbl", "33 s1 inc", "3 s1 vary", "3 s1 inc 4",
-               "² s1 inc", "3 s01 inc", "vary b4 3 s1 inc =>", "4: double"]),
-    (WORDS, ["", "4:", "4: double,", "44: double", "4: fly", "4: double: 8", "² : double", "3 s1 inc",
-             "4: double, add 2", "4: " + "double, " * 99 + "double"])])
+    (SYMBOLS, ["", "3", "3 inc", "3 s2 inc", "3 s1 inc s3 dbl", "33 s1 inc", "3 s1 vary",
+               "3 s1 inc 4", "² s1 inc", "3 s01 inc", "vary b4 3 s1 inc =>", "4: double"]),
+    (WORDS, ["", "4:", "4: double,", "44: double", "4: fly", "4: double: 8", "² : double",
+             "3 s1 inc", "4: double, add 2", "4: " + "double, " * 99 + "double"])])
 def test_other_texts_are_malformed_or_too_long(world, texts):
     """Nonsense would be tried by the agent."""
     for text in texts:
         raised(InvalidTask, "^malformed$", world.parse_task, text, NO_SEED, 1)
         assert world.score(world.validation_tasks()[0], text) == (0.0, False)
-    raised(InvalidTask, "^too long$", world.parse_task, world.text.write(3, ["inc"] * 6), NO_SEED, 1)
+    too_long = world.text.write(3, ["inc"] * 6)
+    raised(InvalidTask, "^too long$", world.parse_task, too_long, NO_SEED, 1)
 
 
 def test_a_teachers_file_leaves_out_held_out_tasks(tmp_path):
@@ -103,26 +104,30 @@ def test_slips_rise_over_the_ladder_and_show_the_neighbours_effect():
     """Without them the base would be perfect, or fail at random instead of systematically."""
     rng, shown, slipped = random.Random(0), Counter(), Counter()
     for _ in range(6000):
-        start, tools = SYMBOLS.unseen(rng, ladder.NAMES, 5)
-        for digit, name, result in zip([start, *(d := ladder.with_slips(start, tools, rng))], tools, d):
+        digit, tools = SYMBOLS.unseen(rng, ladder.NAMES, 5)
+        for name, result in zip(tools, ladder.with_slips(digit, tools, rng)):
             rung = ladder.RUNG[name]
-            neighbour = int(PLAIN[ladder.NAMES[rung - 1 if rung else 1]][digit])
-            truth = int(PLAIN[name][digit])
-            assert result in (truth, neighbour if neighbour != truth else (truth + 5) % 10)
+            neighbour = ladder.NAMES[abs(rung - 1)]  # of the first rung the second
+            truth, wrong = int(PLAIN[name][digit]), int(PLAIN[neighbour][digit])
+            if wrong == truth:
+                wrong = (truth + 5) % 10
+            assert result in (truth, wrong)
             shown[name] += 1
             slipped[name] += result != truth
+            digit = result
     for rung, name in enumerate(ladder.NAMES):
         assert slipped[name] / shown[name] == pytest.approx(0.05 + 0.9 * rung / 11, abs=0.05)
 
 
-@pytest.mark.parametrize("start, low, high", [("stale", 0.5, 0.8), ("aligned", 0.1, 0.4), ("hard", 0.1, 0.4)])
+@pytest.mark.parametrize("start, low, high", [
+    ("stale", 0.5, 0.8), ("aligned", 0.1, 0.4), ("hard", 0.1, 0.4)])
 def test_a_warm_start_in_words_shows_what_it_says(start, low, high):
     """A start would know too much or too little, or the held-out tasks; all seeds would share one
     start."""
-    world, other = [ladder.World(genenv.Options(model="m", seed=seed, world_options={"start": start}))
-                    for seed in (0, 1)]
+    o = genenv.Options(model="m", world_options={"start": start})
+    world, other_seed = ladder.World(o), ladder.World(replace(o, seed=1))
     pairs = world.warm_start_pairs()
-    assert pairs["agent"] != other.warm_start_pairs()["agent"]
+    assert pairs["agent"] != other_seed.warm_start_pairs()["agent"]
     right = 0
     for messages, answer in pairs["agent"]:
         chain = Words.read(messages[1]["content"].removeprefix("Digit "))
@@ -136,9 +141,11 @@ def test_a_base_model_learns_responses_and_their_ends_alone():
     """It would learn to write prompts, or nothing but padding."""
     tokenizer = word_tokenizer(ladder.WORDS)
     ids, labels = encode_pairs(tokenizer, [("3 s1 inc =", "s1 inc 4"), ("3 =", "s1")])
-    assert tokenizer.batch_decode(ids) == ["3 s1 inc = s1 inc 4 <eos>", "3 = s1 <eos>" + 4 * " <pad>"]
-    assert labels[0].tolist() == 4 * [-100] + ids[0, 4:].tolist()
-    assert labels[1].tolist() == 2 * [-100] + ids[1, 2:4].tolist() + 4 * [-100]
+    long, short = tokenizer.batch_decode(ids)
+    assert (long, short) == ("3 s1 inc = s1 inc 4 <eos>", "3 = s1 <eos> <pad> <pad> <pad> <pad>")
+    first, second = labels.tolist()
+    assert first == 4 * [-100] + ids[0, 4:].tolist()
+    assert second == 2 * [-100] + ids[1, 2:4].tolist() + 4 * [-100]
 
 
 @pytest.mark.parametrize("success, word", [
@@ -179,20 +186,24 @@ def test_shipped_base_models_half_know_their_world(module):
     world = module.World(genenv.Options(rank=4))
     policy, tasks = world.load_policy(), world.validation_tasks("tuning")
     o = replace(world.o, max_response_tokens=world.DEFAULTS.get("max_response_tokens", 24))
-    found = play(world, o, policy, None, tasks, 1, 1.0, policy.generator(0), 128)
-    rewards = [attempt_score(world, task, *attempt)[0] for task, *attempt in zip(tasks, *found)]
+    rollouts, texts = play(world, o, policy, None, tasks, 1, 1.0, policy.generator(0), 128)
+    attempts = zip(tasks, rollouts, texts)
+    rewards = [attempt_score(world, *attempt)[0] for attempt in attempts]
     assert 0.1 < sum(rewards) / len(tasks) < 0.5
 
 
 def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
     """Another one could not be made; or a folder of other words would be read as padding."""
     monkeypatch.setattr(ladder.World, "RECIPE", dict(steps=2, batch=2, lr=1e-3))
-    for name, seed in (("a", "1"), ("b", "1"), ("c", "2")):
-        assert ladder.main(ladder.World, ["train", seed, str(tmp_path / name)]) == 0
-    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
-    assert a == b != c  # the same seed, the same bits
-    o = genenv.Options(model=str(tmp_path / "a"), rank=4)
-    assert set(ladder.World(o).load_policy().params) == {"agent", "env"} and not ladder.World(o).chat
+    weights = []
+    for i, seed in enumerate("112"):
+        folder = tmp_path / str(i)
+        assert ladder.main(ladder.World, ["train", seed, str(folder)]) == 0
+        weights.append((folder / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != weights[2]  # the same seed, the same bits
+    o = genenv.Options(model=str(folder), rank=4)
+    world = ladder.World(o)
+    assert not world.chat and set(world.load_policy().params) == {"agent", "env"}
     user_error("for its own small models", household.World, o)  # other words
     assert ladder.main(ladder.World, ["train", "x", str(tmp_path / "d")]) == 2
 

@@ -8,9 +8,9 @@ import pytest
 
 from test_tool_calls import World, lines, make_task, options
 from helpers import user_error
-from worlds import InvalidTask, check_task, read_teacher
+from worlds import InvalidTask, check_task, read_teacher, task_keys
 from worlds.leaks import uncalled, ungrounded
-from worlds.tool_calls import EXAMPLE_TASKS, same_task_key, teachable
+from worlds.tool_calls import EXAMPLE_TASKS, teachable
 
 LAMP = {"name": "lamp", "description": "Switch a lamp.", "parameters": {
     "type": "object", "required": ["room", "level"], "properties": {
@@ -50,13 +50,15 @@ TRICKS = [  # (record, the reason; "" if it is a fair task)
     (task(FAIR, lamp(days=[])), GROUND), (task(FAIR, lamp(), lamp()), CHANCE),
     (task(FAIR, lamp(), lamp(colour="red")), CHANCE),
     (task("I want lamp(room='study', level=30)."), LEAKED),
-    (task(f"Use {{ as in {json.dumps(lamp()['arguments'])}."), LEAKED), (noted(json.dumps(lamp())), LEAKED),
-    (noted("Say lamp(...) as you know."), LEAKED), (task("<tool_call> the lamp of the study at 30"), LEAKED),
+    (task('Use { as in {"room": "study", "level": 30}.'), LEAKED),
+    (noted(json.dumps(lamp())), LEAKED), (noted("Say lamp(...) as you know."), LEAKED),
+    (task("<tool_call> the lamp of the study at 30"), LEAKED),
     (ask("Frank Herbert wrote Dune. Who wrote Dune?", "Frank Herbert"), LEAKED),
     (ask("Which season is it?", "spring", "summer"), CHANCE),
     (task(FAIR), ""), (task("Lamp (the one in the study) to 30, please."), ""),
     (task("The study's lamp on 30, quietly.", lamp(quiet=True)), ""),
-    (task(FAIR, lamp(colour="red")), ""), (task("Study lamp to 30, unquietly.", lamp(quiet=False)), ""),
+    (task(FAIR, lamp(colour="red")), ""),
+    (task("Study lamp to 30, unquietly.", lamp(quiet=False)), ""),
     (task("Ring in the hall twice.", *2 * [{"name": "ring", "arguments": {"room": "hall"}}]), ""),
     (task("Clamp(s) aside: the study lamp at level 30."), ""),
     (noted("Room and level, from 0 to 100 (5: dim)."), ""),
@@ -67,8 +69,9 @@ TRICKS = [  # (record, the reason; "" if it is a fair task)
 
 def verdict(world, record):
     """What the loop says of a record that the simulator wrote: "" if it is taken."""
-    seed = make_task(ask("Who wrote the novel Emma?", "Jane Austen") if "reference" in record else task(
-        "Ring the bell in the hall.", {"name": "ring", "arguments": {"room": "hall"}}), "base")
+    seed = ask("Who wrote the novel Emma?", "Jane Austen") if "reference" in record else \
+        task("Ring the bell in the hall.", {"name": "ring", "arguments": {"room": "hall"}})
+    seed = make_task(seed, "base")
     try:
         check_task(world, world.parse_task(json.dumps(record), seed, 0), seed, frozenset())
     except InvalidTask as reason:
@@ -81,7 +84,7 @@ def world():
     return World(options())
 
 
-@pytest.mark.parametrize("record, reason", TRICKS, ids=[f"{n} {r[1]}" for n, r in enumerate(TRICKS)])
+@pytest.mark.parametrize("record, reason", TRICKS)
 def test_tricks_are_refused_under_their_name_and_fair_tasks_taken(record, reason, world):
     """RWR finds whatever holds the success rate at alpha without a task; false refusals starve
     it."""
@@ -109,11 +112,13 @@ GROUNDED = [  # (request, value, whether it stands there)
     ("Three million people", 3e6, True), ("In the month of March", 3, True),
     ("At a rate of 7.5% a year", 0.075, True), ("$200,000 for the house", 200000, True),
     ("$200,000 for the house", 20000, False), ("For two hours, please", 120, True),
-    ("It loses 3 degrees", -3, True), ("For the next 2 weeks", 14, True), ("Today at 3 pm, please", 15, True),
+    ("It loses 3 degrees", -3, True), ("For the next 2 weeks", 14, True),
+    ("Today at 3 pm, please", 15, True),
     ("For a while, please", 7, False), ("Whatever you like best", True, False),
     ("Show the hours as well", True, True),
     ("Dim it to thirty percent", 30, True), ("Dim it to thirty-five", 35, True),
-    ("Dim it to thirty-five", 30, False), ("One hundred and five", 105, True), ("Take a hundred of them", 100, True),
+    ("Dim it to thirty-five", 30, False), ("One hundred and five", 105, True),
+    ("Take a hundred of them", 100, True),
     ("At st\u200budy and ｈａｌｌ", "study hall", True), ("In the study, please", "st\u00adudy", True),
     ("Not today, please", False, True), ("The hall and the study", ["hall", "attic"], False),
 ]
@@ -124,7 +129,7 @@ def test_values_in_a_request(text, value, stands):
     """Half of the words are enough, a third is not; numbers, dates and booleans are said in other
     ways."""
     tool = {"name": "f", "parameters": {"type": "object", "properties": {"hours": {}}}}
-    record = {"task": text, "tools": [tool], "calls": [{"name": "f", "arguments": {"hours": value}}]}
+    record = task(text, {"name": "f", "arguments": {"hours": value}}, tools=[tool])
     assert bool(ungrounded(make_task(record, "env"))) != stands
 
 
@@ -141,17 +146,18 @@ def test_what_a_request_names_and_no_call_has(text, left):
     assert not uncalled(make_task(ask("What is half of 30, on a Friday?", "15"), "env"))
 
 
-HIDDEN = ["study\u200b", "st\u00adudy", "ｓｔｕｄｙ", "Study ", "s\u2060tudy", "\u2066study\u2069", "stu\ufe0fdy",
-          "study\u3164", "st\U000e0041udy", "s\x08tudy"]
+HIDDEN = ["study\u200b", "st\u00adudy", "ｓｔｕｄｙ", "Study ", "s\u2060tudy", "\u2066study\u2069",
+          "stu\ufe0fdy", "study\u3164", "st\U000e0041udy", "s\x08tudy"]
 
 
 @pytest.mark.parametrize("room", HIDDEN)
 def test_signs_that_nobody_sees_make_no_other_task_but_another_answer(room, world):
     """A held-out task would be trained on, as RWR keeps what passes."""
     plain = make_task(task(FAIR), "base")
-    keys = set(same_task_key(plain))
-    by_words, by_calls = (make_task(record, "env") for record in (
-        ask(FAIR.replace("study", room), "x"), task("Something else, please.", lamp(room=room))))
-    assert keys & set(same_task_key(by_words)) and keys & set(same_task_key(by_calls))
-    assert world.score(plain, world.gold(by_calls)) == (0.0, True)
-    assert not keys & set(same_task_key(make_task(task("Something else.", lamp("attic")), "env")))
+    same_words = make_task(ask(FAIR.replace("study", room), "x"), "env")
+    same_calls = make_task(task("Something else, please.", lamp(room)), "env")
+    other = make_task(task("Something else, please.", lamp("attic")), "env")
+    for copy in (same_words, same_calls):
+        assert not task_keys(world, plain).isdisjoint(task_keys(world, copy))
+    assert task_keys(world, plain).isdisjoint(task_keys(world, other))
+    assert world.score(plain, world.gold(same_calls)) == (0.0, True)

@@ -25,11 +25,11 @@ BEFORE, AFTER = r"(?<![\w.,:/-])", r"(?!\w|[.,/-]\d)"
 
 
 def swapped(task: Task, draw) -> tuple[str, list]:
-    """(request, calls) of a task with other values: those that stand once in its request, and once in
-    its calls.
+    """(request, calls) of a task with other values: those that stand once in its request, and once
+    in its calls.
 
-    draw: a random.Random. Texts with digits, defaults, booleans and values that are a part of another
-    one stay.
+    draw: a random.Random. Texts with digits, defaults, booleans and values that are a part of
+    another one stay.
     """
     request, calls = Request(task, draw), []
     for call in task.spec["calls"]:
@@ -51,7 +51,8 @@ class Request:
             self.values += [written(value) for value, _, _ in parts]
 
     def change(self, value, schema: dict, _):
-        """Another value, which from now on stands in the request; the same where that is not sure."""
+        """Another value, which from now on stands in the request; the same where that is not
+        sure."""
         if not self.may_change(value, schema):
             return value
         place = places(written(value), self.text)[0]
@@ -96,8 +97,8 @@ def places(value: str, text: str) -> list:
 
 
 def other_value(value, schema: dict, kind: str, draw):
-    """Another value of the same kind, or None if there is none. kind: of WORDS, what becomes of words
-    in lower case."""
+    """Another value of the same kind, or None if there is none. kind: of WORDS, what becomes of
+    words in lower case."""
     if "enum" in schema:
         others = [v for v in schema["enum"] if v != value and isinstance(v, type(value))]
         return draw.choice(others) if others else None

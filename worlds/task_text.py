@@ -32,7 +32,7 @@ SYSTEM = ("You write practice requests for an assistant that calls functions. Yo
           "some of these functions with values "
           "of your own, and then write a request that names each of these values.")
 LEVEL = re.compile(r"Level: (\d) of (\d)")
-MARKED = re.compile(r"^\s*(Level|Call|Request|Solved):", re.MULTILINE)  # no line of a request
+MARKED = re.compile(r"^[^\S\n]*(Level|Call|Request|Solved):", re.MULTILINE)  # no line of a request
 
 
 def write(record: dict, write_call) -> str:
