@@ -191,7 +191,9 @@ def check_files(folder: Path, files: dict):
 def check_nothing_to_lose(folder: Path):
     """Raises UserError if a folder without a checkpoint is more than what a run leaves that was
     killed in epoch 0."""
-    if records_written(folder) > 1 or (folder / "adapters").exists():
+    # D_env begins in epoch 1
+    trained = records_written(folder) > 1 or _read(folder / "env.jsonl")
+    if trained or (folder / "adapters").exists():
         raise UserError(f"{folder} has no checkpoint.pt, but what was written after its first one: "
                         "copy it as well, or choose another --out")
 

@@ -15,7 +15,8 @@ from support import report
 from worlds import ladder, tiny_model
 
 # it ends its lines and knows a few tools, which is all that tests of the loop need
-SMALL_MODEL = {**tiny_model.MODEL, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+SMALL_MODEL = {**tiny_model.MODEL, "hidden_size": 64, "intermediate_size": 128,
+               "num_hidden_layers": 1}
 SMALL_RECIPE = dict(steps=150, batch=32, lr=6e-3)
 write_report, whole_split = report.write, ladder.World.validation_tasks  # where nothing is patched
 # a run of the small world in a second an epoch; all p_hat are in the band
@@ -32,7 +33,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def _small_base(tmp_path_factory):
-    """Folder of the small base model, and {settings: (lm, tokenizer)} of what was loaded from it."""
+    """Folder of the small base model, and {settings: (lm, tokenizer)} as loaded from it."""
     folder = tmp_path_factory.mktemp("ladder")
     pairs = ladder.World(genenv.Options()).pairs
     tiny_model.save(*tiny_model.train(ladder.WORDS, pairs, SMALL_MODEL, **SMALL_RECIPE), folder)

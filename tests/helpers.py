@@ -18,8 +18,9 @@ from policy import Policy, Rollout
 from support.options import Options
 
 WORLDS = Path(__file__).resolve().parents[1] / "worlds"
-EXAMPLE_LIST = [  # options that take our own list of functions, its few examples and held-out requests
-    "--tools", str(WORLDS / "example_tools.json"), "--base-tasks", str(WORLDS / "example_requests.jsonl"),
+EXAMPLE_LIST = [  # options: our own list of functions, its few examples and held-out requests
+    "--tools", str(WORLDS / "example_tools.json"),
+    "--base-tasks", str(WORLDS / "example_requests.jsonl"),
     "--validation-tasks", str(WORLDS / "example_heldout.jsonl")]
 WORDS = ["<pad>", "<eos>", "<stop>", "<bos>", *(f"w{i}" for i in range(36))]  # V = 40
 PAD, EOS, STOP, BOS = range(4)
@@ -45,12 +46,13 @@ def toy_tokenizer(chat=False, bos=False):
 
 
 TINY = dict(vocab_size=len(WORDS), hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128, pad_token_id=PAD,
-            bos_token_id=None, eos_token_id=EOS, initializer_range=0.3, tie_word_embeddings=False)
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+            pad_token_id=PAD, bos_token_id=None, eos_token_id=EOS, initializer_range=0.3,
+            tie_word_embeddings=False)
 
 
 def tiny_lm(seed=0, vocab=len(WORDS), eos=EOS, config=None):
-    """A random two-layer Qwen2 with grouped keys, its distributions far from flat, or of `config`."""
+    """A random two-layer Qwen2 with grouped keys, distributions far from flat; or of `config`."""
     from transformers import AutoModelForCausalLM, Qwen2Config
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -61,7 +63,8 @@ def tiny_lm(seed=0, vocab=len(WORDS), eos=EOS, config=None):
 def tiny_policy(seed=0, adapters=("agent", "env"), live=True, chat=False, bos=False,
                 dtype=torch.float32, **lm):
     """A Policy on the tiny model. live: B matrices are random, so that every adapter differs."""
-    policy = Policy(tiny_lm(seed, **lm).to(dtype), toy_tokenizer(chat, bos), adapters, rank=4, seed=seed)
+    model = tiny_lm(seed, **lm).to(dtype)
+    policy = Policy(model, toy_tokenizer(chat, bos), adapters, rank=4, seed=seed)
     if live:
         randomise(policy, seed)
     return policy
@@ -79,7 +82,10 @@ def randomise(policy, seed=0, scale=0.1):
 def random_groups(shapes, seed=0, vocab=len(WORDS)):
     """shapes: list of (P, [R, ...]) -> groups of random ids, none of them special."""
     generator = torch.Generator().manual_seed(seed)
-    ids = lambda n: torch.randint(4, vocab, (n,), generator=generator).tolist()
+
+    def ids(n):
+        return torch.randint(4, vocab, (n,), generator=generator).tolist()
+
     return [(ids(P), [ids(R) for R in Rs]) for P, Rs in shapes]
 
 
@@ -87,11 +93,15 @@ MIXED = [(5, [4, 1, 7]), (2, [3, 3]), (9, [2, 6, 1, 5]), (1, [2])]  # prompts, G
 
 
 def flat(groups, sampled=None, drawn=None):
-    """Groups of (prompt ids, response ids) -> Rollouts, one group after the other; sampled and drawn
-    for each group a list of what its Rollouts hold."""
-    return [Rollout(i, prompt, response, sampled[i][j] if sampled else (), "",
-                    drawn[i][j] if drawn else None)
-            for i, (prompt, responses) in enumerate(groups) for j, response in enumerate(responses)]
+    """Groups of (prompt ids, response ids) -> Rollouts, one group after the other; sampled and
+    drawn for each group a list of what its Rollouts hold."""
+    rollouts = []
+    for i, (prompt, responses) in enumerate(groups):
+        for j, response in enumerate(responses):
+            logps = sampled[i][j] if sampled else ()
+            own = drawn[i][j] if drawn else None
+            rollouts.append(Rollout(i, prompt, response, logps, "", own))
+    return rollouts
 
 
 def train_agent(policy, adapter, optimizer, groups, rewards, sampled=None, drawn=None,
@@ -111,7 +121,7 @@ def scores(policy, groups, temperature=1.0, token_budget=10_000, drawn=None):
 
 
 def noisy(monkeypatch, share):
-    """Every run from here on turns this share of its rewards r into 1 - r, before p_hat is taken."""
+    """Every run from here on turns this share of its rewards r into 1 - r, before p_hat."""
     trace_of = genenv.trace_of
 
     def noise(run, *attempt):
@@ -173,8 +183,9 @@ def same(a, b):
 
 def close(a, b, tolerance=1e-5):
     """Near equality of two lists of tensors, relative to the largest entry of all."""
-    scale = max(float(y.abs().max()) for y in b)
-    return max(float((x - y).abs().max()) for x, y in zip(a, b)) <= tolerance * max(scale, 1e-3)
+    scale = max(1e-3, *(float(y.abs().max()) for y in b))
+    errors = [float((x - y).abs().max()) for x, y in zip(a, b)]
+    return max(errors) <= tolerance * scale
 
 
 def same_run(a, b):
@@ -209,8 +220,8 @@ def one_line(capsys, code, *words):
 
 
 class Speaker:
-    """A policy that says what it is told to: a list of turns for each rollout; a token is a text. An
-    episode that has not ended with its turns ran into `limit`."""
+    """A policy that says what it is told to: a list of turns for each rollout; a token is a text.
+    An episode that has not ended with its turns ran into `limit`."""
 
     def __init__(self, replies, limit="too many turns"):
         self.replies, self.limit, self.read = replies, limit, []

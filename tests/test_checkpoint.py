@@ -54,8 +54,8 @@ def test_both_players_were_trained_and_nothing_held_out_was(quiet_run):
         assert any(w.abs().max() > 0 for key, w in weights.items() if "lora_B" in key), name
     trained = {r["task"]["id"] for r in read_jsonl(quiet_run / "train.jsonl")}
     world = ladder.World(genenv.Options())
-    held_out = {task.id for split in ("validation", "tuning") for task in world.validation_tasks(split)}
-    assert len(trained) > 20 and not trained & held_out
+    held_out = world.validation_tasks() + world.validation_tasks("tuning")
+    assert len(trained) > 20 and trained.isdisjoint(task.id for task in held_out)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ def test_two_epochs_and_one_more_equal_three(quiet_run, tmp_path, small_ladder):
     # epoch 0 has one step, epoch 1 two: in epoch 2, or after the last step of epoch 1
     (signal.SIGINT, "interact", 4), (signal.SIGTERM, "update_environment", 1)])
 def test_a_signal_loses_nothing(quiet_run, tmp_path, small_ladder, number, name, call, monkeypatch):
-    """A signal ends the run after the step, or the epoch, and the resumed run equals the quiet one."""
+    """A signal ends the run after the step, or the epoch, and resumed it equals the quiet one."""
     calls, real = [], getattr(genenv, name)
 
     def interrupted(*args):
@@ -91,7 +91,7 @@ def test_a_signal_loses_nothing(quiet_run, tmp_path, small_ladder, number, name,
 
 
 def in_child(command, kill_after=None) -> int:
-    """command() in a process of its own -> its exit code, -9 if it was killed after so many seconds."""
+    """command() in a process of its own -> its exit code, -9 if it was killed after so long."""
     pid = os.fork()
     if pid == 0:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # it would only clutter the report
@@ -229,7 +229,7 @@ def test_an_option_that_matters_cannot_change(flag, value, copy, capsys):
 
 def test_memory_options_may_change(copy):
     """What an out-of-memory message advises."""
-    assert resume(copy, "--token-budget", "999", "--max-rows", "16", "--threads", "1", "--epochs", "4") == 0
+    assert resume(copy, "--token-budget", "999", "--max-rows", "16", "--epochs", "4") == 0
     assert len(read_jsonl(copy / "metrics.jsonl")) == 5
 
 

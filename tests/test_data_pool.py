@@ -57,14 +57,15 @@ def test_only_valid_traces_enter_d_train(tmp_path):
 
 
 def test_p_hat_remembers_its_epoch_and_goes_stale(tmp_path):
-    """Seeds would be chosen by success rates of an agent long gone, or base tasks taken for recent."""
+    """Seeds would be chosen by rates of an agent long gone, or base tasks taken for recent."""
     pool = TrainPool(tmp_path / "t", base())
     for i, epoch in enumerate((1, 3, 4)):
         pool.add(written(i, epoch), [trace()], i / 4, epoch)
     pool.add(pool.base[0], [trace()], 0.5, 4)
-    names = lambda epoch: [task.text for task, _ in pool.recent(epoch)]
-    assert names(3) == ["env 0", "env 1", "env 2"] and names(4) == names(5) == ["env 1", "env 2"]
-    assert names(6) == ["env 2"] and names(7) == []
+    names = [[task.text for task, _ in pool.recent(epoch)] for epoch in range(8)]
+    assert names[3] == ["env 0", "env 1", "env 2"]
+    assert names[4] == names[5] == ["env 1", "env 2"]
+    assert names[6] == ["env 2"] and names[7] == []
     assert [pool.recent_p_hat(written(i), 5) for i in range(4)] == [None, 0.25, 0.5, None]
     pool.add(written(0), [trace()], 1.0, 5)  # measured again: recent again
     assert ("env 0", 1.0) in [(task.text, p) for task, p in pool.recent(5)]

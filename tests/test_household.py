@@ -263,6 +263,16 @@ def untrained_policy(world):
     return Policy(lm, word_tokenizer(h.WORDS), rank=2, seed=world.o.seed)
 
 
+def test_an_episode_acts_in_the_household_of_its_own_task():
+    """Crossed plans: the first attempt at each task is the right one for it, or for the other."""
+    tasks = TINY.base_tasks()[:2]
+    plans = [list(h.plan(task)) for task in tasks]
+    crossed = Speaker([plans[0], plans[1], plans[1], plans[0]])
+    rollouts, texts = play(TINY, OPTIONS, crossed, "agent", tasks, 2, 1.0, None, 8)
+    rewards = [attempt_score(TINY, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
+    assert rewards == [1, 0, 1, 0]
+
+
 def test_a_run_of_episodes_is_resumed_inside_an_epoch(tmp_path, monkeypatch):
     """Episodes that go on after a stop would be others: their state lives in the rollout alone."""
     noisy(monkeypatch, 0.4)  # an untrained model would earn nothing

@@ -16,10 +16,11 @@ from model.files import append_jsonl, read_jsonl
 from test_tool_calls import chat_model
 
 SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2",
-         "--val-samples", "1", "--max-task-tokens", "32", "--max-response-tokens", "24", "--epochs", "1",
-         "--steps", "1", "--max-prompt-tokens", "2048", "--call-format", "python"]
+         "--val-samples", "1", "--max-task-tokens", "32", "--max-response-tokens", "24",
+         "--epochs", "1", "--steps", "1", "--max-prompt-tokens", "2048", "--call-format", "python"]
 TOOL = {"name": "dim", "description": "Dim a lamp.", "parameters": {
-    "type": "object", "properties": {"lamp": {"type": "integer", "minimum": 0}}, "required": ["lamp"]}}
+    "type": "object", "required": ["lamp"],
+    "properties": {"lamp": {"type": "integer", "minimum": 0}}}}
 BASE = [*({"task": f"Please dim lamp {n} for me.", "tools": [TOOL],
            "calls": [{"name": "dim", "arguments": {"lamp": n}}]} for n in range(9)),
         *({"task": f"What is the name of pupil {n}?", "reference": f"name{n}"} for n in range(3))]
@@ -56,7 +57,8 @@ def test_what_cannot_work_is_one_line_and_leaves_no_folder(model, tmp_path, caps
     servers = tmp_path / "servers.json"
     servers.write_text('{"mcpServers": {"time": {"command": "uvx"}}}')
     one_line(capsys, command(model, few, tmp_path / "r"), few, "give 4 or more")
-    one_line(capsys, command(model, tasks, tmp_path / "r", "--tools", str(servers)), servers, "no tool")
+    code = command(model, tasks, tmp_path / "r", "--tools", str(servers))
+    one_line(capsys, code, servers, "no tool")
     monkeypatch.setattr(memory, "check", partial(memory.check, available=1e6))
     one_line(capsys, command(model, tasks, tmp_path / "r"), "--max-rows")
     assert not (tmp_path / "r").exists()
