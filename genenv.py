@@ -258,7 +258,7 @@ def update_agent(run, trials) -> dict:
         stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
     for trial in trials:
         trial.rollouts = []  # GRPO is on-policy: no later update may use them
-    return {**stats, **moved}
+    return {**stats, **moved, "agent_reward": float(rewards.mean())}
 
 
 # ---- 2b. the environment

@@ -31,6 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from model.files import UserError, append_jsonl, exit_code, read_jsonl
+from support.metrics import interval, mean
 from support.options import Options, Parser, at_least
 from worlds import load_world, world_names
 
@@ -78,8 +79,6 @@ SUITES = dict.fromkeys(BASES, RIVALS) | {
 KEPT = ("epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds", "alpha",
         "entropy", "task_length", "distinct_tasks", "env_kept", "env_kl", "validation_greedy", "solved",
         "unsolved", "trained_tokens")
-# of the t-distribution, by degrees of freedom
-T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -154,18 +153,9 @@ def collect(job) -> dict:
 # the table
 
 
-def half_width(values) -> float:
-    """Half of the 95 % t-interval of the mean of n values; NaN for a single one."""
-    n = len(values)
-    return T_95[min(n - 1, len(T_95)) - 1] * np.std(values, ddof=1) / n ** 0.5 if n > 1 else np.nan
-
-
-def interval(values) -> str:
-    """Mean and bounds of the 95 % t-interval over seeds; the mean alone for one seed."""
-    if not len(values):
-        return "-"
-    mean, half = np.mean(values), half_width(values)
-    return f"{mean:+.3f}" + (f" ({mean - half:+.3f} to {mean + half:+.3f})" if len(values) > 1 else "")
+def mean_of(key, metrics):
+    """Mean of a figure over the epochs that measured it; None if none did."""
+    return mean(m[key] for m in metrics if m[key] is not None)
 
 
 # the second half of a run's epochs, where an untrained simulator has had time to go stale
@@ -173,8 +163,8 @@ later = lambda metrics: metrics[1 + len(metrics) // 2:] or metrics
 MEASURES = {  # head of a column: what a run's metrics say
     "held-out, last epoch": lambda ms: ms[-1]["validation"],
     "held-out, mean of epochs": lambda ms: np.mean([m["validation"] for m in ms[1:] or ms]),
-    "success on its tasks, 2nd half": lambda ms: np.mean([m["success_rate"] for m in later(ms)]),
-    "mixed groups, 2nd half": lambda ms: np.mean([m["mixed_share"] for m in later(ms)]),
+    "success on its tasks, 2nd half": lambda ms: mean_of("success_rate", later(ms)),
+    "mixed groups, 2nd half": lambda ms: mean_of("mixed_share", later(ms)),
     "CPU minutes": lambda ms: sum(m["cpu_seconds"] for m in ms) / 60}
 
 

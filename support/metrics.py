@@ -5,22 +5,30 @@ response length, solved and unsolved tasks. Added: entropy, mixed groups, KL, ef
 size, diversity, and the reasons why generated tasks are refused.
 
 Usage: support/run.py calls `epoch_record` and `samples` at the end of every epoch; report.py and
-screen.py show the record, health.py judges it.
+screen.py show the record, health.py judges it. `interval` is for runs over several seeds.
 
 Deviations: `validation` is the mean over several sampled attempts per task, which moves smoothly;
-`validation_greedy` is the usual single attempt at temperature 0.
+`validation_greedy` is the usual single attempt at temperature 0. A figure that an epoch did not
+measure is null in its record; validation alone is repeated until it is measured again.
 """
 import math
 from collections import Counter
 from contextlib import contextmanager
 
-import torch
+import numpy as np
 
-from model.files import UserError
 import curriculum
-from support import health
 from data_pool import task_id
+from model.files import UserError
+from support import health
 from worlds.play import attempt_score, play
+
+# of the t-distribution, by degrees of freedom
+T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
+
+
+# ---------------------------------------------------------------------------------------------
+# held-out tasks
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
@@ -35,46 +43,150 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
 
 def validation(run) -> dict:
     """Held-out tasks: success of sampled and of greedy attempts, and by category. Measured every
-    --val-every epochs and after the last one; the last measurement, of epoch "validated", is repeated in
-    between. "validation_rates" has the rate of each task, by category; runs with the same "validation_set"
-    have the same held-out tasks in the same order, and can be compared task by task."""
+    --val-every epochs and after the last one; the last measurement, of epoch "validated", is
+    repeated in between. "validation_rates" has the rate of each task, by category in the world's
+    own order; runs with the same "validation_set" have the same held-out tasks in the same order,
+    and can be compared task by task."""
     o, epoch = run.o, run.state.epoch
     if epoch % o.val_every and epoch != o.epochs:
-        return {k: v for k, v in run.history[-1].items() if k.startswith("validat")}
-    tasks, by_category = run.world.validation_tasks(), {}
+        return {key: value for key, value in run.history[-1].items() if key.startswith("validat")}
+    tasks = run.world.validation_tasks()
     sampled = rates_on(run, tasks, o.val_samples, o.temperature)
+    greedy = rates_on(run, tasks, 1, 0.0)
+    by_category = {}
     for task, rate in zip(tasks, sampled):
         by_category.setdefault(run.world.category(task), []).append(rate)
-    return {"validated": epoch, "validation": mean(sampled), "validation_rates": by_category,
-            "validation_greedy": mean(rates_on(run, tasks, 1, 0.0)),
-            "validation_set": task_id({"held out": [(task.id, task.text) for task in tasks]}),
-            "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()}}
+    return {
+        "validated": epoch,
+        "validation": mean(sampled),
+        "validation_rates": by_category,
+        "validation_greedy": mean(greedy),
+        "validation_set": task_id({"held out": [(task.id, task.text) for task in tasks]}),
+        "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()},
+    }
+
+
+# ---------------------------------------------------------------------------------------------
+# the record of an epoch
 
 
 def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     """The metrics of the epoch in run.state, JSON-ready. Rates and shares in [0, 1], lengths in
-    tokens or the world's units, KL and `entropy` in nats per token, `skill_entropy` in bits."""
-    state, world, new = run.state, run.world, new_trials(run.state)
-    traces = [e for x in state.trials for e in x.traces]
-    record = dict(epoch=state.epoch, alpha=alpha, success_rate=mean(x.p_hat for x in new), **validation(run),
-        reward=mean(e.reward for e in traces), entropy=state.surprise / max(1, sum(e.tokens for e in traces)),
-        mixed_share=mean(len({e.reward for e in x.traces}) > 1 for x in new), distinct_tasks=len(new),
-        task_length=mean(world.task_length(x.task) for x in new), solved=mean(x.p_hat == 1 for x in new),
-        response_length=mean(e.tokens for x in state.trials if x.task.origin != "base" for e in x.traces),
-        unsolved=mean(x.p_hat == 0 for x in new), seconds=state.seconds, cpu_seconds=state.cpu_seconds,
-        p_hat_counts=p_hat_counts(new, run.o.G),
-        skill_entropy=entropy(s for x in new for s in world.skills(x.task)), written=state.written,
-        invalid=dict(state.invalid), truncated=mean(bool(e.truncated) for e in traces),
-        **{key: mean(a[key] for a in state.agent) for key in
-           ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch")},
-        skipped_steps=sum(a["skipped_steps"] for a in state.agent), category_name=world.category_name,
-        other_adapter_moved=any(a.get("other_moved") for a in [*state.agent, env_stats]),
-        **{key: env_stats.get(key, 0) for key in ("env_kept", "env_kl", "env_kl_step", "env_ess",
-           "env_weight_ratio", "env_steps", "env_capped", "env_skipped_steps")},
-        d_train=len(run.train_pool.tasks), d_env=len(run.env_pool.records), length_unit=world.length_unit)
-    record["refused"] = health.refused(record) / max(1, record["written"])
-    record = {k: round(v, 6) if isinstance(v, float) else v for k, v in record.items()}
+    tokens or the world's units, KL and `entropy` in nats per token, `skill_entropy` in bits, times
+    in seconds. What was not measured is None."""
+    new = new_trials(run.state)
+    record = {"epoch": run.state.epoch, "alpha": alpha}
+    record |= success_figures(new, run.o.G)
+    record |= validation(run)
+    record |= length_figures(run, new)
+    record |= agent_figures(run, env_stats)
+    record |= simulator_figures(run, new, env_stats)
+    record |= size_figures(run, new)
+    for key, value in record.items():
+        if isinstance(value, float):
+            record[key] = round(value, 6)
     return {**record, "warnings": health.warnings(record, run.history, run.o)}
+
+
+def success_figures(new, G: int) -> dict:
+    """How difficult an epoch's new tasks were for the agent. new: their Trials, G attempts each."""
+    figures = {}
+    # mean of p_hat (Eq. 2)
+    figures["success_rate"] = mean(trial.p_hat for trial in new)
+    # how many tasks were solved 0, 1, ... G times
+    figures["p_hat_counts"] = p_hat_counts(new, G)
+    # share of the tasks that were solved every time, and never
+    figures["solved"] = mean(trial.p_hat == 1 for trial in new)
+    figures["unsolved"] = mean(trial.p_hat == 0 for trial in new)
+    # share of the tasks with right and wrong attempts: from others GRPO learns nothing
+    figures["mixed_share"] = mean(len({e.reward for e in trial.traces}) > 1 for trial in new)
+    return figures
+
+
+def length_figures(run, new) -> dict:
+    """How long an epoch's new tasks were, and the responses to all that were written."""
+    responses = []
+    for trial in run.state.trials:
+        if trial.task.origin != "base":
+            responses += trial.traces
+    return {
+        # in the world's own unit, which length_unit names
+        "task_length": mean(run.world.task_length(trial.task) for trial in new),
+        "length_unit": run.world.length_unit,
+        # in tokens, replayed tasks included
+        "response_length": mean(e.tokens for e in responses),
+    }
+
+
+def agent_figures(run, env_stats: dict) -> dict:
+    """The agent's attempts at all tasks of an epoch, and its GRPO updates: means over the
+    updates."""
+    state, figures = run.state, {}
+    traces = [e for trial in state.trials for e in trial.traces]
+    # Eq. 1, over all attempts
+    figures["reward"] = mean(e.reward for e in traces)
+    # what GRPO was given in its place, by --agent-reward
+    figures["agent_reward"] = None
+    if run.o.agent_reward != "plain":
+        figures["agent_reward"] = mean(stats["agent_reward"] for stats in state.agent)
+    # of the policy, per token
+    tokens = max(1, sum(e.tokens for e in traces))
+    figures["entropy"] = state.surprise / tokens if traces else None
+    # share of the attempts that ran into a limit
+    figures["truncated"] = mean(bool(e.truncated) for e in traces)
+    # see grpo.grpo_update
+    for key in ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch"):
+        figures[key] = mean(stats[key] for stats in state.agent)
+    # steps that were left out, as they were not finite
+    figures["skipped_steps"] = sum(stats["skipped_steps"] for stats in state.agent)
+    # whether an update of one player moved the other one as well
+    updates = [*state.agent, env_stats]
+    figures["other_adapter_moved"] = any(stats.get("other_moved") for stats in updates)
+    return figures
+
+
+def simulator_figures(run, new, env_stats: dict) -> dict:
+    """What the simulator wrote in an epoch, and its RWR update. env_stats: of rwr.rwr_update, and
+    env_kept, the number of this epoch's tasks in the band."""
+    state = run.state
+    figures = {
+        # texts that it wrote, {reason: how many of them are no new task}, share of the malformed
+        "written": state.written,
+        "invalid": dict(state.invalid),
+        "refused": None,
+        # variety of the new tasks, in bits
+        "skill_entropy": entropy(skill for x in new for skill in run.world.skills(x.task)),
+        # tasks in the band |p_hat - alpha| <= k_min
+        "env_kept": None,
+    }
+    if state.written:
+        figures["refused"] = health.refused(figures) / state.written
+        figures["env_kept"] = env_stats["env_kept"]
+    # see rwr.rwr_update; there are weights where a step was planned
+    for key in ("env_steps", "env_capped", "env_skipped_steps"):
+        figures[key] = env_stats.get(key, 0)
+    planned = figures["env_steps"] or figures["env_capped"] or figures["env_skipped_steps"]
+    for key in ("env_kl", "env_kl_step"):
+        figures[key] = env_stats.get(key)
+    for key in ("env_ess", "env_weight_ratio"):
+        figures[key] = env_stats.get(key) if planned else None
+    return figures
+
+
+def size_figures(run, new) -> dict:
+    """How much there is of what, and how long the epoch took."""
+    return {
+        # new tasks, each once
+        "distinct_tasks": len(new),
+        # both pools, all epochs so far
+        "d_train": len(run.train_pool.tasks),
+        "d_env": len(run.env_pool.records),
+        # of training, validation not counted; CPU time of this process
+        "seconds": run.state.seconds,
+        "cpu_seconds": run.state.cpu_seconds,
+        # what the world calls a kind of held-out tasks
+        "category_name": run.world.category_name,
+    }
 
 
 def p_hat_counts(trials, G: int) -> list[int]:
@@ -88,72 +200,128 @@ def p_hat_counts(trials, G: int) -> list[int]:
 def surprise(rollouts) -> float:
     """Sum of -log-prob over the tokens that were drawn, in nats, at the sampling temperature. Per
     token it estimates the policy's entropy."""
-    return -sum(p for r in rollouts for p, drawn in zip(r.logps, r.drawn or [True] * len(r.logps)) if drawn)
+    logps = []
+    for r in rollouts:
+        drawn = r.drawn or [True] * len(r.logps)
+        logps += [logp for logp, was_drawn in zip(r.logps, drawn) if was_drawn]
+    return -sum(logps)
 
 
 def first_trials(trials) -> list:
-    """The first Trial of every task: a new task may be tried again in its epoch, and its first p_hat
-    counts."""
-    first = {trial.task.id: trial for trial in reversed(trials)}  # of equal ids the last one stays
-    return [first[i] for i in dict.fromkeys(trial.task.id for trial in trials)]
+    """The first Trial of every task: a new task may be tried again in its epoch, and its first
+    p_hat counts."""
+    first = {}
+    for trial in trials:
+        first.setdefault(trial.task.id, trial)
+    return list(first.values())
 
 
 def new_trials(state) -> list:
     """The first Trials of the tasks that are new in this epoch."""
-    return first_trials([x for x in state.trials if x.task.origin != "base"
-                         and (x.task.epoch == state.epoch or x.task.origin != "env")])
+    new = []
+    for trial in state.trials:
+        origin, epoch = trial.task.origin, trial.task.epoch
+        # ready-made tasks are drawn anew in every epoch
+        if origin != "base" and (epoch == state.epoch or origin != "env"):
+            new.append(trial)
+    return first_trials(new)
+
+
+def samples(run, n=8) -> list:
+    """What a person should read: n tasks of the epoch next to the task that they vary, the expected
+    answer, the best and the worst trace; and texts that were refused, with the reason."""
+    epoch, trials = run.state.epoch, first_trials(run.state.trials)
+    records = []
+    for trial in trials[::max(1, len(trials) // n)][:n]:
+        task, seed_task = trial.task, run.train_pool.tasks.get(trial.task.seed_task)
+        best = max(trial.traces, key=lambda e: e.reward)
+        worst = min(trial.traces, key=lambda e: e.reward)
+        attempts = [best] if best.text == worst.text else [best, worst]
+        records.append({
+            "epoch": epoch, "written_in": task.epoch, "task": task.text, "origin": task.origin,
+            "p_hat": trial.p_hat, "seed_task": seed_task.text if seed_task else "",
+            "expected": run.world.gold(task),
+            "traces": [{"text": e.text, "reward": e.reward} for e in attempts]})
+    for seed_task, text, reason in run.state.refused:
+        records.append({"epoch": epoch, "seed_task": seed_task, "refused": text, "reason": reason})
+    return records
+
+
+# ---------------------------------------------------------------------------------------------
+# while an epoch goes on
 
 
 @contextmanager
 def movement(adapters: dict, adapter):
-    """Within, `adapter` may move and no other of the {name: its parameters} may; "": nothing is watched.
-    Yields a dictionary that is filled at the end: other_moved, whether a bit of another one has changed."""
+    """Within, `adapter` may move and no other of the {name: its parameters} may; "": nothing is
+    watched. Yields a dictionary that is filled at the end: other_moved, whether a bit of another
+    one has changed."""
+    import torch  # here and not above: pages and comparisons are made without it
     rest = [p for name, params in adapters.items() if adapter not in ("", name) for p in params]
     before = [p.detach().clone() for p in rest]
-    yield (found := {})
+    result = {}
+    yield result
     # compared where they lie, as whole numbers (a NaN is not itself), and read once
-    changed = [(p.detach().view(torch.int32) != old.view(torch.int32)).any() for p, old in zip(rest, before)]
-    found["other_moved"] = bool(changed) and bool(torch.stack(changed).any())
+    changed = []
+    for p, old in zip(rest, before):
+        differs = p.detach().view(torch.int32) != old.view(torch.int32)
+        changed.append(differs.any())
+    result["other_moved"] = bool(changed) and bool(torch.stack(changed).any())
 
 
 @contextmanager
 def peak_memory(peaks: dict, phase: str):
-    """Within: peaks[phase] becomes the most bytes that torch had allocated on a GPU in that phase so far.
+    """Within: peaks[phase] becomes the most bytes that torch had allocated on a GPU in that phase
+    so far.
 
     Raises UserError, naming the phase and what to lower, where the GPU runs out of memory.
     """
+    import torch
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
+    option = "--token-budget" if "update" in phase else "--max-rows"
     try:
         yield
     except torch.OutOfMemoryError:
-        raise UserError(f"out of GPU memory in {phase}: lower --"
-                        f"{'token-budget' if 'update' in phase else 'max-rows'}") from None
+        raise UserError(f"out of GPU memory in {phase}: lower {option}") from None
     peaks[phase] = max(torch.cuda.max_memory_allocated(), peaks.get(phase, 0))
 
 
-def mean(values) -> float:
-    """Arithmetic mean, 0 for nothing."""
-    return sum(known) / len(known) if (known := list(values)) else 0.0
+# ---------------------------------------------------------------------------------------------
+# statistics
 
 
-def entropy(labels) -> float:
-    """Entropy of a list of labels in bits."""
+def mean(values) -> float | None:
+    """Arithmetic mean, None for nothing."""
+    numbers = list(values)
+    return sum(numbers) / len(numbers) if numbers else None
+
+
+def entropy(labels) -> float | None:
+    """Entropy of a list of labels in bits, None for nothing."""
     counts = Counter(labels)
-    return sum(n / counts.total() * math.log2(counts.total() / n) for n in counts.values())
+    n = counts.total()
+    if not n:
+        return None
+    return sum(count / n * math.log2(n / count) for count in counts.values())
 
 
-def samples(run, n=8) -> list:
-    """What a person should read: tasks of the epoch next to the task that they vary, the expected
-    answer, the best and the worst trace; and texts that were refused, with the reason."""
-    state, shown, trials = run.state, [], first_trials(run.state.trials)
-    for x in trials[::max(1, len(trials) // n)][:n]:
-        parent = run.train_pool.tasks.get(x.task.seed_task)
-        # once if they are alike
-        best_and_worst = {e.text: e for e in (pick(x.traces, key=lambda e: e.reward) for pick in (max, min))}
-        shown.append(dict(
-            epoch=state.epoch, written_in=x.task.epoch, task=x.task.text, origin=x.task.origin, p_hat=x.p_hat,
-            seed_task=parent.text if parent else "", expected=run.world.gold(x.task),
-            traces=[{"text": e.text, "reward": e.reward} for e in best_and_worst.values()]))
-    return shown + [dict(epoch=state.epoch, seed_task=seed_task, refused=text, reason=reason)
-                    for seed_task, text, reason in state.refused]
+def half_width(values) -> float:
+    """Half of the 95 % t-interval of the mean of n values; NaN for a single one."""
+    n = len(values)
+    if n < 2:
+        return math.nan
+    t = T_95[min(n - 1, len(T_95)) - 1]
+    return t * np.std(values, ddof=1) / n ** 0.5
+
+
+def interval(values) -> str:
+    """Mean and bounds of the 95 % t-interval over seeds; the mean alone for one seed. A run that
+    did not measure the figure (None) is left out."""
+    values = [value for value in values if value is not None]
+    if not values:
+        return "-"
+    center, half = np.mean(values), half_width(values)
+    if len(values) == 1:
+        return f"{center:+.3f}"
+    return f"{center:+.3f} ({center - half:+.3f} to {center + half:+.3f})"

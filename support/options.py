@@ -84,11 +84,11 @@ class Options:
     # memory
     token_budget: int = 16384         # padded tokens per micro-batch of a training pass
     max_rows: int = 512               # rollouts decoded at once
-    # not on the command line, as no comment follows: what the world brings; the day a run began; a
-    # hash of its functions of curriculum.py
+    # not on the command line, as no comment follows: what the world brings; the day a run began;
+    # hashes of the functions of curriculum.py that it names
     world_options: dict = field(default_factory=dict)
     date: str = ""
-    functions_hash: str = ""
+    function_hashes: dict = field(default_factory=dict)
 
 
 _7B = {"world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct", "epochs": 10, "steps": 8,

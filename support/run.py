@@ -77,6 +77,7 @@ class Run:
     history: list = field(default_factory=list)  # metrics records of the epochs that are over
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
     peaks: dict = field(default_factory=dict)    # {phase: peak memory of a GPU in bytes}
+    ends: list = field(default_factory=list)     # when the epochs of this process ended
     since: float = field(default_factory=time.perf_counter)  # until then state.seconds is counted
     cpu_since: float = field(default_factory=time.process_time)  # and state.cpu_seconds
     began: float = field(default_factory=time.perf_counter)  # or went on
@@ -117,7 +118,7 @@ def prepare_run(o, world=None) -> Run:
     if it is open already."""
     torch.set_num_threads(o.threads or torch.get_num_threads())
     # a chat template may name the day: it stays that on which the run began
-    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"), functions_hash=functions_hash(o))
+    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"), function_hashes=function_hashes(o))
     folder, lock = checkpoint.choose_folder(o), None
     if o.resume:
         lock = checkpoint.lock_folder(folder)
@@ -171,15 +172,17 @@ def base_fingerprint(policy) -> int:
     return hash(tuple(weights.flatten().tolist()))
 
 
-def functions_hash(o) -> str:
-    """Six digits for the functions of curriculum.py that the options name, after those that the run
-    had before they were edited: in another run the same name may have meant something else."""
-    names = [prefix + getattr(o, option) for option, prefix in NAMED.items()]
-    now = task_id(curriculum.source(*names))[:6]
-    earlier = o.functions_hash.split()
-    if now in earlier:
-        return o.functions_hash
-    return " ".join([*earlier, now])
+def function_hashes(o) -> dict:
+    """{function of curriculum.py that an option names: a hash of its code}: in another run the same
+    name may mean something else. Of a function that was edited before a run went on, all of its
+    hashes."""
+    hashes = {}
+    for option, prefix in NAMED.items():
+        name = prefix + getattr(o, option)
+        code = task_id(curriculum.source(name))[:6]
+        earlier = o.function_hashes.get(name, "").split()
+        hashes[name] = " ".join(dict.fromkeys([*earlier, code]))
+    return hashes
 
 
 def alpha_of(run) -> float:
@@ -217,6 +220,10 @@ def end_epoch(run, env_stats, alpha):
         print(health.judge(record), flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
+    run.ends.append(time.perf_counter())
+    left = screen.time_left(run.ends, run.o.epochs - record["epoch"])
+    if left:
+        print(left, flush=True)
     # validation and saving are not training
     run.since, run.cpu_since = time.perf_counter(), time.process_time()
     checkpoint.stop_if_asked(run, 0)
@@ -230,4 +237,4 @@ def finish(run):
     if peaks:  # none on a CPU
         print("peak memory of the GPU: " + ", ".join(peaks))
     report.write(run.folder)
-    print(screen.closing_words(run, round(time.perf_counter() - run.began)))
+    print(screen.closing_words(run, time.perf_counter() - run.began))

@@ -12,6 +12,7 @@ from helpers import user_error
 import genenv
 from scripts import experiments
 from support import report
+from support.metrics import half_width, interval
 from model.files import read_jsonl
 
 TINY = ["--epochs", "1", "--steps", "1", "--seed-tasks", "2", "--variations", "2", "--G", "2",
@@ -60,9 +61,9 @@ def test_seed_0_has_the_shipped_base_model_and_others_are_asked_for(tmp_path, mo
 
 def test_interval_and_equal_time_by_hand():
     # n = 3: mean 2, s = 1, t = 4.303
-    assert experiments.half_width([1, 2, 3]) == pytest.approx(4.303 / 3 ** 0.5)
-    assert experiments.interval([1, 2, 3]) == "+2.000 (-0.484 to +4.484)"
-    assert experiments.interval([2]) == "+2.000" and np.isnan(experiments.half_width([2]))
+    assert half_width([1, 2, 3]) == pytest.approx(4.303 / 3 ** 0.5)
+    assert interval([1, 2, 3]) == "+2.000 (-0.484 to +4.484)"
+    assert interval([2]) == "+2.000" and np.isnan(half_width([2]))
     epochs = lambda seconds, values: [{"cpu_seconds": seconds, "validation": v} for v in values]
     # the rival has trained for 3 * 2 = 6 s; we have come to our second epoch, at 3 s each
     ours, rival = epochs(3, [0.1, 0.5, 0.9]), epochs(2, [0.1, 0.2, 0.3])

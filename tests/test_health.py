@@ -14,14 +14,20 @@ from support import health
 from support import metrics as measure
 
 QUIET = dict(epoch=3, alpha=0.5, success_rate=0.5, validated=3, validation=0.5, distinct_tasks=40,
-             reward=0.5, skill_entropy=2.0, written=48, invalid={}, truncated=0.0, zero_variance=0.2,
-             env_kept=20, env_kl=0.1, env_steps=16, env_capped=0,
-             mismatch=0.015, skipped_steps=0, env_skipped_steps=0, other_adapter_moved=False)
+             reward=0.5, skill_entropy=2.0, written=48, invalid={}, truncated=0.0,
+             zero_variance=0.2, env_kept=20, env_kl=0.1, env_steps=16, env_capped=0,
+             p_hat_counts=[10, 20, 10], refused=0.1, mismatch=0.025, skipped_steps=0,
+             env_skipped_steps=0, other_adapter_moved=False, validation_greedy=0.5, solved=0.1,
+             unsolved=0.0, agent_reward=None, env_ess=9.0, kl=0.1, env_kl_step=0.1,
+             response_length=9.0, length_unit="tools")
 
 
 def epochs(n=0, **fields):
     """Six epochs, of which the last n have these fields."""
-    return [{**QUIET, **(fields if t >= 6 - n else {}), "epoch": t, "validated": t} for t in range(6)]
+    records = [{**QUIET, "epoch": t, "validated": t} for t in range(6)]
+    for r in records[6 - n:]:
+        r.update(fields)
+    return records
 
 
 def found(records, **options):
@@ -36,12 +42,15 @@ SICK = {  # name: (last epochs with these fields, fields, the one warning, words
     "uses few skills": (1, dict(skill_entropy=1.1), "collapse", "1.10 bits"),
     "starves": (1, dict(env_kept=1), "starvation", "raise --k-min"),
     "is never updated": (1, dict(env_kept=8, env_steps=0), "starvation", "lower --env-batch 32"),
-    "has only hard tasks": (1, dict(zero_variance=1.0, reward=0.0, env_kept=0), "no signal", "raise --G"),
+    "has only hard tasks": (1, dict(zero_variance=1.0, reward=0.0, env_kept=0), "no signal",
+                            "raise --G"),
     "gets cut-off answers": (1, dict(truncated=0.4), "cut off", "--max-response-tokens"),
     "babbles": (1, dict(invalid={"malformed": 40}, distinct_tasks=8), "invalid", "malformed 40"),
+    "writes no task": (1, dict(invalid={"malformed": 48}, distinct_tasks=0, env_kept=0, env_steps=0,
+                               success_rate=None, skill_entropy=None), "invalid", "malformed 48"),
     "moves too fast": (2, dict(env_capped=1, env_steps=0), "KL cap", "lower --env-lr"),
     "drifts": (2, dict(env_kl=3.0), "KL", "3.0 nats"),
-    "is scored otherwise": (1, dict(mismatch=0.03), "mismatch", "0.030 nats"),
+    "is scored otherwise": (1, dict(mismatch=0.04), "mismatch", "0.040 nats"),
     "moves the agent": (1, dict(other_adapter_moved=True), "leak", "other adapter"),
     "spoils its steps": (1, dict(env_skipped_steps=3), "not finite", "--env-lr"),
 }
@@ -59,17 +68,15 @@ def test_a_simulator_that(name):
 
 def test_a_healthy_run_and_chance_raise_no_warning():
     """One bad estimate says nothing yet; nor does a variant without a simulator."""
-    none = dict(written=0, env_kept=0, env_steps=0, env_kl=0.0, skill_entropy=0.0)
+    none = dict(written=0, env_kept=None, env_steps=0, env_kl=None, skill_entropy=None)
     assert found(epochs()) == found(epochs(6, **none), variant="static") == []
     assert found(epochs(1, env_kl=3.0)) == found(epochs(6, invalid={"copy of the seed": 33})) == []
 
 
-@pytest.mark.parametrize("success, word", [(0.9, "stale"), (0.5, "medium"), (0.1, "too hard")])
-def test_epoch_0_is_judged_and_nothing_is_stopped(success, word):
-    """In one line, with the share of mixed groups."""
-    line = health.judge({**QUIET, "success_rate": success, "mixed_share": 0.25})
-    assert word in line and "0.25" in line and "\n" not in line and len(line) <= 100
-    assert health.judge({**QUIET, "distinct_tasks": 0, "written": 0, "mixed_share": 0.0})
+def test_epoch_0_is_described():
+    """Also where nothing could be measured."""
+    assert "0.25" in health.judge({**QUIET, "mixed_share": 0.25})
+    assert health.judge({**QUIET, "distinct_tasks": 0, "success_rate": None, "mixed_share": None})
 
 
 def test_entropy_is_of_drawn_tokens_alone():

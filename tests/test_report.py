@@ -3,6 +3,7 @@
     python -m pytest -q tests/test_report.py
 """
 import json
+import math
 import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -10,19 +11,20 @@ from types import SimpleNamespace
 import genenv
 from data_pool import Trace, Trial
 from model.files import printable
-from scripts.experiments import interval
-from support import metrics as measure, report
+from scripts import compare
+from support import figures, metrics as measure, report, screen
 from test_health import QUIET
 
-HOSTILE = "</pre></script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\"\ud800 \0 \x1b[31m"
+HOSTILE = ("</pre></script></style><script>alert(1)</script><img src=x onerror=alert(1)>'\""
+           "\ud800 \0 \x1b[31m")
 
 
 def record(epoch, **fields):
     """A record of metrics.jsonl, as far as the pages read it."""
     return {**QUIET, "epoch": epoch, "validated": epoch, "validation_by": {"inc": 0.5},
-            "validation_rates": {"inc": [0.5] * 3}, "validation_set": "a", "mixed_share": 0.8, "entropy": 0.3,
-            "task_length": 2.0 + epoch, "solved": 0.1, "unsolved": 0.0, "cpu_seconds": 9, "warnings": [],
-            **fields}
+            "validation_rates": {"inc": [0.5] * 3}, "validation_set": "a", "mixed_share": 0.8,
+            "entropy": 0.3, "task_length": 2.0 + epoch, "cpu_seconds": 9, "seconds": 9,
+            "warnings": [], **fields}
 
 
 def save(folder, records, samples=(), **options):
@@ -51,18 +53,21 @@ class Tags(HTMLParser):
 
 def page_of(folder, text):
     """The page of a run in which `text` stands wherever a model or a user can write."""
-    sample = dict(epoch=0, written_in=0, task=text, origin=text, p_hat=0.5, seed_task=text, expected=text,
-                  traces=[dict(text=text, reward=1.0)])
-    samples = [sample, {**sample, "epoch": 1}, dict(epoch=0, seed_task=text, refused=text, reason=text)]
-    records = [record(0, warnings=[f"collapse: {text}"], validation_by={text: 0.5}),
-               record(1, validation_rates={text: [0.5]}, alpha=0.9, category_name=text)]
+    sample = dict(epoch=0, written_in=0, task=text, origin=text, p_hat=0.5, seed_task=text,
+                  expected=text, traces=[dict(text=text, reward=1.0)])
+    refused = dict(epoch=0, seed_task=text, refused=text, reason=text)
+    samples = [sample, {**sample, "epoch": 1}, refused]
+    fields = dict(validation_by={text: 0.5}, validation_rates={text: [0.5]}, category_name=text,
+                  length_unit=text)
+    records = [record(0, warnings=[f"collapse: {text}"], **fields), record(1, alpha=0.9, **fields)]
     return report.write(save(folder, records, samples, model=text, world=text)).read_text()
 
 
 def test_hostile_text_stays_text_in_a_page_of_one_file(tmp_path):
-    """No tag, attribute or address comes of it; the page forbids scripts and outside sources. A task that
-    was tried twice was in the band once, as alpha had moved."""
-    clean, tags = Tags(page_of(tmp_path, "harmless")), Tags(page := page_of(tmp_path, HOSTILE))
+    """No tag, attribute or address comes of it; the page forbids scripts and outside sources. A
+    task that was tried twice was in the band once, as alpha had moved."""
+    page = page_of(tmp_path, HOSTILE)
+    clean, tags = Tags(page_of(tmp_path, "harmless")), Tags(page)
     assert tags.names == clean.names and tags.attributes == clean.attributes
     assert {source[:22] for source in tags.sources} == {"data:image/png;base64,"}
     assert "default-src 'none'" in page and page.count(", in the band") == 1
@@ -73,10 +78,13 @@ def test_a_task_counts_once_with_its_first_p_hat():
     new, again = (SimpleNamespace(id=i, text=i, origin="env", epoch=3, seed_task="")
                   for i in ("new", "again"))
     traces = [Trace("a", 0.0, True, False, 1), Trace("b", 1.0, True, False, 1)]
-    trials = [Trial(again, [], traces, 1.0), Trial(new, [], traces, 0.5), Trial(again, [], traces, 0.5)]
+    trials = [Trial(again, [], traces, 1.0), Trial(new, [], traces, 0.5)]
+    trials.append(Trial(again, [], traces, 0.5))
     run = SimpleNamespace(state=SimpleNamespace(trials=trials, epoch=3, refused=[]),
-                          world=SimpleNamespace(gold=lambda task: ""), train_pool=SimpleNamespace(tasks={}))
-    assert [(r["task"], r["p_hat"]) for r in measure.samples(run)] == [("again", 1.0), ("new", 0.5)]
+                          world=SimpleNamespace(gold=lambda task: ""),
+                          train_pool=SimpleNamespace(tasks={}))
+    p_hats = {r["task"]: r["p_hat"] for r in measure.samples(run)}
+    assert list(p_hats.items()) == [("again", 1.0), ("new", 0.5)]
 
 
 def test_p_hat_is_counted_by_how_often_a_task_was_solved():
@@ -86,7 +94,8 @@ def test_p_hat_is_counted_by_how_often_a_task_was_solved():
 
 
 def test_nothing_reaches_the_terminal_but_visible_signs_and_newlines():
-    """A window title, a cleared screen, text that runs backwards: each would do so as it was printed."""
+    """A window title, a cleared screen, text that runs backwards: each would do so as it was
+    printed."""
     hostile = "Grüße 你好\n\x1b]0;owned\x07\x9b2J\u202e\u200b\t\r\ud800"
     shown = printable(hostile)
     assert shown.startswith("Grüße 你好\n\\x1b]0;owned\\x07\\x9b2J\\u202e")
@@ -94,24 +103,65 @@ def test_nothing_reaches_the_terminal_but_visible_signs_and_newlines():
 
 
 def test_what_an_epoch_did_not_measure_is_not_drawn():
-    """It stands in the record as 0, or as the last measurement."""
-    silent = record(2, distinct_tasks=0, success_rate=0.0, validated=1, env_steps=0, env_kl=0.0)
+    """It is null in the record, or the last measurement; a 0 would be drawn as a collapse."""
+    nothing = dict.fromkeys(("success_rate", "mixed_share", "env_kl"))
+    silent = record(2, distinct_tasks=0, validated=1, **nothing)
     for key in ("success_rate", "mixed_share", "validation", "env_kl"):
-        assert [t for t, _ in report.points([[record(1), silent]], key)] == [1], key
-        assert report.shown(silent, key, ".2f") == "-"
+        assert [t for t, _ in figures.points([[record(1), silent]], key)] == [1], key
+    cells = screen.line(silent).split()
+    assert cells[:4] == ["2", "-", "-", "-"] and len(screen.line(silent)) < 100
+
+
+def test_the_histogram_has_each_epochs_shares_and_the_band():
+    """By hand: of four tasks one was never solved and three were solved twice of two times."""
+    figure = figures.p_hat_by_epoch([[1, 0, 3], [0, 0, 0], [0, 2, 0]], [(0.25, 0.75)] * 3)
+    mesh, = figure.axes[0].collections
+    shares = mesh.get_array().filled(math.nan).tolist()  # (p_hat, epoch)
+    assert [row[0] for row in shares] == [0.25, 0, 0.75] and [row[2] for row in shares] == [0, 1, 0]
+    assert all(math.isnan(row[1]) for row in shares)  # no task: nothing is drawn
+    corners = mesh.get_coordinates()
+    assert corners[:, 0, 1].tolist() == [-0.25, 0.25, 0.75, 1.25]  # 0, 1/2 and 1 lie in the middle
+    assert corners[0, :, 0].tolist() == [-0.5, 0.5, 1.5, 2.5]
+    lowest, highest = (patch.get_data().values.tolist() for patch in figure.axes[0].patches)
+    assert (lowest, highest) == ([0.25] * 3, [0.75] * 3)
+
+
+def test_a_legend_holds_every_run_and_tells_all_apart():
+    """matplotlib leaves out names with "_" first and takes "$" for mathematics; cut names were
+    alike."""
+    long = "--difficulty-reward my_very_long_reward_name_of_ours, --env-lr 0.01, --agent-lr "
+    names = ["_control", "cost$5_and$10", "bad$\\frac$", "100%_{x}", "\ud800\n"]
+    names += [long + "0.001", long + "0.002"]
+    figure = figures.curves({name: [(0, [0.5]), (1, [0.6])] for name in names}, "words of $")
+    figures.address(figure)  # mathematics that is none would raise here
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert len(set(texts)) == len(names)
+    longest = texts[-2].replace("\n", " ")
+    assert longest == names[-2]
 
 
 def test_runs_are_compared_on_one_page(tmp_path):
-    """Task by task where these are the same, with the options that differ; nothing outside of a run."""
-    one = save(tmp_path / "one", [record(0), record(1)], alpha=0.5)
+    """Task by task where these are the same, with the options that differ; nothing outside of a
+    run."""
+    hashes = {"reward_bell": "a"}
+    one = save(tmp_path / "one", [record(0), record(1)], alpha=0.5, function_hashes=hashes)
     lower = dict(validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
-    two = save(tmp_path / "two", [record(0), record(1, env_steps=0, **lower)], alpha=0.4)
+    records = [record(0), record(1, env_kl=None, **lower)]
+    two = save(tmp_path / "two", records, alpha=0.4, function_hashes={"reward_bell": "b"})
     other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])
     assert genenv.main(["compare", str(one), str(two), str(other)]) == 0
     page = (other / "compare.html").read_text()
     rows = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")]
-    assert [str(two), "0.4"] in rows and "data:image/png" in page and "do not" in page
+    assert ["", "--alpha", "reward_bell"] in rows
+    assert [str(two), "0.4", "version 2"] in rows
     assert [str(two), "0.333", "-0.167 (standard error 0.167, paired by task)"] in rows
-    seeds = [genenv.Options(seed=seed) for seed in (2, 1, 1, 2, 3)]
-    _, [name, mean, told] = report.over_seeds([*"aabbb"], seeds, [0.4, 0.1, 0.2, 0.7, 0.9], interval)
-    assert (name, mean, told[:25]) == ("mean b", "0.600", "+0.200 (-1.071 to +1.471,")
+    assert "data:image/png" in page and "do not compare" in page
+
+
+def test_settings_are_compared_by_the_seeds_that_they_share():
+    """b minus a on seeds 1 and 2: +0.1 and +0.3; seed 3 of b has no partner."""
+    runs = [compare.RunRecord("", [record(0, validation=rate)], genenv.Options(seed=seed))
+            for seed, rate in ((2, 0.4), (1, 0.1), (1, 0.2), (2, 0.7), (3, 0.9))]
+    _, (name, mean, difference) = compare.mean_rows(runs, [*"aabbb"], 0)
+    assert (name, mean) == ("mean of b", "0.600")
+    assert difference.startswith("+0.200 (-1.071 to +1.471,")

@@ -1,0 +1,253 @@
+"""The figures of a run's page and of a comparison: curves by epoch, and p_hat by epoch.
+
+Paper: its Figures 4-8, drawn from a run's metrics.jsonl: success on generated tasks with the alpha
+band, validation, task and response length, solved and unsolved tasks. Added: p_hat of every task,
+mixed groups, entropy, KL, the agent's own reward, and what the simulator learns from.
+
+Usage: report.py calls `of_one_run`, scripts/compare.py `of_several`; both get [{"heading",
+"figures": [{"title", "image", "caption"}]}], the image as an address that holds its data.
+
+Deviations: what an epoch did not measure is not drawn. Names in a legend are a user's (folders,
+options, functions): they are wrapped and never cut, and no sign in them is mathematics.
+"""
+import base64
+import io
+import math
+import textwrap
+from statistics import fmean, pstdev
+from typing import NamedTuple
+
+from model.files import printable
+
+
+class Panel(NamedTuple):
+    """One figure of curves."""
+    title: str
+    unit: str      # "length": the world's own unit, which its records name
+    figures: dict  # {key of a record: its legend}; runs are compared by the first
+    caption: str
+
+
+GROUPS = {
+    "Success": [
+        Panel("Held-out success", "share",
+              {"validation": "sampled answers", "validation_greedy": "greedy answers"},
+              "On tasks that neither model is trained on: it should rise."),
+        Panel("Success on generated tasks", "share",
+              {"success_rate": "all attempts", "solved": "tasks solved each time",
+               "unsolved": "tasks never solved"},
+              "A trained simulator imitates tasks in the band. Success may end above it: the agent "
+              "learns from them."),
+        Panel("Mixed groups", "share", {"mixed_share": "of generated tasks"},
+              "Only tasks with right and wrong answers teach the agent. Some fall is normal; near "
+              "0 learning ends."),
+        Panel("Reward by --agent-reward", "share", {"agent_reward": "mean over all attempts"},
+              "What the agent was trained on. Success everywhere else is by Eq. 1."),
+    ],
+    "Generated tasks": [
+        Panel("Tasks in the band", "tasks",
+              {"env_kept": "of this epoch", "env_ess": "with earlier ones, by weight"},
+              "In each run's own band. A trained simulator imitates them. Epoch 0 has one batch of "
+              "tasks."),
+        Panel("Length of generated tasks", "length", {"task_length": "their mean"},
+              "Longer ones are mostly harder."),
+        Panel("Variety of generated tasks", "bits", {"skill_entropy": "of skills"},
+              "If it falls, skills get lost."),
+        Panel("Refused texts", "share", {"refused": "of all texts"},
+              "Malformed or held-out; copies not counted."),
+    ],
+    "Health of both models": [
+        Panel("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
+              "Near 0 all attempts at a task are alike and teach nothing. If it keeps climbing "
+              "they become noise."),
+        Panel("Length of responses", "tokens", {"response_length": "to generated tasks"},
+              "Longer tasks take longer responses. Near --max-response-tokens they are cut off and "
+              "earn nothing."),
+        Panel("KL", "nats per token",
+              {"env_kl": "simulator", "env_kl_step": "its last update alone", "kl": "agent"},
+              "How far a model has moved from its start. Above 2, do not trust it."),
+    ],
+}
+# on the page of one run the band shows alpha
+COMPARED = {**GROUPS, "Curriculum": [
+    Panel("Target alpha", "share", {"alpha": "alpha"},
+          "By --alpha-schedule from epoch 1 on; the band lies around it.")]}
+BAND = "the band alpha ± k_min"
+P_HAT_CAPTION = ("Darker: a larger share of the epoch's new tasks. A trained simulator imitates "
+                 "those in the band. Tasks at 0 and 1 teach the agent nothing.")
+MARKERS = "osD^v"
+LEGEND_COLUMNS = 44  # signs that fit beside a line's sample
+
+
+# ---------------------------------------------------------------------------------------------
+# what is drawn
+
+
+def of_one_run(metrics, k_min: float) -> list:
+    """All figures of a run. metrics: its records; k_min: half width of its band."""
+    groups = []
+    band = [(m["alpha"] - k_min, m["alpha"] + k_min) for m in metrics]
+    for heading, panels in GROUPS.items():
+        drawn = []
+        for panel in panels:
+            lines = {legend: points([metrics], key) for key, legend in panel.figures.items()}
+            if any(lines.values()):
+                around = band if "success_rate" in panel.figures else None
+                figure = curves(lines, unit_of(panel, metrics), whole_range=True, band=around)
+                drawn.append(described(panel.title, figure, panel.caption))
+        groups.append({"heading": heading, "figures": drawn})
+    if any(sum(m["p_hat_counts"]) for m in metrics):
+        figure = p_hat_by_epoch([m["p_hat_counts"] for m in metrics], band)
+        groups[0]["figures"].insert(2, described("p_hat of new tasks", figure, P_HAT_CAPTION))
+    return groups
+
+
+def of_several(runs: dict) -> list:
+    """The first figure of each panel, several runs over each other. runs: {name: records of one
+    run, or of some that differ in their seeds alone, a list of them}."""
+    groups = []
+    any_run = next(iter(runs.values()))[0]
+    for heading, panels in COMPARED.items():
+        drawn = []
+        for panel in panels:
+            key, legend = next(iter(panel.figures.items()))
+            lines = {name: points(records, key) for name, records in runs.items()}
+            if any(lines.values()):
+                figure = curves(lines, unit_of(panel, any_run))
+                caption = panel.caption
+                if len(panel.figures) > 1:
+                    caption = f"Drawn: {legend}. {caption}"
+                drawn.append(described(panel.title, figure, caption))
+        groups.append({"heading": heading, "figures": drawn})
+    return groups
+
+
+def described(title: str, figure, caption: str) -> dict:
+    """A figure as report.html.j2 takes it."""
+    return {"title": title, "image": address(figure), "caption": caption}
+
+
+def points(runs, key) -> list:
+    """[(epoch, values of the runs)] of a figure in the epochs that all measured. runs: records of
+    each."""
+    by_run = []
+    for metrics in runs:
+        by_run.append({m["epoch"]: m[key] for m in metrics if was_measured(m, key)})
+    epochs = set.intersection(*(set(values) for values in by_run))
+    return [(t, [values[t] for values in by_run]) for t in sorted(epochs)]
+
+
+def was_measured(m, key) -> bool:
+    """Whether an epoch's record has a figure of that epoch; the validation may be of an earlier
+    one."""
+    if key.startswith("validation") and m["validated"] != m["epoch"]:
+        return False
+    return m[key] is not None
+
+
+def unit_of(panel, metrics) -> str:
+    """What a panel's vertical axis is called."""
+    return metrics[-1]["length_unit"] if panel.unit == "length" else panel.unit
+
+
+# ---------------------------------------------------------------------------------------------
+# how it is drawn
+
+
+def canvas(unit: str, legend_lines: int):
+    """An empty figure and its axis, epochs to the right."""
+    from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
+    # a page shows a point as 1.2 pixels or so
+    figure = Figure(figsize=(4.6, 3.0 + 0.2 * legend_lines), layout="constrained")
+    axis = figure.subplots()
+    axis.set_xlabel("epoch")
+    axis.set_ylabel(printable(unit), parse_math=False)
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+    return figure, axis
+
+
+def curves(lines: dict, unit: str, whole_range=False, band=None):
+    """A figure of {name: points}: a mean of runs with bars of its standard error, or a single run.
+    whole_range: all of the range of a share, not only where the lines are. band: (lowest, highest)
+    of each epoch."""
+    labels = [legend_label(name) for name in lines]
+    figure, axis = canvas(unit, legend_lines=sum(label.count("\n") + 1 for label in labels))
+    for i, (label, line) in enumerate(zip(labels, lines.values())):
+        if line:
+            draw_line(axis, line, i, label)
+    if band:
+        lowest, highest = zip(*band)
+        axis.fill_between(range(len(band)), lowest, highest, alpha=0.15, lw=0, label=BAND)
+    if unit != "share":
+        axis.set_ylim(bottom=0)
+    elif whole_range:
+        axis.set_ylim(-0.02, 1.02)
+    axis.grid(alpha=0.25)
+    add_legend(figure)
+    return figure
+
+
+def draw_line(axis, line, i: int, label: str):
+    """One line of `curves`, the i-th."""
+    epochs = [t for t, _ in line]
+    means = [fmean(values) for _, values in line]
+    # ten colours, then other marks; thin over thick, as lines may coincide
+    marker = MARKERS[i // 10 % len(MARKERS)]
+    style = {"color": f"C{i}", "marker": marker, "ms": 3, "lw": 3 / (1 + i / 2), "label": label}
+    if len(line[0][1]) == 1:
+        axis.plot(epochs, means, **style)
+        return
+    errors = [standard_error(values) for _, values in line]
+    axis.errorbar(epochs, means, errors, elinewidth=1, **style)
+
+
+def p_hat_by_epoch(counts: list, band):
+    """A figure: for each epoch the share of its new tasks that were solved 0, 1, ... G times, and
+    the band. counts: p_hat_counts of each epoch; band as in `curves`."""
+    figure, axis = canvas("p_hat", legend_lines=1)
+    shares = [p_hat_shares(of_epoch) for of_epoch in counts]
+    G = len(counts[0]) - 1
+    # a cell for each epoch and each p_hat = k / G, which lie in the middle of it
+    epochs = [t - 0.5 for t in range(len(counts) + 1)]
+    p_hats = [(k - 0.5) / G for k in range(G + 2)]
+    rows = list(zip(*shares))  # (G + 1, epochs)
+    mesh = axis.pcolormesh(epochs, p_hats, rows, cmap="Greys", vmin=0)
+    figure.colorbar(mesh, label="share of tasks")
+    lowest, highest = zip(*band)
+    axis.stairs(lowest, epochs, baseline=None, color="C1", lw=2, label=BAND)
+    axis.stairs(highest, epochs, baseline=None, color="C1", lw=2)
+    add_legend(figure)
+    return figure
+
+
+def p_hat_shares(counts) -> list[float]:
+    """Counts of tasks as shares of them all; NaN, which is not drawn, if there is no task."""
+    total = sum(counts)
+    return [count / total if total else math.nan for count in counts]
+
+
+def standard_error(values) -> float:
+    """Of the mean of values; 0 for a single one, which says nothing of others."""
+    return pstdev(values) / max(1, len(values) - 1) ** 0.5
+
+
+def legend_label(name: str) -> str:
+    """A user's name as a legend shows it: whole, on as many lines as it takes. A name that began
+    with "_" would be left out."""
+    lines = textwrap.wrap(printable(name), LEGEND_COLUMNS, break_on_hyphens=False)
+    label = "\n".join(lines) or " "
+    return f" {label}" if label.startswith("_") else label
+
+
+def add_legend(figure):
+    """Above the axes; a "$" in a name does not begin mathematics."""
+    legend = figure.legend(loc="outside upper left", frameon=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def address(figure) -> str:
+    """A figure as the address of an image that contains its data."""
+    data = io.BytesIO()
+    figure.savefig(data, dpi=200)
+    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
