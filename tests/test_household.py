@@ -239,11 +239,11 @@ def test_play_scores_what_happened():
     """An episode would act in another task's household, or the score would be another's."""
     other = h.solved("put egg in table . table . sink . egg in sink .")
     one, two = list(h.plan(TASK)), list(h.plan(other))
-    replies = [one, ["look", "sing"], two, one]
+    replies = [one, two, two, one]
     speaker, tasks = Speaker(replies), [TASK, TASK, other, other]
     rollouts, texts = play(WORLD, OPTIONS, speaker, "agent", tasks[1:3], 2, 1.0, None, 8)
     scores = [attempt_score(WORLD, *attempt)[:2] for attempt in zip(tasks, rollouts, texts)]
-    assert scores == [(1.0, True), (0.0, False), (1.0, True), (0.0, True)]
+    assert scores == [(1.0, True), (0.0, True), (1.0, True), (0.0, True)]
     assert texts[0][::2] == one and texts[2][::2] == two
     assert transcript(rollouts[0], texts[0]).startswith("> go to counter\nyou see mug plate .\n")
 
@@ -261,16 +261,6 @@ def untrained_policy(world):
     """A policy of a random model whose turns end early."""
     lm = tiny_lm(0, vocab=len(h.WORDS), eos=list(range(1, 25)))
     return Policy(lm, word_tokenizer(h.WORDS), rank=2, seed=world.o.seed)
-
-
-def test_an_episode_acts_in_the_household_of_its_own_task():
-    """Crossed plans: the first attempt at each task is the right one for it, or for the other."""
-    tasks = TINY.base_tasks()[:2]
-    plans = [list(h.plan(task)) for task in tasks]
-    crossed = Speaker([plans[0], plans[1], plans[1], plans[0]])
-    rollouts, texts = play(TINY, OPTIONS, crossed, "agent", tasks, 2, 1.0, None, 8)
-    rewards = [attempt_score(TINY, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
-    assert rewards == [1, 0, 1, 0]
 
 
 def test_a_run_of_episodes_is_resumed_inside_an_epoch(tmp_path, monkeypatch):

@@ -51,6 +51,7 @@ TRICKS = [  # (record, the reason; "" if it is a fair task)
     (task(FAIR, lamp(), lamp(colour="red")), CHANCE),
     (task("I want lamp(room='study', level=30)."), LEAKED),
     (task('Use { as in {"room": "study", "level": 30}.'), LEAKED),
+    (task('Use ｛"room": "st\u00adudy", "level": 30}.'), LEAKED),
     (noted(json.dumps(lamp())), LEAKED), (noted("Say lamp(...) as you know."), LEAKED),
     (task("<tool_call> the lamp of the study at 30"), LEAKED),
     (ask("Frank Herbert wrote Dune. Who wrote Dune?", "Frank Herbert"), LEAKED),

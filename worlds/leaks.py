@@ -21,7 +21,7 @@ from os.path import commonprefix
 from data_pool import Task
 from worlds import task_texts
 from worlds.schemas import as_read, canonical, joined, leaves, normal_calls, objects_of, \
-    structured, tools_of, words_of
+    structured, texts_as_read, tools_of, words_of
 
 AGAIN = {"again", "repeat", "repeatedly", "each", "every", "times", "twice"}
 NO = {"no", "not", "without", "off", "false", "never", "don", "isn", "doesn", "none", "un"}
@@ -87,13 +87,13 @@ def states_a_call(task: Task) -> bool:
         return False
     # arguments without members are no answer
     parts = [*calls, *(call["arguments"] for call in calls if call["arguments"])]
-    answers = {canonical(part) for part in parts}
+    answers = {canonical(texts_as_read(part)) for part in parts}
     names = "|".join(re.escape(call["name"]) for call in calls)
     spelt = re.compile(rf"<tool_call>|(?<![\w.])(?:{names})\(")
-    for text in [task.text, *task_texts(task.spec["tools"])]:
-        if spelt.search(as_read(text)):
+    for text in map(as_read, [task.text, *task_texts(task.spec["tools"])]):
+        if spelt.search(text):
             return True
-        if any(canonical(value) in answers for value, _ in objects_of(text)):
+        if any(canonical(texts_as_read(value)) in answers for value, _ in objects_of(text)):
             return True
     return False
 
@@ -113,8 +113,7 @@ class Request:
         self.undone = by_stem(re.sub("^(un|dis|de)", "", word) for word in words)
         self.denies = not NO.isdisjoint(words)
         self.numbers = numbers_of(text)
-        self.factors = factors(text)
-        self.products = {rounded(n * factor) for n in self.numbers for factor in self.factors}
+        self.products = {rounded(n * factor) for n in self.numbers for factor in factors(text)}
 
 
 def ungrounded(task: Task) -> str:
