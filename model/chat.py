@@ -51,6 +51,17 @@ class Chat:
         # the template writes BOS and headers itself: text first, then ids, no special token twice
         return self.encode(text)
 
+    def encode_answer(self, prompt, text: str) -> list[int]:
+        """What the assistant says after a prompt -> ids without those of the prompt. Both are
+        encoded together: alone, some tokenizers write a blank before the first word."""
+        if isinstance(prompt, str):
+            return self.encode(text)
+        begin = self.encode(prompt)
+        both = self.encode([*prompt, {"role": "assistant", "content": text}])
+        if both[:len(begin)] != begin:  # a token across the border: sampling ends one there
+            return self.encode(text)
+        return both[len(begin):]
+
     def encode_observation(self, text: str) -> list[int]:
         """What stands between two turns of an episode: text -> ids without special tokens, or with
         a chat template a user turn and the assistant's next header, as the template writes them.

@@ -126,10 +126,14 @@ def as_rollout(policy, prompt, response):
     """A prompt and a response as if the policy had drawn it; of an episode, a list of turns and
     observations in turn, the turns alone count as drawn."""
     from policy import Rollout
-    ids, drawn = [], []
-    for i, text in enumerate([response] if isinstance(response, str) else response):
-        part = policy.encode_observation(text) if i % 2 else policy.encode(text) + policy.end_of_turn
-        ids, drawn = ids + part, drawn + [i % 2 == 0] * len(part)
+    texts = [response] if isinstance(response, str) else response
+    ids = policy.encode_answer(prompt, texts[0]) + policy.end_of_turn
+    drawn = [True] * len(ids)
+    for i, text in enumerate(texts[1:], 1):
+        is_turn = i % 2 == 0
+        part = policy.encode(text) + policy.end_of_turn if is_turn else policy.encode_observation(text)
+        ids += part
+        drawn += [is_turn] * len(part)
     return Rollout(0, policy.encode(prompt), ids, drawn=drawn)
 
 

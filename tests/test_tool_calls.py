@@ -12,7 +12,9 @@ import torch
 import curriculum
 from data_pool import Trace, TrainPool
 from helpers import gradients, raised, randomise, same, user_error, weights
+from model.chat import Chat
 from policy import Policy, Rollout
+from scripts.warm_start import as_rollout
 from worlds import InvalidTask, check_task, held_out_keys, task_keys, task_text
 from worlds import tool_calls as module
 from worlds.play import attempt_score
@@ -348,6 +350,21 @@ def test_a_tool_that_spells_a_control_token_of_this_model_is_left_out(tmp_path, 
                           base_tasks=str(module.EXAMPLE_TASKS)))
     world.load_policy()
     assert list(world.tools) == ["lock.door"] and "set_light" in capsys.readouterr().out
+
+
+def test_an_answer_is_imitated_as_it_follows_its_prompt():
+    """A tokenizer that begins each text with a blank: the model learned one that no prompt leads to."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    signs = "\u2581abcdefghijklmnopqrstuvwxyz:(=1)"
+    raw = Tokenizer(models.BPE({sign: i for i, sign in enumerate(["</s>", *signs])}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    chat = Chat(PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="</s>", pad_token="</s>", chat_template=(
+            "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}</s>{% endfor %}"
+            "{% if add_generation_prompt %}assistant:{% endif %}")))
+    rollout = as_rollout(chat, [{"role": "user", "content": "dim it"}], "f(x=1)")
+    assert chat.decode(rollout.prompt + rollout.response).endswith("assistant:f(x=1)")
 
 
 def test_nf4_samples_scores_and_trains_only_the_named_adapter(tmp_path, world):
