@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +29,10 @@ from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, load_world, 
 from worlds.play import attempt_score, play
 
 NAMES = [*worlds.world_names(), "template"]
-GIVEN = {"tool_calls": dict(model="m", max_task_tokens=64, max_response_tokens=32)}
+if find_spec("reasoning_gym") is None:  # its users install it
+    NAMES.remove("gym")
+GIVEN = {"tool_calls": dict(model="m", max_task_tokens=64, max_response_tokens=32),
+         "gym": dict(max_response_tokens=64)}
 HOSTILE = ["", "\0", "x" * 2 ** 20, "1 " * 2 ** 19, "[" * 10_000, "{" * 10_000 + "}" * 10_000,
            '{"a":' * 10_000, "(" * 10_000, "9" * 5000, "\ud800", "null", "NaN", '{"task": {}}',
            '{"task": ' + "9" * 30_000 + "}", '{"task": 1e400000}', "<tool_call>" * 3_000,

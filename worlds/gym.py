@@ -1,0 +1,422 @@
+"""Somebody else's tasks: families of puzzles of reasoning-gym, at levels that the simulator chooses.
+
+Usage:
+
+    pip install reasoning-gym==0.1.25          # one of its packages needs a C compiler
+    python genenv.py --world gym --families chain_sum,spell_backward --model Qwen/Qwen2.5-1.5B-Instruct
+    python genenv.py warm-start --world gym --families ... --model DIR --out START    # a small model
+
+A task is a line, `chain_sum num_terms=2 num_digits=0 item 417`: a family, a level for each of its knobs
+(a knob left out is at 0), and a number. The library makes the item from it and scores the answers, so no
+reference can be wrong, and a level is what it says.
+
+Deviations: the simulator never sees a question, only family, levels and number. What it learns is where
+on the library's scale the agent stands, so a bandit over (family, levels) is its natural rival.
+
+Which levels exist for a run does not depend on the machine: gym_levels.json, which scripts/gym_levels.py
+makes, lets in what can be made fast and small and is paid. As a last resort an item that takes LIMIT
+seconds of CPU time "cannot be made" (a timer, which works in the main thread alone).
+"""
+import io
+import json
+import random
+import re
+import signal
+import threading
+from collections import Counter
+from contextlib import contextmanager, redirect_stdout
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import worlds
+from data_pool import Task
+from model.files import UserError, choose
+from worlds.tiny_model import chat
+
+INSTALL = "pip install reasoning-gym==0.1.25 (it needs a C compiler)"
+TABLE = Path(__file__).with_name("gym_levels.json")
+# Families that may not in whatever their items are; the table adds those whose items fail. A scorer that
+# evaluates would run what a model wrote (`eval`, or sympy's parse_expr, which calls it).
+EVALUATES = "its scorer evaluates the answer"
+LEFT_OUT = dict.fromkeys((
+    "binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown", "puzzle24",
+    "polynomial_multiplication", "simple_integration", "intermediate_integration"), EVALUATES)
+LEFT_OUT |= dict.fromkeys(("isomorphic_strings", "ransom_note", "word_ladder"),
+                          "a line makes other items in other processes")
+LEFT_OUT["coin_flip"] = "an answer such as 1e999999999 stops its scorer"
+LEFT_OUT["sokoban"] = "an item takes seconds"
+LEFT_OUT["number_sequence"] = "now and then an item takes seconds"
+
+LINE = re.compile(r"([a-z0-9_]+)((?: [a-z0-9_]+=[0-9]{1,2})*) item ([0-9]{1,4})")
+# numbers of items: a run draws from RUN, held-out tasks have others
+RUN = range(1000)
+FIRST = {"base": 0, "validation": 1000, "tuning": 2000}
+SIZES = {"base": 12, "validation": 32, "tuning": 8}  # tasks of a family
+TRIES = 4            # numbers tried for each of these
+MENU = 6             # families that the simulator is shown
+ANSWERS, LINES = 240, 160  # that a pass of a warm start imitates
+MAX_CHARS = 4000     # of a response or a line
+MARGIN = 100         # tokens of the agent's prompt that are not the question's, at most
+LIMIT = 5            # seconds of CPU time for an item
+# float("nan") compares as nobody expects: some scorers pay it
+NOT_A_NUMBER = re.compile(r"(?<![a-z])(nan|inf|infinity)[ij]?(?![a-z])", re.IGNORECASE)
+
+
+# ---------------------------------------------------------------------------------------------
+# the library
+
+
+class TooSlow(Exception):
+    """The last resort: an item took LIMIT seconds."""
+
+
+def too_slow(*_):
+    """What the timer calls."""
+    raise TooSlow
+
+
+@contextmanager
+def library(seconds: float):
+    """Around calls of the library: keeps Python's global random numbers, and what it prints to itself, and
+    ends what takes too long."""
+    state = random.getstate()
+    main = threading.current_thread() is threading.main_thread()
+    if main:
+        # CPU time, and a signal of its own: those that stop a run are not touched
+        before = signal.signal(signal.SIGPROF, too_slow)
+        # again and again, as the library has an `except:` here and there
+        signal.setitimer(signal.ITIMER_PROF, seconds, 1)
+    try:
+        with redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        if main:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.signal(signal.SIGPROF, before)
+        random.setstate(state)
+
+
+def make_item(family: str, levels: dict, number: int):
+    """(the family's dataset at these levels, which scores, its item of this number: a dict with "question"
+    and "answer"). Raises whatever the library raises."""
+    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
+    from reasoning_gym.factory import DATASETS, create_curriculum
+    curriculum = create_curriculum(family)
+    for knob in curriculum.attributes:
+        curriculum.set_attr_level(knob, levels.get(knob, 0))
+    # a level means its own range of values, without those below it
+    context = DefaultCurriculumContext(RangeAttributeMode.UPPER_BOUND)
+    config = curriculum.generate_configuration({"seed": number, "size": 1}, context)
+    dataset = DATASETS[family][0](config)
+    return dataset, dataset[0]
+
+
+def paid(dataset, item: dict, answer: str) -> float:
+    """What the family's own scorer pays for an answer, in [0, 1]."""
+    if NOT_A_NUMBER.search(answer):
+        return 0.0
+    try:
+        value = float(dataset.score_answer(answer, item))
+    except Exception:  # it cannot read such an answer
+        return 0.0
+    # a relative error of a negative number is below 0, and pays more than the right answer
+    return value if 0 <= value <= 1 else 0.0
+
+
+@lru_cache(maxsize=1024)
+def item_of(family: str, levels: tuple, number: int):
+    """make_item, each item once; levels as pairs. Raises InvalidTask where it cannot be made or does not
+    pay its own answer."""
+    try:
+        with library(LIMIT):
+            dataset, item = make_item(family, dict(levels), number)
+            pays = paid(dataset, item, item["answer"].strip()) == 1
+    except Exception:  # the library asserts, and runs out of words and of time
+        raise worlds.InvalidTask("cannot be made") from None
+    if not pays or not item["answer"].strip():
+        raise worlds.InvalidTask("cannot be made")
+    return dataset, item
+
+
+def item_of_spec(spec: dict):
+    """item_of a task's spec."""
+    return item_of(spec["family"], tuple(spec["levels"].items()), spec["item"])
+
+
+# ---------------------------------------------------------------------------------------------
+# lines
+
+
+def write_line(family: str, levels: dict, number: int) -> str:
+    """`chain_sum num_terms=2 num_digits=0 item 417`."""
+    knobs = [f"{knob}={level}" for knob, level in levels.items()]
+    return " ".join([family, *knobs, "item", str(number)])
+
+
+def read_line(text: str):
+    """The inverse of write_line. Raises InvalidTask for any other text."""
+    found = LINE.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
+    if found is None:
+        raise worlds.InvalidTask("malformed")
+    pairs = [word.split("=") for word in found[2].split()]
+    levels = {knob: int(level) for knob, level in pairs}
+    if len(levels) < len(pairs):
+        raise worlds.InvalidTask("malformed")
+    return found[1], levels, int(found[3])
+
+
+def answer_in(response: str) -> str:
+    """What stands between the last <answer> and </answer>; "" without them."""
+    if len(response) > MAX_CHARS:
+        return ""
+    _, start, rest = response.rpartition("<answer>")
+    answer, end, _ = rest.partition("</answer>")
+    return answer.strip() if start and end else ""
+
+
+# ---------------------------------------------------------------------------------------------
+# families
+
+
+def named(asked: str, known, left_out: dict) -> list[str]:
+    """The families of a text such as "gcd,lcm", each once. Raises UserError for one that may not in."""
+    names = list(dict.fromkeys(asked.replace(" ", "").split(",")))
+    for name in names:
+        if name in left_out:
+            raise UserError(f"--families {name} may not in: {left_out[name]}")
+        if name not in known:
+            raise UserError(f"--families {name}: {choose(name, ['all', *known])}")
+    return names
+
+
+def as_line(left_out: dict) -> str:
+    """{family: reason} in one line, by reason."""
+    reasons = Counter(left_out.values()).most_common()
+    counts = [f"{reason} ({number})" for reason, number in reasons]
+    return f"left out, {len(left_out)}: {', '.join(counts)}"
+
+
+# ---------------------------------------------------------------------------------------------
+# the world
+
+
+class World(worlds.World):
+    REASONS = ("malformed", "unknown family", "unknown knob", "no such level", "held-out number",
+               "cannot be made", "the answer is too long", "the question is too long")
+    DEFAULTS = {"max_prompt_tokens": 2304, "max_response_tokens": 64, "max_task_tokens": 48,
+                "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}
+    OPTIONS = {"families": ("chain_sum,spell_backward", "names of reasoning-gym's families, or all", None),
+               "warm_levels": (0, "highest level of a knob in the answers that a warm start shows", None)}
+    category_name, length_unit = "family and sum of levels", "levels, from 1 on"
+
+    def __init__(self, o):
+        super().__init__(o)
+        if find_spec("reasoning_gym") is None:
+            raise UserError(f"--world gym needs the package of its tasks: {INSTALL}")
+        if o.base_tasks or o.validation_tasks:
+            raise UserError("--world gym makes its own tasks: no --base-tasks, no --validation-tasks")
+        table = json.loads(TABLE.read_text())
+        left_out = table["left_out"] | LEFT_OUT
+        asked = self.option(o, "families")
+        if asked == "all":
+            print("making items of all families, for a minute or two ...", flush=True)
+            names = list(table["levels"])
+        else:
+            names = named(asked, table["levels"], left_out)
+        self.levels, self.splits = {}, {split: [] for split in SIZES}
+        self.questions = set()
+        for name in names:
+            self.levels[name] = table["levels"][name]
+            fault = self.add(name)
+            if fault and asked != "all":
+                raise UserError(f"--families {name}: {fault}: raise the limit or leave it out")
+            if fault:
+                left_out[name] = fault
+                del self.levels[name]
+        sizes = [f"{len(tasks)} {split}" for split, tasks in self.splits.items()]
+        print(f"{len(self.levels)} families, items: {', '.join(sizes)}", flush=True)
+        if asked == "all":
+            print(as_line(left_out), flush=True)
+
+    # ---- tasks
+
+    def add(self, family: str) -> str:
+        """Put a family's base and held-out tasks into the splits. Returns why it has no base tasks, or ""."""
+        faults = Counter()
+        for split in SIZES:
+            tasks = self.draw_tasks(family, split, faults)
+            if split == "base" and not tasks:
+                return faults.most_common(1)[0][0]
+            self.splits[split] += tasks
+        return ""
+
+    def draw_tasks(self, family: str, split: str, faults: Counter) -> list[Task]:
+        """SIZES[split] tasks of a family, fewer if TRIES numbers for each do not give as many, whose
+        questions no other split has. faults: {reason: how often a number made none}, is counted on."""
+        draw, tasks = random.Random(f"{split} {family}"), []
+        highest = 0 if split == "base" else None
+        for number in range(FIRST[split], FIRST[split] + TRIES * SIZES[split]):
+            levels = self.random_levels(family, draw, highest)
+            try:
+                task = self.make(family, levels, number, split)
+            except worlds.InvalidTask as reason:
+                faults[str(reason)] += 1
+                continue
+            # small families repeat their questions
+            if task.text not in self.questions:
+                self.questions.add(task.text)
+                tasks.append(task)
+            if len(tasks) == SIZES[split]:
+                break
+        return tasks
+
+    def random_levels(self, family: str, draw, highest=None) -> dict:
+        """{knob: level}, each drawn evenly from 0 to its highest level, or to `highest` if that is less.
+        None: `highest` is drawn first, so that all levels come up, the lower ones more often."""
+        tops = self.knobs(family)
+        if highest is None:
+            highest = draw.randint(0, max(tops.values(), default=0))
+        return {knob: draw.randint(0, min(top, highest)) for knob, top in tops.items()}
+
+    def knobs(self, family: str) -> dict:
+        """{knob: highest level} of the knobs that can move: the others do not stand in a line."""
+        return {knob: top for knob, top in self.levels[family].items() if top}
+
+    def make(self, family, levels: dict, number: int, *rest) -> Task:
+        """The task of a line. rest: the last fields of Task. Raises InvalidTask."""
+        levels = {knob: levels.get(knob, 0) for knob in self.knobs(family)}
+        spec = {"family": family, "levels": levels, "item": number}
+        question = item_of_spec(spec)[1]["question"]
+        task = Task(question, spec, *rest)
+        # a token is a byte at least, so whatever fits here fits for every tokenizer
+        if len(self.gold(task).encode()) >= self.o.max_response_tokens:
+            raise worlds.InvalidTask("the answer is too long")
+        if len(question.encode()) > self.o.max_prompt_tokens - MARGIN:
+            raise worlds.InvalidTask("the question is too long")
+        return task
+
+    def base_tasks(self) -> list[Task]:
+        """The first numbers of each family, at its lowest levels."""
+        return self.splits["base"]
+
+    def validation_tasks(self, split="validation") -> list[Task]:
+        """Items of all levels, with numbers that a run may not draw."""
+        return self.splits[split]
+
+    def load_policy(self):
+        """The chat model with two fresh adapters."""
+        return worlds.open_policy(self.o.model, self.o)
+
+    def same_task_key(self, task: Task) -> str:
+        """The question: other lines may make the same."""
+        return task.text
+
+    # ---- the two roles
+
+    def agent_prompt(self, task: Task) -> list[dict]:
+        """Chat messages for the agent."""
+        return chat("Give the answer between <answer> and </answer>.", task.text)
+
+    def env_prompt(self, seed_task: Task, success) -> list[dict]:
+        """Chat messages for the simulator: some families with their knobs, the seed task's line, its
+        success rate in eighths."""
+        tried = "not tried" if success is None else f"solved {round(8 * success)} of 8"
+        menu = "\n".join(self.menu(seed_task))
+        line = self.line_of(seed_task)
+        return chat("Write the line of a puzzle: a family, a level for each of its knobs, a number.",
+                    f"Families and levels:\n{menu}\nVary, {tried}: {line}")
+
+    def menu(self, seed_task: Task) -> list[str]:
+        """`chain_sum num_terms=0-10 num_digits=0-9` of the seed task's family and some others."""
+        family = seed_task.spec["family"]
+        others = [name for name in self.levels if name != family]
+        # always the same ones for a seed task: prompts are made again
+        others = random.Random(seed_task.id).sample(others, min(len(others), MENU - 1))
+        lines = []
+        for name in sorted([family, *others]):
+            knobs = [f"{knob}=0-{top}" for knob, top in self.knobs(name).items()]
+            lines.append(" ".join([name, *knobs]))
+        return lines
+
+    def line_of(self, task: Task) -> str:
+        """A task as the simulator writes it."""
+        return write_line(task.spec["family"], task.spec["levels"], task.spec["item"])
+
+    def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
+        """The simulator's line -> a task. Raises InvalidTask with one of REASONS."""
+        family, levels, number = read_line(text)
+        if family not in self.levels:
+            raise worlds.InvalidTask("unknown family")
+        for knob, level in levels.items():
+            if knob not in self.levels[family]:
+                raise worlds.InvalidTask("unknown knob")
+            if level > self.levels[family][knob]:
+                raise worlds.InvalidTask("no such level")
+        if number not in RUN:
+            raise worlds.InvalidTask("held-out number")
+        return self.make(family, levels, number, "env", seed_task.id, epoch)
+
+    # ---- Eq. 1
+
+    def library_score(self, task: Task, response: str) -> float:
+        """What the family's own scorer pays for a response."""
+        answer = answer_in(response)
+        if not answer:
+            return 0.0
+        dataset, item = item_of_spec(task.spec)
+        with library(LIMIT):
+            return paid(dataset, item, answer)
+
+    def score(self, task: Task, response: str) -> tuple[float, bool]:
+        """Eq. 1 -> (1 where the family's own scorer pays 1, else 0; whether there is an answer)."""
+        return float(self.library_score(task, response) == 1), answer_in(response) != ""
+
+    def graded(self, task: Task, response: str, reward: float) -> float:
+        """What the family's own scorer pays, for example for a nearly right order."""
+        return self.library_score(task, response)
+
+    def gold(self, task: Task) -> str:
+        """The library's answer, in its tags."""
+        answer = item_of_spec(task.spec)[1]["answer"].strip()
+        return f"<answer>{answer}</answer>"
+
+    # ---- what the figures need
+
+    def skills(self, task: Task) -> list[str]:
+        """The family."""
+        return [task.spec["family"]]
+
+    def task_length(self, task: Task) -> int:
+        """The sum of the levels, from 1 on."""
+        return 1 + sum(task.spec["levels"].values())
+
+    def category(self, task: Task) -> str:
+        """`chain_sum 3`: family and sum of levels."""
+        return f"{task.spec['family']} {sum(task.spec['levels'].values())}"
+
+    # ---- warm start
+
+    def warm_start_pairs(self, turn: int = 0) -> dict:
+        """Answers up to --warm-levels and lines at all levels, other ones in each pass `turn`."""
+        draw = random.Random(turn)
+        base, held_out = self.base_tasks(), worlds.held_out_keys(self)
+        answers, lines = [], []
+        for _ in range(ANSWERS):
+            family = draw.choice(list(self.levels))
+            levels = self.random_levels(family, draw, self.option(self.o, "warm_levels"))
+            try:
+                task = self.make(family, levels, draw.choice(RUN), "base")
+            except worlds.InvalidTask:
+                continue
+            # some questions of small families are held out
+            if task.text not in held_out:
+                answers.append((self.agent_prompt(task), self.gold(task)))
+        for _ in range(LINES):
+            seed_task = draw.choice(base)
+            family = draw.choice(self.menu(seed_task)).split()[0]
+            line = write_line(family, self.random_levels(family, draw), draw.choice(RUN))
+            # no task has been tried yet
+            success = draw.choice([None, 0, 0.25, 0.5, 0.75, 1])
+            lines.append((self.env_prompt(seed_task, success), line))
+        return {"agent": answers, "env": lines}
