@@ -141,8 +141,8 @@ class TrainPool:
         kept = [t for t in self.tasks.values() if t.origin != "base"]
         from_base = torch.rand(n, generator=generator) < base_share  # (n,)
         picks = []
-        for base in from_base.tolist():
-            source = self.base if base or not kept else kept
+        for is_base in from_base.tolist():
+            source = self.base if is_base or not kept else kept
             i = torch.randint(len(source), (), generator=generator)
             picks.append(source[int(i)])
         return picks

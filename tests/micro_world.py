@@ -86,6 +86,12 @@ def reward_half(p_hat, alpha, beta):
     return 0.5 * curriculum.reward_bell(p_hat, alpha, beta)
 
 
+def alpha_taped(c):
+    """Rising, whatever the number of epochs; notes the context."""
+    Scripted.contexts.append(c)
+    return 0.2 + 0.1 * c.epoch
+
+
 def seeds_taped(p_hats, alpha):
     """Tasks that were solved more often are likelier seeds; notes alpha."""
     Scripted.alphas.append(alpha)
@@ -124,9 +130,10 @@ class Scripted:
 
     tape: every call of `sample`, and of both updates, as namespaces with the epoch it was made in
     and a letter for what it is: W the simulator writes, A the agent's attempts, V and v its sampled
-    and greedy validation, G GRPO, R RWR. alphas: what seeds were chosen for; threads: torch's.
+    and greedy validation, G GRPO, R RWR. alphas, contexts: what the functions above were given;
+    threads: torch's.
     """
-    tape, runs, alphas, threads = [], [], [], []
+    tape, runs, alphas, contexts, threads = [], [], [], [], []
 
     def __init__(self, o, names=None):
         self.words, self.active = {}, None
@@ -204,9 +211,9 @@ def run_micro(patch, folder, **options):
         Scripted.runs.append(support.run.prepare_run(*given))
         return Scripted.runs[-1]
 
-    for name in ("tape", "runs", "alphas", "threads"):
+    for name in ("tape", "runs", "alphas", "contexts", "threads"):
         patch.setattr(Scripted, name, [])
-    for function in (reward_half, seeds_taped):
+    for function in (alpha_taped, reward_half, seeds_taped):
         patch.setattr(curriculum, function.__name__, function, raising=False)
     patch.setattr(torch, "set_num_threads", Scripted.threads.append)
     patch.setattr(support.run, "open_world", MicroWorld)
