@@ -1,6 +1,8 @@
 """The pools: what was written comes back, stale success rates do not count, a task counts once.
 
     python -m pytest tests/test_data_pool.py -q
+
+What enters a pool and what is taken from it, epoch by epoch, is in test_wiring.py.
 """
 import dataclasses
 
@@ -41,19 +43,6 @@ def test_equal_specs_are_the_same_task():
     a, b = Task("x", {"start": 1, "tools": ["inc"]}), Task("y", {"tools": ["inc"], "start": 1})
     assert a.id == b.id and a.id != Task("x", {"start": 2, "tools": ["inc"]}).id
     assert Task("x", {"tools": ["a", "b"]}).id != Task("x", {"tools": ["b", "a"]}).id
-
-
-def test_only_valid_traces_enter_d_train(tmp_path):
-    """Valid(E_t): malformed attempts would be exported as training data."""
-    pool = TrainPool(tmp_path / "t", base())
-    pool.add(written(0), [trace(), trace(0.0, valid=False), trace(0.0)], 1 / 3, 1)
-    pool.add(written(1), [trace(0.0, valid=False)], 0.0, 1)
-    pool.add(written(2), [], None)  # untried
-    pool.save()
-    first, second = read_jsonl(tmp_path / "t")
-    assert len(first["traces"]) == 2 and first["task"]["id"] == written(0).id
-    assert second["task"]["id"] == written(2).id in pool.tasks
-    assert list(pool.p_hat) == [written(0).id] and written(1).id not in pool.tasks
 
 
 def test_p_hat_remembers_its_epoch_and_goes_stale(tmp_path):
@@ -98,21 +87,9 @@ def test_sample_mixes_base_and_kept_tasks_in_their_share(tmp_path):
     assert len({t.id for t in picked}) == 13
 
 
-def test_records_age_and_leave():
-    """The simulator would imitate what was right for an agent long gone, or this epoch's twice."""
-    pool = EnvPool("nowhere.jsonl")
-    pool.add([record(i, epoch) for i, epoch in enumerate((1, 2, 4, 5, 6))])
-    assert [r.epoch for r in pool.aged(6)] == [2, 4, 5]
-
-
 def test_a_task_that_was_written_often_counts_once():
     """RWR would imitate the simulator's mode; the newest measurement stands for the task."""
     first, other, again = record(0, 1, 0.2), record(1, 1), record(0, 2, 0.8)
     assert distinct([first, other, again]) == [other, again]
     reworded = dataclasses.replace(other, keys=["task7", "task1"])
     assert distinct([other, first, reworded]) == [first, reworded]
-
-
-def test_p_hat_of_the_unit():
-    """--p-hat-unit would be ignored."""
-    assert [record().p_hat_of(unit) for unit in ("task", "seed", "batch")] == [0.5, 0.25, 0.75]

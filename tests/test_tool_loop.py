@@ -50,15 +50,9 @@ def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, capsys, m
 
 
 def test_what_cannot_work_is_one_line_and_leaves_no_folder(model, tmp_path, capsys, monkeypatch):
-    """Files before torch is loaded, memory before the model is."""
-    tasks, few = tmp_path / "base.jsonl", tmp_path / "few.jsonl"
+    """Memory is estimated before the model is loaded."""
+    tasks = tmp_path / "base.jsonl"
     append_jsonl(tasks, BASE)
-    append_jsonl(few, BASE[:3])
-    servers = tmp_path / "servers.json"
-    servers.write_text('{"mcpServers": {"time": {"command": "uvx"}}}')
-    one_line(capsys, command(model, few, tmp_path / "r"), few, "give 4 or more")
-    code = command(model, tasks, tmp_path / "r", "--tools", str(servers))
-    one_line(capsys, code, servers, "no tool")
     monkeypatch.setattr(memory, "check", partial(memory.check, available=1e6))
     one_line(capsys, command(model, tasks, tmp_path / "r"), "--max-rows")
     assert not (tmp_path / "r").exists()
