@@ -19,21 +19,26 @@ from worlds.tool_calls import World
 CHARACTERS = "ab \"'\\\n\r\t\x01\x7f{}[]()=,#:;`$%ß漢🙂\u2028\u0085\ufeff"
 
 
+def random_text(rng):
+    return "".join(rng.choices(CHARACTERS, k=rng.randrange(8)))
+
+
 def random_value(rng, depth=0):
     """Any JSON value that the world's bounds allow."""
-    text = lambda: "".join(rng.choices(CHARACTERS, k=rng.randrange(8)))
-    whole = rng.randrange(-10 ** 18 + 1, 10 ** 18)
-    leaf = lambda: rng.choice([text(), whole, 0.5, -1e-9, 1e300, 2.0, True, None])
     kind = rng.choice(["leaf", "list", "dict"]) if depth < 3 else "leaf"
-    parts = [random_value(rng, depth + 1) for _ in range(rng.randrange(3))] if kind != "leaf" else []
-    return leaf() if kind == "leaf" else parts if kind == "list" else {text(): part for part in parts}
+    if kind == "leaf":
+        whole = rng.randrange(-10 ** 20 + 1, 10 ** 20)
+        return rng.choice([random_text(rng), whole, 0.5, -1e-9, 1e300, 2.0, True, None])
+    parts = [random_value(rng, depth + 1) for _ in range(rng.randrange(3))]
+    return parts if kind == "list" else {random_text(rng): part for part in parts}
 
 
 def test_random_calls_round_trip():
     rng = random.Random(0)
     for _ in range(1000):
-        call = {"name": rng.choice(["f", "math.hypot", "a-b.c_2", "21st/x", "größe"]), "arguments": {
-            n: random_value(rng) for n in rng.sample(["city", "from", "class", "None", "_", "note"], 2)}}
+        name = rng.choice(["f", "math.hypot", "a-b.c_2", "21st/x", "größe"])
+        names = rng.sample(["city", "from", "class", "None", "_", "note", "año"], 2)
+        call = {"name": name, "arguments": {name: random_value(rng) for name in names}}
         line = call_text.write_call(call)
         # true is not 1 and 5.0 is not 5 to the reader either: the types come back as well
         assert repr(call_text.parse_calls(line)) == repr([call]), line
@@ -50,8 +55,9 @@ def test_signature_says_what_the_schema_says():
                 "age": {"type": ["integer", "null"]}, "name": {"type": "string", "default": ""}}},
             "id": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}}
     assert call_text.signature(tool) == (
-        'book(from_: str, to: str, window: bool = ..., any: any = ..., kind: "fast" | "slow" = "fast", '
-        'days: list[float] = ..., who: {age: int | None, name: str = ""} = ..., id: str | None = ...)  # A b')
+        'book(from_: str, to: str, window: bool = ..., any: any = ..., '
+        'kind: "fast" | "slow" = "fast", days: list[float] = ..., '
+        'who: {age: int | None, name: str = ""} = ..., id: str | None = ...)  # A b')
 
 
 BAD = [
@@ -61,8 +67,10 @@ BAD = [
     "f(a=1); g(b=2)", "f(a=1) # g", "f(a=1) and so on", "Sure: f(a=1)", "a.f b(a=1)", "[f(a=1)]",
     "f (a=1)", "f(a='\\ud800')", "f(a='\\x00')", "f(a='\0')", "f(a=" + "9" * 21 + ")",
     "f(a=" + "9" * 5000 + ")", "f(a=1)\nthat is all", "f(a=\n1)", "f(a='x)", "f(from=1)",
-    "f(a=__import__('os').system('true'))", "__import__('os').system(command='true')", "é" * 140 + "(a=1)",
-    f"f(a={'[' * 60}{']' * 60})", f"f(a='{'x' * 10 ** 6}')", "f(" * 16000, f"f(a={'[' * 16000}{']' * 16000})",
+    "f(a=__import__('os').system('true'))", "__import__('os').system(command='true')",
+    "é" * 140 + "(a=1)",
+    f"f(a={'[' * 60}{']' * 60})", f"f(a='{'x' * 10 ** 6}')", "f(" * 16000,
+    f"f(a={'[' * 16000}{']' * 16000})",
     f"f(a={'-' * 32000}1)", f"f(a={'1+' * 16000}1)", f"f(a=b{'.c' * 16000})", "f(a=1)\n" * 150000,
 ]
 
@@ -99,12 +107,14 @@ def test_python_form_scores_as_json_does(tmp_path):
     path = lines(tmp_path / "base.jsonl", [lamp(n) for n in range(12)])
     for call_format in ("json", "python"):
         world = World(options(base_tasks=path, call_format=call_format))
-        assert all(world.score(task, world.gold(task)) == (1.0, True) for task in world.base_tasks())
+        assert all(world.score(task, world.gold(task)) == (1.0, True)
+                   for task in world.base_tasks())
     task = world.base_tasks()[0]
     n = task.spec["calls"][0]["arguments"]["lamp"]
     assert world.agent_prompt(task)[0]["content"].endswith("\ndim(lamp: int)  # To dim.")
     for text, expected in ((f"dim(lamp={n}.0)", (1.0, True)), (f"dim(lamp={n + 1})", (0.0, True)),
-                           (f"dim(lamp={n})\ndim(lamp={n})", (0.0, True)), (f"dim({n})", (0.0, False)),
+                           (f"dim(lamp={n})\ndim(lamp={n})", (0.0, True)),
+                           (f"dim({n})", (0.0, False)),
                            (f"dim(lamp='{n}')", (0.0, False)), (f"off(lamp={n})", (0.0, False)),
                            ("dim(lamp=True)", (0.0, False))):
         assert world.score(task, text) == expected, text
@@ -115,7 +125,8 @@ LINES = "Level: 1 of 2\nCall: dim(lamp=7)\nRequest: Dim lamp 7,\nplease."
 
 def test_a_task_in_lines_is_read_back_and_nothing_else():
     assert task_text.read(LINES, call_text.parse_call) == {
-        "task": "Dim lamp 7,\nplease.", "level": (1, 2), "calls": [{"name": "dim", "arguments": {"lamp": 7}}]}
+        "task": "Dim lamp 7,\nplease.", "level": (1, 2),
+        "calls": [{"name": "dim", "arguments": {"lamp": 7}}]}
     for text in ("", "Request: Dim it.", "Call: dim(lamp=7)\nRequest: x", "Level: 1 of 2\nRequest:",
                  LINES.replace("7)", "7"), LINES + "\nSolved: 50 %", "Sure!\n" + LINES,
                  LINES.replace("Call", "Sure!\nCall"), LINES + "x" * 10 ** 6):
@@ -123,9 +134,7 @@ def test_a_task_in_lines_is_read_back_and_nothing_else():
 
 
 def test_an_argument_that_python_cannot_write_is_refused(tmp_path):
-    odd = {"task": "Please book the room of user 7.", "tools": [{"name": "book", "parameters": {
-        "type": "object", "properties": {"user id": {"type": "integer"}}}}],
-           "calls": [{"name": "book", "arguments": {"user id": 7}}]}
     path = lines(tmp_path / "base.jsonl", [lamp(n) for n in range(12)])
     world = World(options(base_tasks=path, call_format="python"))
-    raised(InvalidTask, "tool schema", world.parse_task, json.dumps(odd), world.base_tasks()[0], 0)
+    odd = json.dumps(lamp(7)).replace('"lamp"', '"lamp number"')
+    raised(InvalidTask, "tool schema", world.parse_task, odd, world.base_tasks()[0], 0)

@@ -60,9 +60,12 @@ def chat_model(folder, template=CHATML, hidden=64):
 def options(**changes):
     """What the world reads of the options; its own ones by their names."""
     own = {name: changes.pop(name) for name in World.OPTIONS if name in changes}
-    return SimpleNamespace(**{**dict(model="m", base_tasks="", validation_tasks="", rank=4, seed=0, quant="",
-                                     max_prompt_tokens=8192, max_task_tokens=64, max_response_tokens=32,
-                                     dtype="auto", resume=False, env_model="", chat_template_kwargs="",
+    return SimpleNamespace(**{**dict(model="m", base_tasks="", validation_tasks="", rank=4, seed=0,
+                                     quant="",
+                                     max_prompt_tokens=8192, max_task_tokens=64,
+                                     max_response_tokens=32,
+                                     dtype="auto", resume=False, env_model="",
+                                     chat_template_kwargs="",
                                      variant="genenv", date="", world_options=own), **changes})
 
 
@@ -81,7 +84,8 @@ LIGHT = {"name": "set_light", "description": "Switch a light.", "parameters": {
 DOOR = {"name": "lock.door", "description": "Lock a door.", "parameters": {
     "type": "object", "properties": {"locked": {"type": "boolean"}}, "required": ["locked"]}}
 HALL = {"name": "set_light", "arguments": {"room": "hall", "level": 5}}
-LOCK, GONG = {"name": "lock.door", "arguments": {"locked": True}}, {**DOOR, "name": "gong", "parameters": {}}
+LOCK = {"name": "lock.door", "arguments": {"locked": True}}
+GONG = {**DOOR, "name": "gong", "parameters": {}}
 
 
 def record(task="Put the hall light on level five.", tools=(LIGHT, DOOR), calls=(HALL,), **more):
@@ -135,30 +139,34 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path, capsys
         world = World(options(base_tasks=base, validation_tasks=validation))
         parts = [world.base_tasks(), world.validation_tasks(), world.validation_tasks("tuning")]
         keys = [{key for task in part for key in same_task_key(task)} for part in parts]
-        assert keys[0].isdisjoint(keys[1] | keys[2]) and keys[1].isdisjoint(keys[2])
+        assert len(set.union(*keys)) == sum(map(len, keys))  # no key is in two of them
         assert len(parts[0]) > 40 and all(parts)
-        assert [t.id for t in World(options(base_tasks=base, validation_tasks=validation)).base_tasks()] == \
-            [t.id for t in parts[0]]
-    assert [t.text for t in parts[1]] == [r["task"] for r in several[:5]]
+        again = World(options(base_tasks=base, validation_tasks=validation))
+        assert again.base_tasks() == parts[0]
+    assert [task.text for task in parts[1]] == [line["task"] for line in several[:5]]
     few = lines(tmp_path / "few.jsonl", [several[0], several[2], several[4]])
     assert few in user_error("4 or more", World, options(base_tasks=few))
-    assert f"{len(parts[0])} examples train, {len(parts[2])} tuning, 5 held out (" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{len(parts[0])} examples train, {len(parts[2])} tuning, 5 held out (" in out
+    assert "left out, as requests of --validation-tasks" in out
 
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):
     """All at once, not one at each start."""
-    high, other, typo = *(record(calls=[light(level=n)]) for n in (200, 6)), {"task": "Dim it.", "call": []}
+    high, other = record(calls=[light(level=200)]), record(calls=[light(level=6)])
+    typo = {"task": "Dim it.", "call": []}
     path = lines(tmp_path / "bad.jsonl", [high, typo, ["x"], record(), record(), other, typo])
-    user_error(f"{path}, line 1: wrong.*; line 2, 7: .*call; line 3: .*; other .*: 5, 6", read_tasks, path)
+    user_error(f"{path}, line 1: wrong.*; line 2, 7: .*call; line 3: .*; other .*: 5, 6",
+               read_tasks, path)
 
 
 def test_a_line_whose_answer_cannot_earn_its_reward_is_refused(tmp_path):
     """It would be imitated, and tried for ever."""
     unreadable = record("Say it as it is.", calls=[light(colour="</tool_call>")])
     user_error("read back", read_tasks, lines(tmp_path / "tag.jsonl", [unreadable]))
-    user_error("name in Python", read_tasks, lines(tmp_path / "id.jsonl", [record(tools=[LIGHT, {
-        **DOOR, "parameters": {"type": "object", "properties": {"user id": {"type": "string"}}}}])]), None,
-        "python")
+    parameters = {"type": "object", "properties": {"user id": {"type": "string"}}}
+    odd = record(tools=[LIGHT, {**DOOR, "parameters": parameters}])
+    user_error("name in Python", read_tasks, lines(tmp_path / "id.jsonl", [odd]), None, "python")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -168,9 +176,11 @@ def test_a_line_whose_answer_cannot_earn_its_reward_is_refused(tmp_path):
 OF_REASON = {
     "no JSON object": ["", "I would rather not.", "{'task': 'x'}", "[1]", '{"task": ' + "[" * 9000],
     # an object within a broken one is found
-    "malformed task": [VALID.replace("five", "\\ud800"), VALID.replace('"level": 5', '"level": 1e999'),
+    "malformed task": [VALID.replace("five", "\\ud800"),
+                       VALID.replace('"level": 5', '"level": 1e999'),
                        VALID.replace('"level": 5', '"level": 5, "level": 6'), "{}",
-                       json.dumps(record(calls=[])), json.dumps(record(calls=[{"name": "set_light"}])),
+                       json.dumps(record(calls=[])),
+                       json.dumps(record(calls=[{"name": "set_light"}])),
                        json.dumps(record(calls=9 * [HALL])), json.dumps(record(reference="x"))],
     "trivial text": [json.dumps(record(task=t)) for t in ("", " do it ", "?" * 50)],
     "tool schema": [json.dumps(record(tools=t)) for t in (
@@ -180,7 +190,8 @@ OF_REASON = {
     "wrong arguments": [json.dumps(record(calls=[c])) for c in (
         light(level=None), light(size=1), light(level="5"), light(level=5.5), light(level=True),
         light(level=101), light(room="attic"), light(hours=[1, "2"]))],
-    "other kind than the seed": [json.dumps({"task": "Who wrote Emma, do you know?", "reference": "Austen"})],
+    "other kind than the seed": [json.dumps({"task": "Who wrote Emma, do you know?",
+                                             "reference": "Austen"})],
     "answer leaked": [json.dumps(record(task=f"Please make this call: {json.dumps(HALL)}"))],
     "more than one answer": [json.dumps(record(calls=[HALL, HALL]))],
     "not in the request": [json.dumps(record("Hall light on the usual level."))],
@@ -283,8 +294,9 @@ def test_score_table(task, response, expected, why, world):
 
 
 CALL = json.dumps(LOCK)
-BROKEN = ["{%s", "{{{{%s", '{"thought": "easy", %s', '{"tool_call": %s', '{"name": "gong", "arguments": %s',
-          "{ no, yes } {%s", "{} %s", "%s %s", "%s}", "[%s]", "%s,", "```json\n%s\n```", "{'a': 1} %s",
+BROKEN = ["{%s", "{{{{%s", '{"thought": "easy", %s', '{"tool_call": %s', "{ no, yes } {%s",
+          '{"name": "gong", "arguments": %s', "{} %s", "%s %s", "%s}", "[%s]", "{'a': 1} %s",
+          "%s,", "```json\n%s\n```",
           '"a": %s', "call: %s", "%s // done", "\ufeff%s"]
 
 
@@ -297,29 +309,39 @@ def test_a_call_is_all_of_its_text(body, world):
     assert task_text.read(f"Level: 1 of 1\nCall: {body}\nRequest: Lock up.", load_object) is None
 
 
-CREDIT = [  # function .2, argument names (F1) .3, values .5; with its default HALL has three arguments
+# function .2, argument names (F1) .3, values .5; with its default HALL has three arguments
+CREDIT = [
     (ORDERED, said(LOCK, HALL), 0.0, "another order is other calls"), (TWO, "No.", 0.0, "no call"),
     (SEED, said({"name": "lock.door", "arguments": {"locked": False}}), 0.2 + 0.3, "a wrong value"),
-    (SEED, said({"name": "lock.door", "arguments": {}}), 0.2, "valid or not, the function is right"),
-    (TWO, said(HALL), 0.5, "one of two calls"), (TWO, said(HALL, LOCK, LOCK), 2 / 3, "one call too many"),
-    (TWO, said(light(colour="blue"), LOCK), (0.2 + 0.3 + 0.5 * 2 / 3 + 1) / 2, "one of three values"),
-    (TWO, said(light(level=None), LOCK), (0.2 + 0.3 * 4 / 5 + 0.5 * 2 / 3 + 1) / 2, "one of them is missing"),
+    (SEED, said({"name": "lock.door", "arguments": {}}), 0.2,
+     "valid or not, the function is right"),
+    (TWO, said(HALL), 0.5, "one of two calls"),
+    (TWO, said(HALL, LOCK, LOCK), 2 / 3, "one call too many"),
+    (TWO, said(light(colour="blue"), LOCK), (0.2 + 0.3 + 0.5 * 2 / 3 + 1) / 2,
+     "one of three values"),
+    (TWO, said(light(level=None), LOCK), (0.2 + 0.3 * 4 / 5 + 0.5 * 2 / 3 + 1) / 2,
+     "one of them is missing"),
     (TWICE, said(light(level=6), HALL), (1 + 0.5 + 0.5 * 2 / 3) / 2, "each call is used once"),
     (TWO, said(LOCK, {"name": "sing", "arguments": {}}), 0.5, "an undeclared tool"),
-    (NONE, "none", 1.0, "nothing to call"), (NONE, said(HALL), 0.0, "a call"), (ASK, "Herbert", 2 / 3, "F1")]
+    (NONE, "none", 1.0, "nothing to call"), (NONE, said(HALL), 0.0, "a call"),
+    (ASK, "Herbert", 2 / 3, "F1")]
 
 
 def test_partial_credit_is_for_the_agents_reward_alone(world):
     """p_hat is of Eq. 1, or the simulator would be paid for tasks that are never solved."""
     for task, response, expected, why in CREDIT:
         reward, valid, graded = attempt_score(world, task, Rollout(0, [], []), response)
-        assert graded == pytest.approx(expected) and (reward, valid) == world.score(task, response), why
-        assert attempt_score(world, task, Rollout(0, [], [], (), "too many tokens"), response)[2] == 0
-        assert curriculum.agent_reward_graded(Trace(response, reward, valid, False, 9, graded)) == graded
+        assert graded == pytest.approx(expected), why
+        assert (reward, valid) == world.score(task, response), why
+        odd = Rollout(0, [], [], (), "too many tokens")
+        assert attempt_score(world, task, odd, response)[2] == 0
+        trace = Trace(response, reward, valid, False, 9, graded)
+        assert curriculum.agent_reward_graded(trace) == graded
 
 
 @pytest.mark.parametrize("answer, reference, right", [
-    ("It is $1,200.50.", "1200.5", True), ("\u22125", "-5", True), ("50%", "50", True), ("-5", "5", False),
+    ("It is $1,200.50.", "1200.5", True), ("\u22125", "-5", True), ("50%", "50", True),
+    ("-5", "5", False),
     ("1.5", "15", False), ("**1.5**", "1.5", True), ("`-5`", "5", False)])
 def test_numbers_of_free_form_answers_keep_sign_and_point(answer, reference, right, world):
     task = make_task({"task": "What is the result?", "reference": reference}, "base")
@@ -330,12 +352,14 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
     """`none` counts as an answer only if the prompts mention it, and other runs' prompts stay as
     they are."""
     others = [record(f"Hall light on level {n}, please.", calls=[light(level=n)]) for n in range(8)]
-    for records, mentioned in ((others, False), ([*others, record("Sing a song, please.", calls=[])], True)):
+    declined = record("Sing a song, please.", calls=[])
+    for records, mentioned in ((others, False), ([*others, declined], True)):
         world = World(options(base_tasks=lines(tmp_path / "tasks.jsonl", records)))
         assert ("reply: none" in world.agent_prompt(SEED)[0]["content"]) == mentioned
         assert world.score(SEED, "none") == (0.0, mentioned)
-    keys = lambda n, calls: {*same_task_key(make_task(record(f"Ring {n}!", [GONG], calls), "base"))}
-    assert not any(keys(1, calls) & keys(2, calls) for calls in ([], [{"name": "gong", "arguments": {}}]))
+    for calls in ([], [{"name": "gong", "arguments": {}}]):
+        one, other = (make_task(record(f"Ring {n}!", [GONG], calls), "base") for n in (1, 2))
+        assert set(same_task_key(one)).isdisjoint(same_task_key(other))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -346,14 +370,14 @@ def test_a_tool_that_spells_a_control_token_of_this_model_is_left_out(tmp_path, 
     """Every task written for it would be refused, for ever."""
     tools = lines(tmp_path / "tools.jsonl", [{**LIGHT, "description": "Not <|im_start|>."}, DOOR])
     user_error("--base-tasks", World, options(tools=tools))
-    world = World(options(model=chat_model(tmp_path / "m"), tools=tools,
+    world = World(options(model=chat_model(tmp_path / "m"), tools=tools, max_prompt_tokens=2048,
                           base_tasks=str(module.EXAMPLE_TASKS)))
     world.load_policy()
     assert list(world.tools) == ["lock.door"] and "set_light" in capsys.readouterr().out
 
 
 def test_an_answer_is_imitated_as_it_follows_its_prompt():
-    """A tokenizer that begins each text with a blank: the model learned one that no prompt leads to."""
+    """Some tokenizers begin each text with a blank: the model learned one that no prompt has."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     signs = "\u2581abcdefghijklmnopqrstuvwxyz:(=1)"
@@ -378,7 +402,8 @@ def test_nf4_samples_scores_and_trains_only_the_named_adapter(tmp_path, world):
     with nf4.use("agent"):
         logp, mask = nf4.logprobs(rollouts)
         torch.testing.assert_close(  # scored as it was sampled
-            logp[mask].detach(), torch.tensor([x for r in rollouts for x in r.logps]), atol=1e-4, rtol=1e-4)
+            logp[mask].detach(), torch.tensor([x for r in rollouts for x in r.logps]), atol=1e-4,
+            rtol=1e-4)
         (-logp.sum()).backward()
     assert all(float(g.abs().max()) > 0 for g in gradients(nf4, "agent"))
     optimizer.step()

