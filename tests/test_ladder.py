@@ -10,14 +10,14 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from helpers import raised, user_error
 import genenv
 from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, household, ladder, task_keys
 from worlds.ladder_words import TOOL_WORDS, Words
 from worlds.play import attempt_score, play
-from worlds.tiny_model import BASES, encode_pairs, save, tiny_lm, word_tokenizer
+from worlds.tiny_model import BASES, encode_pairs, word_tokenizer
 
 PLAIN = {  # the tools once more, as tables written out by hand
     "inc": "1234567890", "dec": "9012345678", "dbl": "0246802468", "neg": "0987654321",
@@ -143,47 +143,33 @@ def test_a_base_model_learns_responses_and_their_ends_alone():
     ids, labels = encode_pairs(tokenizer, [("3 s1 inc =", "s1 inc 4"), ("3 =", "s1")])
     long, short = tokenizer.batch_decode(ids)
     assert (long, short) == ("3 s1 inc = s1 inc 4 <eos>", "3 = s1 <eos> <pad> <pad> <pad> <pad>")
-    first, second = labels.tolist()
-    assert first == 4 * [-100] + ids[0, 4:].tolist()
-    assert second == 2 * [-100] + ids[1, 2:4].tolist() + 4 * [-100]
+    ids[0, :4] = ids[1, :2] = ids[1, 4:] = -100
+    assert labels.equal(ids)
 
 
 @pytest.mark.parametrize("success, word", [
     (None, "b?"), (0, "b0"), (0.44, "b4"), (0.5, "b4"), (0.95, "b8"), (1, "b8")])
 def test_both_prompts_are_what_the_base_model_was_trained_on(success, word):
-    """In another form the simulator hears nothing of the success rate, and the agent sees no
-    task."""
+    """In another form the simulator hears nothing of success, and the agent sees no task."""
     text = "3 s1 inc s2 dbl"
     task = SYMBOLS.parse_task(text, NO_SEED, 0)
     assert SYMBOLS.env_prompt(task, success) == f"vary {word} {text} =>"
     assert SYMBOLS.agent_prompt(task) == f"{text} ="
-    chain = r"\d( s\d [a-z]+)+"
-    for i, (prompt, _) in enumerate(SYMBOLS.pairs(random.Random(0), 200)):
-        form = f"{chain} =" if i % 2 else rf"vary b[0-8?] {chain} =>"
-        assert re.fullmatch(form, prompt), prompt
+    for prompt, _ in SYMBOLS.pairs(random.Random(0), 200):
+        assert re.fullmatch(r"(vary b[0-8?] )?\d( s\d [a-z]+)+ =>?", prompt)
 
 
-def ids_by_class(folder, text):
-    """The ids of a text by AutoTokenizer and by the class of the tokenizer file itself."""
-    return [kind.from_pretrained(folder).encode(text, add_special_tokens=False)
-            for kind in (AutoTokenizer, PreTrainedTokenizerFast)]
-
-
-@pytest.mark.parametrize("world", [ladder.World, household.World])
-def test_other_programs_read_the_words_of_a_base_model(world, tmp_path):
-    """A program that guesses the tokenizer from the model's type would split each word,
-    silently."""
-    model = tiny_lm(len(world.WORDS), {}, 0)
-    save(model, word_tokenizer(world.WORDS), tmp_path)
-    for folder in (tmp_path, BASES / world.NAME):
-        guessed, true = ids_by_class(folder, " ".join(world.WORDS))
-        assert guessed == true == list(range(len(world.WORDS)))
+def reads_its_words(folder, words):
+    """Whether a program that guesses the tokenizer from the model's type reads each word as one."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return tokenizer.encode(" ".join(words), add_special_tokens=False) == list(range(len(words)))
 
 
 @pytest.mark.parametrize("module", [ladder, household])
 def test_shipped_base_models_half_know_their_world(module):
     """A run would start from a model that knows everything or nothing, or that is not there."""
     world = module.World(genenv.Options(rank=4))
+    assert reads_its_words(BASES / world.NAME, world.WORDS)
     policy, tasks = world.load_policy(), world.validation_tasks("tuning")
     o = replace(world.o, max_response_tokens=world.DEFAULTS.get("max_response_tokens", 24))
     rollouts, texts = play(world, o, policy, None, tasks, 1, 1.0, policy.generator(0), 128)
@@ -201,6 +187,7 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
         assert ladder.main(ladder.World, ["train", seed, str(folder)]) == 0
         weights.append((folder / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]  # the same seed, the same bits
+    assert reads_its_words(folder, ladder.WORDS)
     o = genenv.Options(model=str(folder), rank=4)
     world = ladder.World(o)
     assert not world.chat and set(world.load_policy().params) == {"agent", "env"}

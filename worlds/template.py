@@ -54,15 +54,15 @@ def draw_of_each(rng, kinds, number, origin, taken=()) -> dict:
     """
     tasks = {}
     for kind in kinds:
-        drawn, tries = {}, 0
-        while len(drawn) < number:
+        new_tasks, tries = {}, 0
+        while len(new_tasks) < number:
             tries += 1
             if tries > 100 * number:
                 raise UserError(f"there are not {number} different tasks of the kind {kind!r}")
             task = random_task(rng, [kind], origin)
             if task.id not in taken:
-                drawn[task.id] = task
-        tasks.update(drawn)
+                new_tasks[task.id] = task
+        tasks.update(new_tasks)
     return tasks
 
 
@@ -145,16 +145,16 @@ class World(worlds.World):
         """n pairs (prompt, response) for the base model to imitate, half of them of each role."""
         pairs = []
         for _ in range(n // 2):
-            task = self.shown(rng, list(TOOLS))
+            task = self.demo_task(rng, list(TOOLS))
             pairs.append((self.agent_prompt(task), self.with_slips(task, rng)))
             # no task has been tried yet, so the success is random
             success = rng.choice((None, 0, 0.25, 0.5, 0.75, 1))
             # a variation mostly keeps the tool
-            variation = self.shown(rng, [task.spec["tool"]] * 6 + list(TOOLS))
+            variation = self.demo_task(rng, [task.spec["tool"]] * 6 + list(TOOLS))
             pairs.append((self.env_prompt(task, success), variation.text))
         return pairs
 
-    def shown(self, rng, tools):
+    def demo_task(self, rng, tools):
         """A task of one of these tools that is not held out."""
         task = random_task(rng, tools, "demo")
         while task.id in HELD_OUT:
