@@ -30,7 +30,7 @@ def epochs(n=0, **fields):
     return records
 
 
-def found(records, **options):
+def warnings_of(records, **options):
     """All warnings of a run, in order."""
     o = genenv.Options(**options)
     return [text for t, r in enumerate(records) for text in health.warnings(r, records[:t], o)]
@@ -60,7 +60,7 @@ SICK = {  # name: (last epochs with these fields, fields, the one warning, words
 def test_a_simulator_that(name):
     """... raises its own warning and no other, and the options that it names exist."""
     n, fields, keyword, words = SICK[name]
-    texts = found(epochs(n, **fields))
+    texts = warnings_of(epochs(n, **fields))
     assert {text.partition(":")[0] for text in texts} == {keyword} and words in texts[-1], texts
     flags = [flag.replace("-", "_") for flag in re.findall(r"--([A-Za-z][a-z-]*)", texts[-1])]
     assert all(hasattr(genenv.Options, flag) for flag in flags), flags
@@ -69,8 +69,9 @@ def test_a_simulator_that(name):
 def test_a_healthy_run_and_chance_raise_no_warning():
     """One bad estimate says nothing yet; nor does a variant without a simulator."""
     none = dict(written=0, env_kept=None, env_steps=0, env_kl=None, skill_entropy=None)
-    assert found(epochs()) == found(epochs(6, **none), variant="static") == []
-    assert found(epochs(1, env_kl=3.0)) == found(epochs(6, invalid={"copy of the seed": 33})) == []
+    assert warnings_of(epochs()) == warnings_of(epochs(6, **none), variant="static") == []
+    assert warnings_of(epochs(1, env_kl=3.0)) == []
+    assert warnings_of(epochs(6, invalid={"copy of the seed": 33})) == []
 
 
 def test_epoch_0_is_described():
