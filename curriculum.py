@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass
 
 from data_pool import Trace
-from model.files import UserError, is_number, users_code, wrong_value
+from model.files import UserError, call, is_number, wrong_value
 
 SUCCESS = 0.5  # the lowest reward that counts as a success; the paper gives no threshold
 
@@ -63,9 +63,12 @@ def reward_bell(p_hat, alpha, beta):
 
 # ---------------------------------------------------------------------------------------------
 # agent rewards: functions of an attempt e -> the reward r in [0, 1] that GRPO trains on
-# e.reward: Eq. 1 as the world computes it, in [0, 1]; e.graded: the same with partial credit; e.valid:
-# the response has the form that the world asks for; e.truncated: it ran into a limit of length or of
-# turns; e.tokens: its length; e.text. p_hat and held-out success are of e.reward, whatever is chosen
+#     e.reward     Eq. 1 as the world computes it, in [0, 1]
+#     e.graded     the same with partial credit
+#     e.valid      whether the response has the form that the world asks for
+#     e.truncated  whether it ran into a limit of length or of turns
+#     e.tokens     its length; e.text: the response
+# p_hat and held-out success are of e.reward, whatever is chosen
 
 
 def agent_reward_plain(e):
@@ -85,7 +88,7 @@ def agent_reward_graded(e):
 
 @dataclass(frozen=True)
 class Context:
-    """What a schedule may look at. Of held-out tasks it sees nothing: they are only ever reported."""
+    """What a schedule may look at. Held-out tasks are not in it: they are only ever reported."""
     epoch: int          # 1 .. epochs
     epochs: int
     alpha: float        # --alpha, the value to start from
@@ -93,7 +96,7 @@ class Context:
     previous: float     # alpha of the epoch before; --alpha in the first
     # of the new tasks of the last epoch that had any
     success: float      # success rate of the agent
-    mixed_share: float  # share of tasks whose attempts earned different rewards: GRPO learns from these
+    mixed_share: float  # share of tasks whose attempts differ in reward: GRPO learns from these
     p_hat_counts: list  # how many tasks were solved 0, 1, ... G times: G+1 numbers
 
     @property
@@ -136,9 +139,9 @@ def alpha_integral(c):
 
 
 def alpha_frontier(c):
-    """To where the agent can learn: by 0.1 at most towards the mean p_hat of last epoch's mixed groups,
-    those solved neither never nor always. It asks for what this simulator does write, where a fixed
-    alpha may lie so far off that hardly a task falls into the band."""
+    """To where the agent can learn: by 0.1 at most towards the mean p_hat of last epoch's mixed
+    groups, those solved neither never nor always. It asks for what this simulator does write, where
+    a fixed alpha may lie so far off that hardly a task falls into the band."""
     G = len(c.p_hat_counts) - 1
     mixed = c.p_hat_counts[1:G]  # solved 1, ... G-1 times
     if sum(mixed) == 0:
@@ -200,12 +203,12 @@ def next_alpha(schedule: str, context: Context) -> float:
     """alpha of this epoch. Raises UserError if a schedule leaves (0, 1)."""
     alpha = named("alpha_")[schedule](context)
     if not 0 < alpha < 1:
-        raise UserError(f"alpha_{schedule} gave {alpha}, not a number between 0 and 1, for {context}")
+        raise UserError(f"alpha_{schedule} gave {alpha}, not a number between 0 and 1: {context}")
     return alpha
 
 
 def source(*names) -> list[str]:
-    """The code of functions in this file: in another run the same name may have meant something else."""
+    """The code of functions in this file: in another run the same name may have been another one."""
     return [inspect.getsource(globals()[name]) for name in names]
 
 
@@ -217,28 +220,19 @@ MOST_TRIED = 1000  # epochs, and values of p_hat
 
 def try_functions(o):
     """Call every function that the options name on values such as it will see, before anything is
-    trained. Raises UserError in one line, with the line of this file, for what a function raises and
-    for a value that would train on silently."""
+    trained. Raises UserError in one line, with the line of this file, for what a function raises
+    and for a value that would train on silently."""
     try_schedule(named("alpha_")[o.alpha_schedule], o)
     try_difficulty_reward(named("reward_")[o.difficulty_reward], o)
     try_seed_selection(named("seeds_")[o.seed_selection], o)
     try_agent_reward(named("agent_reward_")[o.agent_reward], o)
 
 
-def call(function, *args):
-    """function(*args), of a function that may be a user's own -> (its value, its arguments as text)."""
-    given = ", ".join(map(repr, args))
-    if len(given) > 300:
-        given = f"... {given[-300:]}"
-    with users_code(function.__code__.co_filename, given):
-        return function(*args), given
-
-
 def try_schedule(schedule, o):
-    """A run each of an agent that solves half of the tasks, none, all, and of one that has no tasks."""
+    """A run each of an agent that solves half of the tasks, none, all, and one without tasks."""
     nothing = [0] * o.G
-    histories = ((0.5, 0.9, [1] * (o.G + 1)), (0.0, 0.0, [64, *nothing]), (1.0, 0.0, [*nothing, 64]),
-                 (0.5, 0.0, [0, *nothing]))
+    histories = ((0.5, 0.9, [1] * (o.G + 1)), (0.0, 0.0, [64, *nothing]),
+                 (1.0, 0.0, [*nothing, 64]), (0.5, 0.0, [0, *nothing]))
     for success, mixed_share, counts in histories:
         alpha = o.alpha
         for epoch in range(1, min(o.epochs, MOST_TRIED) + 1):

@@ -39,7 +39,7 @@ from support.options import Options
 from support.start import start
 
 if __name__ == "__main__":
-    # torch takes seconds to load: --help, mistakes and all commands but a run are answered before
+    # torch takes seconds to load: --help, mistakes and all commands but a run are answered first
     with plain_errors():
         options, world = start(sys.argv[1:])
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, JSONL, what is no model, and the one kind of error that a user sees."""
+"""Files that are whole or absent, JSONL, and the one kind of error that a user sees."""
 import difflib
 import importlib.util
 import json
@@ -9,7 +9,8 @@ import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PACKAGES = "torch", "transformers", "huggingface_hub", "peft", "numpy", "tqdm", "matplotlib"
+PACKAGES = ("torch", "transformers", "huggingface_hub", "peft", "numpy", "tqdm", "matplotlib",
+            "jsonschema", "jinja2")
 
 
 class UserError(Exception):
@@ -26,13 +27,13 @@ class Stopped(Exception):
 
 @contextmanager
 def plain_errors(program="genenv"):
-    """Within, a user's mistake is one line on stderr and ends the program with exit code 2, a signal n
-    ends it with 128 + n. Raises SystemExit."""
+    """Within, a user's mistake is one line on stderr and ends the program with exit code 2, a
+    signal n ends it with 128 + n. Raises SystemExit."""
     sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
     try:
         missing = [name for name in PACKAGES if not importlib.util.find_spec(name)]
         if missing:
-            raise UserError(f"not installed: {', '.join(missing)}. First: pip install -r requirements.txt")
+            raise UserError(f"not installed: {', '.join(missing)}: pip install -r requirements.txt")
         yield
         return
     except Stopped as stopped:
@@ -50,8 +51,8 @@ def plain_errors(program="genenv"):
 
 
 def exit_code(command, program="genenv") -> int:
-    """Call `command()` under plain_errors and return the program's exit code: what the command returns
-    if that is a number, else 0."""
+    """Call `command()` under plain_errors and return the program's exit code: what the command
+    returns if that is a number, else 0."""
     try:
         with plain_errors(program):
             result = command()
@@ -73,8 +74,9 @@ PATIENCE = 2  # seconds after which a call that has not come back is named
 
 @contextmanager
 def users_code(file, given=""):
-    """Within, code of a user's own file is run: what it raises becomes a UserError of one line with the
-    line of that file, and if it takes long, one line on stderr says where it is. given: its arguments."""
+    """Within, code of a user's own file is run: what it raises becomes a UserError of one line with
+    the line of that file, and if it takes long, one line on stderr says where it is. given: its
+    arguments."""
     caller = threading.get_ident()
 
     def say_where():
@@ -98,6 +100,15 @@ def users_code(file, given=""):
         timer.cancel()
 
 
+def call(function, *args):
+    """function(*args), perhaps a user's own -> (its value, its arguments as text)."""
+    given = ", ".join(map(repr, args))
+    if len(given) > 300:
+        given = f"... {given[-300:]}"
+    with users_code(function.__code__.co_filename, given):
+        return function(*args), given
+
+
 def place_in(file, frames) -> str:
     """The innermost of some frames that lies in a file, in words; the file's name if none does."""
     for frame in reversed(frames):
@@ -107,10 +118,10 @@ def place_in(file, frames) -> str:
 
 
 def wrong_value(function, rule: str, value, given="") -> UserError:
-    """The error that names a user's function, what it must give, and what it gave for some arguments."""
+    """The error that names a user's function, what it must give, and what it gave instead."""
     code = function.__code__
-    message = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__} must give {rule}; "
-    message += f"it gave {value!r:.200}"
+    message = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__} must give "
+    message += f"{rule}; it gave {value!r:.200}"
     if given:
         message += f" for {given}"
     return UserError(message)
@@ -146,7 +157,7 @@ def model_fault(model: str) -> str:
     """Why there is no model in a folder, as far as its files say; "" too for a name of a hub's."""
     path = Path(model)
     if path.suffix == ".gguf" and path.is_file():
-        return "cannot be trained as GGUF, unpack it once: python -m scripts.unpack_gguf FILE FOLDER"
+        return "a GGUF cannot be trained, unpack it: python -m scripts.unpack_gguf FILE FOLDER"
     if (path / "metrics.jsonl").is_file():
         return "a run: --resume --out goes on with it, and its own --model is in its config.json"
     if path.exists() and not (path / "config.json").is_file():
@@ -157,10 +168,12 @@ def model_fault(model: str) -> str:
 
 
 def check_hub(model: str):
-    """Raises UserError where a model is no folder and the hub does not know it or cannot be reached:
-    transformers would try for half a minute. What it says of a gated model is better than the hub's."""
+    """Raises UserError where a model is no folder and the hub does not know it or cannot be
+    reached: transformers would try for half a minute. What it says of a gated model is better than
+    the hub's."""
     from huggingface_hub import errors, file_exists, try_to_load_from_cache
-    with one_line(f"{model}: no such folder, and as a name on the hub it"), suppress(errors.GatedRepoError):
+    with (one_line(f"{model}: no such folder, and as a name on the hub it"),
+          suppress(errors.GatedRepoError)):
         if not (Path(model).is_dir() or try_to_load_from_cache(model, "config.json")
                 or file_exists(model, "config.json")):
             raise UserError(f"{model} is neither a folder here nor a model on the hub")
@@ -178,15 +191,16 @@ def one_line(folder, fault="cannot be used"):
 
 
 def first_line(error) -> str:
-    """What an exception says, in one line: its kind where it says nothing. Of the operating system's the
-    reason alone: the file may be one that only we know of."""
+    """What an exception says, in one line: its kind where it says nothing. Of the operating
+    system's the reason alone: the file may be one that only we know of."""
     said = getattr(error, "strerror", "") or str(error).strip() or repr(error)
     return said.replace(" \n", "\n").replace(":\n", ": ").splitlines()[0]
 
 
 def printable(text: str) -> str:
-    """Text of a model, or of a list from elsewhere, for the terminal: what is no visible sign becomes an
-    escape such as \\x1b, so that it can neither move the cursor nor hide a word. Newlines stay."""
+    """Text of a model, or of a list from elsewhere, for the terminal: what is no visible sign
+    becomes an escape such as \\x1b, so that it can neither move the cursor nor hide a word.
+    Newlines stay."""
     signs = []
     for sign in text:
         visible = sign.isprintable() or sign == "\n"
@@ -203,9 +217,10 @@ def read_jsonl(path) -> list[dict]:
         try:
             records += [json.loads(line.decode("utf-8"))] if line.strip() else []
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-            raise UserError(f"{path}, line {number}: no JSON ({first_line(error)}): correct it") from None
+            raise UserError(f"{path}, line {number}: no JSON ({first_line(error)})") from None
         if records and not isinstance(records[-1], dict):
-            raise UserError(f"{path}, line {number}: no JSON object, but a {type(records[-1]).__name__}")
+            kind = type(records[-1]).__name__
+            raise UserError(f"{path}, line {number}: no JSON object, but a {kind}")
     return records
 
 

@@ -228,6 +228,9 @@ def stop_signals(run):
         yield
     except UserError as error:
         raise UserError(f"{error}; to go on after that: --resume --out {run.folder}") from error
+    except Exception as error:  # of a user's own Python, perhaps: its traceback follows
+        error.add_note(f"to go on after that: --resume --out {run.folder}")
+        raise
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

@@ -1,16 +1,17 @@
 """Options of a run: the command line, presets and checks.
 
-Usage: `parse_options(argv)` makes Options; defaults come from the fields below, then from the world,
-then from the preset, and what is given on the command line wins. A run that goes on has the options
-in its config.json. A world may bring options of its own (worlds/__init__.py). Nothing here loads
-torch: --help and mistakes are answered at once.
+Usage: `parse_options(argv)` makes Options; defaults come from the fields below, then from the
+world, then from the preset, and what is given on the command line wins. A run that goes on has the
+options in its config.json. A world may bring options of its own (worlds/__init__.py). Nothing here
+loads torch: --help and mistakes are answered at once.
 
 Deviations of the 7B presets from the paper:
 
 * Learning rates. The paper trains all weights with 1e-6 (agent) and 5e-7 (simulator). Low-rank
   adapters start at B = 0 and move a layer by (alpha/r) B A, so the same rate moves the function far
   less. We take 20 times the paper's rates; they are starting points, not tuned values.
-* The simulator's KL: the paper names a penalty and a cap but gives no values (cap: KL_CAP in rwr.py).
+* The simulator's KL: the paper names a penalty and a cap but gives no values (cap: KL_CAP in
+rwr.py).
 * With the paper's k_min and G = 8 only tasks solved exactly 4 times of 8 pass the filter, so all
   weights are equal whatever beta and lam are. For weights that tell records apart add
   `--k-min 1 --lam 6 --beta 8`, or raise --G.
@@ -35,8 +36,8 @@ class Options:
     # the run
     out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
     resume: bool = False              # go on with the run in --out from its checkpoint
-    variant: str = "genenv"           # genenv; random: untrained simulator; static, teacher, base: none
-    world: str = "ladder"             # domain, a module of worlds/; its own options are listed with it
+    variant: str = "genenv"           # genenv; random: untrained simulator; the others: none
+    world: str = "ladder"             # domain, a module of worlds/; it has options of its own
     seed: int = 0                     # seeds adapters, sampling and every choice of the loop
     threads: int = 0                  # torch threads; 0: OMP_NUM_THREADS if set, else all cores
     # models
@@ -106,10 +107,11 @@ PRESETS = {  # only what differs from the defaults, those of the world included
                      seed_tasks=16, variations=1, val_every=3, max_prompt_tokens=640,
                      max_response_tokens=96, max_task_tokens=160, agent_lr=5e-4, env_lr=5e-4,
                      env_batch=16, token_budget=1024),
-    # Computed, not run: any world that a chat model plays, on a card of 8 and of 16 GB, in bf16. With
-    # prompts of 4,096 tokens, responses of 512 and tasks of 768 the estimate is 6.5 and 9.1 GB. A T4
-    # (16 GB) has no bf16, so it computes in fp32: there the second needs 15.0 GB, which hardly fits;
-    # with the limits of tool_calls (prompts of 2,048, responses of 256) 11.8, and the first 7.8 GB.
+    # Computed, not run: any world that a chat model plays, on a card of 8 and of 16 GB, in bf16.
+    # With prompts of 4,096 tokens, responses of 512 and tasks of 768 the estimate is 6.5 and 9.1
+    # GB. A T4 (16 GB) has no bf16, so it computes in fp32: there the second needs 15.0 GB, which
+    # hardly fits; with the limits of tool_calls (prompts of 2,048, responses of 256) 11.8, and the
+    # first 7.8 GB.
     "1.5b-8gb": dict(model="Qwen/Qwen2.5-1.5B-Instruct", quant="nf4", agent_lr=1e-4, env_lr=1e-4,
                      token_budget=4096, max_rows=128),
     "3b-16gb": dict(model="Qwen/Qwen2.5-3B-Instruct", quant="nf4", agent_lr=1e-4, env_lr=1e-4,
@@ -122,8 +124,8 @@ PRESETS = {  # only what differs from the defaults, those of the world included
 CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant": ("", "nf4"),
            "p_hat_unit": ("task", "seed", "batch"), "dtype": ("auto", "bf16", "fp32")}
 # option: prefix of its functions in curriculum.py
-NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_", "agent_reward": "agent_reward_",
-         "seed_selection": "seeds_"}
+NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_",
+         "agent_reward": "agent_reward_", "seed_selection": "seeds_"}
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
 
 
@@ -134,7 +136,7 @@ MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"} 
 COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its first run",
             "ask": "an agent, trained or not, answers a request of yours",
             "export": "the tasks of a run for veRL",
-            "compare": "held-out success and curves of several runs on one page; of one run, its report"}
+            "compare": "several runs on one page: held-out success, curves; of one run, its report"}
 
 
 def parser(world, command=None) -> "Parser":
@@ -198,7 +200,8 @@ def choices(name: str) -> tuple:
 
 def parse_options(argv, command=None) -> Options:
     """Command line -> Options. Raises UserError for unknown options, values that cannot work, and
-    options that a resumed run must not change. command: the parser of a command that took its own first."""
+    options that a resumed run must not change. command: the parser of a command that took its own
+    first."""
     # four options decide which others there are
     early = Parser(prog="genenv.py", add_help=False)
     for name in ("world", "preset", "out"):
@@ -222,7 +225,8 @@ def parse_options(argv, command=None) -> Options:
     values.update(given)  # the command line wins
     for name in sorted(saved.keys() - MAY_CHANGE):
         if values[name] != saved[name]:
-            raise UserError(f"{flag(name)} stays {saved[name]!r} in this run: begin one in another --out")
+            raise UserError(f"{flag(name)} stays {saved[name]!r} in this run: begin one in another "
+                            "--out")
     world_options = {name: values.pop(name) for name in world.OPTIONS}
     o = Options(world_options=world_options, **values)
     check_options(o)
@@ -230,7 +234,7 @@ def parse_options(argv, command=None) -> Options:
 
 
 def world_of(name: str, preset: str):
-    """The class of the world that is named on the command line, or by a preset, or else the default."""
+    """The class of the world named on the command line, or by a preset, or else the default."""
     needed = PRESETS.get(preset, {}).get("world")
     world = load_world(name or needed or Options.world)
     check_world_options(world)
@@ -257,10 +261,10 @@ def saved_options(path, **changes) -> Options:
     start, with changes. Raises UserError if there are none, or if another version wrote them."""
     path = Path(path)
     if (path / "tokenizer_config.json").is_file():
-        raise UserError(f"{path} is a model, not a run: give it as --model; `ask` needs --base-tasks too")
+        raise UserError(f"{path} is a model, not a run: give it as --model")
     path = path if path.is_file() else path / "config.json"
     if not path.is_file():
-        raise UserError(f"{path.parent} is no run folder, or one that has not begun: no config.json in it")
+        raise UserError(f"{path.parent} is no run folder, or its run has not begun: no config.json")
     with one_line(f"{path} is of no run of this version and"):
         saved = json.loads(path.read_text())
         if "settings" in saved:  # of a warm start: its own next to those of a run
@@ -273,7 +277,7 @@ def saved_options(path, **changes) -> Options:
 
 
 def check_world_options(world):
-    """Raises UserError unless OPTIONS and DEFAULTS of a world's class have the shape needed here."""
+    """Raises UserError unless a world's OPTIONS and DEFAULTS have the shape needed here."""
     rule = "OPTIONS must be {name: (default, help, choices or None)} with names of its own"
     file = inspect.getfile(world)
     types = {name: type(value) for name, value in vars(Options()).items()}
@@ -290,8 +294,8 @@ def check_world_options(world):
             defaults = world.defaults(asked)
         for name, value in defaults.items():
             if name not in types or not isinstance(value, (int, types[name])):
-                raise UserError(f"{file}, {name!r}: DEFAULTS or defaults() must be {{option of a run: "
-                                "value of its type}")
+                raise UserError(f"{file}, {name!r}: DEFAULTS or defaults() must be "
+                                "{option of a run: value of its type}")
 
 
 def check_options(o: Options):
@@ -326,9 +330,9 @@ def check_ranges(o):
     for name in ("seed", "threads", "epochs", "mini_batch", "agent_kl", "beta", "lam", "env_kl"):
         if not 0 <= values[name] < 1e18:
             raise wrong_option(name, values[name], "must be 0 or more")
-    counts = ["rank", "steps", "seed_tasks", "variations", "val_samples", "val_every", "max_task_tokens",
-              "max_response_tokens", "max_prompt_tokens", "env_batch", "env_passes", "token_budget",
-              "max_rows"]
+    counts = ["rank", "steps", "seed_tasks", "variations", "val_samples", "val_every",
+              "max_task_tokens", "max_response_tokens", "max_prompt_tokens", "env_batch",
+              "env_passes", "token_budget", "max_rows"]
     for name, (default, _, _) in load_world(o.world).OPTIONS.items():
         if type(default) is int and default > 0:
             counts.append(name)
@@ -360,7 +364,7 @@ def check_choices(o):
 def check_models(o):
     """Models as far as their names and folders say, and what a chat template is given."""
     if o.env_model and not o.model:
-        raise wrong_option("env_model", o.env_model, "it plays against the agent's --model: give both")
+        raise wrong_option("env_model", o.env_model, "it needs the agent's --model: give both")
     for name, model in (("model", o.model), ("env_model", o.env_model)):
         fault = model_fault(model) if model else ""
         if fault:
@@ -376,14 +380,14 @@ def check_teacher(o):
     """A teacher's tasks belong to --variant teacher."""
     if (o.variant == "teacher") != bool(o.teacher_tasks):
         raise wrong_option("teacher_tasks", o.teacher_tasks,
-                           "--variant teacher needs a file of tasks, and no other variant takes one")
+                           "--variant teacher needs a file of tasks, no other variant takes one")
 
 
 def check_alpha_end(o):
     """Schedules that go from --alpha to --alpha-end, and those that do not."""
     schedule = f"--alpha-schedule {o.alpha_schedule}"
     if o.alpha_schedule in ("linear", "cosine", "step") and o.alpha == o.alpha_end:
-        raise wrong_option("alpha_end", o.alpha_end, f"{schedule} needs one other than --alpha {o.alpha}")
+        raise wrong_option("alpha_end", o.alpha_end, f"{schedule} needs another than --alpha")
     goes_nowhere = o.alpha_schedule in ("constant", "adaptive", "integral", "frontier")
     if goes_nowhere and o.alpha_end != Options.alpha_end:
         raise wrong_option("alpha_end", o.alpha_end, f"{schedule} does not go there: leave it out")
@@ -413,11 +417,12 @@ def at_least(least: int):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are UserErrors: one line each, like all others. command: the parser of a
-    command that leaves to this one the options that it does not know."""
+    """argparse whose mistakes are UserErrors: one line each, like all others. command: the parser
+    of a command that leaves to this one the options that it does not know."""
 
-    def __init__(self, command=None, **how):
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **how)
+    def __init__(self, command=None, **options):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                         **options)
         self.command = command or self
 
     def error(self, message):

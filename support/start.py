@@ -1,7 +1,8 @@
-"""How `python genenv.py ...` starts: what can be wrong with a command line is said before torch is loaded.
+"""How `python genenv.py ...` starts: what can be wrong with a command line is said before torch is
+loaded.
 
-Usage: genenv.py calls `start` and trains with what it gives. Nothing imported here loads torch, which
-takes seconds.
+Usage: genenv.py calls `start` and trains with what it gives. Nothing imported here loads torch,
+which takes seconds.
 """
 import importlib
 import time
@@ -36,5 +37,6 @@ def start(argv) -> tuple:
 def run_command(name, *argv):
     """Do what one of COMMANDS says. Raises UserError."""
     if name not in COMMANDS:
-        raise UserError(f"unknown command {name!r}: {choose(name, COMMANDS)}; options begin with --")
+        raise UserError(f"unknown command {name!r}: {choose(name, COMMANDS)}; "
+                        "options begin with --")
     return importlib.import_module(f"scripts.{name.replace('-', '_')}").main(list(argv))

@@ -36,14 +36,14 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "tasks broken": ([*TASKS, "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl, line 2"),
     "task with a wrong call": ([*TASKS, "{tmp}/call.jsonl"], "{tmp}/call.jsonl"),
     "teacher without tasks": (["--variant", "teacher"], "--teacher-tasks"),
-    "teacher's tasks without a teacher": (["--teacher-tasks", "{tmp}/call.jsonl"], "--teacher-tasks"),
+    "tasks without a teacher": (["--teacher-tasks", "{tmp}/call.jsonl"], "--teacher-tasks"),
     "out is a file": (["--out", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
     "out is not empty": (["--out", "{tmp}"], "{tmp}"),
     "resume nothing": (["--resume", "--out", "{tmp}/none"], "{tmp}/none"),
     "command misspelt": (["warmstart"], "did you mean warm-start"),
-    "warm start without examples": ([*WARM, "--model", "m", "--tools", "list.json"], "--base-tasks"),
-    "world without a warm start": ([*WARM, "--model", "m", "--world", "household"], "--world household"),
-    "tasks for a world with its own": (["--base-tasks", "worlds/example_tasks.jsonl"], "--base-tasks"),
+    "no examples to imitate": ([*WARM, "--model", "m", "--tools", "list.json"], "--base-tasks"),
+    "world without a warm start": ([*WARM, "--model", "m", "--world", "household"], "household"),
+    "world with tasks of its own": (["--base-tasks", "worlds/example_tasks.jsonl"], "--base-tasks"),
 }
 
 
@@ -55,12 +55,13 @@ def alpha_broken(c):
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_line_names_what_to_change(name, tmp_path, capsys, monkeypatch):
     """Before anything is written, and without a traceback."""
-    (tmp_path / "broken.jsonl").write_text('{"text": "1 s1 inc", "task": "Who?", "reference": "I"}\n{"te')
+    (tmp_path / "broken.jsonl").write_text('{"task": "Who?", "reference": "I"}\n{"te')
     (tmp_path / "call.jsonl").write_text(json.dumps(CALL))
     monkeypatch.setattr(curriculum, "alpha_broken", alpha_broken, raising=False)
     monkeypatch.setattr(genenv, "epoch", None)  # whatever gets so far was not refused
-    *argv, word = (word.replace("{tmp}", str(tmp_path)) for word in [*MISTAKES[name][0], MISTAKES[name][1]])
-    if argv[0][0] == "-" and not {"--out", "--resume"} & set(argv):
+    argv, named = MISTAKES[name]
+    argv = [word.replace("{tmp}", str(tmp_path)) for word in argv]
+    if argv[0].startswith("-") and "--out" not in argv:
         argv += ["--out", str(tmp_path / "r")]
-    one_line(capsys, genenv.main(argv), word)
+    one_line(capsys, genenv.main(argv), named.replace("{tmp}", str(tmp_path)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["broken.jsonl", "call.jsonl"]

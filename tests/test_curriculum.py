@@ -8,6 +8,7 @@ import time
 import types
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,11 +17,14 @@ from helpers import user_error
 import curriculum
 from model import files
 from data_pool import Trace
-from curriculum import Context, in_band, named, next_alpha, reward_bell, select_seed_tasks, success_rate
+from curriculum import Context, in_band, named, next_alpha, reward_bell, select_seed_tasks
+from curriculum import success_rate
 from support.options import Options
+from support.run import alpha_of
 
 
-def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7, counts=(0, 0, 0)):
+def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7,
+            counts=(0, 0, 0)):
     """A Context with defaults."""
     return Context(epoch, epochs, alpha, alpha_end, previous, success, 0.0, list(counts))
 
@@ -28,7 +32,8 @@ def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=
 def test_success_rate_is_k_over_n():
     """Eq. 2 would count something else than successes."""
     assert success_rate([0.5, 0.49]) == 0.5  # from SUCCESS on
-    assert [success_rate([1] * k + [0] * (8 - k)) for k in range(9)] == [k / 8 for k in range(9)]
+    for k in range(9):
+        assert success_rate([1] * k + [0] * (8 - k)) == k / 8
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8])
@@ -53,10 +58,13 @@ def test_band_includes_its_edges_in_spite_of_rounding():
 
 def test_shapes_of_the_schedules():
     """--alpha or --alpha-end would not be met, or the way between them be another one."""
-    runs = {name: [next_alpha(name, context(epoch=t)) for t in range(1, 11)] for name in named("alpha_")}
-    assert runs["constant"] == [0.7] * 10 and runs["step"] == [0.7] * 5 + [0.3] * 5
-    assert runs["linear"] == pytest.approx([0.7 - 0.4 * t / 9 for t in range(10)])
-    assert runs["cosine"][::3] == pytest.approx([0.7, 0.6, 0.4, 0.3])
+    def run(name):
+        return [next_alpha(name, context(epoch=t)) for t in range(1, 11)]
+
+    assert run("constant") == [0.7] * 10
+    assert run("step") == [0.7] * 5 + [0.3] * 5
+    assert run("linear") == pytest.approx([0.7 - 0.4 * t / 9 for t in range(10)])
+    assert run("cosine")[::3] == pytest.approx([0.7, 0.6, 0.4, 0.3])
     assert next_alpha("linear", context(epochs=1)) == 0.7  # not 0 / 0
 
 
@@ -79,6 +87,23 @@ def test_frontier_goes_to_the_mean_of_the_mixed_groups_in_bounded_steps():
     assert frontier(90, 3, 1, 0, 90, previous=0.3) == 0.3125  # (3 * 1/4 + 2/4) / 4
     assert frontier(0, 9, 0, 0, 0, previous=0.3) == 0.25
     assert frontier(90, 0, 0, 0, 90, previous=0.3) == frontier(0, 0, 0, previous=0.3) == 0.3
+
+
+def test_a_schedule_sees_the_last_epoch_that_had_tasks(monkeypatch):
+    """A resumed run, or one after an empty epoch, would steer by nothing."""
+    contexts = []
+
+    def alpha_spy(c):
+        contexts.append(c)
+        return 0.4
+
+    monkeypatch.setattr(curriculum, "alpha_spy", alpha_spy, raising=False)
+    full = dict(distinct_tasks=3, success_rate=0.75, mixed_share=0.3, p_hat_counts=[1, 1, 1], alpha=0.6)
+    empty = dict(distinct_tasks=0, success_rate=0, mixed_share=0, p_hat_counts=[0, 0, 0], alpha=0.7)
+    run = SimpleNamespace(o=Options(alpha_schedule="spy", epochs=9, G=2), history=[full, empty],
+                          state=SimpleNamespace(epoch=2))
+    assert alpha_of(run) == 0.4
+    assert contexts == [Context(2, 9, 0.5, 0.5, 0.7, 0.75, 0.3, [1, 1, 1])]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -132,10 +157,12 @@ def agent_reward_long(e): return e.reward - 0.01 * e.tokens
 @pytest.mark.parametrize("name, words", [
     ("alpha_out", "line 3: alpha_out must give a number between 0 and 1; it gave 1.3 for Context"),
     ("alpha_no_groups", "line 4 in alpha_no_groups: ZeroDivisionError: .*, given Context.*0, 0"),
-    ("alpha_ends", "SystemExit"), ("alpha_text", "it gave '0.5'"), ("reward_of_two", "3 were given"),
+    ("alpha_ends", "SystemExit"), ("alpha_text", "it gave '0.5'"),
+    ("reward_of_two", "curriculum.py: TypeError: reward_of_two.* 3 were given"),
     ("reward_nan", "it gave nan for 1.0, 0.5, 2.0"), ("seeds_many", "one for each p_hat"),
     ("seeds_none", "it gave None"), ("seeds_nan", "finite"),
-    ("agent_reward_text", "from 0 to 1; it gave '0' for"), ("agent_reward_long", "gave -0.01 for Trace.*tokens=1, graded=0.0")])
+    ("agent_reward_text", "from 0 to 1; it gave '0' for"),
+    ("agent_reward_long", "it gave -0.01 for Trace.*tokens=1, graded=0.0")])
 def test_a_wrong_function_is_named_in_one_line_before_the_run(name, words, monkeypatch):
     """A traceback after epoch 0, or worse, a run on NaN."""
     functions = {}
@@ -149,9 +176,14 @@ def test_a_wrong_function_is_named_in_one_line_before_the_run(name, words, monke
 def test_a_function_that_does_not_come_back_is_named(monkeypatch, capsys):
     """Nothing would be said, for ever."""
     monkeypatch.setattr(files, "PATIENCE", 0.05)
-    monkeypatch.setattr(curriculum, "alpha_slow", lambda c: time.sleep(0.2) or 0.5, raising=False)
+
+    def alpha_slow(c):
+        time.sleep(0.2)
+        return 0.5
+
+    monkeypatch.setattr(curriculum, "alpha_slow", alpha_slow, raising=False)
     curriculum.try_functions(Options(alpha_schedule="slow", epochs=1))
-    assert "trying " in capsys.readouterr().err
+    assert "in alpha_slow ..." in capsys.readouterr().err
 
 
 def test_plain_agent_reward_is_eq_1():
@@ -169,24 +201,25 @@ BASE = [f"base{i}" for i in range(20)]
 RECENT = [(f"env{i}", p) for i, p in enumerate([0.0, 0.5, 1.0, 0.5])]
 
 
-def seeds(share, weigh="uniform", alpha=0.5):
+def seeds(share, weigh):
     """How often each task is drawn as a seed task, of 4,000 times."""
-    weigh = named("seeds_")[weigh] if isinstance(weigh, str) else weigh
-    return Counter(select_seed_tasks(BASE, RECENT, 4000, share, weigh, alpha,
-                                     torch.Generator().manual_seed(0)))
+    generator = torch.Generator().manual_seed(0)
+    return Counter(select_seed_tasks(BASE, RECENT, 4000, share, weigh, 0.5, generator))
 
 
 def test_seeds_mix_base_and_recent_tasks_in_their_share():
     """Coverage or drift would be lost."""
-    counts = seeds(0.25)
-    assert sum(counts[b] for b in BASE) / 4000 == pytest.approx(0.25, abs=0.03)
-    assert set(counts) == set(BASE) | {t for t, _ in RECENT}
-    assert all(counts[t] / 3000 == pytest.approx(0.25, abs=0.04) for t, _ in RECENT)
-    assert set(seeds(0.0, lambda ps, a: [0] * len(ps))) == set(BASE)  # no recent task is wanted
+    counts = seeds(0.25, curriculum.seeds_uniform)
+    assert sum(counts[task] for task in BASE) / 4000 == pytest.approx(0.25, abs=0.03)
+    assert set(counts) == set(BASE) | {task for task, _ in RECENT}
+    for task, _ in RECENT:
+        assert counts[task] / 3000 == pytest.approx(0.25, abs=0.04)
+    assert set(seeds(0.0, lambda p_hats, alpha: [0] * len(p_hats))) == set(BASE)  # none is wanted
+    # by weights of their own
+    assert set(seeds(0.0, lambda p_hats, alpha: [0, 1, 0, 0])) == {"env1"}
 
 
 def test_curated_seeds_prefer_p_hat_near_alpha():
-    """The curated option would do nothing."""
-    counts = seeds(0.0, "curated")
-    assert counts["env1"] + counts["env3"] > 0.95 * 4000
-    assert seeds(0.0, "curated", alpha=0.05)["env0"] > 0.9 * 4000
+    """The curated option would do nothing, or much less."""
+    weights = curriculum.seeds_curated([0.75, 0.5, 0.0], 0.75)
+    assert weights == pytest.approx([1, math.exp(-20 / 16), math.exp(-20 * 9 / 16)])

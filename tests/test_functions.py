@@ -1,5 +1,5 @@
-"""The tool-call world with a list of tools: which ones the simulator is shown, the levels it chooses, its
-warm start.
+"""The tool-call world with a list of tools: which ones the simulator is shown, the levels it
+chooses, its warm start.
 
     python -m pytest -q tests/test_functions.py
 """
@@ -33,8 +33,10 @@ def world(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("list")
     examples = [lamp(n, NAMES[n % 3]) for n in range(30, 54)]
     examples.append({"task": "Who made lamp 7?", "reference": "Jo"})
-    return World(options(base_tasks=lines(folder / "base.jsonl", examples), call_format=request.param,
-                         tools=lines(folder / "tools.jsonl", map(tool, NAMES)), max_prompt_tokens=640))
+    base = lines(folder / "base.jsonl", examples)
+    tools = lines(folder / "tools.jsonl", map(tool, NAMES))
+    return World(options(base_tasks=base, tools=tools, call_format=request.param,
+                         max_prompt_tokens=640))
 
 
 def names_of(specs):
@@ -53,9 +55,9 @@ def test_a_seed_task_is_shown_six_tools_of_the_list(world, tmp_path):
     question = next(task for task in world.base_tasks() if not world.skills(task))
     assert world.seed_for(question, generator) == question
     # as few as a prompt has room for
-    world = World(options(tools=lines(tmp_path / "tools.jsonl", [tool(name, "x" * 300) for name in NAMES]),
-                          base_tasks=lines(tmp_path / "base.jsonl", [lamp(n, "mend") for n in range(9)]),
-                          max_prompt_tokens=640))
+    long_tools = lines(tmp_path / "tools.jsonl", [tool(name, "x" * 300) for name in NAMES])
+    base = lines(tmp_path / "base.jsonl", [lamp(n, "mend") for n in range(9)])
+    world = World(options(tools=long_tools, base_tasks=base, max_prompt_tokens=640))
     assert len(world.seed_for(world.base_tasks()[0], generator).spec["shown"]) == 2
 
 
@@ -66,24 +68,28 @@ def test_a_written_task_has_as_many_calls_and_tools_as_its_level_says(world):
     other = next(name for name in NAMES if name not in shown)
 
     def parse(level, *names, n=7):
-        calls = [f"Call: {write({'name': name, 'arguments': {'lamp': n}})}" for name in names]
-        return world.parse_task("\n".join([f"Level: {level}", *calls, f"Request: Please see to lamp {n}."]),
-            seed, 1)
+        calls = [write({"name": name, "arguments": {"lamp": n}}) for name in names]
+        calls = [f"Call: {call}" for call in calls]
+        text = "\n".join([f"Level: {level}", *calls, f"Request: Please see to lamp {n}."])
+        return world.parse_task(text, seed, 1)
+
     first = set()
     for n_tools in range(2, 7):
         for n in range(70, 90):
             task = parse(f"2 of {n_tools}", shown[5], shown[0], n=n)
             menu = names_of(task.spec["tools"])
-            assert len(set(menu)) == n_tools and {shown[0], shown[5]} <= set(menu) <= set(shown)
+            assert len(set(menu)) == n_tools
+            assert {shown[0], shown[5]} <= set(menu) <= set(shown)
             first.add(menu[0] in (shown[0], shown[5]))
         check_task(world, task, seed, held_out_keys(world))
     assert first == {True, False}  # its place does not give a tool away
-    for level, names, reason in (("1 of 3", shown[:2], "wrong level"), ("2 of 3", shown[:1], "wrong level"),
-                                 ("2 of 1", shown[:2], "wrong level"), ("1 of 7", shown[:1], "wrong level"),
-                                 ("4 of 6", shown[:4], "wrong level"), ("0 of 2", [], "wrong level"),
-                                 ("1 of 3", [other], "unknown tool"),
-                                 ("one of 3", shown[:1], "no request and call")):
-        assert raised(InvalidTask, None, parse, level, *names) == reason in world.REASONS, (level, names)
+    one, two, four = shown[:1], shown[:2], shown[:4]
+    wrong = [("1 of 3", two), ("2 of 3", one), ("2 of 1", two), ("1 of 7", one), ("4 of 6", four),
+             ("0 of 2", [])]
+    for level, names in wrong:
+        assert raised(InvalidTask, None, parse, level, *names) == "wrong level", level
+    raised(InvalidTask, "^unknown tool$", parse, "1 of 3", other)
+    raised(InvalidTask, "^no request and call$", parse, "one of 3", *one)
 
 
 def test_a_written_copy_of_any_base_task_is_refused(world):
@@ -93,13 +99,16 @@ def test_a_written_copy_of_any_base_task_is_refused(world):
     seed = world.seed_for(shown, torch.Generator().manual_seed(0))
     seed.spec["shown"] = [tool(name) for name in NAMES[:6]]
     text, n = world.task_as_written(copied), copied.spec["calls"][0]["arguments"]["lamp"]
-    reworded = text.replace("Request: ", "Request: Now, please: ")
-    for changed, reason in ((text, "copy of a base task"), (reworded, "copy of a base task"),
-                            (text.replace(str(n), "9999"), "")):
-        assert world.leaks(world.parse_task(changed, seed, 1)) == reason
+
+    def leak(text):
+        return world.leaks(world.parse_task(text, seed, 1))
+
+    assert leak(text) == "copy of a base task"
+    assert leak(text.replace("Request: ", "Request: Now, please: ")) == "copy of a base task"
+    assert leak(text.replace(str(n), "9999")) == ""
 
 
-def test_a_warm_start_shows_all_levels_alike_and_only_tasks_that_a_run_would_take(world, monkeypatch):
+def test_a_warm_start_shows_all_levels_alike_and_only_tasks_of_a_run(world, monkeypatch):
     prompts = world.warm_start_pairs(1)
     assert prompts != world.warm_start_pairs(0) == world.warm_start_pairs(0)
     monkeypatch.setattr(world, "env_prompt", lambda seed, *_: seed)
@@ -113,26 +122,33 @@ def test_a_warm_start_shows_all_levels_alike_and_only_tasks_that_a_run_would_tak
         menus[len(task.spec.get("tools", ()))] += 1
     assert min(levels[n] for n in (1, 2, 3)) > 0.6 * max(levels.values())
     assert min(menus[n] for n in range(1, 7)) > 0
-    answers = [json.dumps(prompt) for prompt, _ in prompts["agent"]]
-    assert all(any(name in answer for answer in answers) for name in NAMES)
+    asked = json.dumps([prompt for prompt, _ in prompts["agent"]])
+    assert all(name in asked for name in NAMES)
     assert _keys_of(world.base_tasks()).isdisjoint(held_out_keys(world))
 
 
 def test_joined_and_changed_examples_are_not_held_out_tasks(tmp_path):
-    """Two examples may be the halves of a held-out request, and one with another value may be one: it would
-    be imitated."""
+    """Two examples may be the halves of a held-out request, and one with another value may be one:
+    it would be imitated."""
     rooms = [f"room{letter}" for letter in "abcdef"]
     enum = {"type": "object", "properties": {"where": {"enum": rooms}}, "required": ["where"]}
-    call = lambda name, room: {"name": name, "arguments": {"where": room}}
-    one = [{"task": f"Please {name} the {room}.", "calls": [call(name, room)]}
-           for name in ("light", "lock") for room in rooms]
-    held_out = one[1::2] + [{"task": f"Light the {a} and lock the {b}.", "calls": [
-        call("light", a), call("lock", b)]} for a in rooms for b in rooms[:3]]
-    world = World(options(
-        tools=lines(tmp_path / "list.jsonl", [{"name": n, "parameters": enum} for n in ("light", "lock")]),
-        base_tasks=lines(tmp_path / "base.jsonl", one[::2]), call_format="python",
-        validation_tasks=lines(tmp_path / "held.jsonl", held_out)))
-    taken = {frozenset(world.gold(task).split("\n")) for task in world.validation_tasks()}
-    pairs = [pair for turn in range(20) for pair in world.warm_start_pairs(turn)["agent"]]
-    said = [frozenset(gold.split("\n")) for _, gold in pairs]
-    assert taken.isdisjoint(said) and {len(calls) for calls in said} == {1, 2}
+
+    def example(text, *calls):
+        return {"task": text, "calls": [{"name": name, "arguments": {"where": room}}
+                                        for name, room in calls]}
+
+    single = [example(f"Please {name} the {room}.", (name, room))
+              for name in ("light", "lock") for room in rooms]
+    double = [example(f"Light the {a} and lock the {b}.", ("light", a), ("lock", b))
+              for a in rooms for b in rooms[:3]]
+    tools = [{"name": name, "parameters": enum} for name in ("light", "lock")]
+    files = [lines(tmp_path / f"{i}.jsonl", records)
+             for i, records in enumerate((tools, single[::2], single[1::2] + double))]
+    world = World(options(tools=files[0], base_tasks=files[1], validation_tasks=files[2],
+                          call_format="python"))
+    held_out = {frozenset(world.gold(task).split("\n")) for task in world.validation_tasks()}
+    imitated = set()
+    for turn in range(20):
+        for _, answer in world.warm_start_pairs(turn)["agent"]:
+            imitated.add(frozenset(answer.split("\n")))
+    assert held_out.isdisjoint(imitated) and {len(calls) for calls in imitated} == {1, 2}

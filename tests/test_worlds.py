@@ -41,7 +41,8 @@ HOSTILE = ["", "\0", "x" * 2 ** 20, "1 " * 2 ** 19, "[" * 10_000, "{" * 10_000 +
 
 def made(name, **options):
     """The world as a run makes it."""
-    return load_world(name)(replace(genenv.Options(), world=name, **{**GIVEN.get(name, {}), **options}))
+    options = {**GIVEN.get(name, {}), **options}
+    return load_world(name)(genenv.Options(world=name, **options))
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -52,8 +53,8 @@ def world(request):
 
 def some_tasks(world, n=30):
     """Tasks of the base and of both splits."""
-    return [task for tasks in (world.base_tasks(), world.validation_tasks(), world.validation_tasks("tuning"))
-            for task in tasks[:n]]
+    splits = world.base_tasks(), world.validation_tasks(), world.validation_tasks("tuning")
+    return [task for tasks in splits for task in tasks[:n]]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -73,14 +74,17 @@ def test_tasks_are_plain_json_and_their_gold_earns_one_after_a_round_trip(world)
 
 def test_held_out_tasks_share_no_key_with_the_base_or_each_other(world):
     """Validation would measure what was trained on."""
-    keys = lambda tasks: {key for task in tasks for key in task_keys(world, task)}
-    base, validation, tuning = (keys(tasks) for tasks in (
-        world.base_tasks(), world.validation_tasks("validation"), world.validation_tasks("tuning")))
+    def keys(tasks):
+        return {key for task in tasks for key in task_keys(world, task)}
+
+    base, validation = keys(world.base_tasks()), keys(world.validation_tasks("validation"))
+    tuning = keys(world.validation_tasks("tuning"))
     assert base and validation and tuning
     assert not base & validation and not base & tuning and not validation & tuning
     assert held_out_keys(world) == validation | tuning
+    held_out = held_out_keys(world)
     for task in world.validation_tasks("tuning")[:20]:
-        raised(InvalidTask, "^held-out task$", check_task, world, task, NO_SEED, held_out_keys(world))
+        raised(InvalidTask, "^held-out task$", check_task, world, task, NO_SEED, held_out)
 
 
 def test_prompts_say_an_unknown_success_otherwise_than_any_known_one(world):
@@ -103,7 +107,8 @@ def mutated(text, rng):
 
 def test_hostile_texts_are_refused_for_a_reason_that_is_counted(world):
     """A model under training writes anything; one odd text would end the run."""
-    rng, seed_tasks, refused, held_out = random.Random(0), some_tasks(world), 0, held_out_keys(world)
+    rng, refused = random.Random(0), 0
+    seed_tasks, held_out = some_tasks(world), held_out_keys(world)
     good = [form for t in seed_tasks for form in (t.text, json.dumps({"task": t.text, **t.spec}))]
     texts = [*HOSTILE, *(mutated(rng.choice(good), rng) for _ in range(200))]
     started = time.process_time()
@@ -136,7 +141,7 @@ def test_worlds_are_found_by_name():
 
 @pytest.fixture
 def copied(tmp_path, monkeypatch):
-    """`write(old, new)`: the template as worlds/copied.py with one change, outside of the repository."""
+    """`write(old, new)`: the template as worlds/copied.py with one change, in another folder."""
     (tmp_path / "worlds").mkdir()
     monkeypatch.chdir(tmp_path)  # its base model goes to runs/base
     monkeypatch.setattr(worlds, "__path__", [*worlds.__path__, str(tmp_path / "worlds")])
@@ -154,8 +159,8 @@ def copied(tmp_path, monkeypatch):
 def test_a_copy_of_the_template_runs_a_loop(copied):
     """The promise to whoever forks: one file, no other line."""
     out = copied("super().__init__(o)", "pass") / "run"  # a world may forget it
-    assert genenv.main(["--world", "copied", "--out", str(out), "--threads", "1", "--epochs", "1", "--steps",
-                        "1", "--seed-tasks", "4", "--val-samples", "1", "--rank", "4"]) == 0
+    small = "--threads 1 --epochs 1 --steps 1 --seed-tasks 4 --val-samples 1 --rank 4".split()
+    assert genenv.main(["--world", "copied", "--out", str(out), *small]) == 0
     assert [r["epoch"] for r in read_jsonl(out / "metrics.jsonl")] == [0, 1]
 
 
@@ -166,10 +171,12 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
     ("    REASONS =", "    OPTIONS = 3\n    REASONS =", "OPTIONS"),
     ("def skills", "def defaults(asked): 1 / 0\n    def skills", "ZeroDivisionError"),
     ("float(is_right), is_valid", "float(is_right)", "score"),
-    ('return f"{task.text} ="', 'f"{task.text} ="', "agent_prompt"), ("[first::2]", "", "is among the"),
+    ('return f"{task.text} ="', 'f"{task.text} ="', "agent_prompt"),
+    ("[first::2]", "", "is among the"),
     ("return make(tool, [", "make(tool, [", "parse_task"),
-    ("return list(HELD_OUT", "list(HELD_OUT", "validation_tasks"), ('"base", H', '"mine", H', "base_tasks"),
-    ("import random", "import randomm", "ModuleNotFoundError"), ('return " ".j', 'return 1 or "".j', "gold"),
+    ("return list(HELD_OUT", "list(HELD_OUT", "validation_tasks"),
+    ('"base", H', '"mine", H', "base_tasks"), ('return " ".j', 'return 1 or "".j', "gold"),
+    ("import random", "import randomm", "ModuleNotFoundError"),
     ("def gold(self, task):", "def gold(self, task)", "SyntaxError"),
     ('"env", seed_task.id', '"env", ""', "parse_task"),
     ('number, "base", HELD_OUT)', 'number, "base")', "is among the"),
@@ -177,8 +184,12 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
     """It would end the run after an epoch, with a traceback, or train on held-out tasks."""
     copied(old, new)
-    line = user_error(said, lambda: worlds.open_world(parse_options(["--world", "copied"])).load_policy())
-    assert said in ("is among the", "OPTIONS", "model reads") or re.search(r"copied\.py.* (line \d+|pairs)", line)
+    def start():
+        worlds.open_world(parse_options(["--world", "copied"])).load_policy()
+
+    line = user_error(said, start)
+    has_no_line = said in ("is among the", "OPTIONS", "model reads")
+    assert has_no_line or re.search(r"copied\.py.* line \d+", line)
 
 
 def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, capsys):
@@ -199,18 +210,25 @@ def test_as_many_tasks_of_each_kind_are_held_out_or_the_kind_is_named():
 
 
 def test_models_that_lose_text_are_refused():
-    """A tokenizer that changes letters or drops signs makes right answers wrong, on every task of the run."""
-    long = 10 ** 5
-    of = lambda prompt, response: made("tool_calls", max_prompt_tokens=prompt, max_response_tokens=response)
-    whole = lambda prompt: prompt if isinstance(prompt, str) else "".join(m["content"] for m in prompt)
-    policy = lambda decode="".join, special=(): SimpleNamespace(encode=whole, decode=decode, end_of_turn="",
-        tokenizer=SimpleNamespace(decode="".join, all_special_tokens=special))
-    worlds.probe_texts(world := of(long, long), policy())
-    word = world.base_tasks()[0].text.split()[0]
-    user_error("has the answer .* turns into", worlds.probe_texts, world, policy(decode=str.upper))
-    user_error(f"spells '{word}', a control token", worlds.probe_texts, world, policy(special=[word]))
-    user_error("--max-prompt-tokens", worlds.probe_texts, of(64, long), policy())
-    user_error("--max-response-tokens", worlds.probe_texts, of(long, 64), policy())
+    """A tokenizer that changes letters or drops signs makes right answers wrong, on every task of
+    the run."""
+    def encode(prompt):  # a token is a sign
+        if isinstance(prompt, str):
+            return prompt
+        return "".join(message["content"] for message in prompt)
+
+    def probe(prompt=10 ** 5, response=10 ** 5, decode="".join, special=()):
+        world = made("tool_calls", max_prompt_tokens=prompt, max_response_tokens=response)
+        tokenizer = SimpleNamespace(all_special_tokens=special)
+        worlds.probe_texts(world, SimpleNamespace(encode=encode, decode=decode, end_of_turn="",
+                                                  tokenizer=tokenizer))
+        return world.base_tasks()[0].text.split()[0]
+
+    word = probe()
+    user_error("has the answer .* turns into", probe, decode=str.upper)
+    user_error(f"spells '{word}', a control token", probe, special=[word])
+    user_error("--max-prompt-tokens", probe, prompt=64)
+    user_error("--max-response-tokens", probe, response=64)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -225,8 +243,9 @@ TEMPLATE = made("template")
 def test_a_world_may_say_what_counts_as_the_same(key):
     """A rewording is a copy although its id is another."""
     world = SimpleNamespace(same_task_key=lambda task: key, leaks=lambda task: "answer leaked")
-    for seed_task, held_out, reason in ((SEED, frozenset(), "copy of the seed"), (
-            NO_SEED, frozenset(["same"]), "held-out task"), (NO_SEED, frozenset(), "answer leaked")):
+    for seed_task, held_out, reason in ((SEED, set(), "copy of the seed"),
+                                        (NO_SEED, {"same"}, "held-out task"),
+                                        (NO_SEED, set(), "answer leaked")):
         raised(InvalidTask, f"^{reason}$", check_task, world, OTHER, seed_task, held_out)
 
 
@@ -235,20 +254,34 @@ def test_a_world_may_say_what_counts_as_the_same(key):
 def test_control_tokens_are_refused_wherever_they_are_spelt(text, spec):
     """Encoded again they would close the user's turn and speak for the assistant."""
     task = Task(text, {"n": 1, **spec})
-    raised(InvalidTask, "^special tokens$", check_task, TEMPLATE, task, SEED, frozenset(), toy_tokenizer())
-    check_task(TEMPLATE, OTHER, SEED, frozenset(), toy_tokenizer())
+    tokenizer = toy_tokenizer()
+    raised(InvalidTask, "^special tokens$", check_task, TEMPLATE, task, SEED, set(), tokenizer)
+    check_task(TEMPLATE, OTHER, SEED, set(), tokenizer)
 
 
-def writer(texts, spoilt=(), tokens=1, special=()):
+class Writer:
     """A policy whose rollout i says texts[i], those of `spoilt` with a control token in it."""
-    return SimpleNamespace(
-        tokenizer=SimpleNamespace(all_special_tokens=special), encode=lambda prompt: [0] * tokens,
-        decode=lambda ids: texts[ids[0]], has_control_tokens=lambda ids: ids[0] in spoilt,
-        sample=lambda *a, **k: [Rollout(0, [0], [i]) for i in range(len(texts))])
+
+    def __init__(self, texts, spoilt=(), tokens=1, special=()):
+        self.texts, self.spoilt, self.tokens = texts, spoilt, tokens
+        self.tokenizer = SimpleNamespace(all_special_tokens=special)
+
+    def encode(self, prompt):
+        return [0] * self.tokens
+
+    def decode(self, ids):
+        return self.texts[ids[0]]
+
+    def has_control_tokens(self, ids):
+        return ids[0] in self.spoilt
+
+    def sample(self, *given, **options):
+        return [Rollout(0, [0], [i]) for i in range(len(self.texts))]
 
 
 def test_what_the_simulator_writes_is_checked_and_counted_once():
-    """Copies, held-out tasks, duplicates and control tokens, drawn or spelt, would be trained on."""
+    """Copies, held-out tasks, duplicates and control tokens, drawn or spelt, would be trained
+    on."""
     texts = ["inc 1 2 4", "inc 1 2 3", "neg 1 2 3", "inc 1 2 4", "what", "dbl 1 1 1"]
     def reasons(*policies, limit="", o=TEMPLATE.o):
         rollouts = [Rollout(0, [0], [i], limit=limit) for i in range(len(texts))]
@@ -256,30 +289,30 @@ def test_what_the_simulator_writes_is_checked_and_counted_once():
         found = worlds.written_tasks(TEMPLATE, o, policies, rollouts, [SEED], 1, held_out)
         return [reason for *_, reason in found]
     usual = ["", "copy of the seed", "held-out task", "duplicate in the batch", "malformed"]
-    assert reasons(writer(texts)) == [*usual, ""]
-    assert reasons(writer(texts, spoilt=[5])) == [*usual, "special tokens"]
-    assert reasons(writer(texts), limit="too many tokens") == ["truncated"] * 6
+    assert reasons(Writer(texts)) == [*usual, ""]
+    assert reasons(Writer(texts, spoilt=[5])) == [*usual, "special tokens"]
+    assert reasons(Writer(texts), limit="too many tokens") == ["truncated"] * 6
     # an agent on another model: with control tokens of its own, and more tokens for the same text
-    assert reasons(writer(texts), writer(texts, special=["dbl"]))[5] == "special tokens"
-    assert reasons(writer(texts), writer(texts, tokens=9), o=replace(TEMPLATE.o, max_prompt_tokens=8))[5] == \
-        "prompt too long"
+    assert reasons(Writer(texts), Writer(texts, special=["dbl"]))[5] == "special tokens"
+    o = replace(TEMPLATE.o, max_prompt_tokens=8)
+    assert reasons(Writer(texts), Writer(texts, tokens=9), o=o)[5] == "prompt too long"
 
 
 def test_an_answer_with_a_drawn_control_token_earns_nothing():
     """`decode` does not show it: GRPO would reinforce it."""
     gold = TEMPLATE.gold(OTHER)
-    rollouts, texts = play(TEMPLATE, TEMPLATE.o, writer([gold, gold], spoilt=[1]), "agent", [OTHER], 2,
-                                  1.0, None)
+    writer = Writer([gold, gold], spoilt=[1])
+    rollouts, texts = play(TEMPLATE, TEMPLATE.o, writer, "agent", [OTHER], 2, 1.0, None)
     assert [attempt_score(TEMPLATE, OTHER, *attempt) for attempt in zip(rollouts, texts)] == [
         (1.0, True, 1.0), (0.0, False, 0.0)]
 
 
 def test_a_teachers_file_passes_the_same_checks(tmp_path):
     """A teacher's task would otherwise be the one way for a held-out task to be trained on."""
-    path = tmp_path / "teacher.jsonl"
+    path, held_out = tmp_path / "teacher.jsonl", task_keys(TEMPLATE, HELD)
     path.write_text(json.dumps({"text": OTHER.text}) + "\n")
-    [task] = worlds.read_teacher(TEMPLATE, path, task_keys(TEMPLATE, HELD))
+    [task] = worlds.read_teacher(TEMPLATE, path, held_out)
     assert (task.id, task.origin) == (OTHER.id, "teacher")
     for text, reason in ((HELD.text, "held-out task"), ("dbl 1", "malformed")):
         path.write_text(json.dumps({"text": OTHER.text}) + "\n" + json.dumps({"text": text}))
-        user_error(f"record 2: {reason}", worlds.read_teacher, TEMPLATE, path, task_keys(TEMPLATE, HELD))
+        user_error(f"record 2: {reason}", worlds.read_teacher, TEMPLATE, path, held_out)

@@ -3,7 +3,8 @@
 Usage: every module of this folder with a `class World(worlds.World)` is a world, by its name:
 `--world NAME`. A new one begins as a copy of worlds/template.py; nothing else changes, and
 tests/test_worlds.py holds it against this contract. A task is a data_pool.Task, whose spec is plain
-JSON and holds all that its checker needs. Text that a model wrote is only ever parsed, never executed.
+JSON and holds all that its checker needs. Text that a model wrote is only ever parsed, never
+executed.
 
 Not a world's business: whether a generated task is a copy of its seed, a held-out task, a duplicate
 in its batch, or has control tokens in it. `check_task` says so for all of them.
@@ -43,13 +44,14 @@ class World:
                            reported, "tuning" is for choosing settings; no key (see same_task_key)
                            of one split is in the other or in the base
     env_prompt(seed_task, success)  what the simulator is asked: text, or a list of chat
-                           messages. success: p_hat in [0, 1], None if unknown, which the prompt must
-                           say. alpha is not given: a schedule moves it, and old records are imitated
-                           under the prompt they were written for. If the last message is the
-                           assistant's, the simulator goes on with it, and parse_task gets what follows
-    parse_task(text, seed_task, epoch)  the simulator's text -> Task(text, spec, "env", seed_task.id,
-                           epoch); raises InvalidTask with one of REASONS and nothing else, for any
-                           text. NO_SEED (an empty spec) stands for no seed
+                           messages. success: p_hat in [0, 1], None if unknown, which the prompt
+                           must say. alpha is not given: a schedule moves it, and old records are
+                           imitated under the prompt they were written for. If the last message is
+                           the assistant's, the simulator goes on with it, and parse_task gets what
+                           follows
+    parse_task(text, seed_task, epoch)  the simulator's text -> Task(text, spec, "env",
+                           seed_task.id, epoch); raises InvalidTask with one of REASONS and nothing
+                           else, for any text. NO_SEED (an empty spec) stands for no seed
     agent_prompt(task)     what the agent is asked: text, or a list of chat messages
     score(task, response)  Eq. 1 -> (reward in [0, 1], valid); valid: well-formed and evaluable.
                            Never raises, for any text; quick for long ones. Of an episode the
@@ -58,13 +60,15 @@ class World:
     and may override everything below.
     """
     REASONS = ()       # every reason that parse_task and leaks give, for counting
-    DEFAULTS = {}      # {option of a run: its default in this world}; a preset and the command line win
+    DEFAULTS = {}      # {option of a run: its default here}; a preset and the command line win
     OPTIONS = {}       # {name: (default, help, choices or None)}: options of its own, --name
     chat = True        # whether --model names a chat model, whose memory is then estimated
-    max_turns, max_episode_tokens = 1, 0  # limits of an episode; --max-response-tokens is for a turn
+    max_turns = 1      # limits of an episode; --max-response-tokens is for a turn
+    max_episode_tokens = 0
     warm_start_passes = 0  # of a warm start that is not told; 0: by how much there is to imitate
-    imitate_once = False  # whether the simulator imitates a task in one epoch only (see same_task_key)
-    category_name, length_unit = "kind", "words"  # for the report: of what category and task_length say
+    imitate_once = False  # whether the simulator imitates a task in one epoch only
+    category_name = "kind"  # for the report: what category tells apart
+    length_unit = "words"  # and what task_length counts
     form = ""          # how answers are written, where the spec of a task does not say it
 
     def __init__(self, o):
@@ -100,8 +104,9 @@ class World:
         return ""
 
     def same_task_key(self, task):
-        """A text, or a tuple of texts: tasks that share one are the same task, as copies, duplicates
-        and held-out tasks go. The id differs wherever the task does, the key only where it matters."""
+        """A text, or a tuple of texts: tasks that share one are the same task, as copies,
+        duplicates and held-out tasks go. The id differs wherever the task does, the key only where
+        it matters."""
         return task.id
 
     def leaks(self, task) -> str:
@@ -129,9 +134,9 @@ class World:
         return task
 
     def warm_start_pairs(self, turn: int = 0) -> dict:
-        """For `genenv.py warm-start`, in its pass number `turn`: {"agent": pairs, "env": pairs}, pairs
-        (prompt, response) to imitate; an episode's response is its list of turns and observations.
-        {}: nothing to imitate."""
+        """For `genenv.py warm-start`, in its pass number `turn`: {"agent": pairs, "env": pairs},
+        pairs (prompt, response) to imitate; an episode's response is its list of turns and
+        observations. {}: nothing to imitate."""
         return {}
 
 
@@ -139,8 +144,8 @@ class World:
 # finding worlds
 
 # what a subclass has to define
-REQUIRED = ("load_policy", "base_tasks", "validation_tasks", "env_prompt", "parse_task", "agent_prompt",
-            "score")
+REQUIRED = ("load_policy", "base_tasks", "validation_tasks", "env_prompt", "parse_task",
+            "agent_prompt", "score")
 
 
 def world_names() -> list[str]:
@@ -157,13 +162,15 @@ def world_names() -> list[str]:
 def load_world(name: str) -> type[World]:
     """The class of a world. Raises UserError for an unknown name or an incomplete class."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
-        raise UserError(f"unknown world {name!r}: {choose(name, world_names())}, or write worlds/NAME.py")
+        names = choose(name, world_names())
+        raise UserError(f"unknown world {name!r}: {names}, or write worlds/NAME.py")
     kind = getattr(import_own(f"worlds.{name}"), "World", None)
     if not inspect.isclass(kind) or not issubclass(kind, World):
-        raise UserError(f"worlds/{name}.py has no class World(worlds.World): worlds/template.py has one")
+        raise UserError(f"worlds/{name}.py has no class World(worlds.World), as template.py has")
     missing = [method for method in REQUIRED if not hasattr(kind, method)]
     if missing:
-        raise UserError(f"worlds/{name}.py: class World lacks {', '.join(missing)}: see worlds/__init__.py")
+        raise UserError(f"worlds/{name}.py: class World lacks {', '.join(missing)}: see "
+                        "worlds/__init__.py")
     return kind
 
 
@@ -174,7 +181,8 @@ def import_own(name: str):
 
 
 def open_world(o) -> World:
-    """The world that the options of a run name, tried on a few tasks (`try_world`). Raises UserError."""
+    """The world that the options of a run name, tried on a few tasks (`try_world`). Raises
+    UserError."""
     kind = load_world(o.world)
     with users_code(inspect.getfile(kind)):
         world = kind(o)
@@ -185,15 +193,16 @@ def open_world(o) -> World:
 
 
 def open_policy(model: str, o, adapters=None, **how):
-    """The Policy of a model folder or hub name, as the options say. adapters: those that it gets; None:
-    both, or only the agent's next to an --env-model. how: more of what Policy.load takes."""
+    """The Policy of a model folder or hub name, as the options say. adapters: those that it gets;
+    None: both, or only the agent's next to an --env-model. how: more of what Policy.load takes."""
     if not model:
         raise UserError("this world needs --model: a folder or hub name of a chat model")
     # here and not above: options and --help are read without torch and transformers
     from model.loading import policy_options
     from policy import Policy
-    usual = ("agent",) if o.env_model else ("agent", "env")
-    return Policy.load(model, adapters=usual if adapters is None else adapters, **policy_options(o), **how)
+    if adapters is None:
+        adapters = ("agent",) if o.env_model else ("agent", "env")
+    return Policy.load(model, adapters=adapters, **policy_options(o), **how)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -203,7 +212,8 @@ def open_policy(model: str, o, adapters=None, **how):
 def try_world(world):
     """Call the methods of a world as a run will, on a few tasks of each split, before its model is
     loaded. Raises UserError in one line for a value that the loop cannot use, or would train on
-    silently, and for a task that stands in two splits; open_world says the line of what is raised."""
+    silently, and for a task that stands in two splits; open_world says the line of what is
+    raised."""
     splits = {"base": world.base_tasks(), "validation": world.validation_tasks(),
               "tuning": world.validation_tasks("tuning")}
     if splits["base"] != world.base_tasks():
@@ -253,7 +263,8 @@ def is_task(task) -> bool:
 
 
 def try_task_list(world, split: str, tasks):
-    """The base tasks, or those of a held-out split: a list, in which none but "tuning" may be empty."""
+    """The base tasks, or those of a held-out split: a list, in which none but "tuning" may be
+    empty."""
     method = "base_tasks" if split == "base" else "validation_tasks"
     if not isinstance(tasks, (list, tuple)) or not tasks and split != "tuning":
         raise wrong(world, method, "a list of Tasks, not empty", tasks, split)
@@ -272,12 +283,14 @@ def need_splits_apart(world, splits: dict):
             for key in task_keys(world, task):
                 other = split_of.setdefault(key, split)
                 if other != split:
-                    raise UserError(f"the {other} task {task.text[:80]!r} is among the {split} tasks as well")
+                    text = task.text[:80]
+                    raise UserError(f"the {other} task {text!r} is among the {split} tasks as well")
 
 
 def try_task(world, task):
     """What the loop asks of a world about a task."""
-    prompts = (("agent_prompt", world.agent_prompt(task)), ("env_prompt", world.env_prompt(task, None)),
+    prompts = (("agent_prompt", world.agent_prompt(task)),
+               ("env_prompt", world.env_prompt(task, None)),
                ("env_prompt", world.env_prompt(task, 0.5)))
     for method, prompt in prompts:
         if not is_prompt(prompt):
@@ -344,21 +357,25 @@ def try_parse(world, seed_task, text: str):
 
 
 def say_if_prompts_tell(world, base):
-    """Print a line if the right answer stands in most of the agent's prompts: it could be copied."""
+    """Print a line if the right answer stands in most of the agent's prompts."""
     tasks = some(base, 20)
-    # a shorter one, such as a number, may stand there by chance
-    telling = [task for task in tasks if len(world.gold(task)) > 3
-               and world.gold(task) in "\n".join(task_texts(world.agent_prompt(task)))]
-    if len(telling) > len(tasks) / 2:
-        print(f"the right answer stands in the agent's prompt of {len(telling)} of {len(tasks)} base "
-              f"tasks, such as {world.gold(telling[0])[:80]!r}: can it be copied? (agent_prompt of "
-              f"{inspect.getfile(type(world))})", flush=True)
+    answers = []  # those that stand in their task's prompt
+    for task in tasks:
+        prompt = "\n".join(task_texts(world.agent_prompt(task)))
+        gold = world.gold(task)
+        # a shorter one, such as a number, may stand there by chance
+        if len(gold) > 3 and gold in prompt:
+            answers.append(gold)
+    if len(answers) > len(tasks) / 2:
+        print(f"the right answer stands in the agent's prompt of {len(answers)} of {len(tasks)} "
+              f"base tasks, such as {answers[0][:80]!r}: can it be copied? "
+              f"({inspect.getfile(type(world))}, agent_prompt)", flush=True)
 
 
 def probe_texts(world, policy, more=()):
-    """Try every given task's texts with a policy; more: a teacher's. Raises UserError for a chat template
-    that loses a message (`encode`), a prompt over --max-prompt-tokens, and an answer that this policy
-    cannot write, or may not, as it is too long."""
+    """Try every given task's texts with a policy; more: a teacher's. Raises UserError for a chat
+    template that loses a message (`encode`), a prompt over --max-prompt-tokens, and an answer that
+    this policy cannot write, or may not, as it is too long."""
     held_out = *world.validation_tasks(), *world.validation_tasks("tuning")
     for task in [*world.base_tasks(), *more, *held_out]:
         fault = fault_of(world, policy, task)
@@ -384,7 +401,7 @@ def fault_of(world, policy, task) -> str:
     written = [policy.decode(policy.encode(line) + policy.end_of_turn) for line in lines]
     reward, _ = world.score(task, written if is_episode else written[0])
     if reward < 1:
-        return f"has the answer {gold[:80]!r}, which this model's tokenizer turns into {written[0][:80]!r}"
+        return f"has the answer {gold[:80]!r}, which this tokenizer turns into {written[0][:80]!r}"
     number = len(policy.encode(gold))
     if number >= world.o.max_response_tokens and not is_episode:
         return f"has a right answer of {number} tokens: raise --max-response-tokens above that"
@@ -496,7 +513,8 @@ def written_task(world, o, policies, rollout, text, seed_task, epoch, held_out) 
 
 
 def read_teacher(world, path, held_out=frozenset()) -> list:
-    """Tasks of a teacher's file: JSONL, the field "text" in the form the simulator would write. No path: [].
+    """Tasks of a teacher's file: JSONL, the field "text" in the form the simulator would write. No
+    path: [].
 
     Raises UserError naming the line that is not a task of the world, or one that is held out.
     """
