@@ -123,6 +123,8 @@ FITS = [
     ({"enum": [1, "x", None]}, '1 | "x" | None', [1, None], [True, "1"]),
     ({"type": "integer", "maximum": 2 ** 64 - 1, "default": 2 ** 63 - 1}, "int", [1], [1.5]),
     ({"type": "number", "multipleOf": 0.01}, "float", [19.99, 3], [0.005]),
+    ({"type": "array", "uniqueItems": True}, "list", [[{"a": n} for n in range(5000)], [1, True, "1"]],
+     [[1, 1.0], [{"a": [1]}, {"a": [1]}]]),
     ({"items": TEXT, "minItems": 1}, "list[str]", [["a"]], [[1], []]),
     ({"type": "array", "items": True}, "list[any]", [[], [1, "a"]], [1]),
     ({"type": "array", "items": False}, "list[any]", [[]], [[1]]),

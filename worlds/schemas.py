@@ -121,7 +121,15 @@ def _multiple_of(validator, step, value, schema):
         yield ValidationError(f"{value} is not a multiple of {step}")
 
 
-Validator = validators.extend(Draft202012Validator, {"multipleOf": _multiple_of})
+def _unique_items(validator, wanted, value, schema):
+    """The keyword uniqueItems; jsonschema compares each item with each, minutes for a long list."""
+    if wanted and validator.is_type(value, "array"):
+        if len(set(map(canonical, value))) < len(value):
+            yield ValidationError("an item stands there twice")
+
+
+Validator = validators.extend(
+    Draft202012Validator, {"multipleOf": _multiple_of, "uniqueItems": _unique_items})
 
 
 @lru_cache(4096)

@@ -43,7 +43,6 @@ CHECKED = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "max
     - {"$ref", "$dynamicRef", "const", "oneOf", "format"}  # they are rewritten, or a note
 REFERENCES = {"$ref", "$defs", "definitions"}
 REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
-IN_PYTHON = {short: name for name, short in call_text.TYPES.items() if short != name}
 NAMED = 3  # tools that are named with each reason
 # what reading a schema of any form may raise
 MALFORMED = (TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, re.error)
@@ -368,8 +367,7 @@ def _finished(schema: dict) -> dict:
     names = kinds(schema)
     for name in names:
         if name not in call_text.TYPES:
-            hint = f": did you mean {IN_PYTHON[name]}?" if name in IN_PYTHON else ""
-            raise InvalidTask("tool schema", f"unknown type {name!r:.40}{hint}")
+            raise InvalidTask("tool schema", f"unknown type {name!r:.40}")
     if names and "enum" in schema:
         if not any(conforms(value, {"type": names}) for value in schema["enum"]):
             article = "an" if names[0][0] in "aio" else "a"
