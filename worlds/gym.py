@@ -220,40 +220,42 @@ class World(worlds.World):
         left_out = table["left_out"] | LEFT_OUT
         asked = self.option(o, "families")
         if asked == "all":
-            print("making items of all families, for a minute or two ...", flush=True)
+            print("makes items of all families, for a minute or two ...", flush=True)
             names = list(table["levels"])
         else:
             names = named(asked, table["levels"], left_out)
-        self.levels, self.splits = {}, {split: [] for split in SIZES}
-        self.questions = set()
-        for name in names:
-            self.levels[name] = table["levels"][name]
-            fault = self.add(name)
-            if fault and asked != "all":
-                raise UserError(f"--families {name}: {fault}: raise the limit or leave it out")
-            if fault:
-                left_out[name] = fault
-                del self.levels[name]
+        self.levels = {name: table["levels"][name] for name in names}
+        self.splits, self.questions = {split: [] for split in SIZES}, set()
+        faults = self.make_splits()
+        if faults and asked != "all":
+            name, fault = faults.popitem()
+            raise UserError(f"--families {name}: {fault}: raise the limit or leave it out")
         sizes = [f"{len(tasks)} {split}" for split, tasks in self.splits.items()]
         print(f"{len(self.levels)} families, items: {', '.join(sizes)}", flush=True)
         if asked == "all":
-            print(as_line(left_out), flush=True)
+            print(as_line(left_out | faults), flush=True)
 
     # ---- tasks
 
-    def add(self, family: str) -> str:
-        """Put a family's base and held-out tasks into the splits. Returns why it has no base tasks, or ""."""
-        faults = Counter()
-        for split in SIZES:
-            tasks = self.draw_tasks(family, split, faults)
-            if split == "base" and not tasks:
-                return faults.most_common(1)[0][0]
-            self.splits[split] += tasks
-        return ""
+    def make_splits(self) -> dict:
+        """Base and held-out tasks of all families. Families without base tasks leave `levels`; returns
+        {family: why}."""
+        faults = {}
+        for family in list(self.levels):
+            reasons = Counter()
+            base = self.draw_tasks(family, "base", reasons)
+            if not base:
+                faults[family] = reasons.most_common(1)[0][0]
+                del self.levels[family]
+                continue
+            self.splits["base"] += base
+            for split in ("validation", "tuning"):
+                self.splits[split] += self.draw_tasks(family, split, reasons)
+        return faults
 
-    def draw_tasks(self, family: str, split: str, faults: Counter) -> list[Task]:
+    def draw_tasks(self, family: str, split: str, reasons: Counter) -> list[Task]:
         """SIZES[split] tasks of a family, fewer if TRIES numbers for each do not give as many, whose
-        questions no other split has. faults: {reason: how often a number made none}, is counted on."""
+        questions no other split has. reasons: {why a number made none: how often}, is counted on."""
         draw, tasks = random.Random(f"{split} {family}"), []
         highest = 0 if split == "base" else None
         for number in range(FIRST[split], FIRST[split] + TRIES * SIZES[split]):
@@ -261,7 +263,7 @@ class World(worlds.World):
             try:
                 task = self.make(family, levels, number, split)
             except worlds.InvalidTask as reason:
-                faults[str(reason)] += 1
+                reasons[str(reason)] += 1
                 continue
             # small families repeat their questions
             if task.text not in self.questions:
