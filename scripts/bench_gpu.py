@@ -1,11 +1,19 @@
-"""Speed and memory of an epoch's phases on one GPU, for models of a stated shape.
+"""Speed and memory on one GPU: the phases of an epoch, and what a token costs.
+
+Paper: not in it; its two 7B policies had many cards.
 
 Usage:
-    python -m scripts.bench_gpu                 # 7B in NF4 and in bf16, and 135M; some four minutes
-    python -m scripts.bench_gpu --tiny          # the same script, small, on a CPU
+    python -m scripts.bench_gpu                 # 7B in NF4, bf16 and fp32, and 135M
+    python -m scripts.bench_gpu --compile       # and the decoding step compiled: faster? same
+    tokens? python -m scripts.bench_gpu --preset 7b-80gb  # an epoch of two steps, of the sizes of a
+    preset python -m scripts.bench_gpu --tiny          # the same script, small, on a CPU
 
-Nothing is downloaded: the weights are random, and speed does not depend on them. Prints what it
-measures, and writes it to a JSON file.
+Nothing is downloaded: the weights are random, of the scale of trained ones, and speed does not
+depend on them. Prints what it measures, at last as one JSON line, which --out keeps in a file.
+
+Deviations: MBU, the share of the card's bandwidth, counts weights, keys and values once a token.
+Prompts have P tokens and responses their greatest length, as random weights end none. Every text of
+the simulator counts as a task that is imitated.
 """
 import json
 import sys
@@ -15,18 +23,21 @@ from pathlib import Path
 import torch
 
 from data_pool import EnvRecord
+from genenv import REPLAY
 from grpo import grpo_update
+from model.files import UserError, exit_code
 from policy import Policy
 from rwr import rwr_update
-from model.files import UserError, exit_code
 from support.metrics import peak_memory
-from support.options import Options, Parser
+from support.options import PRESETS, Options, Parser
 from worlds.tiny_model import word_tokenizer
 
 QWEN_7B = dict(hidden=3584, layers=28, vocab=152064, heads=28, kv_heads=4, intermediate=18944)
 SMOL_135M = dict(hidden=576, layers=30, vocab=49152, heads=9, kv_heads=3, intermediate=1536)
 SMALL = dict(hidden=128, layers=2, vocab=512, heads=2, kv_heads=1, intermediate=512)
-SHAPES = {"7B NF4": (QWEN_7B, True), "7B bf16": (QWEN_7B, False), "135M bf16": (SMOL_135M, False)}
+SHAPES = {  # {name: (shape, whether in NF4, dtype)}
+    "7B NF4": (QWEN_7B, True, torch.bfloat16), "7B bf16": (QWEN_7B, False, torch.bfloat16),
+    "7B fp32": (QWEN_7B, False, torch.float32), "135M bf16": (SMOL_135M, False, torch.bfloat16)}
 LEARNING_RATE, RANK, G = 1e-5, 16, 8
 
 
@@ -35,7 +46,8 @@ LEARNING_RATE, RANK, G = 1e-5, 16, 8
 
 
 def qwen2_config(hidden, layers, vocab, heads, kv_heads, intermediate):
-    """A Qwen2 shape; the tokenizer's end-of-sequence id is one past the vocabulary: never sampled."""
+    """A Qwen2 shape; the tokenizer's end-of-sequence id is one past the vocabulary: never
+    sampled."""
     from transformers import Qwen2Config
     return Qwen2Config(
         hidden_size=hidden, num_hidden_layers=layers, vocab_size=vocab, num_attention_heads=heads,
@@ -74,7 +86,8 @@ def tokenizer_for(vocab):
 
 def random_prompts(count, length, vocab, seed=0):
     """count lists of `length` ids."""
-    return torch.randint(vocab, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocab, (count, length), generator=generator).tolist()
 
 
 def reward_of(ids) -> float:
@@ -91,59 +104,165 @@ def rewards_of(rollouts, G):
 # what is measured
 
 
-def phase(row, device, name, tokens, f):
-    """f(), its seconds, tokens/s and peak memory noted in row[name]."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    wait()
-    started = time.perf_counter()
-    with peak_memory(peaks := {}, name):
-        out = f()
-        wait()
-    seconds = time.perf_counter() - started
-    row[name] = {"seconds": round(seconds, 3), "tokens_per_s": round(tokens / seconds),
-                 "peak_gb": round(peaks[name] / 1e9, 2)}
-    print(f"  {name}: {row[name]}", flush=True)
-    return out
+class Bench:
+    """A model of random weights, and a row of figures that grows. P: tokens of a prompt."""
 
+    def __init__(self, shape, nf4, dtype, device, P):
+        config = qwen2_config(**shape)
+        lm = random_model(config, device, dtype, nf4)
+        self.policy = Policy(lm, tokenizer_for(config.vocab_size), rank=RANK)
+        for p in sum(self.policy.params.values(), []):
+            torch.nn.init.normal_(p.data, std=0.02)  # adapters that do something
+        self.P, self.row = P, {}
 
-def bench_shape(shape, nf4, device, dtype, B, P, R) -> dict:
-    """Rollouts, then both updates on the same B prompts of P tokens with G responses of R each ->
-    {phase: figures}."""
-    config, row = qwen2_config(**shape), {}
-    policy = Policy(random_model(config, device, dtype, nf4), tokenizer_for(config.vocab_size), rank=RANK)
-    for p in sum(policy.params.values(), []):
-        torch.nn.init.normal_(p.data, std=0.02)  # adapters that do something
-    prompts, tokens = random_prompts(B, P, config.vocab_size), B * G * R
-    sample = lambda T=R: policy.sample("agent", prompts, G, T, 1.0, policy.generator(0))
-    sample(40)  # the first call starts kernels and libraries
-    rollouts = phase(row, policy.device, "rollouts", tokens, sample)
-    optimizers = {name: policy.optimizer(name, LEARNING_RATE) for name in policy.params}
-    o = Options(token_budget=max(8192, P + G * R), env_batch=B * G, env_passes=1)
-    row["agent"] = phase(row, policy.device, "agent update (GRPO)", tokens, lambda: grpo_update(
-        policy, "agent", optimizers["agent"], rollouts, rewards_of(rollouts, G), o))
-    records = [EnvRecord(r.prompt, r.response, "", "", [], "", r.group) for r in rollouts]
-    # one step of RWR on all the texts, its KL measured on two of them
-    row["env"] = phase(row, policy.device, "simulator update (RWR)", tokens, lambda: rwr_update(
-        policy, "env", optimizers["env"], records, [], rollouts[:2], o))
-    return row
+    def timed(self, name, tokens, f):
+        """f(), its seconds, tokens, tokens/s and peak memory noted in the row."""
+        peaks = {}
+        self.wait()
+        started = time.perf_counter()
+        with peak_memory(peaks, name):
+            result = f()
+            self.wait()
+        seconds = time.perf_counter() - started
+        self.note(name, {"seconds": round(seconds, 3), "tokens": tokens,
+                         "tokens_per_s": round(tokens / seconds),
+                         "peak_gb": round(peaks[name] / 1e9, 2)})
+        return result
+
+    def wait(self):
+        """Until a GPU has done what it was given."""
+        if self.policy.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def note(self, name, figures):
+        """Keep and print figures."""
+        self.row[name] = figures
+        print(f"  {name}: {figures}", flush=True)
+
+    def sample(self, B, G, T, adapter="agent", temperature=1.0, max_rows=10 ** 6):
+        """G rollouts of T tokens to each of B prompts."""
+        prompts = random_prompts(B, self.P, self.policy.lm.config.vocab_size)
+        generator = self.policy.generator(0)
+        return self.policy.sample(adapter, prompts, G, T, temperature, generator, max_rows=max_rows)
+
+    def epoch(self, o):
+        """The phases of an epoch, of the sizes that the options say: in each step the simulator
+        writes, the agent attempts these tasks and the replayed ones, and learns; then the simulator
+        does."""
+        policy, records = self.policy, []
+        optimizers = {name: policy.optimizer(name, LEARNING_RATE) for name in policy.params}
+        written = o.seed_tasks * o.variations
+        B = round(written * (1 + REPLAY))
+        for step in range(o.steps):
+            tokens = written * o.max_task_tokens
+            texts = self.timed(f"simulator rollouts {step}", tokens, lambda: self.sample(
+                o.seed_tasks, o.variations, o.max_task_tokens, "env", max_rows=o.max_rows))
+            records += [EnvRecord(r.prompt, r.response, "", "", [], "", r.group) for r in texts]
+            tokens = B * o.G * o.max_response_tokens
+            rollouts = self.timed(f"agent rollouts {step}", tokens, lambda: self.sample(
+                B, o.G, o.max_response_tokens, max_rows=o.max_rows))
+            rewards = rewards_of(rollouts, o.G)
+            self.row["agent"] = self.timed(f"agent update {step}", tokens, lambda: grpo_update(
+                policy, "agent", optimizers["agent"], rollouts, rewards, o))
+        tokens = len(records) * o.max_task_tokens * o.env_passes
+        self.row["env"] = self.timed("simulator update", tokens, lambda: rwr_update(
+            policy, "env", optimizers["env"], records, [], texts[:o.variations], o))
+
+    def mismatch(self, B, T):
+        """Nats a token between sampler and scorer, with a recorded step and without."""
+        usual = self.policy.staged
+        for staged in {usual, False}:
+            self.policy.staged = staged
+            gaps = []
+            for r in self.sample(B, 1, T):
+                with self.policy.use("agent"), torch.no_grad():
+                    logp, _ = self.policy.logprobs([r])
+                gaps.append((logp[0].cpu() - torch.tensor(r.logps)).abs())
+            gap = float(torch.cat(gaps).mean())
+            self.note(f"mismatch, graph: {staged}", round(gap, 6))
+        self.policy.staged = usual
+
+    def token_cost(self, B, T, name=""):
+        """Milliseconds a token of B prompts with G rollouts each, prompts included, and MBU."""
+        self.wait()
+        started = time.perf_counter()
+        self.sample(B, G, T)
+        self.wait()
+        seconds = (time.perf_counter() - started) / T
+        figures = {"ms a token": round(1000 * seconds, 2)}
+        if self.policy.device.type == "cuda":
+            card = torch.cuda.get_device_properties(self.policy.device)
+            # two transfers a clock (kHz), so many bits each
+            bandwidth = 2 * card.memory_clock_rate * 1000 * card.memory_bus_width / 8
+            figures["MBU"] = round(self.bytes_read(B, T) / seconds / bandwidth, 3)
+        self.note(f"{B * G} rows {name}".strip(), figures)
+
+    def bytes_read(self, B, T) -> int:
+        """What one token needs of the memory: all weights but the embeddings, and the keys and
+        values of the prompts and of responses that are half done."""
+        config, table = self.policy.lm.config, self.policy.lm.get_input_embeddings().weight
+        weights = sum(p.numel() * p.element_size() for p in self.policy.lm.parameters())
+        head_dim = config.hidden_size // config.num_attention_heads
+        per_key = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim
+        numbers = B * (self.P + G * T // 2) * per_key - table.numel()
+        return weights + numbers * table.element_size()
+
+    def compiled(self, B, T):
+        """The decoding step compiled: the same tokens? faster?"""
+        plain = [r.response for r in self.sample(B, G, T, temperature=0)]
+        self.policy._decode = torch.compile(self.policy._decode, mode="max-autotune-no-cudagraphs")
+        alike = [r.response for r in self.sample(B, G, T, temperature=0)] == plain
+        self.note("compiled, same tokens", alike)
+        self.token_cost(B, T, "compiled")
 
 
 def main(argv) -> int:
     """Measure all shapes one after the other; what is done is on disk after each."""
     p = Parser(prog="python -m scripts.bench_gpu", description=__doc__)
     p.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
-    p.add_argument("--out", default="", help="JSON file; empty: results/gpu.json")
+    p.add_argument("--preset", default="", choices=["7b-24gb", "7b-80gb"],
+                   help="an epoch of its sizes")
+    p.add_argument("--compile", action="store_true", help="also the decoding step compiled")
+    p.add_argument("--out", default="results/gpu.json", help="JSON file")
     args = p.parse_args(argv)
     if not args.tiny and not torch.cuda.is_available():
         raise UserError("no CUDA device: --tiny runs a small model on the CPU, in seconds")
-    device, dtype = ("cpu", torch.float32) if args.tiny else ("cuda", torch.bfloat16)
-    B, P, R = (2, 160, 48) if args.tiny else (8, 1024, 256)
-    result = {"device": "CPU" if args.tiny else torch.cuda.get_device_name(),
-              "prompts": f"{B} prompts of {P} tokens, G = {G}, responses of {R}", "models": {}}
-    for name, (shape, nf4) in ({"tiny": (SMALL, True)} if args.tiny else SHAPES).items():
+
+    # sizes: those of a preset, or small ones
+    P, T, groups = 1024, 256, (8, 16, 32, 72)
+    if args.tiny:
+        P, T, groups = 160, 16, (2, 4)
+    sizes = {"steps": 1, "seed_tasks": groups[0] // 2, "variations": 2, "token_budget": 8192}
+    if args.preset:
+        known = vars(Options())
+        sizes = {name: value for name, value in PRESETS[args.preset].items() if name in known}
+        sizes["steps"] = 2
+    if args.tiny or not args.preset:
+        sizes |= {"max_task_tokens": T, "max_response_tokens": T}
+    o = Options(**sizes)
+
+    shapes, device, card = SHAPES, "cuda", "CPU"
+    if args.preset:
+        shapes = {args.preset: (QWEN_7B, o.quant == "nf4", torch.bfloat16)}
+    if args.tiny:
+        shapes, device = {"tiny": (SMALL, True, torch.float32)}, "cpu"
+    else:
+        card = torch.cuda.get_device_name()
+    result = {"device": card, "options": sizes, "prompt": P, "G": G, "models": {}}
+    for name, (shape, nf4, dtype) in shapes.items():
         print(name, flush=True)
-        result["models"][name] = bench_shape(shape, nf4, device, dtype, B, P, R)
-        Path(args.out or "results/gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+        bench = Bench(shape, nf4, dtype, device, P)
+        bench.sample(1, G, min(T, 40))  # the first call starts kernels and libraries
+        bench.epoch(o)
+        if not args.preset:
+            bench.mismatch(groups[0], T)
+            for B in groups:
+                bench.token_cost(B, T)
+        if args.compile:
+            bench.compiled(groups[0], T)
+        result["models"][name] = bench.row
+        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
     return 0
 
 

@@ -2,7 +2,8 @@
 
 Paper: its own experiments ran in veRL.
 
-Usage: `python genenv.py export RUN --out tasks.jsonl`. Each task of D_train, base tasks included, becomes
+Usage: `python genenv.py export RUN --out tasks.jsonl`. Each task of D_train, base tasks included,
+becomes
 
     {"data_source": "genenv/WORLD", "prompt": [chat messages], "ability": category,
      "reward_model": {"style": "rule", "ground_truth": "the task's evaluation spec, JSON text"},
@@ -13,9 +14,10 @@ and veRL scores responses with `compute_score` below, which is Eq. 1 of this pro
 
     custom_reward_function.path=scripts/export.py custom_reward_function.name=compute_score
 
-Deviations: ground_truth is a text, as parquet (`pandas.read_json(file, lines=True).to_parquet(...)`) needs
-one type per column; traces stay behind, as they would be stale there. The adapters need no export, they are
-PEFT folders: PeftModel.from_pretrained(model, "RUN/adapters/agent").
+Deviations: ground_truth is a text, as parquet (`pandas.read_json(file,
+lines=True).to_parquet(...)`) needs one type per column; traces stay behind, as they would be stale
+there. The adapters need no export, they are PEFT folders: PeftModel.from_pretrained(model,
+"RUN/adapters/agent").
 """
 import json
 import sys
@@ -49,7 +51,9 @@ def verl_records(run_folder) -> list[dict]:
     world = load_world(o.world)(o)
     pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks())
     # compute_score has to read answers in the form that the run was trained in
-    source = f"genenv/{o.world}" + f"/{world.form}" * bool(world.form)
+    source = f"genenv/{o.world}"
+    if world.form:
+        source += f"/{world.form}"
     records = []
     for index, task in enumerate(pool.tasks.values()):
         prompt = world.agent_prompt(task)

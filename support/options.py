@@ -134,7 +134,7 @@ MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"} 
 
 # name: what it is for; each is a module of scripts/
 COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its first run",
-            "ask": "an agent, trained or not, answers a request of yours",
+            "ask": "the agent of a run answers a task of yours",
             "export": "the tasks of a run for veRL",
             "compare": "several runs on one page: held-out success, curves; of one run, its report"}
 

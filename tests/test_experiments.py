@@ -10,9 +10,8 @@ import pytest
 
 from helpers import user_error
 import genenv
-from scripts import experiments
+from scripts import experiments, tables
 from support import report
-from support.metrics import half_width, interval
 from model.files import read_jsonl
 
 TINY = ["--epochs", "1", "--steps", "1", "--seed-tasks", "2", "--variations", "2", "--G", "2",
@@ -56,15 +55,44 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, monkeypatch, small_ladder):
 def test_seed_0_has_the_shipped_base_model_and_others_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert experiments.filled(["runs/base/ladder-{seed}"], 0) == ["worlds/base/ladder"]
-    user_error("worlds.ladder train 3 runs/base/ladder-3", experiments.filled, ["runs/base/ladder-{seed}"], 3)
+    user_error("worlds.ladder train 3 runs/base/ladder-3",
+               experiments.filled, ["runs/base/ladder-{seed}"], 3)
+
+
+def curve(values, seconds):
+    """The records of a run: epoch 0, then one for each value, its tools all alike."""
+    records = []
+    for epoch, value in enumerate(values):
+        by_tool = dict.fromkeys(tables.HARD, value)
+        records.append({"epoch": epoch, "validation": value, "validation_by": by_tool,
+                        "success_rate": value, "mixed_share": value, "cpu_seconds": seconds,
+                        "alpha": 0.5, "trained_tokens": 10})
+    return records
 
 
 def test_interval_and_equal_time_by_hand():
     # n = 3: mean 2, s = 1, t = 4.303
-    assert half_width([1, 2, 3]) == pytest.approx(4.303 / 3 ** 0.5)
-    assert interval([1, 2, 3]) == "+2.000 (-0.484 to +4.484)"
-    assert interval([2]) == "+2.000" and np.isnan(half_width([2]))
-    epochs = lambda seconds, values: [{"cpu_seconds": seconds, "validation": v} for v in values]
-    # the rival has trained for 3 * 2 = 6 s; we have come to our second epoch, at 3 s each
-    ours, rival = epochs(3, [0.1, 0.5, 0.9]), epochs(2, [0.1, 0.2, 0.3])
-    assert experiments.in_time_of(ours, rival) == pytest.approx(0.5 - 0.3)
+    assert tables.half_width([1, 2, 3]) == pytest.approx(4.303 / 3 ** 0.5)
+    assert tables.interval([1, 2, 3]) == "+2.000 (-0.484 to +4.484)"
+    assert tables.interval([2]) == "+2.000" and np.isnan(tables.half_width([2]))
+    # a run that costs twice as much is read at half of its time: 5 of 10 s, between epochs 1 and 2
+    ours, other = curve([0, .2, .4, .6, .8], 2), curve([0, .1, .2, .3, .4], 1)
+    assert tables.cost_ratio([(ours, other)]) == 2
+    assert tables.after(0.5, ours, tables.last) == pytest.approx(0.3)
+    # the mean of 0 and .2, then of 0, .2 and .4: in between .15; the other's last four are .25
+    for a, b, ratio, gain in ((ours, other, 2, 0.15 - 0.25), (other, ours, 0.5, 0.25 - 0.15)):
+        assert tables.at_equal_time(a, b, ratio, tables.last_four) == pytest.approx(gain)
+
+
+def test_the_tables_of_the_cross_by_hand():
+    """A cell may lack seeds, or have none yet."""
+    ours, other = curve([0, .2, .4, .6, .8], 2), curve([0, .1, .2, .3, .4], 1)
+    runs = [("genenv, share 1", 0, ours), ("random, share 1", 0, other),
+            ("random, share 1", 1, other), *((name, 0, other) for name in tables.TWINS)]
+    records = [dict(name=name, seed=seed, metrics=metrics) for name, seed, metrics in runs]
+    text = experiments.table_of("cross", records)
+    assert "| genenv, share 1 - random, share 1 | 1 | +0.250 | +0.250 | +0.250 | +0.000 | " \
+        "-0.100 | 2.00 |" in text
+    assert "in 1 of 1 pairs" in text
+    cells = {name for pair in experiments.cross_comparisons() for name in pair}
+    assert cells == set(experiments.SUITES["cross"])

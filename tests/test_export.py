@@ -25,7 +25,8 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path):
     world = load_world(o.world)(o)
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(o)))
     base = world.base_tasks()
-    written = dataclasses.replace(base[0], text="Again: " + base[0].text, id="new", origin="env", epoch=1)
+    again = "Again: " + base[0].text
+    written = dataclasses.replace(base[0], text=again, id="new", origin="env", epoch=1)
     pool = TrainPool(tmp_path / "train.jsonl", base)
     pool.add(written, [Trace("text", 1.0, True, False, 3)], 0.5, 1)
     pool.save()
@@ -34,9 +35,11 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path):
     assert len(records) == len(base) + 1 and records[-1]["extra_info"]["p_hat"] == 0.5
     for r, task in zip(records, [*base, written]):
         prompt = world.agent_prompt(task)
-        assert r["prompt"] == ([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt}]
+        assert r["prompt"] == prompt and r["data_source"] == source
+        truth = r["reward_model"]["ground_truth"]
         for answer in (world.gold(task), "s1", ""):
-            score = export.compute_score(r["data_source"], answer, r["reward_model"]["ground_truth"])
-            assert r["data_source"] == source and score == world.score(task, answer)[0]
-    assert export.compute_score(source, world.gold(written), records[-1]["reward_model"]["ground_truth"]) == 1
+            assert export.compute_score(source, answer, truth) == world.score(task, answer)[0]
+    assert export.compute_score(source, world.gold(written), truth) == 1
     user_error("gsm8k", export.compute_score, "gsm8k", "", "{}")

@@ -1,6 +1,7 @@
 """The warm start: what is imitated, what the merged folder computes, and a stop in between.
 
-Run: python -m pytest tests/test_warm_start.py -q. With a small random chat model of one token per byte.
+Run: python -m pytest tests/test_warm_start.py -q. With a small random chat model of one token per
+byte.
 """
 import json
 
@@ -59,7 +60,7 @@ def done(model, tasks, tmp_path_factory):
 def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
     _, o, _ = warm_start.parse(argv(model, tasks, tmp_path)[1:])
     world = load_world("tool_calls")(o)
-    held_out = [task.text for split in ("validation", "tuning") for task in world.validation_tasks(split)]
+    held_out = [task.text for task in world.validation_tasks() + world.validation_tasks("tuning")]
     assert len(held_out) == 6
     for turn in range(4):
         pairs = world.warm_start_pairs(turn)
@@ -72,14 +73,17 @@ def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
     policy = Policy.load(model, ("warm",), rank=4, device="cpu")
     randomise(policy)
     episode, answer = ["open door", "It is shut.", "unlock door"], "dim(n=2)"
-    rollouts = [warm_start.as_rollout(policy, "Go.", said) for said in (episode, answer)]
-    expected = [(token, i % 2 == 0) for i, text in enumerate(episode) for token in
-                (policy.encode_observation(text) if i % 2 else policy.encode(text) + policy.end_of_turn)]
-    assert list(zip(rollouts[0].response, rollouts[0].drawn)) == expected
+    rollouts = [warm_start.as_rollout(policy, "Go.", text) for text in (episode, answer)]
+    first, last = (policy.encode(turn) + policy.end_of_turn for turn in episode[::2])
+    observation = policy.encode_observation(episode[1])
+    assert rollouts[0].response == first + observation + last
+    read = range(len(first), len(first) + len(observation))
+    assert [i for i, drawn in enumerate(rollouts[0].drawn) if not drawn] == list(read)
     with policy.use("warm"):
         with torch.no_grad():
             dense = sum(dense_logprobs(policy, [r])[0].sum() for r in rollouts)
-        loss, _ = rwr_step(policy, "warm", policy.optimizer("warm", 1e-3), rollouts, torch.ones(2), Options())
+        optimizer = policy.optimizer("warm", 1e-3)
+        loss, _ = rwr_step(policy, "warm", optimizer, rollouts, torch.ones(2), Options())
     assert loss == pytest.approx(-float(dense) / sum(r.tokens for r in rollouts), rel=1e-4)
 
 
@@ -121,12 +125,13 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, mod
 
 
 def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
-    few = tmp_path / "few.jsonl"
+    few, new = str(tmp_path / "few.jsonl"), tmp_path / "new"
     append_jsonl(few, TASKS[:5])
     for arguments, words in (
-            (argv(model, str(few), tmp_path / "n", "--tools", ""), "examples to imitate as agent"),
+            (argv(model, few, new, "--tools", ""), "examples to imitate as agent"),
             (argv(model, tasks, done), f"can give --model {done}"),
-            (argv(model, "", tmp_path / "n", "--tools", tasks), "--base-tasks"),
-            (argv(model, tasks, tmp_path / "n", "--lr", "nan"), "--lr"),
-            *((resume + ["--out", str(done)], "give it as --model") for resume in ([], ["--resume"]))):
+            (argv(model, "", new, "--tools", tasks), "--base-tasks"),
+            (argv(model, tasks, new, "--lr", "nan"), "--lr"),
+            (["--out", str(done)], "give it as --model"),
+            (["--resume", "--out", str(done)], "takes it as --model")):
         one_line(capsys, genenv.main(arguments), words)
