@@ -39,13 +39,14 @@ from contextlib import redirect_stdout
 from functools import cached_property
 from pathlib import Path
 
-from data_pool import Task, attempt_score, play, transcript
+from data_pool import Task
 from model.files import UserError, choose, one_line, printable
 from support.health import counted
 from support.options import COMMANDS, Parser, saved_options
 from worlds import NO_SEED, InvalidTask, load_world, special_token_in, task_texts
 from worlds.call_text import NOTHING, write_call
 from worlds.leaks import ungrounded
+from worlds.play import attempt_score, play, transcript
 from worlds.schemas import words_of
 from worlds.tool_calls import MOST_SHOWN, misfit, parse_calls, read_tasks
 from worlds.tool_lists import as_line, read_text

@@ -145,16 +145,13 @@ class Bench:
         generator = self.policy.generator(0)
         return self.policy.sample(adapter, prompts, G, T, temperature, generator, max_rows=max_rows)
 
-    def epoch(self, o):
+    def epoch(self, o, B):
         """The phases of an epoch, of the sizes that the options say: in each step the simulator
-        writes, the agent attempts these tasks and the replayed ones, and learns; then the simulator
-        does."""
+        writes, the agent attempts B tasks and learns; then the simulator learns from all texts."""
         policy, records = self.policy, []
         optimizers = {name: policy.optimizer(name, LEARNING_RATE) for name in policy.params}
-        written = o.seed_tasks * o.variations
-        B = round(written * (1 + REPLAY))
         for step in range(o.steps):
-            tokens = written * o.max_task_tokens
+            tokens = o.seed_tasks * o.variations * o.max_task_tokens
             texts = self.timed(f"simulator rollouts {step}", tokens, lambda: self.sample(
                 o.seed_tasks, o.variations, o.max_task_tokens, "env", max_rows=o.max_rows))
             records += [EnvRecord(r.prompt, r.response, "", "", [], "", r.group) for r in texts]
@@ -232,7 +229,8 @@ def main(argv) -> int:
     P, T, groups = 1024, 256, (8, 16, 32, 72)
     if args.tiny:
         P, T, groups = 160, 16, (2, 4)
-    sizes = {"steps": 1, "seed_tasks": groups[0] // 2, "variations": 2, "token_budget": 8192}
+    B = groups[0]
+    sizes = {"seed_tasks": B, "variations": G, "env_batch": B * G, "token_budget": 8192, "steps": 1}
     if args.preset:
         known = vars(Options())
         sizes = {name: value for name, value in PRESETS[args.preset].items() if name in known}
@@ -240,6 +238,8 @@ def main(argv) -> int:
     if args.tiny or not args.preset:
         sizes |= {"max_task_tokens": T, "max_response_tokens": T}
     o = Options(**sizes)
+    if args.preset:  # the new tasks of a step, and the replayed ones
+        B = round(o.seed_tasks * o.variations * (1 + REPLAY))
 
     shapes, device, card = SHAPES, "cuda", "CPU"
     if args.preset:
@@ -253,11 +253,11 @@ def main(argv) -> int:
         print(name, flush=True)
         bench = Bench(shape, nf4, dtype, device, P)
         bench.sample(1, G, min(T, 40))  # the first call starts kernels and libraries
-        bench.epoch(o)
+        bench.epoch(o, B)
         if not args.preset:
             bench.mismatch(groups[0], T)
-            for B in groups:
-                bench.token_cost(B, T)
+            for width in groups:
+                bench.token_cost(width, T)
         if args.compile:
             bench.compiled(groups[0], T)
         result["models"][name] = bench.row

@@ -3,7 +3,8 @@
 What to look at: what each line hands to the next. The simulator turns seed tasks into tasks.
 The agent attempts each task. The attempts give a success rate, the rate a reward for the
 simulator, and the reward a weight. Two adapters move, each on its own, and two pools grow.
-Read along: `epoch` in genenv.py makes the same calls in the same order, and Algorithm 1 of the paper.
+Read along: `epoch` in genenv.py makes the same calls in the same order, and Algorithm 1 of the
+paper.
 """
 # %% A run: options, world, policy (one frozen base, two adapters), pools, optimisers, generators.
 import sys
@@ -17,6 +18,7 @@ import curriculum
 from data_pool import distinct
 import genenv
 from grpo import group_advantages, response_logps
+from model.files import plain_errors
 from policy import Rollout
 from rwr import KL_CAP, rwr_weights, weight_ratio
 from support.health import counted
@@ -24,14 +26,18 @@ from support.metrics import mean, rates_on
 from support.options import parse_options
 from walkthroughs import canvas, keep_picture
 
-o = parse_options(["--out", f"{tempfile.mkdtemp()}/run", "--epochs", "1", "--threads", "1", *sys.argv[1:]])
-run = genenv.prepare_run(o)
+argv = ["--out", f"{tempfile.mkdtemp()}/run", "--epochs", "1", "--threads", "1", *sys.argv[1:]]
+with plain_errors("1_one_epoch_by_hand"):  # a mistaken option is one line
+    o = parse_options(argv)
+    run = genenv.prepare_run(o)
 state, alpha = run.state, o.alpha
 state.epoch = 1  # t of Algorithm 1
 held_out = run.world.validation_tasks()
 start = mean(rates_on(run, held_out, 4, 1.0))
 print(f"held-out success before, by 4 attempts a task (a run makes 8): {start:.3f}")
-print(f"D_train {len(run.train_pool.tasks)} tasks, all base; D_env {len(run.env_pool.records)} records")
+tasks, records = run.train_pool.tasks, run.env_pool.records
+print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records")
+print("So: the agent knows the form and slips often; nobody has written a task yet.")
 
 # %% An epoch is `steps` small steps, so that new tasks can serve as seed tasks immediately.
 for state.step in range(o.steps):
@@ -46,25 +52,32 @@ for state.step in range(o.steps):
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)
     state.records += genenv.measured(records, trials)
     if state.step == 0:  # a look at the first step
-        print(f"\nstep 0: written {state.written}, valid {len(tasks)}, refused: {counted(state.invalid)}")
+        print(f"\nstep 0: written {state.written}, valid {len(tasks)}")
+        print(f"  refused: {counted(state.invalid)}")
         print("seed task -> its variation: one of the answers, its reward r (Eq. 1), p_hat (Eq. 2)")
         for trial in trials[:3]:
             seed_task = run.train_pool.tasks[trial.task.seed_task]
-            print(f"  {seed_task.text}  ->  {trial.task.text}:  {trial.traces[0].text}   "
-                  f"r {trial.traces[0].reward:.0f}, p_hat {trial.p_hat:.3f}")
+            first = trial.traces[0]
+            print(f"  {seed_task.text}  ->  {trial.task.text}:  {first.text}")
+            print(f"    r {first.reward:.0f}, p_hat {trial.p_hat:.3f}")
+        print("So: a variation is another task, and code says whether an answer is right.")
         # the group of one task: what GRPO makes of its eight rewards
         mixed = next((trial for trial in trials if 0 < trial.p_hat < 1), trials[0])
         r = torch.tensor([[e.reward for e in mixed.traces]])  # (1, G)
-        print(f"a group: {mixed.task.text}\n  rewards    {'  '.join(f'{x:5.0f}' for x in r[0])}\n"
-              f"  advantages {'  '.join(f'{a:+5.2f}' for a in group_advantages(r)[0])}  (GRPO, Eq. 4)")
+        advantages = group_advantages(r)[0]
+        print(f"a group: {mixed.task.text}")
+        print("  rewards   ", *(f"{x:5.0f}" for x in r[0]))
+        print("  advantages", *(f"{a:+5.2f}" for a in advantages), " (GRPO, Eq. 4)")
+        print("So: a group is its own baseline; what is rarer than its mean moves more.")
     print(f"step {state.step}: {1 - stats['zero_variance']:.0%} of the groups mixed, gradient norm "
           f"{stats['grad_norm']:.2f}, KL to the start {stats['kl']:.3f}")
-n = len(run.train_pool.tasks)
-print(f"D_train {n} tasks: {len(run.train_pool.base)} base tasks, {n - len(run.train_pool.base)} new ones")
+print("So: groups that are all right or all wrong teach nothing; a step is made of the others.")
+n, base = len(run.train_pool.tasks), len(run.train_pool.base)
+print(f"D_train {n} tasks: {base} base tasks, {n - base} new ones")
 
 # %% 2b. Environment update. Count each task once, compute R_env, keep the band, weight it.
 fresh = distinct(state.records)
-print(f"the simulator wrote {len(state.records)} valid tasks, {len(fresh)} distinct; each counts once")
+print(f"the simulator wrote {len(state.records)} valid tasks, {len(fresh)} distinct")
 for record in fresh:
     record.r_env = curriculum.reward_bell(record.p_hat, alpha, o.beta)  # Eq. 3
 kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
@@ -75,6 +88,7 @@ for p_hat in sorted({r.p_hat for r in fresh}):
     w = [f"{float(weights[i]):.3f}" for i, r in enumerate(kept) if r.p_hat == p_hat][:1] or ["-"]
     print(f"{p_hat:.3f} {len(same):10d} {same[0].r_env:8.3f} {w[0]:>8s}")
 print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights):.2f}")
+print("So: the band selects. Inside of it the paper's lam and beta give nearly equal weights.")
 
 # %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text.
 def nats(records):
@@ -85,17 +99,23 @@ def nats(records):
 
 
 others = [r for r in fresh if r not in kept]
-before = nats(kept), nats(others)
+kept_before, others_before = nats(kept), nats(others)
 stats = genenv.update_environment(run, kept, old=[])  # D_env has no older records yet
 print(f"\nRWR: {stats['env_steps']} steps, KL of the update {stats['env_kl_step']:.3f} of at most "
-      f"{KL_CAP}; the agent's adapter moved: {'yes' if stats['other_moved'] else 'no'}")
-print(f"nats per token: imitated tasks {before[0]:.3f} -> {nats(kept):.3f}, other tasks "
-      f"{before[1]:.3f} -> {nats(others):.3f} (lower is likelier)")
+      f"{KL_CAP}; the agent's adapter moved: {stats['other_moved']}")
+print(f"nats per token: imitated tasks {kept_before:.3f} -> {nats(kept):.3f}, other tasks "
+      f"{others_before:.3f} -> {nats(others):.3f} (lower is likelier)")
+print("So: imitated tasks gain most. Others gain too, as their form is the same.")
 
 # %% 3b. D_env <- D_env + generations. They return in later epochs, until they are too old.
 run.env_pool.add(state.records)
 print(f"D_env {len(run.env_pool.records)} records")
 print(f"held-out success {start:.3f} -> {mean(rates_on(run, held_out, 4, 1.0)):.3f}")
+print("So: one epoch already shows on tasks that neither player trains on. A run makes 24.")
+print("""
+Try: --G 4: which groups are mixed now, and how coarse is p_hat?
+     --k-min 0.1: how many tasks are in the band, and do their weights differ at all?
+     --alpha 0.8: which tasks does the simulator imitate then?""")
 
 # %% The picture: the tasks of this epoch by p_hat. Only those in the band are imitated.
 figure, axis = canvas()

@@ -12,7 +12,8 @@ sys.path[:0] = [".", ".."]  # the project's root, started there or in this folde
 import torch
 
 from curriculum import success_rate
-from grpo import aggregate, group_advantages, grpo_loss, grpo_update, has_signal, surrogate, token_kl
+from grpo import aggregate, group_advantages, grpo_loss, grpo_update, has_signal, surrogate, \
+    token_kl
 from policy import Rollout
 from support.options import Options
 from walkthroughs import canvas, keep_picture
@@ -33,6 +34,7 @@ def p_right():
 
 
 print(f"before: P(right answer) = {p_right():.4f}")
+print("So: this agent is right at times, which is what GRPO needs.")
 
 # %% 1. G rollouts. A response ends with <eos>; one that has not ended after two tokens is cut off.
 G, generator = 8, torch.Generator().manual_seed(11)
@@ -48,6 +50,7 @@ plain = group_advantages(rewards, scale="none")
 print("\nresponse    r   r - b   advantage")
 for response, r, a, gain in zip(responses, rewards[0], advantages[0], plain[0]):
     print(f"{' '.join(WORDS[i] for i in response):9s} {r:4.0f} {gain:+7.3f} {a:+11.3f}")
+print("So: gains sum to 0. The rarer outcome has the larger advantage.")
 
 # %% 3. Surrogate and KL. Before the step pi = pi_old = pi_ref: every ratio is 1, every KL is 0.
 rollouts = [Rollout(0, PROMPT, response) for response in responses]  # one group: one prompt
@@ -59,9 +62,11 @@ per_token = surrogate(logp, old_logp, advantages[0])
 print(f"\nresponse tokens in the mask: {tokens} of {mask.numel()} cells")
 print(f"surrogate: {abs(aggregate(per_token, mask, tokens, rows)):.4f} in value,"
       f" KL: {aggregate(token_kl(logp, ref_logp), mask, tokens, rows):.4f}")
+print("So: the loss has next to no value here. Its gradient is what counts.")
 
-# %% 4. The value tells nothing (it is 0 if all responses are equally long); the gradient does. It is
-# that of Eq. 4 with the advantage in place of r - b; tokens never sampled move only through softmax.
+# %% 4. The value tells nothing (it is 0 if all responses are equally long); the gradient does. It
+# is that of Eq. 4 with the advantage in place of r - b; tokens never sampled move only through
+# softmax.
 optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)  # the project uses AdamW: same sign
 loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[0], mask, tokens, rows, kl_coef=0.001)
 loss.backward()
@@ -72,6 +77,7 @@ for word in (7, 6, EOS, 3):
     print(f"{WORDS[word]:11s} {gradient[0, word]:+10.4f} {before[0, word]:11.4f} "
           f"{policy.probs()[0, word]:9.4f}")
 print(f"after one step: P(right answer) = {p_right():.4f}")
+print("So: 7 goes up, wrong answers that were drawn go down, what was never drawn hardly moves.")
 
 # %% 5. The same step as the project makes it: grpo_update scores, drops, steps.
 by_hand = policy.logits.detach().clone()
@@ -81,12 +87,19 @@ stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=
 assert torch.allclose(policy.logits, by_hand, atol=1e-9)
 print(f"\ngrpo_update: the same step, gradient norm {stats['grad_norm']:.3f}, "
       f"trained tokens {stats['trained_tokens']}")
+print("So: there is nothing else in grpo_update than what stands above.")
 
 # %% 6. Why tasks should be solved half of the time: with k of 8 right, the mean squared gain r - b.
 print("\nk of 8   has signal   mean (r - b)^2 = p (1 - p), Prop. 1")
 for k in (0, 1, 4, 7, 8):
     r = torch.tensor([[1.0] * k + [0.0] * (8 - k)])
-    print(f"{k:4d} {str(bool(has_signal(r))):>11s} {group_advantages(r, 'none').pow(2).mean():15.4f}")
+    gain = group_advantages(r, scale="none").pow(2).mean()
+    print(f"{k:4d} {str(bool(has_signal(r))):>11s} {gain:15.4f}")
+print("So: half right teaches most, all right and all wrong nothing: that is why alpha is 0.5.")
+print("""
+Try: manual_seed(12) in 1: which answers are drawn now, and what goes up?
+     scale="none" in 2: how long is the step if one of eight is right, or four?
+     kl_coef=1.0 in 4, and a second step: what holds the policy back?""")
 
 # %% The picture: the first token before and after one step on these eight responses.
 figure, axis = canvas()

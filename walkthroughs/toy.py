@@ -9,7 +9,8 @@ import torch
 
 
 class TablePolicy:
-    """logits (R, V): token t of a response is drawn from softmax(logits[t]), whatever came before."""
+    """logits (R, V): token t of a response is drawn from softmax(logits[t]), whatever came
+    before."""
 
     def __init__(self, logits, adapter):
         self.initial = torch.as_tensor(logits, dtype=torch.float64)
