@@ -25,6 +25,7 @@ import torch
 from data_pool import EnvRecord
 from genenv import REPLAY
 from grpo import grpo_update
+from model.decoder import Decoder
 from model.files import UserError, exit_code
 from policy import Policy
 from rwr import rwr_update
@@ -166,18 +167,18 @@ class Bench:
             policy, "env", optimizers["env"], records, [], texts[:o.variations], o))
 
     def mismatch(self, B, T):
-        """Nats a token between sampler and scorer, with a recorded step and without."""
-        usual = self.policy.staged
-        for staged in {usual, False}:
-            self.policy.staged = staged
+        """Nats a token between sampler and scorer, as in a run and without recorded steps."""
+        usual = self.policy.decoder
+        for decoder in {usual, Decoder}:
+            self.policy.decoder = decoder
             gaps = []
             for r in self.sample(B, 1, T):
                 with self.policy.use("agent"), torch.no_grad():
                     logp, _ = self.policy.logprobs([r])
                 gaps.append((logp[0].cpu() - torch.tensor(r.logps)).abs())
             gap = float(torch.cat(gaps).mean())
-            self.note(f"mismatch, graph: {staged}", round(gap, 6))
-        self.policy.staged = usual
+            self.note(f"mismatch, {decoder.__name__}", round(gap, 6))
+        self.policy.decoder = usual
 
     def token_cost(self, B, T, name=""):
         """Milliseconds a token of B prompts with G rollouts each, prompts included, and MBU."""
@@ -205,9 +206,10 @@ class Bench:
         return weights + numbers * table.element_size()
 
     def compiled(self, B, T):
-        """The decoding step compiled: the same tokens? faster?"""
+        """The blocks compiled: the same tokens? faster?"""
         plain = [r.response for r in self.sample(B, G, T, temperature=0)]
-        self.policy._decode = torch.compile(self.policy._decode, mode="max-autotune-no-cudagraphs")
+        for block in self.policy.blocks:
+            block.compile(mode="max-autotune-no-cudagraphs")
         alike = [r.response for r in self.sample(B, G, T, temperature=0)] == plain
         self.note("compiled, same tokens", alike)
         self.token_cost(B, T, "compiled")

@@ -14,10 +14,12 @@ and veRL scores responses with `compute_score` below, which is Eq. 1 of this pro
 
     custom_reward_function.path=scripts/export.py custom_reward_function.name=compute_score
 
-Deviations: ground_truth is a text, as parquet (`pandas.read_json(file,
-lines=True).to_parquet(...)`) needs one type per column; traces stay behind, as they would be stale
-there. The adapters need no export, they are PEFT folders: PeftModel.from_pretrained(model,
-"RUN/adapters/agent").
+The adapters need no export: they are PEFT folders, and model/README.md has the four lines that
+merge one into 16 bits. `genenv.py ask RUN "a task"`, with and without --untrained, shows that it is
+in force.
+
+Deviations: ground_truth is a text, as parquet (`pandas.read_json(F, lines=True).to_parquet(...)`)
+needs one type per column; traces stay behind, as they would be stale there.
 """
 import json
 import sys
