@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 
 from model.files import UserError, append_jsonl, exit_code, read_jsonl
-from scripts.tables import interval, table  # compare.py takes interval from here
+from scripts.tables import table
 from support.options import Options, Parser, at_least
 from worlds import load_world, world_names
 

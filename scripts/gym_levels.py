@@ -4,10 +4,11 @@ Usage:
 
     python -m scripts.gym_levels      # an hour of one core; if stopped, give it again: it goes on
 
-A level is let in where ITEMS items can be made at it, each within SECONDS of CPU time, MEGABYTES of memory
-and BYTES of question, and where the family's scorer pays each its own answer and no nonsense. First every
-level of every knob is tried with the others at their lowest. Then all knobs rise together, one level of
-one knob at a time, as long as items pass. Each trial is a process, which its limits end.
+A level is let in where ITEMS items can be made at it, each within SECONDS of CPU time, MEGABYTES of
+memory and BYTES of question, and where the family's scorer pays each its own answer and no
+nonsense. First every level of every knob is tried with the others at their lowest. Then all knobs
+rise together, one level of one knob at a time, as long as items pass. Each trial is a process,
+which its limits end.
 """
 import json
 import os
@@ -17,14 +18,14 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from model.files import write_whole
-from support.options import Parser, exit_code
+from model.files import exit_code, write_whole
+from support.options import Parser
 from worlds.gym import LEFT_OUT, TABLE, make_item, paid
 
 ITEMS, SECONDS, MEGABYTES, BYTES = 20, 0.5, 500, 2000
 # a trial ends with the place of its fault in this list
-FAULTS = ["", "items take too much memory", "questions are too long", "its own answers are not paid",
-          "nonsense is paid", "items cannot be made", "items take too long"]
+FAULTS = ["", "items take too much memory", "questions are too long",
+          "its own answers are not paid", "nonsense is paid", "items cannot be made", "items take too long"]
 
 
 def trial(family: str, levels: dict) -> str:
@@ -76,7 +77,8 @@ def fault_of(family: str, levels: dict) -> str:
 
 
 def highest_levels(family: str, knobs: dict):
-    """({knob: highest level}, why the family may not in, or ""). knobs: {knob: number of levels}."""
+    """({knob: highest level}, why the family may not in, or ""). knobs: {knob: number of
+    levels}."""
     tops = dict.fromkeys(knobs, 0)
     fault = trial(family, tops)
     if fault:

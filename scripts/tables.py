@@ -13,31 +13,12 @@ all pairs of how much dearer it is, as the time of a single run varies with the 
 """
 import numpy as np
 
-# of the t-distribution, by degrees of freedom
-T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
+from support.metrics import interval, mean
+
 HARD = "tri", "drop", "cube", "mir"  # where untrained simulators end lowest in results/ladder.jsonl
 GOAL = 0.75  # held-out success
 # two cells that must be equal, or all is in doubt
 TWINS = "random, uniform, steered", "random, uniform, share 0.75"
-
-
-def half_width(values) -> float:
-    """Half of the 95 % t-interval of the mean of n values; NaN for a single one."""
-    n = len(values)
-    if n < 2:
-        return np.nan
-    t = T_95[min(n - 1, len(T_95)) - 1]
-    return t * np.std(values, ddof=1) / n ** 0.5
-
-
-def interval(values) -> str:
-    """Mean and bounds of the 95 % t-interval over seeds; the mean alone for one seed."""
-    if len(values) == 0:
-        return "-"
-    mean, half = np.mean(values), half_width(values)
-    if len(values) == 1:
-        return f"{mean:+.3f}"
-    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -84,20 +65,24 @@ def first_at_goal(epochs) -> int:
     return epochs[-1]["epoch"]
 
 
-def later(epochs, key: str) -> float:
-    """The mean of a field in the second half, where an untrained simulator has had time to go
-    stale."""
-    return np.mean([m[key] for m in epochs[1 + len(epochs) // 2:] or epochs])
+def mean_of(key: str, epochs) -> float | None:
+    """Mean of a figure over the epochs that measured it; None if none did."""
+    return mean(m[key] for m in epochs if m[key] is not None)
+
+
+def later(epochs) -> list:
+    """The second half, where an untrained simulator has had time to go stale."""
+    return epochs[1 + len(epochs) // 2:] or epochs
 
 
 def success_later(epochs) -> float:
     """Success on the tasks that were written for the agent."""
-    return later(epochs, "success_rate")
+    return mean_of("success_rate", later(epochs))
 
 
 def mixed_later(epochs) -> float:
     """Share of these tasks with mixed rewards."""
-    return later(epochs, "mixed_share")
+    return mean_of("mixed_share", later(epochs))
 
 
 def cpu_minutes(epochs) -> float:
@@ -107,7 +92,7 @@ def cpu_minutes(epochs) -> float:
 
 def trained_tokens(epochs) -> float:
     """Tokens that an agent update trained on, in the mean; epoch 0 trains nothing."""
-    return np.mean([m["trained_tokens"] for m in epochs[1:]])
+    return mean_of("trained_tokens", epochs[1:])
 
 
 # {head of a column: measure}

@@ -163,8 +163,9 @@ def as_rollout(policy, prompt, response):
     observations in turn, the turns alone count as drawn."""
     from policy import Rollout
     texts = [response] if isinstance(response, str) else response
-    ids, drawn = [], []
-    for i, text in enumerate(texts):
+    ids = policy.encode_answer(prompt, texts[0]) + policy.end_of_turn
+    drawn = [True for _ in ids]
+    for i, text in enumerate(texts[1:], 1):
         is_turn = i % 2 == 0
         if is_turn:
             part = policy.encode(text) + policy.end_of_turn

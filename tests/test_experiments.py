@@ -12,6 +12,7 @@ from helpers import user_error
 import genenv
 from scripts import experiments, tables
 from support import report
+from support.metrics import half_width, interval
 from model.files import read_jsonl
 
 TINY = ["--epochs", "1", "--steps", "1", "--seed-tasks", "2", "--variations", "2", "--G", "2",
@@ -72,9 +73,9 @@ def curve(values, seconds):
 
 def test_interval_and_equal_time_by_hand():
     # n = 3: mean 2, s = 1, t = 4.303
-    assert tables.half_width([1, 2, 3]) == pytest.approx(4.303 / 3 ** 0.5)
-    assert tables.interval([1, 2, 3]) == "+2.000 (-0.484 to +4.484)"
-    assert tables.interval([2]) == "+2.000" and np.isnan(tables.half_width([2]))
+    assert half_width([1, 2, 3]) == pytest.approx(4.303 / 3 ** 0.5)
+    assert interval([1, 2, 3]) == "+2.000 (-0.484 to +4.484)"
+    assert interval([2]) == "+2.000" and np.isnan(half_width([2]))
     # a run that costs twice as much is read at half of its time: 5 of 10 s, between epochs 1 and 2
     ours, other = curve([0, .2, .4, .6, .8], 2), curve([0, .1, .2, .3, .4], 1)
     assert tables.cost_ratio([(ours, other)]) == 2
