@@ -25,7 +25,8 @@ from worlds.gym import LEFT_OUT, TABLE, make_item, paid
 ITEMS, SECONDS, MEGABYTES, BYTES = 20, 0.5, 500, 2000
 # a trial ends with the place of its fault in this list
 FAULTS = ["", "items take too much memory", "questions are too long",
-          "its own answers are not paid", "nonsense is paid", "items cannot be made", "items take too long"]
+          "its own answers are not paid", "nonsense is paid",
+          "items cannot be made", "items take too long"]
 
 
 def trial(family: str, levels: dict) -> str:
