@@ -269,6 +269,8 @@ def who_answers(folder: Path):
     UserError."""
     if (folder / "warm_start.json").is_file():
         return saved_options(folder / "warm_start.json", model=str(folder)), None
+    if (folder / "tokenizer_config.json").is_file():
+        raise UserError(f"{folder} is a model, not a run: ask takes the folder of a run")
     o, adapter = saved_options(folder), folder / "adapters" / "agent"
     if not adapter.is_dir():
         raise UserError(f"{folder} has no {adapter}: the run has not ended, --resume goes on")

@@ -133,5 +133,5 @@ def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
             (argv(model, "", new, "--tools", tasks), "--base-tasks"),
             (argv(model, tasks, new, "--lr", "nan"), "--lr"),
             (["--out", str(done)], "give it as --model"),
-            (["--resume", "--out", str(done)], "takes it as --model")):
+            (["--resume", "--out", str(done)], "give it as --model")):
         one_line(capsys, genenv.main(arguments), words)
