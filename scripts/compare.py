@@ -66,7 +66,7 @@ def common_epoch(runs) -> int:
 
 def same_held_out(runs, epoch) -> bool:
     """Whether all runs were validated on the same tasks."""
-    return len({run.metrics[epoch].get("validation_set") for run in runs}) == 1
+    return len({run.metrics[epoch]["validation_set"] for run in runs}) == 1
 
 
 # ---------------------------------------------------------------------------------------------

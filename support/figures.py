@@ -179,6 +179,9 @@ def curves(lines: dict, unit: str, whole_range=False, band=None):
         lowest, highest = zip(*band)
         axis.fill_between(range(len(band)), lowest, highest, alpha=0.15, lw=0, label=BAND)
     if unit != "share":
+        # from 0 on, with a margin above that is in proportion
+        axis.update_datalim([(0, 0)])
+        axis.autoscale_view()
         axis.set_ylim(bottom=0)
     elif whole_range:
         axis.set_ylim(-0.02, 1.02)

@@ -117,8 +117,8 @@ def gain_text(m: dict, first: dict) -> str:
     seed would give is not in it."""
     if m is first:
         return "-"
-    if m.get("validation_set", "") != first.get("validation_set"):
-        return "held-out tasks differ, or are not recorded: do not compare"
+    if m["validation_set"] != first["validation_set"]:
+        return "held-out tasks differ: do not compare"
     rates = sum(m["validation_rates"].values(), [])
     first_rates = sum(first["validation_rates"].values(), [])
     differences = [rate - other for rate, other in zip(rates, first_rates, strict=True)]
@@ -152,7 +152,7 @@ def warning_rows(metrics) -> list:
 def held_out_rows(metrics) -> list:
     """Success by category, at the start and now, in the world's own order."""
     first, last = metrics[0], metrics[-1]
-    rows = [[last.get("category_name", "kind"), "tasks", "success"]]
+    rows = [[last["category_name"], "tasks", "success"]]
     for name, rates in last["validation_rates"].items():
         before, now = first["validation_by"][name], last["validation_by"][name]
         rows.append([name or "all", len(rates), f"{before:.2f} -> {now:.2f}"])

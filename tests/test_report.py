@@ -23,8 +23,8 @@ def record(epoch, **fields):
     """A record of metrics.jsonl, as far as the pages read it."""
     return {**QUIET, "epoch": epoch, "validated": epoch, "validation_by": {"inc": 0.5},
             "validation_rates": {"inc": [0.5] * 3}, "validation_set": "a", "mixed_share": 0.8,
-            "entropy": 0.3, "task_length": 2.0 + epoch, "cpu_seconds": 9, "seconds": 9,
-            "warnings": [], **fields}
+            "category_name": "kind", "entropy": 0.3, "task_length": 2.0 + epoch, "cpu_seconds": 9,
+            "seconds": 9, "warnings": [], **fields}
 
 
 def save(folder, records, samples=(), **options):
