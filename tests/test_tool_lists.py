@@ -123,7 +123,8 @@ FITS = [
     ({"enum": [1, "x", None]}, '1 | "x" | None', [1, None], [True, "1"]),
     ({"type": "integer", "maximum": 2 ** 64 - 1, "default": 2 ** 63 - 1}, "int", [1], [1.5]),
     ({"type": "number", "multipleOf": 0.01}, "float", [19.99, 3], [0.005]),
-    ({"type": "array", "uniqueItems": True}, "list", [[{"a": n} for n in range(5000)], [1, True, "1"]],
+    ({"type": "array", "uniqueItems": True}, "list",
+     [[{"a": n} for n in range(5000)], [1, True, "1"]],
      [[1, 1.0], [{"a": [1]}, {"a": [1]}]]),
     ({"items": TEXT, "minItems": 1}, "list[str]", [["a"]], [[1], []]),
     ({"type": "array", "items": True}, "list[any]", [[], [1, "a"]], [1]),
@@ -188,9 +189,12 @@ def test_a_default_within_an_alternative_is_filled_in():
     """What an optional object leaves out would be another call than what it spells out."""
     member = {"type": "object", "properties": {"n": {"type": "integer", "default": 1}}}
     tool = own_tool({"name": "f", "parameters": schema(a={"anyOf": [member, {"type": "null"}]})})
-    texts = [normal_calls([{"name": "f", "arguments": {"a": value}}], {"f": tool}, False)
-             for value in ({}, {"n": 1}, {"n": 1.0}, {"n": 2}, None)]
-    assert texts[0] == texts[1] == texts[2] and len({str(text) for text in texts}) == 3
+    texts = []
+    for value in ({}, {"n": 1}, {"n": 1.0}, {"n": 2}, None):
+        call = {"name": "f", "arguments": {"a": value}}
+        texts += normal_calls([call], {"f": tool}, False)
+    assert texts[0] == texts[1] == texts[2]
+    assert len(set(texts)) == 3
 
 
 def nested(depth):
@@ -199,7 +203,8 @@ def nested(depth):
 
 BOMB = {"$ref": "#/$defs/a0", "$defs": {"a40": TEXT}}  # 2 ** 40 parts when written out
 for n in range(40):
-    BOMB["$defs"][f"a{n}"] = schema(**dict.fromkeys("xy", {"$ref": f"#/$defs/a{n + 1}"}))
+    NEXT = {"$ref": f"#/$defs/a{n + 1}"}
+    BOMB["$defs"][f"a{n}"] = schema(x=NEXT, y=NEXT)
 UNFIT = [
     ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
      "to itself"),
