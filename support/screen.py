@@ -84,6 +84,5 @@ def closing_words(run, seconds: float) -> str:
     if run.o.resume:
         took += " since it was resumed"
     lines.append(f"done in {took}; {run.folder}/report.html shows the curves, tasks and attempts")
-    if run.o.world == "tool_calls":
-        lines.append(f'ask its agent: python genenv.py ask {run.folder} "a request"')
+    lines.append(f'ask its agent: python genenv.py ask {run.folder} "a task"')
     return "\n".join(lines)
