@@ -1,16 +1,16 @@
 """GRPO by hand: how the agent learns from G rollouts per task.
 
-Paper: the agent half of the dual update in Algorithm 1. Eq. 4 is the gradient it builds on; Prop. 1
-(Eq. 5) says that its mean square is largest where the success rate is 1/2. The paper gives no objective
-for GRPO: the clipped surrogate and the KL term below are the usual ones.
+Paper: the agent half of the dual update in Algorithm 1. Eq. 4 is the gradient it builds on; Prop.
+1 (Eq. 5) says that its mean square is largest where the success rate is 1/2. The paper gives no
+objective for GRPO: the clipped surrogate and the KL term below are the usual ones.
 
 Usage: genenv.py calls `grpo_update`; the functions above it are pure and can be read on their own.
 
 Deviations: token-level loss, standard deviation on and k3 as in the official configuration; its
-entropy bonus of 0.001 is off here (ENTROPY_BONUS), since the paper does not mention one. Groups whose rewards are
-all equal are dropped *before* the forward pass: neither their KL nor their tokens count. The loss
-is normalised over the whole step, so micro-batching only changes memory use. Non-finite steps are
-skipped and counted.
+entropy bonus of 0.001 is off here (ENTROPY_BONUS), since the paper does not mention one. Groups
+whose rewards are all equal are dropped *before* the forward pass: neither their KL nor their
+tokens count. The loss is normalised over the whole step, so micro-batching only changes memory
+use. Non-finite steps are skipped and counted.
 
 Shapes: B groups (a prompt and its G rollouts), N rollouts of a micro-batch (rows of its tensors),
 R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): log-probs of
@@ -24,23 +24,24 @@ from policy import split_groups
 
 # the method's open choices, switched here and nowhere else
 CLIP = 0.2             # epsilon of the clipped surrogate
-SCALE = "std"          # std: advantages divided by the group's standard deviation; none: not divided
-KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also for the penalty of rwr.py, but never k1 there
+SCALE = "std"          # std: advantages divided by the group's standard deviation; none: not
+KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also for rwr.py's penalty, but never k1 there
 AGGREGATION = "token"  # loss averaged over tokens (token) or over responses (sequence)
 ENTROPY_BONUS = 0.0    # times the entropy per token, added to the objective; officially 0.001
 STD_EPS = 1e-4         # so that rewards 1e-6 apart do not become advantages of about +-1
 GRAD_CLIP = 1.0        # largest norm of a step's gradient, as in the official configuration
-CHECKED_GROUPS = 2     # groups on which sampler_mismatch compares sampler and scorer: a forward pass each
+CHECKED_GROUPS = 2     # groups on which sampler_mismatch compares sampler and scorer
 
 
 def group_advantages(rewards, scale: str = SCALE):
     """Advantages within each group: rewards (B, G) -> (B, G).
 
-    Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std" divides
-    by the sample standard deviation (Bessel, G - 1) of the group, "none" does not. With "std", rare
-    successes on hard tasks weigh more: one success in G = 8 earns 2.47 instead of 0.875. Eq. 5
-    describes "none". With "std" every mixed group has the same sum of squares, G - 1, and the success
-    rate only decides how likely a group is to be mixed. G >= 2: one rollout has no baseline.
+    Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std"
+    divides by the sample standard deviation (Bessel, G - 1) of the group, "none" does not. With
+    "std", rare successes on hard tasks weigh more: one success in G = 8 earns 2.47 instead of
+    0.875. Eq. 5 describes "none". With "std" every mixed group has the same sum of squares, G - 1,
+    and the success rate only decides how likely a group is to be mixed. G >= 2: one rollout has no
+    baseline.
     """
     # the group's own mean is the baseline: no value network is needed
     advantages = rewards - rewards.mean(dim=1, keepdim=True)  # Eq. 4: r - b
@@ -52,7 +53,8 @@ def group_advantages(rewards, scale: str = SCALE):
 
 
 def has_signal(rewards):
-    """(B, G) -> (B,) bool: groups whose rewards differ. Not by std, which rounding may keep above 0."""
+    """(B, G) -> (B,) bool: groups whose rewards differ. Not by std, which rounding may keep above
+    0."""
     return (rewards.max(dim=1).values - rewards.min(dim=1).values) > 1e-6
 
 
@@ -98,7 +100,8 @@ def aggregate(per_token, mask, tokens: int, rows: int, aggregation: str = AGGREG
     if aggregation == "token":
         return (per_token * mask).sum() / max(tokens, 1)
     if aggregation == "sequence":
-        return ((per_token * mask).sum(1) / mask.sum(1).clamp(min=1)).sum() / max(rows, 1)
+        means = (per_token * mask).sum(1) / mask.sum(1).clamp(min=1)  # (N,)
+        return means.sum() / max(rows, 1)
     raise ValueError(f"unknown aggregation {aggregation!r}: token or sequence")
 
 
@@ -114,7 +117,8 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_co
     kl_term = token_kl(logp, ref_logp, kl_estimator)           # KL to the initial policy
     per_token = policy_term + kl_coef * kl_term
     if ENTROPY_BONUS:
-        # without all logits: the entropy is -logp on average over sampled tokens, and this its gradient
+        # without all logits: the entropy is -logp on average over sampled tokens, and this its
+        # gradient
         per_token = per_token + ENTROPY_BONUS * logp.detach() * logp
     loss = aggregate(per_token, mask, tokens, rows, aggregation)
     clipped = ((logp - old_logp).exp() - 1).abs() > clip
@@ -146,7 +150,7 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     B, G = int(mixed.sum()), rewards.shape[1]
     kept = mixed.repeat_interleave(G).tolist()
     rollouts = [r for r, keep in zip(rollouts, kept, strict=True) if keep]
-    advantages = group_advantages(rewards[mixed]).flatten()  # Eq. 4: (B*G,), in the order of rollouts
+    advantages = group_advantages(rewards[mixed]).flatten()  # Eq. 4: (B*G,), as the rollouts are
     steps = plan_steps(B, G, o.mini_batch or B, generator)
     with policy.use(adapter):
         # the reference policy is the same model with its adapters switched off
@@ -176,8 +180,8 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
 
 
 def plan_steps(B, G, size, generator) -> list:
-    """One pass over B groups, at most `size` of them per optimiser step -> for each step the indices
-    of its rollouts, ascending. Groups are shuffled if there are several steps."""
+    """One pass over B groups, at most `size` of them per optimiser step -> for each step the
+    indices of its rollouts, ascending. Groups are shuffled if there are several steps."""
     order = list(range(B))
     if size < B:
         order = torch.randperm(B, generator=generator).tolist()
@@ -240,7 +244,8 @@ def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
 
 
 def finite_step(params, optimizer, loss):
-    """Clip one adapter's gradient and step; skip the step if the gradient or the loss is not finite.
+    """Clip one adapter's gradient and step; skip the step if the gradient or the loss is not
+    finite.
 
     loss: the step's, a number. Returns (gradient norm before clipping, whether the step was taken).
     A skipped step leaves the weights and the optimiser's state as they were, bit for bit: one NaN

@@ -1,8 +1,9 @@
 """One frozen base model, two LoRA adapters, and the reference policy for free.
 
-Paper: pi_agent and pi_env of Algorithm 1, "both initialised from the same instruct model". Here they
-*are* the same model: adapter "agent", adapter "env", and with both switched off the initial policy,
-which is the reference of every KL term. (With --env-model there are two Policies of one adapter each.)
+Paper: pi_agent and pi_env of Algorithm 1, "both initialised from the same instruct model". Here
+they *are* the same model: adapter "agent", adapter "env", and with both switched off the initial
+policy, which is the reference of every KL term. (With --env-model there are two Policies of one
+adapter each.)
 
 Usage: genenv.py, grpo.py, rwr.py and eval/ call it.
 
@@ -12,13 +13,13 @@ Usage: genenv.py, grpo.py, rwr.py and eval/ call it.
         logp, mask = policy.logprobs(rollouts)
 
 Deviations: G rollouts of one prompt are *one row* of the batch, in sampling and in training alike.
-The prompt is encoded once, its keys and values are stored once, and a mask lets each rollout see the
-prompt and itself. A group costs P + G*R tokens; repeating the prompt would cost G*(P + R).
+The prompt is encoded once, its keys and values are stored once, and a mask lets each rollout see
+the prompt and itself. A group costs P + G*R tokens; repeating the prompt would cost G*(P + R).
 
 Shapes: B prompts (groups), G rollouts of each, P prompt tokens, R response tokens (at most T), V
-vocabulary, D hidden size, N responses of a micro-batch, L tokens of a packed row, M predicted tokens,
-While decoding, finished rollouts leave: `live` groups remain, with `slots` rollouts of each, some of
-which may have finished (model/decoder.py).
+vocabulary, D hidden size, N responses of a micro-batch, L tokens of a packed row, M predicted
+tokens, While decoding, finished rollouts leave: `live` groups remain, with `slots` rollouts of
+each, some of which may have finished (model/decoder.py).
 """
 from collections import Counter
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ class Rollout:
     prompt: list[int]         # (P,) ids
     response: list[int]       # (R,) ids, the terminal EOS included unless a length limit cut it
     logps: list[float] = ()   # (R,) log-probs at the sampling temperature; empty if not sampled
-    limit: str = ""           # the limit that it ran into, such as "too many tokens"; "" if it ended
+    limit: str = ""           # the limit that it ran into ("too many tokens"); "" if it ended
     drawn: list[bool] | None = None  # (R,) drawn by the policy, not read; None: all of them
 
     @property
@@ -68,13 +69,16 @@ def token_logprobs(hidden, head, target, temperature: float):
     """
     def chunk_logprobs(h, y):
         logits = head(h).float()  # (chunk, V), fp32: bf16 log-softmax is noise
-        logits = logits if temperature == 1 else logits / temperature
+        if temperature != 1:
+            logits = logits / temperature
         return -torch.nn.functional.cross_entropy(logits, y, reduction="none")
 
     score = chunk_logprobs
-    if len(target) * len(head.weight) > KEPT_LOGITS:  # M * V: the backward pass computes each chunk again
+    if len(target) * len(head.weight) > KEPT_LOGITS:  # M * V
+        # the backward pass computes each chunk again
         score = partial(checkpoint, chunk_logprobs, use_reentrant=False, preserve_rng_state=False)
-    return torch.cat([score(h, y) for h, y in zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))])
+    chunks = zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))
+    return torch.cat([score(h, y) for h, y in chunks])
 
 
 def draw(logits, temperature: float, generator):
@@ -84,14 +88,17 @@ def draw(logits, temperature: float, generator):
     one. Temperature 0 is greedy; its log-probs are those at temperature 1.
     """
     logits = logits.float()
-    probs = (logits / temperature if temperature not in (0, 1) else logits).softmax(-1)
+    if temperature not in (0, 1):
+        logits = logits / temperature
+    probs = logits.softmax(-1)
     if temperature == 0:
         ids = logits.argmax(-1, keepdim=True)
     else:  # inverse CDF: one random number per row, no host synchronisation
         total = probs.cumsum(-1, dtype=torch.float64)  # fp32 would lose the tail of V = 152k
         point = torch.rand(*total.shape[:-1], 1, dtype=total.dtype, device=total.device,
                            generator=generator) * total[..., -1:]
-        # right=True: the first token whose cumulative sum exceeds the point: never one of probability 0
+        # right=True: the first token whose cumulative sum exceeds the point: never one of
+        # probability 0
         ids = torch.searchsorted(total, point, right=True).clamp(max=total.shape[-1] - 1)
     return ids[..., 0], probs.gather(-1, ids)[..., 0].log()
 
@@ -104,12 +111,15 @@ def by_group(rollouts) -> list:
 def by_prompt(texts) -> tuple:
     """Rollouts, not yet grouped -> (texts, order): texts[k] was at order[k].
 
-    Those that share a prompt of at least LONG tokens become a group, so that it is encoded once. Every
-    other is a group of its own. Groups keep the order in which they first came.
+    Those that share a prompt of at least LONG tokens become a group, so that it is encoded once.
+    Every other is a group of its own. Groups keep the order in which they first came.
     """
-    first = {}
-    group = [first.setdefault(tuple(r.prompt) if len(r.prompt) >= LONG else i, i)
-             for i, r in enumerate(texts)]
+    first, group = {}, []  # {long prompt: where it came first}; the group of each text
+    for i, r in enumerate(texts):
+        if len(r.prompt) >= LONG:
+            group.append(first.setdefault(tuple(r.prompt), i))
+        else:
+            group.append(i)
     order = sorted(range(len(texts)), key=group.__getitem__)
     return [replace(texts[i], group=group[i]) for i in order], order
 
@@ -153,8 +163,8 @@ class Policy(Chat):
 
     def __init__(self, model, tokenizer, adapters=("agent", "env"), rank=16, seed=0,
                  adapter_folder=None, chat_template_kwargs=None):
-        """model: a transformers causal LM; the rest as in `load`. Adapters start with B = 0, so that
-        pi equals the reference. Raises UserError if no token ends a response."""
+        """model: a transformers causal LM; the rest as in `load`. Adapters start with B = 0, so
+        that pi equals the reference. Raises UserError if no token ends a response."""
         self.active = None
         self.source = ""  # the folder or hub name that it was loaded from
         model.requires_grad_(False)
@@ -164,8 +174,9 @@ class Policy(Chat):
         patch(self.model)
         self.lora_layers = [m for m in self.model.modules() if is_plain_lora(m)]
         self.blocks = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
-        self.params = {name: [p for n, p in self.model.named_parameters() if f".{name}." in n]
-                       for name in adapters}
+        named = list(self.model.named_parameters())
+        self.params = {adapter: [p for name, p in named if f".{adapter}." in name]
+                       for adapter in adapters}
         self.device = self.lm.get_input_embeddings().weight.device
         self.decoder = Decoder if self.device.type == "cpu" else GraphDecoder
         self._activate(None)
@@ -177,11 +188,11 @@ class Policy(Chat):
              max_tokens=None) -> "Policy":
         """Load a local folder or hub name. Raises UserError with one line if that cannot work.
 
-        quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU).
-        device: None = a GPU if there is one. adapter_folder: one written by `save_adapters`, where the
-        first adapter starts. chat_template_kwargs: what the chat template is given in addition to the
-        messages, such as {"enable_thinking": False}; its "date" (ISO) counts as today.
-        max_tokens: the most that a prompt and its response will have together; None: not known.
+        quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU). device: None
+        = a GPU if there is one. adapter_folder: one written by `save_adapters`, where the first
+        adapter starts. chat_template_kwargs: what the chat template is given in addition to the
+        messages, such as {"enable_thinking": False}; its "date" (ISO) counts as today. max_tokens:
+        the most that a prompt and its response will have together; None: not known.
         """
         if adapter_folder:
             check_base(adapter_folder, model)
@@ -228,8 +239,8 @@ class Policy(Chat):
     def _cast_once(self, adapter):
         """Inside, the adapter's weights lie ready in the dtype of the activations.
 
-        For decoding, which calls each layer once per token. The copies pass no gradient and miss the
-        optimiser's steps, so they are dropped at the end.
+        For decoding, which calls each layer once per token. The copies pass no gradient and miss
+        the optimiser's steps, so they are dropped at the end.
         """
         dtype = self.lm.get_input_embeddings().weight.dtype
         for layer in self.lora_layers:
@@ -245,9 +256,11 @@ class Policy(Chat):
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=0.0)
 
     def save_adapters(self, folder):
-        """Write folder/NAME for each adapter: PeftModel.from_pretrained(base, folder/NAME) reads it."""
+        """Write folder/NAME for each adapter: PeftModel.from_pretrained(base, folder/NAME) reads
+        it."""
         # no adapter touches the vocabulary: PEFT need not look for the base's config to know that
-        with one_line(folder, "cannot be written"):  # of a full disk safetensors has an error of its own
+        # of a full disk safetensors has an error of its own
+        with one_line(folder, "cannot be written"):
             self.model.save_pretrained(str(folder), selected_adapters=list(self.params),
                                        save_embedding_layers=False)
             if self.source:
@@ -305,9 +318,9 @@ class Policy(Chat):
         max_rows bounds the rollouts that run at once, but the G of a prompt always run together.
         With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
         rollout i is an episode: observations are inserted as given, only the turns are sampled.
-        Its limits: max_turns turns, max_turn_tokens in a turn without EOS, and max_new_tokens in all,
-        observations included.
-        Raises ValueError on an empty prompt, UserError if the model gives no finite numbers.
+        Its limits: max_turns turns, max_turn_tokens in a turn without EOS, and max_new_tokens in
+        all, observations included. Raises ValueError on an empty prompt, UserError if the model
+        gives no finite numbers.
         """
         if any(len(p) == 0 for p in prompts):
             raise ValueError("cannot sample from an empty prompt")
@@ -321,12 +334,14 @@ class Policy(Chat):
                 def answer(n, ids, members=members):  # n: in these rows; respond counts over all
                     return respond(members[n // G] * G + n % G, ids)
 
-                turns = Turns(answer, max_turns, max_turn_tokens) if respond else None
+                turns = None
+                if respond:
+                    turns = Turns(answer, max_turns, max_turn_tokens)
                 rows = self._sample_rows([prompts[i] for i in members], G, max_new_tokens,
                                          temperature, generator, turns)
-                for b, i in enumerate(members):
-                    for g in range(G):
-                        out[i * G + g] = Rollout(i, list(prompts[i]), *rows[b * G + g])
+                for n, row in enumerate(rows):
+                    group = members[n // G]
+                    out[group * G + n % G] = Rollout(group, list(prompts[group]), *row)
         return out
 
     def _sample_rows(self, prompts, G, T, temperature, generator, turns):
@@ -389,15 +404,21 @@ class Turns:
         self.begin, self.count, self.why = Counter(), Counter(), {}
 
     def end(self, t, ended, tokens, drawn, done) -> bool:
-        """Answer the turns that ended with token t, or end their episodes. True if any episode ended.
+        """Answer the turns that ended with token t, or end their episodes. True if any episode
+        ended.
 
-        ended, done (B, G), tokens, drawn (B, G, T); tokens, drawn and done are updated in place. The
-        host waits for a GPU once, and again if turns ended: the next token needs the world's answers.
+        ended, done (B, G), tokens, drawn (B, G, T); tokens, drawn and done are updated in place.
+        The host waits for a GPU once, and again if turns ended: the next token needs the world's
+        answers.
         """
         before, (G, T) = len(self.why), tokens.shape[1:]
         over = [n for n, end in enumerate(ended.flatten().tolist()) if end]
-        for n, row in zip(over, tokens.flatten(0, 1)[over].tolist() if over else ()):
-            observation = self._answer(n, row[self.begin[n]:t + 1], T - t - 1)
+        rows = []
+        if over:
+            rows = tokens.flatten(0, 1)[over].tolist()
+        for n, row in zip(over, rows):
+            turn = row[self.begin[n]:t + 1]
+            observation = self._answer(n, turn, T - t - 1)
             if observation is not None:
                 self.begin[n] = t + 1 + len(observation)
                 place = n // G, n % G, slice(t + 1, self.begin[n])
@@ -415,18 +436,27 @@ class Turns:
         ids = self.respond(n, turn)
         if ids is not None and self.count[n] < self.max_turns and len(ids) < room:
             return ids
-        limit = "too many turns" if self.count[n] >= self.max_turns else "too many tokens"
-        self.why[n] = "" if ids is None else limit
+        if ids is None:
+            self.why[n] = ""
+        elif self.count[n] >= self.max_turns:
+            self.why[n] = "too many turns"
+        else:
+            self.why[n] = "too many tokens"
+        return None
 
 
 def _cut_rows(tokens, logps, drawn, count, done, turns) -> list:
-    """A batch of full length as one tuple a rollout: (ids, log-probs, limit, drawn), each cut to its
-    count. Raises UserError if the model gave no finite numbers."""
+    """A batch of full length as one tuple a rollout: (ids, log-probs, limit, drawn), each cut to
+    its count. Raises UserError if the model gave no finite numbers."""
     if not logps.isfinite().all():
         raise UserError("the model gives no finite logits: --dtype fp32 or another base")
-    limits = ["" if ended else "too many tokens" for ended in done.flatten().tolist()]
-    if turns:
-        limits = [turns.why.get(n, limit) for n, limit in enumerate(limits)]
-    rows = zip(*(x.flatten(0, 1).tolist() for x in (tokens, logps, drawn, count)), limits)
-    return [(ids[:n], logp[:n], limit, own[:n] if turns else None) for ids, logp, own, n, limit in rows]
+    columns = [x.flatten(0, 1).tolist() for x in (tokens, logps, drawn, count, done)]
+    rows = []
+    for n, (ids, logp, mine, length, ended) in enumerate(zip(*columns)):
+        limit = "" if ended else "too many tokens"
+        drawn_here = None  # all of them
+        if turns:
+            limit, drawn_here = turns.why.get(n, limit), mine[:length]
+        rows.append((ids[:length], logp[:length], limit, drawn_here))
+    return rows
 

@@ -1,8 +1,8 @@
 """Reward-weighted regression by hand: how the environment simulator learns to write tasks.
 
 Paper: the environment half of the dual update in Algorithm 1. Generations whose success rate fell
-into the band are imitated, each weighted by exp(lam * R_env) (lam: the paper's lambda; R_env: Eq. 3),
-under a KL penalty to the initial simulator and a cap on how far one update may move.
+into the band are imitated, each weighted by exp(lam * R_env) (lam: the paper's lambda; R_env: Eq.
+3), under a KL penalty to the initial simulator and a cap on how far one update may move.
 
 Usage: genenv.py calls `rwr_update` once per epoch, on a sample drawn by `draw_kl_sample`.
 
@@ -10,8 +10,8 @@ Deviations: the paper gives neither the coefficient of the penalty nor the value
 the step that crosses the cap is undone and ends the update; penalty and cap are measured on
 unfiltered generations of this epoch. A task has one record in an epoch, however often it was
 written (data_pool.distinct): RWR would otherwise reinforce the simulator's most frequent outputs.
-Do not use the KL estimator k1 (grpo.token_kl) here: the KL sample stays the same during an update, so
-from the second step on k1 pushes the simulator away from its start. k2 and k3 hold it back.
+Do not use the KL estimator k1 (grpo.token_kl) here: the KL sample stays the same during an update,
+so from the second step on k1 pushes the simulator away from its start. k2 and k3 hold it back.
 
 How strong the weights are: over all p_hat in [0, 1] the paper's lam = 1, beta = 2 give a largest
 ratio of exp(1 - exp(-0.5)) = 1.48, but the filter comes first. Inside its band |p_hat - 0.5| <= 0.1
@@ -22,8 +22,8 @@ when the band is wide (--k-min 0.45 or 1) and the weights are sharp (--lam 6 --b
 
 Words: a record is a generation whose success rate has been measured, here one that passed the
 filter; fresh records are of this epoch, old ones from D_env. The KL sample is part of what the
-simulator wrote in this epoch, valid or not. Shapes: n records, m texts of the KL sample, N texts of a
-micro-batch (rows of its tensors), R response tokens.
+simulator wrote in this epoch, valid or not. Shapes: n records, m texts of the KL sample, N texts
+of a micro-batch (rows of its tensors), R response tokens.
 """
 import copy
 
@@ -33,8 +33,9 @@ from grpo import finite_step, pad_rows, response_logps, token_kl
 from policy import Rollout, by_prompt, split_groups
 
 KL_SEEDS = 24  # the KL sample of an epoch: all texts written for this many seed tasks
-# nats per token; the paper gives no value. Updates of the embedded worlds move about 0.01: this is a brake on
-# a step that would leave the language of tasks, while --env-kl holds the simulator over many updates
+# nats per token; the paper gives no value. Updates of the embedded worlds move about 0.01: this is
+# a brake on a step that would leave the language of tasks, while --env-kl holds the simulator over
+# many updates
 KL_CAP = 0.5
 
 # ---------------------------------------------------------------------------------------------
@@ -87,19 +88,20 @@ def draw_kl_sample(texts, generator) -> list:
 # the update
 
 
-def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=None, cap=KL_CAP) -> dict:
+def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=None,
+               cap=KL_CAP) -> dict:
     """Imitate weighted records; stop, and undo the last step, if the KL cap is crossed.
 
     fresh, old: EnvRecords inside the band, of this epoch and of earlier ones (prompt, response and
-    r_env are read). kl_sample: Rollouts of this epoch, *unfiltered*, written by the simulator as it
-    was before this update. Both KL terms are measured on it: the penalty of a step on a random part
-    of it, the cap on all of it after every step. o: Options (temperature, lam, env_passes, env_batch,
-    env_kl and token_budget are read). generator: makes all random choices. cap: the largest KL that
-    the update may have, in nats per token.
-    Returns env_kl (to the initial simulator, measured before this update), env_kl_step (how far
-    this update moved), both in nats per token; env_loss (of the last step); env_steps; env_capped;
-    env_skipped_steps (not finite); env_weight_ratio (largest weight over smallest) and env_ess
-    (effective sample size), 0 if no step was planned.
+    r_env are read). kl_sample: Rollouts of this epoch, *unfiltered*, written by the simulator as
+    it was before this update. Both KL terms are measured on it: the penalty of a step on a random
+    part of it, the cap on all of it after every step. o: Options (temperature, lam, env_passes,
+    env_batch, env_kl and token_budget are read). generator: makes all random choices. cap: the
+    largest KL that the update may have, in nats per token. Returns env_kl (to the initial
+    simulator, measured before this update), env_kl_step (how far this update moved), both in nats
+    per token; env_loss (of the last step); env_steps; env_capped; env_skipped_steps (not finite);
+    env_weight_ratio (largest weight over smallest) and env_ess (effective sample size), 0 if no
+    step was planned.
     """
     stats = dict.fromkeys(("env_kl", "env_kl_step", "env_loss", "env_weight_ratio", "env_ess"), 0.0)
     stats |= dict.fromkeys(("env_steps", "env_capped", "env_skipped_steps"), 0)
@@ -108,7 +110,9 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     kl_sample, _ = by_prompt(kl_sample)  # a long prompt is encoded once; the order does not matter
     records = [Rollout(i, r.prompt, r.response) for i, r in enumerate([*fresh, *old])]
     # never train on old records alone
-    batches = whole_passes(len(records), o.env_passes, o.env_batch, generator) if fresh else []
+    batches = []
+    if fresh:
+        batches = whole_passes(len(records), o.env_passes, o.env_batch, generator)
     if batches:
         weights = rwr_weights(torch.tensor([r.r_env for r in [*fresh, *old]]), o.lam)  # (n,)
         stats.update(env_weight_ratio=weight_ratio(weights), env_ess=effective_sample_size(weights))
@@ -128,7 +132,8 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
             if not finite:
                 stats["env_skipped_steps"] += 1
                 continue
-            # the cap bounds the update as a whole: KL(before || now), as E[k3] over text of `before`
+            # the cap bounds the update as a whole: KL(before || now), as E[k3] over text of
+            # `before`
             step_kl = mean_kl(before, response_logps(policy, kl_sample, o))
             if not step_kl <= cap:  # also when it is NaN
                 _restore(policy.params[adapter], optimizer, saved)
@@ -162,7 +167,8 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
     kl_tokens = sum(r.tokens for r in kl_texts)
     for micro in split_groups(kl_texts, o.token_budget):  # indices of N kl_texts
         logp, mask = policy.logprobs([kl_texts[i] for i in micro], o.temperature)  # (N, R)
-        kl = token_kl(logp, pad_rows([initial[i] for i in micro])) * mask  # KL to the initial simulator
+        ref_logp = pad_rows([initial[i] for i in micro])                              # (N, R)
+        kl = token_kl(logp, ref_logp) * mask  # KL to the initial simulator
         loss = o.env_kl * kl.sum() / kl_tokens
         loss.backward()
         loss_of_step += loss.detach()
@@ -177,8 +183,8 @@ def mean_kl(logps, ref_logps) -> float:
 
 
 def _snapshot(params, optimizer):
-    """Copies of one adapter and of its optimiser's state, three fp32 numbers per parameter: half a GB
-    for 7B (model/memory.py). The base is not touched."""
+    """Copies of one adapter and of its optimiser's state, three fp32 numbers per parameter: half a
+    GB for 7B (model/memory.py). The base is not touched."""
     return [p.detach().clone() for p in params], copy.deepcopy(optimizer.state_dict())
 
 

@@ -1,13 +1,13 @@
 """Packed groups: how G responses share one row with their prompt, and the layers that know of it.
 
-Paper: not in it; this is what makes a group cost P + G*R tokens instead of G*(P + R), in sampling and
-in training.
+Paper: not in it; this is what makes a group cost P + G*R tokens instead of G*(P + R), in sampling
+and in training.
 
-Usage: policy.py lays groups out with `pack` and `attention_layout` and changes a model with `patch`;
-transformers' models then call `group_attention`, PEFT's layers `lora_linear`.
+Usage: policy.py lays groups out with `pack` and `attention_layout` and changes a model with
+`patch`; transformers' models then call `group_attention`, PEFT's layers `lora_linear`.
 
-Deviations: the library's own attention and LoRA layer give the same numbers with more memory or more
-passes; tests/test_policy.py compares each with the plain one.
+Deviations: the library's own attention and LoRA layer give the same numbers with more memory or
+more passes; tests/test_policy.py compares each with the plain one.
 
 Shapes: B prompts (groups), G rollouts, P prompt, R response, D hidden, N responses in all (rows of
 a result), L packed length, M predicted tokens of a pack, K cached keys, d head dimension; while
@@ -32,7 +32,8 @@ PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
 
 @dataclass
 class Pack:
-    """The rows of a forward pass, and where in them the M tokens that the policy drew are predicted."""
+    """The rows of a forward pass, and where in them the M tokens that the policy drew are
+    predicted."""
     ids: torch.Tensor        # (B, L)
     positions: torch.Tensor  # (B, L)
     source: torch.Tensor     # (M,) into B*L: the hidden state that predicts the token
@@ -65,9 +66,9 @@ def pack(groups, pad_id: int, device=None) -> Pack:
             line += r.response[:-1]
             places += range(P, P + R - 1)  # every response starts at P again
             N, longest = N + 1, max(longest, R)
-        padding = L - len(line)
-        ids += line + [pad_id] * padding
-        positions += places + [0] * padding
+        padding = [pad_id for _ in range(L - len(line))]
+        ids += line + padding
+        positions += places + [0] * len(padding)
     # lists until here, then one transfer for each shape
     inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
     outputs = torch.tensor(predictions, dtype=torch.long, device=device).view(-1, 4)  # (M, 4)
@@ -100,7 +101,7 @@ class Layout:
     R: int                # longest response input
     row: torch.Tensor     # (N,): the group of each response
     tokens: torch.Tensor  # (N*R,): where its inputs lie in B*L
-    back: torch.Tensor    # (B, L): where a packed token lies among the B*P prompt and N*R response outputs
+    back: torch.Tensor    # (B, L): where a packed token lies among B*P + N*R outputs
     mask: torch.Tensor    # (N, 1, R, P + R): what response inputs see of [prompt, response]
 
 
@@ -130,9 +131,11 @@ def attention_layout(groups, device=None) -> Layout:
     # what is outside goes into one cell more, which is cut off: boolean indexing would force a
     # synchronisation
     back = torch.cat([back.flatten(), back.new_zeros(1)])
-    back[tokens.where(inside, B * L)] = B * P + torch.arange(N * R, device=device).view(N, R)
-    return Layout(P, R, row, tokens=tokens.clamp(max=B * L - 1).flatten(),
-                  back=back[:-1].view(B, L), mask=group_mask(owner, keys, causal=True))
+    responses = torch.arange(N * R, device=device).view(N, R)
+    back[tokens.where(inside, B * L)] = B * P + responses
+    tokens = tokens.clamp(max=B * L - 1).flatten()
+    mask = group_mask(owner, keys, causal=True)
+    return Layout(P, R, row, tokens, back[:-1].view(B, L), mask)
 
 
 def group_attention(module, query, key, value, attention_mask, layout=None, **kwargs):
@@ -183,7 +186,8 @@ def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
     q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (live, key heads, sharing * slots, d)
     if mask.shape[2] < q.shape[2]:
         mask = mask.repeat(1, 1, sharing, 1)
-    out = torch.nn.functional.scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scaling)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    out = attend(q, key, value, attn_mask=mask, scale=scaling)
     return out.unflatten(2, (sharing, -1)).flatten(1, 2).transpose(1, 2), None
 
 
@@ -196,9 +200,11 @@ def heads_of(config):
 
 
 def eager_in_fp32(layer, query, key, value, mask, **options):
-    """The plain attention of a model's own family, with scores in fp32, as those of `group_attention` are.
+    """The plain attention of a model's own family, with scores in fp32, as those of
+    `group_attention` are.
 
-    bf16 would round them, and Qwen2.5's are so large that log-probs move by 0.5 nats (its 1.5B model).
+    bf16 would round them, and Qwen2.5's are so large that log-probs move by 0.5 nats (its 1.5B
+    model).
     """
     eager = sys.modules[type(layer).__module__].eager_attention_forward
     out, weights = eager(layer, query.float(), key.float(), value.float(), mask.float(), **options)
@@ -213,7 +219,8 @@ AttentionMaskInterface.register("eager_fp32", eager_mask)
 
 
 def patch(model):
-    """Change the modules of a PEFT model in place: exact scores, fewer passes over large tensors."""
+    """Change the modules of a PEFT model in place: exact scores, fewer passes over large
+    tensors."""
     switch_off_dropout(model)
     checkpointed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     for module in model.modules():
@@ -241,8 +248,8 @@ def patch(model):
 def switch_off_dropout(model):
     """Every dropout of the modules, and of the configurations that they ask, becomes 0.
 
-    A block that is computed again in the backward pass stands in train mode the first time only, and
-    some families ask that mode in the block itself: what is computed twice would differ.
+    A block that is computed again in the backward pass stands in train mode the first time only,
+    and some families ask that mode in the block itself: what is computed twice would differ.
     """
     modules = list(model.modules())
     for module in modules:

@@ -1,14 +1,16 @@
 """Decoding: each prompt is encoded once, then all rollouts that run still get a token at a time.
 
-Paper: not in it. Usage: Policy.sample makes a Decoder, draws tokens from `hidden`, tells `keep` which
-rollouts have ended, and feeds what it drew with `step`. On a GPU a GraphDecoder takes its place.
+Paper: not in it. Usage: Policy.sample makes a Decoder, draws tokens from `hidden`, tells `keep`
+which rollouts have ended, and feeds what it drew with `step`. On a GPU a GraphDecoder takes its
+place.
 
-Deviations: the library's cache repeats a prompt for each of its rollouts and copies itself for every
-token; here it is stored once, in buffers with room to spare. tests/test_policy.py compares both
-decoders with the plain forward pass.
+Deviations: the library's cache repeats a prompt for each of its rollouts and copies itself for
+every token; here it is stored once, in buffers with room to spare. tests/test_policy.py compares
+both decoders with the plain forward pass.
 
-Shapes: B prompts (groups), G rollouts of each, D hidden size, K cached keys, d head dimension. Finished
-rollouts leave: `live` groups remain, with `slots` rollouts of each, some of which may have finished.
+Shapes: B prompts (groups), G rollouts of each, D hidden size, K cached keys, d head dimension.
+Finished rollouts leave: `live` groups remain, with `slots` rollouts of each, some of which may
+have finished.
 """
 import math
 import warnings
@@ -28,9 +30,10 @@ LOOK = 16  # on a GPU: tokens between two checks for finished rollouts
 class Decoder:
     """The rollouts of B prompts, decoded side by side.
 
-    live (live,): the groups that are decoded still. rollout (live, slots): which of the G stands in each
-    slot. owner (live, K): whose each cached key is: PROMPT, PADDING or one of the G. hidden (B, G, D):
-    the states that predict the first tokens. fed, left: the steps made, and those that may follow.
+    live (live,): the groups that are decoded still. rollout (live, slots): which of the G stands
+    in each slot. owner (live, K): whose each cached key is: PROMPT, PADDING or one of the G.
+    hidden (B, G, D): the states that predict the first tokens. fed, left: the steps made, and
+    those that may follow.
     """
 
     def __init__(self, lm, prompts, G: int, steps: int, pad_id: int):
@@ -45,14 +48,15 @@ class Decoder:
         self.hidden = last[:, None].expand(B, G, -1).contiguous()              # (B, G, D)
 
     def _prefill(self, prompts, pad_id, more):
-        """Encode each prompt once -> the hidden state of its last token (B, D); sets cache and owner.
+        """Encode each prompt once -> the hidden state of its last token (B, D); sets cache and
+        owner.
 
         Prompts are padded on the right: causality alone then hides the padding from real tokens.
         Long prompts are encoded in chunks of columns: memory, apart from the cache, is bounded by
         tokens, not by rows. more: the most keys that decoding will add to a row.
         """
         longest = max(map(len, prompts))
-        padded = [[*p, *[pad_id] * (longest - len(p))] for p in prompts]
+        padded = [list(p) + (longest - len(p)) * [pad_id] for p in prompts]
         ids = torch.tensor(padded, device=self.live.device)                    # (B, P)
         columns = torch.arange(longest, device=ids.device)                     # (P,)
         self.owner = torch.where(columns < self.lengths[:, None], PROMPT, PADDING)  # (B, P)
@@ -70,7 +74,8 @@ class Decoder:
 
     def _forward(self, ids, **where):
         """Hidden states (live, tokens, D) of ids (live, tokens), whose keys go into the cache."""
-        output = self.lm.base_model(input_ids=ids, past_key_values=self.cache, use_cache=True, **where)
+        output = self.lm.base_model(input_ids=ids, past_key_values=self.cache, use_cache=True,
+                                    **where)
         return output.last_hidden_state
 
     def places(self):
@@ -78,7 +83,8 @@ class Decoder:
         return (self.lengths[self.live, None] + self.fed).expand_as(self.rollout)
 
     def step(self, ids):
-        """Feed one more token of each rollout: ids (live, slots) -> hidden states (live, slots, D)."""
+        """Feed one more token of each rollout: ids (live, slots) -> hidden states (live, slots,
+        D)."""
         self.owner = torch.cat([self.owner, self.rollout], dim=1)              # (live, K + slots)
         mask = group_mask(self.rollout, self.owner, causal=False)
         hidden = self._forward(ids, position_ids=self.places(), attention_mask=mask)
@@ -111,8 +117,8 @@ class Decoder:
 def compact(done, rollout):
     """Drop finished rollouts: done (live, G) -> groups to keep, rollout in each slot (live, slots).
 
-    Running rollouts move to the front; slots: the most that are running in any one group. Groups are
-    only dropped once a quarter of them has finished, because dropping copies the cache.
+    Running rollouts move to the front; slots: the most that are running in any one group. Groups
+    are only dropped once a quarter of them has finished, because dropping copies the cache.
     """
     running = (~done).sum(1).tolist()
     if max(running) == 0:
@@ -129,8 +135,9 @@ def compact(done, rollout):
 
 
 class GraphDecoder(Decoder):
-    """The same in stages: steps whose tensors keep shape and place, so that a GPU can record one and
-    replay it. The host then starts one graph a token, not 1,700 kernels for which a large card waits.
+    """The same in stages: steps whose tensors keep shape and place, so that a GPU can record one
+    and replay it. The host then starts one graph a token, not 1,700 kernels for which a large card
+    waits.
 
     room: the steps that the stage has room for still; 0 before the first stage.
     """
@@ -143,7 +150,8 @@ class GraphDecoder(Decoder):
         return super().keep(done, ended)
 
     def _leave(self, groups, slots):
-        """A new stage costs a GPU the time of several tokens: only if due, or if half have ended."""
+        """A new stage costs a GPU the time of several tokens: only if due, or if half have
+        ended."""
         due = self.room < min(LOOK, self.left)
         halved = 2 * len(groups) * slots.shape[1] <= self.rollout.numel()
         if due or halved:
@@ -180,8 +188,10 @@ class GraphDecoder(Decoder):
         self.ids, self.position = torch.empty_like(self.rollout), self.places().clone()
 
     def _next(self):
-        """What is recorded: no number of Python's changes from call to call, only tensors in place."""
-        self.mask.index_copy_(3, self.columns, self.own_mask)  # the step's own keys are seen from now on
+        """What is recorded: no number of Python's changes from call to call, only tensors in
+        place."""
+        # the step's own keys are seen from now on
+        self.mask.index_copy_(3, self.columns, self.own_mask)
         hidden = self._forward(self.ids, position_ids=self.position, attention_mask=self.mask)
         self.columns.add_(self.ids.shape[1])
         self.position.add_(1)
@@ -203,8 +213,8 @@ def step_mask(config, dtype, rollout, owner):
 
 
 def recorded(step, device):
-    """A CUDA graph of step() to call in its place, whose result always lies in the same memory; None
-    on other devices, and where a model does what a graph cannot hold."""
+    """A CUDA graph of step() to call in its place, whose result always lies in the same memory;
+    None on other devices, and where a model does what a graph cannot hold."""
     if device.type != "cuda":
         return None
     graph = torch.cuda.CUDAGraph()
@@ -245,8 +255,8 @@ class GrowingLayer(DynamicLayer):
         self.buffers, self.columns = (self.keys, self.values), columns
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Append (live, heads, slots, d) keys and values; returns views of all so far, or once fixed
-        the whole buffers: a mask has to hide what is not written yet."""
+        """Append (live, heads, slots, d) keys and values; returns views of all so far, or once
+        fixed the whole buffers: a mask has to hide what is not written yet."""
         if self.columns is not None:
             self.keys.index_copy_(2, self.columns, key_states)
             self.values.index_copy_(2, self.columns, value_states)
@@ -279,6 +289,6 @@ class GrowingLayer(DynamicLayer):
 
 
 def _grown(x, room):
-    """x (live, heads, K, d) at the front of a buffer (live, heads, room, d). Zeros behind: what a mask
-    hides must be finite."""
+    """x (live, heads, K, d) at the front of a buffer (live, heads, room, d). Zeros behind: what a
+    mask hides must be finite."""
     return pad(x, (0, 0, 0, room - x.shape[2]))

@@ -172,11 +172,13 @@ def check_hub(model: str):
     reached: transformers would try for half a minute. What it says of a gated model is better than
     the hub's."""
     from huggingface_hub import errors, file_exists, try_to_load_from_cache
-    with (one_line(f"{model}: no such folder, and as a name on the hub it"),
-          suppress(errors.GatedRepoError)):
-        if not (Path(model).is_dir() or try_to_load_from_cache(model, "config.json")
-                or file_exists(model, "config.json")):
-            raise UserError(f"{model} is neither a folder here nor a model on the hub")
+    if Path(model).is_dir():
+        return
+    with one_line(f"{model}: no such folder, and as a name on the hub it"):
+        with suppress(errors.GatedRepoError):
+            cached = try_to_load_from_cache(model, "config.json")
+            if not cached and not file_exists(model, "config.json"):
+                raise UserError(f"{model} is neither a folder here nor a model on the hub")
 
 
 @contextmanager
@@ -193,8 +195,8 @@ def one_line(folder, fault="cannot be used"):
 def first_line(error) -> str:
     """What an exception says, in one line: its kind where it says nothing. Of the operating
     system's the reason alone: the file may be one that only we know of."""
-    said = getattr(error, "strerror", "") or str(error).strip() or repr(error)
-    return said.replace(" \n", "\n").replace(":\n", ": ").splitlines()[0]
+    text = getattr(error, "strerror", "") or str(error).strip() or repr(error)
+    return text.replace(" \n", "\n").replace(":\n", ": ").splitlines()[0]
 
 
 def printable(text: str) -> str:
@@ -214,13 +216,16 @@ def read_jsonl(path) -> list[dict]:
         raise UserError(f"{path}: {no_file(path)}")
     records = []
     for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
         try:
-            records += [json.loads(line.decode("utf-8"))] if line.strip() else []
+            record = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-            raise UserError(f"{path}, line {number}: no JSON ({first_line(error)})") from None
-        if records and not isinstance(records[-1], dict):
-            kind = type(records[-1]).__name__
-            raise UserError(f"{path}, line {number}: no JSON object, but a {kind}")
+            raise UserError(f"{where}: no JSON ({first_line(error)}): correct it") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{where}: no JSON object, but a {type(record).__name__}")
+        records.append(record)
     return records
 
 

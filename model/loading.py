@@ -2,16 +2,19 @@
 
 Paper: not in it; this is what stands between a user's model and policy.py.
 
-Usage: Policy.load calls `load_model` and `check_paths`; a run keeps `model_digest` with its checkpoint.
+Usage: Policy.load calls `load_model` and `check_paths`; a run keeps `model_digest` with its
+checkpoint.
 
 Deviations: a model must *behave* as policy.py takes it to: its files hold all of its weights, and
 sampler, scorer and the library's own forward pass agree. There is no list of families.
 
-Adapters, their gradients and AdamW's moments are fp32 either way; so are logits and log-probs. What
-bf16 moves: the sampler decodes a token at a time and the scorer reads whole groups, so the same
-log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a 135M Llama with
+Adapters, their gradients and AdamW's moments are fp32 either way; so are logits and log-probs.
+What bf16 moves: the sampler decodes a token at a time and the scorer reads whole groups, so the
+same log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a 135M Llama with
 random adapters, whose text is far from certain, that came to 0.04 nats on average and 0.3 for the
-worst of 288 tokens; TOLERANCE is what `check_paths` and tests/test_real_model.py allow.
+worst of 288 tokens; TOLERANCE is what `check_paths` and tests/test_real_model.py allow. In a run,
+whose text is more certain, the mean stays below 0.013 on a GPU; on a CPU that has AVX512-BF16 but
+no AMX 0.02 is healthy.
 """
 import hashlib
 import json
@@ -44,36 +47,57 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
     see choose_dtype. device: None = a GPU if there is one. max_tokens: the most that a prompt of a
     chat model and its response will have together; None: not known, then nothing is checked.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast, logging as log
-    log.set_verbosity_error()
-    log.disable_progress_bar()
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
+    from transformers.utils import logging as messages
+    messages.set_verbosity_error()
+    messages.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = model_config(model)
     if getattr(config, "quantization_config", None):  # a warm start could not merge into it
-        raise UserError(f"{model} is quantised already: name the 16-bit model, --quant nf4 for four bits")
-    dtype = choose_dtype(dtype, device, config)
-    packed = None if quant != "nf4" else BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
+        raise UserError(f"{model} is quantised already: name the 16-bit model, "
+                        "--quant nf4 for four bits")
+    dtype, packed = choose_dtype(dtype, device, config), None
+    if quant == "nf4":
+        packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+                                    bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
     with one_line(model):
-        # tokenizer.json at its word: a class that is guessed from the model's type splits in its own way
+        # tokenizer.json at its word: a class that is guessed from the model's type splits otherwise
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
     if tokenizer.chat_template:  # before the weights: they may take minutes
         check_context(config, max_tokens)
     with one_line(model):
-        # without the last word transformers would ask on the terminal whether to run the code in a folder
+        # without the last word transformers would ask whether to run the code in a folder
         lm, info = AutoModelForCausalLM.from_pretrained(
             model, output_loading_info=True, ignore_mismatched_sizes=True, dtype=dtype,
             device_map={"": device}, quantization_config=packed, trust_remote_code=False)
-    for what in ("missing", "unexpected", "mismatched"):
-        if keys := sorted(map(str, info[f"{what}_keys"])):
-            raise UserError(f"the weights in {model} are not those of a {type(lm).__name__}: "
-                            f"{keys[0]} is {what} ({len(keys)} in all)")
-    weight = lm.get_input_embeddings().weight
-    if weight[:99].equal(weight[:99].round()):  # int8 without its scales: it was cast without a word
-        raise UserError(f"{model} has whole numbers as weights: name the 16-bit model (and --quant nf4)")
-    if not 0 < len(tokenizer) <= len(weight) or not tokenizer.encode("1", add_special_tokens=False):
-        raise UserError(f"{model}: no tokenizer that fits: {len(tokenizer)} tokens, {len(weight)} embeddings")
+    check_weights(model, lm, info)
+    check_tokenizer(model, lm, tokenizer)
     return lm, tokenizer
+
+
+def check_weights(model, lm, info):
+    """Raises UserError unless the files hold all of the model's weights, and no others. info: what
+    transformers says of the loading; what is missing it fills with random numbers, without a
+    word."""
+    for fault in ("missing", "unexpected", "mismatched"):
+        keys = sorted(map(str, info[f"{fault}_keys"]))
+        if keys:
+            raise UserError(f"the weights in {model} are not those of a {type(lm).__name__}: "
+                            f"{keys[0]} is {fault} ({len(keys)} in all)")
+    some = lm.get_input_embeddings().weight[:99]
+    if some.equal(some.round()):  # int8 without its scales: it was cast without a word
+        raise UserError(f"{model} has whole numbers as weights: name the 16-bit model "
+                        "(and --quant nf4)")
+
+
+def check_tokenizer(model, lm, tokenizer):
+    """Raises UserError unless the tokenizer can read a text, and has no more tokens than the
+    model."""
+    tokens, embeddings = len(tokenizer), len(lm.get_input_embeddings().weight)
+    readable = tokens > 0 and tokenizer.encode("1", add_special_tokens=False)
+    if not readable or tokens > embeddings:
+        raise UserError(f"{model}: no tokenizer that fits: {tokens} tokens, "
+                        f"{embeddings} embeddings")
 
 
 def context_of(config):
@@ -82,18 +106,20 @@ def context_of(config):
 
 
 def check_context(config, max_tokens):
-    """Raises UserError if prompt and response may be longer than the model reads: its positions beyond
-    that were never trained, and it would answer noise without a word."""
+    """Raises UserError if prompt and response may be longer than the model reads: its positions
+    beyond that were never trained, and it would answer noise without a word."""
     limit = context_of(config)
     if limit and max_tokens and max_tokens > limit:
-        raise UserError(f"the model reads {limit} tokens at most, prompt and response may have {max_tokens}: "
-                        "lower --max-prompt-tokens, --max-response-tokens or --max-task-tokens")
+        raise UserError(f"the model reads {limit} tokens at most, prompt and response may have "
+                        f"{max_tokens}: lower --max-prompt-tokens, --max-response-tokens or "
+                        "--max-task-tokens")
 
 
 def model_config(model: str):
     """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
     from transformers import AutoConfig
-    if fault := model_fault(model):
+    fault = model_fault(model)
+    if fault:
         raise UserError(f"{model}: {fault}")
     check_hub(model)
     with one_line(model):
@@ -102,9 +128,11 @@ def model_config(model: str):
 
 def policy_options(o) -> dict:
     """What Policy.load takes of a run's Options."""
-    return dict(rank=o.rank, quant=o.quant or None, dtype=o.dtype, seed=o.seed,
-                chat_template_kwargs={**json.loads(o.chat_template_kwargs or "{}"), "date": o.date},
-                max_tokens=o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens))
+    template = json.loads(o.chat_template_kwargs or "{}")
+    template["date"] = o.date
+    max_tokens = o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens)
+    return {"rank": o.rank, "quant": o.quant or None, "dtype": o.dtype, "seed": o.seed,
+            "chat_template_kwargs": template, "max_tokens": max_tokens}
 
 
 def choose_dtype(dtype, device: str, config) -> torch.dtype:
@@ -114,12 +142,13 @@ def choose_dtype(dtype, device: str, config) -> torch.dtype:
     AVX512-BF16; else fp32, so that the embedded worlds give the same results on every CPU.
     """
     if dtype != "auto":
-        return torch.bfloat16 if dtype == "bf16" else torch.float32
-    if device.startswith("cuda"):
+        fast = dtype == "bf16"
+    elif device.startswith("cuda"):
         fast = not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
     else:
         width = getattr(config.get_text_config(decoder=True), "hidden_size", 0) or 0
-        fast = width >= REAL and (torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
+        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+        fast = fast and width >= REAL
     return torch.bfloat16 if fast else torch.float32
 
 
@@ -160,17 +189,22 @@ def add_adapters(model, names, rank: int, seed: int, folder=None):
     from peft import LoraConfig, get_peft_model
     if not names:
         return model
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     # PEFT draws the A matrices from the global generator
     with one_line(folder or model.name_or_path), torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = LoraConfig.from_pretrained(str(folder)) if folder else config
+        if folder:
+            config = LoraConfig.from_pretrained(str(folder))
+        else:
+            config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear",
+                                task_type="CAUSAL_LM")
         model = get_peft_model(model, config, adapter_name=names[0])
         for name in names[1:]:
             model.add_adapter(name, config)
-        keys = model.load_adapter(str(folder), names[0]) if folder else None
-    if keys and (keys.missing_keys or keys.unexpected_keys):  # PEFT only warns of what does not fit
-        raise UserError(f"the adapter {folder} was trained on another model: its layers are others")
+        if folder:
+            keys = model.load_adapter(str(folder), names[0])
+            if keys.missing_keys or keys.unexpected_keys:  # PEFT only warns of what does not fit
+                raise UserError(f"the adapter {folder} was trained on another model: "
+                                "its layers are others")
     return model
 
 
@@ -182,8 +216,8 @@ def note_base(folder, names, model: str):
 
 
 def check_base(folder, model: str):
-    """Raises UserError if the adapter in `folder` was trained on other weights than those of `model`: it
-    would load without a word, and the model's answers would be worse for it."""
+    """Raises UserError if the adapter in `folder` was trained on other weights than those of
+    `model`: it would load without a word, and the model's answers would be worse for it."""
     note, config = Path(folder) / BASE_NOTE, Path(folder) / "adapter_config.json"
     if note.is_file():
         base = json.loads(note.read_text())
@@ -198,7 +232,8 @@ def check_base(folder, model: str):
     else:
         return  # PEFT says what is missing
     if not same:
-        raise UserError(f"the adapter {folder} was trained on {name}, not on {model}: give that as the model")
+        raise UserError(f"the adapter {folder} was trained on {name}, not on {model}: "
+                        "give that as the model")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -209,55 +244,65 @@ def check_base(folder, model: str):
 def check_paths(policy, max_tokens=None):
     """Raises UserError unless sampler, scorer and the library's own forward pass agree.
 
-    Two responses each to a short prompt of random tokens and to one that is longer than any window or
-    number of positions that the configuration names and a run of max_tokens can reach: what is not
-    full causal attention with a linear head after it would be scored wrongly, and silently. The short
-    ones are also learned from, with and without gradient checkpointing.
+    Two responses each to a short prompt of random tokens and to one that is longer than any window
+    or number of positions that the configuration names and a run of max_tokens can reach: what is
+    not full causal attention with a linear head after it would be scored wrongly, and silently.
+    The short ones are also learned from, with and without gradient checkpointing.
     """
-    max_tokens = max_tokens or min(LONGEST, context_of(policy.lm.config) or LONGEST)
-    # every number of the configuration at which attention or positions may change
-    limits = re.findall(r'(?:window|chunk|position)[^"]*": (\d+)', policy.lm.config.to_json_string(False))
-    length = max((int(n) for n in limits if int(n) < max_tokens), default=0) + SHORT
-    prompt = torch.randint(policy.lm.config.get_text_config(decoder=True).vocab_size, (length,),
-                           generator=torch.Generator().manual_seed(0)).tolist()
+    lm = policy.lm
+    length = telling_length(lm.config, max_tokens)
+    vocabulary = lm.config.get_text_config(decoder=True).vocab_size
+    seeded = torch.Generator().manual_seed(0)
+    prompt = torch.randint(vocabulary, (length,), generator=seeded).tolist()
     adapter = next(iter(policy.params), None)
-    rollouts = policy.sample(adapter, [prompt[:SHORT], prompt], 2, STEPS, generator=policy.generator(0))
+    prompts, generator = [prompt[:SHORT], prompt], policy.generator(0)
+    rollouts = policy.sample(adapter, prompts, 2, STEPS, generator=generator)
     with policy.use(adapter):
-        packed, mask = policy.logprobs(rollouts)
-        plain = torch.cat([_library_logps(policy.lm, r) for r in rollouts])
-    drawn = plain.new_tensor([logp for r in rollouts for logp in r.logps])
-    mean, worst = TOLERANCE[policy.lm.dtype]
-    for name, ours in (("sampler", drawn), ("scorer", packed[mask])):
-        gap = (ours - plain).abs()
+        scored, mask = policy.logprobs(rollouts)
+        plain = torch.cat([_library_logps(lm, r) for r in rollouts])
+    sampled = plain.new_tensor([logp for r in rollouts for logp in r.logps])
+    mean, worst = TOLERANCE[lm.dtype]
+    for name, logps in (("sampler", sampled), ("scorer", scored[mask])):
+        gap = (logps - plain).abs()
         # random tokens are less certain than text: three times the mean
         if not (gap.mean() <= 3 * mean and gap.max() <= worst):
-            raise UserError(
-                f"{policy.lm.config.model_type} models do more than full causal attention and a linear head: "
-                f"on {length} tokens the {name} is {gap.max():.2g} nats off the library's own forward pass")
+            raise UserError(f"{lm.config.model_type} models do more than full causal attention and "
+                            f"a linear head: on {length} tokens the {name} is {gap.max():.2g} nats "
+                            "off the library's own forward pass")
     if adapter:
         check_gradient(policy, adapter, rollouts[:2])
 
 
+def telling_length(config, max_tokens) -> int:
+    """A length beyond every number of the configuration at which attention or positions may change,
+    as far as max_tokens reach."""
+    reach = max_tokens or min(LONGEST, context_of(config) or LONGEST)
+    numbers = re.findall(r'(?:window|chunk|position)[^"]*": (\d+)', config.to_json_string(False))
+    limits = [int(number) for number in numbers if int(number) < reach]
+    return max(limits, default=0) + SHORT
+
+
 @torch.enable_grad()
 def check_gradient(policy, adapter, rollouts):
-    """Raises UserError unless blocks that are computed again in the backward pass, as is usual on a GPU,
-    give the gradient of those that keep what they hold."""
-    flat = []
+    """Raises UserError unless blocks that are computed again in the backward pass, as is usual on a
+    GPU, give the gradient of those that keep what they hold."""
+    both = []
     for grad_checkpoint in (False, True):
         with policy.use(adapter):
             logp, _ = policy.logprobs(rollouts, 1.0, grad_checkpoint)
             gradient = torch.autograd.grad(logp.sum(), policy.params[adapter], allow_unused=True)
-        flat.append(torch.cat([g.flatten() for g in gradient if g is not None]))
-    plain, again = flat
+        both.append(torch.cat([g.flatten() for g in gradient if g is not None]))
+    plain, again = both
     if not (again - plain).norm() <= 0.05 * plain.norm():
-        raise UserError(f"{policy.lm.config.model_type} models compute something else in train mode: their "
-                        "gradient is another one under gradient checkpointing")
+        raise UserError(f"{policy.lm.config.model_type} models compute something else in train "
+                        "mode: their gradient is another one under gradient checkpointing")
 
 
 def _library_logps(lm, rollout):
     """Log-probs (R,) of a response by transformers' plain attention."""
-    lm.set_attn_implementation("eager_fp32")
+    R = len(rollout.response)
     ids = torch.tensor([rollout.prompt + rollout.response], device=lm.device)
-    logits = lm(ids, use_cache=False, logits_to_keep=1 + (R := len(rollout.response))).logits[0, :-1]
+    lm.set_attn_implementation("eager_fp32")
+    logits = lm(ids, use_cache=False, logits_to_keep=R + 1).logits[0, :-1]  # (R, V)
     lm.set_attn_implementation("prompt_once")
     return logits.float().log_softmax(-1).gather(-1, ids[0, -R:, None])[:, 0]

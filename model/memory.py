@@ -3,17 +3,19 @@
 Paper: not in it; this is what lets its two 7B policies live on one card.
 
 Usage: a run calls `check` before it loads the models; what it took in the end is measured by
-support/metrics.py. On a CPU nothing is estimated. policy.py and decoder.py keep to the first three limits.
+support/metrics.py. On a CPU nothing is estimated. policy.py and decoder.py keep to the first three
+limits.
 
 Deviations: an upper bound of few terms, not a simulation. Parameters are counted on torch's meta
-device, with the adapter that PEFT puts there, so any decoder of transformers will do; the rest follows
-from shapes, for the longest prompts and responses that the options allow, none of which ends early. At
-7B rollouts were met within 1 %, updates are 5 to 20 % too high, and MARGIN is for fragmentation,
-kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). Of a mixture of experts the weights
-are counted, its activations as those of a dense model: that was never measured.
+device, with the adapter that PEFT puts there, so any decoder of transformers will do; the rest
+follows from shapes, for the longest prompts and responses that the options allow, none of which
+ends early. At 7B rollouts were met within 1 %, updates are 5 to 20 % too high, and MARGIN is for
+fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). Of a mixture of
+experts the weights are counted, its activations as those of a dense model: that was never
+measured.
 
-Bytes everywhere; GB are 1e9 bytes. B prompts, G rollouts, P prompt, R response, D hidden, I inside the
-MLP, V vocabulary, K cached keys, d head dimension; e bytes per number.
+Bytes everywhere; GB are 1e9 bytes. B prompts, G rollouts, P prompt, R response, D hidden, I inside
+the MLP, V vocabulary, K cached keys, d head dimension; e bytes per number.
 """
 from dataclasses import dataclass
 
@@ -24,7 +26,7 @@ from model.files import UserError
 from model.loading import add_adapters, choose_dtype, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
-KEPT_LOGITS = 2 ** 25  # of a micro-batch, kept for the backward pass; more are computed again: 0.13 GB
+KEPT_LOGITS = 2 ** 25  # of a micro-batch, kept for the backward pass, else computed again: 0.13 GB
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
 MARGIN = 1.08  # what the allocator holds beyond what is in use
@@ -93,7 +95,8 @@ def update_bytes(config, e, rank, budget, G, P, R) -> int:
     projected = tokens * 4 * (heads + key_heads) * head_dim * e   # (tokens, heads, d)
     mlp = tokens * 4 * inner(config) * e                     # (tokens, I)
     low_rank = tokens * 7 * rank * e                         # (tokens, rank): of seven matrices
-    # each response meets the prompt's keys and values once per query head: G times the tokens at most
+    # each response meets the prompt's keys and values once per query head: G times the tokens at
+    # most
     copies = G * tokens * 2 * heads * head_dim * e           # (N, heads, P + R, d)
     mask = tokens * G * R * (P + R) // (P + G * R) * e       # (N, R, P + R)
     slopes = tokens * (2 * inner(config) + 3 * D) * e        # gradients of (tokens, I), (tokens, D)
@@ -106,15 +109,16 @@ def update_bytes(config, e, rank, budget, G, P, R) -> int:
 
 
 def estimate(config, o) -> dict:
-    """What a run with options `o` needs, in bytes: {"base weights", "adapters and optimisers", and each
-    phase at its largest instant}; phases come one at a time on top of the first two. "experts" says how
-    much of the base weights is in fused experts."""
+    """What a run with options `o` needs, in bytes: {"base weights", "adapters and optimisers", and
+    each phase at its largest instant}; phases come one at a time on top of the first two.
+    "experts" says how much of the base weights is in fused experts."""
     e = choose_dtype(o.dtype, "cuda", config).itemsize
     n = count_parameters(config, o.rank)
     config = config.get_text_config(decoder=True)
     base = (NF4 if o.quant else e) * n.linear + e * (n.experts + n.other)
     state = FP32 * n.lora  # one adapter
-    # PEFT adds an adapter to all experts of a layer before it multiplies: copies, and their gradients
+    # PEFT adds an adapter to all experts of a layer before it multiplies: copies, and their
+    # gradients
     experts = n.experts // config.num_hidden_layers * e
 
     # no phase decodes more long prompts at once, see data_pool.rollout_rows
@@ -125,7 +129,8 @@ def estimate(config, o) -> dict:
 
     agent = update_bytes(config, e, o.rank, o.token_budget, o.G, P, o.max_response_tokens)
     # a text of the simulator is met as a record and for its KL, with those of its seed task
-    simulator = update_bytes(config, e, o.rank, o.token_budget, 2 * o.variations, P, o.max_task_tokens)
+    texts = 2 * o.variations
+    simulator = update_bytes(config, e, o.rank, o.token_budget, texts, P, o.max_task_tokens)
     # copies of the adapters: both as they were before, and one with its moments to undo a step
     updates = max(agent, simulator) + 5 * state + 4 * experts
     # of two adapters: weights, gradients and AdamW's two moments
@@ -136,8 +141,8 @@ def estimate(config, o) -> dict:
 def check(configs, o, available=None):
     """Print what is needed of a GPU. Raises UserError if it does not fit, naming what to lower.
 
-    configs: of --model, and of --env-model if that is another one; a phase is then taken as the larger
-    of both models'. available: bytes free; None asks the GPU, if there is one.
+    configs: of --model, and of --env-model if that is another one; a phase is then taken as the
+    larger of both models'. available: bytes free; None asks the GPU, if there is one.
     """
     if available is None and torch.cuda.is_available():
         available = torch.cuda.mem_get_info()[0]
@@ -151,8 +156,8 @@ def check(configs, o, available=None):
     if updates > rollouts:
         phase, option, needs = "updates", "--token-budget", updates
     peak = MARGIN * (always + needs)
-    sentence = (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are free: "
-                f"{always / 1e9:.1f} for the models, {needs / 1e9:.1f} during {phase}")
+    sentence = (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are "
+                f"free: {always / 1e9:.1f} for the models, {needs / 1e9:.1f} during {phase}")
     experts = sum(one["experts"] for one in models)
     if o.quant and experts:
         sentence += f" (nf4 leaves the experts as they are: {experts / 1e9:.1f})"

@@ -169,8 +169,8 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
 
 
 class Recording(TorchDispatchMode):
-    """What a CUDA graph is, on a CPU: the operations of a step, done again on the same memory. Python's
-    numbers, and tensors that only a name of Python leads to, stay as they were."""
+    """What a CUDA graph is, on a CPU: the operations of a step, done again on the same memory.
+    Python's numbers, and tensors that only a name of Python leads to, stay as they were."""
 
     def __init__(self):
         super().__init__()
@@ -423,7 +423,7 @@ def test_chat_template_gets_its_options_and_one_date(folder):
     """A model that thinks by default would think; a run past midnight would have other prompts."""
     tokenizer = toy_tokenizer(chat=True)
     tokenizer.chat_template += ("{% if enable_thinking is false %} w2{% endif %}"
-                                "{% set f = '%d' %}{% if strftime_now(f) == '07' %} w7{% endif %}")
+                                "{% if strftime_now('%d') == '07' %} w7{% endif %}")
     tokenizer.save_pretrained(folder)
     chat = [{"role": "user", "content": "w9"}]
     for options, ids in (({"date": "2026-01-08"}, []),
@@ -506,7 +506,8 @@ def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options):
 
 
 def test_rounding_of_large_scores_is_not_taken_for_another_model(tmp_path):
-    """In bf16 the library's attention rounds scores: the real Qwen2.5 of 0.5B and 1.5B were refused."""
+    """In bf16 the library's attention rounds scores: the real Qwen2.5 of 0.5B and 1.5B were
+    refused."""
     lm = tiny_lm()
     for layer in lm.model.layers:
         layer.self_attn.k_proj.bias.data.normal_(std=300, generator=torch.Generator().manual_seed(0))

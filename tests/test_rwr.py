@@ -108,8 +108,8 @@ def test_each_step_is_penalised_on_another_part_of_the_sample(monkeypatch):
 
 
 def test_nothing_new_to_learn_from_is_a_no_op():
-    """Old records alone would be trained on, with nothing new to speak for them; an empty band would
-    crash the epoch or move the simulator on stale momentum."""
+    """Old records alone would be trained on, with nothing new to speak for them; an empty band
+    would crash the epoch or move the simulator on stale momentum."""
     policy = tiny_policy()
     optimizer = policy.optimizer("env", 1e-2)
     update(policy, optimizer)
