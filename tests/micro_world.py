@@ -118,6 +118,8 @@ def answered(n, u) -> str:
     u = (u - 0.12) / 0.88
     if u < 0:
         return "right " * 40  # will be cut
+    if n % 10 == 7:
+        return "junk"  # no attempt at such a task is ever valid
     if u < p:
         return "right" if u < p / 2 else "right x x"
     rest = (u - p) / (1 - p)
