@@ -222,4 +222,4 @@ def test_seeds_mix_base_and_recent_tasks_in_their_share():
 def test_curated_seeds_prefer_p_hat_near_alpha():
     """The curated option would do nothing, or much less."""
     weights = curriculum.seeds_curated([0.75, 0.5, 0.0], 0.75)
-    assert weights == pytest.approx([1, math.exp(-20 / 16), math.exp(-20 * 9 / 16)])
+    assert weights == pytest.approx([1, math.exp(-20 * 0.0625), math.exp(-20 * 0.5625)])

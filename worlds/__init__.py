@@ -251,8 +251,8 @@ def are_texts(values) -> bool:
 def is_prompt(value) -> bool:
     """A text, or a list of chat messages, and not empty."""
     if isinstance(value, list):
-        value = value and all(set(message) == {"role", "content"} for message in value)
-    return bool(value) and isinstance(value, (str, bool))
+        return value != [] and all(set(message) == {"role", "content"} for message in value)
+    return is_text(value) and value != ""
 
 
 def is_task(task) -> bool:
