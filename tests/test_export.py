@@ -32,7 +32,8 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path):
     pool.save()
     assert genenv.main(["export", str(tmp_path)]) == 0
     records = [json.loads(line) for line in (tmp_path / "verl.jsonl").read_text().splitlines()]
-    assert len(records) == len(base) + 1 and records[-1]["extra_info"]["p_hat"] == 0.5
+    assert len(records) == len(base) + 1
+    assert records[-1]["extra_info"]["p_hat"] == 0.5
     for r, task in zip(records, [*base, written]):
         prompt = world.agent_prompt(task)
         if isinstance(prompt, str):
@@ -40,6 +41,7 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path):
         assert r["prompt"] == prompt and r["data_source"] == source
         truth = r["reward_model"]["ground_truth"]
         for answer in (world.gold(task), "s1", ""):
-            assert export.compute_score(source, answer, truth) == world.score(task, answer)[0]
+            score, _ = world.score(task, answer)
+            assert export.compute_score(source, answer, truth) == score
     assert export.compute_score(source, world.gold(written), truth) == 1
     user_error("gsm8k", export.compute_score, "gsm8k", "", "{}")

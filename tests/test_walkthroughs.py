@@ -18,6 +18,7 @@ SCRIPTS = sorted(Path(walkthroughs.__file__).parent.glob("[1-9]_*.py"))
 def test_it_runs_to_its_end(script, tmp_path, monkeypatch):
     """The first thing that a reader tries would end in a traceback."""
     monkeypatch.setattr(walkthroughs, "PICTURES", tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(script), *["--steps", "2"] * (script.name[0] == "1")])
+    options = ["--steps", "2"] if script.name[0] == "1" else []
+    monkeypatch.setattr(sys, "argv", [str(script), *options])
     runpy.run_path(str(script), run_name="__main__")
     assert (tmp_path / f"{script.stem}.png").is_file()

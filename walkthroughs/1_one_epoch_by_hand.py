@@ -36,8 +36,8 @@ held_out = run.world.validation_tasks()
 start = mean(rates_on(run, held_out, 4, 1.0))
 print(f"held-out success before, by 4 attempts a task (a run makes 8): {start:.3f}")
 tasks, records = run.train_pool.tasks, run.env_pool.records
-print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records")
-print("So: the agent knows the form and slips often; nobody has written a task yet.")
+print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records\n"
+      "So: the agent knows the form and slips often; nobody has written a task yet.")
 
 # %% An epoch is `steps` small steps, so that new tasks can serve as seed tasks immediately.
 for state.step in range(o.steps):
@@ -87,8 +87,8 @@ for p_hat in sorted({r.p_hat for r in fresh}):
     same = [r for r in fresh if r.p_hat == p_hat]
     w = [f"{float(weights[i]):.3f}" for i, r in enumerate(kept) if r.p_hat == p_hat][:1] or ["-"]
     print(f"{p_hat:.3f} {len(same):10d} {same[0].r_env:8.3f} {w[0]:>8s}")
-print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights):.2f}")
-print("So: the band selects. Inside of it the paper's lam and beta give nearly equal weights.")
+print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights):.2f}\n"
+      "So: the band selects. Inside of it the paper's lam and beta give nearly equal weights.")
 
 # %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text.
 def nats(records):
@@ -105,13 +105,13 @@ print(f"\nRWR: {stats['env_steps']} steps, KL of the update {stats['env_kl_step'
       f"{KL_CAP}; the agent's adapter moved: {stats['other_moved']}")
 print(f"nats per token: imitated tasks {kept_before:.3f} -> {nats(kept):.3f}, other tasks "
       f"{others_before:.3f} -> {nats(others):.3f} (lower is likelier)")
-print("So: imitated tasks gain most. Others gain too, as their form is the same.")
+print("So: what was imitated is likelier now, at the cost of the rest; nothing else has changed.")
 
 # %% 3b. D_env <- D_env + generations. They return in later epochs, until they are too old.
 run.env_pool.add(state.records)
-print(f"D_env {len(run.env_pool.records)} records")
-print(f"held-out success {start:.3f} -> {mean(rates_on(run, held_out, 4, 1.0)):.3f}")
-print("So: one epoch already shows on tasks that neither player trains on. A run makes 24.")
+print(f"D_env {len(run.env_pool.records)} records\n"
+      f"held-out success {start:.3f} -> {mean(rates_on(run, held_out, 4, 1.0)):.3f}\n"
+      "So: one epoch already shows on tasks that neither player trains on. A run makes 24.")
 print("""
 Try: --G 4: which groups are mixed now, and how coarse is p_hat?
      --k-min 0.1: how many tasks are in the band, and do their weights differ at all?

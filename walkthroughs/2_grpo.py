@@ -33,8 +33,8 @@ def p_right():
     return float(policy.probs()[0, SEVEN] * policy.probs()[1, EOS])
 
 
-print(f"before: P(right answer) = {p_right():.4f}")
-print("So: this agent is right at times, which is what GRPO needs.")
+print(f"before: P(right answer) = {p_right():.4f}\n"
+      "So: this agent is right at times, which is what GRPO needs.")
 
 # %% 1. G rollouts. A response ends with <eos>; one that has not ended after two tokens is cut off.
 G, generator = 8, torch.Generator().manual_seed(11)
@@ -76,8 +76,8 @@ print("\nfirst token   gradient    p before   p after")
 for word in (7, 6, EOS, 3):
     print(f"{WORDS[word]:11s} {gradient[0, word]:+10.4f} {before[0, word]:11.4f} "
           f"{policy.probs()[0, word]:9.4f}")
-print(f"after one step: P(right answer) = {p_right():.4f}")
-print("So: 7 goes up, wrong answers that were drawn go down, what was never drawn hardly moves.")
+print(f"after one step: P(right answer) = {p_right():.4f}\n"
+      "So: 7 goes up, wrong answers that were drawn go down, what was never drawn hardly moves.")
 
 # %% 5. The same step as the project makes it: grpo_update scores, drops, steps.
 by_hand = policy.logits.detach().clone()

@@ -54,8 +54,8 @@ def show(name, probs):
 show("p_hat", P_HAT)
 show("R_env (Eq. 3)", r_env())
 show("weights exp(lam R), mean 1", rwr_weights(r_env(), LAM))
-print(f"largest weight / smallest: {weight_ratio(rwr_weights(r_env(), LAM)):.2f}")
-print("So: with these lam and beta the weights alone prefer next to nothing.")
+print(f"largest weight / smallest: {weight_ratio(rwr_weights(r_env(), LAM)):.2f}\n"
+      "So: with these lam and beta the weights alone prefer next to nothing.")
 
 # %% 2. Where RWR arrives: the limit is pi_0 exp(lam R) / Z.
 closed = PI_0 * (LAM * r_env()).exp()
@@ -96,7 +96,7 @@ for coef, cap in ((0.0, 1e9), (0.1, 1e9), (1.0, 1e9), (0.0, 0.5), (0.0, 0.1)):
     probs, stats = train(0.26, lr=0.2, env_kl=coef, cap=cap)
     print(f"{coef:7.1f} {cap:7.1g} {stats['env_steps']:11d} {float(probs[3] + probs[4]):21.3f} "
           f"{stats['env_kl_step']:18.3f}")
-print("So: the penalty slows the way, the cap ends it; neither changes where it leads.")
+print("So: the penalty holds the simulator near its start, the cap ends what goes too far.")
 print("""
 Try: ALPHA = 0.75 at the head: which filter is the right one now?
      P_HAT with no 0.5 in it: what is left inside of k_min 0.1?
