@@ -13,10 +13,10 @@ import torch
 import grpo
 import rwr
 from grpo import group_advantages, grpo_loss, has_signal, token_kl
-from helpers import (Frozen, clear, close, flat, gradients, naive_logps, random_groups, same, scores,
-                     tiny_policy, train_agent, weights)
+from helpers import (Frozen, clear, close, flat, gradients, naive_logps, random_groups, same,
+                     scores, tiny_policy, train_agent, weights)
 
-RAGGED = [(5, [4, 1, 7]), (2, [3, 3, 2]), (9, [2, 6, 5]), (1, [2, 8, 1])]  # equal G, all else differs
+RAGGED = [(5, [4, 1, 7]), (2, [3, 3, 2]), (9, [2, 6, 5]), (1, [2, 8, 1])]  # equal G alone
 REWARDS = torch.tensor([[1., 0, 0], [0, 1, 1], [1, 0, 1], [0, 1, 0]])
 
 
@@ -57,7 +57,10 @@ def test_kl_values_and_gradients_on_a_table():
     g = seeded()
     theta = torch.randn(6, generator=g, dtype=torch.float64, requires_grad=True)
     q = torch.randn(6, generator=g, dtype=torch.float64).softmax(-1)
-    grad = lambda loss: torch.autograd.grad(loss, theta, retain_graph=True)[0]
+
+    def grad(loss):
+        return torch.autograd.grad(loss, theta, retain_graph=True)[0]
+
     logp = theta.log_softmax(-1)
     p = logp.exp().detach()  # the sampler: expectations are weighted sums without a gradient
     expected = {k: (p * token_kl(logp, q.log(), k)).sum() for k in ("k1", "k2", "k3")}
@@ -84,7 +87,8 @@ def test_loss_equals_a_loop(aggregation, kind):
     for n in range(6):
         row = []
         for t in range(int(mask[n].sum())):
-            ratio, d, a = math.exp(logp[n, t] - old[n, t]), float(logp[n, t] - ref[n, t]), advantages[n]
+            ratio = math.exp(logp[n, t] - old[n, t])
+            d, a = float(logp[n, t] - ref[n, t]), advantages[n]
             gain = float(min(ratio * a, min(max(ratio, 0.8), 1.2) * a))
             kls.append({"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[kind])
             row.append(-gain + 0.3 * kls[-1])
@@ -124,7 +128,9 @@ def test_entropy_bonus_has_the_gradient_of_the_entropy(monkeypatch):
         return grpo_loss(rows, rows.detach(), rows.detach(), torch.zeros(6), torch.ones(6, 1), 6, 6,
                          kl_coef=0.0)[0]
 
-    grad = lambda value: torch.autograd.grad(value, theta, retain_graph=True)[0]
+    def grad(value):
+        return torch.autograd.grad(value, theta, retain_graph=True)[0]
+
     torch.testing.assert_close(grad(loss(0.3)), grad(-0.3 * entropy))
     assert loss(0.0).item() == 0
 
@@ -257,8 +263,10 @@ def test_a_step_that_is_not_finite_is_skipped_to_the_bit(monkeypatch, how):
     now = optimizer.state_dict()["state"]
     assert all(same(now[i].values(), state[i].values()) for i in state)
     assert stats["skipped_steps"] == 1 and stats["trained_tokens"] == 0
-    poisoned_steps(monkeypatch, {1}, how)  # one of four: the others must train as if it were not there
-    stats = train_agent(policy, "agent", optimizer, groups, REWARDS, mini_batch=1, generator=seeded())
+    # one of four: the others must train as if it were not there
+    poisoned_steps(monkeypatch, {1}, how)
+    stats = train_agent(policy, "agent", optimizer, groups, REWARDS, mini_batch=1,
+                        generator=seeded())
     assert stats["skipped_steps"] == 1 and 0 < stats["trained_tokens"] < 44
     assert all(math.isfinite(value) for value in stats.values()) and stats["grad_norm"] > 0
     assert int(optimizer.state_dict()["state"][0]["step"]) == 1 + 3

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from transformers import AutoConfig
 
-from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, flat, gradients, naive_logps,
-                     random_groups, randomise, same, tiny_lm, tiny_policy, toy_tokenizer, user_error)
+from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, flat, gradients,
+                     naive_logps, random_groups, randomise, same, tiny_lm, tiny_policy,
+                     toy_tokenizer, user_error)
 from model import decoder
 from model.attention import pack
 import policy as policy_module
@@ -157,7 +158,8 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
     with shapes_into(ending.lm.get_input_embeddings()) as shapes:
         out = ending.sample(adapter, LONG, G=3, max_new_tokens=24, temperature=temperature,
                             generator=ending.generator(0))
-    assert shapes[:-(-14 // columns)] == [(8, min(columns, 14 - start)) for start in range(0, 14, columns)]
+    starts = range(0, 14, columns)
+    assert shapes[:len(starts)] == [(8, min(columns, 14 - start)) for start in starts]
     # the case is only worth something if whole groups and single rollouts left on the way
     assert {rows for rows, _ in shapes} > {8} and {slots for _, slots in shapes[-20:]} >= {1, 3}
     assert len({len(r.response) for r in out}) > 5
@@ -178,7 +180,10 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert "_local_scalar_dense" not in func._schema.name, "a graph reads nothing back"
-        alias = lambda x: x.detach() if isinstance(x, torch.Tensor) else x
+
+        def alias(x):
+            return x.detach() if isinstance(x, torch.Tensor) else x
+
         kept, out = tree_map(alias, (args, kwargs or {})), func(*args, **(kwargs or {}))
         self.calls.append((func, *kept, [alias(x) for x in tree_leaves(out) if torch.is_tensor(x)]))
         return out
@@ -193,9 +198,10 @@ class Recording(TorchDispatchMode):
         self.replays += 1
 
 
-@pytest.mark.parametrize("temperature, G, T, turns", [(0, 3, 60, 1), (1.0, 3, 60, 1), (0, 6, 80, 4)])
-def test_replayed_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monkeypatch, temperature,
-                                                            G, T, turns):
+@pytest.mark.parametrize("temperature, G, T, turns", [
+    (0, 3, 60, 1), (1.0, 3, 60, 1), (0, 6, 80, 4)])
+def test_replayed_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monkeypatch,
+                                                            temperature, G, T, turns):
     """A number of Python's in a step, a tensor that moved, a key seen too early or never written: a
     GPU would replay it without a word."""
     policy, tapes = shared if turns == 1 else ending, []
@@ -204,7 +210,12 @@ def test_replayed_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
         with Recording() as tape:
             out = step()
         tapes.append(tape)
-        return lambda: tape.replay() or out
+
+        def replay():
+            tape.replay()
+            return out
+
+        return replay
 
     def respond(i, ids, count={}):
         count[i] = count.get(i, 0) + 1
@@ -218,7 +229,8 @@ def test_replayed_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
 
     plain = sample(decoder.Decoder, None)
     computed = sample(decoder.GraphDecoder, lambda step, device: None)
-    assert sample(decoder.GraphDecoder, record) == computed and len(tapes) > 1 and tapes[0].replays > 9
+    assert sample(decoder.GraphDecoder, record) == computed
+    assert len(tapes) > 1 and tapes[0].replays > 9
     if temperature == 0:  # else the random numbers fall differently, as finished rows stay longer
         assert [r.response for r in computed] == [r.response for r in plain]
     with policy.use("agent"), torch.no_grad():
@@ -261,7 +273,10 @@ def test_draw_takes_any_shape_and_never_an_impossible_token():
 def test_draw_gives_no_token_of_probability_0(monkeypatch):
     """As a random number of exactly 0, or the last one below 1, might."""
     for number, token in ((0.0, 1), (1 - 2 ** -53, 3)):
-        monkeypatch.setattr(torch, "rand", lambda *s, dtype=None, **_: torch.full(s, number, dtype=dtype))
+        def rand(*shape, dtype=None, number=number, **_):
+            return torch.full(shape, number, dtype=dtype)
+
+        monkeypatch.setattr(torch, "rand", rand)
         ids, logps = draw(torch.tensor([[-math.inf, 0.0, -math.inf, 1.0]]), 1.0, None)
         assert ids.tolist() == [token] and torch.isfinite(logps).all()
 
@@ -344,7 +359,10 @@ def test_only_adapters_are_trainable_and_each_optimiser_has_its_own():
 def test_cast_weights_are_gone_after_sampling():
     """Training would read stale weights, and pass them no gradient."""
     policy, groups = tiny_policy(dtype=torch.bfloat16), random_groups(MIXED)
-    sample = lambda: policy.sample("agent", [[4, 5, 6]], G=8, generator=policy.generator(0))
+
+    def sample():
+        return policy.sample("agent", [[4, 5, 6]], G=8, generator=policy.generator(0))
+
     first = sample()
     assert len(policy.lora_layers) == 14 and all(m.cast is None for m in policy.lora_layers)
     with policy.use("agent"):
@@ -397,13 +415,16 @@ def test_saved_adapter_is_read_by_load(folder, tmp_path):
     another model would be read in part."""
     policy, groups = tiny_policy(chat=True), random_groups(MIXED)
     policy.save_adapters(tmp_path)
-    load = lambda: Policy.load(str(folder), ("env",), adapter_folder=tmp_path / "env", dtype="fp32",
-                               device="cpu")
+    def load():
+        return Policy.load(str(folder), ("env",), adapter_folder=tmp_path / "env", dtype="fp32",
+                           device="cpu")
+
     with policy.use("env"), load().use("env") as loaded, torch.no_grad():
         assert torch.equal(loaded.logprobs(flat(groups))[0], policy.logprobs(flat(groups))[0])
     assert all(p.requires_grad for p in loaded.params["env"])
     weights = tmp_path / "env" / "adapter_model.safetensors"
-    save_file({name: t for name, t in load_file(weights).items() if "layers.1" not in name}, weights)
+    kept = {name: t for name, t in load_file(weights).items() if "layers.1" not in name}
+    save_file(kept, weights)
     user_error("another model", load)
 
 
@@ -463,7 +484,7 @@ def test_control_tokens_within_a_response_are_seen(shared):
 
 
 @pytest.mark.parametrize("change, said", [
-    (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "layers.1.mlp.up_proj.weight is missing"),
+    (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "1.mlp.up_proj.weight is missing"),
     (lambda t: t.update({f"module.{k}": t.pop(k) for k in list(t)}), "is missing"),
     (lambda t: t.update(score=torch.ones(2)), "score is unexpected"),
     (lambda t: t.update({"lm_head.weight": torch.ones(9, 32)}), "lm_head.weight.* is mismatched"),
@@ -498,7 +519,10 @@ def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options):
     """They would be sampled and scored as other models, alike and silently."""
     options = {**TINY, "max_position_embeddings": 512, **options}
     lm = tiny_lm(config=AutoConfig.for_model(family, **options))
-    load = lambda: Policy.load(str(save(lm, tmp_path)), device="cpu", max_tokens=300)
+
+    def load():
+        return Policy.load(str(save(lm, tmp_path)), device="cpu", max_tokens=300)
+
     if options.get("sliding_window", 16) in (None, 400) or family == "llama":
         assert load().encode("w1") == [5]
     else:
@@ -510,7 +534,8 @@ def test_rounding_of_large_scores_is_not_taken_for_another_model(tmp_path):
     refused."""
     lm = tiny_lm()
     for layer in lm.model.layers:
-        layer.self_attn.k_proj.bias.data.normal_(std=300, generator=torch.Generator().manual_seed(0))
+        seeded = torch.Generator().manual_seed(0)
+        layer.self_attn.k_proj.bias.data.normal_(std=300, generator=seeded)
     assert Policy.load(str(save(lm, tmp_path)), device="cpu", dtype="bf16").encode("w1") == [5]
 
 

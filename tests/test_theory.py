@@ -51,7 +51,8 @@ def test_prop_1_bounds_hold_for_every_success_rate(spread):
     for successes in (2, 8, 14, 20, 26, 32, 38):
         logits, reward = table(successes, spread, seed=successes)
         p, moment, c_min, c_max = exact(logits, reward)
-        assert c_min * p * (1 - p) - 1e-12 <= moment <= c_max * p * (1 - p) + 1e-12
+        variance = p * (1 - p)
+        assert c_min * variance - 1e-12 <= moment <= c_max * variance + 1e-12
         estimate, error = simulated(logits, reward)
         assert abs(estimate - moment) < 4 * error and error < 0.25 * moment
 
@@ -95,7 +96,8 @@ def test_thm_1_misranking_stays_under_its_bound(p1, p2, alpha):
     for n, rate in zip((8, 16, 40, 80, 160), rates):
         assert rate <= bound(p1, p2, n, alpha)
     assert rates[0] > 0.002  # few rollouts do misrank
-    assert rates[-1] < bound(p1, p2, 160, alpha) < 1 - rates[-1]  # the reversed order would break it
+    # the reversed order would break it
+    assert rates[-1] < bound(p1, p2, 160, alpha) < 1 - rates[-1]
     assert rates == sorted(rates, reverse=True)
 
 
