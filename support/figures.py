@@ -5,16 +5,17 @@ band, validation, task and response length, solved and unsolved tasks. Added: p_
 mixed groups, entropy, KL, the agent's own reward, and what the simulator learns from.
 
 Usage: report.py calls `of_one_run`, scripts/compare.py `of_several`; both get [{"heading",
-"figures": [{"title", "image", "caption"}]}], the image as an address that holds its data.
+"figures": [{"title", "image", "caption"}]}], the image as a data URI. A metric is a number of an
+epoch's record, a figure is a plot.
 
 Deviations: what an epoch did not measure is not drawn. Names in a legend are a user's (folders,
-options, functions): they are wrapped and never cut, and no sign in them is mathematics.
+options, functions): they are wrapped and never cut, and no character of them begins mathematics.
 """
 import base64
 import io
 import math
 import textwrap
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 from model.files import printable
@@ -24,11 +25,11 @@ class Panel(NamedTuple):
     """One figure of curves."""
     title: str
     unit: str      # "length": the world's own unit, which its records name
-    figures: dict  # {key of a record: its legend}; runs are compared by the first
+    metrics: dict  # {key of a record: its legend}; runs are compared by the first
     caption: str
 
 
-GROUPS = {
+SECTIONS = {  # {heading: its panels}
     "Success": [
         Panel("Held-out success", "share",
               {"validation": "sampled answers", "validation_greedy": "greedy answers"},
@@ -69,14 +70,14 @@ GROUPS = {
     ],
 }
 # on the page of one run the band shows alpha
-COMPARED = {**GROUPS, "Curriculum": [
+COMPARED = {**SECTIONS, "Curriculum": [
     Panel("Target alpha", "share", {"alpha": "alpha"},
           "By --alpha-schedule from epoch 1 on; the band lies around it.")]}
 BAND = "the band alpha ± k_min"
 P_HAT_CAPTION = ("Darker: a larger share of the epoch's new tasks. A trained simulator imitates "
                  "those in the band. Tasks at 0 and 1 teach the agent nothing.")
 MARKERS = "osD^v"
-LEGEND_COLUMNS = 44  # signs that fit beside a line's sample
+LEGEND_COLUMNS = 44  # characters that fit beside a line's sample
 
 
 # ---------------------------------------------------------------------------------------------
@@ -85,51 +86,52 @@ LEGEND_COLUMNS = 44  # signs that fit beside a line's sample
 
 def of_one_run(metrics, k_min: float) -> list:
     """All figures of a run. metrics: its records; k_min: half width of its band."""
-    groups = []
-    band = [(m["alpha"] - k_min, m["alpha"] + k_min) for m in metrics]
-    for heading, panels in GROUPS.items():
+    sections = []
+    band = {m["epoch"]: (m["alpha"] - k_min, m["alpha"] + k_min) for m in metrics}
+    for heading, panels in SECTIONS.items():
         drawn = []
         for panel in panels:
-            lines = {legend: points([metrics], key) for key, legend in panel.figures.items()}
+            lines = {legend: points([metrics], key) for key, legend in panel.metrics.items()}
             if any(lines.values()):
-                around = band if "success_rate" in panel.figures else None
+                around = band if "success_rate" in panel.metrics else None
                 figure = curves(lines, unit_of(panel, metrics), whole_range=True, band=around)
-                drawn.append(described(panel.title, figure, panel.caption))
-        groups.append({"heading": heading, "figures": drawn})
+                drawn.append(page_entry(panel.title, figure, panel.caption))
+        sections.append({"heading": heading, "figures": drawn})
     if any(sum(m["p_hat_counts"]) for m in metrics):
         figure = p_hat_by_epoch([m["p_hat_counts"] for m in metrics], band)
-        groups[0]["figures"].insert(2, described("p_hat of new tasks", figure, P_HAT_CAPTION))
-    return groups
+        # third, after success on generated tasks: it shows the same tasks one by one
+        sections[0]["figures"].insert(2, page_entry("p_hat of new tasks", figure, P_HAT_CAPTION))
+    return sections
 
 
 def of_several(runs: dict) -> list:
-    """The first figure of each panel, several runs over each other. runs: {name: records of one
-    run, or of some that differ in their seeds alone, a list of them}."""
-    groups = []
-    any_run = next(iter(runs.values()))[0]
+    """The first metric of each panel, several runs overlaid. runs: {name: [records of each seed's
+    run]}, one or more."""
+    sections = []
+    first_run = next(iter(runs.values()))[0]
     for heading, panels in COMPARED.items():
         drawn = []
         for panel in panels:
-            key, legend = next(iter(panel.figures.items()))
+            key, legend = next(iter(panel.metrics.items()))
             lines = {name: points(records, key) for name, records in runs.items()}
             if any(lines.values()):
-                figure = curves(lines, unit_of(panel, any_run))
+                figure = curves(lines, unit_of(panel, first_run))
                 caption = panel.caption
-                if len(panel.figures) > 1:
+                if len(panel.metrics) > 1:
                     caption = f"Drawn: {legend}. {caption}"
-                drawn.append(described(panel.title, figure, caption))
-        groups.append({"heading": heading, "figures": drawn})
-    return groups
+                drawn.append(page_entry(panel.title, figure, caption))
+        sections.append({"heading": heading, "figures": drawn})
+    return sections
 
 
-def described(title: str, figure, caption: str) -> dict:
+def page_entry(title: str, figure, caption: str) -> dict:
     """A figure as report.html.j2 takes it."""
-    return {"title": title, "image": address(figure), "caption": caption}
+    return {"title": title, "image": data_uri(figure), "caption": caption}
 
 
 def points(runs, key) -> list:
-    """[(epoch, values of the runs)] of a figure in the epochs that all measured. runs: records of
-    each."""
+    """[(epoch, value in each run)] of a metric, in the epochs that every run measured. runs: the
+    records of each."""
     by_run = []
     for metrics in runs:
         by_run.append({m["epoch"]: m[key] for m in metrics if was_measured(m, key)})
@@ -138,7 +140,7 @@ def points(runs, key) -> list:
 
 
 def was_measured(m, key) -> bool:
-    """Whether an epoch's record has a figure of that epoch; the validation may be of an earlier
+    """Whether an epoch's record has a value of that epoch; the validation may be of an earlier
     one."""
     if key.startswith("validation") and m["validated"] != m["epoch"]:
         return False
@@ -168,18 +170,18 @@ def canvas(unit: str, legend_lines: int):
 
 def curves(lines: dict, unit: str, whole_range=False, band=None):
     """A figure of {name: points}: a mean of runs with bars of its standard error, or a single run.
-    whole_range: all of the range of a share, not only where the lines are. band: (lowest, highest)
-    of each epoch."""
+    whole_range: all of the range of a share, not only where the lines are. band: {epoch: (lowest,
+    highest)}."""
     labels = [legend_label(name) for name in lines]
     figure, axis = canvas(unit, legend_lines=sum(label.count("\n") + 1 for label in labels))
-    for i, (label, line) in enumerate(zip(labels, lines.values())):
+    for index, (label, line) in enumerate(zip(labels, lines.values())):
         if line:
-            draw_line(axis, line, i, label)
+            draw_line(axis, line, index, label)
     if band:
-        lowest, highest = zip(*band)
-        axis.fill_between(range(len(band)), lowest, highest, alpha=0.15, lw=0, label=BAND)
+        lowest, highest = zip(*band.values())
+        axis.fill_between(list(band), lowest, highest, alpha=0.15, lw=0, label=BAND)
     if unit != "share":
-        # from 0 on, with a margin above that is in proportion
+        # include 0 in the data, so that the margin at the top is scaled to 0..max
         axis.update_datalim([(0, 0)])
         axis.autoscale_view()
         axis.set_ylim(bottom=0)
@@ -190,35 +192,38 @@ def curves(lines: dict, unit: str, whole_range=False, band=None):
     return figure
 
 
-def draw_line(axis, line, i: int, label: str):
-    """One line of `curves`, the i-th."""
+def draw_line(axis, line, index: int, label: str):
+    """One line of `curves`. index: of all of them, for its colour, marker and width."""
     epochs = [t for t, _ in line]
     means = [fmean(values) for _, values in line]
     # ten colours, then other marks; thin over thick, as lines may coincide
-    marker = MARKERS[i // 10 % len(MARKERS)]
-    style = {"color": f"C{i}", "marker": marker, "ms": 3, "lw": 3 / (1 + i / 2), "label": label}
-    if len(line[0][1]) == 1:
+    marker = MARKERS[index // 10 % len(MARKERS)]
+    width = 3 / (1 + index / 2)
+    style = {"color": f"C{index}", "marker": marker, "ms": 3, "lw": width, "label": label}
+    _, first_values = line[0]
+    is_single_run = len(first_values) == 1
+    if is_single_run:
         axis.plot(epochs, means, **style)
         return
     errors = [standard_error(values) for _, values in line]
     axis.errorbar(epochs, means, errors, elinewidth=1, **style)
 
 
-def p_hat_by_epoch(counts: list, band):
+def p_hat_by_epoch(counts: list, band: dict):
     """A figure: for each epoch the share of its new tasks that were solved 0, 1, ... G times, and
     the band. counts: p_hat_counts of each epoch; band as in `curves`."""
     figure, axis = canvas("p_hat", legend_lines=1)
     shares = [p_hat_shares(of_epoch) for of_epoch in counts]
     G = len(counts[0]) - 1
-    # a cell for each epoch and each p_hat = k / G, which lie in the middle of it
-    epochs = [t - 0.5 for t in range(len(counts) + 1)]
-    p_hats = [(k - 0.5) / G for k in range(G + 2)]
+    # edges of the cells: each epoch and each p_hat = k / G lies in the middle of its cell
+    epoch_edges = [t - 0.5 for t in band] + [max(band) + 0.5]
+    p_hat_edges = [(k - 0.5) / G for k in range(G + 2)]
     rows = list(zip(*shares))  # (G + 1, epochs)
-    mesh = axis.pcolormesh(epochs, p_hats, rows, cmap="Greys", vmin=0)
+    mesh = axis.pcolormesh(epoch_edges, p_hat_edges, rows, cmap="Greys", vmin=0)
     figure.colorbar(mesh, label="share of tasks")
-    lowest, highest = zip(*band)
-    axis.stairs(lowest, epochs, baseline=None, color="C1", lw=2, label=BAND)
-    axis.stairs(highest, epochs, baseline=None, color="C1", lw=2)
+    lowest, highest = zip(*band.values())
+    axis.stairs(lowest, epoch_edges, baseline=None, color="C1", lw=2, label=BAND)
+    axis.stairs(highest, epoch_edges, baseline=None, color="C1", lw=2)
     add_legend(figure)
     return figure
 
@@ -231,26 +236,28 @@ def p_hat_shares(counts) -> list[float]:
 
 def standard_error(values) -> float:
     """Of the mean of values; 0 for a single one, which says nothing of others."""
-    return pstdev(values) / max(1, len(values) - 1) ** 0.5
+    if len(values) == 1:
+        return 0.0
+    return stdev(values) / len(values) ** 0.5
 
 
 def legend_label(name: str) -> str:
-    """A user's name as a legend shows it: whole, on as many lines as it takes. A name that began
-    with "_" would be left out."""
+    """A user's name as a legend shows it: whole, on as many lines as it takes. matplotlib hides
+    labels that begin with "_": a space is put before it."""
     lines = textwrap.wrap(printable(name), LEGEND_COLUMNS, break_on_hyphens=False)
     label = "\n".join(lines) or " "
     return f" {label}" if label.startswith("_") else label
 
 
 def add_legend(figure):
-    """Above the axes; a "$" in a name does not begin mathematics."""
+    """Put the legend above the axes; a "$" in a name does not begin mathematics."""
     legend = figure.legend(loc="outside upper left", frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
 
-def address(figure) -> str:
-    """A figure as the address of an image that contains its data."""
+def data_uri(figure) -> str:
+    """A figure as a URI that holds the whole image."""
     data = io.BytesIO()
     figure.savefig(data, dpi=200)
     return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"

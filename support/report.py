@@ -24,7 +24,7 @@ UNIMPORTANT = "out", "threads", "date", "function_hashes"
 READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety."
 EXPLANATION = ("Samples: a task, in grey the one it varies, a right answer, the best and worst "
                "attempt.")
-TEXT_LIMIT = 900  # signs of a task or an attempt that a page shows
+TEXT_LIMIT = 900  # characters of a task or an attempt that a page shows
 
 
 def write(folder) -> Path:
@@ -57,7 +57,7 @@ def page(title: str, sections: list) -> bytes:
                                    lstrip_blocks=True)
     template = templates.get_template("report.html.j2")
     text = template.render(title=title, sections=sections)
-    # a model may write halves of a sign, which have no encoding
+    # a model may write half of a surrogate pair, which has no encoding
     return text.encode("utf-8", "replace")
 
 
@@ -93,13 +93,13 @@ def facts(metrics) -> dict:
 
 
 def change(first, last, key, form) -> str:
-    """A figure in two epochs' records."""
+    """A metric in two epochs' records."""
     return f"{as_text(first[key], form)} -> {as_text(last[key], form)}"
 
 
-def as_text(figure, form: str) -> str:
-    """A figure of a record, a dash where that epoch did not measure it."""
-    return "-" if figure is None else format(figure, form)
+def as_text(value, form: str) -> str:
+    """A metric of a record, a dash where that epoch did not measure it."""
+    return "-" if value is None else format(value, form)
 
 
 def duration(seconds: float) -> str:

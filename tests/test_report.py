@@ -114,7 +114,8 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
 
 def test_the_histogram_has_each_epochs_shares_and_the_band():
     """By hand: of four tasks one was never solved and three were solved twice of two times."""
-    figure = figures.p_hat_by_epoch([[1, 0, 3], [0, 0, 0], [0, 2, 0]], [(0.25, 0.75)] * 3)
+    figure = figures.p_hat_by_epoch([[1, 0, 3], [0, 0, 0], [0, 2, 0]],
+                                    dict.fromkeys(range(3), (0.25, 0.75)))
     mesh, = figure.axes[0].collections
     shares = mesh.get_array().filled(math.nan).tolist()  # (p_hat, epoch)
     assert [row[0] for row in shares] == [0.25, 0, 0.75] and [row[2] for row in shares] == [0, 1, 0]
@@ -133,7 +134,7 @@ def test_a_legend_holds_every_run_and_tells_all_apart():
     names = ["_control", "cost$5_and$10", "bad$\\frac$", "100%_{x}", "\ud800\n"]
     names += [long + "0.001", long + "0.002"]
     figure = figures.curves({name: [(0, [0.5]), (1, [0.6])] for name in names}, "words of $")
-    figures.address(figure)  # mathematics that is none would raise here
+    figures.data_uri(figure)  # mathematics that is none would raise here
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(set(texts)) == len(names)
     longest = texts[-2].replace("\n", " ")
