@@ -14,20 +14,28 @@ Usage:
 
 RUN is the folder of a run that has ended, or the model folder of a warm start. The agent answers
 greedily. An episode is played to its end and printed turn by turn. With --json each answer is an
-object: "request", "response", "right" (null if nobody knows) and "reward" (Eq. 1), "valid",
-"limit".
+object with these fields:
 
-Tool calls. A request needs no calls beside it: the calls of the answer are printed, and nothing is
-ever executed. Whoever carries a call out has to check it first. An answer that does not fit its
-function is printed as it is, with what is wrong; values that do not stand in the request are
-named. --file may hold examples, lines as of --base-tasks, and then says which the agent gets
-right. In place of "reward", "valid" and "limit" --json has "offered", "calls" (null if none can be
-read), "fault" (what is wrong with them) and "ungrounded" (values not in the request).
+    "request", "response"   what was asked and answered
+    "right"                 true or false; null if nobody knows the right answer
+    "reward", "valid"       Eq. 1, and whether the answer was well-formed
+    "limit"                 what cut the answer off, such as "too many tokens"; "" if nothing did
 
-What is offered: functions of the run. An agent that has learned with a few in its prompt is lost
-among hundreds, so of more than eight it is shown as many as the largest task of its training had,
-six at least: those that share the most words with the request, a rare word counting more.
---functions names them instead.
+Tool calls. A request is enough; the right calls need not be given. The calls of the answer are
+printed, and nothing is ever executed: whoever carries a call out has to check it first. An answer
+that does not fit its function is printed as it is, with what is wrong. Values that the request does
+not mention are named. A --file of examples (lines as of --base-tasks) also tells which of them the
+agent gets right. In place of "reward", "valid" and "limit" --json has:
+
+    "offered"     names of the functions in the prompt
+    "calls"       null if none can be read
+    "fault"       what is wrong with the calls
+    "ungrounded"  values of the calls that the request does not mention
+
+What is offered: functions of the run; for an example or a held-out request also those of its own.
+An agent that has learned with a few in its prompt is lost among hundreds. So up to eight are all
+offered, and of more as many as the largest task of its training had, but at least six: those that
+share the most words with the request, a rare word counting more. --functions names them instead.
 
 Deviations: training samples its answers, this takes the likeliest token each time.
 """
@@ -51,18 +59,22 @@ from worlds.schemas import words_of
 from worlds.tool_calls import MOST_SHOWN, misfit, parse_calls, read_tasks
 from worlds.tool_lists import as_line, read_text
 
-STEM = 5       # letters by which two words are one: reminder and remind
-ALL_SHOWN = 8  # functions that are offered without a choice
+STEM = 5       # words that begin with the same 5 letters count as one: reminder and remind
+ALL_SHOWN = 8  # up to so many functions are offered without a choice
+DEFAULT_SHOWN = MOST_SHOWN  # of more functions at least so many: what a simulator is shown
 
 
 def main(argv) -> int:
-    """The command `genenv.py ask`. Raises UserError, returns 0."""
+    """`genenv.py ask`: prints the agent's answer to each request, and at the end how many answers
+    are right, of those that can be checked. Raises UserError, returns 0."""
     args = parser().parse_intermixed_args(argv)  # options may stand between RUN and the request
     agent = Agent(args.run, args.functions.split(","), args.untrained)
     tasks = read_requests(args, agent)
     print(agent.about(), file=sys.stderr)
     print(f"loading the model; answers: {len(tasks)} ...", file=sys.stderr)
-    known, right, missed = 0, 0, Counter()
+
+    # how many answers can be checked, how many are right, what the wrong ones should have called
+    checked, right, missed_skills = 0, 0, Counter()
     for task in tasks:
         answer = agent.answer(task)
         if args.json:
@@ -71,13 +83,17 @@ def main(argv) -> int:
             if len(tasks) > 1:
                 print(printable(f"> {task.text}"))
             print(printable("\n".join(agent.lines_of(task, answer))), flush=True)
-        if answer["right"] is not None:
-            known += 1
-            right += answer["right"]
-            if not answer["right"]:
-                missed.update(agent.world.skills(task) or [NOTHING])
-    if known > 1:
-        print(f"{right} of {known} right; the others need: {counted(missed)}", file=sys.stderr)
+        if answer["right"] is None:
+            continue
+        checked += 1
+        if answer["right"]:
+            right += 1
+        else:
+            missed_skills.update(agent.world.skills(task) or [NOTHING])
+
+    if checked > 1:
+        needed = counted(missed_skills)
+        print(f"{right} of {checked} right; the others need: {needed}", file=sys.stderr)
     return 0
 
 
@@ -96,20 +112,22 @@ def parser():
 def read_requests(args, agent) -> list[Task]:
     """The tasks of the command line and of --file; without either the held-out ones. Raises
     UserError if there are none, or one cannot be used."""
-    texts = args.request
-    if not any(" " in text for text in texts):  # nothing was quoted: the words of one request
+    if not args.request and not args.file:
+        texts, examples = [], agent.held_out()
+    else:
+        texts, examples = list(args.request), []
+    # nothing was quoted: these are the words of one request
+    if texts and not any(" " in text for text in texts):
         texts = [" ".join(texts)]
-    examples = []
+    # a file holds examples, which are JSON objects, or requests
     if args.file:
         text = read_text(args.file, "--file takes requests, one a line, or examples")
         lines = text.split("\n")
         if agent.has_tools and any(line.lstrip().startswith("{") for line in lines):
             examples = read_tasks(args.file, agent.world.tools, agent.world.form)
         else:
-            texts = [*texts, *lines]
+            texts += lines
     tasks = [agent.task_of(text.strip()) for text in texts if text.strip()] + examples
-    if not args.file and not args.request:
-        tasks = agent.held_out()
     if not tasks:
         raise UserError(f"there is no request to ask in {args.file or 'what was given'}")
     return tasks
@@ -128,16 +146,17 @@ class Agent:
 
     def __init__(self, run, functions=(), untrained=False):
         """Raises UserError if nobody there can answer."""
-        o, self.adapter = who_answers(Path(run))
+        o, self.adapter = options_and_adapter(Path(run))
         self.untrained = untrained
         if untrained and not self.adapter:
             raise UserError(f"{run} is a warm start, without an adapter: leave out --untrained")
-        with redirect_stdout(None):  # its notes were for the training
+        with redirect_stdout(None):  # hide the notes that it prints
             self.world = load_world(o.world)(o)
         self.has_tools = isinstance(self.world, load_world("tool_calls"))
         names = [name.strip() for name in functions if name.strip()]
         if self.has_tools:
-            self.tools, self.most = offered(names, self.world)
+            self.tools, self.most_learned = candidates(names, self.world)
+            self.is_limited = bool(names)  # to the functions that the user names
         elif names:
             raise UserError(f"--functions: the world {o.world} has none")
 
@@ -181,44 +200,61 @@ class Agent:
         if self.has_tools:
             return Task(text, {})
         try:
-            return self.world.parse_task(text, NO_SEED, 0)
+            return self.world.parse_task(text, NO_SEED, epoch=0)  # any epoch: nobody reads it
         except InvalidTask as reason:
-            example, name = self.world.base_tasks()[0].text, self.world.o.world
+            name = self.world.o.world
+            example = self.world.base_tasks()[0].text
             raise UserError(f"{text[:80]!r} is no task of the world {name}: {reason}; "
                             f"one is {example!r}") from None
 
     def answer(self, task: Task) -> dict:
         """The answer to a task, as --json prints it. Raises UserError."""
         if self.has_tools:
-            return self._calls(task)
+            return self._answer_calls(task)
         rollout, text = self._attempt(task)
         reward, valid, _ = attempt_score(self.world, task, rollout, text)  # Eq. 1
         return {"request": task.text, "response": transcript(rollout, text), "right": reward == 1,
                 "reward": reward, "valid": valid, "limit": rollout.limit}
 
-    def _calls(self, task: Task) -> dict:
+    def _answer_calls(self, task: Task) -> dict:
         """The answer to a request, read as calls."""
-        form = self.world.form
-        few = short_list(task.text, self.tools, self.most)
-        _, text = self._attempt(Task(task.text, {"tools": few, "calls": [], "ordered": False}))
-        calls = parse_calls(text, form)
-        # it may know a function that it is not offered from its training
-        fault = fault_of(calls, self.tools)
-        sound = [call for call in calls or () if not fault_of([call], self.tools)]
-        lacking = ungrounded(Task(task.text, {"tools": self.tools, "calls": sound}))
+        # one attempt; the prompt has the tools alone, so the calls may be left empty
+        tools = self._candidates_for(task)
+        offered = self._offered(task.text, tools)
+        shown = Task(task.text, {"tools": offered, "calls": [], "ordered": False})
+        _, text = self._attempt(shown)
+        calls = parse_calls(text, self.world.form)
+        # what is wrong; a call of a function learned in training but not offered now is no fault
+        fault = fault_of(calls, tools)
+        fitting = [call for call in calls or [] if not fault_of([call], tools)]
+        not_in_request = ungrounded(Task(task.text, {"tools": tools, "calls": fitting}))
         right = None
         if "calls" in task.spec:
-            right = self._is_right(task, text)
+            right = self.world.score(task, text)[0] == 1
+        # no call may be the right answer, and so may a value that the request does not mention
         if right:
-            fault, lacking = "", ""
+            fault, not_in_request = "", ""
         return {"request": task.text, "response": text, "right": right, "calls": calls,
-                "fault": fault, "ungrounded": lacking, "offered": [tool["name"] for tool in few]}
+                "fault": fault, "ungrounded": not_in_request,
+                "offered": [tool["name"] for tool in offered]}
 
-    def _is_right(self, task: Task, text: str) -> bool:
-        """Whether an answer earns 1, all functions of the run being declared."""
-        tools = {tool["name"]: tool for tool in [*task.spec["tools"], *self.tools]}
-        declared = Task(task.text, {**task.spec, "tools": list(tools.values())})
-        return self.world.score(declared, text)[0] == 1
+    def _candidates_for(self, task: Task) -> list[dict]:
+        """The functions that may be offered with a task: those that the user names, or else those
+        of the run and the task's own. Of two with one name the task's own counts, as its right
+        calls fit that one."""
+        if self.is_limited:
+            return self.tools
+        by_name = {tool["name"]: tool for tool in self.tools}
+        for tool in task.spec.get("tools", []):
+            by_name[tool["name"]] = tool
+        return list(by_name.values())
+
+    def _offered(self, request: str, tools: list) -> list[dict]:
+        """The functions in the prompt of a request: all candidates if they are few or named by the
+        user, else those nearest to the request."""
+        if self.is_limited or len(tools) <= ALL_SHOWN:
+            return tools
+        return short_list(request, tools, max(DEFAULT_SHOWN, self.most_learned))
 
     def _attempt(self, task: Task):
         """One greedy attempt at a task: (Rollout, text). Raises UserError."""
@@ -233,18 +269,27 @@ class Agent:
         name = "agent"
         if self.untrained or not self.adapter:
             name = None
-        # alone: in bf16 a near tie would fall otherwise beside other requests
-        [rollout], [text] = play(self.world, o, policy, name, [task], 1, 0.0, None)
+        # one at a time: in bf16 the batch can change which token wins a near tie
+        [rollout], [text] = play(self.world, o, policy, adapter=name, tasks=[task], G=1,
+                                 temperature=0.0, generator=None)
         return rollout, text
 
     def lines_of(self, task: Task, answer: dict) -> list[str]:
         """An answer as a person reads it."""
-        if not self.has_tools:
-            lines = [answer["response"], f"# score {answer['reward']:g} {answer['limit']}".rstrip()]
-            gold = self.world.gold(task)
-            if gold and not answer["right"]:
-                lines.append(f"# a right answer: {'; '.join(gold.splitlines())}")
-            return lines
+        if self.has_tools:
+            return self._call_lines(task, answer)
+        return self._episode_lines(task, answer)
+
+    def _episode_lines(self, task: Task, answer: dict) -> list[str]:
+        """A response or an episode, its score, and a right answer if it is wrong."""
+        lines = [answer["response"], f"# score {answer['reward']:g} {answer['limit']}".rstrip()]
+        gold = self.world.gold(task)
+        if gold and not answer["right"]:
+            lines.append(f"# a right answer: {'; '.join(gold.splitlines())}")
+        return lines
+
+    def _call_lines(self, task: Task, answer: dict) -> list[str]:
+        """The calls of an answer, or what is wrong with it, and those expected if it is wrong."""
         if answer["calls"] and not answer["fault"]:
             lines = [write_call(call) for call in answer["calls"]]
         else:
@@ -253,27 +298,29 @@ class Agent:
             lines.append(f"# {answer['fault']}")
         if answer["ungrounded"]:
             lines.append(f"# not in the request: {answer['ungrounded']}")
+        if answer["right"] is None:
+            return lines
         if answer["right"]:
-            lines.append("# right")
-        elif answer["right"] is not None:
-            expected = [write_call(call) for call in task.spec["calls"]] or [NOTHING]
-            lines.append(f"# expected: {'; '.join(expected)}")
-            hidden = set(self.world.skills(task)) - set(answer["offered"])
-            if hidden:
-                lines.append(f"# not offered: {', '.join(sorted(hidden))}")
+            return [*lines, "# right"]
+        expected = [write_call(call) for call in task.spec["calls"]] or [NOTHING]
+        lines.append(f"# expected: {'; '.join(expected)}")
+        not_offered = set(self.world.skills(task)) - set(answer["offered"])
+        if not_offered:
+            lines.append(f"# not offered: {', '.join(sorted(not_offered))}")
         return lines
 
 
-def who_answers(folder: Path):
+def options_and_adapter(folder: Path):
     """(options, folder of the agent's adapter, or None) of a run or of a warm start. Raises
     UserError."""
     if (folder / "warm_start.json").is_file():
         return saved_options(folder / "warm_start.json", model=str(folder)), None
     if (folder / "tokenizer_config.json").is_file():
         raise UserError(f"{folder} is a model, not a run: ask takes the folder of a run")
-    o, adapter = saved_options(folder), folder / "adapters" / "agent"
+    o = saved_options(folder)
+    adapter = folder / "adapters" / "agent"
     if not adapter.is_dir():
-        raise UserError(f"{folder} has no {adapter}: the run has not ended, --resume goes on")
+        raise UserError(f"{folder} has no adapters/agent: the run has not ended, --resume goes on")
     return o, adapter
 
 
@@ -281,9 +328,12 @@ def who_answers(folder: Path):
 # which functions are offered, and what is wrong with an answer
 
 
-def offered(names, world):
-    """(the functions that may be offered, those of the list and of base tasks; how many of them
-    stand in a prompt). names: those that the user wants, or none. Raises UserError."""
+def candidates(names, world):
+    """(the functions of a run that may be offered; how many the largest task of its training had).
+
+    names: those that the user wants; if none, all of the list and of the base tasks. Raises
+    UserError.
+    """
     by_name = dict(world.tools)
     most_learned = 0
     for task in world.base_tasks():
@@ -295,38 +345,41 @@ def offered(names, world):
         if name not in by_name:
             raise UserError(f"--functions: no {name!r:.80} to offer: {choose(name, by_name):.200}")
     if names:
-        return [by_name[name] for name in names], len(names)
-    fewest = ALL_SHOWN if len(by_name) <= ALL_SHOWN else MOST_SHOWN
-    return list(by_name.values()), max(fewest, most_learned)
+        return [by_name[name] for name in names], most_learned
+    return list(by_name.values()), most_learned
 
 
 def short_list(request: str, tools: list, number: int) -> list[dict]:
     """The `number` functions nearest to a request, in the order of the list."""
     texts = []
     for tool in tools:
-        arguments = tool["parameters"].get("properties", {})
-        texts.append(" ".join([tool["name"], tool["description"], *task_texts(arguments)]))
+        # the names of the arguments, and every text within their schemas
+        arguments = task_texts(tool["parameters"].get("properties", {}))
+        texts.append(" ".join([tool["name"], tool["description"], *arguments]))
     return [tools[i] for i in nearest(request, texts, number)]
 
 
 def nearest(request: str, texts: list[str], number: int) -> list[int]:
     """The positions of the texts, at most `number`, that are nearest to a request, in rising order.
 
-    How near: the sum of log(texts / texts with the word) over the words that they share.
+    How near: the sum of log(texts / texts with the stem) over the stems that they share.
     """
-    stems = [stems_of(text) for text in texts]
-    count = Counter(word for words in stems for word in words)
-    scores = []
-    for words in stems:
-        shared = words & stems_of(request)
-        scores.append(sum(math.log(len(texts) / count[word]) for word in shared))
-    # equal ones in their order
-    best = sorted(range(len(texts)), key=scores.__getitem__, reverse=True)
+    stems_of_texts = [stems_of(text) for text in texts]
+    texts_with = Counter(stem for stems in stems_of_texts for stem in stems)
+    asked = stems_of(request)
+
+    def nearness(position):
+        shared = stems_of_texts[position] & asked
+        # fsum is exact: a set's order, which varies, must not break a tie
+        return math.fsum(math.log(len(texts) / texts_with[stem]) for stem in shared)
+
+    # a stable sort: ties keep the order of the list
+    best = sorted(range(len(texts)), key=nearness, reverse=True)
     return sorted(best[:number])
 
 
 def stems_of(text: str) -> set:
-    """The words of a text, by their first letters."""
+    """The words of a text, each cut to its first STEM letters; single letters are left out."""
     return {word[:STEM] for word in words_of(text) if len(word) > 1}
 
 

@@ -294,7 +294,9 @@ def imitate(policy, optimizer, pairs, s, o, n: int) -> float:
     from rwr import rwr_step
     batches = [pairs[k:k + BATCH] for k in range(0, len(pairs), BATCH)]
     losses = []
-    for step, batch in enumerate(tqdm(batches, f"pass {n + 1}", leave=False, mininterval=10)):
+    # disable=None: no bar where it would end up in a log
+    bar = tqdm(batches, f"pass {n + 1}", leave=False, mininterval=10, disable=None)
+    for step, batch in enumerate(bar):
         done = n + step / len(batches)
         falling = max(LAST_RATE, 1 - done / s.passes)
         rising = min((n * len(batches) + step + 1) / WARM_UP, 1)

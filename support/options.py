@@ -269,6 +269,9 @@ def saved_options(path, **changes) -> Options:
         saved = json.loads(path.read_text())
         if "settings" in saved:  # of a warm start: its own next to those of a run
             saved = {f.name: saved["settings"][f.name] for f in fields(Options)}
+        if saved.keys() - vars(Options()).keys():
+            raise UserError(f"{path.parent} was begun by another version: it does not resume; "
+                            "ask, compare and report read it with that version")
         return Options(**{**saved, **changes})
 
 

@@ -103,6 +103,19 @@ def test_an_expected_answer_is_marked(run, monkeypatch):
         assert answer["right"] is right and bool(answer["fault"]) is not right
 
 
+def test_an_example_is_offered_its_own_functions(run, tmp_path, monkeypatch):
+    """Those that the run does not know, too: else no answer to it could be right."""
+    fly = {"name": "fly_to", "parameters": {}}
+    example = {"task": "Fly away", "tools": [fly], "calls": [{"name": "fly_to", "arguments": {}}]}
+    (tmp_path / "own.jsonl").write_text(json.dumps(example))
+    agent = ask.Agent(run)
+    args = SimpleNamespace(file=str(tmp_path / "own.jsonl"), request=[])
+    [task] = ask.read_requests(args, agent)
+    monkeypatch.setattr(agent, "_attempt", lambda _: (None, "fly_to()"))
+    answer = agent.answer(task)
+    assert answer["right"] and "fly_to" in answer["offered"]
+
+
 def test_any_world_is_asked_a_task_of_its_own(small_ladder, tmp_path, capsys):
     """Read as the simulator's would be, answered by the run's adapter, scored by the world."""
     run = ended_run(tmp_path, small_ladder)
