@@ -156,7 +156,7 @@ def test_bad_lines_are_named_by_their_numbers(tmp_path):
     high, other = record(calls=[light(level=200)]), record(calls=[light(level=6)])
     typo = {"task": "Dim it.", "call": []}
     path = lines(tmp_path / "bad.jsonl", [high, typo, ["x"], record(), record(), other, typo])
-    user_error(f"{path}, line 1: wrong.*; line 2, 7: .*call; line 3: .*; other .*: 5, 6",
+    user_error(f"{path}, line 1: wrong.*; line 2, 7: .*call.*; line 3: .*; line 5: .*; line 6: ",
                read_tasks, path)
 
 

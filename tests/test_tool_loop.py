@@ -38,7 +38,8 @@ def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, capsys, m
     tasks, other = tmp_path / "base.jsonl", chat_model(tmp_path / "other", hidden=64)
     append_jsonl(tasks, BASE)
     assert command(model, tasks, tmp_path / "r", "--env-model", other, "--tools", "base") == 0
-    assert "1 of 1 functions; 11 examples train, 1 held out (too few" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1 functions; 11 examples train, 0 tuning, 1 held out (too few" in out
     records = read_jsonl(tmp_path / "r" / "metrics.jsonl")
     assert [r["epoch"] for r in records] == [0, 1]
     assert all(r["written"] == sum(r["invalid"].values()) for r in records)

@@ -149,7 +149,7 @@ def parse_calls(text: str):
 
 def parse_call(line: str):
     """One line that is one call -> {"name", "arguments"}, else None. Never raises."""
-    parts = CALL.fullmatch(line) if len(line) <= MAX_CHARS else None
+    parts = CALL.fullmatch(line)
     if parts is None:
         return None
     name, arguments = parts.groups()

@@ -29,7 +29,7 @@ SMALL = ("zero one two three four five six seven eight nine ten eleven twelve th
          "fifteen sixteen seventeen eighteen nineteen").split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 SPELT = {"no": 0, **{word: n for n, word in enumerate(SMALL)},
-         **{word: 10 * n for n, word in enumerate(TENS, 2)}}
+         **{word: 10 * n for n, word in enumerate(TENS, 2)}, "hundred": 100}
 MONTHS = {month.lower(): n for names in (calendar.month_name, calendar.month_abbr)
           for n, month in enumerate(names) if month}
 FACTORS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "percent": 0.01,
@@ -93,7 +93,7 @@ def states_a_call(task: Task) -> bool:
     for text in map(as_read, [task.text, *task_texts(task.spec["tools"])]):
         if spelt.search(text):
             return True
-        if any(canonical(texts_as_read(value)) in answers for value, _ in objects_of(text)):
+        if any(canonical(texts_as_read(value)) in answers for value in objects_of(text)):
             return True
     return False
 
@@ -119,11 +119,9 @@ class Request:
 def ungrounded(task: Task) -> str:
     """The values of the calls that do not stand in the request, as `name = value, ...`; or ""."""
     request, missing = Request(task.text), []
-    for call in task.spec.get("calls", ()):
-        parameters = tools_of(task)[call["name"]]["parameters"]
-        for value, schema, name in leaves(call["arguments"], parameters):
-            if not is_default(value, schema) and not stands(value, name, request):
-                missing.append(f"{name} = {canonical(value)}")
+    for value, schema, name in leaves(task):
+        if not is_default(value, schema) and not stands(value, name, request):
+            missing.append(f"{name} = {canonical(value)}")
     return ", ".join(missing)
 
 
@@ -213,42 +211,32 @@ def factors(text: str) -> set:
 
 def numbers_of(text: str) -> set:
     """Numbers of a text, in digits and in words, without their signs; 3 pm is 15, too."""
-    numbers, at = set(), 0
-    words = [*words_of(text), "", "", ""]  # so that each has some after it
-    while words[at]:
-        number, at = number_at(words, at)
-        if number is not None:
-            numbers.add(number)
-            if words[at] in ("pm", "p"):
-                numbers.add(number + 12)
-    return numbers
+    numbers, before = [], ""  # before: the last word, if it is a part of a number
+    for word in words_of(text):
+        if word == "and" and before == "hundred":
+            continue
+        number = number_of(word)
+        if before and word == "hundred":
+            numbers[-1] *= 100
+        elif before and word in ("pm", "p"):
+            numbers.append(numbers[-1] + 12)
+        elif goes_on(before, word):
+            numbers[-1] += number
+        elif number is not None:
+            numbers.append(number)
+        before = "" if number is None else word
+    return set(numbers)
 
 
-def number_at(words, at: int) -> tuple:
-    """(the number that begins with the word at a place, or None, the place of the word after
-    it)."""
-    word = words[at]
+def number_of(word: str):
+    """The number that a word is, a month's for its name; or None."""
     if word[-1].isdecimal():
-        number, after = abs(float(word)), at + 1
-    elif word in MONTHS:
-        number, after = MONTHS[word], at + 1
-    else:
-        number, after = below_hundred(words, at)
-    if words[after] != "hundred":
-        return number, max(after, at + 1)
-    # a hundred, two hundred, one hundred and five
-    number = 100 if number is None else 100 * number
-    rest_at = after + 2 if words[after + 1] == "and" else after + 1
-    rest, end = below_hundred(words, rest_at)
-    return (number, after + 1) if rest is None else (number + rest, end)
+        return abs(float(word))
+    return MONTHS.get(word, SPELT.get(word))
 
 
-def below_hundred(words, at: int) -> tuple:
-    """(the number that the words from a place on spell, 25 for "twenty five", or None; the place of
-    the word after it)."""
-    number, unit = SPELT.get(words[at]), SPELT.get(words[at + 1], 0)
-    if number is None:
-        return None, at
-    if number >= 20 and 0 < unit < 10:
-        return number + unit, at + 2
-    return number, at + 1
+def goes_on(before: str, word: str) -> bool:
+    """Whether a word goes on with a number: thirty-five, one hundred and five."""
+    if before in TENS:
+        return 0 < SPELT.get(word, 0) < 10
+    return before == "hundred" and word in SPELT

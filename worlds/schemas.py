@@ -53,22 +53,15 @@ def load_object(text: str):
 
 
 def objects_of(text: str):
-    """(JSON object, end) for the first MAX_BRACES { of a text at which an object begins."""
-    for brace in itertools.islice(re.finditer("{", text[:MAX_CHARS]), MAX_BRACES):
+    """The JSON objects in a text, in a ```json fence or bare: of its first MAX_BRACES { those at
+    which one begins."""
+    text = text[:MAX_CHARS]
+    for brace in itertools.islice(re.finditer("{", text), MAX_BRACES):
         try:
-            value, end = DECODER.raw_decode(text, brace.start())
-            yield plain(value), end
+            value, _ = DECODER.raw_decode(text, brace.start())
+            yield plain(value)
         except (ValueError, RecursionError):
             continue
-
-
-def first_object(text: str):
-    """The first JSON object in a model's text, in a ```json fence or bare, or None."""
-    if len(text) > MAX_CHARS:
-        return None
-    for value, _ in objects_of(text):
-        return value
-    return None
 
 
 # ---------------------------------------------------------------------------------------------
@@ -133,62 +126,45 @@ Validator = validators.extend(
 
 
 @lru_cache(4096)
-def _validator(schema: str, is_whole: bool) -> Validator:
+def _validator(schema: str) -> Validator:
     """The validator of a schema, JSON text, built once. Its registry is empty: nothing is ever
-    fetched.
-
-    is_whole: False for a part of a schema: what a $ref in it names is not known there, and anything
-    fits.
-    """
-    schema = json.loads(schema, object_hook=None if is_whole else _without_ref)
-    return Validator(_closed(schema), registry=Registry())
-
-
-def _without_ref(node: dict) -> dict:
-    return {key: value for key, value in node.items() if key != "$ref"}
-
-
-def _faults(value, schema: dict, is_whole: bool) -> list[str]:
-    """What is wrong with a value, in words, two faults at most; [] if it satisfies the schema."""
-    errors = _validator(json.dumps(schema), is_whole).iter_errors(value)
-    told = []
-    for error in itertools.islice(errors, 2):
-        path = ".".join(map(str, error.absolute_path))
-        told.append(f"{path} {error.message:.160}".strip())
-    return told
+    fetched."""
+    return Validator(_closed(json.loads(schema)), registry=Registry())
 
 
 def conforms(value, schema: dict) -> bool:
-    """Whether a value satisfies a part of a schema in the form of tool_lists.own_schema."""
-    return not _faults(value, schema, is_whole=False)
+    """Whether a value satisfies a part of a schema in the form of tool_lists.own_schema; what a
+    $ref in it names is not known here, and anything fits."""
+    text = json.dumps(schema).replace('"$ref"', '"$comment"')
+    return _validator(text).is_valid(value)
 
 
 def argument_fault(arguments: dict, schema: dict) -> str:
-    """What is wrong with the arguments of a call of a tool with this schema, in words; "" if
-    nothing is."""
+    """What is wrong with the arguments of a call of a tool with this schema, in words, two faults
+    at most; "" if nothing is."""
     # a schema without properties declares that there are none
-    schema = {"properties": {}, **schema}
+    validator = _validator(json.dumps({"properties": {}, **schema}))
+    faults = []
     try:
-        return " and ".join(_faults(arguments, schema, is_whole=True))
+        for error in itertools.islice(validator.iter_errors(arguments), 2):
+            path = ".".join(map(str, error.absolute_path))
+            faults.append(f"{path} {error.message:.160}".strip())
     # a $ref to a place that has moved, or that goes too deep
     except (Unresolvable, RecursionError) as error:
         return f"the schema cannot be followed: {error}"
+    return " and ".join(faults)
 
 
 def canonical(value) -> str:
     """JSON text that is equal for equal values: keys sorted, 5.0 written as 5, true is not 1."""
-    return json.dumps(_whole(value), sort_keys=True)
+    value = json.loads(json.dumps(value), parse_float=_number)
+    return json.dumps(value, sort_keys=True)
 
 
-def _whole(value):
-    """A JSON value with 5 for 5.0."""
-    if isinstance(value, dict):
-        return {key: _whole(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_whole(part) for part in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
+def _number(digits: str):
+    """A number that is written with a point or an exponent; a whole one is an int."""
+    number = float(digits)
+    return int(number) if number.is_integer() else number
 
 
 def branch(value, schema: dict) -> dict:
@@ -212,13 +188,15 @@ def each(value, schema: dict, change, name: str = ""):
     return change(value, schema, name)
 
 
-def leaves(value, schema: dict) -> list:
-    """(part, its schema, its name) of every part of a value that has no parts."""
-    found = []
+def leaves(task: Task) -> list:
+    """(part, its schema, its name) of every part that has no parts, of the arguments of a task's
+    calls."""
+    found, tools = [], tools_of(task)
 
     def note(*leaf):
         found.append(leaf)
-    each(value, schema, note)
+    for call in task.spec.get("calls", ()):
+        each(call["arguments"], tools[call["name"]]["parameters"], note)
     return found
 
 

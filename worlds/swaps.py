@@ -44,11 +44,8 @@ class Request:
 
     def __init__(self, task: Task, draw):
         self.text, self.draw = task.text, draw
-        self.values = []  # of all calls, as they are written
-        for call in task.spec["calls"]:
-            parameters = tools_of(task)[call["name"]]["parameters"]
-            parts = leaves(call["arguments"], parameters)
-            self.values += [written(value) for value, _, _ in parts]
+        # of all calls, as they are written
+        self.values = [written(value) for value, _, _ in leaves(task)]
 
     def change(self, value, schema: dict, _):
         """Another value, which from now on stands in the request; the same where that is not

@@ -53,8 +53,8 @@ from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, special_token
 from worlds import task_text, tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes, ungrounded
-from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, first_object, graded_calls, \
-    load_object, normal_calls, structured, texts_as_read, tools_of, well_formed, words_of
+from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, graded_calls, load_object, \
+    normal_calls, objects_of, structured, texts_as_read, tools_of, well_formed, words_of
 from worlds.swaps import swapped
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
@@ -71,7 +71,7 @@ FEW = 10              # held-out tasks below which success says little
 TUNED = 20            # distinct tasks from which on some are kept for tuning
 # keywords that a model may not use in a schema: patterns and recursion, which may take for ever
 ENDLESS = re.compile(r'"(pattern|\$ref)": "|"patternProperties": ')
-TOLD, LINE, ALSO = 3, 200, 60  # faults told; characters of one, of a list of line numbers
+TOLD, LINE, PLACES = 600, 200, 60  # characters of all faults, of one, of its line numbers
 
 
 # ---------------------------------------------------------------------------------------------
@@ -91,10 +91,6 @@ def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task
         raise InvalidTask("trivial text", "the task text says too little")
     if ("calls" in record) == ("reference" in record):
         raise InvalidTask("malformed task", "needs either 'calls' or 'reference'")
-    fields = {"task", "tools", "calls", "ordered"} if "calls" in record else {"task", "reference"}
-    unknown = sorted(set(record) - fields)
-    if unknown:
-        raise InvalidTask("malformed task", f"unknown field {', '.join(unknown)}")
     spec = _spec_of_calls(record, origin) if "calls" in record else _spec_of_question(record)
     return _task(text, spec, origin, seed, epoch)
 
@@ -144,13 +140,10 @@ def same_task_key(task: Task) -> tuple[str, ...]:
 def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     """Every task of a JSONL file, in the shapes of tool_lists.own_record.
 
-    tools: {name: spec, or why it was left out} of --tools, for tasks without tools of their own.
-    Raises UserError with the first bad lines.
+    tools: {name: spec} of --tools, for tasks without tools of their own. Raises UserError with the
+    first bad lines.
     """
     text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
-    if text.lstrip()[:1] == "[":
-        raise UserError(f"{path}: one JSON list; are --tools and --base-tasks swapped? Examples "
-                        "stand one object per line: jq -c '.[]' FILE > NEW_FILE")
     # what is asked by which line; what is wrong, in which lines
     tasks, lines_asking, faults = [], {}, defaultdict(list)
     for number, line in enumerate(text.split("\n"), 1):
@@ -175,15 +168,12 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
 
 
 def _bad_lines(faults: dict) -> str:
-    """{what is wrong: numbers of lines} in words, the first TOLD faults in full."""
-    def short(numbers):
-        return shorten(", ".join(map(str, numbers)), ALSO, placeholder=f"... {len(numbers)} in all")
-    parts = [f"line {short(numbers)}: {shorten(why, LINE)}" for why, numbers in faults.items()]
-    words = "; ".join(parts[:TOLD])
-    others = [number for numbers in list(faults.values())[TOLD:] for number in numbers]
-    if others:
-        words += f"; other bad lines: {short(others)}"
-    return words
+    """{what is wrong: numbers of lines} in words, as many as TOLD characters hold."""
+    parts = []
+    for why, numbers in faults.items():
+        places = shorten(", ".join(map(str, numbers)), PLACES)
+        parts.append(f"line {places}: {shorten(why, LINE)}")
+    return shorten("; ".join(parts), TOLD)
 
 
 def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
@@ -335,8 +325,6 @@ def parse_calls(response: str, call_format: str):
         return []
     if call_format == "python":
         return call_text.parse_calls(response)
-    if len(response) > MAX_CHARS:
-        return None
     blocks = response.split("<tool_call>")[1:]
     if not 1 <= len(blocks) <= 2 * MAX_CALLS:
         return None
@@ -408,13 +396,13 @@ class World(worlds.World):
             self._line_of_call, self._call_of_line = call_text.write_call, call_text.parse_call
         file = o.base_tasks or str(EXAMPLE_TASKS)
         self.tools, self.notes = self._read_tools(self.option(o, "tools"), file)
-        remarks = {name: what for what, names in self.notes.items() for name in names}
-        known = remarks | self.tools
-        self.splits, note = self._read_tasks(file, known)
+        if self.notes:
+            print(tool_lists.as_line(self.notes), flush=True)
+        self.splits, note = self._read_tasks(file)
         every = [task for part in self.splits.values() for task in part]
         self.nothing = any(task.spec.get("calls") == [] for task in every)
         self.base_keys = _keys_of(self.base_tasks())
-        self._say_what_was_read(len(known), note)
+        self._say_what_was_read(note)
 
     def _read_tools(self, listed: str, file: str) -> tuple[dict, dict]:
         """({name: spec} of --tools, the notes of tool_lists.read_tools). file: of the base
@@ -423,21 +411,18 @@ class World(worlds.World):
             return {}, {}
         if listed != "base" and not self.o.base_tasks:
             raise UserError("--tools needs examples of its functions: give --base-tasks FILE")
-        what = "--tools takes JSON or JSONL"
-        if listed == "base":
-            listed, what = file, "--base-tasks takes JSONL"
-        tools, notes = tool_lists.read_tools(listed, self.form, what)
+        path = file if listed == "base" else listed
+        tools, notes = tool_lists.read_tools(path, self.form)
         return {tool["name"]: tool for tool in tools}, notes
 
-    def _read_tasks(self, file: str, known: dict) -> tuple[dict, str]:
-        """`split` of the base tasks of a file. known: {name: spec, or why it was left out} of
-        --tools."""
-        base, held_out = read_tasks(file, known, self.form), []
+    def _read_tasks(self, file: str) -> tuple[dict, str]:
+        """`split` of the base tasks of a file."""
+        base, held_out = read_tasks(file, self.tools, self.form), []
         if self.o.validation_tasks:
-            held_out = read_tasks(self.o.validation_tasks, known, self.form)
+            held_out = read_tasks(self.o.validation_tasks, self.tools, self.form)
         return split(base, held_out, file)
 
-    def _say_what_was_read(self, known: int, note: str):
+    def _say_what_was_read(self, note: str):
         """One line of numbers, and one each for what a user should know of model, functions and
         examples."""
         start = Path(self.o.model, "warm_start.json")
@@ -445,17 +430,13 @@ class World(worlds.World):
             settings = json.loads(start.read_text())["settings"]["world_options"]
             if settings != self.o.world_options:
                 print(f"--model had its warm start with {settings}: the rest is new to it")
-        if self.notes:
-            print(tool_lists.as_line(self.notes))
         held_out, tuning, train = map(len, self.splits.values())
         line = f"{train} examples train, "
         if not self.o.base_tasks:
             line = "no --base-tasks, so ours: " + line
         if self.tools:
-            line = f"{len(self.tools)} of {known} functions; " + line
-        if tuning:
-            line += f"{tuning} tuning, "
-        line += f"{held_out} held out"
+            line = f"{len(self.tools)} functions; " + line
+        line += f"{tuning} tuning, {held_out} held out"
         if held_out < FEW:
             line += " (too few to measure with: give fifty or more in --validation-tasks)"
         print(line + note, flush=True)
@@ -544,7 +525,7 @@ class World(worlds.World):
         if in_lines:
             record = self._record_in_lines(text, _shown(seed_task))
         else:
-            record = first_object(text)
+            record = next(objects_of(text), None)
             if record is None:
                 raise InvalidTask("no JSON object")
             if ENDLESS.search(json.dumps(record.get("tools"))):

@@ -28,10 +28,11 @@ from pathlib import Path
 from textwrap import shorten
 
 from jsonschema import Draft202012Validator, SchemaError
+from jsonschema.exceptions import UnknownType
 
 from model.files import UserError, choose, first_line, no_file, printable
 from worlds import InvalidTask, call_text
-from worlds.schemas import IN_PLACE, conforms, kinds, load_object, with_parts
+from worlds.schemas import IN_PLACE, conforms, kinds, load_object, well_formed, with_parts
 
 MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, every $ref replaced
@@ -45,25 +46,24 @@ REFERENCES = {"$ref", "$defs", "definitions"}
 REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
 NAMED = 3  # tools that are named with each reason
 # what reading a schema of any form may raise
-MALFORMED = (TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, re.error)
+MALFORMED = (TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, re.error,
+             UnknownType)
 
 
 # ---------------------------------------------------------------------------------------------
 # lists of tools
 
 
-def read_tools(path, call_format: str = "json",
-               what: str = "--tools takes JSON or JSONL") -> tuple[list, dict]:
+def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
     """(tools in our own form, {what was left out or is odd: names of tools}) of a file.
 
     Of two tools with one name the first is taken. With the call_format "python", tools with an
-    argument that it cannot write are left out. Raises UserError, with `what` the file should be, if
-    there is no tool to use.
+    argument that it cannot write are left out. Raises UserError if there is no tool to use.
     """
     try:
-        entries = [_unwrapped(entry) for entry in _tools_in(read_json(path, what))]
+        entries = [_unwrapped(entry) for entry in _tools_in(read_json(path))]
     except RecursionError:
-        raise UserError(f"{path}: nested too deeply; {what}") from None
+        raise UserError(f"{path}: nested too deeply") from None
     tools, notes = {}, defaultdict(list)
     for number, entry in enumerate(entries, 1):
         remarks = set()
@@ -110,9 +110,9 @@ def read_text(path, what: str) -> str:
         raise UserError(f"{path}: not UTF-8; save the file in that encoding") from None
 
 
-def read_json(path, what: str) -> list:
-    """Every JSON value of a file: one, or one after another. Raises UserError with the line and
-    `what`."""
+def read_json(path) -> list:
+    """Every JSON value of a file: one, or one after another. Raises UserError with the line."""
+    what = "--tools takes JSON or JSONL"
     text = read_text(path, what).strip()
     values, place = [], 0
     while place < len(text):
@@ -156,18 +156,17 @@ def own_tools(tools) -> list:
     """The tools of one task in our own form. Raises InvalidTask with .detail."""
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidTask("tool schema", f"not a list of 1 to {MAX_TOOLS} tools")
-    read = [own_tool(tool) for tool in tools]
+    read = [own_tool(tool, set()) for tool in tools]
     if len({tool["name"] for tool in read}) < len(read):
         raise InvalidTask("tool schema", "two tools have the same name")
     return read
 
 
-def own_tool(tool, remarks=None) -> dict:
+def own_tool(tool, remarks: set) -> dict:
     """A tool in any of the shapes -> {"name", "description", "parameters"}.
 
-    remarks: a set that gets what the user should know of it. Raises InvalidTask with .detail.
+    remarks: gets what the user should know of it. Raises InvalidTask with .detail.
     """
-    remarks = set() if remarks is None else remarks
     tool = _unwrapped(tool)
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise InvalidTask("tool schema", "no 'name' in the function itself")
@@ -228,12 +227,12 @@ def _flaw(schema: str) -> str:
     return ""
 
 
-def own_schema(root: dict, remarks=None) -> dict:
+def own_schema(root: dict, remarks: set) -> dict:
     """A JSON schema of an object as it is shown and checked; read again it comes back equal.
 
-    Raises InvalidTask, and TypeError, AttributeError or ValueError if it is malformed.
+    Raises InvalidTask, or one of MALFORMED.
     """
-    reading = _Reading(root, set() if remarks is None else remarks)
+    reading = _Reading(root, remarks)
     schema = reading.own(root)
     if reading.is_recursive:
         # once more, with references as they are, but for one in the place of the whole
@@ -286,9 +285,8 @@ class _Reading:
             schema = _both(schema, part)
         schema = _finished(schema)
         if node.get("nullable") is True:  # OpenAPI
-            notes = {key: value for key, value in schema.items() if key in NOTES}
-            rest = {key: value for key, value in schema.items() if key not in NOTES}
-            schema = {**notes, "anyOf": [rest, {"type": "null"}]}
+            notes = {key: schema.pop(key) for key in [*schema] if key in NOTES}
+            schema = {**notes, "anyOf": [schema, {"type": "null"}]}
         if "default" in schema and not conforms(schema["default"], schema):
             del schema["default"]
         return schema
@@ -365,13 +363,9 @@ def _finished(schema: dict) -> dict:
         elif "items" in schema:
             schema = {"type": "array", **schema}
     names = kinds(schema)
-    for name in names:
-        if name not in call_text.TYPES:
-            raise InvalidTask("tool schema", f"unknown type {name!r:.40}")
     if names and "enum" in schema:
         if not any(conforms(value, {"type": names}) for value in schema["enum"]):
-            article = "an" if names[0][0] in "aio" else "a"
-            raise Impossible("tool schema", f"no value of enum is {article} {' or '.join(names)}")
+            raise Impossible("tool schema", f"no value of enum has the type {' or '.join(names)}")
     _check_required(schema)
     return schema
 
@@ -387,8 +381,8 @@ LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds 
 def own_record(line: dict, listed=None) -> dict:
     """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
 
-    listed: {name: spec, or why it was left out} of --tools; a task without tools of its own has
-    those that it calls, and others. Raises InvalidTask with .detail.
+    listed: {name: spec} of --tools; a task without tools of its own has those that it calls, and
+    others. Raises InvalidTask with .detail.
     """
     line = {key: value for key, value in line.items() if value is not None}
     if "task" not in line and "messages" in line:
@@ -400,7 +394,11 @@ def own_record(line: dict, listed=None) -> dict:
             detail = "both 'calls' and 'tool_calls': leave one of them out"
             raise InvalidTask("malformed task", detail)
         line["calls"] = line["tool_calls"]
-    _check_keys(line)
+    # the one key that may be left out, and would be overlooked
+    near = get_close_matches("ordered", line, 1, 0.85)
+    if near and "ordered" not in line:
+        detail = f"unknown key {near[0]!r}: did you mean 'ordered'? correct or rename it"
+        raise InvalidTask("malformed task", detail)
     record = {key: line[key] for key in FIELDS if key in line}
     if "calls" in record:
         if not isinstance(record["calls"], list):
@@ -411,19 +409,6 @@ def own_record(line: dict, listed=None) -> dict:
         for call in record["calls"]:
             call["arguments"] = _without_nulls(call["arguments"], schemas.get(call["name"], {}))
     return record
-
-
-def _check_keys(line: dict):
-    """Raise InvalidTask for a line without a task or an answer, or whose `ordered` would be
-    overlooked: it is the one key that may be left out."""
-    near = get_close_matches("ordered", line, 1, 0.85)
-    if near and "ordered" not in line:
-        raise InvalidTask("malformed task", f"unknown key {near[0]!r}: did you mean 'ordered'? "
-                          "correct or rename it")
-    if "task" not in line or not {"calls", "reference"} & line.keys():
-        keys = ", ".join(line) or "nothing"
-        raise InvalidTask("malformed task", "needs 'task', and 'calls' or 'reference', and has: "
-                          f"{keys}")
 
 
 def _of_chat(messages) -> dict:
@@ -437,26 +422,24 @@ def _of_chat(messages) -> dict:
             requests.append(message.get("content"))
         if message.get("role") == "assistant" and message.get("tool_calls"):
             answers.append(message["tool_calls"])
-    if len(requests) != 1:
-        raise InvalidTask("malformed task", f"messages: {len(requests)} of the user instead of one")
-    if len(answers) != 1:
-        raise InvalidTask("malformed task", f"messages: {len(answers)} of the assistant with "
-                          "\"tool_calls\" instead of one")
+    if len(requests) != 1 or len(answers) != 1:
+        raise InvalidTask("malformed task", f"messages: {len(requests)} of the user and "
+                          f"{len(answers)} of the assistant with 'tool_calls', not one of each")
     return {"task": requests[0], "calls": answers[0]}
 
 
 def _own_call(call) -> dict:
     """A call as it is, as OpenAI wraps it, or with its arguments as JSON text."""
     call = _unwrapped(call)
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        raise InvalidTask("malformed task", "a call without a 'name'")
-    arguments = call.get("arguments")
-    if isinstance(arguments, str):
-        arguments = load_object(arguments)
-    if not isinstance(arguments, dict):
-        detail = f"'arguments' missing, or not a JSON object, in a call with {[*call]}"
+    own = {}
+    if isinstance(call, dict):
+        own = {key: call.get(key) for key in ("name", "arguments")}
+        if isinstance(own["arguments"], str):
+            own["arguments"] = load_object(own["arguments"])
+    if not well_formed(own):
+        detail = f"a call without a 'name' or 'arguments', a JSON object: {call!r:.80}"
         raise InvalidTask("malformed task", detail)
-    return {"name": call["name"], "arguments": arguments}
+    return own
 
 
 def _without_nulls(value, schema: dict):
@@ -468,10 +451,9 @@ def _without_nulls(value, schema: dict):
     inner = schema.get("properties", {})
     rest = {}
     for name, part in value.items():
-        is_required = name in schema.get("required", ())
-        may_be_null = name in inner and conforms(None, inner[name])
-        if part is not None or is_required or may_be_null:
-            rest[name] = _without_nulls(part, inner.get(name, {}))
+        member = inner.get(name, {"not": {}})  # no value fits one that is not declared
+        if part is not None or conforms(None, member):
+            rest[name] = _without_nulls(part, member)
     return rest
 
 
@@ -486,27 +468,18 @@ def _tools_of_line(record: dict, listed: dict) -> list:
         detail = "no tools: they stand in the line, or in the list of --tools"
         raise InvalidTask("tool schema", detail)
     names = {call["name"] for call in record["calls"]}
-    short = [name for name, tool in usable(listed).items() if len(str(tool)) <= LONGEST_BESIDE]
+    short = [name for name, tool in listed.items() if len(str(tool)) <= LONGEST_BESIDE]
     others = sorted(set(short) - names)
     number = min(max(OFFERED - len(names), 0), len(others))
     names |= set(random.Random(str(record.get("task"))).sample(others, number))
     if not names:  # nothing is called, and every tool is too long
-        names = list(usable(listed))[:1]
+        names = list(listed)[:1]
     return [_listed(name, listed) for name in sorted(names)]
-
-
-def usable(listed: dict) -> dict:
-    """The tools of a list without those that were left out of it."""
-    return {name: tool for name, tool in listed.items() if isinstance(tool, dict)}
 
 
 def _listed(name: str, listed: dict) -> dict:
     """The tool of a name in the list. Raises InvalidTask with .detail."""
-    tool = listed.get(name)
-    if isinstance(tool, dict):
-        return tool
-    why = f"of --tools was {tool}"
-    if tool is None:
-        near = choose(name, usable(listed) or ["its functions"])
-        why = f"is not in the list of --tools: {near}"
-    raise InvalidTask("unknown tool", f"{name!r:.80} {why}")
+    if name not in listed:
+        near = choose(name, listed or ["its functions"])
+        raise InvalidTask("unknown tool", f"{name!r:.80} is not in the list of --tools: {near}")
+    return listed[name]
