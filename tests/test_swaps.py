@@ -40,14 +40,11 @@ def test_each_kind_of_value_has_another_of_its_kind():
 @pytest.mark.parametrize("text, arguments, schemas", [
     ("Ada asks Ada", {"who": "Ada"}, {"who": TEXT}),                        # which of the two?
     ("Ada, at 3", {"who": "Ada", "from": "Ada", "n": 4}, {"who": TEXT, "from": TEXT, "n": WHOLE}),
-    ("for four", {"n": 4}, {"n": WHOLE}), ("in 14 days", {"n": 4}, {"n": WHOLE}),
-    ("give 1.5", {"n": 1}, {"n": WHOLE}),
-    ("on 2024-05-01 at 7 pm", {"a": "2024-05-01", "b": "7 pm"}, {"a": TEXT, "b": TEXT}),
-    ("a red one", {"c": "red"}, {"c": {"enum": ["red"]}}), ("be true", {"c": True}, {"c": {}}),
+    ("in 14 days", {"n": 4}, {"n": WHOLE}), ("give 1.5", {"n": 1}, {"n": WHOLE}),
+    ("at 7 pm", {"b": "7 pm"}, {"b": TEXT}), ("be true", {"c": True}, {"c": {}}),
     ("a red one", {"c": "red"}, {"c": {"type": "string", "default": "red"}}),
     # one in the other
     ("see York Minster", {"a": "York", "b": "York Minster"}, {"a": TEXT, "b": TEXT}),
-    ("come at 15:00", {"hour": 15, "at": "15:00"}, {"hour": WHOLE, "at": TEXT}),
     ("1,200 in one box", {"n": 1200, "boxes": 1}, {"n": WHOLE, "boxes": WHOLE}),
 ])
 def test_what_is_not_sure_stays(text, arguments, schemas):

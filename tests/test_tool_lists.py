@@ -31,8 +31,9 @@ SHAPES = {  # the same two tools, as the JSON values of a file
     "ours, one per line": [RING, SHUT],
     "OpenAI": [[{"type": "function", "function": {**RING, "strict": True}},
         {"type": "function", "function": SHUT}]],
-    "a transcript of MCP": [{"jsonrpc": "2.0", "id": 1, "result": {"serverInfo": {"name": "bells"}}},
-                     {"jsonrpc": "2.0", "id": 2, "result": MCP}],
+    "a transcript of MCP": [
+        {"jsonrpc": "2.0", "id": 1, "result": {"serverInfo": {"name": "bells"}}},
+        {"jsonrpc": "2.0", "id": 2, "result": MCP}],
     "Anthropic": [[{"name": "ring", "description": "Ring a bell.",
                     "input_schema": RING["parameters"]}, SHUT]],
     "Google": [{"tools": [{"functionDeclarations": [

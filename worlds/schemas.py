@@ -22,7 +22,7 @@ from referencing.exceptions import Unresolvable
 
 from data_pool import Task
 from worlds import InvalidTask
-from worlds.call_text import MAX_CHARS, kinds, plain
+from worlds.call_text import MAX_CHARS, plain
 
 MAX_CALLS = 8
 MAX_BRACES = 500  # of a text, at which an object may begin

@@ -32,7 +32,8 @@ from jsonschema.exceptions import UnknownType
 
 from model.files import UserError, choose, first_line, no_file, printable
 from worlds import InvalidTask, call_text
-from worlds.schemas import IN_PLACE, conforms, kinds, load_object, well_formed, with_parts
+from worlds.call_text import kinds
+from worlds.schemas import IN_PLACE, conforms, load_object, well_formed, with_parts
 
 MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, every $ref replaced
