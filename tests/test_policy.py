@@ -223,7 +223,7 @@ def test_replayed_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
 
     def sample(kind, how):
         monkeypatch.setattr(policy, "decoder", kind)
-        monkeypatch.setattr(decoder, "recorded", how)
+        monkeypatch.setattr(decoder, "cuda_graph_of", how)
         return policy.sample("agent", LONG, G, T, temperature, policy.generator(0), max_turns=9,
                              respond=respond if turns > 1 else None)
 
