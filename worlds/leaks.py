@@ -1,15 +1,15 @@
-"""What a simulator may not get away with: tasks that state their answer, or ask for other than
-their calls.
+"""What a simulator may not get away with: tasks that give their answer away, or that ask for
+something else than what their calls do.
 
 Eq. 1 compares an answer with the task's own reference. A task that states its calls is solved by
 copying, and one whose calls do not follow from the request is solved by luck alone; R_env would
 reward both wherever their p_hat lands near alpha.
 
-`leaks` reads teacher's tasks as well, so it refuses only what a fair task never has: a text that
+`leaks` also reads a teacher's tasks, so it refuses only what a fair task never has: a text that
 states the call, a question that contains its answer. `loopholes` is for the simulator's tasks
-alone. A text of a call stands in the request if half of its words do ("Berkeley, CA" for Berkeley),
-a number also in words or in a larger unit, a date with its month's name; a boolean may be named by
-its argument instead. Defaults need no words.
+alone: every value of the calls has to be mentioned in the request. A text is mentioned if half of
+its words are ("Berkeley, CA" by Berkeley), a number also in words or in a larger unit, a date also
+by the name of its month, a boolean also by the name of its argument. Defaults need not be.
 
 Deviations: these checks compare words. "Council Bluffs, VA" passes, "Berlin" for "the capital of
 Germany" does not; no base task is refused by them.
@@ -23,19 +23,24 @@ from worlds import task_texts
 from worlds.schemas import as_read, canonical, joined, leaves, normal_calls, objects_of, \
     structured, texts_as_read, tools_of, words_of
 
-AGAIN = {"again", "repeat", "repeatedly", "each", "every", "times", "twice"}
-NO = {"no", "not", "without", "off", "false", "never", "don", "isn", "doesn", "none", "un"}
-SMALL = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-         "fifteen sixteen seventeen eighteen nineteen").split()
+# words_of splits at apostrophes: "don't" is "don" and "t"
+REPEAT_WORDS = {"again", "repeat", "repeatedly", "each", "every", "times", "twice"}
+NEGATIONS = {"no", "not", "without", "off", "false", "never", "don", "isn", "doesn", "none", "un"}
+BELOW_TWENTY = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
+                "fourteen fifteen sixteen seventeen eighteen nineteen").split()
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-SPELT = {"no": 0, **{word: n for n, word in enumerate(SMALL)},
-         **{word: 10 * n for n, word in enumerate(TENS, 2)}, "hundred": 100}
+NUMBER_WORDS = {"no": 0, **{word: n for n, word in enumerate(BELOW_TWENTY)},
+                **{word: 10 * n for n, word in enumerate(TENS, 2)}, "hundred": 100}
 MONTHS = {month.lower(): n for names in (calendar.month_name, calendar.month_abbr)
           for n, month in enumerate(names) if month}
+# unit of a request: what turns its number into that of the call, which may be of pieces, a share,
+# minutes or days
 FACTORS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "percent": 0.01,
            "hour": 60, "hours": 60, "weeks": 7}
-STEM = 4  # letters in which two forms of a word agree at least
-# not a part of a time, a date or a code
+STEM = 4            # letters in which two forms of a word agree at least
+LONGEST_ENDING = 4  # letters at their ends in which they may differ
+FIRST_CJK = "\u2e80"  # the signs of Chinese, Japanese and Korean begin here
+# a number in digits that is not a part of a time, a date or a code
 DIGITS = re.compile(r"(?<![\w.,:/-])\d+(?:\.\d+)?(?![\w:/-])")
 
 
@@ -49,9 +54,10 @@ def loopholes(task: Task) -> str:
     """Why a task of the simulator's is solved by guessing: one of REASONS, or ""."""
     if not structured(task):
         return "more than one answer" if len(task.spec["reference"]) > 1 else ""
+    # the same call twice, though nothing in the request says so: once would be as right
     texts = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
     repeats = len(set(texts)) < len(texts)
-    if repeats and AGAIN.isdisjoint(words_of(task.text)):
+    if repeats and REPEAT_WORDS.isdisjoint(words_of(task.text)):
         return "more than one answer"
     if ungrounded(task):
         return "not in the request"
@@ -65,23 +71,24 @@ def loopholes(task: Task) -> str:
 
 
 def states_an_answer(task: Task) -> bool:
-    """Whether a question contains one of its answers, whole words."""
+    """Whether a question contains one of its answers, in whole words. A question with an "or"
+    never counts: it offers several answers."""
     words = words_of(task.text)
-    if "or" in words:  # the question offers several
+    if "or" in words:
         return False
     text = f" {' '.join(words)} "
     for reference in task.spec["reference"]:
         answer = " ".join(words_of(reference))
-        # numbers, yes and no stand there for other reasons
-        is_usual = re.fullmatch(r"-?[\d.]+|yes|no|true|false", answer)
-        if not is_usual and f" {answer} " in text:
+        # a question may have these for other reasons
+        is_common_word = re.fullmatch(r"-?[\d.]+|yes|no|true|false", answer)
+        if not is_common_word and f" {answer} " in text:
             return True
     return False
 
 
 def states_a_call(task: Task) -> bool:
-    """Whether a request, or a text of its tools, has a call's JSON, its arguments or `name(` in
-    it."""
+    """Whether a request, or a text of its tools, contains the JSON of a call or of its arguments,
+    `name(` of a called function, or the tag <tool_call>."""
     calls = task.spec["calls"]
     if not calls:
         return False
@@ -89,9 +96,9 @@ def states_a_call(task: Task) -> bool:
     parts = [*calls, *(call["arguments"] for call in calls if call["arguments"])]
     answers = {canonical(texts_as_read(part)) for part in parts}
     names = "|".join(re.escape(call["name"]) for call in calls)
-    spelt = re.compile(rf"<tool_call>|(?<![\w.])(?:{names})\(")
+    start_of_call = re.compile(rf"<tool_call>|(?<![\w.])(?:{names})\(")
     for text in map(as_read, [task.text, *task_texts(task.spec["tools"])]):
-        if spelt.search(text):
+        if start_of_call.search(text):
             return True
         if any(canonical(texts_as_read(value)) in answers for value in objects_of(text)):
             return True
@@ -103,24 +110,25 @@ def states_a_call(task: Task) -> bool:
 
 
 class Request:
-    """What a text says, read once for all values of its calls."""
+    """What a request says, read once for all values of its calls."""
 
     def __init__(self, text: str):
         words = words_of(text)
         self.letters = "".join(words)
-        self.words = by_stem(words)
-        # "unlock" speaks of locked = false
-        self.undone = by_stem(re.sub("^(un|dis|de)", "", word) for word in words)
-        self.denies = not NO.isdisjoint(words)
+        self.stems = by_stem(words)
+        # "unlock" mentions locked = false
+        self.stems_without_prefix = by_stem(re.sub("^(un|dis|de)", "", word) for word in words)
+        self.has_negation = not NEGATIONS.isdisjoint(words)
         self.numbers = numbers_of(text)
-        self.products = {rounded(n * factor) for n in self.numbers for factor in factors(text)}
+        self.numbers_in_other_units = {rounded(number * factor) for number in self.numbers
+                                       for factor in factors(text)}
 
 
 def ungrounded(task: Task) -> str:
-    """The values of the calls that do not stand in the request, as `name = value, ...`; or ""."""
+    """The values of the calls that the request does not mention, as `name = value, ...`; or ""."""
     request, missing = Request(task.text), []
     for value, schema, name in leaves(task):
-        if not is_default(value, schema) and not stands(value, name, request):
+        if not is_default(value, schema) and not is_mentioned(value, name, request):
             missing.append(f"{name} = {canonical(value)}")
     return ", ".join(missing)
 
@@ -133,7 +141,8 @@ def is_default(value, schema: dict) -> bool:
 
 
 def uncalled(task: Task) -> str:
-    """A number in digits that the request names and no call has; or ""."""
+    """The first number of the request, in digits, that no call has, as it is written there; or
+    ""."""
     calls = task.spec.get("calls", ())
     if not calls:
         return ""
@@ -141,33 +150,42 @@ def uncalled(task: Task) -> str:
     called = {rounded(n / factor) for n in numbers for factor in factors(task.text)}
     for digits in DIGITS.findall(joined(task.text)):
         number = rounded(float(digits))
-        # 7 may be 7 pm
+        # 0 may be said by false or "off"; 7 may be 7 pm
         if number and called.isdisjoint((number, number + 12)):
             return digits
     return ""
 
 
-def stands(value, name: str, request: Request) -> bool:
-    """Whether a value without parts stands in a request, or its argument if it is neither text nor
-    number."""
+def is_mentioned(value, name: str, request: Request) -> bool:
+    """Whether a request mentions a value without parts; of a boolean, null or something empty it
+    has to mention the argument's name, or to deny anything."""
     if isinstance(value, bool) or value in (None, "", [], {}):
-        is_undone = value is False and has(name, request.undone)
-        return has(name, request.words) or is_undone or request.denies
+        # any "not" excuses all of them: what it is about is not looked for
+        if request.has_negation or mentions(request.stems, name):
+            return True
+        return value is False and mentions(request.stems_without_prefix, name)
     if isinstance(value, str):
-        return text_stands(value, request)
-    return rounded(abs(value)) in request.products
+        return text_is_mentioned(value, request)
+    return rounded(abs(value)) in request.numbers_in_other_units
 
 
-def text_stands(value: str, request: Request) -> bool:
-    """Whether half of the words of a value stand in a request, numbers also in other words."""
-    parts, present = words_of(value), 0
-    for part in parts:
-        present += has(part, request.words) or not request.numbers.isdisjoint(numbers_of(part))
-    if parts and 2 * present >= len(parts):
+def text_is_mentioned(value: str, request: Request) -> bool:
+    """Whether a request has half of the words of a value, numbers also in other words."""
+    words, number_mentioned = words_of(value), 0
+    for word in words:
+        same_number = not request.numbers.isdisjoint(numbers_of(word))
+        if same_number or mentions(request.stems, word):
+            number_mentioned += 1
+    if words and number_mentioned >= len(words) / 2:
         return True
-    # a text without blanks between its words, such as a Chinese one, stands there as it is
-    letters = "".join(parts)
-    return letters > "\u2e80" and letters in request.letters
+    # a text without blanks between its words, such as a Chinese one, is looked for as it is
+    letters = "".join(words)
+    return is_cjk(letters) and letters in request.letters
+
+
+def is_cjk(text: str) -> bool:
+    """Whether a text begins with a sign of Chinese, Japanese or Korean."""
+    return text[:1] >= FIRST_CJK
 
 
 def by_stem(words) -> dict:
@@ -178,8 +196,8 @@ def by_stem(words) -> dict:
     return stems
 
 
-def has(phrase: str, stems: dict) -> bool:
-    """Whether one of the words of a phrase is among others, or inflected."""
+def mentions(stems: dict, phrase: str) -> bool:
+    """Whether one of the words of a phrase is among others, perhaps inflected."""
     for part in words_of(phrase):
         if any(is_inflected(part, word) for word in stems.get(part[:STEM], ())):
             return True
@@ -187,11 +205,13 @@ def has(phrase: str, stems: dict) -> bool:
 
 
 def is_inflected(one: str, other: str) -> bool:
-    """Whether two words are one: of the longer one the first half agrees, STEM letters at least,
-    and no more than the last four do not (Cooper is not Cooperative)."""
+    """Whether two words are forms of one: they agree in STEM letters and in the first half of the
+    longer one, and differ only in a short ending (Cooper is not Cooperative)."""
+    if one == other:
+        return True
     longest = max(len(one), len(other))
-    common = len(commonprefix([one, other]))
-    return one == other or common >= max(STEM, longest / 2, longest - 4)
+    same = len(commonprefix([one, other]))
+    return same >= STEM and same >= longest / 2 and longest - same <= LONGEST_ENDING
 
 
 # ---------------------------------------------------------------------------------------------
@@ -199,7 +219,7 @@ def is_inflected(one: str, other: str) -> bool:
 
 
 def rounded(number: float) -> float:
-    """A number to 15 digits: 0.3 / 0.01 is 30."""
+    """A number to 15 digits, without the noise of floats, so that 0.3 / 0.01 equals 30."""
     return float(f"{number:.15g}")
 
 
@@ -230,13 +250,13 @@ def numbers_of(text: str) -> set:
 
 def number_of(word: str):
     """The number that a word is, a month's for its name; or None."""
-    if word[-1].isdecimal():
+    if word[-1].isdecimal():  # words_of gives digits, with a point or a minus, or else letters
         return abs(float(word))
-    return MONTHS.get(word, SPELT.get(word))
+    return MONTHS.get(word, NUMBER_WORDS.get(word))
 
 
 def goes_on(before: str, word: str) -> bool:
     """Whether a word goes on with a number: thirty-five, one hundred and five."""
     if before in TENS:
-        return 0 < SPELT.get(word, 0) < 10
-    return before == "hundred" and word in SPELT
+        return 0 < NUMBER_WORDS.get(word, 0) < 10
+    return before == "hundred" and word in NUMBER_WORDS

@@ -308,8 +308,8 @@ UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f"
 
 
 def as_read(text: str) -> str:
-    """A text as a reader sees it: full-width letters as others (NFKC), no signs that are not
-    seen."""
+    """A text as it is read, here and in all other names: as a person sees it, with full-width
+    letters as usual ones (NFKC), and without signs that nobody sees."""
     text = unicodedata.normalize("NFKC", text).replace("\u2800", " ")  # Braille's blank
     seen = (c for c in text if c.isspace() or unicodedata.category(c) not in ("Cf", "Cc"))
     return UNSEEN.sub("", "".join(seen))
