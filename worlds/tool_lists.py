@@ -8,15 +8,17 @@ Usage: `read_tools` for --tools FILE, `own_record` for a line of --base-tasks. A
     {"functionDeclarations": [...]}                            Google
 
 in a JSON array, one per line, or in an object that holds the list, such as the answer of an MCP
-server to `tools/list` or a line of a base-task file. Other fields are ignored, and null means that
-a field is not there, at every level, as tables with a column for every field have it.
+server to `tools/list` or a line of a base-task file. Other fields are ignored. null means that a
+field is not there, at every level, as in tables with a column for every field; `default` alone may
+be null, and {"const": null} means null.
 
-Deviations: a schema is rewritten in draft 2020-12, as both models read it and worlds/schemas.py
-checks it. What $ref and allOf name is put in their place where nothing contradicts; a recursive
-schema keeps its references. const becomes an enum, nullable another type, a list of items
-prefixItems, and oneOf anyOf. A default that does not fit its own argument, such as null for a text,
-is dropped: the argument may be left out all the same. An argument that no value fits is not
-declared. A tool that cannot be read, or never be called, is left out and counted by the reason.
+Deviations: a schema is rewritten in draft 2020-12. In that form simulator and agent are shown it,
+and worlds/schemas.py checks calls against it. What a $ref or allOf says is put in its place, unless
+it contradicts what stands there; a recursive schema keeps its references. const becomes an enum,
+nullable an alternative, a list of items prefixItems. oneOf becomes anyOf, and beside an anyOf it is
+dropped. A default that does not fit its own argument, such as null for a text, is dropped: the
+argument may be left out all the same. An argument that no value fits is not declared. A tool that
+cannot be read, or never be called, is left out and counted by the reason.
 """
 import json
 import random
@@ -37,15 +39,23 @@ from worlds.schemas import IN_PLACE, conforms, load_object, well_formed, with_pa
 
 MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, every $ref replaced
-# keys under which tools stand
+NAMED = 3            # tools that are named with each reason
+OFFERED = 3          # tools that a task without tools of its own is given, if it calls no more
+LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds several
+
+# keys of a line of a task file; others are the user's own
+FIELDS = ("task", "tools", "calls", "ordered", "reference")
+# keys under which tools stand, and under which a tool has its arguments
 HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function_declarations")
-SCHEMAS = ("parameters", "inputSchema", "input_schema")  # keys under which a tool has its arguments
+SCHEMAS = ("parameters", "inputSchema", "input_schema")
+
+# keywords of a schema: notes, with the type that they must have, and those that values are checked
+# against
 NOTES = {"description": str, "title": str, "format": str, "examples": list, "default": object}
 CHECKED = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "maxContains"} \
     - {"$ref", "$dynamicRef", "const", "oneOf", "format"}  # they are rewritten, or a note
 REFERENCES = {"$ref", "$defs", "definitions"}
 REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
-NAMED = 3  # tools that are named with each reason
 # what reading a schema of any form may raise
 MALFORMED = (TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, re.error,
              UnknownType)
@@ -70,7 +80,9 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
         remarks = set()
         try:
             tool = own_tool(entry, remarks)
-            _check_beside(tool, tools, call_format)
+            _check_writable(tool, call_format)
+            if tools.get(tool["name"], tool) != tool:
+                raise InvalidTask("tool schema", "another tool of the same name came first")
             tools[tool["name"]] = tool
         except InvalidTask as fault:
             remarks = {f"left out: {fault.detail}"}
@@ -85,14 +97,12 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
     return list(tools.values()), notes
 
 
-def _check_beside(tool: dict, tools: dict, call_format: str):
-    """Raise InvalidTask if a tool cannot be taken beside others, or in the form of the calls."""
+def _check_writable(tool: dict, call_format: str):
+    """Raise InvalidTask if the calls of a tool cannot be written in this format."""
     odd_name = call_text.unwritable(tool["parameters"])
     if call_format == "python" and odd_name:
         detail = f"an argument {odd_name!r:.80}, which is not a name in Python"
         raise InvalidTask("tool schema", detail)
-    if tools.get(tool["name"], tool) != tool:
-        raise InvalidTask("tool schema", "another tool of the same name came first")
 
 
 def as_line(notes: dict) -> str:
@@ -138,7 +148,7 @@ def _tools_in(value) -> list:
     for key in HOLDERS:
         if isinstance(value.get(key), (list, dict)):
             return _tools_in(value[key])
-    # records of a transcript or of a task file may have no tool: nothing is lost
+    # a record of a transcript or of a task file without tools is skipped, and not reported
     records = {"jsonrpc", "serverInfo", "task", "messages"}
     return [value] if records.isdisjoint(value) else []
 
@@ -183,24 +193,29 @@ def own_tool(tool, remarks: set) -> dict:
         parameters = own_schema(given[0], remarks)
         own = call_text.plain({"name": tool["name"], "parameters": parameters,
                                "description": str(tool.get("description") or "")})
-        flaw = _flaw(json.dumps(parameters))
+        flaw = _flaw(json.dumps(parameters))  # text, so that lru_cache can hash it
     except MALFORMED as error:
         raise InvalidTask("tool schema", f"a malformed schema: {first_line(error):.80}") from None
     if flaw:
         raise InvalidTask("tool schema", f"a malformed schema: {flaw}")
-    _check_parameters(parameters, given[0])
+    _check_one_object(parameters)
+    _check_is_schema(given[0], parameters)
     return own
 
 
-def _check_parameters(parameters: dict, given: dict):
-    """Raise InvalidTask unless a schema, read from `given`, says in one place what arguments there
-    are."""
+def _check_one_object(parameters: dict):
+    """Raise InvalidTask unless all arguments are declared in one place, the properties of an
+    object."""
     others = [*parameters.get("anyOf", ()), *parameters.get("allOf", ())]
     elsewhere = "$ref" in parameters or any("properties" in part for part in others)
     if parameters.get("type") != "object" or elsewhere:
         raise InvalidTask("tool schema", "parameters not one object schema")
     _check_required({"properties": {}, **parameters})
-    # {"city": "string"}: read as no arguments, every call of it would be wrong
+
+
+def _check_is_schema(given: dict, parameters: dict):
+    """Raise InvalidTask for arguments like {"city": "string"}. Users write it often, but it is no
+    schema: read as one (`parameters`) it declares no argument, and every call would be wrong."""
     unknown = given.keys() - CHECKED - NOTES.keys() - REFERENCES
     lost = [key for key in unknown if isinstance(given[key], (str, dict))]
     if lost and not parameters.get("properties"):
@@ -210,17 +225,18 @@ def _check_parameters(parameters: dict, given: dict):
 
 def _check_required(schema: dict):
     """Raise InvalidTask if an object needs a member that it may not have."""
-    if {"$ref", "allOf", "patternProperties"} & schema.keys():  # it may be declared there
+    # without properties any member may be there, and these may declare it, too
+    if "properties" not in schema or {"$ref", "allOf", "patternProperties"} & schema.keys():
         return
     for name in schema.get("required", ()):
-        if name not in schema.get("properties", [name]):
+        if name not in schema["properties"]:
             detail = f"required names {name!r:.40}, which properties does not have"
             raise InvalidTask("tool schema", detail)
 
 
 @lru_cache(4096)
 def _flaw(schema: str) -> str:
-    """What makes a schema, JSON text, none of draft 2020-12; "" if it is one."""
+    """Why a schema, as JSON text, is not valid; "" if it is."""
     try:
         Draft202012Validator.check_schema(json.loads(schema))
     except SchemaError as error:
@@ -233,13 +249,15 @@ def own_schema(root: dict, remarks: set) -> dict:
 
     Raises InvalidTask, or one of MALFORMED.
     """
-    reading = _Reading(root, remarks)
-    schema = reading.own(root)
-    if reading.is_recursive:
-        # once more, with references as they are, but for one in the place of the whole
-        reading.keeps_refs = True
+    # pass 1 puts what each $ref names in its place
+    reader = SchemaReader(root, remarks)
+    schema = reader.read(root)
+    # if one is recursive, pass 2 keeps all but the root's
+    if reader.is_recursive:
+        reader = SchemaReader(root, remarks, keeps_refs=True)
+        named = reader.named(root.get("$ref", "#"))
         rest = {key: value for key, value in root.items() if key != "$ref"}
-        schema = reading.own({**reading.named(root.get("$ref", "#")), **rest})
+        schema = reader.read({**named, **rest})
     return schema if "type" in schema else {"type": "object", **schema}
 
 
@@ -247,24 +265,34 @@ class Impossible(InvalidTask):
     """A schema that no value fits."""
 
 
-class _Reading:
-    """The reading of one schema, `root`; for the rest see `own_schema`."""
+class SchemaReader:
+    """Reads the parts of one schema, `root`. So of
 
-    def __init__(self, root: dict, remarks: set):
-        self.root, self.remarks = root, remarks
-        self.is_recursive = self.keeps_refs = False
-        self.parts = 0
+        {"properties": {"to": {"$ref": "#/$defs/City"}}, "$defs": {"City": {"const": "Nice"}}}
 
-    def own(self, node, path=("#",), here=("#",)) -> dict:
+    read(root) is {"type": "object", "properties": {"to": {"enum": ["Nice"]}}}.
+
+    remarks: gets what the user should know. keeps_refs: leave every $ref as it is.
+    """
+
+    def __init__(self, root: dict, remarks: set, keeps_refs: bool = False):
+        self.root, self.remarks, self.keeps_refs = root, remarks, keeps_refs
+        self.is_recursive = False  # whether a $ref was found within what it names
+        self.parts = 0  # read so far
+
+    def read(self, node, path=("#",), here=("#",)) -> dict:
         """One schema within the root in our own form.
 
-        path: the references that lead to it. here: those of them since the last member or item.
+        path: the references followed from the root to it; one that comes again is recursive. here:
+        those followed since the last member or item; one that comes again never ends.
         """
         self.parts += 1
         if self.parts > MAX_PARTS:
             raise InvalidTask("tool schema", f"a schema of more than {MAX_PARTS} parts")
         if isinstance(node, bool):  # anything, nothing
             return {} if node else {"not": {}}
+        if node == {"const": None}:
+            return {"type": "null"}
         node = {key: value for key, value in node.items() if value is not None or key == "default"}
         refused = REFUSED & node.keys()
         if refused:
@@ -276,15 +304,17 @@ class _Reading:
         def inner(key, part):
             if key == "properties":
                 return part
-            return self.own(part, path, here if key in IN_PLACE else ())
+            return self.read(part, path, here if key in IN_PLACE else ())
 
         schema = with_parts(schema, inner)
         parts = schema.pop("allOf", [])
         if "$ref" in node and not self.keeps_refs:
             parts = [self.target(node["$ref"], path, here), *parts]
         for part in parts:
-            schema = _both(schema, part)
-        schema = _finished(schema)
+            schema = _merged(schema, part)
+        schema = _typed(schema)
+        _check_enum(schema)
+        _check_required(schema)
         if node.get("nullable") is True:  # OpenAPI
             notes = {key: schema.pop(key) for key in [*schema] if key in NOTES}
             schema = {**notes, "anyOf": [schema, {"type": "null"}]}
@@ -295,8 +325,11 @@ class _Reading:
     def keywords(self, node: dict) -> dict:
         """The keywords of one schema that are kept; the schemas within it as they are."""
         kept = CHECKED | REFERENCES if self.keeps_refs else CHECKED
-        schema = {key: value for key, value in node.items()
-                  if key in kept or isinstance(value, NOTES.get(key, ()))}
+        schema = {}
+        for key, value in node.items():
+            # nothing is an instance of (), the types of what is no note
+            if key in kept or isinstance(value, NOTES.get(key, ())):
+                schema[key] = value
         if "type" in node:  # Google writes STRING
             names = [name.lower() for name in kinds(node)]
             schema["type"] = names if isinstance(node["type"], list) else names[0]
@@ -320,7 +353,7 @@ class _Reading:
             if part is None or part is False:
                 continue
             try:
-                members[name] = self.own(part, path, ())
+                members[name] = self.read(part, path, ())
             except Impossible as fault:
                 if name in schema.get("required", ()):
                     raise
@@ -335,19 +368,21 @@ class _Reading:
         if ref in path:
             self.is_recursive = True
             return {}
-        return self.own(node, (*path, ref), (*here, ref))
+        return self.read(node, (*path, ref), (*here, ref))
 
     def named(self, ref: str) -> dict:
-        """What a $ref within the same schema names, such as #/$defs/Place."""
+        """What a $ref within the same schema names: #/$defs/Place, or # for the root. Anchors, such
+        as #Place, are not known."""
+        start, *steps = ref.split("/")
         node = self.root
-        for step in ref.removeprefix("#").split("/")[1:]:
+        for step in steps:
             node = node.get(step) if isinstance(node, dict) else None
-        if not ref.startswith("#") or not isinstance(node, dict):
+        if start != "#" or not isinstance(node, dict):
             raise InvalidTask("tool schema", "a $ref to nothing here")
         return node
 
 
-def _both(schema: dict, part: dict) -> dict:
+def _merged(schema: dict, part: dict) -> dict:
     """A schema and another one of the same value, as one; in allOf where they say different
     things."""
     shared = schema.keys() & part.keys() - NOTES.keys()
@@ -356,27 +391,27 @@ def _both(schema: dict, part: dict) -> dict:
     return {**part, **schema}
 
 
-def _finished(schema: dict) -> dict:
-    """A schema, checked, with a type that its members imply."""
-    if not {"type", "anyOf", "$ref"} & schema.keys():
-        if {"properties", "required"} & schema.keys():
-            schema = {"type": "object", **schema}
-        elif "items" in schema:
-            schema = {"type": "array", **schema}
+def _typed(schema: dict) -> dict:
+    """A schema with the type that its keywords imply, if it says none."""
+    if {"type", "anyOf", "$ref"} & schema.keys():
+        return schema
+    if {"properties", "required"} & schema.keys():
+        return {"type": "object", **schema}
+    if "items" in schema:
+        return {"type": "array", **schema}
+    return schema
+
+
+def _check_enum(schema: dict):
+    """Raise Impossible if no value of an enum has the type of its schema."""
     names = kinds(schema)
     if names and "enum" in schema:
         if not any(conforms(value, {"type": names}) for value in schema["enum"]):
             raise Impossible("tool schema", f"no value of enum has the type {' or '.join(names)}")
-    _check_required(schema)
-    return schema
 
 
 # ---------------------------------------------------------------------------------------------
 # a line of a task file in our own form
-
-FIELDS = ("task", "tools", "calls", "ordered", "reference")  # others are the user's own
-OFFERED = 3        # tools of the list that a task without tools is given, at least
-LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds several
 
 
 def own_record(line: dict, listed=None) -> dict:
@@ -395,7 +430,7 @@ def own_record(line: dict, listed=None) -> dict:
             detail = "both 'calls' and 'tool_calls': leave one of them out"
             raise InvalidTask("malformed task", detail)
         line["calls"] = line["tool_calls"]
-    # the one key that may be left out, and would be overlooked
+    # a misspelt `ordered` would be overlooked, as it may be left out
     near = get_close_matches("ordered", line, 1, 0.85)
     if near and "ordered" not in line:
         detail = f"unknown key {near[0]!r}: did you mean 'ordered'? correct or rename it"
@@ -459,26 +494,31 @@ def _without_nulls(value, schema: dict):
 
 
 def _tools_of_line(record: dict, listed: dict) -> list:
-    """The tools of a task, by their names those of the list. Without any: those of the list that it
-    calls, and others up to OFFERED, as with the right ones alone nobody would see whether an agent
-    can choose."""
+    """The tools of a task, those of the list by their names. If it has none: those that it calls
+    and random others up to OFFERED, so that the agent must choose."""
     if "tools" in record:
         tools = _tools_in(record["tools"])
-        return own_tools([_listed(x, listed) if isinstance(x, str) else x for x in tools])
+        return own_tools([_look_up(x, listed) if isinstance(x, str) else x for x in tools])
     if not listed:
         detail = "no tools: they stand in the line, or in the list of --tools"
         raise InvalidTask("tool schema", detail)
-    names = {call["name"] for call in record["calls"]}
-    short = [name for name, tool in listed.items() if len(str(tool)) <= LONGEST_BESIDE]
-    others = sorted(set(short) - names)
-    number = min(max(OFFERED - len(names), 0), len(others))
-    names |= set(random.Random(str(record.get("task"))).sample(others, number))
+    called = {call["name"] for call in record["calls"]}
+    names = called | _distractors(record, called, listed)
     if not names:  # nothing is called, and every tool is too long
         names = list(listed)[:1]
-    return [_listed(name, listed) for name in sorted(names)]
+    return [_look_up(name, listed) for name in sorted(names)]
 
 
-def _listed(name: str, listed: dict) -> dict:
+def _distractors(record: dict, called: set, listed: dict) -> set:
+    """Names of tools that a task does not call, drawn with its text as the seed."""
+    short = [name for name, tool in listed.items() if len(str(tool)) <= LONGEST_BESIDE]
+    others = sorted(set(short) - called)
+    number = min(max(OFFERED - len(called), 0), len(others))
+    draw = random.Random(str(record.get("task")))
+    return set(draw.sample(others, number))
+
+
+def _look_up(name: str, listed: dict) -> dict:
     """The tool of a name in the list. Raises InvalidTask with .detail."""
     if name not in listed:
         near = choose(name, listed or ["its functions"])
