@@ -57,7 +57,7 @@ from worlds.leaks import ungrounded
 from worlds.play import attempt_score, play, transcript
 from worlds.schemas import words_of
 from worlds.tool_calls import MOST_SHOWN, misfit, parse_calls, read_tasks
-from worlds.tool_lists import as_line, read_text
+from worlds.tool_lists import notes_line, read_text
 
 STEM = 5       # words that begin with the same 5 letters count as one: reminder and remind
 ALL_SHOWN = 8  # up to so many functions are offered without a choice
@@ -166,7 +166,7 @@ class Agent:
             return f"world {self.world.o.world}"
         notes = self.world.notes.items()
         left_out = {why: names for why, names in notes if why.startswith("left out")}
-        return printable(f"{len(self.tools)} functions {as_line(left_out)}".strip())
+        return printable(f"{len(self.tools)} functions {notes_line(left_out)}".strip())
 
     def held_out(self) -> list[Task]:
         """The run's held-out tasks; of a world with tools those that ask for calls."""

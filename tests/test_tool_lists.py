@@ -11,7 +11,8 @@ from test_tool_calls import lines
 from worlds import NO_SEED, InvalidTask, call_text
 from worlds.schemas import argument_fault, normal_calls
 from worlds.tool_calls import World, make_task, read_tasks
-from worlds.tool_lists import own_record, own_schema, own_tool, own_tools, read_tools
+from worlds.tool_lists import normalized_record, normalized_schema, normalized_tool, \
+    normalized_tools, read_tools
 
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 
@@ -94,11 +95,11 @@ def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
 
 def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
     for name in ("a.b-c", "größe", "检索", "class", "fs/read", "21st_builder", "n" * 128):
-        assert own_tool({"name": name, "parameters": {}}, set())["name"] == name
+        assert normalized_tool({"name": name, "parameters": {}}, set())["name"] == name
         call = {"name": name, "arguments": {"from": "x", "is": 1}}
         assert call_text.parse_calls(call_text.write_call(call)) == [call]
     for name in ("", "a b", "a(b", "n" * 129, "a\nb"):
-        raised(InvalidTask, None, own_tool, {"name": name}, set())
+        raised(InvalidTask, None, normalized_tool, {"name": name}, set())
     tools = [{"name": f"f{n}", "parameters": schema(**{name: TEXT})}
              for n, name in enumerate(["user id", "ﬁle", "año_vehiculo", "from"])]
     path = listed(tmp_path / "tools.json", *tools)
@@ -157,9 +158,9 @@ FITS = [
 @pytest.mark.parametrize("given, spoken, good, bad", FITS, ids=range(len(FITS)))
 def test_what_a_schema_says_is_checked(given, spoken, good, bad):
     """On the way in and in every call; read twice it stays the same, as files are."""
-    own = own_schema(schema(a=given) | {"$defs": {"Place": PLACE, "Tree": TREE, "n": TEXT}},
+    own = normalized_schema(schema(a=given) | {"$defs": {"Place": PLACE, "Tree": TREE, "n": TEXT}},
                      set())
-    assert own_schema(own, set()) == own
+    assert normalized_schema(own, set()) == own
     assert call_text.signature({"name": "f", "parameters": own}) == f"f(a: {spoken})"
     for value in good:
         assert not argument_fault({"a": value}, own), value
@@ -174,7 +175,7 @@ def test_what_a_model_wrote_has_neither_patterns_nor_recursion():
     for given in ({"type": "string", "pattern": "a"}, {"patternProperties": {"a": TEXT}},
                   {"$ref": "#/$defs/Tree"}):
         tool = {"name": "f", "parameters": schema(a=given) | {"$defs": {"Tree": TREE}}}
-        assert own_tools([tool])
+        assert normalized_tools([tool])
         record = {"task": "Please do as I told you.", "tools": [tool],
                   "calls": [{"name": "f", "arguments": {}}]}
         raised(InvalidTask, "tool schema", world.parse_task, json.dumps(record), NO_SEED, 1)
@@ -269,7 +270,7 @@ def test_a_task_without_tools_has_the_right_one_and_others():
     tools = {name: {**RING, "name": name} for name in ("ring", "b", "a", "c", "d")}
     shown = []
     for i in range(40):
-        task = own_record({"task": f"{ASKED} {i}", "calls": [CALL]}, tools)
+        task = normalized_record({"task": f"{ASKED} {i}", "calls": [CALL]}, tools)
         shown.append([tool["name"] for tool in task["tools"]])
     assert all(len(set(names)) == 3 and "ring" in names for names in shown)
     assert {name for names in shown for name in names} == {"ring", "a", "b", "c", "d"}

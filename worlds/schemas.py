@@ -133,8 +133,8 @@ def _validator(schema: str) -> Validator:
 
 
 def conforms(value, schema: dict) -> bool:
-    """Whether a value satisfies a part of a schema in the form of tool_lists.own_schema; what a
-    $ref in it names is not known here, and anything fits."""
+    """Whether a value satisfies a part of a schema in the form of tool_lists.normalized_schema;
+    what a $ref in it names is not known here, and anything fits."""
     text = json.dumps(schema).replace('"$ref"', '"$comment"')
     return _validator(text).is_valid(value)
 

@@ -97,7 +97,7 @@ def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task
 
 def _spec_of_calls(record: dict, origin: str) -> dict:
     """The evaluation spec of a task that takes calls. Raises InvalidTask."""
-    spec = {"tools": tool_lists.own_tools(record.get("tools")), "calls": record["calls"],
+    spec = {"tools": tool_lists.normalized_tools(record.get("tools")), "calls": record["calls"],
             "ordered": record.get("ordered", False)}
     if not isinstance(spec["ordered"], bool):
         raise InvalidTask("malformed task", "ordered is neither true nor false")
@@ -138,7 +138,7 @@ def same_task_key(task: Task) -> tuple[str, ...]:
 
 
 def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
-    """Every task of a JSONL file, in the shapes of tool_lists.own_record.
+    """Every task of a JSONL file, in the shapes of tool_lists.normalized_record.
 
     tools: {name: spec} of --tools, for tasks without tools of their own. Raises UserError with the
     first bad lines.
@@ -184,7 +184,7 @@ def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
         if not isinstance(record, dict):
             raise InvalidTask("not one JSON object", "write one JSON object per line")
         # only what is kept of a line is held to what a model can write
-        task = make_task(call_text.plain(tool_lists.own_record(record, tools)), "base")
+        task = make_task(call_text.plain(tool_lists.normalized_record(record, tools)), "base")
     except (ValueError, RecursionError) as error:
         detail = f"{first_line(error)}; write one object per line"
         raise InvalidTask("not one JSON object", detail) from None
@@ -397,7 +397,7 @@ class World(worlds.World):
         file = o.base_tasks or str(EXAMPLE_TASKS)
         self.tools, self.notes = self._read_tools(self.option(o, "tools"), file)
         if self.notes:
-            print(tool_lists.as_line(self.notes), flush=True)
+            print(tool_lists.notes_line(self.notes), flush=True)
         self.splits, note = self._read_tasks(file)
         every = [task for part in self.splits.values() for task in part]
         self.nothing = any(task.spec.get("calls") == [] for task in every)

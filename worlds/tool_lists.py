@@ -1,6 +1,6 @@
 """What users bring: lists of tools and example tasks, read into our own form.
 
-Usage: `read_tools` for --tools FILE, `own_record` for a line of --base-tasks. A tool is
+Usage: `read_tools` for --tools FILE, `normalized_record` for a line of --base-tasks. A tool is
 
     {"name", "description", "parameters"}                      our own, and the older OpenAI form
     {"type": "function", "function": {...}}                    OpenAI
@@ -79,7 +79,7 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
     for number, entry in enumerate(entries, 1):
         remarks = set()
         try:
-            tool = own_tool(entry, remarks)
+            tool = normalized_tool(entry, remarks)
             _check_writable(tool, call_format)
             if tools.get(tool["name"], tool) != tool:
                 raise InvalidTask("tool schema", "another tool of the same name came first")
@@ -92,7 +92,7 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
     if not tools:
         why = "give --tools a list of functions, as of tools/list; --base-tasks: examples"
         if notes:
-            why = as_line(notes)
+            why = notes_line(notes)
         raise UserError(f"{path}: no tool in it: {shorten(why, 200)}")
     return list(tools.values()), notes
 
@@ -105,7 +105,7 @@ def _check_writable(tool: dict, call_format: str):
         raise InvalidTask("tool schema", detail)
 
 
-def as_line(notes: dict) -> str:
+def notes_line(notes: dict) -> str:
     """The notes of `read_tools` as one line, `2 left out: unknown type 'x' (f, g)`."""
     parts = [f"{len(names)} {what} ({', '.join(names[:NAMED])})" for what, names in notes.items()]
     return printable("; ".join(parts))
@@ -163,17 +163,17 @@ def _unwrapped(tool):
 # a tool and its schema in our own form
 
 
-def own_tools(tools) -> list:
+def normalized_tools(tools) -> list:
     """The tools of one task in our own form. Raises InvalidTask with .detail."""
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidTask("tool schema", f"not a list of 1 to {MAX_TOOLS} tools")
-    read = [own_tool(tool, set()) for tool in tools]
+    read = [normalized_tool(tool, set()) for tool in tools]
     if len({tool["name"] for tool in read}) < len(read):
         raise InvalidTask("tool schema", "two tools have the same name")
     return read
 
 
-def own_tool(tool, remarks: set) -> dict:
+def normalized_tool(tool, remarks: set) -> dict:
     """A tool in any of the shapes -> {"name", "description", "parameters"}.
 
     remarks: gets what the user should know of it. Raises InvalidTask with .detail.
@@ -190,7 +190,7 @@ def own_tool(tool, remarks: set) -> dict:
         remarks.add("without a schema: read as without arguments")
         given = [{}]
     try:
-        parameters = own_schema(given[0], remarks)
+        parameters = normalized_schema(given[0], remarks)
         own = call_text.plain({"name": tool["name"], "parameters": parameters,
                                "description": str(tool.get("description") or "")})
         flaw = _flaw(json.dumps(parameters))  # text, so that lru_cache can hash it
@@ -244,7 +244,7 @@ def _flaw(schema: str) -> str:
     return ""
 
 
-def own_schema(root: dict, remarks: set) -> dict:
+def normalized_schema(root: dict, remarks: set) -> dict:
     """A JSON schema of an object as it is shown and checked; read again it comes back equal.
 
     Raises InvalidTask, or one of MALFORMED.
@@ -414,7 +414,7 @@ def _check_enum(schema: dict):
 # a line of a task file in our own form
 
 
-def own_record(line: dict, listed=None) -> dict:
+def normalized_record(line: dict, listed=None) -> dict:
     """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
 
     listed: {name: spec} of --tools; a task without tools of its own has those that it calls, and
@@ -439,7 +439,7 @@ def own_record(line: dict, listed=None) -> dict:
     if "calls" in record:
         if not isinstance(record["calls"], list):
             raise InvalidTask("malformed task", "calls is not a list")
-        record["calls"] = [_own_call(call) for call in record["calls"]]
+        record["calls"] = [_normalized_call(call) for call in record["calls"]]
         record["tools"] = _tools_of_line(record, listed or {})
         schemas = {tool["name"]: tool["parameters"] for tool in record["tools"]}
         for call in record["calls"]:
@@ -464,7 +464,7 @@ def _of_chat(messages) -> dict:
     return {"task": requests[0], "calls": answers[0]}
 
 
-def _own_call(call) -> dict:
+def _normalized_call(call) -> dict:
     """A call as it is, as OpenAI wraps it, or with its arguments as JSON text."""
     call = _unwrapped(call)
     own = {}
@@ -498,7 +498,7 @@ def _tools_of_line(record: dict, listed: dict) -> list:
     and random others up to OFFERED, so that the agent must choose."""
     if "tools" in record:
         tools = _tools_in(record["tools"])
-        return own_tools([_look_up(x, listed) if isinstance(x, str) else x for x in tools])
+        return normalized_tools([_look_up(x, listed) if isinstance(x, str) else x for x in tools])
     if not listed:
         detail = "no tools: they stand in the line, or in the list of --tools"
         raise InvalidTask("tool schema", detail)
