@@ -4,13 +4,13 @@ door.
 Run: python -m pytest tests/test_tool_calls.py -q
 """
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import curriculum
 from data_pool import Trace
+from genenv import Options
 from helpers import raised, randomise, user_error
 from model.chat import Chat
 from policy import Policy, Rollout
@@ -58,15 +58,11 @@ def chat_model(folder, template=CHATML, hidden=64):
 
 
 def options(**changes):
-    """What the world reads of the options; its own ones by their names."""
+    """The options of a run; the world's own ones by their names."""
     own = {name: changes.pop(name) for name in World.OPTIONS if name in changes}
-    return SimpleNamespace(**{**dict(model="m", base_tasks="", validation_tasks="", rank=4, seed=0,
-                                     quant="",
-                                     max_prompt_tokens=8192, max_task_tokens=64,
-                                     max_response_tokens=32,
-                                     dtype="auto", resume=False, env_model="",
-                                     chat_template_kwargs="",
-                                     variant="genenv", date="", world_options=own), **changes})
+    sizes = {"max_prompt_tokens": 8192, "max_task_tokens": 64, "max_response_tokens": 32}
+    given = {"model": "m", **sizes, **changes}
+    return Options(world="tool_calls", world_options=own, **given)
 
 
 def lines(path, records):
@@ -145,7 +141,7 @@ def test_bad_lines_are_named_by_their_numbers(tmp_path):
     high, other = record(calls=[light(level=200)]), record(calls=[light(level=6)])
     typo = {"task": "Dim it.", "call": []}
     path = lines(tmp_path / "bad.jsonl", [high, typo, ["x"], record(), record(), other, typo])
-    user_error(f"{path}, line 1: wrong.*; line 2, 7: .*call.*; line 3: .*; line 5: .*; line 6: ",
+    user_error(f"{path}, line 1: wrong.*; line 2, 7: .*call.*; line 3: .*; line 5, 6: ",
                read_tasks, path)
 
 

@@ -64,18 +64,17 @@ def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
 def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
     """A tool without a schema is read as one without arguments: nothing said, every call was
     wrong."""
-    names_only = [{"name": f"zpa{n}", "description": "Get."} for n in range(5)]
     noted = {"name": "f",
              "parameters": {"type": "object", "properties": {"a": {**WHOLE, "enum": ["1"]}}}}
     tools, notes = read_tools(listed(tmp_path / "tools.json", RING,
                                      {**RING, "description": "Another."},
-                                     {"name": "a b"}, *names_only, {"type": "web_search"},
+                                     {"name": "a b"}, {"name": "bare"}, {"type": "web_search"},
                                      {"type": "bash_20250124", "name": "bash"}, noted))
-    assert [tool["name"] for tool in tools] == ["ring", "zpa0", "zpa1", "zpa2", "zpa3", "zpa4", "f"]
+    assert [tool["name"] for tool in tools] == ["ring", "bare", "f"]
     assert notes == {"left out: another tool of the same name came first": ["ring"],
                      "left out: a name with other signs than letters, digits and _.-/": ["a b"],
-                     "without a schema: read as without arguments": [f"zpa{n}" for n in range(5)],
-                     "left out: no 'name' in the function itself": ["entry 9"],
+                     "without a schema: read as without arguments": ["bare"],
+                     "left out: no 'name' in the function itself": ["entry 5"],
                      "left out: of type bash_20250124, not a function": ["bash"],
                      "without an optional argument: no value of enum has the type integer": ["f"]}
 

@@ -76,9 +76,8 @@ class Request:
         if len(places(text, self.text)) != 1:
             return False
         # it is in no other value, and no other value is in it
-        around = [other for other in self.values if text in other]
-        within = [other for other in self.values if other and other != text and other in text]
-        return len(around) <= 1 and not within
+        alike = [other for other in self.values if other and (other in text or text in other)]
+        return len(alike) == 1
 
 
 def written(value) -> str:

@@ -152,10 +152,9 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
         try:
             task, asked = _task_of_line(line, tools, call_format)
             if asked in lines_asking:
-                first, same = lines_asking[asked]
-                how = "repeats" if same == task else "contradicts"
-                raise InvalidTask("malformed task", f"{how} line {first}; remove one of them")
-            lines_asking[asked] = number, task
+                detail = f"asks what line {lines_asking[asked]} asks; remove one of them"
+                raise InvalidTask("malformed task", detail)
+            lines_asking[asked] = number
             tasks.append(task)
         except InvalidTask as fault:
             faults[f"{fault}: {fault.detail}"].append(number)
@@ -218,13 +217,12 @@ def split(tasks, given, path: str = "") -> tuple[dict, str]:
     tuning part. No key of one part is in another. Raises UserError if fewer than FEWEST are left to
     learn from.
     """
-    given_keys = _keys_of(given)
-    both = [task for task in tasks if not given_keys.isdisjoint(same_task_key(task))]
+    every, given_keys = len(tasks), _keys_of(given)
     tasks = [task for task in tasks if given_keys.isdisjoint(same_task_key(task))]
     note = ""
-    if both:
-        note = f"; {len(both)} left out, as requests of --validation-tasks have the same calls " \
-            f"or words, first {both[0].text!r:.80}: to train on them, take those requests out"
+    if len(tasks) < every:
+        note = f"; {every - len(tasks)} left out, as requests of --validation-tasks have the " \
+            "same calls or words: to train on them, take those requests out"
     names = sorted({same_task_key(task)[0] for task in tasks}, key=_hash)
     eighth = max(1, len(names) // HELD_OUT)
     tuned = eighth if len(names) >= TUNED else 0

@@ -330,9 +330,8 @@ class SchemaReader:
             # nothing is an instance of (), the types of what is no note
             if key in kept or isinstance(value, NOTES.get(key, ())):
                 schema[key] = value
-        if "type" in node:  # Google writes STRING
-            names = [name.lower() for name in kinds(node)]
-            schema["type"] = names if isinstance(node["type"], list) else names[0]
+        if isinstance(node.get("type"), str):  # Google writes STRING
+            schema["type"] = node["type"].lower()
         if "const" in node:
             schema["enum"] = [node["const"]]
         if "oneOf" in node:
