@@ -1,4 +1,4 @@
-"""reasoning-gym as a world: what is let in, lines, items, scores, and the loop with scripted players.
+"""reasoning-gym as a world: what is let in, lines, items, scores, the loop with scripted players.
 
 Run: python -m pytest tests/test_gym.py -q
 """
@@ -24,7 +24,7 @@ from model.files import read_jsonl
 from policy import Rollout
 from worlds import InvalidTask, NO_SEED, gym
 
-pytest.importorskip("reasoning_gym", reason="its users install it: pip install reasoning-gym==0.1.25")
+pytest.importorskip("reasoning_gym", reason="its users install it: worlds/README.md says how")
 
 TEN = ("chain_sum,basic_arithmetic,spell_backward,products,gcd,lcm,base_conversion,count_bits,"
        "leg_counting,fraction_simplification")
@@ -45,7 +45,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def whole():
-    """Every family of the table, without its base and held-out tasks, of which it makes too many."""
+    """Every family of the table, without base and held-out tasks, of which it makes too many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gym.World, "make_splits", lambda self: {})
         return gym.World(options("all", max_response_tokens=10 ** 4))
@@ -57,7 +57,7 @@ def whole():
 
 def test_every_family_pays_its_own_answer_and_no_other_text_raises(whole):
     """A family would teach nothing, or one odd answer would end a run."""
-    odd = ["?", "9" * 900, "[" * 900, "1e999999999", "nan", "[NaN, NaN]", "nan+nani", "\ud800", "1/0"]
+    odd = ["?", "9" * 900, "[" * 900, "1e999999999", "nan", "[NaN, NaN]", "\ud800", "1/0"]
     for family in whole.levels:
         made = 0
         for number in range(5):
@@ -111,9 +111,8 @@ def test_a_line_makes_the_same_item_in_every_process():
     printed = []
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", ITEMS], env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        printed.append(json.loads(done.stdout))
+        items = subprocess.check_output([sys.executable, "-c", ITEMS], env=env)
+        printed.append(json.loads(items))
     assert len(printed[0]) >= len(LEVELS) // 3
     for one, other in zip(*printed):
         assert one == other

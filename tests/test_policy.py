@@ -22,7 +22,7 @@ from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, 
 from model import decoder
 from model.attention import pack
 import policy as policy_module
-from policy import Policy, by_group, by_prompt, draw, split_groups
+from policy import Policy, by_group, draw, split_groups
 from support.options import Options
 from worlds import open_policy
 
@@ -99,9 +99,10 @@ def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, m
     monkeypatch.setattr(policy_module, "KEPT_LOGITS", 0)
     with shared.use("agent"), shapes_into(shared.lm.get_output_embeddings()) as logits:
         again = shared.logprobs(flat(groups))[0]
-        for one, other in zip(*(torch.autograd.grad(logp[mask].sum(), shared.params["agent"])
-                                for logp in (kept, again))):
-            assert torch.equal(one, other) and one.abs().max() > 0
+        params = shared.params["agent"]
+        one = torch.autograd.grad(kept[mask].sum(), params)
+        other = torch.autograd.grad(again[mask].sum(), params)
+    assert same(one, other) and all(g.abs().max() > 0 for g in one)
     assert logits == [(4,)] * 16  # those of `again` twice, those of `kept` once
     with shapes_into(shared.lm.get_input_embeddings()) as inputs:
         shared.sample(None, [p for p, _ in groups], G=4, max_new_tokens=1)
@@ -113,7 +114,8 @@ def test_half_precision_logits_are_normalised_in_fp32():
     head = torch.nn.Linear(16, 500, bias=False).to(torch.bfloat16)
     hidden, target = torch.randn(64, 16).to(torch.bfloat16), torch.randint(500, (64,))
     logp = policy_module.token_logprobs(hidden, head, target, 0.7)
-    expected = (head(hidden).double() / 0.7).log_softmax(-1).gather(-1, target[:, None])[:, 0]
+    exact = (head(hidden).double() / 0.7).log_softmax(-1)
+    expected = exact[range(64), target]
     assert logp.dtype == torch.float32
     torch.testing.assert_close(logp.double(), expected, atol=1e-5, rtol=1e-5)
 
@@ -127,19 +129,7 @@ def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
     for rows in batches:
         groups = by_group([rollouts[i] for i in rows])
         assert len(rows) == 1 or pack(groups, 0).ids.numel() <= budget
-    assert len(batches) == 1 if budget == 10_000 else len(batches) > 1
-
-
-def test_texts_of_one_long_prompt_become_a_group(shared, monkeypatch):
-    """A text would get the weight of another, or short prompts other bits than one by one."""
-    monkeypatch.setattr(policy_module, "LONG", 5)
-    texts = flat([([4] * 6, [[5]]), ([7], [[6]]), ([7], [[8]]), ([4] * 6, [[9]])])
-    together, places = by_prompt(texts)
-    assert [len(group) for group in by_group(together)] == [2, 1, 1] and places == [0, 3, 1, 2]
-    assert [r.response for r in together] == [texts[i].response for i in places]
-    with shared.use("env"), torch.no_grad():
-        logp, alone = shared.logprobs(together)[0], shared.logprobs(texts)[0]
-    torch.testing.assert_close(logp, alone[places])
+    assert (len(batches) == 1) == (budget == 10_000)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -247,7 +237,8 @@ def test_every_eos_id_of_the_model_ends_a_response(ending):
     out = ending.sample("agent", [[20, 21]], G=300, max_new_tokens=6, generator=ending.generator(2))
     assert len({r.response[-1] for r in out if not r.limit}) > 5
     for r in out:
-        assert not set(r.response[:-1]) & set(ENDINGS) and len(r.response) == len(r.logps) <= 6
+        assert len(r.response) == len(r.logps) <= 6
+        assert not set(r.response[:-1]) & set(ENDINGS)
         assert bool(r.limit) == (r.response[-1] not in ENDINGS)
     assert {r.limit for r in out if len(r.response) == 6} == {"too many tokens", ""}
 
@@ -453,13 +444,11 @@ def test_chat_template_gets_its_options_and_one_date(folder):
         assert policy.encode(chat) == [BOS, 4, 13, EOS, 5, *ids]
 
 
-@pytest.mark.parametrize("template", [
-    "{% for m in messages if m.role != 'system' %}{{ m.content }} <eos> {% endfor %}",
-    "{% for m in messages %}{{ m.role }} <eos> {% endfor %}", "{{ tools[0] }}"])
-def test_a_template_that_loses_a_message_is_refused(template):
+def test_a_template_that_loses_a_message_is_refused():
     """The agent would answer without its functions or the request, and nothing would say why."""
     policy = tiny_policy(adapters=(), chat=True)
-    policy.tokenizer.chat_template = template
+    policy.tokenizer.chat_template = (
+        "{% for m in messages if m.role != 'system' %}{{ m.content }} <eos> {% endfor %}")
     chat = [{"role": "system", "content": "w3"}, {"role": "user", "content": "w9 w8"}]
     user_error("chat template", policy.encode, chat)
 
@@ -483,16 +472,17 @@ def test_control_tokens_within_a_response_are_seen(shared):
 # models that cannot be used
 
 
-@pytest.mark.parametrize("change, said", [
-    (lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "1.mlp.up_proj.weight is missing"),
-    (lambda t: t.update({f"module.{k}": t.pop(k) for k in list(t)}), "is missing"),
-    (lambda t: t.update(score=torch.ones(2)), "score is unexpected"),
-    (lambda t: t.update({"lm_head.weight": torch.ones(9, 32)}), "lm_head.weight.* is mismatched"),
-    (lambda t: t.update({k: (9 * v).char() for k, v in t.items()}), "whole numbers")])
-def test_weights_that_are_not_the_models_are_refused(folder, change, said):
+@pytest.mark.parametrize("name, weight, said", [
+    ("model.layers.1.mlp.up_proj.weight", None, "1.mlp.up_proj.weight is missing"),
+    ("score", torch.ones(2), "score is unexpected"),
+    ("lm_head.weight", torch.ones(9, 32), "lm_head.weight.* is mismatched"),
+    ("model.embed_tokens.weight", torch.ones(40, 32).char(), "whole numbers")])
+def test_weights_that_are_not_the_models_are_refused(folder, name, weight, said):
     """Missing ones would be random, without a word."""
     tensors = load_file(folder / "model.safetensors")
-    change(tensors)
+    tensors[name] = weight
+    if weight is None:
+        del tensors[name]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     user_error(said, Policy.load, str(folder), device="cpu")
 
@@ -510,23 +500,21 @@ def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
     user_error("quantised already", Policy.load, str(folder), device="cpu")
 
 
-@pytest.mark.parametrize("family, options", [
-    ("mistral", {"sliding_window": 16}), ("phi3", {"sliding_window": 16}),
-    ("gemma3_text", {"sliding_window": 16, "head_dim": 8}), ("granite", {"logits_scaling": 8.0}),
-    ("lfm2", {"layer_types": ["conv", "full_attention"]}), ("stablelm", {}),
-    ("mistral", {"sliding_window": 400}), ("llama", {}), ("phi3", {"sliding_window": None})])
-def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options):
+@pytest.mark.parametrize("family, options, usable", [
+    ("mistral", {"sliding_window": 16}, False), ("mistral", {"sliding_window": 400}, True),
+    ("gemma3_text", {"sliding_window": 16, "head_dim": 8}, False),
+    ("granite", {"logits_scaling": 8.0}, False), ("llama", {}, True),
+    ("lfm2", {"layer_types": ["conv", "full_attention"]}, False), ("stablelm", {}, False)])
+def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options, usable):
     """They would be sampled and scored as other models, alike and silently."""
     options = {**TINY, "max_position_embeddings": 512, **options}
     lm = tiny_lm(config=AutoConfig.for_model(family, **options))
-
-    def load():
-        return Policy.load(str(save(lm, tmp_path)), device="cpu", max_tokens=300)
-
-    if options.get("sliding_window", 16) in (None, 400) or family == "llama":
-        assert load().encode("w1") == [5]
+    path = str(save(lm, tmp_path))
+    if usable:
+        assert Policy.load(path, device="cpu", max_tokens=300).params
     else:
-        user_error("cannot be used|full causal attention", load)
+        user_error("cannot be used|full causal attention", Policy.load, path, device="cpu",
+                   max_tokens=300)
 
 
 def test_rounding_of_large_scores_is_not_taken_for_another_model(tmp_path):
@@ -577,15 +565,21 @@ def test_a_block_that_drops_out_in_train_mode_trains_as_it_samples(tmp_path):
             logp, mask = policy.logprobs(flat(random_groups(MIXED)), 1.0, grad_checkpoint)
             logp.sum().backward()
         made.append([logp.detach(), *gradients(policy, "agent")])
-    assert same(*made) and made[0][-1].abs().max() > 0
+    assert same(*made)
+    assert made[0][-1].abs().max() > 0
 
 
 def test_a_block_that_computes_something_else_in_train_mode_is_refused(folder, monkeypatch):
     """Its gradient would be that of another model on a GPU alone, and no test here would see it."""
     block = sys.modules[type(tiny_lm()).__module__].Qwen2DecoderLayer
     forward = block.forward
-    monkeypatch.setattr(block, "forward", lambda self, x, *args, **kwargs: forward(
-        self, x * (2 if self.training else 1), *args, **kwargs))
+
+    def doubled(self, x, *args, **kwargs):
+        if self.training:
+            x = 2 * x
+        return forward(self, x, *args, **kwargs)
+
+    monkeypatch.setattr(block, "forward", doubled)
     user_error("train mode", Policy.load, str(folder), device="cpu")
 
 

@@ -71,7 +71,7 @@ def test_kl_sample_is_all_that_was_written_for_random_seed_tasks():
 # the update
 
 
-@pytest.mark.parametrize("budget, long", [(10_000, 128), (10_000, 1), (14, 1), (1, 128)])
+@pytest.mark.parametrize("budget, long", [(10_000, 128), (10_000, 3), (14, 1), (1, 128)])
 def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypatch):
     """Weights on the wrong record, a KL term on records, a reference with the adapter on, a mean of
     micro-batches' means, a shared prompt mixed up: the plain way says so."""

@@ -13,8 +13,8 @@ import walkthroughs
 SCRIPTS = sorted(Path(walkthroughs.__file__).parent.glob("[1-9]_*.py"))
 
 
-@pytest.mark.parametrize("script", [pytest.param(s, marks=pytest.mark.slow) if s.name[0] == "1" else s
-                                    for s in SCRIPTS], ids=lambda s: s.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.name)
 def test_it_runs_to_its_end(script, tmp_path, monkeypatch):
     """The first thing that a reader tries would end in a traceback."""
     monkeypatch.setattr(walkthroughs, "PICTURES", tmp_path)
