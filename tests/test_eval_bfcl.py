@@ -28,24 +28,21 @@ def accepted(kind, listed, texts):
 
 @pytest.mark.parametrize("text, calls", [
     ("```\n[f(a=1)]\n```", [("f", {"a": 1})]), ("f(a=1), g()", [("f", {"a": 1}), ("g", {})]),
-    ("", []), ("[m.n.f(1, a=2)]", [("m.n.f", {"a": 2})]),         # positional arguments dropped
-    ("[f(a=true, b=True, c=None)]", [("f", {"a": "true", "b": True, "c": None})]),
-    ("[f(a=2+3*4, b=2**10, c=1.5/3, e=-3)]", [("f", {"a": 14, "b": 1024, "c": 0.5, "e": -3})]),
-    ("[f(a=+5, b=~5)]", [("f", {"a": -5, "b": -5})]),             # any sign is a minus there
+    ("[m.n.f(1, a=2)]", [("m.n.f", {"a": 2})]),  # positional arguments dropped
+    ("[f(a=true, b=2+3*4, c=+5)]", [("f", {"a": "true", "b": 14, "c": -5})]),  # any sign: a minus
     ("[f(a=g(1), b=g(c=1), d=x[0], e=...)]",
-     [("f", {"a": "g(1)", "b": {"g": {"c": 1}}, "d": "x[0]", "e": "..."})]),
-    ("[f(a=(1, 'b'), c={'k': [1]})]", [("f", {"a": (1, "b"), "c": {"k": [1]}})]),
-    ("<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>", [("f", {"a": 1})])])
+     [("f", {"a": "g(1)", "b": {"g": {"c": 1}}, "d": "x[0]", "e": "..."})])])
 def test_decode(text, calls):
+    """Values would be others than the official decoder's."""
     assert bfcl.decode(text) == calls
 
 
 @pytest.mark.parametrize("text", [
-    "Sure: [f(a=1)]", "```python\n[f(a=1)]\n```", "[f(a=1", "['f']", "[[f(a=1)]]", "[f(a={1})]",
-    "[f(a=f'{1}')]", "[f(a=lambda: 1)]", "[f(a=x.y)]", "[f(a=1 < 2)]", "[f(a=[i for i in x])]",
-    "[f(a=[*b])]", "[f(a={[]: 1})]", "[f(a=x + 1)]", "[f(a=1/0)]", "[f(a=len('abc') + 1)]",
-    "[f(a=10**101)]", "[f(a=(9**99)**99)]"])
+    "Sure: [f(a=1)]", "['f']", "[f(a={1})]", "[f(a=f'{1}')]", "[f(a=lambda: 1)]", "[f(a=x.y)]",
+    "[f(a=[i for i in x])]", "[f(a=[*b])]", "[f(a={[]: 1})]", "[f(a=1/0)]",
+    "[f(a=len('abc') + 1)]", "[f(a=10**101)]"])
 def test_undecodable(text):
+    """Model text would be evaluated, or end the evaluation."""
     with pytest.raises(bfcl.Undecodable):
         bfcl.decode(text)
 
@@ -54,13 +51,8 @@ def test_reasoning_before_the_answer_is_neither_a_call_nor_in_the_way_of_one():
     """Right calls after a thought earned nothing, and wrong ones passed as refusals."""
     rec, wrong = record({"a": "integer"}, {"a": [1]}, ["a"]), "[f(a=2)]"
     block = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    for thought in (
-        "<think>easy</think>",
-        "<think>\n\n</think>\n\n",
-        "</think>\n",
-        f"{wrong}</think>",
-        f"<think>{block}</think>\n<think>or {wrong}?</think>\n",
-    ):
+    for thought in ("<think>\n\n</think>\n\n", f"{wrong}</think>",
+                    f"<think>{block}</think>\n<think>or {wrong}?</think>\n"):
         assert passes(rec, f"{thought}[f(a=1)]") and passes(rec, f"{thought}{block}")
         assert not passes(rec, f"{thought}{wrong}")
         refusing = {**rec, "category": "irrelevance"}
@@ -71,84 +63,61 @@ def test_reasoning_before_the_answer_is_neither_a_call_nor_in_the_way_of_one():
 
 
 def test_rule_1_number_and_choice_of_calls():
+    """A call would count twice, or another function's call pass."""
     rec = record({"a": "integer"}, {"a": [1]}, ["a"])
-    assert passes(rec, "[f(a=1)]")
-    assert not passes(rec, "[]") and not passes(rec, "[f(a=1), f(a=1)]")
     rec["category"], rec["ground_truth"] = "parallel", [{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}]
     assert passes(rec, "[f(a=2), f(a=1)]")
     # the first unused call is taken, so the order can decide where answers overlap
     assert not passes(rec, "[f(a=1), f(a=2)]")
     assert not passes(rec, "[f(a=1), f(a=1), f(a=2)]")
     rec["category"], rec["ground_truth"] = "multiple", [{"m.g": {"a": [1]}}]
-    rec["function"].append({"name": "m.g", "parameters": {
-        "type": "dict", "properties": {"a": {"type": "integer"}}, "required": ["a"]}})
+    rec["function"].append({**rec["function"][0], "name": "m.g"})
     assert passes(rec, "[m.g(a=1)]") and not passes(rec, "[f(a=1)]")
 
 
 def test_rule_2_names_and_presence():
-    rec = record({"a": "integer", "b": "string", "c": "integer"}, {"a": [1], "b": ["x", ""]},
-                 ["a"], name="m.f")
-    assert passes(rec, "[m.f(a=1)]") and passes(rec, "[m.f(b='x', a=1)]")
-    for text in ("[f(a=1)]", "[m_f(a=1)]", "[M.f(a=1)]", "[m.f(b='x')]", "[m.f(a=1, c=2)]",
-                 "[m.f(a=1, d=2)]", "[m.f(1)]"):
+    """Calls with arguments of their own would pass."""
+    rec = record({"a": "integer", "b": "string", "c": "integer"},
+                 {"a": [1], "b": ["x", ""], "d": [2, ""]}, ["a"], name="m.f")
+    assert passes(rec, "[m.f(b='x', a=1)]")
+    for text in ("[f(a=1)]", "[M.f(a=1)]", "[m.f(b='x')]", "[m.f(a=1, c=2)]", "[m.f(a=1, d=2)]"):
         assert not passes(rec, text), text
     # an answer argument that does not list "" must be given, required or not
     assert not passes(record({"a": "integer"}, {"a": [1]}), "[f()]")
 
 
-ARRAY, PAIR = ({"type": kind, "items": {"type": "integer"}} for kind in ("array", "tuple"))
-TEXTS, DICTS = ({"type": "array", "items": {"type": kind}} for kind in ("string", "dict"))
+ARRAY, TEXTS, DICTS = ({"type": "array", "items": {"type": kind}}
+                       for kind in ("integer", "string", "dict"))
 TWO = [[{"k": [1]}, {"k": [2]}]]
 
 
-@pytest.mark.parametrize(
-    "kind, listed, right, wrong",
-    [
-        # rule 3: exact types, but integers pass as floats and tuples as tuples
-        ("integer", [5], ["5"], ["5.0", "True", "'5'", "[5]", "None"]),
-        ("integer", [1], [], ["True"]),
-        ("float", [5.0], ["5", "5.0"], ["'5'", "True", "0x" + "f" * 400]),
-        ("boolean", [True], ["True"], ["1", "true", "'True'"]),
-        ("any", ["x"], ["'x'", "x"], ["1"]),
-        ("dict", [{"k": [1]}], ["{'k': 1}"], ["'{}'", "[1]"]),
-        (ARRAY, [[1, 2]], ["[1, 2]"], ["(1, 2)", "[1, 2, 3]"]),
-        (PAIR, [[1, 2]], ["[1, 2]", "(1, 2)"], []),
-        # rule 4: the type of every item
-        (ARRAY, [[1, 2]], [], ["[1, '2']", "[1.0, 2.0]", "[True, 2]"]),
-        (ARRAY, [["a"]], ["['a']"], []),
-        # rule 5: a value of the answer's own type is compared as it is
-        ("string", [5], ["5"], ["'5'"]),
-        ("integer", ["A b"], ["'A b'"], ["'a b'"]),
-        # rule 6: texts without case, blanks and some marks; lists in order; dictionaries by key
-        (
-            "string",
-            ["New York, NY"],
-            ["'new york ny'", "'New-York/NY.'"],
-            ["'New York: NY'", "'York'"],
-        ),
-        ("string", ["it's"], ["'it\"s'"], ["''"]),
-        ("string", ["x", ""], ["''", "' .'"], []),
-        (TEXTS, [["A b", "c"]], ["['ab', 'C']"], ["['c', 'ab']"]),
-        (
-            "dict",
-            [{"k": ["A b"], "n": [1, ""]}],
-            ["{'k': 'ab'}", "{'n': 1, 'k': 'ab'}"],
-            ["{'n': 1}", "{}", "{'k': 'ab', 'z': 1}", "{'k': 'ab', 'n': 2}"],
-        ),
-        (DICTS, TWO, ["[{'k': 1}, {'k': 2}]"], ["[{'k': 2}, {'k': 1}]", "[{'k': 1}]"]),
-        ("float", [0.1], ["0.1", "0.05 + 0.05"], ["0.10000001"]),
-    ],
-)
+@pytest.mark.parametrize("kind, listed, right, wrong", [
+    # rule 3: exact types, but integers pass as floats
+    ("integer", [1], ["1"], ["1.0", "True", "'1'", "None"]),
+    ("float", [5.0], ["5", "5.0"], ["'5'", "True", "0x" + "f" * 400]),
+    ("any", ["x"], ["'x'", "x"], ["1"]),
+    # rule 4: the type of every item
+    (ARRAY, [[1, 2]], ["[1, 2]"], ["(1, 2)", "[1, '2']", "[True, 2]"]),
+    # rule 5: a value of the answer's own type is compared as it is
+    ("string", [5], ["5"], ["'5'"]), ("integer", ["A b"], ["'A b'"], ["'a b'"]),
+    # rule 6: texts without case, blanks and some marks; lists in order; dictionaries by key
+    ("string", ["New York, NY"], ["'New-York/NY.'"], ["'New York: NY'", "'York'"]),
+    (TEXTS, [["A b", "c"]], ["['ab', 'C']"], ["['c', 'ab']"]),
+    ("dict", [{"k": ["A b"], "n": [1, ""]}], ["{'k': 'ab'}"], ["{'n': 1}", "{'k': 'ab', 'z': 1}"]),
+    (DICTS, TWO, ["[{'k': 1}, {'k': 2}]"], ["[{'k': 2}, {'k': 1}]", "[{'k': 1}]"])])
 def test_rules_3_to_6_types_and_values(kind, listed, right, wrong):
+    """The official checker's notion of an equal value."""
     assert accepted(kind, listed, right + wrong) == right
 
 
-def test_rule_7_relevance():
+@pytest.mark.parametrize("text, called", [
+    ("No function fits.", False), ("[]", False), ("['f']", False), ("call f(a=1)", False),
+    ("g()", True)])
+def test_rule_7_relevance(text, called):
+    """A refusal would count as a call."""
     rec = record({}, {}, category="irrelevance")
-    for text, called in (("No function fits.", False), ("[]", False), ("", False), ("[f()]", True),
-                         ("['f']", False), ("[f(", False), ("call f(a=1)", False), ("g()", True)):
-        assert passes(rec, text) != called, text
-        assert passes({**rec, "category": "live_relevance"}, text) == called, text
+    assert passes(rec, text) != called
+    assert passes({**rec, "category": "live_relevance"}, text) == called
 
 
 # ---- long-context turns by hand
@@ -169,34 +138,33 @@ def turn():
             "gt_results": ["in docs", "text", "None"]}
 
 
-@pytest.mark.parametrize("text, ok", [
-    ("[cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='b')]", True),
+CD, CAT, TOUCH = "cd(folder='docs')", "cat(file_name='a.txt')", "touch(file_name='b')"
+
+
+@pytest.mark.parametrize("calls, ok", [
+    ((CD, CAT, TOUCH), True),
     # a default spelled out; reading more; a call that must fail; moving after the last call
-    ("[cd(folder='docs'), pwd(), cat(file_name='a.txt', lines=10), touch(file_name='b')]", True),
-    ("[cd(folder='docs'), nothing(x=1), cat(file_name='a.txt'), touch(file_name='b')]", True),
-    ("[rm(file_name='unheard'), cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='b')]",
-     True),
-    ("[cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='b'), cd(folder='..')]", True),
+    ((CD, "pwd()", "cat(file_name='a.txt', lines=10)", TOUCH), True),
+    ((CD, "nothing(x=1)", "rm(file_name='unheard')", "rm()", CAT, TOUCH, "cd(folder='..')"), True),
     # a change repeated, now or from an earlier turn, where that has no effect
-    ("[cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='b'), touch(file_name='b')]",
-     True),
-    ("[touch(file_name='old'), cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='b')]",
-     True),
-    (["[cd(folder='docs')]", "Reading.", "[cat(file_name='a.txt'), touch(file_name='b')]"], True),
+    (("touch(file_name='old')", CD, CAT, TOUCH, TOUCH), True),
     # missing, in the wrong place, wrong value, unexpected change
-    ("[cd(folder='docs'), touch(file_name='b')]", False),
-    ("[cat(file_name='a.txt'), cd(folder='docs'), touch(file_name='b')]", False),
-    ("[cd(folder='docs'), cat(file_name='a.txt')]", False),
-    ("[cd(folder='docs'), cat(file_name='a.txt'), touch(file_name='c')]", False),
-    ("[cd(folder='docs'), cat(file_name='a.txt'), rm(file_name='a.txt'), touch(file_name='b')]",
-     False),
-    ("[cd(folder='docs'), cat(file_name='a.txt'), touch('b')]", False),
-    ("All done.", False), ("[]", False), ("[" + "pwd()," * 201 + "]", False)])
-def test_turn_rule(text, ok):
-    assert bfcl.score(turn(), text).ok == ok, bfcl.score(turn(), text).reason
+    ((CD, TOUCH), False), ((CAT, CD, TOUCH), False), ((CD, CAT), False),
+    ((CD, CAT, "touch(file_name='c')"), False), ((CD, CAT, "rm(file_name='a.txt')", TOUCH), False),
+    (("pwd()",) * 201, False)])
+def test_turn_rule(calls, ok):
+    """Turns would be scored otherwise than by the simulator."""
+    verdict = bfcl.score(turn(), "[" + ", ".join(calls) + "]")
+    assert verdict.ok == ok, verdict.reason
+
+
+def test_the_steps_of_a_turn_count_together():
+    """Of an answer in several steps the first alone would count."""
+    assert bfcl.score(turn(), [f"[{CD}]", "Reading.", f"[{CAT}, {TOUCH}]"]).ok
 
 
 def test_safe_call_lets_plain_data_through_only():
+    """The executor evaluates what it is given: model text would run."""
     names = {"cat"}
     assert bfcl.safe_call(("cat", {"a": [1, {"b": "x('y')"}], "c": None}), names) \
         == "cat(a=[1, {'b': \"x('y')\"}], c=None)"

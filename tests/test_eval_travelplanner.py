@@ -1,4 +1,6 @@
-"""TravelPlanner: each rule on a hand-made database, and the plan parser.
+"""TravelPlanner: what no recorded verdict holds, on a hand-made database; the plan parser.
+
+Usage: python -m pytest -q tests/test_eval_travelplanner.py
 
 Recorded official verdicts and hostile text: test_eval_harness.py.
 """
@@ -60,6 +62,7 @@ def wishes(**values):
 
 
 def test_a_good_plan_passes_and_costs_what_it_should():
+    """Every other test here changes this plan."""
     verdict = judge()
     assert verdict["final_pass"] and failed(verdict) == set()
     # flights 70 + 30 and meals 10 + 20 + 5 + 8 + 9 for three, two rooms for two nights
@@ -69,55 +72,32 @@ def test_a_good_plan_passes_and_costs_what_it_should():
 
 # -------------------------------------------------------------- eight commonsense constraints
 
-ROUTE, SANDBOX = "is_reasonable_visiting_city", "is_valid_information_in_sandbox"
-CITY, ABSENT = "is_valid_information_in_current_city", "is_not_absent"
-NIGHTS = "is_valid_accommodation"
+CITY, ABSENT, NIGHTS = ("is_valid_information_in_current_city", "is_not_absent",
+                        "is_valid_accommodation")
 
 
-@pytest.mark.parametrize(
-    "names, fields",
-    [
-        ({ROUTE, CITY, ABSENT}, {"current_city_1": "from Far to Reno"}),
-        ({ROUTE, ABSENT}, {"current_city_2": "Elko"}),  # Reno, Elko, Reno: comes back to Reno
-        # a tour that never leaves: home is not compared on a day without "from", but meals are due
-        ({ABSENT}, {"current_city_1": "Reno", "current_city_3": "Reno"}),
-        ({"is_valid_restaurants"}, {"dinner_2": "Red Door, Reno"}),
-        (set(), {"dinner_2": "Red Door, Reno "}),  # the raw texts differ
-        ({"is_valid_attractions"}, {"attraction_2": "Museum, Reno;Museum, Reno;"}),
-        (set(), {"attraction_2": "Museum, Reno;Museum, Reno"}),  # the tail is never read
-        ({NIGHTS}, {"accommodation_1": "Long Stay, Reno", "accommodation_2": "Long Stay, Reno"}),
-        # a name that fits two hotels is not held against the plan, though one night is too short
-        # for both
-        (set(), {"accommodation_1": "o, Reno", "accommodation_2": "Lo, Reno"}),
-        ({"is_valid_transportation", ABSENT}, {"transportation_1": "-"}),
-        ({"is_valid_transportation"}, {"transportation_3": "Self-driving, from Reno to Home"}),
-        ({CITY, SANDBOX}, {"breakfast_3": "Blue Whale, Oslo"}),
-        (
-            {CITY, SANDBOX, NIGHTS},
-            {"accommodation_1": "Loft, Home"},
-        ),  # leaves one night for the loft
-        ({SANDBOX}, {"lunch_2": "inn, Reno"}),  # case-sensitive
-        ({SANDBOX}, {"lunch_2": "Ghost, Reno"}),  # its row lacks a cell
-        # an inn of the same name in another city is another one; any part of a name will do
-        (set(), {"breakfast_3": "Inn, Home"}),
-        (set(), {"lunch_2": "n, Reno"}),
-        ({SANDBOX}, {"transportation_1": "Flight Number: F2, from Home to Reno"}),
-        (set(), {"transportation_2": "Bus within Reno"}),  # other means are not looked up
-        ({SANDBOX}, {"transportation_2": "Taxi within Reno"}),  # a taxi needs from and to
-        ({SANDBOX}, {"accommodation_3": "Loft, Home"}),
-    ],
-)
+@pytest.mark.parametrize("names, fields", [
+    # Reno, Elko, Reno: a single entry, and back to Reno
+    ({"is_reasonable_visiting_city", ABSENT}, {"current_city_2": "Elko"}),
+    # a tour that never leaves: home is not compared on a day without "from", but meals are due
+    ({ABSENT}, {"current_city_1": "Reno", "current_city_3": "Reno"}),
+    (set(), {"dinner_2": "Red Door, Reno "}),  # the raw texts differ
+    ({NIGHTS}, {"accommodation_1": "Long Stay, Reno", "accommodation_2": "Long Stay, Reno"}),
+    # a name that fits two hotels is not held against the plan, though a night is too short for both
+    (set(), {"accommodation_1": "o, Reno", "accommodation_2": "Lo, Reno"}),
+    (set(), {"breakfast_3": "Inn, Home"}),  # an inn of the same name in another city
+    ({"is_valid_information_in_sandbox"}, {"transportation_2": "Taxi within Reno"})])
 def test_commonsense_rules(names, fields):
+    """Plans would pass that the official evaluator fails, and the other way round."""
     assert failed(judge(changed(**fields))) == names
 
 
 def test_both_versions_of_the_within_city_rule():
+    """The figure of one version would stand under the other's name."""
     # every letter of "Reno" occurs: only the repaired rule notices the other city
     plan = changed(lunch_2="Mum, Home", accommodation_2="Loft, Otto", transportation_2="R, n, o, e")
     old, fixed = judge(plan)["commonsense"], judge(plan, fixed=True)["commonsense"]
     assert old[CITY][0] is True and fixed[CITY][0] is False
-    assert judge(changed(accommodation_2="Villa, Prag"))["commonsense"][CITY][0] is False
-    assert judge(changed(transportation_2="Metro"))["commonsense"][CITY][0] is False  # no "n"
     # an empty city has no last letter, which only the old rule asks for
     empty = changed(current_city_2="", breakfast_2="-", lunch_2="-", dinner_2="-", attraction_2="-")
     assert judge(empty)["crash"].startswith("commonsense: IndexError")
@@ -125,6 +105,7 @@ def test_both_versions_of_the_within_city_rule():
 
 
 def test_completeness_counts_all_keys_but_divides_by_six():
+    """As the official evaluator does: a plan half empty would be another one."""
     base = {"current_city": "from Home to Home", "transportation": "Bus", "breakfast": "-",
             "lunch": "-", "dinner": "-", "attraction": "-", "accommodation": "x"}
     query = {**QUERY, "days": 1, "visiting_city_number": 0}
@@ -136,12 +117,12 @@ def test_completeness_counts_all_keys_but_divides_by_six():
 
 
 @pytest.mark.parametrize("plan, crash", [
-    ("text", "TypeError"), ({"a": 1}, "KeyError"), (True, "TypeError"), ([[]], "TypeError"),
-    (changed(dinner_2=7), "TypeError"), (changed(dinner_2={"a": 1}), "TypeError"),
-    (changed(current_city_1="from Home"), "TypeError"), (changed(current_city_1=None), "TypeError"),
+    ("text", "TypeError"), ({"a": 1}, "KeyError"), ([[]], "TypeError"),
+    (changed(dinner_2=7), "TypeError"), (changed(current_city_1="from Home"), "TypeError"),
     (changed(transportation_1="flight number: F1, from Home to Reno"), "IndexError"),
     (changed(transportation_2="Flight Number: Reno"), "ValueError")])
 def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
+    """One odd plan would end the evaluation."""
     verdict = judge(plan)
     assert verdict["crash"].startswith(f"commonsense: {crash}")
     assert verdict["delivered"] and not verdict["final_pass"] and verdict["soft_passed"] == 0
@@ -150,42 +131,27 @@ def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
 # ------------------------------------------------------------------- five hard constraints
 
 
-@pytest.mark.parametrize(
-    "limits, name",
-    [
-        ({"budget": 855}, "valid_cost"),
-        ({"budget": 856}, None),
-        (wishes(**{"house rule": "pets"}), "valid_room_rule"),
-        (wishes(**{"house rule": "smoking"}), None),
-        (wishes(**{"room type": "entire room"}), "valid_room_type"),
-        (wishes(**{"room type": "private room"}), None),
-        (wishes(**{"room type": "not shared room"}), None),
-        (wishes(cuisine=["Indian", "Mexican"]), "valid_cuisine"),
-        (wishes(cuisine=["Indian", "BBQ"]), None),
-        (wishes(transportation="no flight"), "valid_transportation"),
-        (wishes(transportation="no self-driving"), None),
-    ],
-)
+@pytest.mark.parametrize("limits, name", [
+    ({"budget": 855}, "valid_cost"), ({"budget": 856}, None),
+    (wishes(**{"room type": "entire room"}), "valid_room_type"),
+    (wishes(**{"room type": "not shared room"}), None),
+    (wishes(cuisine=["Indian", "Mexican"]), "valid_cuisine"),
+    (wishes(transportation="no flight"), "valid_transportation")])
 def test_hard_rules(limits, name):
+    """A plan over the budget, or against a wish, would pass."""
     verdict = judge(**limits)
-    assert failed(verdict) == ({name} if name else set()) and verdict["commonsense_pass"]
+    names = {name} if name else set()
+    assert failed(verdict) == names and verdict["commonsense_pass"]
     assert verdict["final_pass"] == verdict["hard_pass"] == (name is None)
 
 
-def test_hard_constraints_need_a_complete_plan_without_inventions():
-    assert judge(changed(lunch_2="-"))["hard"] is None
-    assert judge(changed(lunch_2="Nowhere, Reno"))["hard"] is None
-    assert judge(changed(dinner_2="Red Door, Reno"))["hard_evaluated"]  # another rule broken
-
-
 def test_road_costs_round_down_and_count_cars():
+    """Totals would be others than the official ones."""
     day = {"current_city": "from Home to Reno"}
     assert tp._trip_cost(day, "Self-driving", 3, DB) == 9  # int(193 * 0.05), from current_city
     assert tp._trip_cost(day, "Self-driving, from Reno to Home", 6, DB) == 20
     assert tp._trip_cost(day, "Taxi", 5, DB) == 386
     assert tp._trip_cost(day, "Flight F1", 5, DB) == 0  # no label: never looked up, free
-    assert tp._trip_cost({"current_city": "Reno"}, "Taxi", 5, DB) == 0
-    assert tp._trip_exists(day, "self-driving, from Reno to Far", DB) is False
 
 
 # --------------------------------------------------------------------------------- parser
@@ -194,18 +160,18 @@ DUMP = json.dumps(PLAN)
 
 
 @pytest.mark.parametrize("text", [
-    DUMP, json.dumps(PLAN, indent=2), repr(PLAN), f"Here:\n```json\n{DUMP}\n```\nEnjoy [1]!",
-    f"```\n{PLAN}\n```", f"<think>[{{}}] hm</think> My plan is {DUMP}. [done]",
-    f"Sure: {PLAN!r} bye", json.dumps({"idx": 1, "plan": PLAN}),
-    json.dumps({f"Day {n}": day for n, day in enumerate(PLAN, 1)}),
-    DUMP.replace("current_city", "Current City")], ids=range(10))
+    DUMP, repr(PLAN), f"Here:\n```json\n{DUMP}\n```\nEnjoy [1]!",
+    f"<think>[{{}}] hm</think> My plan is {DUMP}. [done]", f"Sure: {PLAN!r} bye",
+    json.dumps({"idx": 1, "plan": PLAN}), DUMP.replace("current_city", "Current City"),
+    json.dumps({f"Day {n}": day for n, day in enumerate(PLAN, 1)})], ids=range(8))
 def test_plans_are_read_from_many_forms(text):
+    """A model's plan would be lost for how it is wrapped."""
     assert tp.parse_plan(text) == PLAN
 
 
-@pytest.mark.parametrize("text", ["", "No.", "[]", "[{}]", "{}", "[1, 2]", '"[]"', "null", "Day 1",
-                                  DUMP[:-5], "[{'a': open('x')}]"])
+@pytest.mark.parametrize("text", ["No.", "[{}]", "[1, 2]", '"[]"', DUMP[:-5], "[{'a': open('x')}]"])
 def test_other_texts_hold_no_plan(text):
+    """They would count as delivered."""
     assert tp.parse_plan(text) is None
 
 
@@ -221,12 +187,10 @@ def test_base_task_and_score_on_disk(tmp_path):
     rows = task["task"].split("Attractions in Reno:")[1].split("\n\n")[0]
     assert "Museum" in rows and "Zoo (old)" in rows and "D" not in rows
     right = tp.score({**test, **wishes(cuisine=["Indian"])}, json.dumps(PLAN))
-    repeated = tp.score(
-        test, json.dumps(changed(dinner_2="Red Door, Reno"))
-    )  # breaks one rule of eight
+    # breaks one rule of eight
+    repeated = tp.score(test, json.dumps(changed(dinner_2="Red Door, Reno")))
     assert right.ok and right.score == 1 and repeated.score == (7 / 8 + 0 + 1 + 1) / 4
     # commonsense micro and macro, hard macro; hard micro pools 2 + 1 of 2 + 1 + 1 checks
     shares = (15 / 8 + 1 + 2) / 3
-    assert tp.overall([right, repeated, tp.score(test, "no plan")]) == pytest.approx(
-        25 * (shares + 3 / 4)
-    )
+    rate = tp.overall([right, repeated, tp.score(test, "no plan")])
+    assert rate == pytest.approx(25 * (shares + 3 / 4))
