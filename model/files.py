@@ -29,7 +29,8 @@ class Stopped(Exception):
 def plain_errors(program="genenv"):
     """Within, a user's mistake is one line on stderr and ends the program with exit code 2, a
     signal n ends it with 128 + n. Raises SystemExit."""
-    sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has none
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
     try:
         missing = [name for name in PACKAGES if not importlib.util.find_spec(name)]
         if missing:

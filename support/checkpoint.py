@@ -149,7 +149,8 @@ def load(run):
         saved = read(path)
         check_sources(run, saved["sources"])
         check_files(run.folder, saved["files"])
-        restore(run, saved)
+        with one_line(path, "does not fit the options in config.json"):
+            restore(run, saved)
         sizes = {name: size for name, (size, _) in saved["files"].items()}
     else:
         check_nothing_to_lose(run.folder)
@@ -191,9 +192,9 @@ def check_files(folder: Path, files: dict):
 def check_nothing_to_lose(folder: Path):
     """Raises UserError if a folder without a checkpoint is more than what a run leaves that was
     killed in epoch 0."""
-    # D_env begins in epoch 1
-    trained = records_written(folder) > 1 or _read(folder / "env.jsonl")
-    if trained or (folder / "adapters").exists():
+    # D_env begins in epoch 1, which the others name
+    trained = any(b'"epoch": 1' in _read(folder / name) for name in FILES)
+    if trained or _read(folder / "env.jsonl") or (folder / "adapters").exists():
         raise UserError(f"{folder} has no checkpoint.pt, but what was written after its first one: "
                         "copy it as well, or choose another --out")
 
