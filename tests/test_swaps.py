@@ -52,19 +52,15 @@ def test_what_is_not_sure_stays(text, arguments, schemas):
     assert all(swap(text, arguments, schemas, seed) == (text, arguments) for seed in range(10))
 
 
-def test_a_warm_starts_examples_are_valid_other_in_each_pass_and_not_held_out():
-    """The same values in every pass are learned by heart."""
-    _, tools, _, base, _, validation = EXAMPLE_LIST
-    world = World(options(tools=tools, base_tasks=base, validation_tasks=validation,
-                          call_format="python", max_prompt_tokens=640))
-    tasks = world.validation_tasks() + world.validation_tasks("tuning")
-    held_out = {world.gold(task) for task in tasks}
-    first, second, third, again = ([answer for _, answer in world.warm_start_pairs(turn)["agent"]]
-                                   for turn in (0, 1, 2, 0))
-    answers = {*first, *second, *third}
-    assert first == again and len(answers) > 2 * len(first) and held_out.isdisjoint(answers)
+def test_an_example_with_other_values_is_as_right_as_it_was():
+    """A warm start imitates it; tests/test_functions.py has what else it imitates."""
+    _, tools, _, base, _, _ = EXAMPLE_LIST
+    world = World(options(tools=tools, base_tasks=base))
+    changed = 0
     for task in world.base_tasks():
         text, calls = swapped(task, random.Random(0))
         new = Task(text, {**task.spec, "calls": calls})
         check_calls(calls, tools_of(new))
         assert bool(ungrounded(new)) <= bool(ungrounded(task)), (task.text, text)
+        changed += calls != task.spec["calls"]
+    assert changed > len(world.base_tasks()) / 2

@@ -25,6 +25,7 @@ right.
 import re
 
 from worlds import call_text
+from worlds.tiny_model import chat
 
 SYSTEM = ("You write practice requests for an assistant that calls functions. You are given one "
           "example, how often the assistant solved it, and functions. Choose a level: how many "
@@ -74,7 +75,7 @@ def prompt(example: dict, success, write_call, functions: str) -> list[dict]:
     text.
     """
     user = f"{write(example, write_call)}\nSolved: {solved(success)}\nFunctions:\n{functions}"
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": user}]
+    return chat(SYSTEM, user)
 
 
 def solved(success) -> str:

@@ -56,6 +56,7 @@ from worlds.leaks import leaks, loopholes, ungrounded
 from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, graded_calls, load_object, \
     normal_calls, objects_of, structured, texts_as_read, tools_of, well_formed, words_of
 from worlds.swaps import swapped
+from worlds.tiny_model import chat
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
@@ -479,7 +480,7 @@ class World(worlds.World):
             system = form.format(tools=tools_text(task.spec["tools"], self.form))
             if self.nothing:
                 system += NONE_FITS
-        return [{"role": "system", "content": system}, {"role": "user", "content": task.text}]
+        return chat(system, task.text)
 
     def env_prompt(self, seed_task: Task, success) -> list[dict]:
         """Chat messages for the simulator: the seed task, its success if known, what to write
@@ -489,8 +490,7 @@ class World(worlds.World):
                                     tools_text(_shown(seed_task), self.form))
         answers, form = ("calls", CALLS_FORM) if structured(seed_task) else ("answers", ANSWER_FORM)
         user = ENV_USER.format(seed=_json(_record(seed_task)), solved=task_text.solved(success))
-        return [{"role": "system", "content": ENV_SYSTEM.format(answers=answers, form=form)},
-                {"role": "user", "content": user}]
+        return chat(ENV_SYSTEM.format(answers=answers, form=form), user)
 
     def seed_for(self, task: Task, generator) -> Task:
         """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list,
@@ -519,8 +519,7 @@ class World(worlds.World):
 
     def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
         """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
-        in_lines = self._in_lines(seed_task)
-        if in_lines:
+        if self._in_lines(seed_task):
             record = self._record_in_lines(text, _shown(seed_task))
         else:
             record = next(objects_of(text), None)
