@@ -33,11 +33,10 @@ def write(folder) -> Path:
     metrics, o = read_run(folder)
     about = f"{o.variant} on {o.world}, seed {o.seed}, epochs 0 to {len(metrics) - 1}"
     summary = [*facts(metrics).items(), ("k_min", f"{o.k_min:g}")]
-    warnings = warning_rows(metrics) or [["none"]]
     sections = [
         {"text": about, "table": summary},
         {"text": READING},
-        {"heading": "Warnings, explained in TROUBLESHOOTING.md", "table": warnings},
+        {"heading": "Warnings, explained in TROUBLESHOOTING.md", "table": warning_rows(metrics)},
         *figures.of_one_run(metrics, o.k_min),
         {"heading": "Held-out tasks", "table": held_out_rows(metrics)},
         {"heading": "Options other than the defaults", "table": changed_options(o)},
