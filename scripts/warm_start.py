@@ -31,7 +31,7 @@ from support import checkpoint
 from model.files import UserError, check_hub, one_line, write_whole
 from support.health import counted
 from support.options import Parser, at_least, parse_options
-from worlds import held_out_keys, open_world, probe_texts, written_tasks
+from worlds import check_texts_survive, held_out_keys, open_world, written_tasks
 
 ADAPTER = "warm"
 BATCH = 8           # responses in an optimiser step
@@ -123,7 +123,7 @@ def make(world, s, o, out: Path):
 
     # the model, and what was left for us to choose
     policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
-    probe_texts(world, policy)
+    check_texts_survive(world, policy)
     if not s.lr:
         width = policy.lm.config.get_text_config(decoder=True).hidden_size
         s.lr = WIDE_RATE if width >= WIDE else RATE

@@ -20,7 +20,8 @@ from support import checkpoint, health, metrics as measure, report, screen
 from model.files import append_jsonl, write_whole
 from model.loading import model_config
 from support.options import NAMED, Options
-from worlds import World, held_out_keys, open_policy, open_world, probe_texts, read_teacher
+from worlds import (World, check_texts_survive, held_out_keys, open_policy, open_world,
+                    read_teacher)
 
 
 @dataclass
@@ -35,16 +36,21 @@ class EpochState:
     trials: list = field(default_factory=list)         # Trials
     agent: list = field(default_factory=list)          # statistics of each grpo_update
     records: list = field(default_factory=list)        # EnvRecords of this epoch
-    seeds: int = 0               # seed tasks varied so far; their numbers are the groups of texts
+    seeds: int = 0               # seed tasks varied so far: the next ones' groups start here
     texts: list = field(default_factory=list)          # [group, prompt, response] as written
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
     surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
-    imitated: list = field(default_factory=list)  # keys of tasks imitated so far: carried on
+    # keys of tasks imitated so far; kept across epochs, where a world has imitate_once
+    imitated: list = field(default_factory=list)
 
     def saved(self) -> dict:
-        """Plain lists, dictionaries and numbers, for a checkpoint."""
+        """Plain lists, dictionaries and numbers, for a checkpoint. Rollouts are left out: only the
+        update of their own step needs them."""
         trials = [replace(trial, rollouts=[]) for trial in self.trials]
-        return asdict(replace(self, trials=trials)) | {"invalid": dict(self.invalid)}
+        saved = asdict(replace(self, trials=trials))
+        # asdict copies a Counter wrongly: it counts the pairs (reason, number)
+        saved["invalid"] = dict(self.invalid)
+        return saved
 
     @classmethod
     def restored(cls, saved: dict) -> "EpochState":
@@ -64,7 +70,7 @@ class Run:
     o: Options
     world: World                      # the domain, see worlds/__init__.py
     policy: Policy                    # the agent's: a frozen base, adapters "agent" and "env"
-    simulator: Policy                 # the same one, or that of --env-model
+    simulator: Policy                 # the same; with --env-model each has only its own adapter
     folder: Path                      # where everything is written
     agent_optimizer: torch.optim.Optimizer
     env_optimizer: torch.optim.Optimizer
@@ -78,17 +84,20 @@ class Run:
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
     peaks: dict = field(default_factory=dict)    # {phase: peak memory of a GPU in bytes}
     ends: list = field(default_factory=list)     # when the epochs of this process ended
-    since: float = field(default_factory=time.perf_counter)  # until then state.seconds is counted
-    cpu_since: float = field(default_factory=time.process_time)  # and state.cpu_seconds
-    began: float = field(default_factory=time.perf_counter)  # or went on
+    # where counting goes on for state.seconds and state.cpu_seconds
+    clock_start: float = field(default_factory=time.perf_counter)
+    cpu_start: float = field(default_factory=time.process_time)
+    # when this process began the run, or went on with it
+    began: float = field(default_factory=time.perf_counter)
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
     sources: dict = field(default_factory=dict)  # {file of tasks or model: its hash}
 
     @contextmanager
     def phase(self, name, adapter=""):
-        """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak memory
-        and, if an adapter is trained in it, whether another one moved."""
+        """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak memory,
+        and in `moved` whether an adapter other than the given one changed: {"other_moved": bool},
+        filled at the end. It goes into the epoch's statistics, and health.py warns of it."""
         with measure.peak_memory(self.peaks, name), measure.movement(self.params, adapter) as moved:
             yield moved
 
@@ -102,14 +111,14 @@ class Run:
     @property
     def params(self) -> dict:
         """{adapter: its parameters}, of both players."""
-        return {name: params for p in self.policies for name, params in p.params.items()}
+        return self.policy.params | self.simulator.params
 
     def count_seconds(self):
         """Bring state.seconds and state.cpu_seconds up to date."""
         now, cpu_now = time.perf_counter(), time.process_time()
-        self.state.seconds += now - self.since
-        self.state.cpu_seconds += cpu_now - self.cpu_since
-        self.since, self.cpu_since = now, cpu_now
+        self.state.seconds += now - self.clock_start
+        self.state.cpu_seconds += cpu_now - self.cpu_start
+        self.clock_start, self.cpu_start = now, cpu_now
 
 
 def prepare_run(o, world=None) -> Run:
@@ -124,30 +133,43 @@ def prepare_run(o, world=None) -> Run:
         lock = checkpoint.lock_folder(folder)
     print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
 
-    world = world or open_world(o)
+    run = build_run(o, world or open_world(o), folder)
+    if o.resume:
+        run.lock = lock
+        checkpoint.load(run)
+    else:
+        run.folder, run.lock = new_folder(o)
+
+    # written on resuming too: --epochs or memory options may have changed. Saved options begin a
+    # run; --resume is given anew each time
+    options = {**asdict(o), "resume": False}
+    write_whole(run.folder / "config.json", json.dumps(options, indent=1))
+    # not before checkpoint.load, which cuts their files
+    run.train_pool = TrainPool(run.folder / "train.jsonl", run.world.base_tasks())
+    run.env_pool = EnvPool(run.folder / "env.jsonl")
+    return run
+
+
+def build_run(o, world, folder) -> Run:
+    """A run before its first epoch, all but its pools; nothing is written."""
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out)
     policy, simulator = load_players(o, world, teacher)
     sources = checkpoint.hashes(o) | {"the base model": base_fingerprint(policy)}
-
-    if not o.resume:
-        folder = checkpoint.choose_folder(o)  # again: another run may have begun since
-        folder.mkdir(parents=True, exist_ok=bool(o.out))
-        lock = checkpoint.lock_folder(folder)
     # three streams per --seed, and none shared with another --seed (metrics.py has the third)
     rng, sampler = torch.Generator().manual_seed(3 * o.seed), policy.generator(3 * o.seed + 1)
-    run = Run(
-        o=o, world=world, policy=policy, simulator=simulator, folder=folder, lock=lock,
+    return Run(
+        o=o, world=world, policy=policy, simulator=simulator, folder=folder,
         held_out=held_out, teacher=teacher, sources=sources, rng=rng, sampler=sampler,
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=simulator.optimizer("env", o.env_lr))
-    if o.resume:
-        checkpoint.load(run)
-    # of a resumed run --epochs or memory options may have changed
-    write_whole(folder / "config.json", json.dumps({**asdict(o), "resume": False}, indent=1))
-    run.train_pool = TrainPool(folder / "train.jsonl", world.base_tasks())
-    run.env_pool = EnvPool(folder / "env.jsonl")
-    return run
+
+
+def new_folder(o) -> tuple:
+    """Make the folder of a new run -> (folder, its lock)."""
+    folder = checkpoint.choose_folder(o)  # again: another run may have begun since
+    folder.mkdir(parents=True, exist_ok=bool(o.out))
+    return folder, checkpoint.lock_folder(folder)
 
 
 def load_players(o, world, teacher) -> tuple[Policy, Policy]:
@@ -159,15 +181,17 @@ def load_players(o, world, teacher) -> tuple[Policy, Policy]:
     policy = simulator = world.load_policy()
     if o.env_model:
         simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
-    for player in dict.fromkeys((policy, simulator)):
-        probe_texts(world, player, teacher)
+    for player in dict.fromkeys((policy, simulator)):  # once if both are one
+        check_texts_survive(world, player, teacher)
     dtype = str(policy.lm.dtype).removeprefix("torch.")
     print(f"computes in {dtype} on {policy.device}", flush=True)
     return policy, simulator
 
 
 def base_fingerprint(policy) -> int:
-    """A number for the base model's weights: a world that was edited may train another one."""
+    """A number for the base model's weights: a world that was edited may train another one. Made
+    of the embeddings of the first 99 tokens, as any training changes these. Equal in every process:
+    Python randomises the hash of texts, not of numbers."""
     weights = policy.lm.get_input_embeddings().weight[:99]
     return hash(tuple(weights.flatten().tolist()))
 
@@ -179,10 +203,15 @@ def function_hashes(o) -> dict:
     hashes = {}
     for option, prefix in NAMED.items():
         name = prefix + getattr(o, option)
-        code = task_id(curriculum.source(name))[:6]
         earlier = o.function_hashes.get(name, "").split()
-        hashes[name] = " ".join(dict.fromkeys([*earlier, code]))
+        now = short_hash(curriculum.source(name))
+        hashes[name] = " ".join(dict.fromkeys([*earlier, now]))
     return hashes
+
+
+def short_hash(text: str) -> str:
+    """Six hex digits that stand for a text."""
+    return task_id(text)[:6]
 
 
 def alpha_of(run) -> float:
@@ -190,8 +219,9 @@ def alpha_of(run) -> float:
     o, epoch = run.o, run.state.epoch
     if epoch == 0:
         return o.alpha
-    # an epoch without tasks says nothing of the agent: the last that had some counts
+    # before any epoch with tasks
     last = {"success_rate": 0.5, "mixed_share": 0.0, "p_hat_counts": [0] * (o.G + 1)}
+    # an epoch without tasks says nothing of the agent: the last that had some counts
     for record in run.history:
         if record["distinct_tasks"]:
             last = record
@@ -209,13 +239,15 @@ def note_refused(run, seed_task, text, reason):
 
 
 def end_epoch(run, env_stats, alpha):
-    """Measure, print one line, put everything on disk, make room for the next epoch."""
+    """Measure, print one line, put everything on disk. Replaces run.state by that of the next
+    epoch; raises Stopped if a signal came."""
     run.count_seconds()
     record = measure.epoch_record(run, env_stats, alpha)
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
-    print(screen.line(record, run.history[-2:-1]), flush=True)
+    previous = run.history[-2:-1]  # a list of the previous record, if any
+    print(screen.line(record, previous), flush=True)
     if record["epoch"] == 0:
         print(health.judge(record), flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
@@ -225,8 +257,8 @@ def end_epoch(run, env_stats, alpha):
     if left:
         print(left, flush=True)
     # validation and saving are not training
-    run.since, run.cpu_since = time.perf_counter(), time.process_time()
-    checkpoint.stop_if_asked(run, 0)
+    run.clock_start, run.cpu_start = time.perf_counter(), time.process_time()
+    checkpoint.stop_if_asked(run, 0)  # no step of the next epoch was made
 
 
 def finish(run):

@@ -219,7 +219,7 @@ def run_micro(patch, folder, **options):
         patch.setattr(curriculum, function.__name__, function, raising=False)
     patch.setattr(torch, "set_num_threads", Scripted.threads.append)
     patch.setattr(support.run, "open_world", MicroWorld)
-    patch.setattr(support.run, "probe_texts", lambda *given: None)
+    patch.setattr(support.run, "check_texts_survive", lambda *given: None)
     patch.setattr(support.run.report, "write", lambda folder: None)
     patch.setattr(os, "fsync", lambda handle: None)
     patch.setattr(genenv, "prepare_run", prepare_run)

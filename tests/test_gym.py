@@ -282,7 +282,7 @@ class Played(gym.World):
 def test_ten_families_end_to_end(tmp_path, monkeypatch):
     """What the simulator writes is made, tried, scored and learnt from, in a run as it is."""
     monkeypatch.setattr(support.run, "open_world", Played)
-    monkeypatch.setattr(support.run, "probe_texts", lambda *given: None)
+    monkeypatch.setattr(support.run, "check_texts_survive", lambda *given: None)
     monkeypatch.setattr(support.run.report, "write", lambda folder: None)
     for name in ("grpo_update", "rwr_update"):
         monkeypatch.setattr(genenv, name, lambda *given: dict(STATS))

@@ -220,8 +220,8 @@ def test_models_that_lose_text_are_refused():
     def probe(prompt=10 ** 5, response=10 ** 5, decode="".join, special=()):
         world = made("tool_calls", max_prompt_tokens=prompt, max_response_tokens=response)
         tokenizer = SimpleNamespace(all_special_tokens=special)
-        worlds.probe_texts(world, SimpleNamespace(encode=encode, decode=decode, end_of_turn="",
-                                                  tokenizer=tokenizer))
+        policy = SimpleNamespace(encode=encode, decode=decode, end_of_turn="", tokenizer=tokenizer)
+        worlds.check_texts_survive(world, policy)
         return world.base_tasks()[0].text.split()[0]
 
     word = probe()

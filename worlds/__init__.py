@@ -37,8 +37,9 @@ class InvalidTask(Exception):
 class World:
     """A domain: its tasks, its prompts and its checker. A subclass has to define, besides __init__:
 
-    load_policy()          the Policy with fresh adapters "agent" and "env"; UserError if the model
-                           does not fit
+    load_policy()          the Policy with fresh adapters "agent" and "env", next to --env-model
+                           with "agent" alone (open_policy does so); UserError if the model does
+                           not fit
     base_tasks()           list of Task, origin "base": the seed tasks that everything starts from
     validation_tasks(split="validation")  list of held-out Tasks: split "validation" is only ever
                            reported, "tuning" is for choosing settings; no key (see same_task_key)
@@ -372,7 +373,7 @@ def say_if_prompts_tell(world, base):
               f"({inspect.getfile(type(world))}, agent_prompt)", flush=True)
 
 
-def probe_texts(world, policy, more=()):
+def check_texts_survive(world, policy, more=()):
     """Try every given task's texts with a policy; more: a teacher's. Raises UserError for a chat
     template that loses a message (`encode`), a prompt over --max-prompt-tokens, and an answer that
     this policy cannot write, or may not, as it is too long."""
