@@ -208,7 +208,7 @@ def next_alpha(schedule: str, context: Context) -> float:
 
 
 def source(*names) -> list[str]:
-    """The code of functions in this file: in another run the same name may have been another one."""
+    """The code of functions in this file: elsewhere the same name may be another one."""
     return [inspect.getsource(globals()[name]) for name in names]
 
 

@@ -98,7 +98,8 @@ def test_a_schedule_sees_the_last_epoch_that_had_tasks(monkeypatch):
         return 0.4
 
     monkeypatch.setattr(curriculum, "alpha_spy", alpha_spy, raising=False)
-    full = dict(distinct_tasks=3, success_rate=0.75, mixed_share=0.3, p_hat_counts=[1, 1, 1], alpha=0.6)
+    full = dict(distinct_tasks=3, success_rate=0.75, mixed_share=0.3,
+                p_hat_counts=[1, 1, 1], alpha=0.6)
     empty = dict(distinct_tasks=0, success_rate=0, mixed_share=0, p_hat_counts=[0, 0, 0], alpha=0.7)
     run = SimpleNamespace(o=Options(alpha_schedule="spy", epochs=9, G=2), history=[full, empty],
                           state=SimpleNamespace(epoch=2))

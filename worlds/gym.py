@@ -1,21 +1,23 @@
-"""Somebody else's tasks: families of puzzles of reasoning-gym, at levels that the simulator chooses.
+"""Somebody else's tasks: puzzles of reasoning-gym, at levels that the simulator chooses.
 
 Usage:
 
     pip install reasoning-gym==0.1.25          # one of its packages needs a C compiler
-    python genenv.py --world gym --families chain_sum,spell_backward --model Qwen/Qwen2.5-1.5B-Instruct
-    python genenv.py warm-start --world gym --families ... --model DIR --out START    # a small model
+    python genenv.py --world gym --families chain_sum,spell_backward --model MODEL
+    python genenv.py warm-start --world gym --families ... --model DIR --out START  # a small model
 
-A task is a line, `chain_sum num_terms=2 num_digits=0 item 417`: a family, a level for each of its knobs
-(a knob left out is at 0), and a number. The library makes the item from it and scores the answers, so no
-reference can be wrong, and a level is what it says.
+A task is a line, `chain_sum num_terms=2 num_digits=0 item 417`: a family, a level for each of its
+knobs (a knob left out is at 0), and a number. The library makes the item from it and scores the
+answers, so no reference can be wrong, and a level is what it says.
 
-Deviations: the simulator never sees a question, only family, levels and number. What it learns is where
-on the library's scale the agent stands, so a bandit over (family, levels) is its natural rival.
+Deviations: the simulator never sees a question, only family, levels and number. What it learns is
+where on the library's scale the agent stands, so a bandit over (family, levels) is its natural
+rival.
 
-Which levels exist for a run does not depend on the machine: gym_levels.json, which scripts/gym_levels.py
-makes, lets in what can be made fast and small and is paid. As a last resort an item that takes LIMIT
-seconds of CPU time "cannot be made" (a timer, which works in the main thread alone).
+Which levels exist for a run does not depend on the machine: gym_levels.json, which
+scripts/gym_levels.py makes, lets in what can be made fast and small and is paid. As a last resort
+an item that takes LIMIT seconds of CPU time "cannot be made" (a timer, which works in the main
+thread alone).
 """
 import io
 import json
@@ -36,8 +38,8 @@ from worlds.tiny_model import chat
 
 INSTALL = "pip install reasoning-gym==0.1.25 (it needs a C compiler)"
 TABLE = Path(__file__).with_name("gym_levels.json")
-# Families that may not in whatever their items are; the table adds those whose items fail. A scorer that
-# evaluates would run what a model wrote (`eval`, or sympy's parse_expr, which calls it).
+# Families that may not in whatever their items are; the table adds those whose items fail. A scorer
+# that evaluates would run what a model wrote (`eval`, or sympy's parse_expr, which calls it).
 EVALUATES = "its scorer evaluates the answer"
 LEFT_OUT = dict.fromkeys((
     "binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown", "puzzle24",
@@ -78,8 +80,8 @@ def too_slow(*_):
 
 @contextmanager
 def library(seconds: float):
-    """Around calls of the library: keeps Python's global random numbers, and what it prints to itself, and
-    ends what takes too long."""
+    """Around calls of the library: keeps Python's global random numbers, and what it prints to
+    itself, and ends what takes too long."""
     state = random.getstate()
     main = threading.current_thread() is threading.main_thread()
     if main:
@@ -98,8 +100,8 @@ def library(seconds: float):
 
 
 def make_item(family: str, levels: dict, number: int):
-    """(the family's dataset at these levels, which scores, its item of this number: a dict with "question"
-    and "answer"). Raises whatever the library raises."""
+    """(the family's dataset at these levels, which scores, its item of this number: a dict with
+    "question" and "answer"). Raises whatever the library raises."""
     from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
     from reasoning_gym.factory import DATASETS, create_curriculum
     curriculum = create_curriculum(family)
@@ -126,8 +128,8 @@ def paid(dataset, item: dict, answer: str) -> float:
 
 @lru_cache(maxsize=1024)
 def item_of(family: str, levels: tuple, number: int):
-    """make_item, each item once; levels as pairs. Raises InvalidTask where it cannot be made or does not
-    pay its own answer."""
+    """make_item, each item once; levels as pairs. Raises InvalidTask where it cannot be made or
+    does not pay its own answer."""
     try:
         with library(LIMIT):
             dataset, item = make_item(family, dict(levels), number)
@@ -180,7 +182,8 @@ def answer_in(response: str) -> str:
 
 
 def named(asked: str, known, left_out: dict) -> list[str]:
-    """The families of a text such as "gcd,lcm", each once. Raises UserError for one that may not in."""
+    """The families of a text such as "gcd,lcm", each once. Raises UserError for one that may not
+    in."""
     names = list(dict.fromkeys(asked.replace(" ", "").split(",")))
     for name in names:
         if name in left_out:
@@ -206,8 +209,10 @@ class World(worlds.World):
                "cannot be made", "the answer is too long", "the question is too long")
     DEFAULTS = {"max_prompt_tokens": 2304, "max_response_tokens": 64, "max_task_tokens": 48,
                 "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}
-    OPTIONS = {"families": ("chain_sum,spell_backward", "names of reasoning-gym's families, or all", None),
-               "warm_levels": (0, "highest level of a knob in the answers that a warm start shows", None)}
+    OPTIONS = {
+        "families": ("chain_sum,spell_backward", "names of reasoning-gym's families, or all", None),
+        "warm_levels": (0, "highest level of a knob in the answers that a warm start shows", None),
+    }
     category_name, length_unit = "family and sum of levels", "levels, from 1 on"
 
     def __init__(self, o):
@@ -215,7 +220,9 @@ class World(worlds.World):
         if find_spec("reasoning_gym") is None:
             raise UserError(f"--world gym needs the package of its tasks: {INSTALL}")
         if o.base_tasks or o.validation_tasks:
-            raise UserError("--world gym makes its own tasks: no --base-tasks, no --validation-tasks")
+            raise UserError(
+                "--world gym makes its own tasks: no --base-tasks, no --validation-tasks"
+            )
         table = json.loads(TABLE.read_text())
         left_out = table["left_out"] | LEFT_OUT
         asked = self.option(o, "families")
@@ -238,8 +245,8 @@ class World(worlds.World):
     # ---- tasks
 
     def make_splits(self) -> dict:
-        """Base and held-out tasks of all families. Families without base tasks leave `levels`; returns
-        {family: why}."""
+        """Base and held-out tasks of all families. Families without base tasks leave `levels`;
+        returns {family: why}."""
         faults = {}
         for family in list(self.levels):
             reasons = Counter()
@@ -254,8 +261,9 @@ class World(worlds.World):
         return faults
 
     def draw_tasks(self, family: str, split: str, reasons: Counter) -> list[Task]:
-        """SIZES[split] tasks of a family, fewer if TRIES numbers for each do not give as many, whose
-        questions no other split has. reasons: {why a number made none: how often}, is counted on."""
+        """SIZES[split] tasks of a family, fewer if TRIES numbers for each do not give as many,
+        whose questions no other split has. reasons: {why a number made none: how often}, is counted
+        on."""
         draw, tasks = random.Random(f"{split} {family}"), []
         highest = 0 if split == "base" else None
         for number in range(FIRST[split], FIRST[split] + TRIES * SIZES[split]):
@@ -274,8 +282,9 @@ class World(worlds.World):
         return tasks
 
     def random_levels(self, family: str, draw, highest=None) -> dict:
-        """{knob: level}, each drawn evenly from 0 to its highest level, or to `highest` if that is less.
-        None: `highest` is drawn first, so that all levels come up, the lower ones more often."""
+        """{knob: level}, each drawn evenly from 0 to its highest level, or to `highest` if that is
+        less. None: `highest` is drawn first, so that all levels come up, the lower ones more
+        often."""
         tops = self.knobs(family)
         if highest is None:
             highest = draw.randint(0, max(tops.values(), default=0))
@@ -321,13 +330,15 @@ class World(worlds.World):
         return chat("Give the answer between <answer> and </answer>.", task.text)
 
     def env_prompt(self, seed_task: Task, success) -> list[dict]:
-        """Chat messages for the simulator: some families with their knobs, the seed task's line, its
-        success rate in eighths."""
+        """Chat messages for the simulator: some families with their knobs, the seed task's line,
+        its success rate in eighths."""
         tried = "not tried" if success is None else f"solved {round(8 * success)} of 8"
         menu = "\n".join(self.menu(seed_task))
         line = self.line_of(seed_task)
-        return chat("Write the line of a puzzle: a family, a level for each of its knobs, a number.",
-                    f"Families and levels:\n{menu}\nVary, {tried}: {line}")
+        return chat(
+            "Write the line of a puzzle: a family, a level for each of its knobs, a number.",
+            f"Families and levels:\n{menu}\nVary, {tried}: {line}",
+        )
 
     def menu(self, seed_task: Task) -> list[str]:
         """`chain_sum num_terms=0-10 num_digits=0-9` of the seed task's family and some others."""
