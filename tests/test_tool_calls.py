@@ -165,7 +165,7 @@ OF_REASON = {
                        VALID.replace('"level": 5', '"level": 1e999'),
                        VALID.replace('"level": 5', '"level": 5, "level": 6'),
                        json.dumps(record(calls=[])), json.dumps(record(calls=9 * [HALL])),
-                       json.dumps(record(reference="x"))],
+                       json.dumps(record(reference="x")), json.dumps({**record(), "note": "x"})],
     "trivial text": [json.dumps(record(" do it ")), json.dumps(record("?" * 50))],
     "tool schema": [json.dumps(record(tools=t)) for t in (
         [], [LIGHT, LIGHT], ["set_light"],

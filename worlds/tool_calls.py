@@ -92,6 +92,10 @@ def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task
         raise InvalidTask("trivial text", "the task text says too little")
     if ("calls" in record) == ("reference" in record):
         raise InvalidTask("malformed task", "needs either 'calls' or 'reference'")
+    # what a simulator writes beside a task would be imitated along with it
+    allowed = ["task", "tools", "calls", "ordered"] if "calls" in record else ["task", "reference"]
+    if set(record) - set(allowed):
+        raise InvalidTask("malformed task", f"only {', '.join(allowed)} belong in it")
     spec = _spec_of_calls(record, origin) if "calls" in record else _spec_of_question(record)
     return _task(text, spec, origin, seed, epoch)
 
