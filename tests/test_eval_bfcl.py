@@ -99,7 +99,7 @@ TWO = [[{"k": [1]}, {"k": [2]}]]
     # rule 4: the type of every item
     (ARRAY, [[1, 2]], ["[1, 2]"], ["(1, 2)", "[1, '2']", "[True, 2]"]),
     # rule 5: a value of the answer's own type is compared as it is
-    ("string", [5], ["5"], ["'5'"]), ("integer", ["A b"], ["'A b'"], ["'a b'"]),
+    ("string", [5, "Ab"], ["5", "'Ab'"], ["'ab'"]), ("integer", ["A b"], ["'A b'"], ["'a b'"]),
     # rule 6: texts without case, blanks and some marks; lists in order; dictionaries by key
     ("string", ["New York, NY"], ["'New-York/NY.'"], ["'New York: NY'", "'York'"]),
     (TEXTS, [["A b", "c"]], ["['ab', 'C']"], ["['c', 'ab']"]),
