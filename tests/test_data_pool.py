@@ -8,7 +8,6 @@ import dataclasses
 
 import torch
 
-from model.files import read_jsonl
 from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct
 
 
