@@ -18,8 +18,8 @@ the prompt and itself. A group costs P + G*R tokens; repeating the prompt would 
 
 Shapes: B prompts (groups), G rollouts of each, P prompt tokens, R response tokens (at most T), V
 vocabulary, D hidden size, N responses of a micro-batch, L tokens of a packed row, M predicted
-tokens, While decoding, finished rollouts leave: `live` groups remain, with `slots` rollouts of
-each, some of which may have finished (model/decoder.py).
+tokens, K cached keys. While decoding, finished rollouts leave: `live` groups remain, with `slots`
+rollouts of each, some of which may have finished.
 """
 from collections import Counter
 from contextlib import contextmanager
@@ -29,14 +29,16 @@ from itertools import groupby
 
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from model.files import UserError
-from model.attention import attention_layout, cast_lora, is_plain_lora, pack, patch
+from model.attention import PADDING, PROMPT, attention_layout, cast_lora, group_mask
+from model.attention import is_plain_lora, pack, patch
 from model.chat import Chat
-from model.decoder import Decoder, GraphDecoder
+from model.graphs import GraphSteps, GrowingLayer
 from model.loading import add_adapters, check_base, check_paths, load_model, note_base, one_line
-from model.memory import KEPT_LOGITS, LOGIT_CHUNK
+from model.memory import KEPT_LOGITS, LOGIT_CHUNK, PREFILL_TOKENS
 
 LONG = 128  # by_prompt: texts share their prompt if it has at least this many tokens
 
@@ -386,6 +388,122 @@ class Policy(Chat):
             at = decoder.live[:, None], decoder.rollout
             hidden = decoder.step(tokens[(*at, t)])                  # (live, slots, D)
         return _cut_rows(tokens, logps, drawn, count, done, turns)
+
+
+# ---------------------------------------------------------------------------------------------
+# decoding
+
+
+class Decoder:
+    """The rollouts of B prompts, decoded side by side. Each prompt is encoded once, then all
+    rollouts still running get a token at a time: Policy.sample draws tokens from `hidden`, tells
+    `keep` which rollouts have ended, and feeds what it drew with `step`.
+
+    The library's cache repeats a prompt for each of its rollouts; here it is stored once.
+
+    live (live,): the groups still decoded. rollout (live, slots): which of the G stands
+    in each slot. owner (live, K): whose each cached key is: PROMPT, PADDING or one of the G.
+    hidden (B, G, D): the states that predict the first tokens. fed, left: the steps made, and
+    those that may follow.
+    """
+
+    def __init__(self, lm, prompts, G: int, steps: int, pad_id: int):
+        """Encode the prompts, B lists of ids. steps: at most so many will follow."""
+        self.lm, self.fed, self.left = lm, 0, steps
+        B, device = len(prompts), lm.get_input_embeddings().weight.device
+        self.lengths = torch.tensor([len(p) for p in prompts], device=device)  # (B,)
+        self.live = torch.arange(B, device=device)
+        self.rollout = torch.arange(G, device=device).expand(B, G)
+        last = self._prefill(prompts, pad_id, G * steps)                       # (B, D)
+        # contiguous: the product of an expanded tensor with lm_head would be a batched one, and
+        # copy the weights (V, D) once per prompt
+        self.hidden = last[:, None].expand(B, G, -1).contiguous()              # (B, G, D)
+
+    def _prefill(self, prompts, pad_id, more):
+        """Encode each prompt once -> the hidden state of its last token (B, D); sets cache and
+        owner. more: the most keys that decoding will add to a row.
+
+        Prompts are padded on the right: causality alone then hides the padding from real tokens.
+        Long prompts are encoded in chunks of columns, which bounds the tokens of a forward pass.
+        """
+        longest = max(map(len, prompts))
+        padded = [list(p) + (longest - len(p)) * [pad_id] for p in prompts]
+        ids = torch.tensor(padded, device=self.live.device)                    # (B, P)
+        columns = torch.arange(longest, device=ids.device)                     # (P,)
+        self.owner = torch.where(columns < self.lengths[:, None], PROMPT, PADDING)  # (B, P)
+        layer = partial(GrowingLayer, capacity=longest, most=longest + more)
+        self.cache = Cache(layer_class_to_replicate=layer)
+
+        width, chunk_ends = max(1, PREFILL_TOKENS // len(prompts)), []
+        for start in range(0, longest, width):
+            # given a cache, the library's causal mask lets a chunk see the chunks before it
+            hidden = self._forward(ids[:, start:start + width])                # (B, width, D)
+            # a chunk stores one state per prompt; only that which holds its last token counts
+            ends = (self.lengths - 1 - start).clamp(0, hidden.shape[1] - 1)    # (B,)
+            chunk_ends.append(hidden[self.live, ends])
+        last_chunk = (self.lengths - 1) // width                               # (B,)
+        return torch.stack(chunk_ends)[last_chunk, self.live]
+
+    def _forward(self, ids, **where):
+        """Hidden states (live, tokens, D) of ids (live, tokens), whose keys go into the cache."""
+        output = self.lm.base_model(input_ids=ids, past_key_values=self.cache, use_cache=True,
+                                    **where)
+        return output.last_hidden_state
+
+    def positions(self):
+        """(live, slots): the position of the token that is fed next."""
+        return (self.lengths[self.live, None] + self.fed).expand_as(self.rollout)
+
+    def step(self, ids):
+        """Feed one more token of each rollout: ids (live, slots) -> hidden states (live, slots,
+        D)."""
+        self.owner = torch.cat([self.owner, self.rollout], dim=1)              # (live, K + slots)
+        mask = group_mask(self.rollout, self.owner)
+        hidden = self._forward(ids, position_ids=self.positions(), attention_mask=mask)
+        self.fed, self.left = self.fed + 1, self.left - 1
+        return hidden
+
+    def keep(self, done, any_new=None) -> bool:
+        """Let finished rollouts leave. Returns whether another step is needed.
+
+        done (B, G): which have finished. any_new: True or False if the caller knows whether any
+        has since the last call, else None.
+        """
+        if self.left == 0:
+            return False
+        if any_new is False:
+            return True
+        groups, rollout = compact(done[self.live])
+        if len(groups):
+            self._leave(groups, rollout)
+        return len(groups) > 0
+
+    def _leave(self, groups, rollout):
+        """Keep `groups` of the live ones. rollout (live, slots): what then stands in each slot."""
+        self.rollout = rollout
+        if len(groups) < len(self.live):
+            self.live, self.owner = self.live[groups], self.owner[groups]
+            self.rollout = rollout[groups]
+            self.cache.batch_select_indices(groups)
+
+
+class GraphDecoder(GraphSteps, Decoder):
+    """A Decoder on a GPU: its steps are recorded once and replayed (model/graphs.py)."""
+
+
+def compact(done):
+    """Drop finished rollouts: done (live, G) -> (groups to keep, rollout in each slot (live,
+    slots)).
+
+    Running rollouts move to the front; slots: the most that are running in any one group. Groups
+    are only dropped once a quarter of them has finished, because dropping copies the cache.
+    """
+    running_counts = (~done).sum(1).tolist()
+    order = done.long().argsort(dim=1, stable=True)  # running first
+    groups = [b for b, count in enumerate(running_counts) if count > 0]
+    if len(groups) > 0.75 * len(running_counts):
+        groups = list(range(len(running_counts)))
+    return torch.tensor(groups, device=done.device), order[:, :max(running_counts)]
 
 
 # ---------------------------------------------------------------------------------------------

@@ -80,17 +80,11 @@ def packed_length(group) -> int:
     return len(group[0].prompt) + sum(len(r.response) - 1 for r in group)
 
 
-def group_mask(query_owner, key_owner, causal: bool):
-    """Who sees whom: (B, Q), (B, K) owners -> (B, 1, Q, K) bool, True = visible.
-
-    A token sees the prompt of its row and the earlier tokens of its own rollout. With `causal` the
-    queries are the last Q of the keys, in order; the diagonal stays True for padding too, as a row
-    that sees nothing would be NaN in the softmax.
-    """
+def group_mask(query_owner, key_owner):
+    """Who sees whom: (B, Q), (B, K) owners -> (B, 1, Q, K) bool, True = visible: the prompt of its
+    row and the tokens of its own rollout."""
     visible = query_owner[:, :, None] == key_owner[:, None, :]      # (B, Q, K)
     visible |= (key_owner == PROMPT)[:, None, :]
-    if causal:
-        visible = visible.tril(key_owner.shape[1] - query_owner.shape[1])
     return visible[:, None]
 
 
@@ -134,7 +128,9 @@ def attention_layout(groups, device=None) -> Layout:
     responses = torch.arange(N * R, device=device).view(N, R)
     back[tokens.where(inside, B * L)] = B * P + responses
     tokens = tokens.clamp(max=B * L - 1).flatten()
-    mask = group_mask(owner, keys, causal=True)
+    # a response input sees nothing after itself; the diagonal stays True for padding too, as a row
+    # that sees nothing would be NaN in the softmax
+    mask = group_mask(owner, keys).tril(P)
     return Layout(P, R, row, tokens, back[:-1].view(B, L), mask)
 
 

@@ -3,8 +3,7 @@
 Paper: not in it; this is what lets its two 7B policies live on one card.
 
 Usage: a run calls `check` before it loads the models; what it took in the end is measured by
-support/metrics.py. On a CPU nothing is estimated. policy.py and decoder.py keep to the first three
-limits.
+support/metrics.py. On a CPU nothing is estimated. policy.py keeps to the first three limits.
 
 Deviations: an upper bound of few terms, not a simulation. Parameters are counted on torch's meta
 device, with the adapter that PEFT puts there, so any decoder of transformers will do; the rest

@@ -25,9 +25,8 @@ import torch
 from data_pool import EnvRecord
 from genenv import REPLAY
 from grpo import grpo_update
-from model.decoder import Decoder
 from model.files import UserError, exit_code
-from policy import Policy
+from policy import Decoder, Policy
 from rwr import rwr_update
 from support.metrics import peak_memory
 from support.options import PRESETS, Options, Parser

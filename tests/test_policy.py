@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, flat, gradients,
                      naive_logps, random_groups, randomise, same, tiny_lm, tiny_policy,
                      toy_tokenizer, user_error)
-from model import decoder
+from model import graphs
 from model.attention import pack
 import policy as policy_module
 from policy import Policy, by_group, draw, split_groups
@@ -144,7 +144,7 @@ LONG = [p for p, _ in random_groups([(P, [1]) for P in (5, 1, 9, 3, 14, 2, 2, 7)
 def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temperature, columns):
     """Cache, positions, compaction or temperature: the sampler would be another policy; or it would
     read long prompts, of which a forward call takes so many columns, as other prompts."""
-    monkeypatch.setattr(decoder, "PREFILL_TOKENS", columns * len(LONG))
+    monkeypatch.setattr(policy_module, "PREFILL_TOKENS", columns * len(LONG))
     with shapes_into(ending.lm.get_input_embeddings()) as shapes:
         out = ending.sample(adapter, LONG, G=3, max_new_tokens=24, temperature=temperature,
                             generator=ending.generator(0))
@@ -213,13 +213,13 @@ def test_replayed_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
 
     def sample(kind, how):
         monkeypatch.setattr(policy, "decoder", kind)
-        monkeypatch.setattr(decoder, "cuda_graph_of", how)
+        monkeypatch.setattr(graphs, "cuda_graph_of", how)
         return policy.sample("agent", LONG, G, T, temperature, policy.generator(0), max_turns=9,
                              respond=respond if turns > 1 else None)
 
-    plain = sample(decoder.Decoder, None)
-    computed = sample(decoder.GraphDecoder, lambda step, device: None)
-    assert sample(decoder.GraphDecoder, record) == computed
+    plain = sample(policy_module.Decoder, None)
+    computed = sample(policy_module.GraphDecoder, lambda step, device: None)
+    assert sample(policy_module.GraphDecoder, record) == computed
     assert len(tapes) > 1 and tapes[0].replays > 9
     if temperature == 0:  # else the random numbers fall differently, as finished rows stay longer
         assert [r.response for r in computed] == [r.response for r in plain]

@@ -1,12 +1,11 @@
-"""Decoding: each prompt is encoded once, then all rollouts still running get a token at a time.
+"""Decoding on a GPU: a series of steps as one CUDA graph. And the cache that both decoders fill.
 
-Paper: not in it. Usage: Policy.sample makes a Decoder, draws tokens from `hidden`, tells `keep`
-which rollouts have ended, and feeds what it drew with `step`. On a GPU a GraphDecoder takes its
-place.
+Paper: not in it. Usage: policy.GraphDecoder is a Decoder with `GraphSteps` before it; every Decoder
+has a cache of `GrowingLayer`s.
 
-Deviations: the library's cache repeats a prompt for each of its rollouts and copies itself for
-every token; here it is stored once, in buffers with room to spare. tests/test_policy.py compares
-both decoders with the plain forward pass.
+Deviations: the library's cache copies itself for every token; here it has room to spare.
+tests/test_policy.py compares recorded steps with computed ones, and both with the plain forward
+pass.
 
 Shapes: B prompts (groups), G rollouts of each, D hidden size, K cached keys, d head dimension.
 Finished rollouts leave: `live` groups remain, with `slots` rollouts of each, some of which may
@@ -18,127 +17,20 @@ from functools import partial
 
 import torch
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import DynamicLayer
 
-from model.attention import PADDING, PROMPT, group_mask, heads_of
+from model.attention import PADDING, group_mask, heads_of
 from model.files import first_line
-from model.memory import PREFILL_TOKENS
 
 CHECK_EVERY = 16  # on a GPU: tokens between two checks for finished rollouts
 
 
-class Decoder:
-    """The rollouts of B prompts, decoded side by side.
+class GraphSteps:
+    """The steps of a policy.Decoder in stages, for a subclass of both: `super()` is the Decoder.
 
-    live (live,): the groups still decoded. rollout (live, slots): which of the G stands
-    in each slot. owner (live, K): whose each cached key is: PROMPT, PADDING or one of the G.
-    hidden (B, G, D): the states that predict the first tokens. fed, left: the steps made, and
-    those that may follow.
-    """
-
-    def __init__(self, lm, prompts, G: int, steps: int, pad_id: int):
-        """Encode the prompts, B lists of ids. steps: at most so many will follow."""
-        self.lm, self.fed, self.left = lm, 0, steps
-        B, device = len(prompts), lm.get_input_embeddings().weight.device
-        self.lengths = torch.tensor([len(p) for p in prompts], device=device)  # (B,)
-        self.live = torch.arange(B, device=device)
-        self.rollout = torch.arange(G, device=device).expand(B, G)
-        last = self._prefill(prompts, pad_id, G * steps)                       # (B, D)
-        # contiguous: the product of an expanded tensor with lm_head would be a batched one, and
-        # copy the weights (V, D) once per prompt
-        self.hidden = last[:, None].expand(B, G, -1).contiguous()              # (B, G, D)
-
-    def _prefill(self, prompts, pad_id, more):
-        """Encode each prompt once -> the hidden state of its last token (B, D); sets cache and
-        owner. more: the most keys that decoding will add to a row.
-
-        Prompts are padded on the right: causality alone then hides the padding from real tokens.
-        Long prompts are encoded in chunks of columns, which bounds the tokens of a forward pass.
-        """
-        longest = max(map(len, prompts))
-        padded = [list(p) + (longest - len(p)) * [pad_id] for p in prompts]
-        ids = torch.tensor(padded, device=self.live.device)                    # (B, P)
-        columns = torch.arange(longest, device=ids.device)                     # (P,)
-        self.owner = torch.where(columns < self.lengths[:, None], PROMPT, PADDING)  # (B, P)
-        layer = partial(GrowingLayer, capacity=longest, most=longest + more)
-        self.cache = Cache(layer_class_to_replicate=layer)
-
-        width, chunk_ends = max(1, PREFILL_TOKENS // len(prompts)), []
-        for start in range(0, longest, width):
-            # given a cache, the library's causal mask lets a chunk see the chunks before it
-            hidden = self._forward(ids[:, start:start + width])                # (B, width, D)
-            # a chunk stores one state per prompt; only that which holds its last token counts
-            ends = (self.lengths - 1 - start).clamp(0, hidden.shape[1] - 1)    # (B,)
-            chunk_ends.append(hidden[self.live, ends])
-        last_chunk = (self.lengths - 1) // width                               # (B,)
-        return torch.stack(chunk_ends)[last_chunk, self.live]
-
-    def _forward(self, ids, **where):
-        """Hidden states (live, tokens, D) of ids (live, tokens), whose keys go into the cache."""
-        output = self.lm.base_model(input_ids=ids, past_key_values=self.cache, use_cache=True,
-                                    **where)
-        return output.last_hidden_state
-
-    def positions(self):
-        """(live, slots): the position of the token that is fed next."""
-        return (self.lengths[self.live, None] + self.fed).expand_as(self.rollout)
-
-    def step(self, ids):
-        """Feed one more token of each rollout: ids (live, slots) -> hidden states (live, slots,
-        D)."""
-        self.owner = torch.cat([self.owner, self.rollout], dim=1)              # (live, K + slots)
-        mask = group_mask(self.rollout, self.owner, causal=False)
-        hidden = self._forward(ids, position_ids=self.positions(), attention_mask=mask)
-        self.fed, self.left = self.fed + 1, self.left - 1
-        return hidden
-
-    def keep(self, done, any_new=None) -> bool:
-        """Let finished rollouts leave. Returns whether another step is needed.
-
-        done (B, G): which have finished. any_new: True or False if the caller knows whether any
-        has since the last call, else None.
-        """
-        if self.left == 0:
-            return False
-        if any_new is False:
-            return True
-        groups, rollout = compact(done[self.live])
-        if len(groups):
-            self._leave(groups, rollout)
-        return len(groups) > 0
-
-    def _leave(self, groups, rollout):
-        """Keep `groups` of the live ones. rollout (live, slots): what then stands in each slot."""
-        self.rollout = rollout
-        if len(groups) < len(self.live):
-            self.live, self.owner = self.live[groups], self.owner[groups]
-            self.rollout = rollout[groups]
-            self.cache.batch_select_indices(groups)
-
-
-def compact(done):
-    """Drop finished rollouts: done (live, G) -> (groups to keep, rollout in each slot (live,
-    slots)).
-
-    Running rollouts move to the front; slots: the most that are running in any one group. Groups
-    are only dropped once a quarter of them has finished, because dropping copies the cache.
-    """
-    running_counts = (~done).sum(1).tolist()
-    order = done.long().argsort(dim=1, stable=True)  # running first
-    groups = [b for b, count in enumerate(running_counts) if count > 0]
-    if len(groups) > 0.75 * len(running_counts):
-        groups = list(range(len(running_counts)))
-    return torch.tensor(groups, device=done.device), order[:, :max(running_counts)]
-
-
-# ---------------------------------------------------------------------------------------------
-# on a GPU
-
-
-class GraphDecoder(Decoder):
-    """The same in stages. A stage is a series of steps between two reallocations: all its tensors
-    keep shape and address, so one CUDA graph serves all of it. The host then starts one graph a
-    token, not 1,700 kernels for which a large card waits.
+    A stage is a series of steps between two reallocations: all its tensors keep shape and address,
+    so one CUDA graph serves all of it. The host then starts one graph a token, not 1,700 kernels
+    for which a large card waits.
 
     stage_left: how many more steps the stage has room for; 0 before the first stage.
     """
@@ -216,7 +108,7 @@ def step_mask(config, dtype, rollout, owner):
     sharing = heads // key_heads if slots <= head_dim else 1
     shape = live, 1, sharing * slots, 8 * math.ceil(K / 8)
     mask = owner.new_full(shape, -math.inf, dtype=dtype)[..., :K]
-    return mask.masked_fill_(group_mask(rollout, owner, False).repeat(1, 1, sharing, 1), 0)
+    return mask.masked_fill_(group_mask(rollout, owner).repeat(1, 1, sharing, 1), 0)
 
 
 def cuda_graph_of(step, device):
