@@ -35,7 +35,6 @@ import json
 import math
 import re
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 from model.files import UserError
@@ -58,11 +57,6 @@ WISHES = ("house rule", "cuisine", "room type", "transportation")
 
 # ------------------------------------------------------------------------------------- data
 
-# what pandas, which the official evaluator reads the tables with, takes for a missing value
-_MISSING = {None, "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND",
-            "1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"}
-
-
 def _table(path: Path) -> list[dict]:
     """The rows of a CSV file."""
     csv.field_size_limit(10_000_000)  # the reference information of a query is one cell
@@ -72,23 +66,30 @@ def _table(path: Path) -> list[dict]:
 
 def _complete(path: Path) -> list[dict]:
     """The rows of a CSV file that have no missing value."""
-    return [row for row in _table(path) if not any(value in _MISSING for value in row.values())]
+    return [row for row in _table(path) if all(row.values())]
+
+
+# table: (file, its column of cities, its column of names)
+TABLES = {
+    "restaurants": ("restaurants/clean_restaurant_2022.csv", "City", "Name"),
+    "attractions": ("attractions/attractions.csv", "City", "Name"),
+    "hotels": ("accommodations/clean_accommodations_2022.csv", "city", "NAME")}
+NUMBERS = ("Average Cost", "price", "minimum nights", "maximum occupancy")
 
 
 @functools.lru_cache(maxsize=4)
 def database(folder: str) -> dict:
-    """The tables of `folder`/database (or `folder`), loaded once and indexed.
+    """The tables of `folder`/database, loaded once and indexed.
 
-    Returns {"restaurants" | "attractions" | "hotels": {city: [row]}, "flights": {number: [(price,
-    origin, destination)]}, "roads": {(origin, destination): km or None}, "states": {city: state}}.
-    Rows keep the order of the files, since attributes come from the first row that matches.
+    Returns {"restaurants" | "attractions" | "hotels": {city: [(name, row)]}, "flights": {number:
+    [(price, origin, destination)]}, "roads": {(origin, destination): km or None}, "states": {city:
+    state}}. Rows keep the order of the files, since attributes come from the first row that
+    matches.
     """
-    # the official archive unpacks to a folder of this name
-    root = Path(folder) / "database" if (Path(folder) / "database").is_dir() else Path(folder)
+    root = Path(folder) / "database"
     with one_line_for(root):
-        tables = {}
-        for name, (file, columns) in TABLES.items():
-            tables[name] = _by_city(root / file, **columns)
+        tables = {name: _by_city(root / file, *columns)
+                  for name, (file, *columns) in TABLES.items()}
         tables["flights"] = _flights(root / "flights")
         tables["roads"] = _roads(root / "googleDistanceMatrix/distance.csv")
         states = read_text(root / "background/citySet_with_states.txt")
@@ -96,26 +97,14 @@ def database(folder: str) -> dict:
         return tables
 
 
-# table: (file, columns as our names = theirs)
-TABLES = {
-    "restaurants": ("restaurants/clean_restaurant_2022.csv", {
-        "city": "City", "name": "Name", "cuisines": "Cuisines", "cost": "Average Cost"}),
-    "attractions": ("attractions/attractions.csv", {"city": "City", "name": "Name"}),
-    "hotels": ("accommodations/clean_accommodations_2022.csv", {
-        "city": "city", "name": "NAME", "type": "room type", "rules": "house_rules",
-        "price": "price", "nights": "minimum nights", "people": "maximum occupancy"})}
-NUMBERS = ("cost", "price", "nights", "people")
-
-
-def _by_city(path, city, **columns) -> dict:
-    """{city: [row]}, a row with the named columns of the file under our names."""
+def _by_city(path, city, name) -> dict:
+    """{city: [(name, row)]} of a file, with numbers as numbers."""
     table = {}
-    for cells in _complete(path):
-        row = {ours: cells[theirs] for ours, theirs in columns.items()}
-        for name in NUMBERS:
-            if name in row:
-                row[name] = float(row[name])
-        table.setdefault(cells[city], []).append(row)
+    for row in _complete(path):
+        for column in NUMBERS:
+            if column in row:
+                row[column] = float(row[column])
+        table.setdefault(row[city], []).append((row[name], row))
     return table
 
 
@@ -134,9 +123,9 @@ def _roads(path) -> dict:
     """Kilometres, None where there is no road or the drive takes more than a day."""
     table = {}
     for row in _table(path):
-        known = row["duration"] not in _MISSING and row["distance"] not in _MISSING
-        km = float(row["distance"].replace("km", "").replace(",", "")) \
-            if known and "day" not in row["duration"] else None
+        km = None
+        if row["distance"] and "day" not in row["duration"]:
+            km = float(row["distance"].replace("km", "").replace(",", ""))
         # pairs occur twice: the first row counts, even an empty one
         table.setdefault((row["origin"], row["destination"]), km)
     return table
@@ -150,8 +139,6 @@ def load(data, split: str = "test") -> list[dict]:
     the database in), "reference" (reference information) and, in the training part,
     "annotated_plan". Raises UserError naming file and record.
     """
-    if split not in PARTS:
-        raise UserError(f"travelplanner has no split {split!r}: expected test or train")
     folder, part = data_dir(data, NAME), PARTS[split]
     queries = [_query(folder / f"{part}.csv", row, cells)
                for row, cells in enumerate(_table(folder / f"{part}.csv"))]
@@ -206,11 +193,11 @@ _COLUMNS = {"Attractions": ("Name",), "Restaurants": ("Name", "Average Cost", "C
             "Flight": ("Flight Number", "Price", "DepTime", "ArrTime")}
 
 
-def reference_text(record, rows=None, keep="") -> str:
+def reference_text(record, keep=None) -> str:
     """The reference information as small tables, cells parted by " | ".
 
-    rows: at most so many rows of a table, where the rows whose name, with a comma behind it, occurs
-    in the text `keep` come first.
+    keep: a text; tables are cut to four rows, besides those whose name, with a comma behind it,
+    occurs in it.
     """
     parts = []
     for title, entry in record["reference"].items():
@@ -218,10 +205,10 @@ def reference_text(record, rows=None, keep="") -> str:
             parts.append(f"{title}: {entry or 'none'}")
             continue
         columns = _COLUMNS.get(title.split(" ")[0], tuple(entry[0]))
-        if rows is not None:
+        if keep is not None:
             # a base task must stay solvable as its reference solves it
             named = [r for r in entry if f"{r.get(columns[0])}," in keep]
-            entry = (named + [r for r in entry if r not in named])[:max(rows, len(named))]
+            entry = named + [r for r in entry if r not in named][:max(0, 4 - len(named))]
         lines = [" | ".join(str(row.get(name, "-")) for name in columns) for row in entry]
         parts.append("\n".join([f"{title}:", " | ".join(columns), *lines]))
     return "\n\n".join(parts)
@@ -244,7 +231,7 @@ def base_task(record) -> dict:
     # names as they are spelled in the tables, where quotes are not escaped
     spoken = answer.replace('\\"', '"')
     return {"task": f"{record['query']}\n\n{FORMAT}\n\nInformation:\n"
-                    f"{reference_text(record, rows=4, keep=spoken)}",
+                    f"{reference_text(record, spoken)}",
             "reference": answer}
 
 
@@ -254,28 +241,24 @@ def parse_plan(text: str):
     """The plan of a response: a list of days, or None if none can be read.
 
     The text after the last </think> is read; the first of these readings that gives a list of days
-    wins: the whole text, each fenced block, each list of objects that starts somewhere, the stretch
-    from the first "[" to the last "]" (every one as JSON, then as a Python literal). An object that
-    holds the list under "plan", and one whose values are the days, count as the list. Keys are read
+    wins: the whole text, each JSON list of objects that starts somewhere, the stretch from the
+    first "[" to the last "]". An object whose values are the days counts as the list. Keys are read
     in any case, with spaces or underscores. Nothing is evaluated.
     """
     text = text.rsplit("</think>", 1)[-1].strip()
     if len(text) > MAX_PLAN_CHARS:
         return None
     # the outermost brackets catch a Python list between two sentences
-    stretch = text[text.find("["):text.rfind("]") + 1] if "[" in text else ""
-    # every second piece lies inside a fence; its first line may name a language
-    fences = [block.partition("\n")[2] if block[:1] not in "[{" else block
-              for block in text.split("```")[1:16:2]]
-    # lazily, best first: most responses are done after the first reading
-    readings = itertools.chain(map(_literal, [text, *fences]), _lists_inside(text),
-                               map(_literal, [stretch]))
-    return next(filter(None, map(_as_plan, readings)), None)
+    stretch = text[text.find("["):text.rfind("]") + 1]
+    for value in (_literal(text), *_lists_inside(text), _literal(stretch)):
+        plan = _as_plan(value)
+        if plan:
+            return plan
+    return None
 
 
 def _literal(text: str):
     """The JSON or Python literal that the whole text is, else None."""
-    text = text.strip()
     if text[:1] not in ("[", "{"):  # only containers can be plans
         return None
     try:
@@ -302,8 +285,6 @@ def _lists_inside(text: str):
 
 def _as_plan(value):
     """The list of days in a parsed value, keys normalised; None if it is not a list of days."""
-    if isinstance(value, dict) and isinstance(value.get("plan"), (list, dict)):
-        value = value["plan"]
     if isinstance(value, dict) and value and all(isinstance(day, dict) for day in value.values()):
         value = list(value.values())
     if not isinstance(value, list) or not any(isinstance(day, dict) and day for day in value):
@@ -364,7 +345,7 @@ def name_city(text: str):
 def hits(table: dict, text: str) -> list[dict]:
     """The rows of the named city whose name contains the given name, case-sensitive."""
     name, city = name_city(text)
-    return [row for row in table.get(city, ()) if name in row["name"]]
+    return [row for title, row in table.get(city, ()) if name in title]
 
 
 def _km(db, origin, destination):
@@ -383,6 +364,13 @@ def _filled(day, key) -> bool:
     return bool(key in day and day[key] and day[key] != "-")
 
 
+def _meals(day):
+    """Yields (meal, its text) of the meals that a day has."""
+    for meal in MEALS:
+        if _filled(day, meal):
+            yield meal, day[meal]
+
+
 def _attractions(day) -> list:
     """The attractions of a day; what follows the last semicolon is not read."""
     return day["attraction"].split(";")[:-1] if _filled(day, "attraction") else []
@@ -390,12 +378,12 @@ def _attractions(day) -> list:
 
 def _show(value) -> str:
     """A value for a message: short, and printable whatever the model wrote."""
-    return repr(value if not isinstance(value, str) else value[:80])[:90]
+    return repr(value)[:90]
 
 
 # ------------------------------------------------------------- eight commonsense constraints
-# A rule takes (query, plan, db) and returns (passed, reason); it raises what the official code
-# raises on the same plan.
+# A rule takes (query, plan, db) and returns why it is broken, or ""; it raises what the official
+# code raises on the same plan.
 
 def _route(query, plan):
     """(cities in order, None), or (None, reason) when the trip starts in a wrong city."""
@@ -416,20 +404,20 @@ def city_route(query, plan, db):
     """1. A closed tour of three stops or more through known cities, each visited in one go."""
     route, wrong_start = _route(query, plan)
     if wrong_start:
-        return False, wrong_start
+        return wrong_start
     # a first day without "from" is never compared with the home city
     if route[0] != route[-1]:
-        return False, f"the trip starts in {_show(route[0])} but ends in {_show(route[-1])}"
+        return f"the trip starts in {_show(route[0])} but ends in {_show(route[-1])}"
     if not _is_sequence(route):
-        return False, "a city is visited twice, or for a single entry, or there are too few"
+        return "a city is visited twice, or for a single entry, or there are too few"
     for index, city in enumerate(route):
         if city not in db["states"]:
-            return False, f"{_show(city)} is not a city of the database"
+            return f"{_show(city)} is not a city of the database"
         # short trips visit a city, longer ones a state
         inside = 0 < index < len(route) - 1
         if inside and query["days"] > 3 and db["states"][city] != query["dest"]:
-            return False, f"{_show(city)} does not lie in {query['dest']}"
-    return True, None
+            return f"{_show(city)} does not lie in {query['dest']}"
+    return ""
 
 
 def _is_sequence(route) -> bool:
@@ -452,12 +440,11 @@ def diverse_restaurants(query, plan, db):
     """2. No restaurant text occurs twice."""
     seen = []  # a list: values need not be hashable
     for number, day in _days(query, plan):
-        for meal in MEALS:
-            if _filled(day, meal):
-                if day[meal] in seen:
-                    return False, f"day {number}: the {meal} at {_show(day[meal])} is a repetition"
-                seen.append(day[meal])
-    return True, None
+        for meal, text in _meals(day):
+            if text in seen:
+                return f"day {number}: the {meal} at {_show(text)} is a repetition"
+            seen.append(text)
+    return ""
 
 
 def diverse_attractions(query, plan, db):
@@ -466,9 +453,9 @@ def diverse_attractions(query, plan, db):
     for number, day in _days(query, plan):
         for piece in _attractions(day):
             if piece in seen:
-                return False, f"day {number}: the attraction {_show(piece)} is a repetition"
+                return f"day {number}: the attraction {_show(piece)} is a repetition"
             seen.add(piece)
-    return True, None
+    return ""
 
 
 def minimum_nights(query, plan, db):
@@ -476,16 +463,15 @@ def minimum_nights(query, plan, db):
     stays = []
     for number, day in _days(query, plan):
         if "accommodation" not in day:
-            return False, f"day {number} has no accommodation entry"
+            return f"day {number} has no accommodation entry"
         stays.append(day["accommodation"])
     # an unknown or an ambiguous name is not held against the plan here
     for hotel, run in itertools.groupby(stays):
         if hotel not in ("-", ""):
             nights, found = sum(1 for _ in run), hits(db["hotels"], hotel)
-            if len(found) == 1 and nights < found[0]["nights"]:
-                return False, (f"{_show(hotel)} asks for {found[0]['nights']:g} nights, "
-                               f"the stay is {nights}")
-    return True, None
+            if len(found) == 1 and nights < found[0]["minimum nights"]:
+                return f"{_show(hotel)} is for {found[0]['minimum nights']:g} nights or more"
+    return ""
 
 
 def _mode(text):
@@ -499,14 +485,14 @@ def consistent_transportation(query, plan, db):
     # day 1 must say how the trip starts: a missing key is a crash
     first = plan[0]["transportation"]
     if not first or first == "-":
-        return False, "day 1 has no transportation"
+        return "day 1 has no transportation"
     modes = {_mode(first)}
     for _, day in _days(query, plan):
         if _filled(day, "transportation"):
             modes.add(_mode(day["transportation"]))
     if "self-driving" in modes and modes & {"flight", "taxi"}:
-        return False, "self-driving is mixed with a flight or a taxi"
-    return True, None
+        return "self-driving is mixed with a flight or a taxi"
+    return ""
 
 
 def _mentioned(stops, place) -> int:
@@ -537,19 +523,19 @@ def within_city(query, plan, db, fixed=False):
     for number, day in _days(query, plan):
         stops, last = _stops(day["current_city"], fixed)
         if _filled(day, "transportation") and _mentioned(stops, day["transportation"]) < len(stops):
-            return False, f"day {number}: the transportation does not fit the current city"
-        for meal in MEALS:
-            if _filled(day, meal) and not _mentioned(stops, day[meal]):
-                return False, f"day {number}: the {meal} is not in the current city"
+            return f"day {number}: the transportation does not fit the current city"
+        for meal, text in _meals(day):
+            if not _mentioned(stops, text):
+                return f"day {number}: the {meal} is not in the current city"
         if not all(_mentioned(stops, piece) for piece in _attractions(day)):
-            return False, f"day {number}: an attraction is not in the current city"
+            return f"day {number}: an attraction is not in the current city"
         # the night is spent where the day ends
         if _filled(day, "accommodation"):
             if last is None:
                 raise IndexError("the current city is empty, so that it has no last character")
             if last not in day["accommodation"]:
-                return False, f"day {number}: the accommodation is not in the current city"
-    return True, None
+                return f"day {number}: the accommodation is not in the current city"
+    return ""
 
 
 def within_sandbox(query, plan, db):
@@ -557,17 +543,19 @@ def within_sandbox(query, plan, db):
     for number, day in _days(query, plan):
         trip = day["transportation"]  # a missing key is an exception here, unlike below
         if trip and trip != "-" and not _trip_exists(day, trip, db):
-            return False, f"day {number}: {_show(trip)} is not in the database"
+            return f"day {number}: {_show(trip)} is not in the database"
         for table, what, text in _named(day):
             if not hits(db[table], text):
-                return False, f"day {number}: the {what} {_show(text)} is not in the database"
-    return True, None
+                return f"day {number}: the {what} {_show(text)} is not in the database"
+    return ""
 
 
 def _named(day):
     """Yields (table, what it is, text) of all meals, attractions and hotels of a day."""
-    yield from (("restaurants", meal, day[meal]) for meal in MEALS if _filled(day, meal))
-    yield from (("attractions", "attraction", piece) for piece in dict.fromkeys(_attractions(day)))
+    for meal, text in _meals(day):
+        yield "restaurants", meal, text
+    for piece in _attractions(day):
+        yield "attractions", "attraction", piece
     if _filled(day, "accommodation"):
         yield "hotels", "accommodation", day["accommodation"]
 
@@ -603,24 +591,24 @@ def complete(query, plan, db):
     # days beyond the end of the trip may be empty objects or carry a stock phrase
     used = sum(day != {} and day["current_city"] != UNUSED_DAY for _, day in _days(query, plan))
     if used != query["days"]:
-        return False, f"{used} days are planned, {query['days']} are asked for"
+        return f"{used} days are planned, {query['days']} are asked for"
     route, wrong_start = _route(query, plan)
     if wrong_start:
-        return False, wrong_start
+        return wrong_start
     # home does not count as a city visited
     cities = set(route) - {query["org"]}
     if len(cities) != query["visiting_city_number"]:
-        return False, f"{len(cities)} cities are visited, not {query['visiting_city_number']}"
+        return f"{len(cities)} cities are visited, not {query['visiting_city_number']}"
     values = 0
     for number, day in _days(query, plan):
         gap = _gap(query, number, day)
         if gap:
-            return False, f"day {number} has no {gap}"
+            return f"day {number} has no {gap}"
         values += sum(1 for key in day if day[key] and day[key] != "-")
     # the denominator knows six entries a day, though "days" and "current_city" count above
     if values / (6 * query["days"]) < 0.5:
-        return False, "more than half of the plan is empty"
-    return True, None
+        return "more than half of the plan is empty"
+    return ""
 
 
 def _gap(query, number, day) -> str | None:
@@ -668,13 +656,12 @@ def total_cost(query, plan, db) -> float:
     for _, day in _days(query, plan):
         if _filled(day, "transportation"):
             cost += _trip_cost(day, day["transportation"], people, db)
-        for meal in MEALS:
-            if _filled(day, meal):
-                found = hits(db["restaurants"], day[meal])[:1]
-                cost += sum(row["cost"] * people for row in found)
+        for _, text in _meals(day):
+            for restaurant in hits(db["restaurants"], text)[:1]:
+                cost += restaurant["Average Cost"] * people
     # a hotel is paid on every day that names it
     for hotel in _stays(query, plan, db):
-        cost += hotel["price"] * math.ceil(people / hotel["people"])
+        cost += hotel["price"] * math.ceil(people / hotel["maximum occupancy"])
     return float(cost)
 
 
@@ -699,56 +686,54 @@ def room_rule(query, plan, db):
     """Hard 2. No hotel forbids what the travellers need."""
     need = query["local_constraint"]["house rule"]
     if need is None:
-        return None, None
+        return None
     for hotel in _stays(query, plan, db):
-        if f"No {need}" in hotel["rules"]:
-            return False, f"{_show(hotel['name'])} does not allow {need}"
-    return True, None
+        if f"No {need}" in hotel["house_rules"]:
+            return f"{_show(hotel['NAME'])} does not allow {need}"
+    return ""
 
 
 def room_type(query, plan, db):
     """Hard 3. Every hotel is of the wanted type."""
     want = query["local_constraint"]["room type"]
     if want is None:
-        return None, None
+        return None
     types = {"shared room": "Shared room", "private room": "Private room",
              "entire room": "Entire home/apt"}
     for hotel in _stays(query, plan, db):
-        shared = want == "not shared room" and hotel["type"] == "Shared room"
-        if shared or want in types and hotel["type"] != types[want]:
-            return False, f"{_show(hotel['name'])} is a {hotel['type']}, not a(n) {want}"
-    return True, None
+        shared = want == "not shared room" and hotel["room type"] == "Shared room"
+        if shared or want in types and hotel["room type"] != types[want]:
+            return f"{_show(hotel['NAME'])} is a {hotel['room type']}, not a(n) {want}"
+    return ""
 
 
 def cuisine(query, plan, db):
     """Hard 4. Every wanted cuisine is eaten away from home."""
     wanted = query["local_constraint"]["cuisine"]
     if not wanted:
-        return None, None
+        return None
     eaten = set()
     for _, day in _days(query, plan):
-        for meal in MEALS:
-            if _filled(day, meal):
-                if name_city(day[meal])[1] == query["org"]:
-                    break  # a meal at home ends the day, even its later meals elsewhere
-                found = hits(db["restaurants"], day[meal])
-                eaten |= {kind for kind in wanted if found and kind in found[0]["cuisines"]}
-    # the message names the first cuisine that is missing, in the order of the request
+        for _, text in _meals(day):
+            if name_city(text)[1] == query["org"]:
+                break  # a meal at home ends the day, even its later meals elsewhere
+            for restaurant in hits(db["restaurants"], text)[:1]:
+                eaten |= {kind for kind in wanted if kind in restaurant["Cuisines"]}
     missing = [kind for kind in wanted if kind not in eaten]
-    return (False, f"no {missing[0]} restaurant") if missing else (True, None)
+    return f"no restaurant: {', '.join(missing)}" if missing else ""
 
 
 def transportation(query, plan, db):
     """Hard 5. The unwanted means of travel is not named, in the official spelling."""
     limit = query["local_constraint"]["transportation"]
     if limit is None:
-        return None, None
+        return None
     # case-sensitive: "self-driving" slips through
     unwanted = {"no flight": "Flight", "no self-driving": "Self-driving"}.get(limit)
     for number, day in _days(query, plan):
         if unwanted and _filled(day, "transportation") and unwanted in day["transportation"]:
-            return False, f"day {number} travels by {unwanted} in spite of {limit!r}"
-    return True, None
+            return f"day {number} travels by {unwanted} in spite of {limit!r}"
+    return ""
 
 
 HARD = {"valid_cuisine": cuisine, "valid_room_rule": room_rule,
@@ -761,39 +746,32 @@ def judge(query, plan, db, fixed=False) -> dict:
     """The official verdict on a plan of any shape; never raises.
 
     fixed: the repaired within-city rule. Returns {"delivered", "crash" (text or None),
-    "commonsense" and "hard" ({name: [passed, reason]} or None), "hard_evaluated",
-    "commonsense_pass", "hard_pass", "final_pass", "total_cost" (or None), and the numbers of checks
-    that are true, "soft_passed" and "hard_passed"}.
+    "commonsense" and "hard" ({name: why it is broken, "", or None where nothing is asked}; None
+    where a stage was not reached), "commonsense_pass", "hard_pass", "final_pass", "total_cost" (or
+    None)}.
     """
-    result = {"delivered": bool(plan), "crash": None, "commonsense": None, "hard": None,
-              "hard_evaluated": False, "commonsense_pass": False, "hard_pass": False,
-              "final_pass": False, "total_cost": None, "soft_passed": 0, "hard_passed": 0}
+    crash = soft = hard = cost = None
     # null, "", [] and {} are no plans; any other shape is delivered and may crash below
-    if not plan:
-        return result
-    stage = "commonsense"
-    try:
-        soft = {name: rule(query, plan, db, fixed) if rule is within_city
-                else rule(query, plan, db) for name, rule in COMMONSENSE.items()}
-        stage, hard, cost = "hard", None, None
-        # hard constraints count only for complete plans without inventions
-        if soft["is_not_absent"][0] and soft["is_valid_information_in_sandbox"][0]:
-            hard = {name: rule(query, plan, db) for name, rule in HARD.items()}
-            cost = total_cost(query, plan, db)
-            hard["valid_cost"] = (cost <= query["budget"], _budget_reason(cost, query["budget"]))
-    except (TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
-        # the official run stops here and gives no score at all
-        return {**result, "crash": f"{stage}: {type(error).__name__}: {str(error)[:200]}"}
-    soft_pass = all(passed for passed, _ in soft.values())
-    hard_pass = hard is not None and all(passed is not False for passed, _ in hard.values())
-    return {**result, "commonsense": soft, "hard": hard, "hard_evaluated": hard is not None,
+    if plan:
+        try:
+            soft = {name: rule(query, plan, db, fixed) if rule is within_city
+                    else rule(query, plan, db) for name, rule in COMMONSENSE.items()}
+            # hard constraints count only for complete plans without inventions
+            if not (soft["is_not_absent"] or soft["is_valid_information_in_sandbox"]):
+                hard = {name: rule(query, plan, db) for name, rule in HARD.items()}
+                cost = total_cost(query, plan, db)
+                over = f"the trip costs {cost:g}, the budget is {query['budget']:g}"
+                hard["valid_cost"] = over if cost > query["budget"] else ""
+        except (TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
+            # the official run stops here and gives no score at all
+            stage = "commonsense" if soft is None else "hard"
+            crash = f"{stage}: {type(error).__name__}: {str(error)[:200]}"
+            soft = hard = cost = None
+    soft_pass = soft is not None and not any(soft.values())
+    hard_pass = hard is not None and not any(hard.values())
+    return {"delivered": bool(plan), "crash": crash, "commonsense": soft, "hard": hard,
             "commonsense_pass": soft_pass, "hard_pass": hard_pass,
-            "final_pass": soft_pass and hard_pass, "total_cost": cost,
-            "soft_passed": _passed(soft), "hard_passed": _passed(hard)}
-
-
-def _budget_reason(cost, budget):
-    return f"the trip costs {cost:g}, the budget is {budget:g}" if cost > budget else None
+            "final_pass": soft_pass and hard_pass, "total_cost": cost}
 
 
 def score(record, response: str, fixed: bool = False) -> Verdict:
@@ -804,18 +782,19 @@ def score(record, response: str, fixed: bool = False) -> Verdict:
     """
     result = judge(record, parse_plan(response), database(record["data"]), fixed)
     hard_checks = 1 + sum(record["local_constraint"][wish] is not None for wish in WISHES)
-    extra = {"delivered": result["delivered"],
-             "commonsense_micro": result["soft_passed"] / len(COMMONSENSE),
+    soft_passed, soft_checks = _passed(result["commonsense"]), len(COMMONSENSE)
+    extra = {"delivered": result["delivered"], "commonsense_micro": soft_passed / soft_checks,
              "commonsense_macro": result["commonsense_pass"],
-             "hard_passed": result["hard_passed"], "hard_checks": hard_checks,
+             "hard_passed": _passed(result["hard"]), "hard_checks": hard_checks,
              "hard_macro": result["hard_pass"]}
     verdict = Verdict(result["final_pass"], 0.0, _reason(result), extra)
-    return replace(verdict, score=overall([verdict]) / 100)
+    verdict.score = overall([verdict]) / 100
+    return verdict
 
 
 def _passed(checks) -> int:
-    """How many checks of a stage are true (none where the stage was not reached)."""
-    return sum(passed is True for passed, _ in (checks or {}).values())
+    """How many checks of a stage are met (none where the stage was not reached)."""
+    return list((checks or {}).values()).count("")
 
 
 def _reason(verdict) -> str:
@@ -825,8 +804,8 @@ def _reason(verdict) -> str:
     if verdict["crash"]:
         return f"counted as failed: the official evaluator stops with {verdict['crash']}"
     checks = {**verdict["commonsense"], **(verdict["hard"] or {})}
-    failed = [reason for passed, reason in checks.values() if passed is False]
-    return "; ".join(failed) or f"passes every check, cost {verdict['total_cost']:g}"
+    broken = "; ".join(filter(None, checks.values()))
+    return broken or f"passes every check, cost {verdict['total_cost']:g}"
 
 
 def overall(verdicts) -> float:

@@ -154,19 +154,22 @@ def verify_travelplanner(data):
 
 
 def comparable(verdict: dict) -> dict:
-    """Everything but the wording of the reasons.
-
-    Of a crash the stage and the type of the exception; costs to a hundredth of a cent.
-    """
-    brief = dict(verdict)
+    """A verdict without the wording of its reasons; of a crash its stage and type."""
+    brief = {**verdict, "hard_evaluated": verdict["hard"] is not None}
     if verdict["crash"]:
         brief["crash"] = verdict["crash"].split(": ")[:2]
-    if verdict["total_cost"]:
-        brief["total_cost"] = round(verdict["total_cost"], 4)
     for stage in ("commonsense", "hard"):
         if verdict[stage]:
-            brief[stage] = {name: passed for name, (passed, _) in verdict[stage].items()}
+            brief[stage] = {name: passed(check) for name, check in verdict[stage].items()}
     return brief
+
+
+def passed(check):
+    """True, False, or None where nothing is asked: of a recorded [passed, reason], or of why our
+    rule is broken ("": it is not)."""
+    if isinstance(check, list):
+        return check[0]
+    return None if check is None else not check
 
 
 def verify_alfworld(data):
