@@ -138,10 +138,9 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path):
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):
     """All at once, not one at each start."""
-    high, other = record(calls=[light(level=200)]), record(calls=[light(level=6)])
-    typo = {"task": "Dim it.", "call": []}
-    path = lines(tmp_path / "bad.jsonl", [high, typo, ["x"], record(), record(), other, typo])
-    user_error(f"{path}, line 1: wrong.*; line 2, 7: .*call.*; line 3: .*; line 5, 6: ",
+    high, typo = record(calls=[light(level=200)]), {"task": "Dim it.", "call": []}
+    path = lines(tmp_path / "bad.jsonl", [high, typo, ["x"], record(), record()])
+    user_error(f"{path}, line 1: wrong.*; line 2: .*call.*; line 3: .*; line 5: .*line 4",
                read_tasks, path)
 
 
@@ -151,7 +150,7 @@ def test_a_line_whose_answer_cannot_earn_its_reward_is_refused(tmp_path):
     user_error("read back", read_tasks, lines(tmp_path / "tag.jsonl", [unreadable]))
     parameters = {"type": "object", "properties": {"user id": {"type": "string"}}}
     odd = record(tools=[LIGHT, {**DOOR, "parameters": parameters}])
-    user_error("name in Python", read_tasks, lines(tmp_path / "id.jsonl", [odd]), None, "python")
+    user_error("python cannot write", read_tasks, lines(tmp_path / "id.jsonl", [odd]), None, "python")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from test_tool_calls import lines
 from worlds import NO_SEED, InvalidTask, call_text
 from worlds.schemas import argument_fault, normal_calls
 from worlds.tool_calls import World, make_task, read_tasks
-from worlds.tool_lists import normalized_record, normalized_schema, normalized_tool, \
-    normalized_tools, read_tools
+from worlds.tool_lists import normalized_record, normalized_tool, read_tools
 
 TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 
@@ -24,14 +23,15 @@ def schema(**properties):
 
 RING = {"name": "ring", "description": "Ring a bell.", "parameters": schema(times=WHOLE)}
 SHUT = {"name": "shut", "description": "", "parameters": {"type": "object", "properties": {}}}
-MCP = {"tools": [{"name": "ring", "title": "Ring", "description": "Ring a bell.", "inputSchema": {
-    **RING["parameters"], "$schema": "draft"}, "annotations": {"readOnlyHint": True},
-    "outputSchema": schema(
-    x=TEXT)}, {"name": "shut", "inputSchema": {"type": "object"}, "description": None}]}
+MCP = {"tools": [
+    {"name": "ring", "title": "Ring", "description": "Ring a bell.",
+     "inputSchema": {**RING["parameters"], "$schema": "draft"},
+     "annotations": {"readOnlyHint": True}, "outputSchema": schema(x=TEXT)},
+    {"name": "shut", "inputSchema": {"type": "object"}, "description": None}]}
 SHAPES = {  # the same two tools, as the JSON values of a file
     "ours, one per line": [RING, SHUT],
     "OpenAI": [[{"type": "function", "function": {**RING, "strict": True}},
-        {"type": "function", "function": SHUT}]],
+                {"type": "function", "function": SHUT}]],
     "a transcript of MCP": [
         {"jsonrpc": "2.0", "id": 1, "result": {"serverInfo": {"name": "bells"}}},
         {"jsonrpc": "2.0", "id": 2, "result": MCP}],
@@ -61,22 +61,19 @@ def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
     assert tools[0] == RING and call_text.signature(tools[1]) == "shut()" and not notes
 
 
-def test_what_is_left_out_or_not_checked_is_counted_and_named(tmp_path):
+def test_what_is_left_out_is_counted_and_named(tmp_path):
     """A tool without a schema is read as one without arguments: nothing said, every call was
     wrong."""
-    noted = {"name": "f",
-             "parameters": {"type": "object", "properties": {"a": {**WHOLE, "enum": ["1"]}}}}
     tools, notes = read_tools(listed(tmp_path / "tools.json", RING,
                                      {**RING, "description": "Another."},
                                      {"name": "a b"}, {"name": "bare"}, {"type": "web_search"},
-                                     {"type": "bash_20250124", "name": "bash"}, noted))
-    assert [tool["name"] for tool in tools] == ["ring", "bare", "f"]
+                                     {"type": "bash_20250124", "name": "bash"}))
+    assert [tool["name"] for tool in tools] == ["ring", "bare"]
     assert notes == {"left out: another tool of the same name came first": ["ring"],
                      "left out: a name with other signs than letters, digits and _.-/": ["a b"],
                      "without a schema: read as without arguments": ["bare"],
                      "left out: no 'name' in the function itself": ["entry 5"],
-                     "left out: of type bash_20250124, not a function": ["bash"],
-                     "without an optional argument: no value of enum has the type integer": ["f"]}
+                     "left out: of type bash_20250124, not a function": ["bash"]}
 
 
 @pytest.mark.parametrize("data, what", [
@@ -94,11 +91,11 @@ def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
 
 def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
     for name in ("a.b-c", "größe", "检索", "class", "fs/read", "21st_builder", "n" * 128):
-        assert normalized_tool({"name": name, "parameters": {}}, set())["name"] == name
+        assert normalized_tool({"name": name})["name"] == name
         call = {"name": name, "arguments": {"from": "x", "is": 1}}
         assert call_text.parse_calls(call_text.write_call(call)) == [call]
     for name in ("", "a b", "a(b", "n" * 129, "a\nb"):
-        raised(InvalidTask, None, normalized_tool, {"name": name}, set())
+        raised(InvalidTask, None, normalized_tool, {"name": name})
     tools = [{"name": f"f{n}", "parameters": schema(**{name: TEXT})}
              for n, name in enumerate(["user id", "ﬁle", "año_vehiculo", "from"])]
     path = listed(tmp_path / "tools.json", *tools)
@@ -113,19 +110,13 @@ def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
 
 PLACE = {"properties": {"x": {"type": "number"}}, "required": ["x"]}
 TREE = schema(name=TEXT, kids={"type": "array", "items": {"$ref": "#/$defs/Tree"}})
-LEAF = {"name": "a", "kids": []}
 KINDS = {"type": "object", "properties": {"kind": TEXT, "size": WHOLE},
          "if": {"properties": {"kind": {"const": "b"}}}, "then": {"required": ["size"]}}
 FITS = [
-    ({"oneOf": [WHOLE, TEXT], "nullable": True}, "int | str | None", [3, 2.0, None], [1.5, True]),
-    ({"type": "STRING", "nullable": True}, "str | None", ["a", None], [1]),
+    ({"oneOf": [WHOLE, TEXT]}, "int | str", [3, 2.0], [1.5, True, None]),
     ({"const": 3}, "3", [3.0], ["3"]), ({"const": None}, "None", [None], ["a"]),
-    ({"enum": [1, None]}, "1 | None", [1, None], [True, "1"]),
     ({"type": "integer", "maximum": 2 ** 64 - 1, "default": 2 ** 63 - 1}, "int", [1], [1.5]),
-    ({"type": "number", "multipleOf": 0.01}, "float", [19.99, 3], [0.005]),
-    ({"type": "array", "uniqueItems": True}, "list",
-     [[{"a": n} for n in range(5000)], [1, True, "1"]], [[1, 1.0]]),
-    ({"items": TEXT}, "list[str]", [["a"]], [[1]]),
+    ({"items": TEXT, "uniqueItems": True}, "list[str]", [["a"] * 2], [[1]]),
     ({"type": "array", "items": True}, "list[any]", [[], [1, "a"]], [1]),
     ({"type": "array", "items": [TEXT, WHOLE], "additionalItems": False}, "list[any]", [["a", 1]],
      [[1, "a"], ["a", 1, 1]]),
@@ -133,15 +124,15 @@ FITS = [
      [{"a": "b"}]),
     (schema(a=TEXT) | {"additionalProperties": {}}, "{a: str}", [{"a": "b"}], [{"a": "b", "c": 1}]),
     ({"type": "object", "properties": {"a": TEXT, "b": False, "c": {**WHOLE, "enum": ["1"]}}},
-     "{a: str = ...}", [{}, {"a": "b"}], [{"b": 1}, {"c": 1}, {"c": "1"}]),
+     "{a: str = ..., c: int = ...}", [{}, {"a": "b", "c": 1}], [{"b": 1}, {"c": "1"}]),
     ({"allOf": [{"$ref": "#/$defs/Place"}], "default": {"x": 0}}, "{x: float}", [{"x": 1}],
      [{"x": "1"}, {}, {"x": 1, "y": 1}]),
     ({"allOf": [PLACE, schema(y=TEXT)]}, "{x: float}", [{"x": 1, "y": "a"}],
      [{"x": 1}, {"x": 1, "y": "a", "z": 1}]),
-    ({"$ref": "#/$defs/Tree"}, "any", [LEAF, {"name": "b", "kids": [LEAF, LEAF]}],
-     [{"name": "b", "kids": [{**LEAF, "kids": [{**LEAF, "name": 1}]}]},
-      {**LEAF, "kids": [{"x": 1}]}]),
-    ({"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "null"}]}, "any | None", [None, LEAF], [1]),
+    # within itself anything fits
+    ({"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "null"}]},
+     "{name: str, kids: list[any]} | None", [None, {"name": "a", "kids": [{"name": 1}]}],
+     [1, {"name": 1, "kids": []}, {"name": "a"}]),
     (KINDS, "{kind: str = ..., size: int = ...}", [{"kind": "a"}, {"kind": "b", "size": 1}],
      [{"kind": "b"}, {"kind": "a", "x": 1}]),
     ({"anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "{a: str} | {b: str}", [{"a": "x"}, {"b": "x"}],
@@ -153,12 +144,16 @@ FITS = [
 ]
 
 
+def read(parameters):
+    """The schema of a tool in our own form."""
+    return normalized_tool({"name": "f", "parameters": parameters})["parameters"]
+
+
 @pytest.mark.parametrize("given, spoken, good, bad", FITS, ids=range(len(FITS)))
 def test_what_a_schema_says_is_checked(given, spoken, good, bad):
     """On the way in and in every call; read twice it stays the same, as files are."""
-    own = normalized_schema(schema(a=given) | {"$defs": {"Place": PLACE, "Tree": TREE}},
-                     set())
-    assert normalized_schema(own, set()) == own
+    own = read(schema(a=given) | {"$defs": {"Place": PLACE, "Tree": TREE}})
+    assert read(own) == own
     assert call_text.signature({"name": "f", "parameters": own}) == f"f(a: {spoken})"
     for value in good:
         assert not argument_fault({"a": value}, own), value
@@ -166,21 +161,17 @@ def test_what_a_schema_says_is_checked(given, spoken, good, bad):
         assert argument_fault({"a": value}, own), value
 
 
-def test_what_a_model_wrote_has_neither_patterns_nor_recursion():
-    """A slow regular expression, or a tree of alternatives, would hold up the run."""
+@pytest.mark.parametrize("part, is_taken", [
+    ({"type": "string", "pattern": "a"}, False), ({"patternProperties": {"a": TEXT}}, False),
+    (TEXT, True)])
+def test_what_a_model_wrote_has_no_patterns(part, is_taken):
+    """A slow regular expression would hold up the run; an argument may be called pattern."""
+    tool = {"name": "f", "parameters": schema(pattern=part)}
+    record = {"task": "Find all that ends in txt.", "tools": [tool], "calls": []}
     world = World.scorer("json")
     world.tools = {}
-    for given in ({"type": "string", "pattern": "a"}, {"patternProperties": {"a": TEXT}},
-                  {"$ref": "#/$defs/Tree"}):
-        tool = {"name": "f", "parameters": schema(a=given) | {"$defs": {"Tree": TREE}}}
-        assert normalized_tools([tool])
-        record = {"task": "Please do as I told you.", "tools": [tool],
-                  "calls": [{"name": "f", "arguments": {}}]}
-        raised(InvalidTask, "tool schema", world.parse_task, json.dumps(record), NO_SEED, 1)
-    own = {"name": "f", "parameters": schema(pattern=TEXT)}
-    record = {"task": "Find all that ends in txt.", "tools": [own], "calls": [
-        {"name": "f", "arguments": {"pattern": "*.txt"}}]}
-    assert world.parse_task(json.dumps(record), NO_SEED, 1)
+    reason = "malformed task" if is_taken else "tool schema"  # no call, the last thing looked at
+    raised(InvalidTask, reason, world.parse_task, json.dumps(record), NO_SEED, 1)
 
 
 def test_a_default_within_an_alternative_is_filled_in():
@@ -204,22 +195,19 @@ for n in range(40):
     NEXT = {"$ref": f"#/$defs/a{n + 1}"}
     BOMB["$defs"][f"a{n}"] = schema(x=NEXT, y=NEXT)
 UNFIT = [
-    ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-     "to itself"),
     (BOMB, "more than 3000 parts"), (schema(a=nested(60)), "48 levels"),
     (schema(a=nested(900)), "malformed"),
     (schema(a={"$ref": "http://127.0.0.1:9/x.json"}), "a $ref to nothing"),
     (schema(a={"$ref": "#Place"}), "a $ref to nothing"),
     ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "not one object schema"),
+    ({"times": "integer"}, "not one object schema"),
     (schema(a=schema(b=TEXT) | {"required": ["c"]}), "required names"),
     ({"type": "object", "required": ["a"]}, "required names"),
     (schema(a={"dependencies": {"x": ["y"]}}), "unsupported keyword"),
     (schema(a={"type": "text", "enum": ["a"]}), "Unknown type 'text'"),
     (schema(a=7), "malformed"), (schema(a={**WHOLE, "minimum": "1"}), "not of type 'number'"),
-    (schema(a={**WHOLE, "enum": ["1", "2"]}), "no value of enum has the type integer"),
     (schema(a={"pattern": "(", "default": "a"}), "malformed"),
-    (schema(a={"multipleOf": 0, "default": 1}), "malformed"),
-    ({"times": "integer"}, "without 'prop"), (schema(a={"description": "\ud800"}), "malformed"),
+    (schema(a={"description": "\ud800"}), "malformed"),
 ]
 
 
@@ -245,14 +233,9 @@ CHAT = [{"role": "system", "content": "Be kind."}, USER, {"role": "assistant", "
         {"role": "assistant", "content": "OK"}]
 TASKS = {
     "ours": {"task": ASKED, "tools": [RING], "calls": [CALL]},
-    "arguments as text": {"id": 7, "task": ASKED, "tools": [OPENAI], "tool_calls": [WRAPPED],
-                          "by": "me"},
-    "a chat": {"messages": CHAT, "tools": [OPENAI]},
+    "a chat": {"messages": CHAT, "tools": [OPENAI], "id": 7},
     "the list's tools": {"task": ASKED, "calls": [CALL]},
-    "a table with nulls": {"task": ASKED,
-        "tools": [{**RING, "parameters": {**RING["parameters"], "anyOf": None}}],
-                           "calls": [{"name": "ring", "arguments": {"times": 3, "door": None},
-                                      "id": None}],
+    "a table with nulls": {"task": ASKED, "tools": None, "calls": [{**CALL, "id": None}],
                            "reference": None, "messages": None, "ordered": None}}
 
 
@@ -277,9 +260,7 @@ def test_a_task_without_tools_has_the_right_one_and_others():
 
 LOST = [
     ({"calls": [{"name": "sing", "arguments": {}}]}, "'sing' is not in the list"),
-    ({"calls": [], "tool_calls": [WRAPPED]}, "both 'calls' and 'tool_calls'"),
     ({"calls": [{"name": "ring", "arguments": "{3}"}]}, "'arguments', a JSON object"),
-    ({"calls": [CALL], "ordred": True}, "'ordred': did you mean 'ordered'"),
     ({"calls": [{**CALL, "arguments": {"times": 10 ** 20}}]}, "JSON"),
     ({"task": None, "messages": CHAT, "calls": []}, "both 'messages' and calls"),
     ({"task": None, "messages": CHAT[2:]}, "0 of the user"),

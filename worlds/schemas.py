@@ -4,21 +4,17 @@ Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality 
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
 Deviations: jsonschema checks arguments (draft 2020-12; worlds/tool_lists.py brings a user's schemas
-into it), with two rules of our own. Members that a schema does not declare are refused where it
-declares any. multipleOf is of the number as it is written: 19.99 is a multiple of 0.01, which it is
-not in binary. Formats are not checked, and within recursive parts nothing is filled in for what is
-left out.
+into it, and says what it leaves out). Members that a schema does not declare are refused where it
+declares any. Formats are not checked.
 """
 import itertools
 import json
 import re
 import unicodedata
-from fractions import Fraction
 from functools import lru_cache
 
-from jsonschema import Draft202012Validator, ValidationError, validators
+from jsonschema import Draft202012Validator
 from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from data_pool import Task
 from worlds import InvalidTask
@@ -69,7 +65,7 @@ def objects_of(text: str):
 
 
 # keywords that hold schemas: by their names, in a list, or one
-NAMED = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+NAMED = {"properties", "patternProperties", "dependentSchemas"}
 LISTED = {"anyOf", "allOf", "prefixItems"}
 SINGLE = {"items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else",
           "unevaluatedItems", "unevaluatedProperties"}
@@ -85,7 +81,7 @@ def with_parts(schema: dict, change) -> dict:
             new[key] = {name: change(key, part) for name, part in value.items()}
         elif key in LISTED:
             new[key] = [change(key, part) for part in value]
-        elif key in SINGLE and isinstance(value, dict):  # or true, or false
+        elif key in SINGLE and (isinstance(value, dict) or key == "items"):  # or true, or false
             new[key] = change(key, value)
     return new
 
@@ -101,57 +97,34 @@ def _closed(schema: dict, whole: bool = True) -> dict:
         return _closed(part, key not in IN_PLACE)
 
     new = with_parts(schema, change)
-    declares = any("properties" in part for part in [schema, *schema.get("allOf", ())])
+    declares = any(part.get("properties") for part in [schema, *schema.get("allOf", ())])
     if whole and declares:
         new.pop("additionalProperties", None)
         new["unevaluatedProperties"] = False
     return new
 
 
-def _multiple_of(validator, step, value, schema):
-    """The keyword multipleOf, of decimal numbers."""
-    if validator.is_type(value, "number") and Fraction(str(value)) % Fraction(str(step)):
-        yield ValidationError(f"{value} is not a multiple of {step}")
-
-
-def _unique_items(validator, wanted, value, schema):
-    """The keyword uniqueItems; jsonschema compares each item with each, minutes for a long list."""
-    if wanted and validator.is_type(value, "array"):
-        if len(set(map(canonical, value))) < len(value):
-            yield ValidationError("an item stands there twice")
-
-
-Validator = validators.extend(
-    Draft202012Validator, {"multipleOf": _multiple_of, "uniqueItems": _unique_items})
-
-
 @lru_cache(4096)
-def _validator(schema: str) -> Validator:
+def _validator(schema: str) -> Draft202012Validator:
     """The validator of a schema, JSON text, built once. Its registry is empty: nothing is ever
     fetched."""
-    return Validator(_closed(json.loads(schema)), registry=Registry())
+    return Draft202012Validator(_closed(json.loads(schema)), registry=Registry())
 
 
 def conforms(value, schema: dict) -> bool:
-    """Whether a value satisfies a part of a schema in the form of tool_lists.normalized_schema;
-    what a $ref in it names is not known here, and anything fits."""
-    text = json.dumps(schema).replace('"$ref"', '"$comment"')
-    return _validator(text).is_valid(value)
+    """Whether a value satisfies a schema in the form of tool_lists.SchemaReader."""
+    return _validator(json.dumps(schema)).is_valid(value)
 
 
 def argument_fault(arguments: dict, schema: dict) -> str:
     """What is wrong with the arguments of a call of a tool with this schema, in words, two faults
     at most; "" if nothing is."""
     # a schema without properties declares that there are none
-    validator = _validator(json.dumps({"properties": {}, **schema}))
+    validator = _validator(json.dumps({"unevaluatedProperties": False, **schema}))
     faults = []
-    try:
-        for error in itertools.islice(validator.iter_errors(arguments), 2):
-            path = ".".join(map(str, error.absolute_path))
-            faults.append(f"{path} {error.message:.160}".strip())
-    # a $ref to a place that has moved, or that goes too deep
-    except (Unresolvable, RecursionError) as error:
-        return f"the schema cannot be followed: {error}"
+    for error in itertools.islice(validator.iter_errors(arguments), 2):
+        path = ".".join(map(str, error.absolute_path))
+        faults.append(f"{path} {error.message:.160}".strip())
     return " and ".join(faults)
 
 

@@ -41,7 +41,7 @@ import itertools
 import json
 import random
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from textwrap import shorten
@@ -70,18 +70,19 @@ FEWEST = 3            # examples to learn from; a warm start needs more
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
 FEW = 10              # held-out tasks below which success says little
 TUNED = 20            # distinct tasks from which on some are kept for tuning
-# keywords that a model may not use in a schema: patterns and recursion, which may take for ever
-ENDLESS = re.compile(r'"(pattern|\$ref)": "|"patternProperties": ')
-TOLD, LINE, PLACES = 600, 200, 60  # characters of all faults, of one, of its line numbers
+# keywords that a model may not use in a schema: a regular expression may take for ever
+PATTERN = re.compile('"pattern": "|"patternProperties": ')
+TOLD, LINE = 600, 200  # characters of all faults of a file, of one
 
 
 # ---------------------------------------------------------------------------------------------
 # tasks: from the simulator and from files
 
 
-def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task:
-    """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if it is
-    neither."""
+def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0,
+              call_format: str = "json") -> Task:
+    """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if it is neither,
+    or if call_format cannot write its calls."""
     text = record.get("task")
     if not isinstance(text, str):
         raise InvalidTask("malformed task", "no text under 'task'")
@@ -96,19 +97,22 @@ def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0) -> Task
     allowed = ["task", "tools", "calls", "ordered"] if "calls" in record else ["task", "reference"]
     if set(record) - set(allowed):
         raise InvalidTask("malformed task", f"only {', '.join(allowed)} belong in it")
-    spec = _spec_of_calls(record, origin) if "calls" in record else _spec_of_question(record)
+    if "calls" in record:
+        spec = _spec_of_calls(record, origin, call_format)
+    else:
+        spec = _spec_of_question(record)
     return _task(text, spec, origin, seed, epoch)
 
 
-def _spec_of_calls(record: dict, origin: str) -> dict:
+def _spec_of_calls(record: dict, origin: str, call_format: str) -> dict:
     """The evaluation spec of a task that takes calls. Raises InvalidTask."""
-    spec = {"tools": tool_lists.normalized_tools(record.get("tools")), "calls": record["calls"],
-            "ordered": record.get("ordered", False)}
+    tools = tool_lists.normalized_tools(record.get("tools"), call_format)
+    spec = {"tools": tools, "calls": record["calls"], "ordered": record.get("ordered", False)}
     if not isinstance(spec["ordered"], bool):
         raise InvalidTask("malformed task", "ordered is neither true nor false")
     # an author may say that nothing is to be called; a simulator would say it of anything
     least = 0 if origin == "base" else 1
-    check_calls(spec["calls"], {tool["name"]: tool for tool in spec["tools"]}, least)
+    check_calls(spec["calls"], {tool["name"]: tool for tool in tools}, least)
     return spec
 
 
@@ -149,35 +153,24 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     first bad lines.
     """
     text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
-    # what is asked by which line; what is wrong, in which lines
-    tasks, lines_asking, faults = [], {}, defaultdict(list)
+    tasks, lines_asking, faults = [], {}, []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             task, asked = _task_of_line(line, tools, call_format)
-            if asked in lines_asking:
-                detail = f"asks what line {lines_asking[asked]} asks; remove one of them"
-                raise InvalidTask("malformed task", detail)
-            lines_asking[asked] = number
+            first = lines_asking.setdefault(asked, number)
+            if first < number:
+                raise InvalidTask("malformed task", f"asks what line {first} asks; remove one")
             tasks.append(task)
         except InvalidTask as fault:
-            faults[f"{fault}: {fault.detail}"].append(number)
+            faults.append(shorten(f"line {number}: {fault}: {fault.detail}", LINE))
     if faults:
-        raise UserError(printable(f"{path}, {_bad_lines(faults)}"))
+        raise UserError(printable(f"{path}, {shorten('; '.join(faults), TOLD)}"))
     if not tasks:
         raise UserError(f"{path}: no task in it; write one object per line, or leave the option "
                         "out")
     return tasks
-
-
-def _bad_lines(faults: dict) -> str:
-    """{what is wrong: numbers of lines} in words, as many as TOLD characters hold."""
-    parts = []
-    for why, numbers in faults.items():
-        places = shorten(", ".join(map(str, numbers)), PLACES)
-        parts.append(f"line {places}: {shorten(why, LINE)}")
-    return shorten("; ".join(parts), TOLD)
 
 
 def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
@@ -188,30 +181,17 @@ def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
         if not isinstance(record, dict):
             raise InvalidTask("not one JSON object", "write one JSON object per line")
         # only what is kept of a line is held to what a model can write
-        task = make_task(call_text.plain(tool_lists.normalized_record(record, tools)), "base")
+        own = call_text.plain(tool_lists.normalized_record(record, tools))
+        task = make_task(own, "base", call_format=call_format)
     except (ValueError, RecursionError) as error:
         detail = f"{first_line(error)}; write one object per line"
         raise InvalidTask("not one JSON object", detail) from None
-    name = unwritable(task, call_format)
-    if name:
-        raise InvalidTask("malformed task", f"an argument {name!r:.80}, which is not a name in "
-                          "Python: use --call-format json or leave the task out")
     world = World.scorer(call_format)
     gold = world.gold(task)
     if world.score(task, gold)[0] != 1:
         raise InvalidTask("malformed task", f"the right answer {gold!r:.80} cannot be read back")
     # tools that the line leaves out depend on its calls
     return task, canonical([task.text, record.get("tools") and task.spec["tools"]])
-
-
-def unwritable(task: Task, call_format: str) -> str:
-    """An argument name that --call-format python cannot write, or ""."""
-    if call_format == "python":
-        for tool in task.spec.get("tools", ()):
-            name = call_text.unwritable(tool["parameters"])
-            if name:
-                return name
-    return ""
 
 
 def split(tasks, given, path: str = "") -> tuple[dict, str]:
@@ -529,13 +509,11 @@ class World(worlds.World):
             record = next(objects_of(text), None)
             if record is None:
                 raise InvalidTask("no JSON object")
-            if ENDLESS.search(json.dumps(record.get("tools"))):
+            if PATTERN.search(json.dumps(record.get("tools"))):
                 raise InvalidTask("tool schema")
-        task = make_task(record, "env", seed_task.id, epoch)
+        task = make_task(record, "env", seed_task.id, epoch, self.form)
         if seed_task.spec and structured(task) != structured(seed_task):
             raise InvalidTask("other kind than the seed")
-        if unwritable(task, self.form):
-            raise InvalidTask("tool schema")
         return task
 
     def _record_in_lines(self, text: str, shown: list) -> dict:

@@ -9,22 +9,23 @@ Usage: `read_tools` for --tools FILE, `normalized_record` for a line of --base-t
 
 in a JSON array, one per line, or in an object that holds the list, such as the answer of an MCP
 server to `tools/list` or a line of a base-task file. Other fields are ignored. null means that a
-field is not there, at every level, as in tables with a column for every field; `default` alone may
-be null, and {"const": null} means null.
+field of a tool, of a line or of a schema is not there, as in tables with a column for every field;
+`default` alone may be null, and {"const": null} means null.
 
 Deviations: a schema is rewritten in draft 2020-12. In that form simulator and agent are shown it,
 and worlds/schemas.py checks calls against it. What a $ref or allOf says is put in its place, unless
-it contradicts what stands there; a recursive schema keeps its references. const becomes an enum,
-nullable an alternative, a list of items prefixItems. oneOf becomes anyOf, and beside an anyOf it is
+it contradicts what stands there; where a schema comes again within itself, anything fits. const
+becomes an enum, a list of items prefixItems. oneOf becomes anyOf, and beside an anyOf it is
 dropped. A default that does not fit its own argument, such as null for a text, is dropped: the
-argument may be left out all the same. An argument that no value fits is not declared. A tool that
-cannot be read, or never be called, is left out and counted by the reason.
+argument may be left out all the same. An enum is dropped if none of its values has the type.
+OpenAPI's nullable is not read. multipleOf and uniqueItems are not checked: by binary fractions
+19.99 is no multiple of 0.01, and comparing each item with each takes minutes for a long list. A
+tool that cannot be read, or never be called, is left out and counted by the reason.
 """
 import json
 import random
 import re
 from collections import defaultdict
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from textwrap import shorten
@@ -35,7 +36,7 @@ from jsonschema.exceptions import UnknownType
 from model.files import UserError, choose, first_line, no_file, printable
 from worlds import InvalidTask, call_text
 from worlds.call_text import kinds
-from worlds.schemas import IN_PLACE, conforms, load_object, well_formed, with_parts
+from worlds.schemas import conforms, load_object, well_formed, with_parts
 
 MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, every $ref replaced
@@ -53,12 +54,11 @@ SCHEMAS = ("parameters", "inputSchema", "input_schema")
 # against
 NOTES = {"description": str, "title": str, "format": str, "examples": list, "default": object}
 CHECKED = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "maxContains"} \
-    - {"$ref", "$dynamicRef", "const", "oneOf", "format"}  # they are rewritten, or a note
-REFERENCES = {"$ref", "$defs", "definitions"}
+    - {"$ref", "$dynamicRef", "const", "oneOf", "format", "multipleOf", "uniqueItems"}
 REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
 # what reading a schema of any form may raise
-MALFORMED = (TypeError, AttributeError, ValueError, ArithmeticError, RecursionError, re.error,
-             UnknownType)
+MALFORMED = (TypeError, AttributeError, ValueError, RecursionError, re.error, UnknownType,
+             SchemaError)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -77,17 +77,19 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
         raise UserError(f"{path}: nested too deeply") from None
     tools, notes = {}, defaultdict(list)
     for number, entry in enumerate(entries, 1):
-        remarks = set()
+        remark = ""
         try:
-            tool = normalized_tool(entry, remarks)
-            _check_writable(tool, call_format)
+            tool = normalized_tool(entry, call_format)
             if tools.get(tool["name"], tool) != tool:
                 raise InvalidTask("tool schema", "another tool of the same name came first")
             tools[tool["name"]] = tool
+            # a key that is not known may hold it
+            if entry.keys().isdisjoint(SCHEMAS):
+                remark = "without a schema: read as without arguments"
         except InvalidTask as fault:
-            remarks = {f"left out: {fault.detail}"}
-        name = entry.get("name") if isinstance(entry, dict) else ""
-        for remark in sorted(remarks):
+            remark = f"left out: {fault.detail}"
+        if remark:
+            name = entry.get("name") if isinstance(entry, dict) else ""
             notes[remark].append(str(name or f"entry {number}")[:60])
     if not tools:
         why = "give --tools a list of functions, as of tools/list; --base-tasks: examples"
@@ -95,14 +97,6 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
             why = notes_line(notes)
         raise UserError(f"{path}: no tool in it: {shorten(why, 200)}")
     return list(tools.values()), notes
-
-
-def _check_writable(tool: dict, call_format: str):
-    """Raise InvalidTask if the calls of a tool cannot be written in this format."""
-    odd_name = call_text.unwritable(tool["parameters"])
-    if call_format == "python" and odd_name:
-        detail = f"an argument {odd_name!r:.80}, which is not a name in Python"
-        raise InvalidTask("tool schema", detail)
 
 
 def notes_line(notes: dict) -> str:
@@ -163,20 +157,20 @@ def _unwrapped(tool):
 # a tool and its schema in our own form
 
 
-def normalized_tools(tools) -> list:
+def normalized_tools(tools, call_format: str = "json") -> list:
     """The tools of one task in our own form. Raises InvalidTask with .detail."""
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidTask("tool schema", f"not a list of 1 to {MAX_TOOLS} tools")
-    read = [normalized_tool(tool, set()) for tool in tools]
+    read = [normalized_tool(tool, call_format) for tool in tools]
     if len({tool["name"] for tool in read}) < len(read):
         raise InvalidTask("tool schema", "two tools have the same name")
     return read
 
 
-def normalized_tool(tool, remarks: set) -> dict:
+def normalized_tool(tool, call_format: str = "json") -> dict:
     """A tool in any of the shapes -> {"name", "description", "parameters"}.
 
-    remarks: gets what the user should know of it. Raises InvalidTask with .detail.
+    call_format: "python" refuses arguments that it cannot write. Raises InvalidTask with .detail.
     """
     tool = _unwrapped(tool)
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
@@ -185,21 +179,20 @@ def normalized_tool(tool, remarks: set) -> dict:
         raise InvalidTask("tool schema", f"of type {str(tool['type'])[:40]}, not a function")
     if not re.fullmatch(call_text.NAME, tool["name"]):
         raise InvalidTask("tool schema", "a name with other signs than letters, digits and _.-/")
-    given = [tool[key] for key in SCHEMAS if tool.get(key) is not None]
-    if not given:
-        remarks.add("without a schema: read as without arguments")
-        given = [{}]
+    given = [tool[key] for key in SCHEMAS if tool.get(key)]
+    root = given[0] if given else {"type": "object"}
     try:
-        parameters = normalized_schema(given[0], remarks)
+        parameters = SchemaReader(root).read(root)
         own = call_text.plain({"name": tool["name"], "parameters": parameters,
                                "description": str(tool.get("description") or "")})
-        flaw = _flaw(json.dumps(parameters))  # text, so that lru_cache can hash it
+        _check_schema(json.dumps(parameters))  # text, so that lru_cache can hash it
     except MALFORMED as error:
         raise InvalidTask("tool schema", f"a malformed schema: {first_line(error):.80}") from None
-    if flaw:
-        raise InvalidTask("tool schema", f"a malformed schema: {flaw}")
     _check_one_object(parameters)
-    _check_is_schema(given[0], parameters)
+    odd_name = call_text.unwritable(parameters)
+    if call_format == "python" and odd_name:
+        detail = f"an argument {odd_name!r:.80}, which --call-format python cannot write"
+        raise InvalidTask("tool schema", detail)
     return own
 
 
@@ -207,26 +200,18 @@ def _check_one_object(parameters: dict):
     """Raise InvalidTask unless all arguments are declared in one place, the properties of an
     object."""
     others = [*parameters.get("anyOf", ()), *parameters.get("allOf", ())]
-    elsewhere = "$ref" in parameters or any("properties" in part for part in others)
+    elsewhere = any("properties" in part for part in others)
+    # nor is {"city": "string"} a schema, though users write it often
     if parameters.get("type") != "object" or elsewhere:
-        raise InvalidTask("tool schema", "parameters not one object schema")
-    _check_required({"properties": {}, **parameters})
-
-
-def _check_is_schema(given: dict, parameters: dict):
-    """Raise InvalidTask for arguments like {"city": "string"}. Users write it often, but it is no
-    schema: read as one (`parameters`) it declares no argument, and every call would be wrong."""
-    unknown = given.keys() - CHECKED - NOTES.keys() - REFERENCES
-    lost = [key for key in unknown if isinstance(given[key], (str, dict))]
-    if lost and not parameters.get("properties"):
-        raise InvalidTask("tool schema", "parameters without 'properties': a schema is "
+        raise InvalidTask("tool schema", "parameters not one object schema, "
                           """{"type": "object", "properties": {...}}""")
+    _check_required({"properties": {}, **parameters})
 
 
 def _check_required(schema: dict):
     """Raise InvalidTask if an object needs a member that it may not have."""
     # without properties any member may be there, and these may declare it, too
-    if "properties" not in schema or {"$ref", "allOf", "patternProperties"} & schema.keys():
+    if "properties" not in schema or {"allOf", "patternProperties"} & schema.keys():
         return
     for name in schema.get("required", ()):
         if name not in schema["properties"]:
@@ -235,34 +220,9 @@ def _check_required(schema: dict):
 
 
 @lru_cache(4096)
-def _flaw(schema: str) -> str:
-    """Why a schema, as JSON text, is not valid; "" if it is."""
-    try:
-        Draft202012Validator.check_schema(json.loads(schema))
-    except SchemaError as error:
-        return f"{error.message:.80}"
-    return ""
-
-
-def normalized_schema(root: dict, remarks: set) -> dict:
-    """A JSON schema of an object as it is shown and checked; read again it comes back equal.
-
-    Raises InvalidTask, or one of MALFORMED.
-    """
-    # pass 1 puts what each $ref names in its place
-    reader = SchemaReader(root, remarks)
-    schema = reader.read(root)
-    # if one is recursive, pass 2 keeps all but the root's
-    if reader.is_recursive:
-        reader = SchemaReader(root, remarks, keeps_refs=True)
-        named = reader.named(root.get("$ref", "#"))
-        rest = {key: value for key, value in root.items() if key != "$ref"}
-        schema = reader.read({**named, **rest})
-    return schema if "type" in schema else {"type": "object", **schema}
-
-
-class Impossible(InvalidTask):
-    """A schema that no value fits."""
+def _check_schema(schema: str):
+    """Raise SchemaError if a schema, as JSON text, is not valid."""
+    Draft202012Validator.check_schema(json.loads(schema))
 
 
 class SchemaReader:
@@ -270,21 +230,18 @@ class SchemaReader:
 
         {"properties": {"to": {"$ref": "#/$defs/City"}}, "$defs": {"City": {"const": "Nice"}}}
 
-    read(root) is {"type": "object", "properties": {"to": {"enum": ["Nice"]}}}.
-
-    remarks: gets what the user should know. keeps_refs: leave every $ref as it is.
+    read(root) is {"type": "object", "properties": {"to": {"enum": ["Nice"]}}}, and read again that
+    comes back equal.
     """
 
-    def __init__(self, root: dict, remarks: set, keeps_refs: bool = False):
-        self.root, self.remarks, self.keeps_refs = root, remarks, keeps_refs
-        self.is_recursive = False  # whether a $ref was found within what it names
+    def __init__(self, root: dict):
+        self.root = root
         self.parts = 0  # read so far
 
-    def read(self, node, path=("#",), here=("#",)) -> dict:
-        """One schema within the root in our own form.
+    def read(self, node, path=("#",)) -> dict:
+        """One schema within the root in our own form. Raises InvalidTask, or one of MALFORMED.
 
-        path: the references followed from the root to it; one that comes again is recursive. here:
-        those followed since the last member or item; one that comes again never ends.
+        path: the references followed from the root to it.
         """
         self.parts += 1
         if self.parts > MAX_PARTS:
@@ -297,88 +254,54 @@ class SchemaReader:
         refused = REFUSED & node.keys()
         if refused:
             raise InvalidTask("tool schema", f"unsupported keyword {min(refused)!r}")
-        schema = self.keywords(node)
-        if "properties" in schema:
-            schema["properties"] = self.members(schema, path)
-
-        def inner(key, part):
-            if key == "properties":
-                return part
-            return self.read(part, path, here if key in IN_PLACE else ())
-
-        schema = with_parts(schema, inner)
+        schema = with_parts(_keywords(node), lambda key, part: self.read(part, path))
         parts = schema.pop("allOf", [])
-        if "$ref" in node and not self.keeps_refs:
-            parts = [self.target(node["$ref"], path, here), *parts]
+        if "$ref" in node:
+            parts = [self.target(node["$ref"], path), *parts]
         for part in parts:
             schema = _merged(schema, part)
         schema = _typed(schema)
-        _check_enum(schema)
         _check_required(schema)
-        if node.get("nullable") is True:  # OpenAPI
-            notes = {key: schema.pop(key) for key in [*schema] if key in NOTES}
-            schema = {**notes, "anyOf": [schema, {"type": "null"}]}
+        # an enum of texts for an integer, say: no value would fit
+        types = kinds(schema)
+        if types and not any(conforms(value, {"type": types}) for value in schema.get("enum", ())):
+            schema.pop("enum", None)
         if "default" in schema and not conforms(schema["default"], schema):
             del schema["default"]
         return schema
 
-    def keywords(self, node: dict) -> dict:
-        """The keywords of one schema that are kept; the schemas within it as they are."""
-        kept = CHECKED | REFERENCES if self.keeps_refs else CHECKED
-        schema = {}
-        for key, value in node.items():
-            # nothing is an instance of (), the types of what is no note
-            if key in kept or isinstance(value, NOTES.get(key, ())):
-                schema[key] = value
-        if isinstance(node.get("type"), str):  # Google writes STRING
-            schema["type"] = node["type"].lower()
-        if "const" in node:
-            schema["enum"] = [node["const"]]
-        if "oneOf" in node:
-            schema.setdefault("anyOf", node["oneOf"])
-        if schema.get("properties") == {} and schema.get("additionalProperties"):
-            del schema["properties"]  # an object with any members
-        if isinstance(node.get("items"), list):  # up to draft 7
-            schema["prefixItems"] = node["items"]
-            schema["items"] = node.get("additionalItems", {})
-        if isinstance(schema.get("items"), bool):
-            schema["items"] = {} if schema["items"] else {"not": {}}
-        return schema
-
-    def members(self, schema: dict, path: tuple) -> dict:
-        """The properties of an object in our own form; what no value fits is not declared."""
-        members = {}
-        for name, part in schema["properties"].items():
-            if part is None or part is False:
-                continue
-            try:
-                members[name] = self.read(part, path, ())
-            except Impossible as fault:
-                if name in schema.get("required", ()):
-                    raise
-                self.remarks.add(f"without an optional argument: {fault.detail}")
-        return members
-
-    def target(self, ref: str, path: tuple, here: tuple) -> dict:
-        """What the schema that a $ref names says; nothing yet if that is recursive."""
-        if ref in here:
-            raise InvalidTask("tool schema", "a $ref that leads to itself")
-        node = self.named(ref)
-        if ref in path:
-            self.is_recursive = True
-            return {}
-        return self.read(node, (*path, ref), (*here, ref))
-
-    def named(self, ref: str) -> dict:
-        """What a $ref within the same schema names: #/$defs/Place, or # for the root. Anchors, such
-        as #Place, are not known."""
+    def target(self, ref: str, path: tuple) -> dict:
+        """What the schema says that a $ref names, #/$defs/Place, or # for the root; nothing where
+        it comes again within itself. Anchors, such as #Place, are not known."""
         start, *steps = ref.split("/")
         node = self.root
         for step in steps:
             node = node.get(step) if isinstance(node, dict) else None
         if start != "#" or not isinstance(node, dict):
             raise InvalidTask("tool schema", "a $ref to nothing here")
-        return node
+        return {} if ref in path else self.read(node, (*path, ref))
+
+
+def _keywords(node: dict) -> dict:
+    """The keywords of one schema that are kept; the schemas within it as they are."""
+    schema = {}
+    for key, value in node.items():
+        # nothing is an instance of (), the types of what is no note
+        if key in CHECKED or isinstance(value, NOTES.get(key, ())):
+            schema[key] = value
+    if isinstance(node.get("type"), str):  # Google writes STRING
+        schema["type"] = node["type"].lower()
+    if "const" in node:
+        schema["enum"] = [node["const"]]
+    if "oneOf" in node:
+        schema.setdefault("anyOf", node["oneOf"])
+    if "properties" in node:  # what no value fits is not declared
+        members = node["properties"].items()
+        schema["properties"] = {name: part for name, part in members if part not in (None, False)}
+    if isinstance(node.get("items"), list):  # up to draft 7
+        schema["prefixItems"] = node["items"]
+        schema["items"] = node.get("additionalItems", {})
+    return schema
 
 
 def _merged(schema: dict, part: dict) -> dict:
@@ -392,7 +315,7 @@ def _merged(schema: dict, part: dict) -> dict:
 
 def _typed(schema: dict) -> dict:
     """A schema with the type that its keywords imply, if it says none."""
-    if {"type", "anyOf", "$ref"} & schema.keys():
+    if {"type", "anyOf"} & schema.keys():
         return schema
     if {"properties", "required"} & schema.keys():
         return {"type": "object", **schema}
@@ -401,48 +324,29 @@ def _typed(schema: dict) -> dict:
     return schema
 
 
-def _check_enum(schema: dict):
-    """Raise Impossible if no value of an enum has the type of its schema."""
-    names = kinds(schema)
-    if names and "enum" in schema:
-        if not any(conforms(value, {"type": names}) for value in schema["enum"]):
-            raise Impossible("tool schema", f"no value of enum has the type {' or '.join(names)}")
-
-
 # ---------------------------------------------------------------------------------------------
 # a line of a task file in our own form
 
 
 def normalized_record(line: dict, listed=None) -> dict:
-    """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own.
+    """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own; the
+    tools as they stand there.
 
     listed: {name: spec} of --tools; a task without tools of its own has those that it calls, and
     others. Raises InvalidTask with .detail.
     """
     line = {key: value for key, value in line.items() if value is not None}
     if "task" not in line and "messages" in line:
-        if {"calls", "tool_calls"} & line.keys():
+        if "calls" in line:
             raise InvalidTask("malformed task", "both 'messages' and calls: leave one of them out")
         line |= _of_chat(line["messages"])
-    elif "tool_calls" in line:
-        if "calls" in line:
-            detail = "both 'calls' and 'tool_calls': leave one of them out"
-            raise InvalidTask("malformed task", detail)
-        line["calls"] = line["tool_calls"]
-    # a misspelt `ordered` would be overlooked, as it may be left out
-    near = get_close_matches("ordered", line, 1, 0.85)
-    if near and "ordered" not in line:
-        detail = f"unknown key {near[0]!r}: did you mean 'ordered'? correct or rename it"
-        raise InvalidTask("malformed task", detail)
     record = {key: line[key] for key in FIELDS if key in line}
     if "calls" in record:
         if not isinstance(record["calls"], list):
             raise InvalidTask("malformed task", "calls is not a list")
         record["calls"] = [_normalized_call(call) for call in record["calls"]]
-        record["tools"] = _tools_of_line(record, listed or {})
-        schemas = {tool["name"]: tool["parameters"] for tool in record["tools"]}
-        for call in record["calls"]:
-            call["arguments"] = _without_nulls(call["arguments"], schemas.get(call["name"], {}))
+        if "tools" not in record:
+            record["tools"] = _listed_tools(record, listed or {})
     return record
 
 
@@ -477,49 +381,18 @@ def _normalized_call(call) -> dict:
     return own
 
 
-def _without_nulls(value, schema: dict):
-    """A value without the members that are null and may not be: a table has a column for each."""
-    if isinstance(value, list):
-        return [_without_nulls(part, schema.get("items", {})) for part in value]
-    if not isinstance(value, dict):
-        return value
-    inner = schema.get("properties", {})
-    rest = {}
-    for name, part in value.items():
-        member = inner.get(name, {"not": {}})  # no value fits one that is not declared
-        if part is not None or conforms(None, member):
-            rest[name] = _without_nulls(part, member)
-    return rest
-
-
-def _tools_of_line(record: dict, listed: dict) -> list:
-    """The tools of a task, those of the list by their names. If it has none: those that it calls
-    and random others up to OFFERED, so that the agent must choose."""
-    if "tools" in record:
-        tools = _tools_in(record["tools"])
-        return normalized_tools([_look_up(x, listed) if isinstance(x, str) else x for x in tools])
+def _listed_tools(record: dict, listed: dict) -> list:
+    """The tools of the list that a task calls and random others up to OFFERED, so that the agent
+    must choose; its text is the seed."""
     if not listed:
         detail = "no tools: they stand in the line, or in the list of --tools"
         raise InvalidTask("tool schema", detail)
     called = {call["name"] for call in record["calls"]}
-    names = called | _distractors(record, called, listed)
-    if not names:  # nothing is called, and every tool is too long
-        names = list(listed)[:1]
-    return [_look_up(name, listed) for name in sorted(names)]
-
-
-def _distractors(record: dict, called: set, listed: dict) -> set:
-    """Names of tools that a task does not call, drawn with its text as the seed."""
+    for name in called - listed.keys():
+        detail = f"{name!r:.80} is not in the list of --tools: {choose(name, listed)}"
+        raise InvalidTask("unknown tool", detail)
     short = [name for name, tool in listed.items() if len(str(tool)) <= LONGEST_BESIDE]
-    others = sorted(set(short) - called)
+    others = sorted(set(short or listed) - called)
     number = min(max(OFFERED - len(called), 0), len(others))
-    draw = random.Random(str(record.get("task")))
-    return set(draw.sample(others, number))
-
-
-def _look_up(name: str, listed: dict) -> dict:
-    """The tool of a name in the list. Raises InvalidTask with .detail."""
-    if name not in listed:
-        near = choose(name, listed or ["its functions"])
-        raise InvalidTask("unknown tool", f"{name!r:.80} is not in the list of --tools: {near}")
-    return listed[name]
+    names = called.union(random.Random(str(record.get("task"))).sample(others, number))
+    return [listed[name] for name in sorted(names)]
