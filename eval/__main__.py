@@ -19,10 +19,12 @@ import json
 import sys
 from pathlib import Path
 
+from tqdm import tqdm
+
 from model.files import UserError, exit_code, read_jsonl, write_whole
-from support.options import Parser
+from support.options import Parser, at_least
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
-from eval.common import Verdict, mean, read_rows, results, spread
+from eval.common import Verdict, mean, read_rows, results, spread, verdict
 
 MODULES = {m.NAME: m for m in (api_bank, alfworld, bfcl, bamboogle, travelplanner)}
 BENCHES = tuple(MODULES)
@@ -32,16 +34,7 @@ SYSTEMS = ("Qwen2.5-7B", "GenEnv 7B")  # columns of the paper's table
 
 def main(argv=None) -> int:
     """Run one command; returns the exit code: 0, or 2 for bad input."""
-    argv = sys.argv[1:] if argv is None else list(argv)
     return exit_code(lambda: run(argv), "eval")
-
-
-def json_object(text: str) -> dict:
-    """The value of --chat-template-kwargs."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError
-    return value
 
 
 def arguments() -> Parser:
@@ -53,17 +46,17 @@ def arguments() -> Parser:
     parser.add_argument("--model", metavar="DIR", help="chat model, local folder or hub name")
     parser.add_argument("--adapter", metavar="DIR", help="PEFT folder of a LoRA adapter")
     parser.add_argument("--quant", choices=("nf4",), help="load the model in 4 bit")
-    parser.add_argument("--chat-template-kwargs", type=json_object, default={}, metavar="JSON",
+    parser.add_argument("--chat-template-kwargs", type=json.loads, default={}, metavar="JSON",
                         help="what the chat template is given besides the messages, as in training")
     parser.add_argument("--responses", metavar="FILE", help="score responses made elsewhere; with "
                         "`all` a folder that holds BENCH.jsonl files")
     parser.add_argument("--variant", help="other protocol or part of one benchmark: " + "; ".join(
         f"{bench}: {', '.join(m.VARIANTS)}" for bench, m in MODULES.items()))
-    parser.add_argument("--limit", type=int, metavar="N", help="N records, evenly spread")
-    parser.add_argument("--batch-size", type=int, default=16, metavar="N")
-    parser.add_argument("--max-prompt", type=int, metavar="TOKENS",
+    parser.add_argument("--limit", type=at_least(1), metavar="N", help="N records, evenly spread")
+    parser.add_argument("--batch-size", type=at_least(1), default=16, metavar="N")
+    parser.add_argument("--max-prompt", type=at_least(1), metavar="TOKENS",
                         help="longer prompts fail (default: what the model's context leaves)")
-    parser.add_argument("--max-new", type=int, metavar="TOKENS",
+    parser.add_argument("--max-new", type=at_least(1), metavar="TOKENS",
                         help="response length (default: that of the benchmark)")
     parser.add_argument("--out", default="results/eval", metavar="DIR")
     return parser
@@ -78,9 +71,6 @@ def run(argv) -> int:
     args = arguments().parse_args(argv)
     if (args.model is None) == (args.responses is None):
         raise UserError("pass either --model DIR or --responses FILE")
-    for name in ("limit", "batch_size", "max_prompt", "max_new"):
-        if vars(args)[name] is not None and vars(args)[name] < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be at least 1")
     benches = BENCHES if args.bench == "all" else (args.bench,)
     # all data first: a missing file should not show up after hours of generation
     records = {bench: chosen_records(bench, args) for bench in benches}
@@ -237,51 +227,59 @@ def earlier_rows(path: Path) -> list:
 
 
 def greedy(policy, prompts: list, settings: dict) -> list:
-    """Greedy rollouts of token prompts, all in one batch. UserError if memory does not suffice."""
+    """Greedy rollouts of token prompts, all in one batch; None for a prompt that is too long.
+
+    Raises UserError if memory does not suffice.
+    """
     import torch
+    most = settings["max_prompt"]
+    fits = [ids for ids in prompts if len(ids) <= most]
+    if not fits:
+        return [None for _ in prompts]
+    adapter = "agent" if settings["adapter"] else None
     try:
-        return policy.sample("agent" if settings["adapter"] else None, prompts, G=1,
-                             temperature=0.0, max_new_tokens=settings["max_new_tokens"],
-                             max_rows=len(prompts)) if prompts else []
+        rollouts = iter(policy.sample(adapter, fits, G=1, temperature=0.0, max_rows=len(fits),
+                                      max_new_tokens=settings["max_new_tokens"]))
     except torch.OutOfMemoryError:
-        raise UserError(f"out of memory with {len(prompts)} prompts of up to "
-                        f"{max(map(len, prompts))} tokens: lower --batch-size or --max-prompt; the "
-                        "responses so far are kept") from None
+        raise UserError(f"out of memory with {len(fits)} prompts of up to {max(map(len, fits))} "
+                        "tokens: lower --batch-size or --max-prompt; the responses so far are kept"
+                        ) from None
+    return [next(rollouts) if len(ids) <= most else None for ids in prompts]
+
+
+def batches(items: list, args, label: str):
+    """An iterator of --batch-size items at a time, with a bar."""
+    for start in tqdm(range(0, len(items), args.batch_size), desc=label, disable=None):
+        yield items[start:start + args.batch_size]
 
 
 def generate(todo: list, policy, settings: dict, args, label: str):
     """Greedy responses to (record, prompt) pairs, batch by batch; yields rows."""
-    from tqdm import tqdm
     todo = [(record, messages, policy.encode(messages)) for record, messages in todo]
     # similar lengths share a batch, so little is padded; the longest first, so that a batch that
     # does not fit in memory fails at once
     todo.sort(key=lambda item: -len(item[2]))
-    for start in tqdm(range(0, len(todo), args.batch_size), desc=label, unit="batch"):
-        batch = todo[start:start + args.batch_size]
-        fits = [item for item in batch if len(item[2]) <= settings["max_prompt"]]
-        for record, messages, ids in batch[:len(batch) - len(fits)]:
-            yield row_of(record, messages, None, f"prompt too long: {len(ids)} tokens")
-        rollouts = greedy(policy, [ids for _, _, ids in fits], settings)
-        for (record, messages, _), rollout in zip(fits, rollouts):
-            yield row_of(record, messages, policy.decode(rollout.response),
-                         truncated=bool(rollout.limit))
+    for batch in batches(todo, args, label):
+        rollouts = greedy(policy, [ids for _, _, ids in batch], settings)
+        for (record, messages, ids), rollout in zip(batch, rollouts):
+            if rollout is None:
+                yield row_of(record, messages, None, f"prompt too long: {len(ids)} tokens")
+            else:
+                text = policy.decode(rollout.response)
+                yield row_of(record, messages, text, truncated=bool(rollout.limit))
 
 
 def play(games: list, policy, settings: dict, args):
     """Whole ALFWorld episodes, a batch of games at a time; yields rows with the outcome."""
-    from tqdm import tqdm
 
     def respond(prompts):
-        ids = [policy.encode(messages) for messages in prompts]
         # the transcript grows with every step and may outgrow the context before the game ends
-        fits = [i for i in ids if len(i) <= settings["max_prompt"]]
-        texts = iter([policy.decode(r.response) for r in greedy(policy, fits, settings)])
-        return [next(texts) if len(i) <= settings["max_prompt"] else None for i in ids]
+        rollouts = greedy(policy, list(map(policy.encode, prompts)), settings)
+        return [None if rollout is None else policy.decode(rollout.response)
+                for rollout in rollouts]
 
-    for start in tqdm(
-        range(0, len(games), args.batch_size), desc="alfworld episodes", unit="batch"
-    ):
-        for game in alfworld.episodes(args.data, respond, games[start:start + args.batch_size]):
+    for batch in batches(games, args, "alfworld episodes"):
+        for game in alfworld.episodes(args.data, respond, batch):
             yield {**row_of(game, None, "\n".join(game["commands"])),
                    "problem": "" if game["won"] else game["reason"]}
 
@@ -293,7 +291,7 @@ def play(games: list, policy, settings: dict, args):
 def verdict_of(module, record, row: dict, args) -> Verdict:
     """The verdict on one row. A response that does not exist fails whatever the benchmark says."""
     if args.variant == EPISODES:
-        return Verdict(not row["problem"], float(not row["problem"]), row["problem"] or "won")
+        return verdict(row["problem"], "won")
     options = dict(variant(module.NAME, args.variant)[1])
     scorer = getattr(module, options.pop("scorer", "score"))
     if row["problem"]:

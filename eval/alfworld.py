@@ -4,7 +4,7 @@ Paper: the ALFWorld column, 14.2 (Qwen2.5-7B) -> 54.5 (GenEnv 7B).
 
 Usage:
 
-    python -m eval alfworld --data DIR --model DIR [--variant SPLIT] [--limit N]
+    python -m eval alfworld --data DIR --model DIR [--variant handcoded] [--limit N]
     python -m eval alfworld --data DIR --model DIR --variant episodes  # needs the alfworld package
 
 Deviations: ALFWorld's official score is won games / 274, in episodes of at most 50 commands; there
@@ -15,9 +15,8 @@ games; context = goal, first observation, the expert's earlier commands with the
 commands that are admissible now; target = the expert's command. The paper does not say which
 expert. Two are in the data (`--variant`):
 
-    test          planner walkthrough, 1,600 steps: short and always won, but the planner knows
+    (default)     planner walkthrough, 1,600 steps: short and always won, but the planner knows
                   where things are, so from the observations its first "go to" is often a guess
-    valid_seen, valid_unseen   the two halves of it
     handcoded     the rule-based expert of the official DAgger training, games that it won only:
                   it searches, looks around and closes doors, 9 steps for every 3 of the planner
     episodes      whole games, a prompt with all that was said for every command
@@ -38,14 +37,10 @@ from eval.common import Verdict, between, data_dir, read_rows
 NAME = "alfworld"
 PAPER = {"Qwen2.5-7B": 14.2, "GenEnv 7B": 54.5}
 MAX_NEW_TOKENS = 512  # response length of the official configuration
-VARIANTS = {"handcoded": ({"split": "handcoded"}, {}), "valid_seen": ({"split": "valid_seen"}, {}),
-            "valid_unseen": ({"split": "valid_unseen"}, {}), "episodes": ({}, {})}
+VARIANTS = {"handcoded": ({"expert": "handcoded"}, {}), "episodes": ({}, {})}
 NOTE = "single steps are GenEnv's own cut; expert: planner walkthroughs (the paper names none)"
 
-SPLITS = {"test": ("walkthrough", ("valid_seen", "valid_unseen")),
-          "valid_seen": ("walkthrough", ("valid_seen",)),
-          "valid_unseen": ("walkthrough", ("valid_unseen",)),
-          "handcoded": ("handcoded", ("valid_seen", "valid_unseen"))}
+PARTS = ("valid_seen", "valid_unseen")
 MAX_STEPS = 50  # official length of an episode
 LOOKING = ("look", "inventory", "help", "examine")
 
@@ -59,16 +54,14 @@ ASK = ("Give the next command, copied exactly from the list. Think briefly if yo
 # records
 
 
-def load(data, split: str = "test") -> list[dict]:
-    """Single-step records of a split, see the module's docstring. Raises UserError on bad data.
+def load(data, expert: str = "walkthrough") -> list[dict]:
+    """Single-step records after an expert, see the module's docstring. Raises UserError on bad
+    data.
 
     Keys: id ("GAME#expert-STEP"), category ("valid_seen/TASK TYPE"), game, goal, observation,
     history (list of (command, observation)), admissible, expert.
     """
-    if split not in SPLITS:
-        raise UserError(f"alfworld has no split {split!r}: use one of {', '.join(SPLITS)}")
-    expert, parts = SPLITS[split]
-    return [record for part in parts for row in trajectories(data, part)
+    return [record for part in PARTS for row in trajectories(data, part)
             if row["policy"] == expert and row["won"] for record in _steps(row)]
 
 

@@ -21,7 +21,6 @@ import re
 import string
 from collections import Counter
 
-from model.files import UserError
 from eval.common import Verdict, between, data_dir, read_array
 
 NAME = "bamboogle"
@@ -35,14 +34,11 @@ FILES = ("bamboogle.json", "data.json")  # ours, and the name in the ToolRL repo
 
 # ------------------------------------------------------------------------------------- data
 
-def load(data, split: str = "test") -> list[dict]:
+def load(data) -> list[dict]:
     """The 125 questions: {"id", "category", "question", "answer"}.
 
-    Raises UserError if the file is missing or malformed, and for any split but "test".
+    Raises UserError if the file is missing or malformed.
     """
-    if split != "test":
-        raise UserError(f"bamboogle has no {split} part: all 125 questions are the evaluation, "
-                        "so no base tasks can be made of it")
     folder = data_dir(data, NAME)
     path = next((folder / name for name in FILES if (folder / name).is_file()), folder / FILES[0])
     return [{"id": f"bamboogle-{index:03d}", "category": "two-hop question",

@@ -2,7 +2,7 @@
 
 Each benchmark is one flat module with the same few functions:
 
-    load(data, split="test")  -> list of records, each with "id" and "category"
+    load(data)                -> list of records, each with "id" and "category"
     prompt(record)            -> chat messages (list of {"role", "content"})
     score(record, response)   -> Verdict; pure, raises on no text, never executes text
     base_task(record)         -> optional: a training record in the format of --base-tasks
@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from model.files import UserError, read_jsonl
+from model.files import UserError
 
-MALFORMED = (KeyError, TypeError, AttributeError, IndexError, ValueError, AssertionError)
+MALFORMED = (KeyError, TypeError, AttributeError, IndexError, ValueError, AssertionError,
+             RecursionError)
 
 
 @dataclass
@@ -83,12 +84,13 @@ def read_text(path) -> str:
 
 def read_rows(path, fields=()) -> list[dict]:
     """JSON objects of a .jsonl or .jsonl.gz file, one per line, each with these fields."""
-    if Path(path).is_file() and Path(path).suffix != ".gz":
-        return checked(read_jsonl(path), path, fields)
+    rows = []
     # splitlines() would also cut at U+2028 and its kin, which JSON allows inside a string
-    with one_line_for(path):
-        rows = [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
-        return checked(rows, path, fields)
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            with one_line_for(f"{path}, line {number}"):
+                rows.append(dict(json.loads(line)))
+    return checked(rows, path, fields)
 
 
 def read_array(path, fields=()) -> list[dict]:

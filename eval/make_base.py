@@ -19,7 +19,7 @@ from collections import Counter
 from pathlib import Path
 
 from model.files import UserError, exit_code, write_whole
-from support.options import Parser
+from support.options import Parser, at_least
 from eval import bfcl, travelplanner
 from eval.common import spread
 
@@ -28,7 +28,7 @@ MODULES = {module.NAME: module for module in (bfcl, travelplanner)}
 
 def main(argv=None) -> int:
     """Write base tasks; returns the exit code: 0, or 2 on bad input with one line on stderr."""
-    return exit_code(lambda: run(sys.argv[1:] if argv is None else argv), "eval")
+    return exit_code(lambda: run(argv), "eval")
 
 
 def run(argv) -> int:
@@ -37,7 +37,7 @@ def run(argv) -> int:
     parser.add_argument("bench", choices=MODULES)
     parser.add_argument("--data", required=True, metavar="DIR")
     parser.add_argument("--out", required=True, metavar="FILE")
-    parser.add_argument("--limit", type=int, metavar="N", help="N records, evenly spread")
+    parser.add_argument("--limit", type=at_least(1), metavar="N", help="N records, evenly spread")
     args = parser.parse_args(argv)
     if Path(args.out).exists():
         raise UserError(f"--out {args.out} exists and is not overwritten: choose another name")

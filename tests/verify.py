@@ -176,8 +176,8 @@ def verify_alfworld(data):
     """Kinds: step-string, step-admissible, raw-text. The state of a step is looked up in the
     trajectories, by its game and the commands before it."""
     steps = {}
-    for split in ("test", "handcoded"):
-        for record in alfworld.load(data, split):
+    for expert in ("walkthrough", "handcoded"):
+        for record in alfworld.load(data, expert):
             commands = [command for command, _ in record["history"]]
             steps[record["game"], *commands] = record
 
