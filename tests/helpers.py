@@ -3,16 +3,15 @@
 A reference here is slow and obvious on purpose: one forward pass per token, python loops, no mask,
 no cache. The code under test must agree with it.
 """
-import dataclasses
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from model.attention import pack
 from model.files import UserError, read_jsonl
-import genenv
 import grpo
 from policy import Policy, Rollout
 from support.options import Options
@@ -120,18 +119,6 @@ def scores(policy, groups, temperature=1.0, token_budget=10_000, drawn=None):
     return [[next(rows) for _ in responses] for _, responses in groups]
 
 
-def noisy(monkeypatch, share):
-    """Every run from here on turns this share of its rewards r into 1 - r, before p_hat."""
-    trace_of = genenv.trace_of
-
-    def noise(run, *attempt):
-        trace = trace_of(run, *attempt)
-        flip = torch.rand((), generator=run.rng) < share
-        return dataclasses.replace(trace, reward=1 - trace.reward) if flip else trace
-
-    monkeypatch.setattr(genenv, "trace_of", noise)
-
-
 def naive_logps(policy, prompt, response, temperature=1.0):
     """log pi(response | prompt), one whole forward pass per token, as a list of scalars."""
     out = []
@@ -221,28 +208,31 @@ def one_line(capsys, code, *words):
 
 
 class Speaker:
-    """A policy that says what it is told to: a list of turns for each rollout; a token is a text.
-    An episode that has not ended with its turns ran into `limit`."""
+    """A policy that says what it is told to: rollout i the answer said[i], or one after the other
+    the turns of this list. A token is a text; those of `spoilt` have a control token in them."""
 
-    def __init__(self, replies, limit="too many turns"):
-        self.replies, self.limit, self.read = replies, limit, []
+    def __init__(self, said, spoilt=(), tokens=1, special=()):
+        self.said, self.spoilt, self.tokens = said, spoilt, tokens
+        self.tokenizer = SimpleNamespace(all_special_tokens=special)
 
-    encode = encode_observation = staticmethod(lambda text: [str(text)])
     decode = staticmethod(lambda ids: ids[0])
-    has_control_tokens = staticmethod(lambda ids: False)
 
-    def sample(self, adapter, prompts, G, tokens, temperature, generator, max_rows, respond,
-               max_turns, max_turn_tokens):
-        self.limits, out = (tokens, max_turn_tokens), []
-        for i, turns in enumerate(self.replies):
-            heard = [""]
-            for turn in turns[:max_turns]:
-                heard = respond(i, [turn])
-                if heard is None:
+    def encode(self, text):
+        return [str(text)] * self.tokens
+
+    encode_observation = encode
+
+    def has_control_tokens(self, ids):
+        return ids[0] in self.spoilt
+
+    def sample(self, adapter, prompts, G, *given, respond=None, **limits):
+        if respond is None:
+            return [Rollout(i // G, [], [text]) for i, text in enumerate(self.said)]
+        for i, turns in enumerate(self.said):
+            for turn in turns:
+                if respond(i, [turn]) is None:
                     break
-                self.read += heard
-            out.append(Rollout(i // G, [], [], [], "" if heard is None else self.limit))
-        return out
+        return [Rollout(i // G, [], []) for i in range(len(self.said))]
 
 
 class Frozen:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from helpers import Speaker, noisy, raised, tiny_lm, user_error
+from data_pool import Task
+from helpers import Speaker, raised, tiny_lm
 import genenv
 from policy import Policy
 from model.files import read_jsonl
@@ -19,7 +20,7 @@ from worlds.tiny_model import word_tokenizer
 HOUSE = ("put clean mug in drawer . counter . mug in counter . plate in counter . drawer closed . "
          "apple in drawer . sink .")
 TASK = h.solved(HOUSE)
-OPTIONS = replace(genenv.Options(), world="household", **h.DEFAULTS)
+OPTIONS = replace(genenv.Options(), world="household", **h.World.DEFAULTS)
 WORLD = h.World(OPTIONS)
 
 
@@ -61,15 +62,12 @@ def test_commands_that_do_nothing(before, command):
 
 
 @pytest.mark.parametrize("text", [
-    "", "\0", "go to", "go to moon", "take counter from mug", "(" * 9999, "x" * 2 ** 20,
-    "go to counter and open drawer", "go mug to counter", "open", "counter"])
+    "", "go to", "go to moon", "take counter from mug", "go mug to counter",
+    "go to counter and open drawer"])
 def test_what_is_not_a_command_does_nothing_and_twice_ends_the_episode(text):
     """Nonsense would crash the episode, or be taken for a command."""
-    state = h.start(TASK)
-    assert h.read_command(text) is None
-    assert h.respond(TASK, state, text) == "nothing happens ."
-    assert h.respond(TASK, state, text) is None  # patience is at an end
-    assert WORLD.score(TASK, text) == (0.0, False)
+    assert turns(TASK, text, text) == ["nothing happens .", None]  # patience is at an end
+    assert WORLD.score(TASK, [text]) == (0.0, False)
 
 
 def test_endless_looking_ends_and_what_changes_something_starts_the_count_anew():
@@ -94,24 +92,16 @@ def test_the_goal_needs_place_treatment_and_every_object():
 # the planner, and what the simulator writes
 
 
-def commands_of(spec):
-    """Every (verb, object, place) that there is."""
-    things = [thing for _, _, held in spec["house"] for thing in held]
-    for place, _, _ in spec["house"]:
-        yield from (("go", "", place), ("open", "", place))
-        for verb in ("take", "put", *h.DONE_AT):
-            yield from ((verb, thing, place) for thing in things)
-
-
 def shortest(spec):
     """Length of a shortest solution by brute force over every command."""
+    places = {place for place, _, _ in spec["house"]}
     known, queue = {h.first_facts(spec)}, deque([(h.first_facts(spec), 0)])
     while queue:
         facts, n = queue.popleft()
         if h.reached(spec, facts):
             return n
-        for command in commands_of(spec):
-            after = h.act(facts, *command)
+        for command in h.COMMANDS.values():
+            after = h.act(facts, *command) if command[2] in places else None
             if after is not None and after not in known:
                 known.add(after)
                 queue.append((after, n + 1))
@@ -126,7 +116,7 @@ def test_plans_are_as_short_as_brute_force_finds():
     for rung in h.RUNGS:
         texts += [h.household(h.random_spec(rng, rung, 1)) for _ in range(3)]
     for text in texts:
-        task = h.make_task(h.read_household(text), "test")
+        task = Task(text, h.read_household(text))
         plan = h.plan(task)
         assert len(plan) == shortest(task.spec), text
         assert not plan or turns(task, *plan)[-1] is None
@@ -136,14 +126,14 @@ MANY = " . ".join(f"{thing} in counter" for thing in h.OBJECTS[:7])
 
 
 @pytest.mark.parametrize("text, expected", [
-    ("", "malformed"), ("put mug in drawer", "malformed"),
-    (HOUSE.replace("mug", "unicorn"), "malformed"),
+    ("", "malformed"), (HOUSE.replace("mug", "unicorn"), "malformed"),
     (HOUSE.replace("plate", "mug"), "inconsistent"),                    # the same object twice
     (HOUSE.replace("plate in counter", "plate in shelf"), "inconsistent"),  # in what is not there
-    (HOUSE.replace("sink .", "sink closed ."), "inconsistent"),
+    (HOUSE.replace("sink .", "sink closed ."), "malformed"),
     (HOUSE.replace("clean mug", "bowl"), "inconsistent"),               # the goal's is not there
     (HOUSE.replace("in drawer . counter", "in desk . counter"), "inconsistent"),
-    ("put mug in box . box . box in box . mug in box .", "inconsistent"),
+    ("put mug in drawer", "inconsistent"),
+    ("put mug in box . box . box in box . mug in box .", "malformed"),
     (HOUSE.replace("sink", "fridge"), "unsolvable"),
     ("put mug in sink . sink . mug in sink .", "nothing to do"),
     (f"put mug in sink . counter . {MANY} . sink .", "too large"),
@@ -154,20 +144,16 @@ def test_what_is_not_a_solvable_household_is_refused(text, expected):
     raised(InvalidTask, f"^{expected}$", WORLD.parse_task, text, NO_SEED, 0)
 
 
-@pytest.mark.parametrize("closed, max_turns, refused", [
-    (4, 13, False), (4, 12, True), (2, 8, True)])
-def test_a_household_that_takes_luck_is_refused(closed, max_turns, refused):
+def test_a_household_that_takes_luck_is_refused(monkeypatch):
     """Rewards would depend on the order in which an agent looks for a thing that it cannot see."""
-    world = h.World(replace(OPTIONS, world_options={"max_turns": max_turns}))
-    text = "put mug in sink . drawer closed . mug in drawer . sink . "
-    for place in ["cabinet", "box", "microwave", "fridge"][:closed]:
-        text += f"{place} closed . "
-    seen = world.parse_task(text.replace("drawer closed", "drawer"), NO_SEED, 0)
-    assert world.task_length(seen) == 4
-    if refused:
-        raised(InvalidTask, "^a matter of luck$", world.parse_task, text, NO_SEED, 0)
-    else:
-        assert world.task_length(world.parse_task(text, NO_SEED, 0)) == 5
+    text = ("put mug in sink . drawer closed . mug in drawer . sink . cabinet closed . box closed ."
+            " fridge closed .")
+    monkeypatch.setattr(h, "MAX_TURNS", 11)
+    assert len(h.plan(h.solved(text))) == 5
+    monkeypatch.setattr(h, "MAX_TURNS", 10)
+    raised(InvalidTask, "^a matter of luck$", h.solved, text)
+    # it lies in the open: no other receptacle is looked into
+    assert len(h.plan(h.solved(text.replace("drawer closed", "drawer")))) == 4
 
 
 def test_an_empty_receptacle_makes_no_difference_but_the_goals_does():
@@ -222,11 +208,6 @@ def test_demonstrations_slip_at_their_rate(monkeypatch):
 # the two roles, and episodes in the loop
 
 
-def test_a_model_of_other_words_is_refused():
-    """It would read most of each prompt as padding."""
-    user_error("--world household is for its own", h.World, replace(OPTIONS, model="chat"))
-
-
 def test_the_agent_does_not_see_what_lies_in_closed_receptacles():
     """The household's one secret: episodes would be plans read off the prompt."""
     prompt = WORLD.agent_prompt(TASK)
@@ -251,8 +232,7 @@ def test_play_scores_what_happened():
 def test_a_control_token_in_a_turn_earns_nothing():
     """No text shows it: GRPO would reinforce it."""
     plan = list(h.plan(TASK))
-    speaker = Speaker([plan])
-    setattr(speaker, "has_control_tokens", lambda ids: ids == plan[-1:])
+    speaker = Speaker([plan], spoilt=plan[-1:])
     [rollout], [text] = play(WORLD, OPTIONS, speaker, "agent", [TASK], 1, 1.0, None, 8)
     assert attempt_score(WORLD, TASK, rollout, text) == (0.0, False, 0.0)
 
@@ -265,7 +245,9 @@ def untrained_policy(world):
 
 def test_a_run_of_episodes_is_resumed_inside_an_epoch(tmp_path, monkeypatch):
     """Episodes that go on after a stop would be others: their state lives in the rollout alone."""
-    noisy(monkeypatch, 0.4)  # an untrained model would earn nothing
+    # an untrained model would earn nothing
+    monkeypatch.setattr(genenv, "attempt_score",
+                        lambda world, task, rollout, text: (rollout.tokens % 2, True, 0))
     few = {split: tasks[:4] for split, tasks in h.held_out().items()}
     monkeypatch.setattr(h, "held_out", lambda: few)
     monkeypatch.setattr(h.World, "load_policy", untrained_policy)

@@ -20,9 +20,9 @@ import pytest
 
 from data_pool import Task
 import genenv
-from helpers import raised, toy_tokenizer, user_error
-from policy import Rollout
+from helpers import Speaker, raised, toy_tokenizer, user_error
 from model.files import read_jsonl
+from policy import Rollout
 from support.options import parse_options
 import worlds
 from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, load_world, task_keys, template
@@ -57,6 +57,11 @@ def some_tasks(world, n=30):
     return [task for tasks in splits for task in tasks[:n]]
 
 
+def score(world, task, text):
+    """The reward of a text as a response."""
+    return world.score(task, worlds.response_of(world, task, text))[0]
+
+
 # ---------------------------------------------------------------------------------------------
 # the contract, for every world
 
@@ -68,8 +73,8 @@ def test_tasks_are_plain_json_and_their_gold_earns_one_after_a_round_trip(world)
     assert {t.origin for t in world.base_tasks()} == {"base"}
     for task in some_tasks(world):
         back = Task(**json.loads(json.dumps(asdict(task))))
-        assert back == task and world.score(Task("", back.spec), world.gold(task))[0] == 1.0
-        assert world.score(task, "")[0] == world.score(task, "x")[0] == 0.0
+        assert back == task and score(world, Task("", back.spec), world.gold(task)) == 1.0
+        assert score(world, task, "") == score(world, task, "x") == 0.0
 
 
 def test_held_out_tasks_share_no_key_with_the_base_or_each_other(world):
@@ -114,7 +119,7 @@ def test_hostile_texts_are_refused_for_a_reason_that_is_counted(world):
     started = time.process_time()
     for i, text in enumerate(texts):
         seed_task = seed_tasks[i % len(seed_tasks)] if i % 5 else NO_SEED
-        assert world.score(seed_tasks[0], text)[0] < 1  # agents are under training too
+        assert score(world, seed_tasks[0], text) < 1  # agents are under training too
         try:
             task = world.parse_task(text, seed_task, 3)
             check_task(world, task, seed_task, held_out)
@@ -259,49 +264,29 @@ def test_control_tokens_are_refused_wherever_they_are_spelt(text, spec):
     check_task(TEMPLATE, OTHER, SEED, set(), tokenizer)
 
 
-class Writer:
-    """A policy whose rollout i says texts[i], those of `spoilt` with a control token in it."""
-
-    def __init__(self, texts, spoilt=(), tokens=1, special=()):
-        self.texts, self.spoilt, self.tokens = texts, spoilt, tokens
-        self.tokenizer = SimpleNamespace(all_special_tokens=special)
-
-    def encode(self, prompt):
-        return [0] * self.tokens
-
-    def decode(self, ids):
-        return self.texts[ids[0]]
-
-    def has_control_tokens(self, ids):
-        return ids[0] in self.spoilt
-
-    def sample(self, *given, **options):
-        return [Rollout(0, [0], [i]) for i in range(len(self.texts))]
-
-
 def test_what_the_simulator_writes_is_checked_and_counted_once():
     """Copies, held-out tasks, duplicates and control tokens, drawn or spelt, would be trained
     on."""
     texts = ["inc 1 2 4", "inc 1 2 3", "neg 1 2 3", "inc 1 2 4", "what", "dbl 1 1 1"]
     def reasons(*policies, limit="", o=TEMPLATE.o):
-        rollouts = [Rollout(0, [0], [i], limit=limit) for i in range(len(texts))]
+        rollouts = [Rollout(0, [], [text], limit=limit) for text in texts]
         held_out = task_keys(TEMPLATE, HELD)
         found = worlds.written_tasks(TEMPLATE, o, policies, rollouts, [SEED], 1, held_out)
         return [reason for *_, reason in found]
     usual = ["", "copy of the seed", "held-out task", "duplicate in the batch", "malformed"]
-    assert reasons(Writer(texts)) == [*usual, ""]
-    assert reasons(Writer(texts, spoilt=[5])) == [*usual, "special tokens"]
-    assert reasons(Writer(texts), limit="too many tokens") == ["truncated"] * 6
+    assert reasons(Speaker(texts)) == [*usual, ""]
+    assert reasons(Speaker(texts, spoilt=texts[5:])) == [*usual, "special tokens"]
+    assert reasons(Speaker(texts), limit="too many tokens") == ["truncated"] * 6
     # an agent on another model: with control tokens of its own, and more tokens for the same text
-    assert reasons(Writer(texts), Writer(texts, special=["dbl"]))[5] == "special tokens"
+    assert reasons(Speaker(texts), Speaker(texts, special=["dbl"]))[5] == "special tokens"
     o = replace(TEMPLATE.o, max_prompt_tokens=8)
-    assert reasons(Writer(texts), Writer(texts, tokens=9), o=o)[5] == "prompt too long"
+    assert reasons(Speaker(texts), Speaker(texts, tokens=9), o=o)[5] == "prompt too long"
 
 
 def test_an_answer_with_a_drawn_control_token_earns_nothing():
     """`decode` does not show it: GRPO would reinforce it."""
     gold = TEMPLATE.gold(OTHER)
-    writer = Writer([gold, gold], spoilt=[1])
+    writer = Speaker([gold, gold + " "], spoilt=[gold + " "])
     rollouts, texts = play(TEMPLATE, TEMPLATE.o, writer, "agent", [OTHER], 2, 1.0, None)
     assert [attempt_score(TEMPLATE, OTHER, *attempt) for attempt in zip(rollouts, texts)] == [
         (1.0, True, 1.0), (0.0, False, 0.0)]

@@ -244,9 +244,14 @@ def is_text(value) -> bool:
     return isinstance(value, str)
 
 
-def are_texts(values) -> bool:
+def are_texts(value) -> bool:
     """A list or tuple of texts."""
-    return isinstance(values, (list, tuple)) and all(map(is_text, values))
+    return isinstance(value, (list, tuple)) and all(map(is_text, value))
+
+
+def is_key(value) -> bool:
+    """A text, or a tuple of texts."""
+    return is_text(value) or are_texts(value)
 
 
 def is_prompt(value) -> bool:
@@ -254,6 +259,14 @@ def is_prompt(value) -> bool:
     if isinstance(value, list):
         return value != [] and all(set(message) == {"role", "content"} for message in value)
     return is_text(value) and value != ""
+
+
+# what the methods that are given a task must give
+GIVES = {
+    "agent_prompt": (is_prompt, "a text or chat messages"), "category": (is_text, "a text"),
+    "leaks": (is_text, "a text"), "gold": (is_text, "a text"),
+    "skills": (are_texts, "a list of texts"), "task_length": (is_number, "a number"),
+    "same_task_key": (is_key, "a text, or a tuple of texts")}
 
 
 def is_task(task) -> bool:
@@ -290,28 +303,15 @@ def need_splits_apart(world, splits: dict):
 
 def try_task(world, task):
     """What the loop asks of a world about a task."""
-    prompts = (("agent_prompt", world.agent_prompt(task)),
-               ("env_prompt", world.env_prompt(task, None)),
-               ("env_prompt", world.env_prompt(task, 0.5)))
-    for method, prompt in prompts:
+    for method, (is_right, rule) in GIVES.items():
+        value = getattr(world, method)(task)
+        if not is_right(value):
+            raise wrong(world, method, rule, value, task)
+    for success in (None, 0.5):
+        prompt = world.env_prompt(task, success)
         if not is_prompt(prompt):
-            raise wrong(world, method, "a text or chat messages", prompt, task)
-    for method in ("category", "leaks", "gold"):
-        text = getattr(world, method)(task)
-        if not is_text(text):
-            raise wrong(world, method, "a text", text, task)
-    names, length, key = world.skills(task), world.task_length(task), world.same_task_key(task)
-    if not are_texts(names):
-        raise wrong(world, "skills", "a list of texts", names, task)
-    if not is_number(length, 0):
-        raise wrong(world, "task_length", "a number", length, task)
-    if not is_text(key) and not are_texts(key):
-        raise wrong(world, "same_task_key", "a text, or a tuple of texts", key, task)
-    try_texts(world, task)
-
-
-def try_texts(world, task):
-    """A few responses of the agent, and the same texts as if the simulator had written them."""
+            raise wrong(world, "env_prompt", "a text or chat messages", prompt, task)
+    # a few responses of the agent, and the same texts as if the simulator had written them
     gold = world.gold(task)
     for text in ("", "?", task.text, gold):
         reward = try_score(world, task, text)
@@ -325,10 +325,14 @@ def try_texts(world, task):
             raise wrong(world, "respond", "a text, or None at the end", observation, task)
 
 
+def response_of(world, task, text: str):
+    """A text as a response to a task: of an episode a turn is a line."""
+    return text if world.start(task) is None else text.split("\n")
+
+
 def try_score(world, task, text: str) -> float:
     """The reward of a response."""
-    # of an episode it is the list of the agent's turns
-    response = text if world.start(task) is None else text.split("\n")
+    response = response_of(world, task, text)
     score = world.score(task, response)
     rule = "(reward from 0 to 1, whether the form is right) for any response"
     if not isinstance(score, (tuple, list)) or len(score) != 2:
@@ -396,13 +400,12 @@ def fault_of(world, policy, task) -> str:
     gold = world.gold(task)
     if not gold:
         return ""
-    # an episode's answer is a line for each turn
     is_episode = world.start(task) is not None
     lines = gold.split("\n") if is_episode else [gold]
-    written = [policy.decode(policy.encode(line) + policy.end_of_turn) for line in lines]
-    reward, _ = world.score(task, written if is_episode else written[0])
+    written = "\n".join(policy.decode(policy.encode(line) + policy.end_of_turn) for line in lines)
+    reward, _ = world.score(task, response_of(world, task, written))
     if reward < 1:
-        return f"has the answer {gold[:80]!r}, which this tokenizer turns into {written[0][:80]!r}"
+        return f"has the answer {gold[:80]!r}, which this tokenizer turns into {written[:80]!r}"
     number = len(policy.encode(gold))
     if number >= world.o.max_response_tokens and not is_episode:
         return f"has a right answer of {number} tokens: raise --max-response-tokens above that"

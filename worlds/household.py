@@ -46,24 +46,35 @@ KINDS = {"place": .05, "closed": .25, "clean": .35, "hot": .55, "cool": .75, "tw
 RUNGS = [*KINDS, "both"]  # of a goal; both: two objects, one of them treated
 BASE_RUNGS = RUNGS[:2]
 MAX_RECEPTACLES, MAX_OBJECTS, MAX_CHARS = 8, 6, 600
-MAX_COMMAND = 200         # characters of a turn that may be one
+MAX_TURNS, MAX_TOKENS = 16, 192  # of an episode, observations included
 MAX_PLAN = 12             # turns of the longest plan a task may have
 MAX_STATES = 20_000       # that the planner looks at
 PATIENCE = 2              # turns in a row that do nothing, after which an episode is over
 N_BASE, PER_RUNG = 544, 15
-REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long",
-           "a matter of luck")
-OPTIONS = {"max_turns": (16, "turns of an episode", None),
-           "max_episode_tokens": (192, "tokens of an episode, observations included", None)}
-DEFAULTS = dict(epochs=24, steps=4, seed_tasks=16, variations=4, max_task_tokens=72,
-                max_response_tokens=8, max_prompt_tokens=128, val_every=4,
-                base_share=0.5)  # rungs lie up to three edits from a base task: seeds must climb
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)
-RECIPE = dict(model_config=MODEL, steps=4800, batch=16, lr=3e-3)  # of the base model
 OTHER_WORDS = ("clean hot cool heat put take go open look to from in with and closed . > vary "
                "=> you see nothing happens is").split()
 WORDS = [*SPECIAL, *OBJECTS, *RECEPTACLES, *OTHER_WORDS, *BUCKETS]
+
+
+def say(verb, thing, place) -> str:
+    """A command as text; its object and its place may be ""."""
+    words = [verb, thing, JOINTS.get(verb, ""), place]
+    return " ".join(word for word in words if word)
+
+
+def every_command():
+    """Each (verb, object, place) that can be said, "" for what it lacks."""
+    yield "look", "", ""
+    for place in RECEPTACLES:
+        yield "go", "", place
+        yield "open", "", place
+        for verb in ("take", "put", *DONE_AT):
+            yield from ((verb, thing, place) for thing in OBJECTS)
+
+
+COMMANDS = {say(*command): command for command in every_command()}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -94,7 +105,7 @@ def act(facts, verb, thing, place):
         return None
     if verb == "open" and not is_open:
         return facts - {("closed", place)}
-    if verb == "take" and is_open and ("in", thing, place) in facts and not hand(facts):
+    if verb == "take" and is_open and ("in", thing, place) in facts and not the_one(facts, "hand"):
         return facts - {("in", thing, place)} | {("hand", thing)}
     if verb == "put" and is_open and is_held:
         return facts - {("hand", thing)} | {("in", thing, place)}
@@ -103,14 +114,10 @@ def act(facts, verb, thing, place):
     return None
 
 
-def hand(facts) -> str:
-    """The object in the agent's hand, "" for none."""
-    return next((fact[1] for fact in facts if fact[0] == "hand"), "")
-
-
-def whereabouts(facts) -> str:
-    """The place where the agent is, "" for nowhere."""
-    return next((fact[1] for fact in facts if fact[0] == "at"), "")
+def the_one(facts, kind) -> str:
+    """Of the kind "hand" the object in the agent's hand, of "at" the place where it is; "" for
+    none."""
+    return next((fact[1] for fact in facts if fact[0] == kind), "")
 
 
 def reached(spec, facts) -> bool:
@@ -125,26 +132,8 @@ def reached(spec, facts) -> bool:
 
 def read_command(text: str):
     """A turn's text -> (verb, object, place), "" for what it lacks; None if it is not a command."""
-    if len(text) > MAX_COMMAND:
-        return None
     words = [word for word in text.split() if word not in (".", ">")]
-    if words == ["look"]:
-        return "look", "", ""
-    if len(words) < 2 or words[-1] not in RECEPTACLES:
-        return None
-    verb, place = words[0], words[-1]
-    if words == ["open", place] or words == ["go", "to", place]:
-        return verb, "", place
-    if len(words) != 4 or words[1] not in OBJECTS:
-        return None
-    is_joined = verb != "go" and words[2] == JOINTS.get(verb)
-    return (verb, words[1], place) if is_joined else None
-
-
-def say(verb, thing, place) -> str:
-    """A command as text."""
-    words = [verb, thing, JOINTS.get(verb, ""), place]
-    return " ".join(word for word in words if word)
+    return COMMANDS.get(" ".join(words))
 
 
 def seen(facts, place) -> str:
@@ -178,7 +167,7 @@ def respond(task: Task, state: dict, text: str):
     if state["idle"] and verb != "look":
         return "nothing happens ."
     if verb in ("go", "open", "look"):
-        return seen(facts, whereabouts(facts))
+        return seen(facts, the_one(facts, "at"))
     return f"you {verb} {thing} ."
 
 
@@ -210,7 +199,7 @@ def _plan(text: str):
 
 def useful(spec, facts):
     """Commands that a shortest plan may contain: it touches the goal's objects and their places."""
-    at, held, target = whereabouts(facts), hand(facts), spec["target"]
+    at, held, target = the_one(facts, "at"), the_one(facts, "hand"), spec["target"]
     places = {fact[1]: fact[2] for fact in facts if fact[0] == "in"}  # of the objects
     # treatments that are still to be done, and objects that are still to be fetched
     lacking = [(how, thing) for how, thing in spec["goal"] if how and (how, thing) not in facts]
@@ -249,9 +238,10 @@ def household(spec, closed_seen=True) -> str:
     return " . ".join(parts) + " ."
 
 
-HOW = r"(?:(clean|hot|cool) )?"
-GOAL = rf"put {HOW}(\w+)(?: and {HOW}(\w+))? in (\w+)"
-PART = r"(\w+)( closed)?|(\w+) in (\w+)"
+HOW = rf"(?:({'|'.join(TREATMENTS)}) )?"
+THING, PLACE, CLOSED = map("|".join, (OBJECTS, RECEPTACLES, CLOSABLE))
+GOAL = rf"put {HOW}({THING})(?: and {HOW}({THING}))? in ({PLACE})"
+PART = rf"({PLACE})|({CLOSED}) closed|({THING}) in ({PLACE})"
 
 
 def read_household(text: str) -> dict:
@@ -262,15 +252,16 @@ def read_household(text: str) -> dict:
     goal_text, *part_texts = " ".join(words).removesuffix(" .").split(" . ")
     goal = re.fullmatch(GOAL, goal_text)
     parts = [re.fullmatch(PART, part) for part in part_texts]
-    if goal is None or None in parts or not parts:
+    if goal is None or None in parts:
         raise InvalidTask("malformed")
     # a part is a receptacle, perhaps closed, or an object and its place
     lying = [(part[3], part[4]) for part in parts if part[3]]
     house = []
     for part in parts:
-        if part[1]:
-            things = [thing for thing, place in lying if place == part[1]]
-            house.append([part[1], bool(part[2]), things])
+        name = part[1] or part[2]
+        if name:
+            things = [thing for thing, place in lying if place == name]
+            house.append([name, bool(part[2]), things])
     if not {place for _, place in lying} <= {name for name, _, _ in house}:
         raise InvalidTask("inconsistent")
     pairs = [[goal[1] or "", goal[2]]]
@@ -288,13 +279,6 @@ def check_household(spec):
     wanted = [thing for _, thing in spec["goal"]]
     if len(names) > MAX_RECEPTACLES or len(things) > MAX_OBJECTS:
         raise InvalidTask("too large")
-    # words that do not belong there
-    unknown = set(names).difference(RECEPTACLES) | set(things).difference(OBJECTS, RECEPTACLES)
-    if unknown:
-        raise InvalidTask("malformed")
-    # receptacles do not lie in receptacles
-    if not set(things) <= set(OBJECTS):
-        raise InvalidTask("inconsistent")
     # each thing and each place is there once
     for group in (names, things, wanted):
         if len(set(group)) < len(group):
@@ -302,25 +286,20 @@ def check_household(spec):
     # the goal speaks of what is there
     if spec["target"] not in names or not set(wanted) <= set(things):
         raise InvalidTask("inconsistent")
-    for name, closed, _ in spec["house"]:
-        if closed and name not in CLOSABLE:
-            raise InvalidTask("inconsistent")
 
 
-def make_task(spec, origin, seed="", epoch=0) -> Task:
-    """A spec as a Task."""
-    return Task(household(spec), spec, origin, seed, epoch)
-
-
-def solved(text: str, origin="env", seed="", epoch=0, max_turns=OPTIONS["max_turns"][0]) -> Task:
+def solved(text: str, origin="env", seed="", epoch=0) -> Task:
     """Text -> a task that the planner has solved. Raises InvalidTask."""
-    task = make_task(read_household(text), origin, seed, epoch)
+    spec = read_household(text)
+    task = Task(household(spec), spec, origin, seed, epoch)
     commands = plan(task)
     if commands is None:
         raise InvalidTask("unsolvable")
-    if not 0 < len(commands) <= MAX_PLAN:
-        raise InvalidTask("too long" if commands else "nothing to do")
-    if longest_search(task.spec, commands) > max_turns:
+    if not commands:
+        raise InvalidTask("nothing to do")
+    if len(commands) > MAX_PLAN:
+        raise InvalidTask("too long")
+    if longest_search(spec, commands) > MAX_TURNS:
         raise InvalidTask("a matter of luck")
     return task
 
@@ -402,11 +381,11 @@ def random_spec(rng, rung, extra) -> dict:
 def draw(rng, rung, extra, origin, taken=frozenset()):
     """A solvable task of exactly that rung whose key is not taken."""
     while True:
-        task = make_task(random_spec(rng, rung, rng.choice(extra)), origin)
-        if rung_of(task) != rung or key_of(task) in taken:
-            continue
-        if 0 < len(plan(task) or ()) <= MAX_PLAN:
-            return task
+        spec = random_spec(rng, rung, rng.choice(extra))
+        with suppress(InvalidTask):
+            task = solved(household(spec), origin)
+            if rung_of(task) == rung and key_of(task) not in taken:
+                return task
 
 
 @lru_cache
@@ -534,16 +513,17 @@ def edit_goal(spec, rng):
 
 class World(TinyWorld):
     """Households, for a tiny model of their own."""
-    NAME, WORDS, RECIPE = "household", WORDS, RECIPE
-    REASONS, OPTIONS, DEFAULTS = REASONS, OPTIONS, DEFAULTS
+    NAME, WORDS = "household", WORDS
+    RECIPE = dict(model_config=MODEL, steps=4800, batch=16, lr=3e-3)  # of the base model
+    REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long",
+               "a matter of luck")
+    # base_share: rungs lie up to three edits from a base task, so seeds must climb
+    DEFAULTS = dict(epochs=24, steps=4, seed_tasks=16, variations=4, max_task_tokens=72,
+                    max_response_tokens=8, max_prompt_tokens=128, val_every=4, base_share=0.5)
+    max_turns, max_episode_tokens = MAX_TURNS, MAX_TOKENS
     category_name, length_unit = "hardest part of the goal", "turns"
     start, respond = staticmethod(start), staticmethod(respond)
     same_task_key, skills, category = map(staticmethod, (key_of, kinds_of, rung_of))
-
-    def __init__(self, o):
-        super().__init__(o)
-        self.max_turns = self.option(o, "max_turns")
-        self.max_episode_tokens = self.option(o, "max_episode_tokens")
 
     def base_tasks(self) -> list[Task]:
         """544 households of the two easiest rungs, five receptacles each, none of them held out."""
@@ -568,20 +548,18 @@ class World(TinyWorld):
     def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
         """The simulator's text -> a solvable household. Raises InvalidTask with the reason to
         count."""
-        return solved(text, "env", seed_task.id, epoch, self.max_turns)
+        return solved(text, "env", seed_task.id, epoch)
 
     def score(self, task: Task, response) -> tuple[float, bool]:
         """Eq. 1, structured: 1 if the goal is reached, else 0; valid: every turn is a command.
 
-        response: the agent's turns, a list of texts, or one text with a turn on each line. They are
-        executed again from the start.
+        response: the agent's turns, a list of texts. They are executed again from the start.
         """
-        turns = response.split("\n", 200)[:200] if isinstance(response, str) else response
         state = start(task)
-        for turn in turns:
+        for turn in response:
             if respond(task, state, turn) is None:
                 break
-        valid = bool(turns) and all(read_command(turn) for turn in turns)
+        valid = bool(response) and all(map(read_command, response))
         return float(reached(task.spec, state["facts"])), valid  # Eq. 1: 1[a' in A_goal]
 
     def gold(self, task: Task) -> str:
