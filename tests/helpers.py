@@ -103,12 +103,12 @@ def flat(groups, sampled=None, drawn=None):
     return rollouts
 
 
-def train_agent(policy, adapter, optimizer, groups, rewards, sampled=None, drawn=None,
-                generator=None, grad_clip=1.0, **options):
+def train_agent(policy, optimizer, groups, rewards, sampled=None, drawn=None, generator=None,
+                grad_clip=1.0, **options):
     """grpo.grpo_update on groups as above, with genenv's default options but for those given."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "GRAD_CLIP", grad_clip)
-        return grpo.grpo_update(policy, adapter, optimizer, flat(groups, sampled, drawn), rewards,
+        return grpo.grpo_update(policy, "agent", optimizer, flat(groups, sampled, drawn), rewards,
                                 Options(**options), generator)
 
 
@@ -127,6 +127,12 @@ def naive_logps(policy, prompt, response, temperature=1.0):
         logits = policy.lm(input_ids=ids, use_cache=False).logits[0, -1] / temperature
         out.append(logits.log_softmax(-1)[token])
     return out
+
+
+def naive_row(policy, adapter, rollout, temperature):
+    """naive_logps of a rollout, or of a record, under an adapter, as a tensor (R,)."""
+    with policy.use(adapter):
+        return torch.stack(naive_logps(policy, rollout.prompt, rollout.response, temperature))
 
 
 def dense_logprobs(policy, rollouts, temperature=1.0):

@@ -146,7 +146,7 @@ def test_grpo_counts_own_tokens_only():
         policy = tiny_policy()
         optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)
         before = weights(policy, "agent")
-        stats.append(train_agent(policy, "agent", optimizer, groups, rewards, drawn=drawn,
+        stats.append(train_agent(policy, optimizer, groups, rewards, drawn=drawn,
                                  agent_kl=0.1, token_budget=budget, grad_clip=1e9))
         steps.append([a - b for a, b in zip(weights(policy, "agent"), before)])
     assert stats[0]["trained_tokens"] == 22

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import grpo
-from helpers import (Frozen, clear, close, flat, gradients, naive_logps, random_groups, same,
-                     scores, tiny_policy, weights)
+from grpo import response_logps
+from helpers import (Frozen, clear, close, flat, gradients, naive_row, random_groups, same,
+                     tiny_policy, weights)
 from policy import Rollout
 import rwr
 from rwr import draw_kl_sample, mean_kl, rwr_update, rwr_weights, whole_passes
@@ -27,14 +28,11 @@ KL_SAMPLE = flat(random_groups([(4, [3]), (7, [2]), (1, [6]), (5, [5])], seed=7)
 KL_SAMPLE[3].prompt = KL_SAMPLE[0].prompt
 
 
-def update(policy, optimizer, fresh=RECORDS, old=(), kl_sample=KL_SAMPLE, grad_clip=1.0, cap=1e9,
-           **options):
+def update(policy, optimizer, fresh=RECORDS, old=(), kl_sample=KL_SAMPLE, cap=1e9, **options):
     """rwr_update with default options but for those given; all records in one step."""
     options = {"env_passes": 1, "env_batch": max(1, len(fresh) + len(old)), **options}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "GRAD_CLIP", grad_clip)
-        return rwr_update(policy, "env", optimizer, fresh, old, kl_sample, Options(**options),
-                          seeded(), cap)
+    return rwr_update(policy, "env", optimizer, fresh, old, kl_sample, Options(**options),
+                      seeded(), cap)
 
 
 def seeded(seed=0):
@@ -47,15 +45,15 @@ def test_weights_do_not_overflow():
     assert rwr_weights(torch.tensor([0.1, 1.0, 0.99]), 1e4).tolist() == pytest.approx([0, 3, 0])
 
 
-@pytest.mark.parametrize("n, passes, batch, steps", [
-    (10, 1, 4, 2), (10, 3, 4, 7), (3, 2, 6, 1), (3, 1, 4, 0)])
-def test_every_record_is_met_once_in_a_pass(n, passes, batch, steps):
+@pytest.mark.parametrize("n, passes, batch, sizes", [
+    (10, 3, 4, [5, 5, 4, 4, 4, 4, 4]), (3, 2, 6, [6]), (3, 1, 4, [])])
+def test_every_record_is_met_once_in_a_pass(n, passes, batch, sizes):
     """A part of the records would never be learned from, or a step be made on very few."""
     batches = whole_passes(n, passes, batch, seeded())
-    assert len(batches) == steps and all(len(b) >= batch for b in batches)
-    if steps:
+    assert [len(b) for b in batches] == sizes
+    if sizes:
         assert sorted(sum(batches, [])) == sorted(passes * list(range(n)))
-    assert not batches or batches != whole_passes(n, passes, batch, seeded(1))
+        assert batches != whole_passes(n, passes, batch, seeded(1))
 
 
 def test_kl_sample_is_all_that_was_written_for_random_seed_tasks():
@@ -76,22 +74,19 @@ def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypat
     """Weights on the wrong record, a KL term on records, a reference with the adapter on, a mean of
     micro-batches' means, a shared prompt mixed up: the plain way says so."""
     monkeypatch.setattr("policy.LONG", long)  # tokens from which a prompt is shared
+    monkeypatch.setattr(grpo, "GRAD_CLIP", 1e9)
     policy, lam, kl_coef = tiny_policy(), 3.0, 0.3
     stats = update(policy, Frozen(), RECORDS[:4], RECORDS[4:], lam=lam, temperature=0.7,
-                   env_kl=kl_coef, grad_clip=1e9, token_budget=budget)
+                   env_kl=kl_coef, token_budget=budget)
     made = gradients(policy, "env")
     clear(policy)
     w = [math.exp(lam * r) for r in R_ENV]
-    w, nll, penalty = [x * 6 / sum(w) for x in w], 0, 0
-    with policy.use("env"):
-        for record, weight in zip(RECORDS, w):
-            nll = nll - weight * sum(naive_logps(policy, record.prompt, record.response, 0.7))
+    nll, penalty = 0, 0
+    for r, weight in zip(RECORDS, w):
+        nll = nll - 6 * weight / sum(w) * naive_row(policy, "env", r, 0.7).sum()
     for r in KL_SAMPLE:
-        with policy.use(None), torch.no_grad():
-            ref = naive_logps(policy, r.prompt, r.response, 0.7)
-        with policy.use("env"):
-            for a, b in zip(naive_logps(policy, r.prompt, r.response, 0.7), ref):
-                penalty = penalty + (b - a).exp() - 1 + a - b
+        d = naive_row(policy, "env", r, 0.7) - naive_row(policy, None, r, 0.7).detach()
+        penalty = penalty + ((-d).exp() - 1 + d).sum()
     tokens, kl_tokens = (sum(len(r.response) for r in texts) for texts in (RECORDS, KL_SAMPLE))
     loss = nll / tokens + kl_coef * penalty / kl_tokens
     loss.backward()
@@ -101,18 +96,19 @@ def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypat
 
 
 def test_each_step_is_penalised_on_another_part_of_the_sample(monkeypatch):
-    """The rest of the sample would drift freely."""
-    seen, real = [], rwr.rwr_step
+    """The rest of the sample would drift freely, or be held to another text's log-probs."""
+    parts = []
 
-    def rwr_step(*args):
-        seen.append([r.group for r in args[6]])
-        return real(*args)
+    def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts, initial):
+        parts.append([r.group for r in kl_texts])
+        assert [r.tokens for r in kl_texts] == [len(row) for row in initial]
+        return 0.0, True
 
     monkeypatch.setattr(rwr, "rwr_step", rwr_step)
-    sample = flat(random_groups([(2, [2])] * 9))
+    sample = flat(random_groups([(2, [n]) for n in range(1, 10)]))
     update(tiny_policy(), Frozen(), kl_sample=sample, env_passes=10, env_batch=3)
-    assert len(seen) == 20 and all(len(set(part)) == 3 for part in seen)
-    assert set(sum(seen, [])) == set(range(9))
+    assert len(parts) == 20 and all(len(set(part)) == 3 for part in parts)
+    assert set(sum(parts, [])) == set(range(9))
 
 
 def test_nothing_new_to_learn_from_is_a_no_op():
@@ -130,81 +126,62 @@ def test_nothing_new_to_learn_from_is_a_no_op():
 
 def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
     """The cap would only be reported: parameters, momentum and step count must be as before."""
-    batches = [[0, 1, 2], [3, 4, 5], [1, 3, 5], [0, 2, 4]] * 5
-
     def run(cap, n):
-        monkeypatch.setattr(rwr, "whole_passes", lambda *_: batches[:n])
+        monkeypatch.setattr(rwr, "whole_passes", lambda *_: [[0, 1, 2], [3, 4, 5]][:n])
         policy = tiny_policy()
         optimizer = policy.optimizer("env", 3e-3)
         optimizer.param_groups[0]["weight_decay"] = 0.01
         stats = update(policy, optimizer, cap=cap)
-        return stats, weights(policy, "env"), optimizer.state_dict()
+        return stats, weights(policy, "env"), optimizer.state_dict()["state"]
 
-    free, *_ = run(1e9, len(batches))
-    assert free["env_capped"] == 0 and free["env_steps"] == len(batches)
-    cap = free["env_kl_step"] / 4
-    stats, params, state = run(cap, len(batches))
-    assert stats["env_capped"] == 1 and 0 < stats["env_steps"] < len(batches)
-    assert 0 < stats["env_kl_step"] <= cap
-    # the same update that was never asked for the crossing step
-    expected, expected_params, expected_state = run(1e9, stats["env_steps"])
-    assert same(params, expected_params) and stats == {**expected, "env_capped": 1}
-    assert state["param_groups"] == expected_state["param_groups"]
-    for mine, theirs in zip(state["state"].values(), expected_state["state"].values(), strict=True):
+    expected, expected_params, expected_state = run(1e9, 1)
+    # a first step that just reaches the cap, and a second one across it
+    stats, params, state = run(expected["env_kl_step"], 2)
+    assert stats == {**expected, "env_capped": 1} and same(params, expected_params)
+    for mine, theirs in zip(state.values(), expected_state.values(), strict=True):
         assert same(mine.values(), theirs.values())
 
 
-def test_a_first_step_across_the_cap_is_undone_and_training_goes_on(monkeypatch):
+@pytest.mark.parametrize("kl", [2.0, math.nan])
+def test_a_first_step_across_the_cap_is_undone_and_ends_the_update(kl, monkeypatch):
     """The first step is the largest of Adam: it would slip through, or leave half a state behind.
     And nan > cap is false: a diverged simulator would be kept."""
+    kls = iter([0.5, kl, 0.5])  # to the initial simulator, of a first step, of a second one
+    monkeypatch.setattr(rwr, "mean_kl", lambda *_: next(kls))
     policy = tiny_policy()
-    optimizer, before = policy.optimizer("env", 1.0), weights(policy, "env")
-    stats = update(policy, optimizer, cap=0.01)
+    optimizer, before = policy.optimizer("env", 1e-2), weights(policy, "env")
+    stats = update(policy, optimizer, cap=1.0, env_passes=2, env_batch=6)
     assert stats["env_capped"] == 1 and stats["env_steps"] == stats["env_kl_step"] == 0
     assert same(weights(policy, "env"), before) and optimizer.state_dict()["state"] == {}
-    with monkeypatch.context() as patch:
-        patch.setattr(rwr, "mean_kl", lambda a, b: float("nan"))
-        assert update(policy, optimizer)["env_capped"] == 1
-    assert same(weights(policy, "env"), before)
-    optimizer.param_groups[0]["lr"] = 3e-3
-    assert update(policy, optimizer)["env_steps"] == 1 and not same(weights(policy, "env"), before)
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_the_next_ones_are_made(monkeypatch):
     """One NaN would stay in the weights for good, or end the update uncounted."""
-    policy, steps, real = tiny_policy(), [], rwr.finite_step
-
-    def finite_step(params, optimizer, loss):
-        steps.append(loss)
-        if len(steps) == 1:
-            params[0].grad[0, 0] = math.nan
-        return real(params, optimizer, loss)
-
-    monkeypatch.setattr(rwr, "finite_step", finite_step)
-    stats = update(policy, policy.optimizer("env", 1e-3), env_passes=3, env_batch=6)
+    w = torch.ones(6)
+    w[whole_passes(6, 1, 2, seeded())[0]] = math.nan  # the records of the first of three steps
+    monkeypatch.setattr(rwr, "rwr_weights", lambda *_: w)
+    policy = tiny_policy()
+    stats = update(policy, policy.optimizer("env", 1e-3), env_batch=2)
     assert stats["env_skipped_steps"] == 1 and stats["env_steps"] == 2
     assert all(p.isfinite().all() for p in policy.params["env"])
 
 
 def test_kl_to_the_initial_simulator_is_measured_with_adapters_off():
     """The reference would move with the simulator (as it does in the released code)."""
-    policy = tiny_policy(live=False)
+    policy, logps = tiny_policy(live=False), []
     optimizer = policy.optimizer("env", 3e-3)
     # fresh adapters are the reference
     assert update(policy, optimizer, env_passes=6, env_kl=0.0)["env_kl"] == 0
-    groups = [(r.prompt, [r.response]) for r in KL_SAMPLE]
-    with policy.use("env"):
-        now = sum(scores(policy, groups), [])
-    with policy.use(None):
-        initial = sum(scores(policy, groups), [])
+    for adapter in ("env", None):
+        with policy.use(adapter):
+            logps.append(response_logps(policy, KL_SAMPLE, Options()))
     second = update(policy, optimizer, [])
-    assert second["env_kl"] == pytest.approx(mean_kl(now, initial), rel=1e-5) != 0
+    assert second["env_kl"] == pytest.approx(mean_kl(*logps), rel=1e-5) != 0
 
 
-@pytest.mark.parametrize("lam", [1.0, 6.0])
-def test_rwr_on_a_categorical_simulator_finds_the_reweighted_distribution(lam):
+def test_rwr_on_a_categorical_simulator_finds_the_reweighted_distribution():
     """The point of the whole update: pi <- pi_0 exp(lam R_env) / Z, here in closed form."""
-    counts, r_env = [20, 40, 13, 27, 7], [0.61, 1.0, 0.75, 0.97, 0.88]  # 107 texts
+    lam, counts, r_env = 6.0, [20, 40, 13, 27, 7], [0.61, 1.0, 0.75, 0.97, 0.88]  # 107 texts
     table = TablePolicy(torch.tensor(counts, dtype=torch.float64).log()[None], "env")
     initial = table.probs()[0]
     ids = [k for k, n in enumerate(counts) for _ in range(n)]
