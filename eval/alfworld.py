@@ -67,7 +67,7 @@ def load(data, expert: str = "walkthrough") -> list[dict]:
 
 def trajectories(data, part: str) -> list[dict]:
     """Rows of one trajectory file."""
-    return read_rows(data_dir(data, NAME) / f"{part}.trajectories.jsonl.gz", (
+    return read_rows(data_dir(data, NAME) / f"{part}.trajectories.jsonl", (
         "id", "split", "task_type", "goal", "policy", "init_obs", "steps", "won"))
 
 

@@ -1,7 +1,11 @@
 """BFCL: every numbered rule by hand. Recorded verdicts and hostile text: test_eval_harness.py."""
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from eval import bfcl
+from test_eval_harness import TURNS, tiny_bfcl
 
 
 def record(properties, answer, required=(), category="simple_python", name="f"):
@@ -49,14 +53,13 @@ def test_undecodable(text):
 
 def test_reasoning_before_the_answer_is_neither_a_call_nor_in_the_way_of_one():
     """Right calls after a thought earned nothing, and wrong ones passed as refusals."""
-    rec, wrong = record({"a": "integer"}, {"a": [1]}, ["a"]), "[f(a=2)]"
     block = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-    for thought in ("<think>\n\n</think>\n\n", f"{wrong}</think>",
-                    f"<think>{block}</think>\n<think>or {wrong}?</think>\n"):
-        assert passes(rec, f"{thought}[f(a=1)]") and passes(rec, f"{thought}{block}")
-        assert not passes(rec, f"{thought}{wrong}")
-        refusing = {**rec, "category": "irrelevance"}
-        assert not passes(refusing, f"{thought}[f(a=1)]") and passes(refusing, f"{thought}No.")
+    for thought in ("<think>\n\n</think>\n\n", "[f(a=2)]</think>",
+                    f"<think>{block}</think>\n<think>or [f(a=2)]?</think>\n"):
+        for answer in ("[f(a=1)]", block):
+            assert bfcl.decode(thought + answer) == [("f", {"a": 1})]
+        with pytest.raises(bfcl.Undecodable):
+            bfcl.decode(thought + "No.")
 
 
 # ---- rules 1-7
@@ -64,15 +67,12 @@ def test_reasoning_before_the_answer_is_neither_a_call_nor_in_the_way_of_one():
 
 def test_rule_1_number_and_choice_of_calls():
     """A call would count twice, or another function's call pass."""
-    rec = record({"a": "integer"}, {"a": [1]}, ["a"])
-    rec["category"], rec["ground_truth"] = "parallel", [{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}]
+    rec = record({"a": "integer"}, {})
+    rec["ground_truth"] = [{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}]
     assert passes(rec, "[f(a=2), f(a=1)]")
     # the first unused call is taken, so the order can decide where answers overlap
     assert not passes(rec, "[f(a=1), f(a=2)]")
     assert not passes(rec, "[f(a=1), f(a=1), f(a=2)]")
-    rec["category"], rec["ground_truth"] = "multiple", [{"m.g": {"a": [1]}}]
-    rec["function"].append({**rec["function"][0], "name": "m.g"})
-    assert passes(rec, "[m.g(a=1)]") and not passes(rec, "[f(a=1)]")
 
 
 def test_rule_2_names_and_presence():
@@ -124,21 +124,14 @@ def test_rule_7_relevance(text, called):
 
 
 def turn():
-    """A hand-made long-context turn in the file system."""
-    docs = [{"name": n, "parameters": {"properties": {k: {"type": "string"} for k in a},
-                                       "required": a}}
-            for n, a in (("cd", ["folder"]), ("touch", ["file_name"]), ("cat", ["file_name"]),
-                         ("rm", ["file_name"]), ("pwd", []), ("mv", ["source", "destination"]))]
-    docs[2]["parameters"]["properties"]["lines"] = {"type": "integer", "default": 10}
-    return {"id": "c:1", "category": bfcl.LONG_CONTEXT, "involved_classes": ["Files"],
-            "function": docs, "owner": {d["name"]: "Files" for d in docs}, "logins": set(),
-            "logged_in": set(), "made": [("touch", {"file_name": "old"})],
-            "earlier_results": ["seen"], "known": '["a.txt", "docs", "old"]',
-            "gt_calls_kw": ["cd(folder='docs')", "cat(file_name='a.txt')", "touch(file_name='b')"],
-            "gt_results": ["in docs", "text", "None"]}
+    """The second turn of the conversation in test_eval_harness.py."""
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_bfcl(Path(folder))
+        return bfcl.load(folder)[1]
 
 
-CD, CAT, TOUCH = "cd(folder='docs')", "cat(file_name='a.txt')", "touch(file_name='b')"
+TURN = turn()
+CD, CAT, TOUCH = TURNS[1]
 
 
 @pytest.mark.parametrize("calls, ok", [
@@ -154,13 +147,13 @@ CD, CAT, TOUCH = "cd(folder='docs')", "cat(file_name='a.txt')", "touch(file_name
     (("pwd()",) * 201, False)])
 def test_turn_rule(calls, ok):
     """Turns would be scored otherwise than by the simulator."""
-    verdict = bfcl.score(turn(), "[" + ", ".join(calls) + "]")
+    verdict = bfcl.score(TURN, "[" + ", ".join(calls) + "]")
     assert verdict.ok == ok, verdict.reason
 
 
 def test_the_steps_of_a_turn_count_together():
     """Of an answer in several steps the first alone would count."""
-    assert bfcl.score(turn(), [f"[{CD}]", "Reading.", f"[{CAT}, {TOUCH}]"]).ok
+    assert bfcl.score(TURN, [f"[{CD}]", "Reading.", f"[{CAT}, {TOUCH}]"]).ok
 
 
 def test_safe_call_lets_plain_data_through_only():
@@ -169,5 +162,5 @@ def test_safe_call_lets_plain_data_through_only():
     assert bfcl.safe_call(("cat", {"a": [1, {"b": "x('y')"}], "c": None}), names) \
         == "cat(a=[1, {'b': \"x('y')\"}], c=None)"
     for call in (("exit", {}), ("cat", {"a b": 1}), ("cat", {None: 1}), ("cat", {"a": 1j}),
-                 ("cat", {"a": float("inf")}), ("cat", {"a": b"x"}), ("cat", {"a": 16 ** 5000})):
+                 ("cat", {"a": float("inf")}), ("cat", {"a": 16 ** 5000})):
         assert bfcl.safe_call(call, names) == "no_such_function()"

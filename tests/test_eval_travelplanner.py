@@ -160,10 +160,9 @@ DUMP = json.dumps(PLAN)
 
 
 @pytest.mark.parametrize("text", [
-    DUMP, repr(PLAN), f"Here:\n```json\n{DUMP}\n```\nEnjoy [1]!",
-    f"<think>[{{}}] hm</think> My plan is {DUMP}. [done]", f"Sure: {PLAN!r} bye",
-    json.dumps({"idx": 1, "plan": PLAN}), DUMP.replace("current_city", "Current City"),
-    json.dumps({f"Day {n}": day for n, day in enumerate(PLAN, 1)})], ids=range(8))
+    DUMP.replace("current_city", "Current City"), f"Sure: {PLAN!r} bye",
+    f"<think>[{{}}] hm</think> My plan is\n```json\n{DUMP}\n```\n[done]",
+    json.dumps({f"Day {n}": day for n, day in enumerate(PLAN, 1)})])
 def test_plans_are_read_from_many_forms(text):
     """A model's plan would be lost for how it is wrapped."""
     assert tp.parse_plan(text) == PLAN
