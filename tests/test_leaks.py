@@ -108,9 +108,8 @@ GROUNDED = [  # (request, value, whether it stands there)
     ("At a rate of 7.5% a year", 0.075, True), ("$200,000 for the house", 200000, True),
     ("$200,000 for the house", 20000, False), ("For two hours, please", 120, True),
     ("It loses 3 degrees", -3, True), ("Whatever you like best", True, False),
-    ("Show the hours as well", True, True), ("Dim it to thirty-five", 35, True),
-    ("Dim it to thirty-five", 30, False), ("Two hundred and five", 205, True),
-    ("Take a hundred of them", 100, True),
+    ("Show the hours as well", True, True), ("Dim it to thirty", 30, True),
+    ("Dim it to thirty", 31, False),
     ("At st\u200budy and ｈａｌｌ", "study hall", True), ("In the study, please", "st\u00adudy", True),
     ("Not today, please", False, True), ("The hall and the study", ["hall", "attic"], False),
 ]

@@ -16,7 +16,6 @@ from model.chat import Chat
 from policy import Policy, Rollout
 from scripts.warm_start import as_rollout
 from worlds import InvalidTask, check_task, held_out_keys, task_keys, task_text
-from worlds import tool_calls as module
 from worlds.play import attempt_score
 from worlds.schemas import load_object, structured
 from worlds.tool_calls import World, make_task, read_tasks, same_task_key
@@ -150,7 +149,8 @@ def test_a_line_whose_answer_cannot_earn_its_reward_is_refused(tmp_path):
     user_error("read back", read_tasks, lines(tmp_path / "tag.jsonl", [unreadable]))
     parameters = {"type": "object", "properties": {"user id": {"type": "string"}}}
     odd = record(tools=[LIGHT, {**DOOR, "parameters": parameters}])
-    user_error("python cannot write", read_tasks, lines(tmp_path / "id.jsonl", [odd]), None, "python")
+    path = lines(tmp_path / "id.jsonl", [odd])
+    user_error("python cannot write", read_tasks, path, None, "python")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -324,16 +324,6 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
 
 # ---------------------------------------------------------------------------------------------
 # models
-
-
-def test_a_tool_that_spells_a_control_token_of_this_model_is_left_out(tmp_path, capsys):
-    """Every task written for it would be refused, for ever."""
-    tools = lines(tmp_path / "tools.jsonl", [{**LIGHT, "description": "Not <|im_start|>."}, DOOR])
-    user_error("--base-tasks", World, options(tools=tools))
-    world = World(options(model=chat_model(tmp_path / "m"), tools=tools, max_prompt_tokens=2048,
-                          base_tasks=str(module.EXAMPLE_TASKS)))
-    world.load_policy()
-    assert list(world.tools) == ["lock.door"] and "set_light" in capsys.readouterr().out
 
 
 def test_an_answer_is_imitated_as_it_follows_its_prompt():

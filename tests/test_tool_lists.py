@@ -262,7 +262,7 @@ LOST = [
     ({"calls": [{"name": "sing", "arguments": {}}]}, "'sing' is not in the list"),
     ({"calls": [{"name": "ring", "arguments": "{3}"}]}, "'arguments', a JSON object"),
     ({"calls": [{**CALL, "arguments": {"times": 10 ** 20}}]}, "JSON"),
-    ({"task": None, "messages": CHAT, "calls": []}, "both 'messages' and calls"),
+    ({"task": None, "messages": CHAT, "calls": []}, "no text under 'task'"),
     ({"task": None, "messages": CHAT[2:]}, "0 of the user"),
     ({"task": None, "messages": CHAT + [CHAT[2]]}, "2 of the assistant"),
 ]

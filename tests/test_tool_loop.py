@@ -39,7 +39,7 @@ def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, capsys, m
     append_jsonl(tasks, BASE)
     assert command(model, tasks, tmp_path / "r", "--env-model", other, "--tools", "base") == 0
     out = capsys.readouterr().out
-    assert "1 functions; 11 examples train, 0 tuning, 1 held out (too few" in out
+    assert "1 functions, 11 examples to learn from, 0 for tuning, 1 held out (too few" in out
     records = read_jsonl(tmp_path / "r" / "metrics.jsonl")
     assert [r["epoch"] for r in records] == [0, 1]
     assert all(r["written"] == sum(r["invalid"].values()) for r in records)

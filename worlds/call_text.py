@@ -90,15 +90,17 @@ def literal(value) -> str:
 
 def _members(schema: dict, spell=str) -> str:
     """The members of an object schema, required ones first. spell: how their names are written."""
-    members = {True: [], False: []}  # {whether they are required: their text}
-    for name, part in schema.get("properties", {}).items():
-        is_required = name in schema.get("required", ())
+    required = schema.get("required", ())
+    members = schema.get("properties", {}).items()
+    texts = []
+    # False comes before True
+    for name, part in sorted(members, key=lambda member: member[0] not in required):
         text = f"{spell(name)}: {_type(part)}"
-        if not is_required:
+        if name not in required:
             default = literal(part["default"]) if "default" in part else "..."
             text += f" = {default}"
-        members[is_required].append(text)
-    return ", ".join(members[True] + members[False])
+        texts.append(text)
+    return ", ".join(texts)
 
 
 def _type(schema: dict) -> str:

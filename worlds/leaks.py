@@ -8,11 +8,11 @@ reward both wherever their p_hat lands near alpha.
 `leaks` also reads a teacher's tasks, so it refuses only what a fair task never has: a text that
 states the call, a question that contains its answer. `loopholes` is for the simulator's tasks
 alone: every value of the calls has to be mentioned in the request. A text is mentioned if half of
-its words are ("Berkeley, CA" by Berkeley), a number also in words or in a larger unit, a date also
-by the name of its month, a boolean also by the name of its argument. Defaults need not be.
+its words are ("Berkeley, CA" by Berkeley), a number also in one word or in a larger unit, a date
+also by the name of its month, a boolean also by the name of its argument. Defaults need not be.
 
 Deviations: these checks compare words. "Council Bluffs, VA" passes, "Berlin" for "the capital of
-Germany" does not; no base task is refused by them.
+Germany" does not, nor does 35 for "thirty-five"; no base task is refused by them.
 """
 import calendar
 import re
@@ -180,12 +180,7 @@ def text_is_mentioned(value: str, request: Request) -> bool:
         return True
     # a text without blanks between its words, such as a Chinese one, is looked for as it is
     letters = "".join(words)
-    return is_cjk(letters) and letters in request.letters
-
-
-def is_cjk(text: str) -> bool:
-    """Whether a text begins with a sign of Chinese, Japanese or Korean."""
-    return text[:1] >= FIRST_CJK
+    return letters >= FIRST_CJK and letters in request.letters
 
 
 def by_stem(words) -> dict:
@@ -231,21 +226,15 @@ def factors(text: str) -> set:
 
 def numbers_of(text: str) -> set:
     """Numbers of a text, in digits and in words, without their signs; 3 pm is 15, too."""
-    numbers, before = [], ""  # before: the last word, if it is a part of a number
+    numbers, before = set(), None
     for word in words_of(text):
-        if word == "and" and before == "hundred":
-            continue
         number = number_of(word)
-        if before and word == "hundred":
-            numbers[-1] *= 100
-        elif before and word in ("pm", "p"):
-            numbers.append(numbers[-1] + 12)
-        elif goes_on(before, word):
-            numbers[-1] += number
-        elif number is not None:
-            numbers.append(number)
-        before = "" if number is None else word
-    return set(numbers)
+        if word in ("pm", "p") and before is not None:
+            number = before + 12
+        if number is not None:
+            numbers.add(number)
+        before = number
+    return numbers
 
 
 def number_of(word: str):
@@ -253,10 +242,3 @@ def number_of(word: str):
     if word[-1].isdecimal():  # words_of gives digits, with a point or a minus, or else letters
         return abs(float(word))
     return MONTHS.get(word, NUMBER_WORDS.get(word))
-
-
-def goes_on(before: str, word: str) -> bool:
-    """Whether a word goes on with a number: thirty-five, one hundred and five."""
-    if before in TENS:
-        return 0 < NUMBER_WORDS.get(word, 0) < 10
-    return before == "hundred" and word in NUMBER_WORDS

@@ -150,15 +150,27 @@ def branch(value, schema: dict) -> dict:
     return schema
 
 
-def each(value, schema: dict, change, name: str = ""):
-    """A value with change(part, its schema, its name) in place of each part that has no parts."""
+def each(value, schema: dict, change, name: str = "", fills: bool = False):
+    """A value with change(part, its schema, its name) in place of each part that has no parts.
+
+    fills: whether objects first get the defaults of the members that they leave out.
+    """
     schema = branch(value, schema)
+    inner = schema.get("properties", {})
+    if fills and isinstance(value, dict):
+        defaults = {key: part["default"] for key, part in inner.items() if "default" in part}
+        value = {**defaults, **value}
     if isinstance(value, dict) and value:
-        inner = schema.get("properties", {})
-        return {key: each(part, inner.get(key, {}), change, key) for key, part in value.items()}
+        return {key: each(part, inner.get(key, {}), change, key, fills)
+                for key, part in value.items()}
     if isinstance(value, list) and value:
-        return [each(part, schema.get("items", {}), change, name) for part in value]
+        return [each(part, schema.get("items", {}), change, name, fills) for part in value]
     return change(value, schema, name)
+
+
+def _filled(value, schema: dict):
+    """A value with the defaults of the members that its objects leave out."""
+    return each(value, schema, lambda part, *_: part, fills=True)
 
 
 def leaves(task: Task) -> list:
@@ -248,19 +260,6 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 1.0
 
 
-def _filled(value, schema: dict):
-    """A value with the defaults of the members that its objects leave out."""
-    schema = branch(value, schema)
-    if isinstance(value, dict):
-        inner = schema.get("properties", {})
-        defaults = {name: part["default"] for name, part in inner.items() if "default" in part}
-        members = {**defaults, **value}
-        return {name: _filled(part, inner.get(name, {})) for name, part in members.items()}
-    if isinstance(value, list):
-        return [_filled(part, schema.get("items", {})) for part in value]
-    return value
-
-
 # ---------------------------------------------------------------------------------------------
 # tasks and free-form answers
 
@@ -291,13 +290,11 @@ def as_read(text: str) -> str:
 def texts_as_read(value):
     """A value with each of its texts as it is read, without case and outer blanks: for keys of
     tasks."""
-    if isinstance(value, str):
-        return " ".join(as_read(value).casefold().split())
-    if isinstance(value, list):
-        return [texts_as_read(part) for part in value]
-    if isinstance(value, dict):
-        return {name: texts_as_read(part) for name, part in value.items()}
-    return value
+    def folded(part, *_):
+        if isinstance(part, str):
+            return " ".join(as_read(part).casefold().split())
+        return part
+    return each(value, {}, folded)
 
 
 def words_of(text: str) -> list[str]:

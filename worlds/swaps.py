@@ -14,22 +14,21 @@ soon known by heart.
 import json
 import re
 from pathlib import Path
-from string import ascii_uppercase
 
 from data_pool import Task
 from worlds.schemas import canonical, conforms, each, leaves, tools_of
 
 WORDS = json.loads(Path(__file__).with_name("words.json").read_text())  # {kind: texts}
 # before it a word or a number may not go on, nor after it
-BEFORE, AFTER = r"(?<![\w.,:/-])", r"(?!\w|[.,/-]\d)"
+BEFORE, AFTER = r"(?<![\w.,:/-])", r"(?!\w|[.,:/-]\d)"
 
 
 def swapped(task: Task, draw) -> tuple[str, list]:
     """(request, calls) of a task with other values: those that stand once in its request, and once
     in its calls.
 
-    draw: a random.Random. Texts with digits, defaults, booleans and values that are a part of
-    another one stay.
+    draw: a random.Random. Texts with digits, codes such as EUR, defaults, booleans and values that
+    are a part of another one stay.
     """
     request, calls = Request(task, draw), []
     for call in task.spec["calls"]:
@@ -44,40 +43,35 @@ class Request:
 
     def __init__(self, task: Task, draw):
         self.text, self.draw = task.text, draw
-        # of all calls, as they are written
+        # the values of all calls, as a request writes them
         self.values = [written(value) for value, _, _ in leaves(task)]
 
     def change(self, value, schema: dict, _):
-        """Another value, which from now on stands in the request; the same where that is not
-        sure."""
-        if not self.may_change(value, schema):
+        """Another value in place of one, here and in the text; the same one if it is not sure what
+        in the text it is."""
+        place = self.place_of(value, schema)
+        if place is None:
             return value
-        place = places(written(value), self.text)[0]
         before, after = self.text[:place.start()], self.text[place.end():]
-        if after.startswith(":"):  # an hour, 7:00
-            schema = {"maximum": 23, **schema}
         # "the study" is a place; "the lights" and "for the milk" are not
         has_article = re.search(r"\b(?<!for )the $", before)
-        kind = "places" if has_article and not written(value).endswith("s") else "things"
+        kind = "places" if has_article and not place[0].endswith("s") else "things"
         other = other_value(value, schema, kind, self.draw)
-        if other is None or not conforms(other, schema):
-            return value
-        # a value that stands in the request already would stand there twice
-        if places(written(other), self.text):
+        # one that the text has already would be there twice
+        if other is None or not conforms(other, schema) or places(written(other), self.text):
             return value
         self.text = before + written(other) + after
         return other
 
-    def may_change(self, value, schema: dict) -> bool:
-        """Whether it is sure what in the request a value is."""
+    def place_of(self, value, schema: dict):
+        """Where in the text a value is, if that is sure; else None."""
         text = written(value)
         if isinstance(value, bool) or value == schema.get("default"):
-            return False
-        if len(places(text, self.text)) != 1:
-            return False
+            return None
         # it is in no other value, and no other value is in it
         alike = [other for other in self.values if other and (other in text or text in other)]
-        return len(alike) == 1
+        found = places(text, self.text)
+        return found[0] if len(found) == len(alike) == 1 else None
 
 
 def written(value) -> str:
@@ -110,10 +104,8 @@ def other_text(value: str, kind: str, draw):
     for names in (WORDS["days"], WORDS["months"]):
         if value in names:
             return draw.choice(names)
-    if value.isalpha() and value.isupper():  # a code, such as EUR
-        return "".join(draw.choices(ascii_uppercase, k=len(value)))
     # a date, a time, a code; another script
-    if any(sign.isdigit() or sign > "\u024f" for sign in value):
+    if value.isupper() or any(sign.isdigit() or sign > "\u024f" for sign in value):
         return None
     if value.islower() and value.count(" ") > 1:
         return draw.choice(WORDS["messages"])

@@ -49,7 +49,7 @@ from textwrap import shorten
 import worlds
 from data_pool import Task, task_id
 from model.files import UserError, first_line, printable
-from worlds import NO_SEED, InvalidTask, call_text, held_out_keys, special_token_in
+from worlds import NO_SEED, InvalidTask, call_text, held_out_keys
 from worlds import task_text, tool_lists
 from worlds.call_text import MAX_CHARS
 from worlds.leaks import leaks, loopholes, ungrounded
@@ -60,10 +60,10 @@ from worlds.tiny_model import chat
 
 EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
 SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
-LOOKED_AT = 200       # examples, or tools, among which these are looked for
 SWAPPED = 0.75        # of the examples of a pass of a warm start have other values
 MOST_CALLED, MOST_SHOWN = 3, 6  # calls of a written task, tools that the simulator is shown
 ROOM = 2              # characters of these tools per token of --max-prompt-tokens
+TRIED = 20            # examples among which one is looked for that can be joined
 JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
 HELD_OUT = 8          # one task in so many for validation, as many again for tuning
 FEWEST = 3            # examples to learn from; a warm start needs more
@@ -202,8 +202,8 @@ def split(tasks, given, path: str = "") -> tuple[dict, str]:
     tuning part. No key of one part is in another. Raises UserError if fewer than FEWEST are left to
     learn from.
     """
-    every, given_keys = len(tasks), _keys_of(given)
-    tasks = [task for task in tasks if given_keys.isdisjoint(same_task_key(task))]
+    every = len(tasks)
+    tasks = _without(tasks, given)
     note = ""
     if len(tasks) < every:
         note = f"; {every - len(tasks)} left out, as requests of --validation-tasks have the " \
@@ -216,17 +216,19 @@ def split(tasks, given, path: str = "") -> tuple[dict, str]:
     if len(names) < least:
         raise UserError(f"{path}: too few distinct tasks: {len(names)}; give {least} or more{note}")
 
-    def part(chosen, taken):
-        """The tasks of these names but those that are, in other words or with other calls, in
-        `taken`."""
-        keys = _keys_of(taken)
-        return [task for task in tasks if same_task_key(task)[0] in chosen
-                and keys.isdisjoint(same_task_key(task))]
+    def named(chosen):
+        return [task for task in tasks if same_task_key(task)[0] in chosen]
 
-    validation = given or part(names[tuned:held_out], [])
-    tuning = part(names[:tuned], validation)
-    base = part(names[held_out:], validation + tuning)
+    validation = given or named(names[tuned:held_out])
+    tuning = _without(named(names[:tuned]), validation)
+    base = _without(named(names[held_out:]), validation + tuning)
     return {"validation": validation, "tuning": tuning, "base": base}, note
+
+
+def _without(tasks, others) -> list[Task]:
+    """The tasks but those that are, in other words or with other calls, among `others`."""
+    keys = _keys_of(others)
+    return [task for task in tasks if keys.isdisjoint(same_task_key(task))]
 
 
 def _hash(name: str) -> str:
@@ -406,34 +408,17 @@ class World(worlds.World):
         return split(base, held_out, file)
 
     def _say_what_was_read(self, note: str):
-        """One line of numbers, and one each for what a user should know of model, functions and
-        examples."""
-        start = Path(self.o.model, "warm_start.json")
-        if start.is_file():
-            settings = json.loads(start.read_text())["settings"]["world_options"]
-            if settings != self.o.world_options:
-                print(f"--model had its warm start with {settings}: the rest is new to it")
+        """One line of numbers, and one for examples that no run would write."""
         held_out, tuning, train = map(len, self.splits.values())
-        line = f"{train} examples train, "
-        if not self.o.base_tasks:
-            line = "no --base-tasks, so ours: " + line
-        if self.tools:
-            line = f"{len(self.tools)} functions; " + line
-        line += f"{tuning} tuning, {held_out} held out"
+        line = f"{len(self.tools)} functions, {train} examples to learn from, {tuning} for " \
+            f"tuning, {held_out} held out{note}"
         if held_out < FEW:
             line += " (too few to measure with: give fifty or more in --validation-tasks)"
-        print(line + note, flush=True)
-        if not self.tools:
-            return
-        called = {name for task in self.base_tasks() for name in self.skills(task)}
-        bare = sorted(self.tools.keys() - called)
-        if bare:
-            print(f"functions without an example, {len(bare)}: {shorten(', '.join(bare), LINE)}")
-        lacking = [task for task in self.base_tasks() if ungrounded(task)]
-        if lacking:
-            first = printable(f"{lacking[0].text!r:.90}: {ungrounded(lacking[0])}")
+        print(line, flush=True)
+        lacking = [task.text for task in self.base_tasks() if ungrounded(task)]
+        if self.tools and lacking:
             what = "examples whose request lacks a value of its calls"
-            print(f"{what}, {len(lacking)}: {first}, ...")
+            print(f"{what}: {len(lacking)}, the first {lacking[0]!r:.90}")
 
     def base_tasks(self) -> list[Task]:
         """The tasks of --base-tasks that are not held out."""
@@ -445,14 +430,8 @@ class World(worlds.World):
         return self.splits[split]
 
     def load_policy(self):
-        """The chat model with two fresh adapters. Tools that spell a control token of it are left
-        out."""
-        policy = worlds.open_policy(self.o.model, self.o)
-        for name, tool in list(self.tools.items()):
-            if special_token_in(tool, policy.tokenizer):
-                del self.tools[name]
-                print(f"left out, it spells a control token of this model: {name}", flush=True)
-        return policy
+        """The chat model with two fresh adapters."""
+        return worlds.open_policy(self.o.model, self.o)
 
     # ---- the two roles
 
@@ -491,11 +470,9 @@ class World(worlds.World):
         order."""
         chosen = list(tools)
         room = ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.form))
-        names = {tool["name"] for tool in tools}
-        candidates = draw.sample(list(self.tools.values()), min(len(self.tools), LOOKED_AT))
-        for tool in candidates:
+        for tool in draw.sample(list(self.tools.values()), len(self.tools)):
             size = len(tools_text([tool], self.form))
-            if len(chosen) < number and tool["name"] not in names and size <= room:
+            if len(chosen) < number and tool not in chosen and size <= room:
                 chosen.append(tool)
                 room -= size
         draw.shuffle(chosen)
@@ -592,12 +569,10 @@ class World(worlds.World):
         """A response that earns 1: calls as the agent writes them, or a reference."""
         if not structured(task):
             return task.spec["reference"][0]
-        lines = []
-        for call in task.spec["calls"]:
-            if self.form == "python":
-                lines.append(call_text.write_call(call))
-            else:
-                lines.append(f"<tool_call>{_json(call)}</tool_call>")
+        if self.form == "python":
+            lines = map(call_text.write_call, task.spec["calls"])
+        else:
+            lines = [f"<tool_call>{_json(call)}</tool_call>" for call in task.spec["calls"]]
         return "\n".join(lines) or call_text.NOTHING
 
     # ---- what the figures need
@@ -607,13 +582,11 @@ class World(worlds.World):
         return [call["name"] for call in task.spec.get("calls", [])]
 
     def category(self, task: Task) -> str:
-        """`no call`, `1 call`, `2 calls`, `3+ calls`, `free-form`; with --tools the level, `1 call
-        of 3`."""
+        """`1`, `2`, ..., `free-form`; with --tools the level, `1 of 3`."""
         if not structured(task):
             return "free-form"
-        names = {0: "no call", 1: "1 call", 2: "2 calls"}
-        name = names.get(len(self.skills(task)), "3+ calls")
-        return f"{name} of {len(tools_of(task))}" if self.tools else name
+        calls = str(len(self.skills(task)))
+        return f"{calls} of {len(tools_of(task))}" if self.tools else calls
 
     # ---- warm start
 
@@ -664,18 +637,15 @@ class World(worlds.World):
 
     def _shown_with(self, task: Task, tasks, draw) -> list[Task]:
         """SHOWN_WITH of the tasks that the simulator may be shown to write this one: others of its
-        kind, and if it is not told the tools, of such tools."""
-        is_told, keys = bool(self.tools) or not structured(task), set(same_task_key(task))
+        kind."""
+        keys = set(same_task_key(task))
 
         def fits(other):
             if structured(other) != structured(task) or not keys.isdisjoint(same_task_key(other)):
                 return False
-            if task.text in other.text or other.text in task.text:
-                return False
-            return is_told or not misfit(task.spec["calls"], tools_of(other))
+            return task.text not in other.text and other.text not in task.text
 
-        number = min(len(tasks), LOOKED_AT) if is_told else len(tasks)
-        fitting = (other for other in draw.sample(tasks, number) if fits(other))
+        fitting = filter(fits, draw.sample(tasks, len(tasks)))
         return list(itertools.islice(fitting, SHOWN_WITH))
 
 
@@ -708,10 +678,9 @@ def _with_other_values(task: Task, draw) -> Task:
 def _joined(tasks, singles, draw) -> list[Task]:
     """Each task that calls something, with the request and the calls of another one of other
     tools."""
-    singles = [task for task in singles if task.spec.get("calls")]
     joined = []
     for one in tasks:
-        candidates = draw.sample(singles, min(len(singles), LOOKED_AT // 10))
+        candidates = draw.sample(singles, min(len(singles), TRIED))
         others = [other for other in candidates if _can_join(one, other)]
         if others:
             other = others[0]
@@ -725,8 +694,8 @@ def _joined(tasks, singles, draw) -> list[Task]:
 
 def _can_join(one: Task, other: Task) -> bool:
     """Whether two tasks call something, other tools each, and not too much for one."""
-    calls, more = one.spec.get("calls", []), other.spec["calls"]
-    if not calls or len(calls) + len(more) > MOST_CALLED:
+    calls, more = one.spec.get("calls"), other.spec.get("calls")
+    if not calls or not more or len(calls) + len(more) > MOST_CALLED:
         return False
     names = {call["name"] for call in calls}
     return names.isdisjoint(call["name"] for call in more)

@@ -50,11 +50,10 @@ FIELDS = ("task", "tools", "calls", "ordered", "reference")
 HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function_declarations")
 SCHEMAS = ("parameters", "inputSchema", "input_schema")
 
-# keywords of a schema: notes, with the type that they must have, and those that values are checked
-# against
-NOTES = {"description": str, "title": str, "format": str, "examples": list, "default": object}
-CHECKED = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "maxContains"} \
-    - {"$ref", "$dynamicRef", "const", "oneOf", "format", "multipleOf", "uniqueItems"}
+# keywords of a schema that are kept: notes, and those that values are checked against
+NOTES = {"description", "title", "format", "default"}
+KEPT = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "maxContains", *NOTES} \
+    - {"$ref", "$dynamicRef", "const", "oneOf", "multipleOf", "uniqueItems"}
 REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
 # what reading a schema of any form may raise
 MALFORMED = (TypeError, AttributeError, ValueError, RecursionError, re.error, UnknownType,
@@ -284,11 +283,7 @@ class SchemaReader:
 
 def _keywords(node: dict) -> dict:
     """The keywords of one schema that are kept; the schemas within it as they are."""
-    schema = {}
-    for key, value in node.items():
-        # nothing is an instance of (), the types of what is no note
-        if key in CHECKED or isinstance(value, NOTES.get(key, ())):
-            schema[key] = value
+    schema = {key: value for key, value in node.items() if key in KEPT}
     if isinstance(node.get("type"), str):  # Google writes STRING
         schema["type"] = node["type"].lower()
     if "const" in node:
@@ -307,7 +302,7 @@ def _keywords(node: dict) -> dict:
 def _merged(schema: dict, part: dict) -> dict:
     """A schema and another one of the same value, as one; in allOf where they say different
     things."""
-    shared = schema.keys() & part.keys() - NOTES.keys()
+    shared = schema.keys() & part.keys() - NOTES
     if any(schema[key] != part[key] for key in shared):
         return {**schema, "allOf": [*schema.get("allOf", ()), part]}
     return {**part, **schema}
@@ -336,14 +331,10 @@ def normalized_record(line: dict, listed=None) -> dict:
     others. Raises InvalidTask with .detail.
     """
     line = {key: value for key, value in line.items() if value is not None}
-    if "task" not in line and "messages" in line:
-        if "calls" in line:
-            raise InvalidTask("malformed task", "both 'messages' and calls: leave one of them out")
+    if "messages" in line and line.keys().isdisjoint(("task", "calls")):
         line |= _of_chat(line["messages"])
     record = {key: line[key] for key in FIELDS if key in line}
-    if "calls" in record:
-        if not isinstance(record["calls"], list):
-            raise InvalidTask("malformed task", "calls is not a list")
+    if isinstance(record.get("calls"), list):
         record["calls"] = [_normalized_call(call) for call in record["calls"]]
         if "tools" not in record:
             record["tools"] = _listed_tools(record, listed or {})
