@@ -7,19 +7,16 @@ import random
 import pytest
 
 from helpers import EXAMPLE_LIST
-from test_tool_calls import World, options
+from test_tool_calls import TEXT, WHOLE, World, call, options, tool
 from data_pool import Task
 from worlds.leaks import ungrounded
 from worlds.schemas import check_calls, tools_of
 from worlds.swaps import WORDS, swapped
 
-TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
-
 
 def swap(text, arguments, schemas, seed):
     """(request, arguments) of a task of one call with other values; schemas: {argument: schema}."""
-    tool = {"name": "f", "description": "", "parameters": {"type": "object", "properties": schemas}}
-    task = Task(text, {"tools": [tool], "calls": [{"name": "f", "arguments": arguments}]})
+    task = Task(text, {"tools": [tool("f", **schemas)], "calls": [call("f", **arguments)]})
     text, calls = swapped(task, random.Random(seed))
     return text, calls[0]["arguments"]
 

@@ -70,38 +70,56 @@ def lines(path, records):
     return str(path)
 
 
-LIGHT = {"name": "set_light", "description": "Switch a light.", "parameters": {
-    "type": "object", "required": ["room", "level"], "properties": {
-        "room": {"type": "string", "enum": ["hall", "study"]},
-        "level": {"type": "integer", "minimum": 0, "maximum": 100},
-        "colour": {"type": "string", "default": "white"},
-        "hours": {"type": "array", "items": {"type": "number"}}}}}
-DOOR = {"name": "lock.door", "description": "Lock a door.", "parameters": {
-    "type": "object", "properties": {"locked": {"type": "boolean"}}, "required": ["locked"]}}
-HALL = {"name": "set_light", "arguments": {"room": "hall", "level": 5}}
-LOCK = {"name": "lock.door", "arguments": {"locked": True}}
-GONG = {**DOOR, "name": "gong", "parameters": {}}
+TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 
 
-def record(task="Put the hall light on level five.", tools=(LIGHT, DOOR), calls=(HALL,), **more):
-    """A record of the calls kind as a file or the simulator would have it."""
-    return {"task": task, "tools": list(tools), "calls": list(calls), **more}
+def schema(**properties):
+    """An object schema, every property required."""
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-SEED = make_task(record("Lock the door behind me, please.", calls=[LOCK]), "base")
-ASK = make_task({"task": "Who wrote the novel Dune?", "reference": "Frank Herbert"}, "base")
+def tool(name, about="", **arguments):
+    """A tool of these required arguments."""
+    return {"name": name, "description": about, "parameters": schema(**arguments)}
+
+
+def call(name, **arguments):
+    """A call of a tool."""
+    return {"name": name, "arguments": arguments}
+
+
+LIGHT = tool("set_light", "Switch a light.", room=TEXT, level={**WHOLE, "maximum": 100})
+LIGHT["parameters"]["properties"] |= {  # what may be left out
+    "quiet": {"type": "boolean"}, "colour": {"type": "string", "default": "white"},
+    "hours": {"type": "array", "items": {"type": "number"}}}
+DOOR = tool("lock.door", "Lock a door.", locked={"type": "boolean"})
+HALL, LOCK = call("set_light", room="hall", level=5), call("lock.door", locked=True)
+
+
+def light(**changes):
+    """The call HALL with other arguments."""
+    return call("set_light", **HALL["arguments"] | changes)
+
+
+def record(task="Put the hall light on level five.", *calls, tools=(LIGHT, DOOR), **more):
+    """A record of the calls kind as a file or the simulator would have it; of HALL without
+    calls."""
+    return {"task": task, "tools": list(tools), "calls": list(calls) or [HALL], **more}
+
+
+def question(task="Who wrote the novel Dune?", *reference):
+    """A record of the other kind."""
+    return {"task": task, "reference": list(reference) or "Frank Herbert"}
+
+
+SEED = make_task(record("Lock the door behind me, please.", LOCK), "base")
+ASK = make_task(question(), "base")
 VALID = json.dumps(record())
 
 
 def said(*calls, before=""):
     """A response that makes these calls."""
     return before + "".join(f"<tool_call>{json.dumps(c)}</tool_call>\n" for c in calls)
-
-
-def light(**changes):
-    """The call of HALL with other arguments; None removes one."""
-    arguments = {**HALL["arguments"], **changes}
-    return {"name": "set_light", "arguments": {k: v for k, v in arguments.items() if v is not None}}
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +134,9 @@ def world():
 
 def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path):
     """Same calls in other words, or same words: either would make every validation number a lie."""
-    several = [record(f"{how} hall light to level {n}, please.", calls=[light(level=n)])
+    several = [record(f"{how} hall light to level {n}, please.", light(level=n))
                for n in range(40) for how in ("Set the", "I would like the")]
-    several += [record(f"set the hall light to level {n}, please", calls=[light(level=n + 50)])
+    several += [record(f"set the hall light to level {n}, please", light(level=n + 50))
                 for n in range(40)]
     base = lines(tmp_path / "tasks.jsonl", several)
     given = lines(tmp_path / "given.jsonl", several[:5])
@@ -137,7 +155,7 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path):
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):
     """All at once, not one at each start."""
-    high, typo = record(calls=[light(level=200)]), {"task": "Dim it.", "call": []}
+    high, typo = record("Light!", light(level=200)), {"task": "Dim it.", "call": []}
     path = lines(tmp_path / "bad.jsonl", [high, typo, ["x"], record(), record()])
     user_error(f"{path}, line 1: wrong.*; line 2: .*call.*; line 3: .*; line 5: .*line 4",
                read_tasks, path)
@@ -145,11 +163,9 @@ def test_bad_lines_are_named_by_their_numbers(tmp_path):
 
 def test_a_line_whose_answer_cannot_earn_its_reward_is_refused(tmp_path):
     """It would be imitated, and tried for ever."""
-    unreadable = record("Say it as it is.", calls=[light(colour="</tool_call>")])
+    unreadable = record("Say it as it is.", light(colour="</tool_call>"))
     user_error("read back", read_tasks, lines(tmp_path / "tag.jsonl", [unreadable]))
-    parameters = {"type": "object", "properties": {"user id": {"type": "string"}}}
-    odd = record(tools=[LIGHT, {**DOOR, "parameters": parameters}])
-    path = lines(tmp_path / "id.jsonl", [odd])
+    path = lines(tmp_path / "id.jsonl", [record(tools=[LIGHT, tool("f", **{"user id": TEXT})])])
     user_error("python cannot write", read_tasks, path, None, "python")
 
 
@@ -157,41 +173,38 @@ def test_a_line_whose_answer_cannot_earn_its_reward_is_refused(tmp_path):
 # what the simulator writes
 
 
-OF_REASON = {
+REFUSED = {  # records, or texts as they are
     "no JSON object": ["{'task': 'x'}", "[1]", '{"task": ' + "[" * 9000],
     # an object within a broken one is found
     "malformed task": [VALID.replace("five", "\\ud800"),
-                       VALID.replace('"level": 5', '"level": 1e999'),
                        VALID.replace('"level": 5', '"level": 5, "level": 6'),
-                       json.dumps(record(calls=[])), json.dumps(record(calls=9 * [HALL])),
-                       json.dumps(record(reference="x")), json.dumps({**record(), "note": "x"})],
-    "trivial text": [json.dumps(record(" do it ")), json.dumps(record("?" * 50))],
-    "tool schema": [json.dumps(record(tools=t)) for t in (
-        [], [LIGHT, LIGHT], ["set_light"],
-        [{**LIGHT, "parameters": {"type": "object", "required": [["x"]]}}])],
-    "unknown tool": [json.dumps(record(tools=[DOOR]))],
-    "wrong arguments": [json.dumps(record(calls=[c])) for c in (
-        light(level=None), light(size=1), light(level=True), light(hours=[1, "2"]))],
-    "other kind than the seed": [json.dumps({"task": "Who wrote Emma, do you know?",
-                                             "reference": "Austen"})],
-    "answer leaked": [json.dumps(record(task=f"Please make this call: {json.dumps(HALL)}"))],
-    "more than one answer": [json.dumps(record(calls=[HALL, HALL]))],
-    "not in the request": [json.dumps(record("Hall light on the usual level."))],
-    "not in the calls": [json.dumps(record("Hall light on level five, at 17 percent."))],
-    "copy of the seed": [json.dumps(record("LOCK the door, behind me please!")),
-                         json.dumps(record("Would you bolt it?", calls=[LOCK]))],
-    "special tokens": [json.dumps(record("Hall light on level five.<|im_end|>\n<|im_start|>user")),
-                       json.dumps(record(tools=[{**LIGHT, "description": "<|im_start|>"}, DOOR]))],
+                       {**record(), "calls": []}, record("Five lights!", *9 * [HALL]),
+                       record(reference="x"), record(note="x")],
+    "trivial text": [record(" do it "), record("?" * 50)],
+    "tool schema": [record(tools=[]), record(tools=[LIGHT, LIGHT]), record(tools=["set_light"])],
+    "unknown tool": [record(tools=[DOOR])],
+    "wrong arguments": [record("Put the light on.", wrong) for wrong in (
+        call("set_light", room="hall"), light(size=1), light(level=True), light(hours=[1, "2"]))],
+    "other kind than the seed": [question("Who wrote Emma, do you know?")],
+    "copy of the seed": [record("LOCK the door, behind me please!"),
+                         record("Would you bolt it?", LOCK)],
+    "special tokens": [record("Hall light on level five.<|im_end|>\n<|im_start|>user"),
+                       record(tools=[{**LIGHT, "description": "<|im_start|>"}, DOOR])],
 }
 
 
-@pytest.mark.parametrize("reason", [*OF_REASON, "held-out task"])
+@pytest.mark.parametrize("reason", [*REFUSED, "held-out task"])
 def test_each_reason_is_given_for_what_it_names(reason, world):
-    """Counts by reason are how a user sees what their simulator does wrong."""
+    """Counts by reason are how a user sees what their simulator does wrong; those of leaks are in
+    tests/test_leaks.py."""
     held = [task for task in world.validation_tasks() if structured(task)]
-    texts = OF_REASON.get(reason) or [json.dumps({"task": t.text, **t.spec}) for t in held] + [
-        json.dumps({"task": "Quite another wording.", **held[0].spec})]
-    for text in texts:
+    records = REFUSED.get(reason)
+    if reason == "held-out task":
+        records = [{"task": task.text, **task.spec} for task in held]
+        records.append({**records[0], "task": "Quite another wording."})
+    for given in records:
+        text = given if isinstance(given, str) else json.dumps(given)
+
         def accepted():
             task = world.parse_task(text, SEED, 3)
             check_task(world, task, SEED, held_out_keys(world), byte_tokenizer())
@@ -218,15 +231,14 @@ def test_the_same_calls_under_another_text_are_a_task_of_its_own(world):
 # Eq. 1
 
 
-TWO = make_task(record(calls=[HALL, LOCK]), "base")
-ORDERED = make_task(record(calls=[HALL, LOCK], ordered=True), "base")
-TWICE = make_task(record(calls=[HALL, HALL]), "base")
-NONE = make_task(record(calls=[]), "base")
-LETTERS = make_task({"task": "Which letters are these?", "reference": ["b c c d", "x y"]}, "base")
+TWO = make_task(record("Both, please.", HALL, LOCK), "base")
+ORDERED = make_task(record("One, then the other.", HALL, LOCK, ordered=True), "base")
+TWICE = make_task(record("The same twice.", HALL, HALL), "base")
+NONE = make_task({**record(), "calls": []}, "base")
+LETTERS = make_task(question("Which letters are these?", "b c c d", "x y"), "base")
 NOTHING, WRONG, RIGHT = (0.0, False), (0.0, True), (1.0, True)
 SCORES = [
-    (TWO, said(HALL, LOCK, before="I will do both. "), RIGHT),  # prose around calls
-    (TWO, said(LOCK, HALL), RIGHT),                             # any order
+    (TWO, said(LOCK, HALL, before="I will do both. "), RIGHT),  # any order, prose before it
     (ORDERED, said(HALL, LOCK), RIGHT),
     (ORDERED, said(LOCK, HALL), WRONG),
     (TWO, said(HALL), WRONG),                                   # a subset is no success
@@ -235,13 +247,9 @@ SCORES = [
     (TWO, said(light(level=5.0), LOCK), RIGHT),                 # 5.0 is the integer 5
     (TWO, said(light(colour="white"), LOCK), RIGHT),            # the default, spelt out
     (TWO, said(light(colour="White"), LOCK), WRONG),            # strings to the letter
-    (TWO, said(light(level="5"), LOCK), NOTHING),               # a text is not a number
-    (SEED, said({"name": "lock.door", "arguments": {"locked": 1}}), NOTHING),  # 1 is not true
-    (TWO, said(HALL, LOCK, {"name": "sing", "arguments": {}}), NOTHING),       # undeclared
+    (TWO, said(HALL, LOCK, call("sing")), NOTHING),             # undeclared
     (TWO, said(HALL, {**LOCK, "id": 1}), NOTHING),              # a third member
-    (TWO, said(HALL, LOCK).replace('"level": 5', '"level": 4, "level": 5'), NOTHING),
     (TWO, said(HALL, LOCK)[:-13], NOTHING),                     # the last tag never closes
-    (TWO, said(HALL) + "<tool_call>{oops}</tool_call>", NOTHING),
     (TWO, json.dumps([HALL, LOCK]), NOTHING),                   # no tags
     (TWO, "none", NOTHING), (TWO, "x" * 10 ** 6, NOTHING),
     (NONE, "none", RIGHT), (NONE, said(HALL), WRONG), (NONE, "None of them.", NOTHING),
@@ -259,18 +267,15 @@ def test_score_table(task, response, expected, world):
     assert world.score(task, response) == expected
 
 
-CALL = json.dumps(LOCK)
-BROKEN = ["{%s", "{{{{%s", '{"thought": "easy", %s', '{"tool_call": %s', "{ no, yes } {%s",
-          '{"name": "gong", "arguments": %s', "{} %s", "%s %s", "%s}", "[%s]", "{'a': 1} %s",
-          "%s,", "```json\n%s\n```",
-          '"a": %s', "call: %s", "%s // done", "\ufeff%s"]
+BROKEN = ["{%s", '{"thought": "easy", %s', '{"tool_call": %s', "{ no, yes } {%s", "{} %s", "%s %s",
+          "%s}", "[%s]", "%s,", "```json\n%s\n```", "call: %s", "%s // done", "\ufeff%s"]
 
 
 @pytest.mark.parametrize("body", BROKEN)
 def test_a_call_is_all_of_its_text(body, world):
     """A parser drops the call: an object that closes inside of broken text earned 1, and was
     imitated."""
-    body = body.replace("%s", CALL)
+    body = body.replace("%s", json.dumps(LOCK))
     assert world.score(SEED, f"<tool_call>{body}</tool_call>") == NOTHING
     assert task_text.read(f"Level: 1 of 1\nCall: {body}\nRequest: Lock up.", load_object) is None
 
@@ -278,12 +283,11 @@ def test_a_call_is_all_of_its_text(body, world):
 # function .2, argument names (F1) .3, values .5; with its default HALL has three arguments
 CREDIT = [
     (ORDERED, said(LOCK, HALL), 0.0),                               # another order is other calls
-    (TWO, "No.", 0.0), (NONE, said(HALL), 0.0), (ASK, "Herbert", 2 / 3),
-    (SEED, said({"name": "lock.door", "arguments": {}}), 0.2),      # not valid, the right function
-    (TWO, said(HALL), 0.5),
+    (NONE, said(HALL), 0.0), (ASK, "Herbert", 2 / 3),
+    (SEED, said(call("lock.door")), 0.2),                           # not valid, the right function
     (TWO, said(HALL, LOCK, LOCK), 2 / 3),                           # one call too many
-    (TWO, said(light(colour="blue"), LOCK), (0.2 + 0.3 + 0.5 * 2 / 3 + 1) / 2),
-    (TWO, said(light(level=None), LOCK), (0.2 + 0.3 * 4 / 5 + 0.5 * 2 / 3 + 1) / 2),
+    (TWO, said(call("set_light", room="hall"), LOCK),
+     (0.2 + 0.3 * 4 / 5 + 0.5 * 2 / 3 + 1) / 2),
     (TWICE, said(light(level=6), HALL), (1 + 0.5 + 0.5 * 2 / 3) / 2),  # each call is used once
 ]
 
@@ -304,21 +308,22 @@ def test_partial_credit_is_for_the_agents_reward_alone(world):
     ("It is $1,200.50.", "1200.5", True), ("\u22125", "-5", True), ("1.5", "15", False),
     ("`-5`", "5", False)])
 def test_numbers_of_free_form_answers_keep_sign_and_point(answer, reference, right, world):
-    task = make_task({"task": "What is the result?", "reference": reference}, "base")
+    task = make_task(question("What is the result?", reference), "base")
     assert (world.score(task, answer)[0] >= 0.5) == right
 
 
 def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
     """`none` counts as an answer only if the prompts mention it, and other runs' prompts stay as
     they are."""
-    others = [record(f"Hall light on level {n}, please.", calls=[light(level=n)]) for n in range(8)]
-    declined = record("Sing a song, please.", calls=[])
+    others = [record(f"Hall light on level {n}, please.", light(level=n)) for n in range(8)]
+    declined = {**record("Sing a song, please."), "calls": []}
     for records, mentioned in ((others, False), ([*others, declined], True)):
         world = World(options(base_tasks=lines(tmp_path / "tasks.jsonl", records)))
         assert ("reply: none" in world.agent_prompt(SEED)[0]["content"]) == mentioned
         assert world.score(SEED, "none") == (0.0, mentioned)
-    for calls in ([], [{"name": "gong", "arguments": {}}]):
-        one, other = (make_task(record(f"Ring {n}!", [GONG], calls), "base") for n in (1, 2))
+    gong = record("Ring it!", call("gong"), tools=[tool("gong")])
+    for same in (gong, {**gong, "calls": []}):
+        one, other = (make_task({**same, "task": f"Ring {n}!"}, "base") for n in (1, 2))
         assert set(same_task_key(one)).isdisjoint(same_task_key(other))
 
 

@@ -7,26 +7,17 @@ import json
 import pytest
 
 from helpers import raised, user_error
-from test_tool_calls import lines
+from test_tool_calls import TEXT, WHOLE, call, lines, schema, tool
 from worlds import NO_SEED, InvalidTask, call_text
 from worlds.schemas import argument_fault, normal_calls
 from worlds.tool_calls import World, make_task, read_tasks
 from worlds.tool_lists import normalized_record, normalized_tool, read_tools
 
-TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
-
-
-def schema(**properties):
-    """An object schema, every property required."""
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-RING = {"name": "ring", "description": "Ring a bell.", "parameters": schema(times=WHOLE)}
+RING = tool("ring", "Ring a bell.", times=WHOLE)
 SHUT = {"name": "shut", "description": "", "parameters": {"type": "object", "properties": {}}}
 MCP = {"tools": [
     {"name": "ring", "title": "Ring", "description": "Ring a bell.",
-     "inputSchema": {**RING["parameters"], "$schema": "draft"},
-     "annotations": {"readOnlyHint": True}, "outputSchema": schema(x=TEXT)},
+     "inputSchema": {**RING["parameters"], "$schema": "draft"}, "outputSchema": schema(x=TEXT)},
     {"name": "shut", "inputSchema": {"type": "object"}, "description": None}]}
 SHAPES = {  # the same two tools, as the JSON values of a file
     "ours, one per line": [RING, SHUT],
@@ -64,16 +55,11 @@ def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
 def test_what_is_left_out_is_counted_and_named(tmp_path):
     """A tool without a schema is read as one without arguments: nothing said, every call was
     wrong."""
-    tools, notes = read_tools(listed(tmp_path / "tools.json", RING,
-                                     {**RING, "description": "Another."},
-                                     {"name": "a b"}, {"name": "bare"}, {"type": "web_search"},
-                                     {"type": "bash_20250124", "name": "bash"}))
+    tools, notes = read_tools(listed(
+        tmp_path / "tools.json", RING, {**RING, "description": "Another."}, {"name": "a b"},
+        {"name": "bare"}, {"type": "web_search"}, {"type": "bash_20250124", "name": "bash"}))
     assert [tool["name"] for tool in tools] == ["ring", "bare"]
-    assert notes == {"left out: another tool of the same name came first": ["ring"],
-                     "left out: a name with other signs than letters, digits and _.-/": ["a b"],
-                     "without a schema: read as without arguments": ["bare"],
-                     "left out: no 'name' in the function itself": ["entry 5"],
-                     "left out: of type bash_20250124, not a function": ["bash"]}
+    assert list(notes.values()) == [["ring"], ["a b"], ["bare"], ["entry 5"], ["bash"]]
 
 
 @pytest.mark.parametrize("data, what", [
@@ -90,19 +76,18 @@ def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
 
 
 def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
-    for name in ("a.b-c", "größe", "检索", "class", "fs/read", "21st_builder", "n" * 128):
-        assert normalized_tool({"name": name})["name"] == name
-        call = {"name": name, "arguments": {"from": "x", "is": 1}}
-        assert call_text.parse_calls(call_text.write_call(call)) == [call]
+    for name in ("a.b-c", "检索", "class", "fs/21st_builder", "n" * 128):
+        assert normalized_tool({"name": name})
+        written = call(name, **{"from": "x", "is": 1})
+        assert call_text.parse_calls(call_text.write_call(written)) == [written]
     for name in ("", "a b", "a(b", "n" * 129, "a\nb"):
         raised(InvalidTask, None, normalized_tool, {"name": name})
-    tools = [{"name": f"f{n}", "parameters": schema(**{name: TEXT})}
-             for n, name in enumerate(["user id", "ﬁle", "año_vehiculo", "from"])]
-    path = listed(tmp_path / "tools.json", *tools)
+    names = ["user id", "ﬁle", "año_vehiculo", "from"]
+    path = listed(tmp_path / "tools.json", *[tool(f"f{n}", **{names[n]: TEXT}) for n in range(4)])
     assert len(read_tools(path)[0]) == 4
     tools, notes = read_tools(path, "python")
     assert [tool["name"] for tool in tools] == ["f2", "f3"]
-    assert any("'user id'" in what and names == ["f0"] for what, names in notes.items())
+    assert list(notes.values()) == [["f0"], ["f1"]]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -115,32 +100,28 @@ KINDS = {"type": "object", "properties": {"kind": TEXT, "size": WHOLE},
 FITS = [
     ({"oneOf": [WHOLE, TEXT]}, "int | str", [3, 2.0], [1.5, True, None]),
     ({"const": 3}, "3", [3.0], ["3"]), ({"const": None}, "None", [None], ["a"]),
-    ({"type": "integer", "maximum": 2 ** 64 - 1, "default": 2 ** 63 - 1}, "int", [1], [1.5]),
-    ({"items": TEXT, "uniqueItems": True}, "list[str]", [["a"] * 2], [[1]]),
-    ({"type": "array", "items": True}, "list[any]", [[], [1, "a"]], [1]),
+    ({"type": "integer", "maximum": 2 ** 64 - 1}, "int", [1], [1.5]),
+    ({"items": True, "uniqueItems": True}, "list[any]", [[], [1, 1]], [1]),
     ({"type": "array", "items": [TEXT, WHOLE], "additionalItems": False}, "list[any]", [["a", 1]],
      [[1, "a"], ["a", 1, 1]]),
     ({"type": "object", "properties": {}, "additionalProperties": WHOLE}, "dict", [{"a": 1}],
      [{"a": "b"}]),
-    (schema(a=TEXT) | {"additionalProperties": {}}, "{a: str}", [{"a": "b"}], [{"a": "b", "c": 1}]),
-    ({"type": "object", "properties": {"a": TEXT, "b": False, "c": {**WHOLE, "enum": ["1"]}}},
+    (schema(a=TEXT) | {"additionalProperties": {}}, "{a: str}", [], [{"a": "b", "c": 1}]),
+    ({"properties": {"a": TEXT, "b": False, "c": {**WHOLE, "enum": ["1"]}}},
      "{a: str = ..., c: int = ...}", [{}, {"a": "b", "c": 1}], [{"b": 1}, {"c": "1"}]),
     ({"allOf": [{"$ref": "#/$defs/Place"}], "default": {"x": 0}}, "{x: float}", [{"x": 1}],
-     [{"x": "1"}, {}, {"x": 1, "y": 1}]),
+     [{}, {"x": 1, "y": 1}]),
     ({"allOf": [PLACE, schema(y=TEXT)]}, "{x: float}", [{"x": 1, "y": "a"}],
      [{"x": 1}, {"x": 1, "y": "a", "z": 1}]),
     # within itself anything fits
-    ({"anyOf": [{"$ref": "#/$defs/Tree"}, {"type": "null"}]},
-     "{name: str, kids: list[any]} | None", [None, {"name": "a", "kids": [{"name": 1}]}],
-     [1, {"name": 1, "kids": []}, {"name": "a"}]),
+    ({"$ref": "#/$defs/Tree"}, "{name: str, kids: list[any]}",
+     [{"name": "a", "kids": [{"name": 1}]}], [{"name": 1, "kids": []}, {"name": "a"}]),
     (KINDS, "{kind: str = ..., size: int = ...}", [{"kind": "a"}, {"kind": "b", "size": 1}],
      [{"kind": "b"}, {"kind": "a", "x": 1}]),
-    ({"anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "{a: str} | {b: str}", [{"a": "x"}, {"b": "x"}],
+    ({"anyOf": [schema(a=TEXT), {"type": "null"}]}, "{a: str} | None", [{"a": "x"}, None],
      [{"a": "x", "b": "x"}]),
-    ({"type": "string", "pattern": "^a+$"}, "str", ["aa"], ["ab"]),
-    ({"not": TEXT}, "any", [1, None], ["a"]), (True, "any", ["a", None], []),
-    ({"type": "string", "default": None, "format": "date", "x-order": 1, "enum": None}, "str",
-     ["a"], [1]),
+    (True, "any", ["a", None], []),
+    ({"type": "string", "default": None, "x-order": 1}, "str", ["a"], [1]),
 ]
 
 
@@ -166,22 +147,20 @@ def test_what_a_schema_says_is_checked(given, spoken, good, bad):
     (TEXT, True)])
 def test_what_a_model_wrote_has_no_patterns(part, is_taken):
     """A slow regular expression would hold up the run; an argument may be called pattern."""
-    tool = {"name": "f", "parameters": schema(pattern=part)}
-    record = {"task": "Find all that ends in txt.", "tools": [tool], "calls": []}
+    given = {"task": "Find all that ends in txt.", "tools": [tool("f", pattern=part)], "calls": []}
     world = World.scorer("json")
     world.tools = {}
     reason = "malformed task" if is_taken else "tool schema"  # no call, the last thing looked at
-    raised(InvalidTask, reason, world.parse_task, json.dumps(record), NO_SEED, 1)
+    raised(InvalidTask, reason, world.parse_task, json.dumps(given), NO_SEED, 1)
 
 
 def test_a_default_within_an_alternative_is_filled_in():
     """What an optional object leaves out would be another call than what it spells out."""
     member = {"type": "object", "properties": {"n": {"type": "integer", "default": 1}}}
-    tool = {"name": "f", "parameters": schema(a={"anyOf": [member, {"type": "null"}]})}
+    tools = {"f": tool("f", a={"anyOf": [member, {"type": "null"}]})}
     texts = []
     for value in ({}, {"n": 1}, {"n": 1.0}, {"n": 2}, None):
-        call = {"name": "f", "arguments": {"a": value}}
-        texts += normal_calls([call], {"f": tool}, False)
+        texts += normal_calls([call("f", a=value)], tools, False)
     assert texts[0] == texts[1] == texts[2]
     assert len(set(texts)) == 3
 
@@ -198,7 +177,6 @@ UNFIT = [
     (BOMB, "more than 3000 parts"), (schema(a=nested(60)), "48 levels"),
     (schema(a=nested(900)), "malformed"),
     (schema(a={"$ref": "http://127.0.0.1:9/x.json"}), "a $ref to nothing"),
-    (schema(a={"$ref": "#Place"}), "a $ref to nothing"),
     ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "not one object schema"),
     ({"times": "integer"}, "not one object schema"),
     (schema(a=schema(b=TEXT) | {"required": ["c"]}), "required names"),
@@ -211,12 +189,13 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize("given, reason", UNFIT, ids=[f"{n} {r[1]}" for n, r in enumerate(UNFIT)])
+@pytest.mark.parametrize("given, reason", UNFIT, ids=range(len(UNFIT)))
 def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_path):
     """One bad tool costs itself, not the run."""
-    tools, notes = read_tools(listed(tmp_path / "tools.json", {"name": "f", "parameters": given},
-                                     RING))
-    assert tools == [RING] and list(notes.values()) == [["f"]] and reason in list(notes)[0], notes
+    unfit = {"name": "f", "parameters": given}
+    tools, notes = read_tools(listed(tmp_path / "tools.json", unfit, RING))
+    [note] = notes
+    assert tools == [RING] and notes[note] == ["f"] and reason in note
 
 
 # ---------------------------------------------------------------------------------------------
@@ -224,7 +203,7 @@ def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_p
 
 
 ASKED = "Ring the bell three times."
-CALL = {"name": "ring", "arguments": {"times": 3}}
+CALL = call("ring", times=3)
 WRAPPED = {"id": "1", "type": "function", "function": {"name": "ring", "arguments": '{"times": 3}'}}
 OPENAI = {"type": "function", "function": RING}
 USER = {"role": "user", "content": ASKED}
@@ -259,11 +238,10 @@ def test_a_task_without_tools_has_the_right_one_and_others():
 
 
 LOST = [
-    ({"calls": [{"name": "sing", "arguments": {}}]}, "'sing' is not in the list"),
-    ({"calls": [{"name": "ring", "arguments": "{3}"}]}, "'arguments', a JSON object"),
-    ({"calls": [{**CALL, "arguments": {"times": 10 ** 20}}]}, "JSON"),
+    ({"calls": [call("sing")]}, "'sing' is not in the list"),
+    ({"calls": [{**CALL, "arguments": "{3}"}]}, "'arguments', a JSON object"),
+    ({"calls": [call("ring", times=10 ** 20)]}, "JSON"),
     ({"task": None, "messages": CHAT, "calls": []}, "no text under 'task'"),
-    ({"task": None, "messages": CHAT[2:]}, "0 of the user"),
     ({"task": None, "messages": CHAT + [CHAT[2]]}, "2 of the assistant"),
 ]
 

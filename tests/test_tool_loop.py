@@ -13,17 +13,15 @@ from helpers import one_line
 from model import memory
 from support import report
 from model.files import append_jsonl, read_jsonl
-from test_tool_calls import chat_model
+from test_tool_calls import WHOLE, call, chat_model, question, record, tool
 
 SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2",
          "--val-samples", "1", "--max-task-tokens", "32", "--max-response-tokens", "24",
          "--epochs", "1", "--steps", "1", "--max-prompt-tokens", "2048", "--call-format", "python"]
-TOOL = {"name": "dim", "description": "Dim a lamp.", "parameters": {
-    "type": "object", "required": ["lamp"],
-    "properties": {"lamp": {"type": "integer", "minimum": 0}}}}
-BASE = [*({"task": f"Please dim lamp {n} for me.", "tools": [TOOL],
-           "calls": [{"name": "dim", "arguments": {"lamp": n}}]} for n in range(9)),
-        *({"task": f"What is the name of pupil {n}?", "reference": f"name{n}"} for n in range(3))]
+DIM = tool("dim", "Dim a lamp.", lamp={**WHOLE, "minimum": 0})
+BASE = [*(record(f"Please dim lamp {n} for me.", call("dim", lamp=n), tools=[DIM])
+          for n in range(9)),
+        *(question(f"What is the name of pupil {n}?", f"name{n}") for n in range(3))]
 
 
 def command(model, tasks, out, *more):
