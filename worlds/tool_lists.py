@@ -336,8 +336,12 @@ def normalized_record(line: dict, listed=None) -> dict:
     record = {key: line[key] for key in FIELDS if key in line}
     if isinstance(record.get("calls"), list):
         record["calls"] = [_normalized_call(call) for call in record["calls"]]
-        if "tools" not in record:
-            record["tools"] = _listed_tools(record, listed or {})
+        tools, listed = record.get("tools"), listed or {}
+        if tools is None:
+            record["tools"] = _listed_tools(record, listed)
+        elif isinstance(tools, list):  # a name stands for that tool of the list
+            record["tools"] = [listed.get(tool, tool) if isinstance(tool, str) else tool
+                               for tool in tools]
     return record
 
 
