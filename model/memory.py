@@ -16,7 +16,7 @@ measured.
 Bytes everywhere; GB are 1e9 bytes. B prompts, G rollouts, P prompt, R response, D hidden, I inside
 the MLP, V vocabulary, K cached keys, d head dimension; e bytes per number.
 """
-from dataclasses import dataclass
+from collections import Counter
 
 import torch
 
@@ -33,29 +33,29 @@ FP32, FP64, INT64 = 4, 8, 8
 NF4 = 0.517    # bytes per weight: 4 bits, one byte per 64 and one fp32 number per 64 * 256 weights
 
 
-@dataclass
-class Parameters:
-    """How many numbers a model has."""
-    linear: int   # weights of linear layers, which NF4 packs
-    experts: int  # weights of fused experts, three dimensions each, which NF4 leaves as they are
-    other: int    # embeddings, head, norms
-    lora: int     # of one adapter
+def count_parameters(config, rank: int) -> Counter:
+    """The numbers of a model and of an adapter of this rank. Nothing is allocated.
 
-
-def count_parameters(config, rank: int) -> Parameters:
-    """The numbers of a model and of an adapter of this rank. Nothing is allocated."""
+    "linear": weights of linear layers, which NF4 packs, and the few of routers and positions.
+    "experts": of fused experts, with three dimensions, which NF4 leaves as they are. "other":
+    embeddings, head, norms. "lora": of one adapter.
+    """
     from transformers import AutoModelForCausalLM
     with one_line(config.name_or_path), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    head = model.get_output_embeddings()
-    layers = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-    linear = sum(layer.weight.numel() for layer in layers)
-    experts = sum(p.numel() for p in model.parameters() if p.dim() == 3)
-    every = sum(p.numel() for p in model.parameters())  # a tied head is met once only
-    with torch.device("meta"):  # PEFT decides which layers get one
-        model = add_adapters(model, ["one"], rank, seed=0)
-    lora = sum(p.numel() for name, p in model.named_parameters() if ".one." in name)
-    return Parameters(linear, experts, every - linear - experts, lora)
+        head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+        model = add_adapters(model, ["one"], rank, seed=0)  # PEFT decides which layers get one
+    numbers = Counter()
+    for name, p in model.named_parameters():  # a tied head is met once only
+        kind = "linear"
+        if ".one." in name:
+            kind = "lora"
+        elif p.dim() == 3:
+            kind = "experts"
+        elif p.dim() == 1 or p is head.weight or p is embeddings.weight:
+            kind = "other"
+        numbers[kind] += p.numel()
+    return numbers
 
 
 def rollout_bytes(config, e, B, G, P, R) -> int:
@@ -65,76 +65,72 @@ def rollout_bytes(config, e, B, G, P, R) -> int:
 
     # the prefill: so many prompt tokens are encoded at once
     wide = min(B * P, max(PREFILL_TOKENS, B))
-    cached = B * P * key
-    mlp = wide * 3 * inner(config) * e        # (wide, I): gate, up, product
+    mlp = wide * 3 * inner(config) * e                       # (wide, I): gate, up, product
     hidden = wide * 5 * config.hidden_size * e               # (wide, D)
-    attended = B * P * 2 * heads * head_dim * e              # (B, heads, P, d): keys, values
-    prefill = cached + mlp + hidden + attended
+    attended = 2 * heads * head_dim * e                      # (B, heads, P, d): keys, values
+    prefill = B * P * (key + attended) + mlp + hidden
 
     # the last token, which is never fed back
     keys = B * (P + G * (R - 1))                             # B * K
-    logits = B * G * config.vocab_size * 2 * FP32            # (B*G, V): logits, probabilities
-    sums = B * G * config.vocab_size * 2 * FP64              # (B*G, V): cumulative sums and a copy
-    owners = keys * 2 * INT64                                # (B, K), twice
-    mask = keys * G * heads // key_heads * e                 # (B, sharing * G, K)
-    last = keys * key + logits + sums + owners + mask
+    owners = 2 * INT64                                       # (B, K), twice
+    mask = G * heads // key_heads * e                        # (B, sharing * G, K)
+    # (B*G, V): logits and probabilities, cumulative sums and a copy
+    drawing = B * G * config.vocab_size * 2 * (FP32 + FP64)
+    last = keys * (key + owners + mask) + drawing
     return max(prefill, last)
 
 
-def update_bytes(config, e, rank, budget, G, P, R) -> int:
+def update_bytes(config, e, budget, G, P, R) -> int:
     """Bytes of a micro-batch of Policy.logprobs and its backward pass: the inputs of all layers are
-    kept, and what one of them saves."""
+    kept, and what one of them saves. All but the loss is counted by the token."""
     heads, key_heads, head_dim = heads_of(config)
-    D, V = config.hidden_size, config.vocab_size
+    D, V, I = config.hidden_size, config.vocab_size, inner(config)
     tokens = max(budget, P + R)
-    kept = config.num_hidden_layers * tokens * D * e         # (tokens, D) of each layer: its input
+    kept = config.num_hidden_layers * D * e                  # (tokens, D) of each layer: its input
 
     # one layer: what it saves, then the larger of two passing needs
-    norms = tokens * 2 * D * (e + FP32)                      # (tokens, D): before and after a norm
-    projected = tokens * 4 * (heads + key_heads) * head_dim * e   # (tokens, heads, d)
-    mlp = tokens * 4 * inner(config) * e                     # (tokens, I)
-    low_rank = tokens * 7 * rank * e                         # (tokens, rank): of seven matrices
+    norms = 2 * D * (e + FP32)                               # (tokens, D): before and after a norm
+    projected = 4 * (heads + key_heads) * head_dim * e       # (tokens, heads, d)
+    mlp = 4 * I * e                                          # (tokens, I)
     # each response meets the prompt's keys and values once per query head: G times the tokens at
     # most
-    copies = G * tokens * 2 * heads * head_dim * e           # (N, heads, P + R, d)
-    mask = tokens * G * R * (P + R) // (P + G * R) * e       # (N, R, P + R)
-    slopes = tokens * (2 * inner(config) + 3 * D) * e        # gradients of (tokens, I), (tokens, D)
-    layer = norms + projected + mlp + low_rank + copies + mask + max(slopes, copies)
+    copies = G * 2 * heads * head_dim * e                    # (N, heads, P + R, d)
+    slopes = (2 * I + 3 * D) * e                             # gradients of (tokens, I), (tokens, D)
+    layer = norms + projected + mlp + copies + max(slopes, copies)
 
     # the head: logits in fp32 and what the loss makes of them
     logits = min(tokens * V, max(LOGIT_CHUNK * V, KEPT_LOGITS)) * 4 * FP32
-    picked = tokens * D * (2 * e + FP32)                     # (M, D)
-    return kept + max(layer, logits + picked)
+    picked = D * (2 * e + FP32)                              # (M, D)
+    return tokens * kept + max(tokens * layer, logits + tokens * picked)
 
 
 def estimate(config, o) -> dict:
     """What a run with options `o` needs, in bytes: {"base weights", "adapters and optimisers", and
-    each phase at its largest instant}; phases come one at a time on top of the first two.
-    "experts" says how much of the base weights is in fused experts."""
+    each phase at its largest instant}; phases come one at a time on top of the first two."""
     e = choose_dtype(o.dtype, "cuda", config).itemsize
     n = count_parameters(config, o.rank)
     config = config.get_text_config(decoder=True)
-    base = (NF4 if o.quant else e) * n.linear + e * (n.experts + n.other)
-    state = FP32 * n.lora  # one adapter
+    packed = NF4 if o.quant else e
+    base = packed * n["linear"] + e * (n["experts"] + n["other"])
+    adapter = FP32 * n["lora"]
     # PEFT adds an adapter to all experts of a layer before it multiplies: copies, and their
     # gradients
-    experts = n.experts // config.num_hidden_layers * e
+    experts = n["experts"] // config.num_hidden_layers * e
 
     # no phase decodes more long prompts at once, see data_pool.rollout_rows
     B, P = max(1, o.max_rows // o.G), o.max_prompt_tokens
     agent = rollout_bytes(config, e, B, o.G, P, o.max_response_tokens)
     simulator = rollout_bytes(config, e, B, o.variations, P, o.max_task_tokens)
-    rollouts = max(agent, simulator) + n.lora * e + 2 * experts  # with a cast of the adapter
+    rollouts = max(agent, simulator) + e * n["lora"] + 2 * experts  # with a cast of the adapter
 
-    agent = update_bytes(config, e, o.rank, o.token_budget, o.G, P, o.max_response_tokens)
+    agent = update_bytes(config, e, o.token_budget, o.G, P, o.max_response_tokens)
     # a text of the simulator is met as a record and for its KL, with those of its seed task
-    texts = 2 * o.variations
-    simulator = update_bytes(config, e, o.rank, o.token_budget, texts, P, o.max_task_tokens)
+    simulator = update_bytes(config, e, o.token_budget, 2 * o.variations, P, o.max_task_tokens)
     # copies of the adapters: both as they were before, and one with its moments to undo a step
-    updates = max(agent, simulator) + 5 * state + 4 * experts
+    updates = max(agent, simulator) + 5 * adapter + 4 * experts
     # of two adapters: weights, gradients and AdamW's two moments
-    return {"base weights": base, "adapters and optimisers": 2 * 4 * state,
-            "rollouts": rollouts, "updates": updates, "experts": e * n.experts}
+    return {"base weights": base, "adapters and optimisers": 2 * 4 * adapter,
+            "rollouts": rollouts, "updates": updates}
 
 
 def check(configs, o, available=None):
@@ -148,22 +144,18 @@ def check(configs, o, available=None):
     if available is None:
         return
     models = [estimate(config, o) for config in configs]
-    always = sum(one["base weights"] for one in models)
-    always += max(one["adapters and optimisers"] for one in models)
-    rollouts, updates = (max(one[phase] for one in models) for phase in ("rollouts", "updates"))
-    phase, option, needs = "rollouts", "--max-rows", rollouts
-    if updates > rollouts:
-        phase, option, needs = "updates", "--token-budget", updates
-    peak = MARGIN * (always + needs)
+    largest = {name: max(one[name] for one in models) for name in models[0]}
+    always = sum(one["base weights"] for one in models) + largest["adapters and optimisers"]
+    phase, remedy = "rollouts", "a lower --max-rows, another --model"
+    if largest["updates"] > largest["rollouts"]:
+        phase, remedy = "updates", "a lower --token-budget, another --model"
+    if not o.quant:
+        remedy = f"--quant nf4, {remedy}"
+    peak = MARGIN * (always + largest[phase])
     sentence = (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are "
-                f"free: {always / 1e9:.1f} for the models, {needs / 1e9:.1f} during {phase}")
-    experts = sum(one["experts"] for one in models)
-    if o.quant and experts:
-        sentence += f" (nf4 leaves the experts as they are: {experts / 1e9:.1f})"
+                f"free: {always / 1e9:.1f} for the models, {largest[phase] / 1e9:.1f} during "
+                f"{phase}")
     if peak > available:
-        remedy = f"a lower {option}, another --model"
-        if not o.quant:
-            remedy = f"--quant nf4, {remedy}"
         raise UserError(f"{sentence}: use {remedy}")
     print(sentence, flush=True)
 
