@@ -34,7 +34,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from model.files import UserError
 from model.attention import PADDING, PROMPT, attention_layout, cast_lora, group_mask
-from model.attention import is_plain_lora, pack, patch
+from model.attention import is_plain_lora, patch
 from model.chat import Chat
 from model.graphs import GraphSteps, GrowingLayer
 from model.loading import add_adapters, check_base, check_paths, load_model, note_base, one_line
@@ -60,7 +60,7 @@ class Rollout:
 
 
 # ---------------------------------------------------------------------------------------------
-# pure functions: log-softmax, drawing a token, micro-batches
+# pure functions: log-softmax, drawing a token, rows of a batch
 
 
 def token_logprobs(hidden, head, target, temperature: float):
@@ -108,6 +108,58 @@ def draw(logits, temperature: float, generator):
 def by_group(rollouts) -> list:
     """Lists of rollouts that stand together and share group and prompt: the rows of `pack`."""
     return [list(group) for _, group in groupby(rollouts, lambda r: (r.group, r.prompt))]
+
+
+@dataclass
+class Pack:
+    """The rows of a forward pass, and where in them the M tokens that the policy drew are
+    predicted."""
+    ids: torch.Tensor        # (B, L)
+    positions: torch.Tensor  # (B, L)
+    source: torch.Tensor     # (M,) into B*L: the hidden state that predicts the token
+    target: torch.Tensor     # (M,) its id
+    rows: torch.Tensor       # (M,) its place in a result of (N, R): the response
+    cols: torch.Tensor       # (M,) and the token
+    spans: list              # N rows (group, tokens of its prompt, first column, inputs)
+    shape: tuple             # (N, R)
+
+
+def pack(groups, device=None) -> Pack:
+    """Lay each group out as one row: prompt, then its responses one after another.
+
+    groups: B lists of Rollouts that share a prompt. The last token of a response predicts nothing,
+    so it is a target but not an input.
+    """
+    B, L = len(groups), max(map(packed_length, groups))
+    ids, positions, predictions, spans, longest = [], [], [], [], 0
+    for b, group in enumerate(groups):
+        prompt = group[0].prompt
+        P = len(prompt)
+        line, places = list(prompt), list(range(P))
+        for r in group:
+            R, start = len(r.response), b * L + len(line)
+            # the prompt's last token predicts the first of a response, each token the next
+            sources = [b * L + P - 1, *range(start, start + R - 1)]
+            for col, token in enumerate(r.response):
+                # observations are inputs of an episode, but nobody's choice
+                if not r.drawn or r.drawn[col]:
+                    predictions.append((sources[col], token, len(spans), col))
+            spans.append((b, P, len(line), R - 1))
+            line += r.response[:-1]
+            places += range(P, P + R - 1)  # every response starts at P again
+            longest = max(longest, R)
+        padding = [0] * (L - len(line))  # any token pads: nothing attends to it
+        ids += line + padding
+        positions += places + padding
+    # lists until here, then one transfer for each shape
+    inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
+    outputs = torch.tensor(predictions, dtype=torch.long, device=device).view(-1, 4)  # (M, 4)
+    return Pack(*inputs, *outputs.T.contiguous(), spans, shape=(len(spans), longest))
+
+
+def packed_length(group) -> int:
+    """Tokens of a group's row in `pack`."""
+    return len(group[0].prompt) + sum(len(r.response) - 1 for r in group)
 
 
 def by_prompt(texts) -> tuple:
@@ -284,10 +336,10 @@ class Policy(Chat):
         if grad_checkpoint is None:
             grad_checkpoint = self.device.type != "cpu"
         groups = by_group(rollouts)
-        x = pack(groups, 0, self.device)  # any token pads: nothing attends to it
+        x = pack(groups, self.device)
         where = {}  # rows of one response each are plain causal sequences, right-padded
         if len(groups) < len(rollouts):
-            layout = attention_layout(groups, self.device)
+            layout = attention_layout(x)
             # transformers leaves a mask of four dimensions as it is
             where = {"position_ids": x.positions, "attention_mask": layout.mask, "layout": layout}
         hidden = self._hidden(x.ids, grad_checkpoint, **where)  # (B, L, D)

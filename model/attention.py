@@ -3,8 +3,8 @@
 Paper: not in it; this is what makes a group cost P + G*R tokens instead of G*(P + R), in sampling
 and in training.
 
-Usage: policy.py lays groups out with `pack` and `attention_layout` and changes a model with
-`patch`; transformers' models then call `group_attention`, PEFT's layers `lora_linear`.
+Usage: policy.py lays groups out with `pack` and has `attention_layout` cut such rows; it changes a
+model with `patch`. transformers' models then call `group_attention`, PEFT's layers `lora_linear`.
 
 Deviations: the library's own attention and LoRA layer give the same numbers with more memory or
 more passes; tests/test_policy.py compares each with the plain one.
@@ -30,56 +30,6 @@ SHORT = 1024  # tokens up to which a training pass may keep its attention weight
 PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
 
 
-@dataclass
-class Pack:
-    """The rows of a forward pass, and where in them the M tokens that the policy drew are
-    predicted."""
-    ids: torch.Tensor        # (B, L)
-    positions: torch.Tensor  # (B, L)
-    source: torch.Tensor     # (M,) into B*L: the hidden state that predicts the token
-    target: torch.Tensor     # (M,) its id
-    rows: torch.Tensor       # (M,) its place in a result of (N, R): the response
-    cols: torch.Tensor       # (M,) and the token
-    shape: tuple             # (N, R)
-
-
-def pack(groups, pad_id: int, device=None) -> Pack:
-    """Lay each group out as one row: prompt, then its responses one after another.
-
-    groups: B lists of Rollouts that share a prompt. The last token of a response predicts nothing,
-    so it is a target but not an input.
-    """
-    B, L = len(groups), max(map(packed_length, groups))
-    ids, positions, predictions, N, longest = [], [], [], 0, 0
-    for b, group in enumerate(groups):
-        prompt = group[0].prompt
-        P = len(prompt)
-        line, places = list(prompt), list(range(P))
-        for r in group:
-            R, start = len(r.response), b * L + len(line)
-            # the prompt's last token predicts the first of a response, each token the next
-            sources = [b * L + P - 1, *range(start, start + R - 1)]
-            for col, token in enumerate(r.response):
-                # observations are inputs of an episode, but nobody's choice
-                if not r.drawn or r.drawn[col]:
-                    predictions.append((sources[col], token, N, col))
-            line += r.response[:-1]
-            places += range(P, P + R - 1)  # every response starts at P again
-            N, longest = N + 1, max(longest, R)
-        padding = [pad_id for _ in range(L - len(line))]
-        ids += line + padding
-        positions += places + [0] * len(padding)
-    # lists until here, then one transfer for each shape
-    inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
-    outputs = torch.tensor(predictions, dtype=torch.long, device=device).view(-1, 4)  # (M, 4)
-    return Pack(*inputs, *outputs.T.contiguous(), shape=(N, longest))
-
-
-def packed_length(group) -> int:
-    """Tokens of a group's row in `pack`."""
-    return len(group[0].prompt) + sum(len(r.response) - 1 for r in group)
-
-
 def group_mask(query_owner, key_owner):
     """Who sees whom: (B, Q), (B, K) owners -> (B, 1, Q, K) bool, True = visible: the prompt of its
     row and the tokens of its own rollout."""
@@ -99,21 +49,13 @@ class Layout:
     mask: torch.Tensor    # (N, 1, R, P + R): what response inputs see of [prompt, response]
 
 
-def attention_layout(groups, device=None) -> Layout:
-    """The layout of groups that `pack` lays out."""
-    B, L = len(groups), max(map(packed_length, groups))
-    # of each response: its group, its prompt's length, its first column and how many inputs it has
-    table = []
-    for b, group in enumerate(groups):
-        P = start = len(group[0].prompt)
-        for r in group:
-            inputs = len(r.response) - 1
-            table.append((b, P, start, inputs))
-            start += inputs
-    N, P = len(table), max(P for _, P, _, _ in table)
-    R = max(1, max(inputs for *_, inputs in table))
+def attention_layout(x) -> Layout:
+    """The layout of a policy.Pack."""
+    (B, L), device = x.ids.shape, x.ids.device
+    N, P = len(x.spans), max(P for _, P, _, _ in x.spans)
+    R = max(1, x.shape[1] - 1)
     # all that has more than N entries is made where it is needed: the mask may take 75 MB
-    row, lengths, starts, inputs = torch.tensor(table, device=device).T      # (N,)
+    row, lengths, starts, inputs = torch.tensor(x.spans, device=device).T    # (N,)
     place, column = torch.arange(R, device=device), torch.arange(L, device=device)
     inside = place < inputs[:, None]                                         # (N, R)
     tokens = row[:, None] * L + starts[:, None] + place                      # (N, R)
@@ -248,10 +190,9 @@ def switch_off_dropout(model):
     and some families ask that mode in the block itself: what is computed twice would differ.
     """
     modules = list(model.modules())
-    for module in modules:
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.p = 0.0
     for owner in modules + [m.config for m in modules if hasattr(m, "config")]:
+        if isinstance(owner, torch.nn.modules.dropout._DropoutNd):
+            owner.p = 0.0
         for name, value in vars(owner).items():
             if "drop" in name and isinstance(value, float):
                 setattr(owner, name, 0.0)

@@ -1,6 +1,5 @@
 """Files that are whole or absent, JSONL, and the one kind of error that a user sees."""
 import difflib
-import importlib.util
 import json
 import os
 import sys
@@ -8,9 +7,6 @@ import threading
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
-
-PACKAGES = ("torch", "transformers", "huggingface_hub", "peft", "numpy", "tqdm", "matplotlib",
-            "jsonschema", "jinja2")
 
 
 class UserError(Exception):
@@ -32,9 +28,6 @@ def plain_errors(program="genenv"):
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's has none
         sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
     try:
-        missing = [name for name in PACKAGES if not importlib.util.find_spec(name)]
-        if missing:
-            raise UserError(f"not installed: {', '.join(missing)}: pip install -r requirements.txt")
         yield
         return
     except Stopped as stopped:
@@ -103,9 +96,7 @@ def users_code(file, given=""):
 
 def call(function, *args):
     """function(*args), perhaps a user's own -> (its value, its arguments as text)."""
-    given = ", ".join(map(repr, args))
-    if len(given) > 300:
-        given = f"... {given[-300:]}"
+    given = ", ".join(map(repr, args))[-300:]
     with users_code(function.__code__.co_filename, given):
         return function(*args), given
 
@@ -141,8 +132,6 @@ def choose(word: str, names) -> str:
     """What to do instead of a word that is not among the names: the nearest, then all of them."""
     names = [str(name) for name in names if name != ""]
     near = difflib.get_close_matches(word, names, 1)
-    if not near and word:
-        near = [name for name in names if name in word or word in name]
     listed = f"choose from {', '.join(names)}"
     if near:
         return f"did you mean {near[0]}? {listed}"
@@ -154,28 +143,20 @@ def no_file(path) -> str:
     return "a folder, not a file" if Path(path).is_dir() else "no such file"
 
 
-def model_fault(model: str) -> str:
-    """Why there is no model in a folder, as far as its files say; "" too for a name of a hub's."""
-    path = Path(model)
-    if path.suffix == ".gguf" and path.is_file():
-        return "a GGUF cannot be trained, unpack it: python -m scripts.unpack_gguf FILE FOLDER"
-    if (path / "metrics.jsonl").is_file():
-        return "a run: --resume --out goes on with it, and its own --model is in its config.json"
-    if path.exists() and not (path / "config.json").is_file():
-        return "not a model's folder: it has no config.json"
-    if model[:1] in ("~", ".", "/") and not path.exists():
-        return "this folder does not exist"
-    return ""
-
-
-def check_hub(model: str):
-    """Raises UserError where a model is no folder and the hub does not know it or cannot be
-    reached: transformers would try for half a minute. What it says of a gated model is better than
-    the hub's."""
+def check_model(model: str):
+    """Raises UserError where there is no model in a folder, as far as its files say, or none of
+    this name on the hub. If the hub cannot be reached transformers would try for half a minute."""
     from huggingface_hub import errors, file_exists, try_to_load_from_cache
-    if Path(model).is_dir():
+    path = Path(model)
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{model}: not a model's folder: it has no config.json (a GGUF is "
+                            "unpacked by python -m scripts.unpack_gguf FILE FOLDER)")
+        if (path / "metrics.jsonl").is_file():
+            raise UserError(f"{model}: a run: its own --model is in its config.json")
         return
     with one_line(f"{model}: no such folder, and as a name on the hub it"):
+        # what transformers says of a gated model is better than the hub's words
         with suppress(errors.GatedRepoError):
             cached = try_to_load_from_cache(model, "config.json")
             if not cached and not file_exists(model, "config.json"):
@@ -197,7 +178,7 @@ def first_line(error) -> str:
     """What an exception says, in one line: its kind where it says nothing. Of the operating
     system's the reason alone: the file may be one that only we know of."""
     text = getattr(error, "strerror", "") or str(error).strip() or repr(error)
-    return text.replace(" \n", "\n").replace(":\n", ": ").splitlines()[0]
+    return text.replace(":\n", ": ").splitlines()[0]
 
 
 def printable(text: str) -> str:
@@ -239,20 +220,15 @@ def append_jsonl(path, records):
         os.fsync(file.fileno())
 
 
-@contextmanager
-def whole_file(path):
-    """A binary file to write: after a crash the path holds the old contents or all of the new."""
+def write_whole(path, *parts):
+    """Put texts or bytes, one after another, in the place of a file: after a crash it holds the old
+    contents or all of the new."""
     if Path(path).is_dir():
         raise UserError(f"{path}: {no_file(path)}")
     scratch = Path(path).with_name(f"tmp-{Path(path).name}")
     with open(scratch, "wb") as file:
-        yield file
+        for part in parts:
+            file.write(part.encode() if isinstance(part, str) else part)
         file.flush()
         os.fsync(file.fileno())  # before the rename: else a crash could leave an empty file
     os.replace(scratch, path)
-
-
-def write_whole(path, data):
-    """Put text or bytes in the place of a file, whole or not at all."""
-    with whole_file(path) as file:
-        file.write(data.encode() if isinstance(data, str) else data)

@@ -144,18 +144,18 @@ class GrowingLayer(DynamicLayer):
 
     The library's dynamic layer copies the whole cache for every token; this one copies only when
     the buffer is full, which then grows by half, and for 32 steps at least. capacity: keys that the
-    first buffer holds at least; most: keys that there can ever be, more room would be waste.
+    first buffer holds, those of the prompts; most: keys that there can ever be.
     """
 
-    def __init__(self, capacity=0, most=math.inf):
+    def __init__(self, capacity, most):
         super().__init__()
         self.capacity, self.most, self.columns = capacity, most, None
 
     def freeze(self, capacity, columns):
         """From here on buffers of `capacity` keys stay where they are, and new keys go to `columns`
         (slots,), which the caller moves on."""
-        self.keys, self.values = _resized(self.keys, capacity), _resized(self.values, capacity)
-        self.buffers, self.columns = (self.keys, self.values), columns
+        self._hold(capacity)
+        (self.keys, self.values), self.columns = self.buffers, columns
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Append (live, heads, slots, d) keys and values; returns views of all so far, or once
@@ -167,32 +167,24 @@ class GrowingLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
-            self.buffers = (self.keys, self.values)
+            self._hold(self.capacity)
         K, slots = self.keys.shape[2], key_states.shape[2]
-        if K + slots > self.buffers[0].shape[2]:
-            self._grow(K, slots)
         end = K + slots
+        if end > self.buffers[0].shape[2]:
+            self._hold(min(self.most, end + max(32 * slots, K // 2)))
         keys, values = self.buffers
         keys[:, :, K:end], values[:, :, K:end] = key_states, value_states
         self.keys, self.values = keys[:, :, :end], values[:, :, :end]
         return self.keys, self.values
 
-    def _grow(self, K, slots):
-        """Make room for at least `slots` more than K keys."""
-        spare = slots  # of the first buffer: what it is given
-        if K:
-            spare += max(32 * slots, K // 2)
-        capacity = max(self.capacity, min(self.most, K + spare))
-        self.buffers = _resized(self.keys, capacity), _resized(self.values, capacity)
+    def _hold(self, capacity):
+        """Put all so far at the front of buffers (live, heads, capacity, d). Zeros behind: what a
+        mask hides must be finite. Where a stage ended early there may be more keys: pad then cuts
+        room that was never filled."""
+        room = (0, 0, 0, capacity - self.keys.shape[2])
+        self.buffers = pad(self.keys, room), pad(self.values, room)
 
     def batch_select_indices(self, indices):
         """Keep only the rows `indices` of the batch."""
         super().batch_select_indices(indices)
         self.buffers = (self.keys, self.values)
-
-
-def _resized(x, capacity):
-    """x (live, heads, K, d) at the front of a buffer (live, heads, capacity, d). Zeros behind: what
-    a mask hides must be finite. Where a stage ended early K may be larger: pad then cuts room that
-    was never filled."""
-    return pad(x, (0, 0, 0, capacity - x.shape[2]))

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from model.files import UserError, check_hub, model_fault, one_line
+from model.files import UserError, check_model, one_line
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of optional kernels
 
@@ -118,10 +118,7 @@ def check_context(config, max_tokens):
 def model_config(model: str):
     """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
     from transformers import AutoConfig
-    fault = model_fault(model)
-    if fault:
-        raise UserError(f"{model}: {fault}")
-    check_hub(model)
+    check_model(model)
     with one_line(model):
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
 
@@ -154,22 +151,25 @@ def choose_dtype(dtype, device: str, config) -> torch.dtype:
 
 def model_digest(model: str) -> str:
     """What tells a model from another one in the same place: the commit of a hub name, else a hash
-    of a folder's files, of each its name, its size and its last MB."""
+    of a folder's files."""
     if not Path(model).is_dir():
         return getattr(model_config(model), "_commit_hash", None) or ""
-    return digest_of(path for path in Path(model).iterdir() if path.is_file())
+    return folder_digest(model)
 
 
-def weights_digest(model: str) -> str:
-    """The same of a folder's weight files alone; "" for a hub name."""
-    files = [path for path in Path(model).glob("*") if path.suffix in (".safetensors", ".bin")]
-    return digest_of(files) if files else ""
+def weights_of(model: str) -> str:
+    """What tells a model's weights: a hash of those files of a folder; a hub name is as good."""
+    if not Path(model).is_dir():
+        return model
+    return folder_digest(model, (".safetensors", ".bin"))
 
 
-def digest_of(files) -> str:
-    """A hash of files: of each its name, its size and its last MB."""
+def folder_digest(folder: str, endings="") -> str:
+    """A hash of a folder's files whose names end so: of each its name, its size and its last MB."""
     digest = hashlib.sha256()
-    for path in sorted(files):
+    for path in sorted(Path(folder).iterdir()):
+        if not path.is_file() or not path.name.endswith(endings):
+            continue
         size = path.stat().st_size
         with open(path, "rb") as file:
             file.seek(max(0, size - (1 << 20)))
@@ -201,16 +201,22 @@ def add_adapters(model, names, rank: int, seed: int, folder=None):
         for name in names[1:]:
             model.add_adapter(name, config)
         if folder:
-            keys = model.load_adapter(str(folder), names[0])
-            if keys.missing_keys or keys.unexpected_keys:  # PEFT only warns of what does not fit
-                raise UserError(f"the adapter {folder} was trained on another model: "
-                                "its layers are others")
+            read_adapter(model, folder, names[0])
     return model
+
+
+def read_adapter(model, folder, name):
+    """Put an adapter's saved weights in the place of those of the adapter `name`. Raises UserError
+    if not all of it fits the model."""
+    with one_line(folder):
+        keys = model.load_adapter(str(folder), name)
+    if keys.missing_keys or keys.unexpected_keys:  # PEFT only warns of what does not fit
+        raise UserError(f"the adapter {folder} was trained on another model: its layers are others")
 
 
 def note_base(folder, names, model: str):
     """Write beside each saved adapter on which weights it was trained."""
-    base = {"model": model, "weights": weights_digest(model)}
+    base = {"model": model, "weights": weights_of(model)}
     for name in names:
         (Path(folder) / name / BASE_NOTE).write_text(json.dumps(base))
 
@@ -221,16 +227,12 @@ def check_base(folder, model: str):
     note, config = Path(folder) / BASE_NOTE, Path(folder) / "adapter_config.json"
     if note.is_file():
         base = json.loads(note.read_text())
-        name, same = base["model"], base["weights"] == weights_digest(model)
-        if not base["weights"]:  # a hub name, which stands for its weights
-            same = name == model
-    elif config.is_file():  # an adapter that was made elsewhere names its base, and no more
-        name = json.loads(config.read_text()).get("base_model_name_or_path") or ""
+        name, same = base["model"], base["weights"] == weights_of(model)
+    else:  # an adapter that was made elsewhere names its base, and no more
+        name = json.loads(config.read_text()).get("base_model_name_or_path") or model
         # a hub name and a folder may hold the same weights
         comparable = Path(name).is_dir() == Path(model).is_dir()
-        same = not name or not comparable or Path(name).resolve() == Path(model).resolve()
-    else:
-        return  # PEFT says what is missing
+        same = not comparable or Path(name).resolve() == Path(model).resolve()
     if not same:
         raise UserError(f"the adapter {folder} was trained on {name}, not on {model}: "
                         "give that as the model")
@@ -305,4 +307,4 @@ def _library_logps(lm, rollout):
     lm.set_attn_implementation("eager_fp32")
     logits = lm(ids, use_cache=False, logits_to_keep=R + 1).logits[0, :-1]  # (R, V)
     lm.set_attn_implementation("prompt_once")
-    return logits.float().log_softmax(-1).gather(-1, ids[0, -R:, None])[:, 0]
+    return -torch.nn.functional.cross_entropy(logits.float(), ids[0, -R:], reduction="none")

@@ -48,7 +48,7 @@ from functools import cached_property
 from pathlib import Path
 
 from data_pool import Task
-from model.files import UserError, choose, one_line, printable
+from model.files import UserError, choose, printable
 from support.health import counted
 from support.options import COMMANDS, Parser, saved_options
 from worlds import NO_SEED, InvalidTask, load_world, special_token_in, task_texts
@@ -181,13 +181,10 @@ class Agent:
         with redirect_stdout(sys.stderr):  # answers alone are on standard output
             policy = self.world.load_policy()
         if self.adapter:
-            from model.loading import check_base  # here and not above: it loads torch
+            from model.loading import check_base, read_adapter  # not above: it loads torch
             if policy.source:
                 check_base(self.adapter, policy.source)
-            with one_line(self.adapter):
-                keys = policy.model.load_adapter(str(self.adapter), "agent")
-            if keys.missing_keys or keys.unexpected_keys:  # PEFT only warns of what does not fit
-                raise UserError(f"{self.adapter} was trained on a model with other layers")
+            read_adapter(policy.model, self.adapter, "agent")
         return policy
 
     def __call__(self, request: str) -> dict:

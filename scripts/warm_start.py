@@ -28,7 +28,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from support import checkpoint
-from model.files import UserError, check_hub, one_line, write_whole
+from model.files import UserError, check_model, one_line, write_whole
 from support.health import counted
 from support.options import Parser, at_least, parse_options
 from worlds import check_texts_survive, held_out_keys, open_world, written_tasks
@@ -54,7 +54,7 @@ def main(argv) -> int:
     s, o, rest = parse(argv)
     world = open_world(o)
     need_pairs(world, world.warm_start_pairs(0))
-    check_hub(o.model)
+    check_model(o.model)
     with claim(Path(s.out)):
         print("loading the model; if stopped, give it again: it keeps whole passes ...", flush=True)
         make(world, s, o, Path(s.out))

@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from model.files import Stopped, UserError, one_line, read_jsonl, whole_file
+from model.files import Stopped, UserError, one_line, read_jsonl, write_whole
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 PROJECT = Path(__file__).resolve().parents[1]
@@ -105,9 +105,7 @@ def write(path, state: dict):
     # into memory first: torch's own writer hides that a disk is full
     buffer = BytesIO()
     torch.save(state, buffer)
-    with whole_file(path) as file:
-        file.write(_sha256(buffer.getbuffer()).encode())
-        file.write(buffer.getbuffer())
+    write_whole(path, _sha256(buffer.getbuffer()), buffer.getbuffer())
 
 
 def read(path) -> dict:

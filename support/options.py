@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 
-from model.files import UserError, choose, model_fault, one_line, users_code
+from model.files import UserError, choose, one_line, users_code
 from worlds import import_own, load_world, world_names
 
 
@@ -368,10 +368,6 @@ def check_models(o):
     """Models as far as their names and folders say, and what a chat template is given."""
     if o.env_model and not o.model:
         raise wrong_option("env_model", o.env_model, "it needs the agent's --model: give both")
-    for name, model in (("model", o.model), ("env_model", o.env_model)):
-        fault = model_fault(model) if model else ""
-        if fault:
-            raise wrong_option(name, model, fault)
     with one_line("--chat-template-kwargs"):
         kwargs = json.loads(o.chat_template_kwargs or "{}")
     if not isinstance(kwargs, dict):

@@ -8,7 +8,7 @@ import importlib
 import time
 from dataclasses import replace
 
-from model.files import UserError, check_hub, choose
+from model.files import UserError, check_model, choose
 from support.checkpoint import choose_folder
 from support.options import COMMANDS, parse_options
 from worlds import held_out_keys, open_world, read_teacher
@@ -30,7 +30,7 @@ def start(argv) -> tuple:
     read_teacher(world, o.teacher_tasks, held_out_keys(world))
     for model in (o.model, o.env_model):
         if model:
-            check_hub(model)
+            check_model(model)
     return o, world
 
 

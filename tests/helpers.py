@@ -10,10 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from model.attention import pack
 from model.files import UserError, read_jsonl
 import grpo
-from policy import Policy, Rollout
+from policy import Policy, Rollout, pack
 from support.options import Options
 
 WORLDS = Path(__file__).resolve().parents[1] / "worlds"
@@ -137,7 +136,7 @@ def naive_row(policy, adapter, rollout, temperature):
 
 def dense_logprobs(policy, rollouts, temperature=1.0):
     """What policy.logprobs returns, the plain way: one row per response, the prompt in each."""
-    ids = pack([[r] for r in rollouts], 0, policy.device).ids
+    ids = pack([[r] for r in rollouts], policy.device).ids
     logits = policy.lm(input_ids=ids, use_cache=False).logits.float() / temperature  # (N, L, V)
     logps = logits.log_softmax(-1)
     out = logps.new_zeros(len(rollouts), max(len(r.response) for r in rollouts))  # (N, R)

@@ -31,7 +31,7 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "preset of another world": (["--preset", "7b-24gb", "--world", "ladder"], "--preset 7b-24gb"),
     "simulator's model alone": (["--env-model", "m"], "--env-model"),
     "no model": (["--world", "tool_calls"], "--model"),
-    "model is a file": (["--world", "tool_calls", "--model", "{tmp}/call.jsonl"], "--model"),
+    "model is a file": (["--model", "{tmp}/call.jsonl"], "{tmp}/call.jsonl"),
     "tasks not there": ([*TASKS, "{tmp}/none.jsonl"], "{tmp}/none.jsonl"),
     "tasks broken": ([*TASKS, "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl, line 2"),
     "task with a wrong call": ([*TASKS, "{tmp}/call.jsonl"], "{tmp}/call.jsonl"),

@@ -20,9 +20,8 @@ from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, 
                      naive_logps, random_groups, randomise, same, tiny_lm, tiny_policy,
                      toy_tokenizer, user_error)
 from model import graphs
-from model.attention import pack
 import policy as policy_module
-from policy import Policy, by_group, draw, split_groups
+from policy import Policy, by_group, draw, pack, split_groups
 from support.options import Options
 from worlds import open_policy
 
@@ -128,7 +127,7 @@ def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
     assert sorted(i for rows in batches for i in rows) == list(range(len(rollouts)))
     for rows in batches:
         groups = by_group([rollouts[i] for i in rows])
-        assert len(rows) == 1 or pack(groups, 0).ids.numel() <= budget
+        assert len(rows) == 1 or pack(groups).ids.numel() <= budget
     assert (len(batches) == 1) == (budget == 10_000)
 
 
@@ -493,7 +492,7 @@ def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
     tokenizer.add_tokens(["one more"])
     tokenizer.save_pretrained(folder)
     user_error("no tokenizer that fits: 41 tokens", Policy.load, str(folder), device="cpu")
-    user_error("does not exist", Policy.load, str(tmp_path / "nowhere"))
+    user_error("no such folder", Policy.load, str(tmp_path / "nowhere"))
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (folder / "config.json").write_text(json.dumps(config))
