@@ -14,6 +14,7 @@ from model.files import UserError, read_jsonl
 import grpo
 from policy import Policy, Rollout, pack
 from support.options import Options
+from worlds.tiny_model import word_tokenizer
 
 WORLDS = Path(__file__).resolve().parents[1] / "worlds"
 EXAMPLE_LIST = [  # options: our own list of functions, its few examples and held-out requests
@@ -28,16 +29,12 @@ TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor 
 
 def toy_tokenizer(chat=False, bos=False):
     """One token per word. bos: a tokenizer that puts <bos> in front unless told otherwise."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-    words = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    from tokenizers.processors import TemplateProcessing
+    tokenizer = word_tokenizer(WORDS)
+    tokenizer.add_special_tokens({"bos_token": "<bos>", "additional_special_tokens": ["<stop>"]})
     if bos:
-        words.post_processor = processors.TemplateProcessing(
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
             single="<bos> $A", special_tokens=[("<bos>", BOS)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>",
-        additional_special_tokens=["<stop>"], clean_up_tokenization_spaces=False)
     if chat:
         tokenizer.chat_template = TEMPLATE
     return tokenizer
@@ -223,7 +220,7 @@ class Speaker:
     decode = staticmethod(lambda ids: ids[0])
 
     def encode(self, text):
-        return [str(text)] * self.tokens
+        return [str(text) for _ in range(self.tokens)]
 
     encode_observation = encode
 

@@ -42,7 +42,6 @@ def make_task(n, x=0, origin="env", seed_task="", epoch=0) -> Task:
 class MicroWorld(World):
     """Prompts say everything that the loop may tell a simulator."""
     REASONS = ("malformed",)
-    OPTIONS = {"flavour": (1, "a number", None)}
 
     def load_policy(self):
         return Scripted(self.o)
@@ -138,8 +137,7 @@ class Scripted:
     tape, runs, alphas, contexts, threads = [], [], [], [], []
 
     def __init__(self, o, names=None):
-        self.words, self.active = {}, None
-        self.tokenizer, self.eos_ids = SimpleNamespace(all_special_ids=[EOS]), [EOS]
+        self.words, self.tokenizer = {}, None
         embeddings, self.device = SimpleNamespace(weight=torch.zeros(1)), torch.device("cpu")
         self.lm = SimpleNamespace(dtype=torch.float32, get_input_embeddings=lambda: embeddings)
         names = names or (("agent",) if o.env_model else ("agent", "env"))

@@ -21,22 +21,18 @@ def ending():
     return tiny_policy(eos=ENDINGS)
 
 
-def talk(turns=4):
-    """A world that answers each rollout `turns` - 1 times, and a log of what it was told."""
+def play(policy, G=6, T=80, **limits):
+    """Episodes of four turns of three prompts, and what the world was told of each."""
     log = {}
 
     def respond(i, ids):
         log.setdefault(i, []).append(list(ids))
         turn = len(log[i])
-        return None if turn == turns else OBSERVATIONS[(i + turn) % 3]
-    return respond, log
+        return None if turn == 4 else OBSERVATIONS[(i + turn) % 3]
 
-
-def play(policy, turns=4, prompts=([20, 21], [22], [23] * 9), G=6, T=80, temperature=0.9, **limits):
     limits = {"max_turns": 9, "max_turn_tokens": 40, **limits}
-    respond, log = talk(turns)
-    generator = policy.generator(0)
-    out = policy.sample("agent", prompts, G, T, temperature, generator, respond=respond, **limits)
+    prompts = [[20, 21], [22], [23] * 9]
+    out = policy.sample("agent", prompts, G, T, 0.9, policy.generator(0), respond=respond, **limits)
     return out, log
 
 
@@ -72,11 +68,9 @@ def test_same_generator_same_episodes_in_chunks_or_not(ending):
     """Resuming would play other episodes."""
     runs = [[(r.response, r.logps, r.drawn) for r in play(ending)[0]] for _ in range(2)]
     assert runs[0] == runs[1]
-    respond, log = talk()
-    out = ending.sample("agent", [[20], [21, 22], [23]], 4, 80, 1.0, ending.generator(1),
-                        max_rows=4, respond=respond, max_turns=9, max_turn_tokens=40)
+    out, log = play(ending, max_rows=6)
     for i, r in enumerate(out):  # three chunks: the world still hears of the caller's rollout i
-        assert [ids for drawn, ids in segments(r) if drawn] == log[i] and r.group == i // 4
+        assert [ids for drawn, ids in segments(r) if drawn] == log[i] and r.group == i // 6
 
 
 # ---------------------------------------------------------------------------------------------
@@ -141,16 +135,13 @@ def test_grpo_counts_own_tokens_only():
     groups = random_groups([(4, [9, 6]), (3, [5, 7])])
     own = [True, True, True, False] * 3  # every fourth token is an observation's
     drawn = [[own[:9], own[:6]], [own[:5], own[:7]]]
-    stats, steps = [], []
-    for budget in (10_000, 12):  # one micro-batch, or one per response
-        policy = tiny_policy()
-        optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)
-        before = weights(policy, "agent")
-        stats.append(train_agent(policy, optimizer, groups, rewards, drawn=drawn,
-                                 agent_kl=0.1, token_budget=budget, grad_clip=1e9))
-        steps.append([a - b for a, b in zip(weights(policy, "agent"), before)])
-    assert stats[0]["trained_tokens"] == 22
-    assert close(*steps, tolerance=1e-4)
+    policy = tiny_policy()
+    optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)
+    before = weights(policy, "agent")
+    stats = train_agent(policy, optimizer, groups, rewards, drawn=drawn, agent_kl=0.1,
+                        token_budget=12, grad_clip=1e9)  # a micro-batch for each response
+    step = [a - b for a, b in zip(weights(policy, "agent"), before)]
+    assert stats["trained_tokens"] == 22
     # against the objective written out: sum over own tokens / their number
     policy = tiny_policy()
     with policy.use(None), torch.no_grad():
@@ -162,7 +153,7 @@ def test_grpo_counts_own_tokens_only():
         ratio = (logp - logp.detach()).exp()
         loss = ((0.1 * kl - ratio * a) * mask).sum() / 22
         loss.backward()
-    assert close([-g for g in gradients(policy, "agent")], steps[0], tolerance=1e-3)
+    assert close([-g for g in gradients(policy, "agent")], step, tolerance=1e-3)
 
 
 def test_grpo_with_old_logprobs_of_episodes_keeps_the_ratio_at_one():

@@ -1,4 +1,4 @@
-"""reasoning-gym as a world: what is let in, lines, items, scores, the loop with scripted players.
+"""reasoning-gym as a world: what is let in, lines, items, scores.
 
 Run: python -m pytest tests/test_gym.py -q
 """
@@ -8,21 +8,15 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
-from zlib import crc32
 
 import pytest
-import torch
 
 import genenv
-import support.run
-from helpers import raised, user_error
-from micro_world import EOS, STATS, Scripted
-from model.files import read_jsonl
-from policy import Rollout
-from worlds import InvalidTask, NO_SEED, gym
+from helpers import Speaker, raised, user_error
+from worlds import InvalidTask, NO_SEED, gym, held_out_keys, written_tasks
+from worlds.play import attempt_score, play
 
 pytest.importorskip("reasoning_gym", reason="its users install it: worlds/README.md says how")
 
@@ -47,7 +41,7 @@ def world():
 def whole():
     """Every family of the table, without base and held-out tasks, of which it makes too many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gym.World, "make_splits", lambda self: {})
+        patch.setattr(gym.World, "make_splits", lambda *given: {})
         return gym.World(options("all", max_response_tokens=10 ** 4))
 
 
@@ -98,7 +92,7 @@ draw, items = random.Random(5), []
 for family, tops in list(json.loads(gym.TABLE.read_text())["levels"].items())[::3]:
     levels = {knob: draw.randint(0, top) for knob, top in tops.items()}
     try:
-        item = gym.item_of(family, tuple(levels.items()), 7)[1]
+        item = gym.item_of(gym.write_line(family, levels, 7))[1]
         items.append([family, item["question"], item["answer"]])
     except gym.worlds.InvalidTask:
         items.append([family])
@@ -150,19 +144,10 @@ def test_what_takes_too_long_is_ended_and_leaves_no_trace(monkeypatch):
     monkeypatch.setattr(gym, "make_item", stuck)
     monkeypatch.setattr(gym, "LIMIT", 0.05)
     state, handler = random.getstate(), signal.getsignal(signal.SIGPROF)
-    raised(InvalidTask, "cannot be made", gym.item_of, "chain_sum", (), 8888)
+    raised(InvalidTask, "cannot be made", gym.item_of, "chain_sum item 8888")
     assert random.getstate() == state
     assert signal.getsignal(signal.SIGPROF) == handler
     assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
-
-
-def test_items_are_made_outside_of_the_main_thread(world):
-    """Timers work in the main thread alone, and Python says so with an exception."""
-    made = []
-    thread = threading.Thread(target=lambda: made.append(world.make("chain_sum", {}, 999)))
-    thread.start()
-    thread.join()
-    assert made[0].text
 
 
 # ---------------------------------------------------------------------------------------------
@@ -170,15 +155,14 @@ def test_items_are_made_outside_of_the_main_thread(world):
 
 
 @pytest.mark.parametrize("line, reason", [
-    ("", "malformed"), ("chain_sum", "malformed"), ("chain_sum item -1", "malformed"),
+    ("chain_sum", "malformed"), ("chain_sum item -1", "malformed"),
     ("chain_sum num_terms=1 num_terms=1 item 5", "malformed"),
     ("chain_sum num_terms=" + "9" * 10_000 + " item 5", "malformed"),
     ("chain_sum item " + "9" * 10_000, "malformed"), ("chain_sum item \u0665", "malformed"),
-    ("sudoku item 5", "unknown family"), ("countdown item 5", "unknown family"),
+    ("countdown item 5", "unknown family"),
     ("chain_sum word_len=1 item 5", "unknown knob"),
     ("chain_sum num_terms=99 item 5", "no such level"),
-    ("chain_sum item 1000", "held-out number"),
-    ("chain_sum num_terms=10 num_digits=9 item 1999", "held-out number")])
+    ("chain_sum item 1000", "held-out number")])
 def test_lines_that_are_refused(world, line, reason):
     """They would be made, or end the run."""
     raised(InvalidTask, f"^{reason}$", world.parse_task, line, NO_SEED, 1)
@@ -187,7 +171,7 @@ def test_lines_that_are_refused(world, line, reason):
 def test_a_line_is_its_task_again(world):
     """The simulator would be shown other tasks than it wrote."""
     for task in world.base_tasks() + world.validation_tasks():
-        family, levels, number = gym.read_line(world.line_of(task))
+        family, levels, number = gym.read_line(gym.write_line(**task.spec))
         assert world.make(family, levels, number, task.origin) == task
     # a knob that is left out is at its lowest
     short = world.parse_task("chain_sum item 5\n", NO_SEED, 1)
@@ -197,7 +181,7 @@ def test_a_line_is_its_task_again(world):
 @pytest.mark.parametrize("response, expected", [
     ("<answer>6</answer>", (1.0, True)), ("1+5 is <answer> 6\n</answer>, I think", (1.0, True)),
     ("<answer>5</answer> no, <answer>6</answer>", (1.0, True)), ("<answer>7</answer>", (0.0, True)),
-    ("6", (0.0, False)), ("<answer>6", (0.0, False)), ("<answer> </answer>", (0.0, False)),
+    ("<answer>6", (0.0, False)), ("<answer> </answer>", (0.0, False)),
     ("6</answer><answer>", (0.0, False)), ("<answer>6</answer>" + " " * 10_000, (0.0, False))])
 def test_an_answer_stands_between_the_last_tags(world, response, expected):
     """Thinking would be scored, or a right answer be lost."""
@@ -218,81 +202,33 @@ def test_a_warm_start_shows_the_levels_that_were_asked_for(world, monkeypatch):
     """The agent would imitate answers far beyond it, and held-out ones."""
     monkeypatch.setattr(gym, "ANSWERS", 40)
     monkeypatch.setattr(gym, "LINES", 20)
-    higher = gym.World(options("chain_sum", max_task_tokens=48))
-    higher.o.world_options["warm_levels"] = 1
-    first = world.warm_start_pairs(0)
-    lengths = []
-    for pairs in (first, higher.warm_start_pairs(0)):
-        asked = [prompt[1]["content"] for prompt, _ in pairs["agent"]]
-        held_out = {task.text for task in higher.validation_tasks()}
-        assert asked and held_out.isdisjoint(asked)
-        lengths.append(max(len(text) for text in asked if "arithmetic problem" in text))
-    assert lengths[0] < lengths[1] < lengths[0] + 15
+    first, lengths = world.warm_start_pairs(0), []
     assert first == world.warm_start_pairs(0) != world.warm_start_pairs(1)
     for _, line in first["env"]:
         gym.read_line(line)
+    for highest in (0, 1):
+        monkeypatch.setitem(world.o.world_options, "warm_levels", highest)
+        asked = {prompt[1]["content"] for prompt, _ in world.warm_start_pairs(0)["agent"]}
+        assert asked.isdisjoint(held_out_keys(world))
+        lengths.append(max(len(text) for text in asked if "arithmetic problem" in text))
+    assert lengths[0] < lengths[1] < lengths[0] + 15
 
 
-# ---------------------------------------------------------------------------------------------
-# the loop
-
-
-class Players(Scripted):
-    """A simulator that writes random lines, and an agent that is right half of the time."""
-    world = None
-
-    def encode(self, prompt):
-        """A text is one token."""
-        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-        token = crc32(text.encode())
-        self.words[token] = text
-        return [token]
-
-    def sample(self, adapter, prompts, G, max_new_tokens, temperature, generator, max_rows):
-        draw = random.Random(int(torch.randint(2 ** 31, (), generator=generator)))
-        rollouts = []
-        for group, prompt in enumerate(prompts):
-            for _ in range(G):
-                if adapter == "env":
-                    family = draw.choice(list(self.world.levels))
-                    levels = self.world.random_levels(family, draw)
-                    text = gym.write_line(family, levels, draw.randrange(1020))
-                else:
-                    right = self.world.golds[self.decode(prompt)]
-                    text = draw.choice([right, "<answer>?</answer>"])
-                response = [*self.encode(text), EOS]
-                rollouts.append(Rollout(group, list(prompt), response, [-0.5, -0.5], ""))
-        return rollouts
-
-
-class Played(gym.World):
-    """The world with these players, who know every answer."""
-
-    def load_policy(self):
-        players = Players(self.o)
-        players.world = self
-        return players
-
-    def make(self, *given):
-        task = super().make(*given)
-        self.golds = getattr(self, "golds", {}) | {task.text: self.gold(task)}
-        return task
-
-
-def test_ten_families_end_to_end(tmp_path, monkeypatch):
-    """What the simulator writes is made, tried, scored and learnt from, in a run as it is."""
-    monkeypatch.setattr(support.run, "open_world", Played)
-    monkeypatch.setattr(support.run, "check_texts_survive", lambda *given: None)
-    monkeypatch.setattr(support.run.report, "write", lambda folder: None)
-    for name in ("grpo_update", "rwr_update"):
-        monkeypatch.setattr(genenv, name, lambda *given: dict(STATS))
-    genenv.train(options(TEN, out=str(tmp_path / "r"), epochs=2, steps=2, G=4, val_samples=1))
-    records = read_jsonl(tmp_path / "r" / "metrics.jsonl")
-    assert [r["epoch"] for r in records] == [0, 1, 2]
-    for record in records[1:]:
-        assert 0.4 < record["success_rate"] < 0.6
-        assert record["distinct_tasks"] > 10 and record["env_kept"] > 0
-        assert record["invalid"]["held-out number"] > 0
-        assert 0.3 < record["validation"] < 0.7
-    families = {r["task"]["spec"]["family"] for r in read_jsonl(tmp_path / "r" / "train.jsonl")}
-    assert families == set(TEN.split(","))
+def test_ten_families_from_line_to_reward():
+    """What a simulator writes would not be checked, made, tried and scored as it comes."""
+    world, draw, lines = gym.World(options(TEN)), random.Random(0), []
+    for family in world.levels:
+        for number in (draw.choice(gym.RUN), 1005):
+            lines.append(gym.write_line(family, world.random_levels(family, draw), number))
+    simulator = Speaker(lines)
+    written = list(written_tasks(world, world.o, [simulator], simulator.sample("env", [], 1),
+                                 world.base_tasks(), 1, held_out_keys(world)))
+    assert {reason for *_, reason in written[1::2]} == {"held-out number"}
+    tasks = [task for _, _, task, _ in written if task]
+    assert len(tasks) > 7
+    answers = []
+    for task in tasks:
+        answers += [world.gold(task), "<answer>?</answer>"]
+    rollouts, texts = play(world, world.o, Speaker(answers), "agent", tasks, 2, 1.0, None)
+    for i, (rollout, text) in enumerate(zip(rollouts, texts)):
+        assert attempt_score(world, tasks[i // 2], rollout, text)[0] == (i + 1) % 2

@@ -42,16 +42,19 @@ def test_an_episode_in_its_phrasing():
         "you clean mug .", "drawer is closed .", "you see apple .", None]
 
 
+CARRY = ["go to counter", "take mug from counter"]
+
+
 @pytest.mark.parametrize("before, command", [
-    ([], "take mug from counter"),                                   # not there yet
-    (["go to counter"], "go to counter"),                            # there already
-    (["go to drawer"], "take apple from drawer"),                    # closed
-    (["go to counter"], "open counter"),                             # cannot be closed
-    (["go to counter"], "put mug in counter"),                       # not in the hand
-    (["go to counter", "take mug from counter"], "take plate from counter"),  # hand is full
-    (["go to counter", "take mug from counter"], "clean mug with sink"),      # not at the sink
-    (["go to counter", "take mug from counter", "go to sink"], "heat mug with sink"),
-    ([], "go to fridge")])                                           # not in this household
+    ([], "take mug from counter"),                           # not there yet
+    (["go to counter"], "go to counter"),                    # there already
+    (["go to drawer"], "take apple from drawer"),            # closed
+    (["go to counter"], "open counter"),                     # cannot be closed
+    (["go to counter"], "put mug in counter"),               # not in the hand
+    (CARRY, "take plate from counter"),                      # hand is full
+    (CARRY, "clean mug with sink"),                          # not at the sink
+    ([*CARRY, "go to sink"], "heat mug with sink"),
+    ([], "go to fridge")])                                   # not in this household
 def test_commands_that_do_nothing(before, command):
     """A precondition would be forgotten, and goals be reached by it."""
     state = h.start(TASK)
@@ -197,8 +200,7 @@ def test_demonstrations_slip_at_their_rate(monkeypatch):
     for task in WORLD.validation_tasks():
         for _ in range(10):
             hits[WORLD.category(task)] += WORLD.score(task, h.slip(task, rng))[0] / 150
-    assert hits["place"] > 0.9 and hits["both"] < 0.3
-    assert hits["clean"] > hits["hot"] > hits["cool"]
+    assert hits["place"] > 0.9 > hits["clean"] > hits["hot"] > hits["cool"] > hits["both"]
     monkeypatch.setattr(h, "KINDS", dict.fromkeys(h.KINDS, 0))
     for task in WORLD.validation_tasks():  # without slips the expert, who sees less, succeeds
         assert WORLD.score(task, h.slip(task, rng)) == (1.0, True)
@@ -237,33 +239,19 @@ def test_a_control_token_in_a_turn_earns_nothing():
     assert attempt_score(WORLD, TASK, rollout, text) == (0.0, False, 0.0)
 
 
-def untrained_policy(world):
-    """A policy of a random model whose turns end early."""
-    lm = tiny_lm(0, vocab=len(h.WORDS), eos=list(range(1, 25)))
-    return Policy(lm, word_tokenizer(h.WORDS), rank=2, seed=world.o.seed)
-
-
-def test_a_run_of_episodes_is_resumed_inside_an_epoch(tmp_path, monkeypatch):
-    """Episodes that go on after a stop would be others: their state lives in the rollout alone."""
-    # an untrained model would earn nothing
-    monkeypatch.setattr(genenv, "attempt_score",
-                        lambda world, task, rollout, text: (rollout.tokens % 2, True, 0))
+def test_a_run_of_episodes_is_learnt_from(tmp_path, monkeypatch):
+    """Episodes would end the run, or not reach the updates."""
     few = {split: tasks[:4] for split, tasks in h.held_out().items()}
     monkeypatch.setattr(h, "held_out", lambda: few)
-    monkeypatch.setattr(h.World, "load_policy", untrained_policy)
-    small = replace(OPTIONS, epochs=1, steps=2, seed_tasks=2, variations=2, G=4, val_samples=1,
-                    threads=1, out=str(tmp_path / "whole"))
-    whole = genenv.train(small)
-    record = read_jsonl(whole / "metrics.jsonl")[-1]
+    # a random model whose turns end early; it would earn nothing
+    lm = tiny_lm(0, vocab=len(h.WORDS), eos=list(range(1, 25)))
+    policy = Policy(lm, word_tokenizer(h.WORDS), rank=2)
+    monkeypatch.setattr(h.World, "load_policy", lambda world: policy)
+    monkeypatch.setattr(genenv, "attempt_score",
+                        lambda world, task, rollout, text: (rollout.tokens % 2, True, 0))
+    folder = genenv.train(replace(OPTIONS, epochs=1, steps=2, seed_tasks=2, variations=2, G=4,
+                                  val_samples=1, threads=1, out=str(tmp_path / "r")))
+    record = read_jsonl(folder / "metrics.jsonl")[-1]
     assert record["trained_tokens"] > 0 and record["written"] > 0
-    ask, stopped = genenv.checkpoint.stop_if_asked, replace(small, out=str(tmp_path / "stopped"))
-
-    def stop_early(run, *steps):
-        run.stop = 15 if run.state.epoch == 1 and not steps else 0  # within the epoch
-        return ask(run, *steps)
-    with monkeypatch.context() as patch, pytest.raises(genenv.checkpoint.Stopped):
-        patch.setattr(genenv.checkpoint, "stop_if_asked", stop_early)
-        genenv.train(stopped)
-    genenv.train(replace(stopped, resume=True))
-    for name in ("samples.jsonl", "adapters/agent/adapter_model.safetensors"):
-        assert (whole / name).read_bytes() == (tmp_path / "stopped" / name).read_bytes()
+    [trial] = read_jsonl(folder / "train.jsonl")[-1:]
+    assert trial["traces"][0]["text"].startswith("> ")

@@ -3,7 +3,6 @@ say.
 
 Run: python -m pytest tests/test_ladder.py -q
 """
-import json
 import random
 import re
 from collections import Counter
@@ -14,7 +13,7 @@ from transformers import AutoTokenizer
 
 from helpers import raised, user_error
 import genenv
-from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, household, ladder, task_keys
+from worlds import InvalidTask, NO_SEED, held_out_keys, household, ladder, read_teacher, task_keys
 from worlds.ladder_words import TOOL_WORDS, Words
 from worlds.play import attempt_score, play
 from worlds.tiny_model import BASES, encode_pairs, word_tokenizer
@@ -54,14 +53,14 @@ def test_the_checker_executes_the_chain_and_every_digit_counts(world):
 def test_splits_are_easy_below_and_cover_every_rung_above(world):
     """Duplicates, hard tools in the base set, or a rung that validation misses."""
     base = world.base_tasks()
-    assert len(base) == len({t.id for t in base}) == len({t.text for t in base}) == 544
-    assert {len(t.spec["tools"]) for t in base} == {1, 2, 3}
-    assert {s for t in base for s in t.spec["tools"]} == set(ladder.NAMES[:ladder.BASE_TOOLS])
+    assert len(base) == len({task.text for task in base}) == 544
+    assert {len(task.spec["tools"]) for task in base} == {1, 2, 3}
+    assert {name for task in base for name in task.spec["tools"]} == set(ladder.NAMES[:4])
     for split in ("validation", "tuning"):
-        tasks = world.validation_tasks(split)
-        hardest = [max(t.spec["tools"], key=ladder.NAMES.index) for t in tasks]
-        assert Counter(hardest) == dict.fromkeys(ladder.NAMES, 10)
-        assert {len(t.spec["tools"]) for t in tasks} == set(world.text.lengths)
+        chains = [task.spec["tools"] for task in world.validation_tasks(split)]
+        hardest = Counter(max(map(ladder.NAMES.index, tools)) for tools in chains)
+        assert hardest == dict.fromkeys(range(12), 10)
+        assert {len(tools) for tools in chains} == set(world.text.lengths)
 
 
 @both
@@ -78,9 +77,9 @@ def test_what_the_simulator_is_shown_is_a_task_that_is_not_held_out(world):
 
 @pytest.mark.parametrize("world, texts", [
     (SYMBOLS, ["", "3", "3 inc", "3 s2 inc", "3 s1 inc s3 dbl", "33 s1 inc", "3 s1 vary",
-               "3 s1 inc 4", "² s1 inc", "3 s01 inc", "vary b4 3 s1 inc =>", "4: double"]),
+               "3 s1 inc 4", "² s1 inc", "3 s01 inc"]),
     (WORDS, ["", "4:", "4: double,", "44: double", "4: fly", "4: double: 8", "² : double",
-             "3 s1 inc", "4: double, add 2", "4: " + "double, " * 99 + "double"])])
+             "4: " + "double, " * 99 + "double"])])
 def test_other_texts_are_malformed_or_too_long(world, texts):
     """Nonsense would be tried by the agent."""
     for text in texts:
@@ -93,30 +92,25 @@ def test_other_texts_are_malformed_or_too_long(world, texts):
 def test_a_teachers_file_leaves_out_held_out_tasks(tmp_path):
     """The variant would train on the validation set, or not start at all."""
     SYMBOLS.write_teacher(600, tmp_path / "teacher.jsonl")
-    texts = [json.loads(line)["text"] for line in open(tmp_path / "teacher.jsonl")]
-    assert len(set(texts)) == 600
-    for text in texts:
-        task = SYMBOLS.parse_task(text, NO_SEED, 0)
-        check_task(SYMBOLS, task, NO_SEED, held_out_keys(SYMBOLS))
+    tasks = read_teacher(SYMBOLS, tmp_path / "teacher.jsonl", held_out_keys(SYMBOLS))
+    assert len({task.id for task in tasks}) == 600
 
 
 def test_slips_rise_over_the_ladder_and_show_the_neighbours_effect():
     """Without them the base would be perfect, or fail at random instead of systematically."""
-    rng, shown, slipped = random.Random(0), Counter(), Counter()
-    for _ in range(6000):
-        digit, tools = SYMBOLS.unseen(rng, ladder.NAMES, 5)
-        for name, result in zip(tools, ladder.with_slips(digit, tools, rng)):
-            rung = ladder.RUNG[name]
-            neighbour = ladder.NAMES[abs(rung - 1)]  # of the first rung the second
+    rng = random.Random(0)
+    for rung, name in enumerate(ladder.NAMES):
+        neighbour, slips = ladder.NAMES[abs(rung - 1)], 0  # of the first rung the second
+        for i in range(900):
+            digit = i % 10
+            result, after = ladder.with_slips(digit, [name, "inc"], rng)
             truth, wrong = int(PLAIN[name][digit]), int(PLAIN[neighbour][digit])
             if wrong == truth:
                 wrong = (truth + 5) % 10
             assert result in (truth, wrong)
-            shown[name] += 1
-            slipped[name] += result != truth
-            digit = result
-    for rung, name in enumerate(ladder.NAMES):
-        assert slipped[name] / shown[name] == pytest.approx(0.05 + 0.9 * rung / 11, abs=0.05)
+            assert after in ((result + 1) % 10, (result - 1) % 10)  # the slip is carried on
+            slips += result != truth
+        assert slips / 900 == pytest.approx(0.05 + 0.9 * rung / 11, abs=0.05)
 
 
 @pytest.mark.parametrize("start, low, high", [
@@ -148,7 +142,7 @@ def test_a_base_model_learns_responses_and_their_ends_alone():
 
 
 @pytest.mark.parametrize("success, word", [
-    (None, "b?"), (0, "b0"), (0.44, "b4"), (0.5, "b4"), (0.95, "b8"), (1, "b8")])
+    (None, "b?"), (0, "b0"), (0.44, "b4"), (0.95, "b8")])
 def test_both_prompts_are_what_the_base_model_was_trained_on(success, word):
     """In another form the simulator hears nothing of success, and the agent sees no task."""
     text = "3 s1 inc s2 dbl"
@@ -195,7 +189,7 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
     assert ladder.main(ladder.World, ["train", "x", str(tmp_path / "d")]) == 2
 
 
-@pytest.mark.parametrize("given", [dict(base_tasks="f"), dict(validation_tasks="f")])
-def test_options_that_would_replace_what_the_world_brings_are_refused(given):
+def test_tasks_of_a_file_are_refused():
     """They would be ignored without a word."""
-    user_error("ladder", ladder.World, replace(genenv.Options(), **given))
+    user_error("ladder", ladder.World, genenv.Options(base_tasks="f"))
+    user_error("ladder", ladder.World, genenv.Options(validation_tasks="f"))

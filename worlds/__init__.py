@@ -37,9 +37,6 @@ class InvalidTask(Exception):
 class World:
     """A domain: its tasks, its prompts and its checker. A subclass has to define, besides __init__:
 
-    load_policy()          the Policy with fresh adapters "agent" and "env", next to --env-model
-                           with "agent" alone (open_policy does so); UserError if the model does
-                           not fit
     base_tasks()           list of Task, origin "base": the seed tasks that everything starts from
     validation_tasks(split="validation")  list of held-out Tasks: split "validation" is only ever
                            reported, "tuning" is for choosing settings; no key (see same_task_key)
@@ -79,6 +76,12 @@ class World:
     def option(self, o, name: str):
         """The value of one of OPTIONS: as given, else its default."""
         return o.world_options.get(name, self.OPTIONS[name][0])
+
+    def load_policy(self):
+        """The Policy with fresh adapters "agent" and "env", next to --env-model with "agent" alone
+        (open_policy does so); UserError if the model does not fit. Here it is the chat model of
+        --model."""
+        return open_policy(self.o.model, self.o)
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:
@@ -144,11 +147,6 @@ class World:
 # ---------------------------------------------------------------------------------------------
 # finding worlds
 
-# what a subclass has to define
-REQUIRED = ("load_policy", "base_tasks", "validation_tasks", "env_prompt", "parse_task",
-            "agent_prompt", "score")
-
-
 def world_names() -> list[str]:
     """Names of the worlds in this folder, without the template."""
     names = []
@@ -161,17 +159,13 @@ def world_names() -> list[str]:
 
 
 def load_world(name: str) -> type[World]:
-    """The class of a world. Raises UserError for an unknown name or an incomplete class."""
+    """The class of a world. Raises UserError for an unknown name or a module without one."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         names = choose(name, world_names())
         raise UserError(f"unknown world {name!r}: {names}, or write worlds/NAME.py")
     kind = getattr(import_own(f"worlds.{name}"), "World", None)
     if not inspect.isclass(kind) or not issubclass(kind, World):
         raise UserError(f"worlds/{name}.py has no class World(worlds.World), as template.py has")
-    missing = [method for method in REQUIRED if not hasattr(kind, method)]
-    if missing:
-        raise UserError(f"worlds/{name}.py: class World lacks {', '.join(missing)}: see "
-                        "worlds/__init__.py")
     return kind
 
 

@@ -7,8 +7,8 @@ Usage:
     python genenv.py warm-start --world gym --families ... --model DIR --out START  # a small model
 
 A task is a line, `chain_sum num_terms=2 num_digits=0 item 417`: a family, a level for each of its
-knobs (a knob left out is at 0), and a number. The library makes the item from it and scores the
-answers, so no reference can be wrong, and a level is what it says.
+knobs that can move (one left out is at 0), and a number. The library makes the item from it and
+scores the answers, so no reference can be wrong, and a level is what it says.
 
 Deviations: the simulator never sees a question, only family, levels and number. What it learns is
 where on the library's scale the agent stands, so a bandit over (family, levels) is its natural
@@ -16,15 +16,14 @@ rival.
 
 Which levels exist for a run does not depend on the machine: gym_levels.json, which
 scripts/gym_levels.py makes, lets in what can be made fast and small and is paid. As a last resort
-an item that takes LIMIT seconds of CPU time "cannot be made" (a timer, which works in the main
-thread alone).
+an item that takes LIMIT seconds of CPU time "cannot be made" (a timer: this world works in the
+main thread alone).
 """
 import io
 import json
 import random
 import re
 import signal
-import threading
 from collections import Counter
 from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache
@@ -83,19 +82,16 @@ def library(seconds: float):
     """Around calls of the library: keeps Python's global random numbers, and what it prints to
     itself, and ends what takes too long."""
     state = random.getstate()
-    main = threading.current_thread() is threading.main_thread()
-    if main:
-        # CPU time, and a signal of its own: those that stop a run are not touched
-        before = signal.signal(signal.SIGPROF, too_slow)
-        # again and again, as the library has an `except:` here and there
-        signal.setitimer(signal.ITIMER_PROF, seconds, 1)
+    # CPU time, and a signal of its own: those that stop a run are not touched
+    before = signal.signal(signal.SIGPROF, too_slow)
+    # again and again, as the library has an `except:` here and there
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1)
     try:
         with redirect_stdout(io.StringIO()):
             yield
     finally:
-        if main:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            signal.signal(signal.SIGPROF, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
         random.setstate(state)
 
 
@@ -127,33 +123,29 @@ def paid(dataset, item: dict, answer: str) -> float:
 
 
 @lru_cache(maxsize=1024)
-def item_of(family: str, levels: tuple, number: int):
-    """make_item, each item once; levels as pairs. Raises InvalidTask where it cannot be made or
-    does not pay its own answer."""
-    try:
-        with library(LIMIT):
-            dataset, item = make_item(family, dict(levels), number)
-            pays = paid(dataset, item, item["answer"].strip()) == 1
-    except Exception:  # the library asserts, and runs out of words and of time
-        raise worlds.InvalidTask("cannot be made") from None
-    if not pays or not item["answer"].strip():
+def item_of(line: str):
+    """make_item, each item once. Raises InvalidTask where it cannot be made or does not pay its own
+    answer."""
+    with library(LIMIT):
+        try:
+            dataset, item = make_item(*read_line(line))
+            answer = item["answer"].strip()
+            pays = answer != "" and paid(dataset, item, answer) == 1
+        except Exception:  # the library asserts, and runs out of words and of time
+            pays = False
+    if not pays:
         raise worlds.InvalidTask("cannot be made")
     return dataset, item
-
-
-def item_of_spec(spec: dict):
-    """item_of a task's spec."""
-    return item_of(spec["family"], tuple(spec["levels"].items()), spec["item"])
 
 
 # ---------------------------------------------------------------------------------------------
 # lines
 
 
-def write_line(family: str, levels: dict, number: int) -> str:
+def write_line(family: str, levels: dict, item: int) -> str:
     """`chain_sum num_terms=2 num_digits=0 item 417`."""
     knobs = [f"{knob}={level}" for knob, level in levels.items()]
-    return " ".join([family, *knobs, "item", str(number)])
+    return " ".join([family, *knobs, "item", str(item)])
 
 
 def read_line(text: str):
@@ -178,12 +170,15 @@ def answer_in(response: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# families
+# the world
 
 
 def named(asked: str, known, left_out: dict) -> list[str]:
-    """The families of a text such as "gcd,lcm", each once. Raises UserError for one that may not
-    in."""
+    """The families of a text such as "gcd,lcm" or "all", each once. Raises UserError for one that
+    may not in."""
+    if asked == "all":
+        print("makes items of all families, for a minute or two ...", flush=True)
+        return list(known)
     names = list(dict.fromkeys(asked.replace(" ", "").split(",")))
     for name in names:
         if name in left_out:
@@ -193,18 +188,8 @@ def named(asked: str, known, left_out: dict) -> list[str]:
     return names
 
 
-def as_line(left_out: dict) -> str:
-    """{family: reason} in one line, by reason."""
-    reasons = Counter(left_out.values()).most_common()
-    counts = [f"{reason} ({number})" for reason, number in reasons]
-    return f"left out, {len(left_out)}: {', '.join(counts)}"
-
-
-# ---------------------------------------------------------------------------------------------
-# the world
-
-
 class World(worlds.World):
+    """Families of reasoning-gym, for a chat model."""
     REASONS = ("malformed", "unknown family", "unknown knob", "no such level", "held-out number",
                "cannot be made", "the answer is too long", "the question is too long")
     DEFAULTS = {"max_prompt_tokens": 2304, "max_response_tokens": 64, "max_task_tokens": 48,
@@ -224,54 +209,49 @@ class World(worlds.World):
                 "--world gym makes its own tasks: no --base-tasks, no --validation-tasks"
             )
         table = json.loads(TABLE.read_text())
-        left_out = table["left_out"] | LEFT_OUT
-        asked = self.option(o, "families")
-        if asked == "all":
-            print("makes items of all families, for a minute or two ...", flush=True)
-            names = list(table["levels"])
-        else:
-            names = named(asked, table["levels"], left_out)
-        self.levels = {name: table["levels"][name] for name in names}
+        asked, left_out = self.option(o, "families"), table["left_out"] | LEFT_OUT
+        # {family: {knob: its highest level}}; knobs that cannot move do not stand in a line
+        self.levels = {}
+        for family in named(asked, table["levels"], left_out):
+            tops = table["levels"][family]
+            self.levels[family] = {knob: top for knob, top in tops.items() if top}
         self.splits, self.questions = {split: [] for split in SIZES}, set()
-        faults = self.make_splits()
-        if faults and asked != "all":
-            name, fault = faults.popitem()
-            raise UserError(f"--families {name}: {fault}: raise the limit or leave it out")
+        left_out |= self.make_splits(asked == "all")
         sizes = [f"{len(tasks)} {split}" for split, tasks in self.splits.items()]
         print(f"{len(self.levels)} families, items: {', '.join(sizes)}", flush=True)
         if asked == "all":
-            print(as_line(left_out | faults), flush=True)
+            print(f"left out, {len(left_out)}: {dict(Counter(left_out.values()))}", flush=True)
 
     # ---- tasks
 
-    def make_splits(self) -> dict:
-        """Base and held-out tasks of all families. Families without base tasks leave `levels`;
-        returns {family: why}."""
+    def make_splits(self, some_may_lack: bool) -> dict:
+        """Base and held-out tasks of all families. A family without base tasks leaves `levels` and
+        is returned, {family: why}, or raises UserError."""
         faults = {}
         for family in list(self.levels):
-            reasons = Counter()
-            base = self.draw_tasks(family, "base", reasons)
-            if not base:
-                faults[family] = reasons.most_common(1)[0][0]
+            base, fault = self.draw_tasks(family, "base")
+            if base:
+                self.splits["base"] += base
+                for split in ("validation", "tuning"):
+                    self.splits[split] += self.draw_tasks(family, split)[0]
+            elif some_may_lack:
+                faults[family] = fault
                 del self.levels[family]
-                continue
-            self.splits["base"] += base
-            for split in ("validation", "tuning"):
-                self.splits[split] += self.draw_tasks(family, split, reasons)
+            else:
+                raise UserError(f"--families {family}: {fault}: raise the limit or leave it out")
         return faults
 
-    def draw_tasks(self, family: str, split: str, reasons: Counter) -> list[Task]:
-        """SIZES[split] tasks of a family, fewer if TRIES numbers for each do not give as many,
-        whose questions no other split has. reasons: {why a number made none: how often}, is counted
-        on."""
-        draw, tasks = random.Random(f"{split} {family}"), []
+    def draw_tasks(self, family: str, split: str):
+        """(SIZES[split] tasks of a family, fewer if TRIES numbers for each do not give as many,
+        whose questions no other split has; why the last number that gave none did not, or "")."""
+        draw, tasks, fault = random.Random(f"{split} {family}"), [], ""
         highest = 0 if split == "base" else None
         for number in range(FIRST[split], FIRST[split] + TRIES * SIZES[split]):
             levels = self.random_levels(family, draw, highest)
             try:
                 task = self.make(family, levels, number, split)
             except worlds.InvalidTask as reason:
-                reasons[str(reason)] += 1
+                fault = str(reason)
                 continue
             # small families repeat their questions
             if task.text not in self.questions:
@@ -279,26 +259,22 @@ class World(worlds.World):
                 tasks.append(task)
             if len(tasks) == SIZES[split]:
                 break
-        return tasks
+        return tasks, fault
 
     def random_levels(self, family: str, draw, highest=None) -> dict:
         """{knob: level}, each drawn evenly from 0 to its highest level, or to `highest` if that is
         less. None: `highest` is drawn first, so that all levels come up, the lower ones more
         often."""
-        tops = self.knobs(family)
+        tops = self.levels[family]
         if highest is None:
             highest = draw.randint(0, max(tops.values(), default=0))
         return {knob: draw.randint(0, min(top, highest)) for knob, top in tops.items()}
 
-    def knobs(self, family: str) -> dict:
-        """{knob: highest level} of the knobs that can move: the others do not stand in a line."""
-        return {knob: top for knob, top in self.levels[family].items() if top}
-
-    def make(self, family, levels: dict, number: int, *rest) -> Task:
+    def make(self, family: str, levels: dict, number: int, *rest) -> Task:
         """The task of a line. rest: the last fields of Task. Raises InvalidTask."""
-        levels = {knob: levels.get(knob, 0) for knob in self.knobs(family)}
+        levels = {knob: levels.get(knob, 0) for knob in self.levels[family]}
         spec = {"family": family, "levels": levels, "item": number}
-        question = item_of_spec(spec)[1]["question"]
+        question = item_of(write_line(**spec))[1]["question"]
         task = Task(question, spec, *rest)
         # a token is a byte at least, so whatever fits here fits for every tokenizer
         if len(self.gold(task).encode()) >= self.o.max_response_tokens:
@@ -315,10 +291,6 @@ class World(worlds.World):
         """Items of all levels, with numbers that a run may not draw."""
         return self.splits[split]
 
-    def load_policy(self):
-        """The chat model with two fresh adapters."""
-        return worlds.open_policy(self.o.model, self.o)
-
     def same_task_key(self, task: Task) -> str:
         """The question: other lines may make the same."""
         return task.text
@@ -334,7 +306,7 @@ class World(worlds.World):
         its success rate in eighths."""
         tried = "not tried" if success is None else f"solved {round(8 * success)} of 8"
         menu = "\n".join(self.menu(seed_task))
-        line = self.line_of(seed_task)
+        line = write_line(**seed_task.spec)
         return chat(
             "Write the line of a puzzle: a family, a level for each of its knobs, a number.",
             f"Families and levels:\n{menu}\nVary, {tried}: {line}",
@@ -348,23 +320,20 @@ class World(worlds.World):
         others = random.Random(seed_task.id).sample(others, min(len(others), MENU - 1))
         lines = []
         for name in sorted([family, *others]):
-            knobs = [f"{knob}=0-{top}" for knob, top in self.knobs(name).items()]
+            knobs = [f"{knob}=0-{top}" for knob, top in self.levels[name].items()]
             lines.append(" ".join([name, *knobs]))
         return lines
-
-    def line_of(self, task: Task) -> str:
-        """A task as the simulator writes it."""
-        return write_line(task.spec["family"], task.spec["levels"], task.spec["item"])
 
     def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
         """The simulator's line -> a task. Raises InvalidTask with one of REASONS."""
         family, levels, number = read_line(text)
         if family not in self.levels:
             raise worlds.InvalidTask("unknown family")
+        tops = self.levels[family]
         for knob, level in levels.items():
-            if knob not in self.levels[family]:
+            if knob not in tops:
                 raise worlds.InvalidTask("unknown knob")
-            if level > self.levels[family][knob]:
+            if level > tops[knob]:
                 raise worlds.InvalidTask("no such level")
         if number not in RUN:
             raise worlds.InvalidTask("held-out number")
@@ -377,7 +346,7 @@ class World(worlds.World):
         answer = answer_in(response)
         if not answer:
             return 0.0
-        dataset, item = item_of_spec(task.spec)
+        dataset, item = item_of(write_line(**task.spec))
         with library(LIMIT):
             return paid(dataset, item, answer)
 
@@ -391,7 +360,7 @@ class World(worlds.World):
 
     def gold(self, task: Task) -> str:
         """The library's answer, in its tags."""
-        answer = item_of_spec(task.spec)[1]["answer"].strip()
+        answer = item_of(write_line(**task.spec))[1]["answer"].strip()
         return f"<answer>{answer}</answer>"
 
     # ---- what the figures need

@@ -46,7 +46,6 @@ DIGITS = list("0123456789")
 INDICES = [f"s{i}" for i in range(1, MAX_STEPS + 1)]
 WORDS = [*SPECIAL, "=", "vary", "=>", *DIGITS, *NAMES, *INDICES, *BUCKETS]
 WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
-RECIPE = dict(steps=800, batch=64, lr=4e-3)  # of the base model
 
 
 class Symbols:
@@ -172,7 +171,7 @@ def with_slips(start: int, tools, rng, share=1.0) -> list[int]:
 
 class World(TinyWorld):
     """The ladder, in symbols for its own tiny model or in words for a chat model."""
-    NAME, WORDS, RECIPE = "ladder", WORDS, RECIPE
+    NAME, WORDS = "ladder", WORDS
     REASONS = ("malformed", "too long")
     DEFAULTS = dict(max_prompt_tokens=40)  # the tiny model reads 64 tokens in all
     CHAT_DEFAULTS = ladder_words.DEFAULTS

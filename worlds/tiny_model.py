@@ -12,7 +12,6 @@ Deviations: the model has seen its two roles and nothing else, and one token is 
 are those of Qwen2, its type is Seed-OSS, which has the same: for the type qwen2 transformers'
 AutoTokenizer splits text by Qwen2's own rules, whatever tokenizer.json says.
 """
-import ast
 import hashlib
 import inspect
 import json
@@ -140,19 +139,14 @@ def save(model, tokenizer, folder):
     """Write a trained model as a folder that Policy.load reads, in fp16: half the size."""
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # transformers 5 writes a class that version 4 does not know
-    file = Path(folder, "tokenizer_config.json")
-    settings = {**json.loads(file.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}
-    file.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def load_trained(world, words, **recipe):
     """The policy of a world's own base model, which is trained once and kept in runs/base until the
-    code of the world, or of this module, changes. recipe: more arguments of `train`."""
-    # without comments and blanks: to write one should not cost a training
+    file of the world, or this one, changes. recipe: more arguments of `train`."""
     files = inspect.getfile(type(world)), __file__
-    code = "".join(ast.dump(ast.parse(Path(file).read_bytes())) for file in files)
-    digest = hashlib.sha256(code.encode()).hexdigest()[:8]
+    code = b"".join(Path(file).read_bytes() for file in files)
+    digest = hashlib.sha256(code).hexdigest()[:8]
     folder = Path("runs/base", f"{world.o.world}-{digest}")
     if not folder.is_dir():
         new = Path(f"{folder}.{random.random()}")
