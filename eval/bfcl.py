@@ -624,14 +624,12 @@ def keywords(call: str, order: dict) -> str:
 def load(data, split: str = "test", categories=None) -> list[dict]:
     """Records of BFCL.
 
-    split "test": the 731 long-context turns; "train": records of the single-turn Python categories
-    that have a base task. categories: others instead.
+    split "test": the 731 long-context turns; "train": the single-turn Python categories.
+    categories: others instead.
     """
     folder = data_dir(data, NAME)
     chosen = categories or ((LONG_CONTEXT,) if split == "test" else AST_CATEGORIES)
     records = [r for category in chosen for r in load_category(folder, category)]
-    if split == "train":
-        return [record for record in records if base_task(record)]
     return [r for r in records if r["category"] != LONG_CONTEXT or r["gt_calls"]]
 
 

@@ -5,7 +5,7 @@ Each benchmark is one flat module with the same few functions:
     load(data)                -> list of records, each with "id" and "category"
     prompt(record)            -> chat messages (list of {"role", "content"})
     score(record, response)   -> Verdict; pure, raises on no text, never executes text
-    base_task(record)         -> optional: a training record in the format of --base-tasks
+    base_task(record)         -> optional: a training record in the format of --base-tasks, or None
     overall(verdicts)         -> optional: the score in percent where it is not the mean
 
 and the constants NAME, PAPER (the paper's figures in percent, by system), MAX_NEW_TOKENS, VARIANTS

@@ -60,6 +60,9 @@ def base_tasks(bench: str, data, limit=None) -> tuple[list, Counter]:
     tasks, faults = {}, Counter()
     for record in module.load(data, split="train"):
         task = module.base_task(record)
+        if task is None:
+            faults["no base task can be made"] += 1
+            continue
         if evaluated & marks(record, task["task"]):
             raise UserError(
                 f"{bench}: refusing to write {record['id']!r}, it is in the evaluation part"

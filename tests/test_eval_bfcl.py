@@ -143,8 +143,9 @@ CD, CAT, TOUCH = TURNS[1]
     (("touch(file_name='old')", CD, CAT, TOUCH, TOUCH), True),
     # missing, in the wrong place, wrong value, unexpected change
     ((CD, TOUCH), False), ((CAT, CD, TOUCH), False), ((CD, CAT), False),
+    ((CD, "cd(folder='..')", CAT, TOUCH), False),
     ((CD, CAT, "touch(file_name='c')"), False), ((CD, CAT, "rm(file_name='a.txt')", TOUCH), False),
-    (("pwd()",) * 201, False)])
+    ((CD, CAT, TOUCH, *["pwd()"] * 200), False)])
 def test_turn_rule(calls, ok):
     """Turns would be scored otherwise than by the simulator."""
     verdict = bfcl.score(TURN, "[" + ", ".join(calls) + "]")

@@ -97,7 +97,7 @@ TABLES = {
     "attractions/attractions.csv": "Name,City\nMuseum,Reno\nZoo (old),Reno\n",
     "accommodations/clean_accommodations_2022.csv":
         "NAME,room type,price,minimum nights,house_rules,maximum occupancy,city\n"
-        "Loft,Private room,100.0,2.0,No parties & No pets,2,Reno\n"
+        "Loft,Shared room,100.0,2.0,No parties & No pets,2,Reno\n"
         "Long Stay,Entire home/apt,50.0,9.0,No smoking,4,Reno\nGap,,1,1,,1,Reno\n",
     "flights/clean_Flights_2022.csv":
         "Flight Number,Price,OriginCityName,DestCityName\nF1,70,Home,Reno\nF2,30,Reno,Home\n",
