@@ -105,9 +105,9 @@ def test_python_form_scores_as_json_does(tmp_path):
     raised(InvalidTask, "tool schema", world.parse_task, odd, task, 0)
     n = task.spec["calls"][0]["arguments"]["lamp"]
     assert world.agent_prompt(task)[0]["content"].endswith("\ndim(lamp: int)")
-    for text, expected in ((f"dim(lamp={n}.0)", (1.0, True)), (f"dim(lamp={n + 1})", (0.0, True)),
-                           (f"dim({n})", (0.0, False))):
-        assert world.score(task, text) == expected, text
+    assert world.score(task, f"dim(lamp={n}.0)") == (1.0, True)
+    assert world.score(task, f"dim(lamp={n + 1})") == (0.0, True)
+    assert world.score(task, f"dim({n})") == (0.0, False)
 
 
 LINES = "Level: 1 of 2\nCall: dim(lamp=7)\nRequest: Dim lamp 7,\nplease."

@@ -126,8 +126,6 @@ def test_signs_that_nobody_sees_make_no_other_task_but_another_answer(room, worl
     plain = make_task(record(FAIR), "base")
     same_words = make_task(question(FAIR.replace("hall", room), "x"), "env")
     same_calls = make_task(record("Something else, please.", light(room=room)), "env")
-    other = make_task(record("Something else, please.", light(room="attic")), "env")
     for copy in (same_words, same_calls):
         assert not task_keys(world, plain).isdisjoint(task_keys(world, copy))
-    assert task_keys(world, plain).isdisjoint(task_keys(world, other))
     assert world.score(plain, world.gold(same_calls)) == (0.0, True)

@@ -8,8 +8,6 @@ import json
 import pytest
 import torch
 
-import curriculum
-from data_pool import Trace
 from genenv import Options
 from helpers import raised, randomise, user_error
 from model.chat import Chat
@@ -149,8 +147,6 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path):
         again = World(options(base_tasks=base, validation_tasks=validation))
         assert again.base_tasks() == parts[0]
     assert [task.text for task in parts[1]] == [line["task"] for line in several[:5]]
-    few = lines(tmp_path / "few.jsonl", [several[0], several[2], several[4]])
-    assert few in user_error("4 or more", World, options(base_tasks=few))
 
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):
@@ -178,13 +174,13 @@ REFUSED = {  # records, or texts as they are
     # an object within a broken one is found
     "malformed task": [VALID.replace("five", "\\ud800"),
                        VALID.replace('"level": 5', '"level": 5, "level": 6'),
-                       {**record(), "calls": []}, record("Five lights!", *9 * [HALL]),
-                       record(reference="x"), record(note="x")],
+                       record(calls=[]), record(calls=9 * [HALL]), record(reference="x"),
+                       record(note="x")],
     "trivial text": [record(" do it "), record("?" * 50)],
-    "tool schema": [record(tools=[]), record(tools=[LIGHT, LIGHT]), record(tools=["set_light"])],
+    "tool schema": [record(tools=[]), record(tools=[LIGHT, LIGHT])],
     "unknown tool": [record(tools=[DOOR])],
     "wrong arguments": [record("Put the light on.", wrong) for wrong in (
-        call("set_light", room="hall"), light(size=1), light(level=True), light(hours=[1, "2"]))],
+        call("set_light", room="hall"), light(size=1), light(level=True))],
     "other kind than the seed": [question("Who wrote Emma, do you know?")],
     "copy of the seed": [record("LOCK the door, behind me please!"),
                          record("Would you bolt it?", LOCK)],
@@ -234,7 +230,7 @@ def test_the_same_calls_under_another_text_are_a_task_of_its_own(world):
 TWO = make_task(record("Both, please.", HALL, LOCK), "base")
 ORDERED = make_task(record("One, then the other.", HALL, LOCK, ordered=True), "base")
 TWICE = make_task(record("The same twice.", HALL, HALL), "base")
-NONE = make_task({**record(), "calls": []}, "base")
+NONE = make_task(record(calls=[]), "base")
 LETTERS = make_task(question("Which letters are these?", "b c c d", "x y"), "base")
 NOTHING, WRONG, RIGHT = (0.0, False), (0.0, True), (1.0, True)
 SCORES = [
@@ -300,8 +296,6 @@ def test_partial_credit_is_for_the_agents_reward_alone(world):
         assert (reward, valid) == world.score(task, response)
         odd = Rollout(0, [], [], (), "too many tokens")
         assert attempt_score(world, task, odd, response)[2] == 0
-        trace = Trace(response, reward, valid, False, 9, graded)
-        assert curriculum.agent_reward_graded(trace) == graded
 
 
 @pytest.mark.parametrize("answer, reference, right", [
@@ -316,7 +310,7 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
     """`none` counts as an answer only if the prompts mention it, and other runs' prompts stay as
     they are."""
     others = [record(f"Hall light on level {n}, please.", light(level=n)) for n in range(8)]
-    declined = {**record("Sing a song, please."), "calls": []}
+    declined = record("Sing a song, please.", calls=[])
     for records, mentioned in ((others, False), ([*others, declined], True)):
         world = World(options(base_tasks=lines(tmp_path / "tasks.jsonl", records)))
         assert ("reply: none" in world.agent_prompt(SEED)[0]["content"]) == mentioned
@@ -346,9 +340,9 @@ def test_an_answer_is_imitated_as_it_follows_its_prompt():
     assert chat.decode(rollout.prompt + rollout.response).endswith("assistant:f(x=1)")
 
 
-def test_nf4_scores_what_it_sampled(tmp_path, world):
+def test_nf4_scores_what_it_sampled(model, world):
     """A 4-bit base; its gradients are in tests/test_policy.py."""
-    nf4 = Policy.load(chat_model(tmp_path / "m"), rank=4, quant="nf4", device="cpu", seed=0)
+    nf4 = Policy.load(model, rank=4, quant="nf4", device="cpu", seed=0)
     randomise(nf4, scale=0.05)
     rollouts = nf4.sample("agent", [nf4.encode(world.agent_prompt(ASK))], G=4, max_new_tokens=12,
                           generator=nf4.generator(1))

@@ -280,6 +280,10 @@ def _json(value) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+# for each --call-format what writes a call as one line, and what reads one
+LINES = {"json": (_json, load_object), "python": (call_text.write_call, call_text.parse_call)}
+
+
 def _record(task: Task) -> dict:
     """A task as a line of a task file."""
     if not structured(task):
@@ -336,13 +340,13 @@ def token_f1(answer: str, reference: str) -> float:
     """Harmonic mean of the precision and recall of words but articles, in [0, 1]; 0 if either has
     none."""
     answered, expected = _content(answer), _content(reference)
-    common = sum((Counter(answered) & Counter(expected)).values())
-    return 2 * common / (len(answered) + len(expected)) if common else 0.0
+    common = (answered & expected).total()
+    return 2 * common / (answered.total() + expected.total()) if common else 0.0
 
 
-def _content(text: str) -> list[str]:
-    """The words of a text but articles."""
-    return [word for word in words_of(text) if word not in ("a", "an", "the")]
+def _content(text: str) -> Counter:
+    """The words of a text but articles, counted."""
+    return Counter(word for word in words_of(text) if word not in ("a", "an", "the"))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -372,13 +376,8 @@ class World(worlds.World):
 
     def __init__(self, o):
         super().__init__(o)
-        if not o.model:
-            raise UserError("tool_calls needs --model, a chat model such as "
-                            "Qwen/Qwen2.5-7B-Instruct")
         self.form = self.option(o, "call_format")
-        self._line_of_call, self._call_of_line = _json, load_object
-        if self.form == "python":
-            self._line_of_call, self._call_of_line = call_text.write_call, call_text.parse_call
+        self._line_of_call, self._call_of_line = LINES[self.form]
         file = o.base_tasks or str(EXAMPLE_TASKS)
         self.tools, self.notes = self._read_tools(self.option(o, "tools"), file)
         if self.notes:
@@ -500,10 +499,9 @@ class World(worlds.World):
         if record is None:
             raise InvalidTask("no request and call")
         n_calls, n_tools = record.pop("level")
-        if n_calls != len(record["calls"]) or not 0 < n_calls <= MOST_CALLED:
-            raise InvalidTask("wrong level")
         called = {call["name"] for call in record["calls"] if well_formed(call)}
-        if not len(called) <= n_tools <= len(shown):
+        calls_fit = n_calls == len(record["calls"]) and 0 < n_calls <= MOST_CALLED
+        if not calls_fit or not len(called) <= n_tools <= len(shown):
             raise InvalidTask("wrong level")
         # the called tools, and others as the level says, in an order that tells nothing
         tools = sorted(shown, key=lambda tool: tool["name"] not in called)[:n_tools]
@@ -630,7 +628,7 @@ class World(worlds.World):
 
     def _with_some_tools(self, task: Task, draw) -> Task:
         """A task that offers the tools which it calls, and a random number of others."""
-        called = [tools_of(task)[name] for name in dict.fromkeys(self.skills(task))]
+        called = [tool for tool in task.spec["tools"] if tool["name"] in self.skills(task)]
         number = draw.randint(max(1, len(called)), max(MOST_SHOWN, len(called)))
         tools = self._tools_with(called, number, draw)
         return _task(task.text, {**task.spec, "tools": tools}, task.origin)
