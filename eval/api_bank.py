@@ -204,7 +204,7 @@ def damo_fault(record: dict, response: str) -> str:
             return f"argument {argument[:40]!r} is not declared"
     # eight expected calls have an argument that their tool does not declare
     expected = {name: convert(value, declared.get(name, "str")) if isinstance(value, str) else value
-                for name, value in gold_call["parameters"].items() if value is not None}
+                for name, value in gold_call["parameters"].items()}
     try:
         given = {name: convert(value, declared[name]) for name, value in given.items()}
         if not same_arguments(found[0], given, expected):
@@ -248,19 +248,13 @@ def official_tools(folder: Path) -> tuple[dict, dict]:
     for row in read_array(folder / "level-3.json", ("apis",)):
         for api in row["apis"]:
             if api["api_name"] == "ToolSearcher":
-                output = api["output"]["output"]
-                high += output if isinstance(output, list) else [output]
+                high.append(api["output"]["output"])
     return parameters_by_name(low), parameters_by_name(high)
 
 
 def parameters_by_name(tools: list) -> dict:
     """{name: parameters}; the first document of a name counts."""
-    parameters = {}
-    for tool in tools:
-        # a search that found nothing returned no document
-        if isinstance(tool, dict) and "input_parameters" in tool:
-            parameters.setdefault(tool["name"], tool["input_parameters"])
-    return parameters
+    return {tool["name"]: tool["input_parameters"] for tool in reversed(tools)}
 
 
 def load_damo(folder: Path) -> list[dict]:
@@ -298,7 +292,7 @@ def call_line(lines: list, number: int) -> dict:
 def damo_record(name: str, level: int, api: str, given: dict, tools: dict, row: dict,
                 accounts: set) -> dict:
     """One official call as a record. Six tools are in no prompt: their arguments are texts."""
-    declared = {argument: spec.get("type", "str") for argument, spec in tools[api].items()} \
+    declared = {argument: spec["type"] for argument, spec in tools[api].items()} \
         if api in tools else dict.fromkeys(given, "str")
     return {"id": name, "category": f"level-{level}", "gold": {"name": api, "parameters": given},
             "parameters": declared, "accounts": accounts,

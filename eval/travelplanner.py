@@ -201,15 +201,15 @@ def reference_text(record, keep=None) -> str:
     """
     parts = []
     for title, entry in record["reference"].items():
-        if not isinstance(entry, list) or not entry:
-            parts.append(f"{title}: {entry or 'none'}")
+        if isinstance(entry, str):
+            parts.append(f"{title}: {entry}")
             continue
-        columns = _COLUMNS.get(title.split(" ")[0], tuple(entry[0]))
+        columns = _COLUMNS[title.split(" ")[0]]
         if keep is not None:
             # a base task must stay solvable as its reference solves it
-            named = [r for r in entry if f"{r.get(columns[0])}," in keep]
+            named = [r for r in entry if f"{r[columns[0]]}," in keep]
             entry = named + [r for r in entry if r not in named][:max(0, 4 - len(named))]
-        lines = [" | ".join(str(row.get(name, "-")) for name in columns) for row in entry]
+        lines = [" | ".join(str(row[name]) for name in columns) for row in entry]
         parts.append("\n".join([f"{title}:", " | ".join(columns), *lines]))
     return "\n\n".join(parts)
 
