@@ -21,6 +21,7 @@ from data_pool import Task
 import genenv
 from policy import Rollout
 import support.run
+import worlds
 from worlds import InvalidTask, World
 
 EOS = 0
@@ -129,10 +130,10 @@ def answered(n, u) -> str:
 class Scripted:
     """A policy whose texts are scripted.
 
-    tape: every call of `sample`, and of both updates, as namespaces with the epoch it was made in
-    and a letter for what it is: W the simulator writes, A the agent's attempts, V and v its sampled
-    and greedy validation, G GRPO, R RWR. alphas, contexts: what the functions above were given;
-    threads: torch's.
+    tape: every call of `sample`, of the check of what was written, and of both updates, as
+    namespaces with the epoch it was made in and a letter for what it is: W the simulator writes, C
+    its texts are checked, A the agent's attempts, V and v its sampled and greedy validation, G
+    GRPO, R RWR. alphas, contexts: what the functions above were given; threads: torch's.
     """
     tape, runs, alphas, contexts, threads = [], [], [], [], []
 
@@ -142,7 +143,7 @@ class Scripted:
         self.lm = SimpleNamespace(dtype=torch.float32, get_input_embeddings=lambda: embeddings)
         names = names or (("agent",) if o.env_model else ("agent", "env"))
         self.params = {name: [torch.nn.Parameter(torch.zeros(2))] for name in names}
-        self.rates, self.saved = {}, []
+        self.rates = {}
 
     def encode(self, text):
         ids = [crc32(word.encode()) for word in text.split()]  # the same in every run
@@ -163,7 +164,9 @@ class Scripted:
         return torch.optim.AdamW(self.params[adapter], lr=lr)
 
     def save_adapters(self, folder):
-        self.saved += list(self.params)
+        for name, [p] in self.params.items():
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / "adapter_model.safetensors").write_text(str(p.tolist()))
 
     def sample(self, adapter, prompts, G, max_new_tokens, temperature, generator, max_rows):
         rollouts = []
@@ -205,6 +208,13 @@ def update(letter):
     return taped
 
 
+def check(*given):
+    """worlds.written_tasks; notes what it gives."""
+    results, kept = list(worlds.written_tasks(*given)), given[-1]
+    note("C", results=results, kept=kept)
+    return results
+
+
 def run_micro(patch, folder, **options):
     """genenv.train on the micro world -> (Options, the tape, the Run). patch: a MonkeyPatch."""
     def prepare_run(*given):
@@ -221,6 +231,7 @@ def run_micro(patch, folder, **options):
     patch.setattr(support.run.report, "write", lambda folder: None)
     patch.setattr(os, "fsync", lambda handle: None)
     patch.setattr(genenv, "prepare_run", prepare_run)
+    patch.setattr(genenv, "written_tasks", check)
     patch.setattr(genenv, "grpo_update", update("G"))
     patch.setattr(genenv, "rwr_update", update("R"))
     genenv.train(genenv.Options(out=str(folder), world="micro", **options))
