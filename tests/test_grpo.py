@@ -13,8 +13,8 @@ import torch
 import grpo
 import rwr
 from grpo import aggregate, group_advantages, grpo_loss, has_signal, token_kl
-from helpers import (Frozen, WORDS, clear, close, flat, gradients, naive_row, random_groups, same,
-                     scores, tiny_policy, train_agent)
+from helpers import (Frozen, WORDS, clear, close, flat, gradients, naive_row, random_groups,
+                     same, scores, tiny_policy, train_agent)
 
 # prompts and lengths differ, only G is equal; 44 response tokens
 GROUPS = random_groups([(5, [4, 1, 7]), (2, [3, 3, 2]), (9, [2, 6, 5]), (1, [2, 8, 1])])

@@ -343,11 +343,11 @@ def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
     records = run_micro(monkeypatch, tmp_path / "r", **options)[2].history
     assert [r["alpha"] for r in records] == pytest.approx([.35, .3, .4, .5, .6])
     assert records[2]["distinct_tasks"] == 0
-    for epoch, context in enumerate(Scripted.contexts, 1):
-        last = records[1 if epoch == 3 else epoch - 1]
+    for context, before, last in zip(Scripted.contexts, (0, 1, 2, 3), (0, 1, 1, 3), strict=True):
+        seen = records[last]
         assert context == curriculum.Context(
-            epoch, 4, 0.35, 0.65, records[epoch - 1]["alpha"], last["success_rate"],
-            last["mixed_share"], last["p_hat_counts"])
+            before + 1, 4, 0.35, 0.65, records[before]["alpha"], seen["success_rate"],
+            seen["mixed_share"], seen["p_hat_counts"])
 
 
 @pytest.mark.parametrize("variant, at", [
