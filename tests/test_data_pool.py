@@ -51,7 +51,8 @@ def test_reloaded_pools_equal_the_pools(tmp_path):
     pool, env = TrainPool(tmp_path / "t", base()), EnvPool(tmp_path / "e")
     for i in (3, 1, 2, 1):
         pool.add(written(i, i), [trace(), trace(0.0)], i / 8, i + 1)
-        env.add([record(i), record(i, 2, 0.25)])
+        env.add([record(i)])
+        env.add([record(i, 2, 0.25)])
         for part in (pool, env):
             part.save()
             part.save()  # nothing is written twice
