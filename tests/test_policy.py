@@ -130,8 +130,10 @@ def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, m
                 shapes_into(shared.lm.get_input_embeddings()) as inputs:
             logp, _ = shared.logprobs(flat(groups))
             made.append(torch.autograd.grad(logp.sum(), shared.params["agent"]))
-        assert logits == [(4,)] * calls and inputs == [(2, 9 + 4 * 3)]
-    assert same(*made) and all(g.abs().max() > 0 for g in made[0])
+        assert set(logits) == {(4,)} and len(logits) == calls
+        assert inputs == [(2, 9 + 4 * 3)]
+    assert same(*made)
+    assert all(g.abs().max() > 0 for g in made[0])
     with shapes_into(shared.lm.get_input_embeddings()) as inputs:
         shared.sample(None, [p for p, _ in groups], G=4, max_new_tokens=1)
     assert inputs == [(2, 9)]
