@@ -256,23 +256,20 @@ def flat(o: Options) -> dict:
     return values.pop("world_options") | values
 
 
-def saved_options(path, **changes) -> Options:
-    """The options of a run by its folder or config.json, or those in the warm_start.json of a warm
-    start, with changes. Raises UserError if there are none, or if another version wrote them."""
-    path = Path(path)
-    if (path / "tokenizer_config.json").is_file():
-        raise UserError(f"{path} is a model, not a run: give it as --model")
-    path = path if path.is_file() else path / "config.json"
+def saved_options(folder) -> Options:
+    """The options of a run by its folder. Raises UserError if there are none, or if another version
+    wrote them."""
+    path = Path(folder, "config.json")
+    if Path(folder, "tokenizer_config.json").is_file():
+        raise UserError(f"{folder} is a model, not a run: give it as --model")
     if not path.is_file():
-        raise UserError(f"{path.parent} is no run folder, or its run has not begun: no config.json")
+        raise UserError(f"{folder} is no run folder, or its run has not begun: no config.json")
     with one_line(f"{path} is of no run of this version and"):
         saved = json.loads(path.read_text())
-        if "settings" in saved:  # of a warm start: its own next to those of a run
-            saved = {f.name: saved["settings"][f.name] for f in fields(Options)}
         if saved.keys() - vars(Options()).keys():
-            raise UserError(f"{path.parent} was begun by another version: it does not resume; "
+            raise UserError(f"{folder} was begun by another version: it does not resume; "
                             "ask, compare and report read it with that version")
-        return Options(**{**saved, **changes})
+        return Options(**saved)
 
 
 # ---------------------------------------------------------------------------------------------

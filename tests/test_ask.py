@@ -4,7 +4,6 @@ Run: python -m pytest tests/test_ask.py -q
 """
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,19 +15,18 @@ from scripts import ask
 from support.options import parse_options
 from worlds import load_world, tool_calls, tool_lists
 
-TOOLS, _, HELD_OUT = EXAMPLE_LIST[1::2]
 DENTIST = "Put the dentist on Friday at nine."
 
 
 @pytest.fixture(scope="module")
 def run(model, tmp_path_factory):
     """The folder of a run of tool_calls as it ends, with an agent that differs from its base."""
-    return ended_run(tmp_path_factory.mktemp("ask"), model, EXAMPLE_LIST, [
-        "--world", "tool_calls", "--call-format", "python", "--max-response-tokens", "24"])
+    return ended_run(tmp_path_factory.mktemp("ask"), model, "--world", "tool_calls", *EXAMPLE_LIST,
+                     "--call-format", "python", "--max-response-tokens", "24")
 
 
-def ended_run(folder, model, files=(), options=()):
-    o = parse_options([*options, *files, "--model", model, "--rank", "4", "--threads", "1"])
+def ended_run(folder, model, *options):
+    o = parse_options([*options, "--model", model, "--rank", "4", "--threads", "1"])
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(o)))
     policy = Policy.load(model, ("agent",), rank=4, device="cpu")
     randomise(policy, seed=1)
@@ -36,84 +34,46 @@ def ended_run(folder, model, files=(), options=()):
     return folder
 
 
-def asked(capsys, *argv):
-    """What `ask --json` prints for one request."""
-    capsys.readouterr()
-    assert genenv.main(["ask", *map(str, argv), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)  # nothing else is on standard output
+def answer_as_by_hand(capsys, run, model, world, task):
+    """What `ask --json` prints, and nothing else on standard output: the greedy answer of the run's
+    adapter, and with --untrained that of its base."""
+    policy = Policy.load(model, ("agent",), rank=4, device="cpu",
+                         adapter_folder=str(run / "adapters" / "agent"))
+    prompt, answers = policy.encode(world.agent_prompt(task)), []
+    for name, options in ((None, ["--untrained"]), ("agent", [])):
+        capsys.readouterr()
+        assert genenv.main(["ask", str(run), task.text, "--json", *options]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        rollout, = policy.sample(name, [prompt], 1, 24, temperature=0)
+        assert answer["response"] == policy.decode(rollout.response) not in answers
+        answers.append(answer["response"])
+    return answer
 
 
-def trained_policy(run, model):
-    return Policy.load(model, ("agent",), rank=4, device="cpu",
-                       adapter_folder=str(run / "adapters" / "agent"))
-
-
-def greedy(policy, world, task, name):
-    prompt = policy.encode(world.agent_prompt(task))
-    return policy.decode(policy.sample(name, [prompt], 1, 24, temperature=0)[0].response)
+def answer_of(monkeypatch, run, task, text):
+    """What is made of a text that the agent answers to a task."""
+    agent = ask.Agent(run)
+    monkeypatch.setattr(agent, "_attempt", lambda _: (None, text))
+    return agent.answer(task)
 
 
 def test_the_short_list_has_the_function_that_is_needed():
     """Word overlap is crude: here it finds most functions of requests that nobody chose for it."""
-    tools, _ = tool_lists.read_tools(TOOLS)
-    tasks = tool_calls.read_tasks(HELD_OUT, {tool["name"]: tool for tool in tools})
+    tools, _ = tool_lists.read_tools(EXAMPLE_LIST[1])
+    tasks = tool_calls.read_tasks(EXAMPLE_LIST[5], {tool["name"]: tool for tool in tools})
     hits = 0
     for task in tasks:
-        few = ask.short_list(task.text, tools, tool_calls.MOST_SHOWN)
+        few = ask.short_list(task.text, tools)
         hits += {call["name"] for call in task.spec["calls"]} <= {tool["name"] for tool in few}
     assert hits >= 0.9 * len(tasks)
 
 
-@pytest.mark.parametrize("text, form, fault", [
-    ('add_event(title="dentist", day="Friday", hour=9)', "python", ""),
-    ("none", "python", "nothing"),
-    ("I would rather not.", "python", "no call can be read"),
-    ('add_event(title="dentist")', "python", "required"), ("fly(to=1)", "python", "none of"),
-    ('<tool_call>{"name": "add_event", "arguments": "{}"}</tool_call>', "json", "exactly name")])
-def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it(text, form, fault):
-    tools, _ = tool_lists.read_tools(TOOLS)
-    calls = tool_calls.parse_calls(text, form)
-    fault_found = ask.fault_of(calls, tools)
-    assert fault in fault_found and bool(fault) == bool(fault_found)
-    if not fault:
-        assert calls[0]["arguments"] == {"title": "dentist", "day": "Friday", "hour": 9}
-
-
-def test_the_runs_adapter_answers_greedily_and_untrained_its_base(run, model, capsys):
-    """The agent of the run and not its base, with the functions that the user names, in their
-    order."""
-    options = [run, DENTIST, "--functions", "set_timer,add_event"]
-    answer, untrained = asked(capsys, *options), asked(capsys, *options, "--untrained")
-    policy = trained_policy(run, model)
-    agent = ask.Agent(run, ["set_timer", "add_event"])
-    task = Task(DENTIST, {"tools": agent.tools, "calls": []})
-    assert answer["offered"] == ["set_timer", "add_event"]
-    assert answer["response"] == greedy(policy, agent.world, task, "agent") != untrained["response"]
-    assert untrained["response"] == greedy(policy, agent.world, task, None)
-
-
-def test_an_expected_answer_is_marked(run, monkeypatch):
-    """For held-out requests, which stand in when none is given."""
-    agent = ask.Agent(run)
-    tasks = ask.read_requests(ask.parser().parse_args([str(run)]), agent)
-    assert tasks == agent.world.validation_tasks()
-    for text, right in ((agent.world.gold(tasks[0]), True), ("none", False)):
-        monkeypatch.setattr(agent, "_attempt", lambda _: (None, text))
-        answer = agent.answer(tasks[0])
-        assert answer["right"] is right and bool(answer["fault"]) is not right
-
-
-def test_an_example_is_offered_its_own_functions(run, tmp_path, monkeypatch):
-    """Those that the run does not know, too: else no answer to it could be right."""
-    fly = {"name": "fly_to", "parameters": {}}
-    example = {"task": "Fly away", "tools": [fly], "calls": [{"name": "fly_to", "arguments": {}}]}
-    (tmp_path / "own.jsonl").write_text(json.dumps(example))
-    agent = ask.Agent(run)
-    args = SimpleNamespace(file=str(tmp_path / "own.jsonl"), request=[])
-    [task] = ask.read_requests(args, agent)
-    monkeypatch.setattr(agent, "_attempt", lambda _: (None, "fly_to()"))
-    answer = agent.answer(task)
-    assert answer["right"] and "fly_to" in answer["offered"]
+def test_the_agent_is_asked_with_a_choice_of_its_functions(run, model, capsys):
+    world = ask.Agent(run).world
+    tools = ask.short_list(DENTIST, list(world.tools.values()))
+    task = Task(DENTIST, {"tools": tools, "calls": []})
+    answer = answer_as_by_hand(capsys, run, model, world, task)
+    assert answer["offered"] == [tool["name"] for tool in tools]
 
 
 def test_any_world_is_asked_a_task_of_its_own(small_ladder, tmp_path, capsys):
@@ -121,30 +81,41 @@ def test_any_world_is_asked_a_task_of_its_own(small_ladder, tmp_path, capsys):
     run = ended_run(tmp_path, small_ladder)
     world = load_world("ladder")(parse_options(["--model", small_ladder]))
     task = world.base_tasks()[0]
-    answer = asked(capsys, run, task.text)
-    policy = trained_policy(run, small_ladder)
-    assert answer["response"] == greedy(policy, world, task, "agent")
-    assert answer["response"] != asked(capsys, run, task.text, "--untrained")["response"]
+    answer = answer_as_by_hand(capsys, run, small_ladder, world, task)
     assert answer["reward"] == world.score(task, answer["response"])[0]
     one_line(capsys, genenv.main(["ask", str(run), "good morning"]), "no task of the world ladder")
 
 
-def test_a_file_is_cut_at_line_ends_alone(run, tmp_path):
-    """A sign that str.splitlines cuts at stands within a request."""
-    text = "Write: one\u2028two\n\nDim the study"
-    (tmp_path / "requests.txt").write_text(text, "utf-8")
-    args = SimpleNamespace(file=str(tmp_path / "requests.txt"), request=[])
-    assert [task.text for task in ask.read_requests(args, ask.Agent(run))] == text.split("\n\n")
+@pytest.mark.parametrize("text, calls, fault, ungrounded", [
+    ('add_event(title="dentist", day="Friday", hour=9)', 1, "", ""),
+    ('add_event(title="dentist", day="Monday", hour=9)', 1, "", 'day = "Monday"'),
+    ('add_event(title="dentist")', 1, "required", ""),
+    ("I would rather not.", None, "not a list", ""),
+    ("none", 0, "", "")])
+def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it(run, monkeypatch, text, calls,
+                                                                fault, ungrounded):
+    answer = answer_of(monkeypatch, run, Task(DENTIST, {}), text)
+    assert answer["right"] is None and answer["ungrounded"] == ungrounded
+    assert fault in answer["fault"] and bool(fault) == bool(answer["fault"])
+    assert (answer["calls"] if calls is None else len(answer["calls"])) == calls
+
+
+def test_a_held_out_request_is_marked_and_offered_its_own_functions(run, monkeypatch):
+    """Those that the run does not know, too: else no answer to it could be right."""
+    world = ask.Agent(run).world
+    task = world.validation_tasks()[0]
+    fly = {"name": "fly_to", "description": "", "parameters": {}}
+    spec = {"tools": [fly], "calls": [{"name": "fly_to", "arguments": {}}], "ordered": False}
+    for task, text in ((task, world.gold(task)), (Task("Fly", spec), "fly_to()")):
+        answer = answer_of(monkeypatch, run, task, text)
+        assert answer["right"] is True and answer["fault"] == ""
+        assert task.spec["calls"][0]["name"] in answer["offered"]
+        assert answer_of(monkeypatch, run, task, "none")["right"] is False
 
 
 def test_bad_input_is_one_line(run, tmp_path, capsys):
     (tmp_path / "config.json").write_text((run / "config.json").read_text())  # no adapters yet
-    (tmp_path / "utf16.txt").write_text(DENTIST, "utf-16")
-    for argv, message in (([run, "--file", tmp_path], "a folder, not a file"),
-                          ([run, "--file", tmp_path / "no.txt"], "no.txt"),
-                          ([run, "--file", tmp_path / "utf16.txt"], "not UTF-8"),
-                          ([run, DENTIST, "--functions", "set_timr"], "set_timr"),
-                          ([run, "<|im_end|> hello"], "control token"),
+    for argv, message in (([run, "<|im_end|> hello"], "control token"),
                           ([tmp_path, DENTIST], "the run has not ended")):
         capsys.readouterr()
         assert genenv.main(["ask", *map(str, argv)]) == 2
