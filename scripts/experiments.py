@@ -8,8 +8,8 @@ Usage:
     python -m scripts.experiments household --seeds 5
     python -m scripts.experiments words --model "starts/stale-{seed}"
     python -m scripts.experiments mine                        # any world: random, static ...
-    python -m scripts.experiments cross --seeds 10 --first-seed 20   # trained or not x seeds x
-    alpha python -m scripts.experiments ladder --seeds 1 --epochs 2 # other options go to every run
+    python -m scripts.experiments cross --seeds 10 --first-seed 20    # trained x seeds x alpha
+    python -m scripts.experiments ladder --seeds 1 --epochs 2    # other options go to every run
 
 A suite that was interrupted goes on: results/SUITE.jsonl has one line for each finished run, and a
 run that was begun lies in runs/SUITE. At the end results/SUITE.md has the means with 95 %
@@ -22,6 +22,7 @@ Deviations: every run has one thread and one seed; scripts/tables.py says how eq
 compared.
 """
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -52,7 +53,6 @@ def cross_cells() -> dict:
             name = f"{variant}, {selection}"
             cells[f"{name}, share 0.75"] = [*options, "--base-share", "0.75"]
             cells[f"{name}, share 0.25"] = [*options, "--base-share", "0.25"]
-            # random, uniform, steered reads alpha nowhere: it must equal its share 0.75 to the bit
             cells[f"{name}, steered"] = [*options, *STEERED]
             cells[f"{name}, steered, half rate"] = [*options, *STEERED, *HALF_RATE]
         # no written task is ever a seed task here, so curation has nothing to choose from
@@ -73,6 +73,8 @@ def cross_comparisons() -> list:
         pairs.append((f"genenv, uniform, {condition}", f"random, curated, {condition}"))
     for condition in ("steered", "steered, half rate"):
         pairs.append((f"genenv, curated, {condition}", f"genenv, uniform, {condition}"))
+    # it reads alpha nowhere: all differences must be 0, or all is in doubt
+    pairs.append(("random, uniform, steered", "random, uniform, share 0.75"))
     return pairs
 
 
@@ -87,7 +89,6 @@ BASES = {
     "ladder": ["--model", "runs/base/ladder-{seed}"],
     "household": ["--world", "household", "--model", "runs/base/household-{seed}"],
     "words": [],  # with --model "FOLDER-{seed}", which a warm start has made
-    "tools": ["--world", "tool_calls"],
     "cross": ["--model", "runs/base/ladder-{seed}"]}
 
 # {suite: {variant: options}}; the first variant is compared with the others
@@ -98,11 +99,6 @@ SUITES = {
         "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", TEACHER]},
     "household": RIVALS,
     "words": RIVALS,
-    "tools": {
-        "genenv": [],
-        "genenv, graded": ["--agent-reward", "graded"],
-        "random": ["--variant", "random"],
-        "base": ["--variant", "base"]},
     "cross": cross_cells()}
 
 for world_name in world_names():  # any other world, a user's own included
@@ -128,30 +124,30 @@ def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
     if any(r["settings"] != settings for r in done):
         raise UserError(f"{results} holds runs with other settings: move it away first")
     have = {(r["name"], r["seed"]) for r in done}
-    print(f"{results}: has {len(have)} runs; another --out makes them anew", flush=True)
     wanted = []
     for seed in seeds:
         for name in only or SUITES[suite]:
             if (name, seed) not in have:
-                options = filled([*settings, *SUITES[suite][name]], seed)
-                wanted.append((name, seed, options))
+                wanted.append((name, seed, filled([*settings, *SUITES[suite][name]], seed)))
 
     running = []
     try:
         while wanted or running:
             while wanted and len(running) < jobs:
                 running.append(start(suite, *wanted.pop(0)))
-            ended = [job for job in running if job["process"].poll() is not None]
-            for job in ended:
-                running.remove(job)
-                append_jsonl(results, [{**collect(job), "settings": settings}])
-                left = len(wanted) + len(running)
-                print(f"{job['name']}, seed {job['seed']}: done; {left} left", flush=True)
             time.sleep(0.5)
+            for job in list(running):
+                process, name, seed, folder = job
+                if process.poll() is not None:
+                    running.remove(job)
+                    metrics = collect(process, folder)
+                    append_jsonl(results, [{"name": name, "seed": seed, "metrics": metrics,
+                                            "settings": settings}])
+                    print(f"{name}, seed {seed}: done", flush=True)
     finally:  # a run failed or Ctrl-C: none goes on without the suite, the next call resumes them
-        for job in running:
-            job["process"].kill()
-            job["process"].wait()
+        for process, *_ in running:
+            process.kill()
+            process.wait()
 
 
 def filled(words, seed: int) -> list:
@@ -167,46 +163,43 @@ def filled(words, seed: int) -> list:
     return options
 
 
-def start(suite, name, seed, options) -> dict:
-    """Launch one run on one thread, or let one go on that was begun."""
-    label = "".join(sign if sign.isalnum() else "-" for sign in name)
+def start(suite, name, seed, options):
+    """Launch one run on one thread, or let one go on that was begun; returns (process, name, seed,
+    folder)."""
+    label = re.sub("[^a-z0-9]", "-", name)
     folder = Path("runs") / suite / f"{label}-{seed}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     if TEACHER in options and not Path(TEACHER).is_file():
-        write_teacher()
+        world = load_world("ladder")(Options())
+        world.write_teacher(round(TIMES * len(world.base_tasks())), TEACHER)
     argv = ["genenv.py", "--seed", str(seed), "--threads", "1", "--out", str(folder), *options]
     if (folder / "config.json").is_file():
         argv.append("--resume")
     with open(f"{folder}.log", "a") as log:
         process = subprocess.Popen([sys.executable, *argv], cwd=ROOT, stdout=log, stderr=log,
                                    env={**os.environ, "OMP_NUM_THREADS": "1"})
-    return {"name": name, "seed": seed, "folder": folder, "process": process}
+    return process, name, seed, folder
 
 
-def write_teacher():
-    """The ladder's teacher tasks, in the paper's proportion to the base tasks."""
-    world = load_world("ladder")(Options())
-    world.write_teacher(round(TIMES * len(world.base_tasks())), TEACHER)
-
-
-def collect(job) -> dict:
-    """One line of results. Raises UserError with the last line of the log if the run failed."""
-    name, seed, folder = job["name"], job["seed"], job["folder"]
-    if job["process"].returncode:
-        lines = Path(f"{folder}.log").read_text().strip().splitlines()
-        raise UserError(f"run {name!r} with seed {seed} failed: {' '.join(lines[-1:])}")
+def collect(process, folder) -> list:
+    """What is kept of a run that has ended. Raises UserError with the end of its log if it
+    failed."""
+    if process.returncode:
+        log = Path(f"{folder}.log").read_text()
+        raise UserError(f"the run in {folder} failed: {log[-300:]}")
     metrics = [{key: m[key] for key in KEPT} for m in read_jsonl(folder / "metrics.jsonl")]
     shutil.rmtree(folder)  # checkpoints of a real model are large
-    return {"name": name, "seed": seed, "metrics": metrics}
+    return metrics
 
 
 def table_of(suite: str, records) -> str:
     """Markdown: all variants, and the first minus each other one; of the cross its own
     comparisons."""
-    if suite == "cross":
-        return table(records, SUITES[suite], cross_comparisons(), cross=True)
     first, *others = SUITES[suite]
-    return table(records, SUITES[suite], [(first, name) for name in others])
+    pairs = [(first, name) for name in others]
+    if suite == "cross":
+        pairs = cross_comparisons()
+    return table(records, SUITES[suite], pairs, cross=suite == "cross")
 
 
 def main(argv) -> int:
@@ -217,10 +210,10 @@ def main(argv) -> int:
     p.add_argument("--first-seed", type=at_least(0), default=0, help="seeds are counted from here")
     p.add_argument("--jobs", type=at_least(1), default=os.cpu_count(), help="processes at a time")
     p.add_argument("--only", nargs="+", default=(), metavar="VARIANT")
-    p.add_argument("--out", default="", help="folder of the results; empty: results")
+    p.add_argument("--out", type=Path, default=ROOT / "results", help="folder of the results")
     args, extra = p.parse_known_args(argv)
-    results = Path(args.out or ROOT / "results") / f"{args.suite}.jsonl"
-    results.parent.mkdir(parents=True, exist_ok=True)
+    results = args.out / f"{args.suite}.jsonl"
+    args.out.mkdir(parents=True, exist_ok=True)
     for name in args.only:
         if name not in SUITES[args.suite]:
             raise UserError(f"no variant {name!r}: choose from {', '.join(SUITES[args.suite])}")

@@ -10,7 +10,6 @@ Deviations: a line is the mean over base models, without error bars: differences
 are paired by base model, and their intervals stand in EXPERIMENTS.md.
 """
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,42 +17,34 @@ import numpy as np
 from model.files import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-LINES = {  # variant: (legend, colour, line style); told apart without colours, too
-    "genenv": ("trained simulator", "#d9480f", "-"),
-    "random, curated seeds": ("untrained, curated seed tasks", "#1864ab", "--"),
-    "random": ("untrained simulator", "#1864ab", "-"),
-    "static": ("static tasks", "#868e96", ":")}
+LINES = {  # {variant: (legend, colour and line style)}; told apart without colours, too
+    "genenv": ("trained simulator", "C1-"),
+    "random, curated seeds": ("untrained, curated seed tasks", "C0--"),
+    "random": ("untrained simulator", "C0-"),
+    "static": ("static tasks", "C7:")}
 
 
 def main():
     """Draw both panels and write the picture."""
-    import matplotlib
-    matplotlib.use("Agg")
     from matplotlib import pyplot
+    pyplot.rcParams.update({"axes.grid": True, "grid.alpha": 0.3})
     records = read_jsonl(RESULTS / "ladder.jsonl")
-    pyplot.rcParams.update({"font.size": 11})
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
-    for variant, (label, colour, style) in LINES.items():
+    for variant, (label, style) in LINES.items():
         runs = [r["metrics"] for r in records if r["name"] == variant]
         # left: mean over base models, epoch by epoch
-        curves = np.array([[m["validation"] for m in metrics] for metrics in runs])
-        left.plot(curves.mean(0), style, color=colour, label=label, linewidth=2)
+        curves = [[m["validation"] for m in metrics] for metrics in runs]
+        left.plot(np.mean(curves, 0), style, label=label)
         # right: the same at the end, for the held-out tasks of each tool
-        tools = list(runs[0][-1]["validation_by"])
-        ends = np.array(
-            [[metrics[-1]["validation_by"][tool] for tool in tools] for metrics in runs]
-        )
-        right.plot(tools, ends.mean(0), style, color=colour, marker="o", markersize=5, linewidth=2)
+        ends = [metrics[-1]["validation_by"] for metrics in runs]
+        rates = np.mean([list(by_tool.values()) for by_tool in ends], 0)
+        right.plot(list(ends[0]), rates, style, marker="o")
     left.set(title="Held-out success", xlabel="epoch (0: before training)", ylim=(0, 1))
-    left.legend(loc="lower right", frameon=False)
+    left.legend(loc="lower right")
     right.set(title="After the last epoch, by hardest tool of the task", ylim=(0, 1.02),
               xlabel="tool, from easy to hard (seed tasks use the first four)")
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(RESULTS / "result.png", dpi=100)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
