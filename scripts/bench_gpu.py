@@ -3,12 +3,12 @@
 Paper: not in it; its two 7B policies had many cards.
 
 Usage:
-    python -m scripts.bench_gpu                     # 7B in NF4 and bf16, and 135M
+    python -m scripts.bench_gpu                     # 7B in NF4 and bf16
     python -m scripts.bench_gpu --preset 7b-80gb    # an epoch of two steps, of a preset's sizes
-    python -m scripts.bench_gpu --tiny              # the same script, small, on a CPU
 
-Nothing is downloaded: the weights are random, of the scale of trained ones, and speed does not
-depend on them. Prints what it measures, at last as one JSON line, which --out keeps in a file.
+Without a GPU it measures a toy on the CPU, which tests the script. Nothing is downloaded: the
+weights are random, of the scale of trained ones, and speed does not depend on them. Prints what it
+measures, and for each model all of it as a JSON line.
 
 Deviations: MBU, the share of the card's bandwidth, counts weights, keys and values once a token.
 Prompts have P tokens and responses their greatest length, as random weights end none. Every text of
@@ -18,29 +18,25 @@ import json
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from data_pool import EnvRecord
 from genenv import REPLAY
-from grpo import grpo_update, sampler_mismatch
-from model.files import UserError, exit_code
-from policy import Decoder, Policy
+from grpo import grpo_update
+from model.attention import heads_of
+from model.files import exit_code
+from policy import Policy
 from rwr import rwr_update
 from support.metrics import peak_memory
 from support.options import Options, Parser, parse_options
 from worlds.tiny_model import word_tokenizer
 
-# sizes of Qwen2.5-7B, of SmolLM2-135M, and of a toy
+# sizes of Qwen2.5-7B, and of a toy
 QWEN_7B = dict(hidden_size=3584, num_hidden_layers=28, vocab_size=152064, num_attention_heads=28,
                num_key_value_heads=4, intermediate_size=18944)
-SMOL_135M = dict(hidden_size=576, num_hidden_layers=30, vocab_size=49152, num_attention_heads=9,
-                 num_key_value_heads=3, intermediate_size=1536)
 SMALL = dict(hidden_size=128, num_hidden_layers=2, vocab_size=512, num_attention_heads=2,
              num_key_value_heads=1, intermediate_size=512)
-# {name: (sizes, whether in NF4)}
-MODELS = {"7B NF4": (QWEN_7B, True), "7B bf16": (QWEN_7B, False), "135M bf16": (SMOL_135M, False)}
 LEARNING_RATE, RANK, G = 1e-5, 16, 8
 
 
@@ -86,9 +82,9 @@ def tokenizer_for(vocab):
     return word_tokenizer(["<pad>", *(f"w{i}" for i in range(1, vocab)), "<eos>"])
 
 
-def random_prompts(count, length, vocab, seed=0):
+def random_prompts(count, length, vocab):
     """count lists of `length` ids."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return torch.randint(vocab, (count, length), generator=generator).tolist()
 
 
@@ -117,17 +113,15 @@ class Bench:
         self.P, self.row = P, {}
 
     @contextmanager
-    def timed(self, name, tokens):
-        """Within: seconds, tokens/s and peak memory of what is done become figures of the row."""
+    def timed(self, name):
+        """Within: seconds and peak memory of what is done become figures of the row."""
         figures, peaks = {}, {}
         wait()
         began = time.perf_counter()
         with peak_memory(peaks, name):
             yield figures
             wait()
-        seconds = time.perf_counter() - began
-        figures["seconds"] = round(seconds, 3)
-        figures["tokens_per_s"] = round(tokens / seconds)
+        figures["seconds"] = round(time.perf_counter() - began, 3)
         figures["peak_gb"] = round(peaks[name] / 1e9, 2)
         self.row[name] = figures
         print(f"  {name}: {figures}", flush=True)
@@ -144,24 +138,21 @@ class Bench:
         policy, records = self.policy, []
         agent, env = [policy.optimizer(name, LEARNING_RATE) for name in ("agent", "env")]
         for step in range(o.steps):
-            tokens = o.seed_tasks * o.variations * o.max_task_tokens
-            with self.timed(f"simulator rollouts {step}", tokens):
+            with self.timed(f"simulator rollouts {step}"):
                 texts = self.sample("env", o.seed_tasks, o.variations, o.max_task_tokens,
                                     o.max_rows)
             records += [EnvRecord(r.prompt, r.response, "", "", [], "", r.group) for r in texts]
-            tokens = B * G * o.max_response_tokens
-            with self.timed(f"agent rollouts {step}", tokens):
+            with self.timed(f"agent rollouts {step}"):
                 rollouts = self.sample("agent", B, G, o.max_response_tokens, o.max_rows)
-            with self.timed(f"agent update {step}", tokens):
+            with self.timed(f"agent update {step}"):
                 self.row["agent"] = grpo_update(policy, "agent", agent, rollouts,
                                                 rewards_of(rollouts), o)
-        tokens = len(records) * o.max_task_tokens * o.env_passes
-        with self.timed("simulator update", tokens):
+        with self.timed("simulator update"):
             self.row["env"] = rwr_update(policy, "env", env, records, [], texts[:o.variations], o)
 
     def token_cost(self, B, T):
         """Milliseconds a token of B prompts with G rollouts each, prompts included, and MBU."""
-        with self.timed(f"{B * G} rows", B * G * T) as figures:
+        with self.timed(f"{B * G} rows") as figures:
             self.sample("agent", B, G, T)
         seconds = figures["seconds"] / T
         figures["ms a token"] = round(1000 * seconds, 2)
@@ -174,20 +165,11 @@ class Bench:
     def bytes_read(self, B, T) -> int:
         """What one token needs of the memory: all weights but the embeddings, and the keys and
         values of the prompts and of responses that are half done."""
-        lm, config = self.policy.lm, self.policy.lm.config
-        table = lm.get_input_embeddings().weight
-        weights = sum(p.nbytes for p in lm.parameters()) - table.nbytes
-        width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
-        keys = B * (self.P + G * T // 2)
-        return weights + 2 * keys * width * config.num_hidden_layers * table.element_size()
-
-    def mismatch_unrecorded(self, o, T):
-        """Nats a token between sampler and scorer if no decoding step is recorded; "agent" in the
-        row has those of a run."""
-        self.policy.decoder = Decoder
-        rollouts = self.sample("agent", 2, G, T)
-        with self.policy.use("agent"):
-            self.row["unrecorded"] = sampler_mismatch(self.policy, rollouts, o)
+        lm = self.policy.lm
+        weights = sum(p.nbytes for p in lm.parameters()) - lm.get_input_embeddings().weight.nbytes
+        _, key_heads, head_dim = heads_of(lm.config)
+        key = lm.config.num_hidden_layers * 2 * key_heads * head_dim * 2  # of a token, in bf16
+        return weights + B * (self.P + G * T // 2) * key
 
 
 def wait():
@@ -197,20 +179,20 @@ def wait():
 
 
 def main(argv) -> int:
-    """Measure all models one after the other; what is done is on disk after each."""
+    """Measure all models one after the other, and print a JSON line for each."""
     p = Parser(prog="python -m scripts.bench_gpu", description=__doc__)
-    p.add_argument("--tiny", action="store_true", help="a small model on the CPU: tests the script")
     p.add_argument("--preset", choices=["7b-24gb", "7b-80gb"], help="an epoch of its sizes")
-    p.add_argument("--out", default="results/gpu.json", help="JSON file")
     args = p.parse_args(argv)
-    if not args.tiny and not torch.cuda.is_available():
-        raise UserError("no CUDA device: --tiny runs a small model on the CPU, in seconds")
 
-    # sizes: 8 prompts or a few small ones; or those of a preset
-    device, models, P, T, widths = "cuda", MODELS, 1024, 256, (8, 16, 32, 72)
-    if args.tiny:
-        device, models, P, T, widths = "cpu", {"tiny": (SMALL, True)}, 160, 16, (2,)
-    card = "CPU" if args.tiny else torch.cuda.get_device_name()
+    # sizes: of a toy, or with a GPU of 7B models
+    device, card, P, T, widths = "cpu", "CPU", 160, 16, (2,)
+    models = {"toy": (SMALL, True)}  # {name: (sizes, whether in NF4)}
+    if torch.cuda.is_available():
+        device, card = "cuda", torch.cuda.get_device_name()
+        P, T, widths = 1024, 256, (8, 16, 32, 72)
+        models = {"7B NF4": (QWEN_7B, True), "7B bf16": (QWEN_7B, False)}
+    elif args.preset:
+        p.error("--preset needs a GPU")
     B = widths[0]
     o = Options(steps=1, seed_tasks=B, variations=G, env_batch=B * G, token_budget=8192,
                 max_task_tokens=T, max_response_tokens=T)
@@ -219,18 +201,14 @@ def main(argv) -> int:
         B = round(o.seed_tasks * o.variations * (1 + REPLAY))  # new tasks of a step, and replayed
         models, widths = {args.preset: (QWEN_7B, o.quant == "nf4")}, ()
 
-    result = {"device": card, "options": vars(o), "prompt": P, "G": G, "models": {}}
     for name, (sizes, nf4) in models.items():
-        print(name, flush=True)
         bench = Bench(sizes, nf4, device, P)
         bench.sample("agent", 1, G, T)  # the first call starts kernels and libraries
         bench.epoch(o, B)
         for width in widths:
             bench.token_cost(width, T)
-        bench.mismatch_unrecorded(o, T)
-        result["models"][name] = bench.row
-        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+        result = {"model": name, "device": card, "options": vars(o), "prompt": P, **bench.row}
+        print(json.dumps(result), flush=True)
     return 0
 
 
