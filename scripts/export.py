@@ -7,8 +7,8 @@ becomes
 
     {"data_source": "genenv/WORLD", "prompt": [chat messages], "ability": category,
      "reward_model": {"style": "rule", "ground_truth": "the task's evaluation spec, JSON text"},
-     "extra_info": {"split": "train", "index": 0, "id": ..., "origin": ..., "seed_task": ...,
-                    "epoch": ..., "p_hat": last success rate, -1 if never tried}}
+     "extra_info": {"split": "train", "index": 0, "origin": "base" or "env",
+                    "p_hat": last success rate, -1 if never tried}}
 
 and veRL scores responses with `compute_score` below, which is Eq. 1 of this project:
 
@@ -40,7 +40,7 @@ def main(argv) -> int:
     p.add_argument("run", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", default="", help="JSONL file to write; empty: RUN/verl.jsonl")
     args = p.parse_args(argv)
-    out = Path(args.out or Path(args.run) / "verl.jsonl")
+    out = Path(args.out or f"{args.run}/verl.jsonl")
     records = verl_records(args.run)
     write_whole(out, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     print(f"{len(records)} tasks written to {out}")
@@ -49,7 +49,7 @@ def main(argv) -> int:
 
 def verl_records(run_folder) -> list[dict]:
     """Every task of D_train of a run as a veRL record, base tasks first."""
-    o = saved_options(Path(run_folder))
+    o = saved_options(run_folder)
     world = load_world(o.world)(o)
     pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks())
     # compute_score has to read answers in the form that the run was trained in
@@ -59,13 +59,12 @@ def verl_records(run_folder) -> list[dict]:
     records = []
     for index, task in enumerate(pool.tasks.values()):
         prompt = world.agent_prompt(task)
-        # a world without a chat template writes plain text
-        prompt = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):  # of a world without a chat template
+            prompt = [{"role": "user", "content": prompt}]
         records.append({
             "data_source": source, "prompt": prompt, "ability": world.category(task),
             "reward_model": {"style": "rule", "ground_truth": json.dumps(task.spec)},
-            "extra_info": {"split": "train", "index": index, "id": task.id, "origin": task.origin,
-                           "seed_task": task.seed_task, "epoch": task.epoch,
+            "extra_info": {"split": "train", "index": index, "origin": task.origin,
                            "p_hat": pool.p_hat.get(task.id, (-1.0, 0))[0]}})
     return records
 

