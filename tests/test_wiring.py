@@ -18,6 +18,8 @@ import pytest
 import torch
 
 import curriculum
+from curriculum import in_band
+from data_pool import distinct
 import genenv
 from helpers import same_run
 import micro_world
@@ -102,14 +104,19 @@ class Told:
         records = []
         for step in self.steps[t]:
             newest = {text: p_hat for text, p_hat, _ in step.tries}
-            new = [dict(prompt=r.prompt, response=r.response, group=group, epoch=t,
-                        keys=[f"n{task.spec['n']}"], p_hat=newest[task.text])
+            new = [SimpleNamespace(prompt=r.prompt, response=r.response, group=group, epoch=t,
+                                   keys=[f"n{task.spec['n']}"], p_hat=newest[task.text])
                    for task, r, group in step.batch]
             for r in new:
-                r["p_hat_seed"] = mean(x["p_hat"] for x in new if x["group"] == r["group"])
-                r["p_hat_batch"] = mean(x["p_hat"] for x in new)
+                r.p_hat_seed = mean(other.p_hat for other in new if other.group == r.group)
+                r.p_hat_batch = mean(other.p_hat for other in new)
             records += new
         return records
+
+    def near(self, records, alpha):
+        """Those in the band."""
+        unit = UNIT[self.o.p_hat_unit]
+        return [r for r in records if in_band(getattr(r, unit), alpha, self.o.k_min)]
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -135,6 +142,7 @@ def test_calls_come_in_order_and_have_the_options(told):
         letters = "".join(event.letter for event in told.tape if event.epoch == t)
         steps = "((WC){1,4}AG){2}" + update if t else "(WC){1,4}A"
         assert re.fullmatch(steps + ("Vv" if t in VALIDATED else ""), letters), (t, letters)
+    assert "WCWC" in "".join(event.letter for event in told.tape)  # written again, to fill a batch
     expected = {
         "W": ("env", o.variations, 7, 0.7, seed + 1), "A": ("agent", 4, 9, 0.7, seed + 1),
         "V": ("agent", 3, 9, 0.7, seed + 2), "v": ("agent", 1, 9, 0.0, seed + 2)}
@@ -202,17 +210,18 @@ def test_rwr_learns_from_the_band_of_this_epoch_and_of_d_env(told):
     for t, record in enumerate(told.run.history):
         alpha = 0.35 + 0.3 * max(0, t - 1) / 5
         assert record["alpha"] == pytest.approx(alpha)
-        fresh = once(told.records(t))
-        aged = once([r for at in EPOCHS[1:t] if t - at <= 4 for r in told.records(at)])
-        old = [r for r in aged if r["keys"] not in [new["keys"] for new in fresh]]
-        fresh, old = inside(fresh, alpha, o), inside(old, alpha, o)
+        fresh = distinct(told.records(t))
+        again = [r.keys for r in fresh]
+        aged = distinct([r for at in EPOCHS[1:t] if t - at <= 4 for r in told.records(at)])
+        fresh = told.near(fresh, alpha)
+        old = told.near([r for r in aged if r.keys not in again], alpha)
         assert record["env_kept"] == len(fresh)
         if t and o.variant == "genenv":
             *given, kl_sample = updates.pop(0).given
             for mine, records in zip((fresh, old), given):
-                assert [[r["prompt"], r["response"]] for r in mine] == \
-                    [[r.prompt, r.response] for r in records]
-                gaps = [r[UNIT[o.p_hat_unit]] - alpha for r in mine]
+                assert [(r.prompt, r.response) for r in mine] == \
+                    [(r.prompt, r.response) for r in records]
+                gaps = [getattr(r, UNIT[o.p_hat_unit]) - alpha for r in mine]
                 R_env = [0.5 * math.exp(-5 * gap ** 2) for gap in gaps]
                 assert [r.r_env for r in records] == pytest.approx(R_env)
             sampled = [(r.group, r.prompt, r.response) for r in kl_sample]
@@ -221,19 +230,9 @@ def test_rwr_learns_from_the_band_of_this_epoch_and_of_d_env(told):
             assert len(groups) == 5
     assert not updates
     records = [record for t in EPOCHS[1:] for record in told.records(t)]
-    assert records == [{key: line[key] for key in records[0]}
-                       for line in read_jsonl(told.run.folder / "env.jsonl")]
-
-
-def inside(records, alpha, o):
-    """Those in the band."""
-    return [r for r in records if abs(r[UNIT[o.p_hat_unit]] - alpha) <= o.k_min + 1e-9]
-
-
-def once(records):
-    """Each task once, as it was written last."""
-    newest = {r["keys"][0]: i for i, r in enumerate(records)}
-    return [r for i, r in enumerate(records) if newest[r["keys"][0]] == i]
+    lines = read_jsonl(told.run.folder / "env.jsonl")
+    for mine, line in zip(records, lines, strict=True):
+        assert vars(mine).items() <= line.items()
 
 
 def test_what_an_epoch_records(told):
