@@ -12,8 +12,8 @@ import genenv
 from helpers import one_line
 from model import memory
 from support import report
-from model.files import append_jsonl, read_jsonl
-from test_tool_calls import WHOLE, call, chat_model, question, record, tool
+from model.files import read_jsonl
+from test_tool_calls import WHOLE, call, chat_model, lines, question, record, tool
 
 SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2",
          "--val-samples", "1", "--max-task-tokens", "32", "--max-response-tokens", "24",
@@ -24,22 +24,18 @@ BASE = [*(record(f"Please dim lamp {n} for me.", call("dim", lamp=n), tools=[DIM
         *(question(f"What is the name of pupil {n}?", f"name{n}") for n in range(3))]
 
 
-def command(model, tasks, out, *more):
+def command(model, folder, *more):
     """python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE, made small -> exit code."""
-    return genenv.main(["--preset", "7b-24gb", "--model", model, "--base-tasks", str(tasks),
-                        "--out", str(out), *SMALL, *more])
+    return genenv.main(["--preset", "7b-24gb", "--model", model, "--out", str(folder / "r"),
+                        "--base-tasks", lines(folder / "base.jsonl", BASE), *SMALL, *more])
 
 
-def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, capsys, monkeypatch):
+def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, monkeypatch):
     """Both kinds of task in one batch, and each adapter is its own model's."""
     monkeypatch.setattr(report, "write", lambda folder: None)
-    tasks, other = tmp_path / "base.jsonl", chat_model(tmp_path / "other", hidden=64)
-    append_jsonl(tasks, BASE)
-    assert command(model, tasks, tmp_path / "r", "--env-model", other, "--tools", "base") == 0
-    out = capsys.readouterr().out
-    assert "1 functions, 11 examples to learn from, 0 for tuning, 1 held out (too few" in out
+    other = chat_model(tmp_path / "other")
+    assert command(model, tmp_path, "--env-model", other, "--tools", "base") == 0
     records = read_jsonl(tmp_path / "r" / "metrics.jsonl")
-    assert [r["epoch"] for r in records] == [0, 1]
     assert all(r["written"] == sum(r["invalid"].values()) for r in records)
     kept = read_jsonl(tmp_path / "r" / "train.jsonl")
     assert {r["task"]["origin"] for r in kept} == {"base"}
@@ -50,8 +46,6 @@ def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, capsys, m
 
 def test_what_cannot_work_is_one_line_and_leaves_no_folder(model, tmp_path, capsys, monkeypatch):
     """Memory is estimated before the model is loaded."""
-    tasks = tmp_path / "base.jsonl"
-    append_jsonl(tasks, BASE)
     monkeypatch.setattr(memory, "check", partial(memory.check, available=1e6))
-    one_line(capsys, command(model, tasks, tmp_path / "r"), "--max-rows")
+    one_line(capsys, command(model, tmp_path), "--max-rows")
     assert not (tmp_path / "r").exists()

@@ -179,7 +179,7 @@ def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
     try:
         record = DECODER.decode(line)
         if not isinstance(record, dict):
-            raise InvalidTask("not one JSON object", "write one JSON object per line")
+            raise ValueError("no object")
         # only what is kept of a line is held to what a model can write
         own = call_text.plain(tool_lists.normalized_record(record, tools))
         task = make_task(own, "base", call_format=call_format)
