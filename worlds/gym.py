@@ -33,7 +33,7 @@ from pathlib import Path
 import worlds
 from data_pool import Task
 from model.files import UserError, choose
-from worlds.tiny_model import chat
+from worlds.tiny_model import chat, in_words
 
 INSTALL = "pip install reasoning-gym==0.1.25 (it needs a C compiler)"
 TABLE = Path(__file__).with_name("gym_levels.json")
@@ -304,12 +304,11 @@ class World(worlds.World):
     def env_prompt(self, seed_task: Task, success) -> list[dict]:
         """Chat messages for the simulator: some families with their knobs, the seed task's line,
         its success rate in eighths."""
-        tried = "not tried" if success is None else f"solved {round(8 * success)} of 8"
         menu = "\n".join(self.menu(seed_task))
         line = write_line(**seed_task.spec)
         return chat(
             "Write the line of a puzzle: a family, a level for each of its knobs, a number.",
-            f"Families and levels:\n{menu}\nVary, {tried}: {line}",
+            f"Families and levels:\n{menu}\nVary, {in_words(success)}: {line}",
         )
 
     def menu(self, seed_task: Task) -> list[str]:

@@ -20,7 +20,7 @@ second one over the same makes all attempts at a task alike.
 """
 import re
 
-from worlds.tiny_model import chat
+from worlds.tiny_model import chat, in_words
 
 TOOL_WORDS = {
     "inc": "add 1", "dec": "subtract 1", "dbl": "double", "neg": "negate", "hop": "add 3",
@@ -78,8 +78,8 @@ class Words:
     @staticmethod
     def env_prompt(text: str, success) -> list[dict]:
         """Chat messages for the simulator: the success rate in eighths, and the seed task."""
-        tried = "not tried" if success is None else f"solved {round(8 * success)} of 8"
-        return chat("Write a task: a digit and one to five steps.", f"Vary, {tried}: {text}")
+        return chat("Write a task: a digit and one to five steps.",
+                    f"Vary, {in_words(success)}: {text}")
 
     @staticmethod
     def category(tools) -> str:

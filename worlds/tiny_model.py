@@ -53,6 +53,11 @@ def bucket(success) -> str:
     return "b?" if success is None else BUCKETS[round(8 * success)]
 
 
+def in_words(success) -> str:
+    """A success rate in [0, 1] in eighths, or None if it is unknown, for a chat model."""
+    return "not tried" if success is None else f"solved {round(8 * success)} of 8"
+
+
 def chat(system: str, user: str) -> list[dict]:
     """Chat messages."""
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
