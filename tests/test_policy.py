@@ -207,16 +207,17 @@ def test_recorded_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
         recorded.append(steps)
 
         def replay():
-            steps.append(1)
-            if len(steps) == 1:
-                return step()
+            if not steps:
+                steps.append(step())
+                return steps[0]
             with pytest.MonkeyPatch.context() as patch:
                 for name in ("fed", "left", "stage_left", "calls", "owner"):
                     patch.setattr(decoder, name, None)
                 before = places(decoder, *decoder.cache.layers)
                 hidden = step()
                 assert places(decoder, *decoder.cache.layers) == before
-            return hidden
+            steps.append(hidden)
+            return steps[0].copy_(hidden)  # a graph's result lies in one place
 
         return replay
 
@@ -302,9 +303,6 @@ def test_active_adapter_is_restored_after_an_exception(shared):
     with shared.use("agent"):
         with pytest.raises(KeyError), shared.use(None):
             raise KeyError
-        assert shared.active == "agent"
-        with shared.use("env"):
-            assert shared.active == "env"
         assert shared.active == "agent"
     assert shared.active is None
     with pytest.raises(ValueError, match="no adapter 'judge'"):  # else the base would be trained
