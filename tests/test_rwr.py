@@ -93,6 +93,8 @@ def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypat
     assert stats["env_loss"] == pytest.approx(loss.item(), rel=1e-4)
     assert close(made, gradients(policy, "env"), 1e-4)
     assert stats["env_weight_ratio"] == pytest.approx(math.exp(lam * 0.9), rel=1e-4)
+    ess = sum(w) ** 2 / sum(x * x for x in w)  # effective sample size
+    assert stats["env_ess"] == pytest.approx(ess, rel=1e-4)
 
 
 def test_each_step_is_penalised_on_another_part_of_the_sample(monkeypatch):
