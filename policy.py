@@ -320,6 +320,22 @@ class Policy(Chat):
             if self.source:
                 note_base(folder, self.params, self.source)
 
+    def as_drawn(self, prompt, response) -> Rollout:
+        """A prompt and a response as if this policy had drawn it; of an episode, a list of turns
+        and observations in turn, the turns alone count as drawn."""
+        texts = [response] if isinstance(response, str) else response
+        ids = self.encode_answer(prompt, texts[0]) + self.end_of_turn
+        drawn = [True for _ in ids]
+        for i, text in enumerate(texts[1:], 1):
+            is_turn = i % 2 == 0
+            if is_turn:
+                part = self.encode(text) + self.end_of_turn
+            else:
+                part = self.encode_observation(text)
+            ids += part
+            drawn += [is_turn for _ in part]
+        return Rollout(0, self.encode(prompt), ids, drawn=drawn)
+
     def generator(self, seed: int):
         """An explicit random generator on the device of the model."""
         return torch.Generator(device=self.device).manual_seed(seed)

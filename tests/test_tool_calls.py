@@ -12,7 +12,6 @@ from genenv import Options
 from helpers import raised, randomise, user_error
 from model.chat import Chat
 from policy import Policy, Rollout
-from scripts.warm_start import as_rollout
 from worlds import InvalidTask, check_task, held_out_keys, task_keys, task_text
 from worlds.play import attempt_score
 from worlds.schemas import load_object, structured
@@ -336,7 +335,7 @@ def test_an_answer_is_imitated_as_it_follows_its_prompt():
         tokenizer_object=raw, eos_token="</s>", pad_token="</s>", chat_template=(
             "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}</s>{% endfor %}"
             "{% if add_generation_prompt %}assistant:{% endif %}")))
-    rollout = as_rollout(chat, [{"role": "user", "content": "dim it"}], "f(x=1)")
+    rollout = Policy.as_drawn(chat, [{"role": "user", "content": "dim it"}], "f(x=1)")
     assert chat.decode(rollout.prompt + rollout.response).endswith("assistant:f(x=1)")
 
 

@@ -20,45 +20,44 @@ from worlds import load_world
 
 def record(tool, n):
     """A task about lamp n, for one of several tools."""
-    spec = {"name": tool, "description": "", "parameters": {
-        "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}
+    spec = {"name": tool, "parameters": {
+        "type": "object", "properties": {"n": {"type": "integer"}}}}
     return {"task": f"Please {tool} lamp number {n} now.", "tools": [spec],
             "calls": [{"name": tool, "arguments": {"n": n}}]}
 
 
 TASKS = [record(("dim", "test", f"only{n % 4}")[n % 3], n) for n in range(24)]
 SMALL = ["--call-format", "python", "--tools", "base", "--max-task-tokens", "96", "--threads", "1",
-         "--max-response-tokens", "32", "--passes", "2", "--rounds", "1", "--lr", "0.01"]
-
-
-@pytest.fixture(scope="module")
-def tasks(tmp_path_factory):
-    path = tmp_path_factory.mktemp("tasks") / "base.jsonl"
-    append_jsonl(path, TASKS)
-    return str(path)
+         "--max-response-tokens", "32", "--passes", "2", "--rounds", "1"]
 
 
 @pytest.fixture(autouse=True, scope="module")
-def few_texts():
+def small():
+    """Few texts, at a rate that shows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_start, "TEXTS", 4)
+        patch.setattr(warm_start, "RATE", 0.01)
         yield
 
 
-def argv(model, tasks, out, *more):
-    return ["warm-start", "--model", model, "--base-tasks", tasks, "--out", str(out), *SMALL, *more]
+@pytest.fixture(scope="module")
+def command(model, tmp_path_factory):
+    """The words of a warm start on TASKS, but for --out."""
+    path = tmp_path_factory.mktemp("tasks") / "base.jsonl"
+    append_jsonl(path, TASKS)
+    return ["warm-start", *SMALL, "--model", model, "--base-tasks", str(path), "--out"]
 
 
 @pytest.fixture(scope="module")
-def done(model, tasks, tmp_path_factory):
+def done(command, tmp_path_factory):
     """A finished warm start: its folder."""
     out = tmp_path_factory.mktemp("warm") / "model"
-    assert genenv.main(argv(model, tasks, out)) == 0
+    assert genenv.main([*command, str(out)]) == 0
     return out
 
 
-def test_held_out_tasks_are_never_imitated(model, tasks, tmp_path):
-    _, o, _ = warm_start.parse(argv(model, tasks, tmp_path)[1:])
+def test_held_out_tasks_are_never_imitated(command):
+    _, o, _ = warm_start.parse([*command[1:], "new"])
     world = load_world("tool_calls")(o)
     held_out = [task.text for task in world.validation_tasks() + world.validation_tasks("tuning")]
     assert len(held_out) == 6
@@ -73,7 +72,7 @@ def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
     policy = Policy.load(model, ("warm",), rank=4, device="cpu")
     randomise(policy)
     episode, answer = ["open door", "It is shut.", "unlock door"], "dim(n=2)"
-    rollouts = [warm_start.as_rollout(policy, "Go.", text) for text in (episode, answer)]
+    rollouts = [policy.as_drawn("Go.", text) for text in (episode, answer)]
     first, last = (policy.encode(turn) + policy.end_of_turn for turn in episode[::2])
     observation = policy.encode_observation(episode[1])
     assert rollouts[0].response == first + observation + last
@@ -87,8 +86,8 @@ def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
     assert loss == pytest.approx(-float(dense) / sum(r.tokens for r in rollouts), rel=1e-4)
 
 
-def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
-    _, o, _ = warm_start.parse(argv(model, tasks, tmp_path)[1:])
+def test_merged_base_computes_what_base_and_adapter_did(command, model, tmp_path):
+    _, o, _ = warm_start.parse([*command[1:], "new"])
     policy = Policy.load(model, ("warm",), rank=4, device="cpu")
     randomise(policy)
     rollouts = flat([([5, 6, 7, 8], [[9, 10, 11], [12, 13]])])
@@ -102,36 +101,34 @@ def test_merged_base_computes_what_base_and_adapter_did(model, tasks, tmp_path):
     assert (without - with_adapter).abs().max() > 0.05  # or this would show nothing
 
 
-def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, model, tasks, tmp_path,
+def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, command, tmp_path,
                                                                        monkeypatch, capsys):
-    out, imitate, passes = tmp_path / "model", warm_start.imitate, []
+    out, imitate = tmp_path / "model", warm_start.WarmStart.imitate
 
-    def stop_in_the_second(*args):
-        passes.append(args[-1])
-        if args[-1] == 1:
-            raise KeyboardInterrupt
-        return imitate(*args)
+    def stop_in(number):
+        def imitate_or_stop(*args):
+            if args[-1] == number:
+                raise KeyboardInterrupt
+            return imitate(*args)
+        monkeypatch.setattr(warm_start.WarmStart, "imitate", imitate_or_stop)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(warm_start, "imitate", stop_in_the_second)
-        assert genenv.main(argv(model, tasks, out)) == 130 and passes == [0, 1]
+    stop_in(1)
+    assert genenv.main([*command, str(out)]) == 130
     assert not (out / "model.safetensors").exists()
     capsys.readouterr()
-    one_line(capsys, genenv.main(argv(model, tasks, out, "--seed", "1")), "other settings")
-    assert genenv.main(argv(model, tasks, out)) == 0
+    one_line(capsys, genenv.main([*command, str(out), "--seed", "1"]), "other settings")
+    stop_in(0)  # the pass that was kept is not made again
+    assert genenv.main([*command, str(out)]) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     first, second, _ = json.loads((out / "warm_start.json").read_text())["nats_per_token"]
     assert second < first
 
 
-def test_refusals_are_one_line(done, model, tasks, tmp_path, capsys):
-    few, new = str(tmp_path / "few.jsonl"), tmp_path / "new"
+def test_refusals_are_one_line(done, command, tmp_path, capsys):
+    few, new = tmp_path / "few.jsonl", str(tmp_path / "new")
     append_jsonl(few, TASKS[:5])
     for arguments, words in (
-            (argv(model, few, new, "--tools", ""), "examples to imitate as agent"),
-            (argv(model, tasks, done), f"can give --model {done}"),
-            (argv(model, "", new, "--tools", tasks), "--base-tasks"),
-            (argv(model, tasks, new, "--lr", "nan"), "--lr"),
-            (["--out", str(done)], "give it as --model"),
+            ([*command, new, "--base-tasks", str(few), "--tools", ""], "to imitate as agent"),
+            ([*command, str(done)], "not empty"),
             (["--resume", "--out", str(done)], "give it as --model")):
         one_line(capsys, genenv.main(arguments), words)
