@@ -50,6 +50,7 @@ def listed(path, *values):
 def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
     tools, notes = read_tools(listed(tmp_path / "tools.json", *SHAPES[how]))
     assert tools[0] == RING and call_text.signature(tools[1]) == "shut()" and not notes
+    assert argument_fault({"x": 1}, tools[1]["parameters"])
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path):
