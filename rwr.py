@@ -100,10 +100,11 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     largest KL that the update may have, in nats per token. Returns env_kl (to the initial
     simulator, measured before this update), env_kl_step (how far this update moved), both in nats
     per token; env_loss (of the last step); env_steps; env_capped; env_skipped_steps (not finite);
-    env_weight_ratio (largest weight over smallest) and env_ess (effective sample size), 0 if no
+    env_weight_ratio (largest weight over smallest) and env_ess (effective sample size), None if no
     step was planned.
     """
-    stats = dict.fromkeys(("env_kl", "env_kl_step", "env_loss", "env_weight_ratio", "env_ess"), 0.0)
+    stats = dict.fromkeys(("env_kl", "env_kl_step", "env_loss"), 0.0)
+    stats |= dict.fromkeys(("env_weight_ratio", "env_ess"))
     stats |= dict.fromkeys(("env_steps", "env_capped", "env_skipped_steps"), 0)
     if not kl_sample:
         return stats

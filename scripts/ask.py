@@ -85,7 +85,7 @@ def main(argv) -> int:
 
 def parser():
     """The command line of `ask`."""
-    p = Parser(prog="genenv.py ask", description=COMMANDS["ask"])
+    p = Parser(prog="python genenv.py ask", description=COMMANDS["ask"])
     p.add_argument("run", help="folder of a run, such as runs/001-genenv")
     p.add_argument("request", nargs="*", help="tasks or requests; none: the held-out ones")
     p.add_argument("--untrained", action="store_true", help="answer with the adapter off")

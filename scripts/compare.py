@@ -34,7 +34,7 @@ class RunRecord(NamedTuple):
 
 def main(argv):
     """The command `genenv.py compare`; argv: what follows it. Raises UserError."""
-    p = Parser(prog="genenv.py compare", description=COMMANDS["compare"])
+    p = Parser(prog="python genenv.py compare", description=COMMANDS["compare"])
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", metavar="FILE", help="page to write, else compare.html in the last RUN")
     args = p.parse_args(argv)
@@ -132,5 +132,5 @@ def render(runs, names, results, options) -> bytes:
         {"text": CAUTION},
         {"heading": "Options that differ", "table": option_rows},
         {"text": f"{report.READING} Bars: standard errors over seeds."},
-        *figures.of_several(by_name),
+        *figures.of_runs(by_name),
     ])

@@ -36,7 +36,7 @@ from worlds import load_world
 
 def main(argv) -> int:
     """The command `genenv.py export`. Raises UserError, returns 0."""
-    p = Parser(prog="genenv.py export", description=COMMANDS["export"])
+    p = Parser(prog="python genenv.py export", description=COMMANDS["export"])
     p.add_argument("run", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", default="", help="JSONL file to write; empty: RUN/verl.jsonl")
     args = p.parse_args(argv)

@@ -65,7 +65,7 @@ def main(argv) -> int:
 
 def parse(argv):
     """argv -> (options of the warm start, Options, the words that are a run's but --model)."""
-    p = Parser(prog="genenv.py warm-start",
+    p = Parser(prog="python genenv.py warm-start",
                epilog="and a run's options (python genenv.py --help): --base-tasks, --tools ...")
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--model", required=True, help="folder or hub name of a chat model")
@@ -75,7 +75,7 @@ def parse(argv):
                    help="of imitating what it wrote, at most")
     s, rest = p.parse_known_args(argv)
     rest = ["--world", "tool_calls", *rest]  # unless another is named after it
-    o = parse_options([*rest, "--model", s.model], p)
+    o = parse_options([*rest, "--model", s.model])
     if o.env_model:
         raise UserError("warm-start takes no --env-model")
     return s, o, rest

@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from data_pool import EnvRecord, Task, Trace, Trial
 from model.files import Stopped, UserError, one_line, read_jsonl, write_whole
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
@@ -115,13 +116,17 @@ def read(path) -> dict:
     digest, state = data[:64], data[64:]
     if digest != _sha256(state).encode():
         raise UserError(f"{path} is damaged, {len(data)} bytes long: put a whole copy in its place")
-    return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
+    # of Python's own classes and these, no other: a file from elsewhere can run no code
+    with torch.serialization.safe_globals([EnvRecord, Task, Trace, Trial]):
+        return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
 
 
 def save(run):
     """Write checkpoint.pt, after all that it counts on."""
     run.train_pool.save()
     run.env_pool.save()
+    for trial in run.state.trials:
+        trial.rollouts = []  # only the update of their own step needed them
     adapters, files = {}, {}
     for name, params in run.params.items():
         adapters[name] = [p.detach().cpu() for p in params]
@@ -132,7 +137,7 @@ def save(run):
         "adapters": adapters,
         "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
         "generators": [run.rng.get_state(), run.sampler.get_state()],
-        "state": run.state.saved(), "files": files, "sources": run.sources})
+        "state": vars(run.state), "files": files, "sources": run.sources})
 
 
 def load(run):
@@ -206,7 +211,7 @@ def restore(run, saved: dict):
         optimizer.load_state_dict(value)
     for generator, value in zip((run.rng, run.sampler), saved["generators"]):
         generator.set_state(value)
-    run.state = type(run.state).restored(saved["state"])
+    run.state = type(run.state)(**saved["state"])
 
 
 # ---------------------------------------------------------------------------------------------

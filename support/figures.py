@@ -4,16 +4,15 @@ Paper: its Figures 4-8, drawn from a run's metrics.jsonl: success on generated t
 band, validation, task and response length, solved and unsolved tasks. Added: p_hat of every task,
 mixed groups, entropy, KL, the agent's own reward, and what the simulator learns from.
 
-Usage: report.py calls `of_one_run`, scripts/compare.py `of_several`; both get [{"heading",
+Usage: report.py calls `of_one_run`, scripts/compare.py `of_runs`; both get [{"heading",
 "figures": [{"title", "image", "caption"}]}], the image as a data URI. A metric is a number of an
-epoch's record, a figure is a plot.
+epoch's record, a figure is a plot. All shares are drawn on one scale, from 0 to 1.
 
 Deviations: what an epoch did not measure is not drawn. Names in a legend are a user's (folders,
 options, functions): they are wrapped and never cut, and no character of them begins mathematics.
 """
 import base64
 import io
-import math
 import textwrap
 from statistics import fmean, stdev
 from typing import NamedTuple
@@ -25,7 +24,7 @@ class Panel(NamedTuple):
     """One figure of curves."""
     title: str
     unit: str      # "length": the world's own unit, which its records name
-    metrics: dict  # {key of a record: its legend}; runs are compared by the first
+    metrics: dict  # {key of a record: its legend}; settings are compared by the first
     caption: str
 
 
@@ -33,7 +32,8 @@ SECTIONS = {  # {heading: its panels}
     "Success": [
         Panel("Held-out success", "share",
               {"validation": "sampled answers", "validation_greedy": "greedy answers"},
-              "On tasks that neither model is trained on: it should rise."),
+              "On tasks that neither model is trained on: it should rise. Settings are compared by "
+              "sampled answers."),
         Panel("Success on generated tasks", "share",
               {"success_rate": "all attempts", "solved": "tasks solved each time",
                "unsolved": "tasks never solved"},
@@ -66,17 +66,17 @@ SECTIONS = {  # {heading: its panels}
               "earn nothing."),
         Panel("KL", "nats per token",
               {"env_kl": "simulator", "env_kl_step": "its last update alone", "kl": "agent"},
-              "How far a model has moved from its start. Above 2, do not trust it."),
+              "How far a model has moved from its start. Above 2, do not trust it. Settings are "
+              "compared by the simulator's."),
+    ],
+    "Curriculum": [
+        Panel("Target alpha", "share", {"alpha": "alpha"},
+              "By --alpha-schedule from epoch 1 on; the band lies around it."),
     ],
 }
-# on the page of one run the band shows alpha
-COMPARED = {**SECTIONS, "Curriculum": [
-    Panel("Target alpha", "share", {"alpha": "alpha"},
-          "By --alpha-schedule from epoch 1 on; the band lies around it.")]}
 BAND = "the band alpha ± k_min"
 P_HAT_CAPTION = ("Darker: a larger share of the epoch's new tasks. A trained simulator imitates "
                  "those in the band. Tasks at 0 and 1 teach the agent nothing.")
-MARKERS = "osD^v"
 LEGEND_COLUMNS = 44  # characters that fit beside a line's sample
 
 
@@ -86,17 +86,8 @@ LEGEND_COLUMNS = 44  # characters that fit beside a line's sample
 
 def of_one_run(metrics, k_min: float) -> list:
     """All figures of a run. metrics: its records; k_min: half width of its band."""
-    sections = []
     band = {m["epoch"]: (m["alpha"] - k_min, m["alpha"] + k_min) for m in metrics}
-    for heading, panels in SECTIONS.items():
-        drawn = []
-        for panel in panels:
-            lines = {legend: points([metrics], key) for key, legend in panel.metrics.items()}
-            if any(lines.values()):
-                around = band if "success_rate" in panel.metrics else None
-                figure = curves(lines, unit_of(panel, metrics), whole_range=True, band=around)
-                drawn.append(page_entry(panel.title, figure, panel.caption))
-        sections.append({"heading": heading, "figures": drawn})
+    sections = of_runs({"": [metrics]}, band)
     if any(sum(m["p_hat_counts"]) for m in metrics):
         figure = p_hat_by_epoch([m["p_hat_counts"] for m in metrics], band)
         # third, after success on generated tasks: it shows the same tasks one by one
@@ -104,29 +95,43 @@ def of_one_run(metrics, k_min: float) -> list:
     return sections
 
 
-def of_several(runs: dict) -> list:
-    """The first metric of each panel, several runs overlaid. runs: {name: [records of each seed's
-    run]}, one or more."""
+def of_runs(runs: dict, band=None) -> list:
+    """A figure for each panel that has something to show. runs: {setting: [records of each seed's
+    run]}, one or more; band: as in `curves`."""
     sections = []
     first_run = next(iter(runs.values()))[0]
-    for heading, panels in COMPARED.items():
+    for heading, panels in SECTIONS.items():
         drawn = []
         for panel in panels:
-            key, legend = next(iter(panel.metrics.items()))
-            lines = {name: points(records, key) for name, records in runs.items()}
+            lines = lines_of(panel, runs)
             if any(lines.values()):
-                figure = curves(lines, unit_of(panel, first_run))
-                caption = panel.caption
-                if len(panel.metrics) > 1:
-                    caption = f"Drawn: {legend}. {caption}"
-                drawn.append(page_entry(panel.title, figure, caption))
+                around = band if "success_rate" in panel.metrics else None
+                figure = curves(lines, unit_of(panel, first_run), around)
+                drawn.append(page_entry(panel.title, figure, panel.caption))
         sections.append({"heading": heading, "figures": drawn})
     return sections
 
 
+def lines_of(panel, runs: dict) -> dict:
+    """{legend: points}: all metrics of a single setting, or the first metric of several."""
+    if len(runs) == 1:
+        [records] = runs.values()
+        return {legend: points(records, key) for key, legend in panel.metrics.items()}
+    first = next(iter(panel.metrics))
+    return {name: points(records, first) for name, records in runs.items()}
+
+
 def page_entry(title: str, figure, caption: str) -> dict:
-    """A figure as report.html.j2 takes it."""
-    return {"title": title, "image": data_uri(figure), "caption": caption}
+    """A figure as report.html.j2 takes it: its image is a URI that holds all of it."""
+    image = base64.b64encode(png(figure)).decode()
+    return {"title": title, "image": f"data:image/png;base64,{image}", "caption": caption}
+
+
+def png(figure) -> bytes:
+    """A figure as a file."""
+    data = io.BytesIO()
+    figure.savefig(data, dpi=200)
+    return data.getvalue()
 
 
 def points(runs, key) -> list:
@@ -168,52 +173,39 @@ def canvas(unit: str, legend_lines: int):
     return figure, axis
 
 
-def curves(lines: dict, unit: str, whole_range=False, band=None):
-    """A figure of {name: points}: a mean of runs with bars of its standard error, or a single run.
-    whole_range: all of the range of a share, not only where the lines are. band: {epoch: (lowest,
-    highest)}."""
+def curves(lines: dict, unit: str, band=None):
+    """A figure of {name: points}: means of runs with bars of their standard errors, which of a
+    single run have no length. band: {epoch: (lowest, highest)}."""
     labels = [legend_label(name) for name in lines]
     figure, axis = canvas(unit, legend_lines=sum(label.count("\n") + 1 for label in labels))
     for index, (label, line) in enumerate(zip(labels, lines.values())):
-        if line:
-            draw_line(axis, line, index, label)
+        if not line:
+            continue
+        epochs = [t for t, _ in line]
+        means = [fmean(values) for _, values in line]
+        errors = [standard_error(values) for _, values in line]
+        # thin over thick, as lines may coincide
+        width = 3 / (1 + index / 2)
+        axis.errorbar(epochs, means, errors, label=label, lw=width, elinewidth=1, marker="o", ms=3)
     if band:
         lowest, highest = zip(*band.values())
         axis.fill_between(list(band), lowest, highest, alpha=0.15, lw=0, label=BAND)
-    if unit != "share":
-        # include 0 in the data, so that the margin at the top is scaled to 0..max
-        axis.update_datalim([(0, 0)])
-        axis.autoscale_view()
-        axis.set_ylim(bottom=0)
-    elif whole_range:
+    axis.set_ylim(bottom=0)
+    if unit == "share":
         axis.set_ylim(-0.02, 1.02)
     axis.grid(alpha=0.25)
     add_legend(figure)
     return figure
 
 
-def draw_line(axis, line, index: int, label: str):
-    """One line of `curves`. index: of all of them, for its colour, marker and width."""
-    epochs = [t for t, _ in line]
-    means = [fmean(values) for _, values in line]
-    # ten colours, then other marks; thin over thick, as lines may coincide
-    marker = MARKERS[index // 10 % len(MARKERS)]
-    width = 3 / (1 + index / 2)
-    style = {"color": f"C{index}", "marker": marker, "ms": 3, "lw": width, "label": label}
-    _, first_values = line[0]
-    is_single_run = len(first_values) == 1
-    if is_single_run:
-        axis.plot(epochs, means, **style)
-        return
-    errors = [standard_error(values) for _, values in line]
-    axis.errorbar(epochs, means, errors, elinewidth=1, **style)
-
-
 def p_hat_by_epoch(counts: list, band: dict):
     """A figure: for each epoch the share of its new tasks that were solved 0, 1, ... G times, and
     the band. counts: p_hat_counts of each epoch; band as in `curves`."""
     figure, axis = canvas("p_hat", legend_lines=1)
-    shares = [p_hat_shares(of_epoch) for of_epoch in counts]
+    shares = []
+    for of_epoch in counts:
+        total = max(1, sum(of_epoch))  # an epoch without tasks stays white
+        shares.append([count / total for count in of_epoch])
     G = len(counts[0]) - 1
     # edges of the cells: each epoch and each p_hat = k / G lies in the middle of its cell
     epoch_edges = [t - 0.5 for t in band] + [max(band) + 0.5]
@@ -221,17 +213,10 @@ def p_hat_by_epoch(counts: list, band: dict):
     rows = list(zip(*shares))  # (G + 1, epochs)
     mesh = axis.pcolormesh(epoch_edges, p_hat_edges, rows, cmap="Greys", vmin=0)
     figure.colorbar(mesh, label="share of tasks")
-    lowest, highest = zip(*band.values())
-    axis.stairs(lowest, epoch_edges, baseline=None, color="C1", lw=2, label=BAND)
-    axis.stairs(highest, epoch_edges, baseline=None, color="C1", lw=2)
+    # its lowest and its highest edge
+    axis.plot(list(band), list(band.values()), color="C1", marker=".", label=[BAND, "_"])
     add_legend(figure)
     return figure
-
-
-def p_hat_shares(counts) -> list[float]:
-    """Counts of tasks as shares of them all; NaN, which is not drawn, if there is no task."""
-    total = sum(counts)
-    return [count / total if total else math.nan for count in counts]
 
 
 def standard_error(values) -> float:
@@ -254,10 +239,3 @@ def add_legend(figure):
     legend = figure.legend(loc="outside upper left", frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)
-
-
-def data_uri(figure) -> str:
-    """A figure as a URI that holds the whole image."""
-    data = io.BytesIO()
-    figure.savefig(data, dpi=200)
-    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"

@@ -3,18 +3,18 @@
 Paper: none of it. The failure modes are those that users of such systems report (collapse,
 starvation); TROUBLESHOOTING.md says more of each.
 
-Usage: metrics.py calls `warnings` once per epoch; support/run.py prints `judge` after epoch 0. To
-add a check, write a function of the epoch's record, the records of the epochs before it and the
-options that returns a sentence, what was found and what to change, or "" where all is well; and
-name it in CHECKS.
+Usage: metrics.py calls `warnings` once per epoch. To add a check, write a function of the epoch's
+record, the records of the epochs before it and the options that returns a sentence, what was found
+and what to change, or "" where all is well; and name it in CHECKS.
 
 Deviations: one cause raises one warning, and where an option is the cause the warning names it.
 Thresholds were set on recorded runs: healthy epochs stay clear of each by a factor of two, but for
 two. "invalid": the household's simulator writes nonsense half of the time, and learns. "mismatch":
 on a CPU without bf16 matrix units 0.02 to 0.025 nats are healthy in bf16, elsewhere up to 0.013.
 """
-MISMATCH = 0.03          # nats per token
-HARD, EASY = 0.15, 0.85  # success of the agent on the untrained simulator's tasks
+from collections import Counter
+
+MISMATCH = 0.03  # nats per token
 
 
 def refused(r) -> int:
@@ -26,7 +26,7 @@ def refused(r) -> int:
 
 def counted(counts: dict) -> str:
     """{reason: how many} in words, the most frequent first."""
-    by_count = sorted(counts.items(), key=lambda pair: -pair[1])
+    by_count = Counter(counts).most_common()
     return ", ".join(f"{reason} {count}" for reason, count in by_count) or "none"
 
 
@@ -164,20 +164,3 @@ def warnings(record: dict, history: list, o) -> list[str]:
     """
     sentences = {name: check(record, history, o) for name, check in CHECKS.items()}
     return [f"{name}: {sentence}" for name, sentence in sentences.items() if sentence]
-
-
-def judge(r: dict) -> str:
-    """One line on the record of epoch 0, before anything is trained: how hard the untrained
-    simulator's tasks are for the agent. It does not say whether training the simulator will pay:
-    where it did, on the ladder, success in epoch 0 was medium, and what told was the *late* success
-    of `--variant random`. """
-    if not r["distinct_tasks"]:
-        return "before training: no new tasks, so nothing to say of their difficulty"
-    success, mixed = r["success_rate"], r["mixed_share"]
-    difficulty = "of medium difficulty"
-    if success > EASY:
-        difficulty = "easy"
-    elif success < HARD:
-        difficulty = "hard"
-    return (f"before training: tasks are {difficulty}, success {success:.2f}, "
-            f"mixed groups {mixed:.2f}")

@@ -162,14 +162,11 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
     if state.written:
         figures["refused"] = health.refused(figures) / state.written
         figures["env_kept"] = env_stats["env_kept"]
-    # see rwr.rwr_update; there are weights where a step was planned
+    # see rwr.rwr_update
     for key in ("env_steps", "env_capped", "env_skipped_steps"):
         figures[key] = env_stats.get(key, 0)
-    planned = figures["env_steps"] or figures["env_capped"] or figures["env_skipped_steps"]
-    for key in ("env_kl", "env_kl_step"):
+    for key in ("env_kl", "env_kl_step", "env_ess", "env_weight_ratio"):
         figures[key] = env_stats.get(key)
-    for key in ("env_ess", "env_weight_ratio"):
-        figures[key] = env_stats.get(key) if planned else None
     return figures
 
 
@@ -191,10 +188,8 @@ def size_figures(run, new) -> dict:
 
 def p_hat_counts(trials, G: int) -> list[int]:
     """How many of the trials' tasks were solved 0, 1, ... G times: G + 1 counts."""
-    counts = [0] * (G + 1)
-    for trial in trials:
-        counts[round(trial.p_hat * G)] += 1  # p_hat is k / G (Eq. 2)
-    return counts
+    solved = Counter(round(trial.p_hat * G) for trial in trials)  # p_hat is k / G (Eq. 2)
+    return [solved[k] for k in range(G + 1)]
 
 
 def surprise(rollouts) -> float:
@@ -258,15 +253,13 @@ def movement(adapters: dict, adapter):
     one has changed."""
     import torch  # here and not above: pages and comparisons are made without it
     rest = [p for name, params in adapters.items() if adapter not in ("", name) for p in params]
-    before = [p.detach().clone() for p in rest]
-    result = {}
+
+    def bits():  # as whole numbers: a NaN is not itself
+        return [p.detach().view(torch.int32) for p in rest]
+
+    before, result = [p.clone() for p in bits()], {}
     yield result
-    # compared where they lie, as whole numbers (a NaN is not itself), and read once
-    changed = []
-    for p, old in zip(rest, before):
-        differs = p.detach().view(torch.int32) != old.view(torch.int32)
-        changed.append(differs.any())
-    result["other_moved"] = bool(changed) and bool(torch.stack(changed).any())
+    result["other_moved"] = not all(map(torch.equal, bits(), before))
 
 
 @contextmanager

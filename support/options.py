@@ -19,7 +19,6 @@ rwr.py).
 import argparse
 import inspect
 import json
-import math
 import os
 import re
 from dataclasses import asdict, dataclass, field, fields
@@ -123,6 +122,12 @@ PRESETS = {  # only what differs from the defaults, those of the world included
 
 CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant": ("", "nf4"),
            "p_hat_unit": ("task", "seed", "batch"), "dtype": ("auto", "bf16", "fp32")}
+MOST = 1e18
+# lowest and highest value of an option; what holds for other numbers says check_ranges
+RANGES = {"alpha": (0.001, 0.999), "alpha_end": (0.001, 0.999), "base_share": (0, 1),
+          "k_min": (0, 1), "temperature": (0.001, 1000), "agent_lr": (1e-12, 1),
+          "env_lr": (1e-12, 1), "epochs": (0, MOST), "threads": (0, os.cpu_count() or 1),
+          "G": (2, MOST)}  # one rollout has no baseline
 # option: prefix of its functions in curriculum.py
 NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_",
          "agent_reward": "agent_reward_", "seed_selection": "seeds_"}
@@ -139,48 +144,43 @@ COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its
             "compare": "several runs on one page: held-out success, curves; of one run, its report"}
 
 
-def parser(world, command=None) -> "Parser":
-    """A parser made from Options and from the options of a world (a class). command: see Parser."""
+def parser(world) -> "Parser":
+    """A parser made from Options and from the options of a world (a class). The comment next to a
+    field of Options is its help text; a comment on a line of its own is the headline of the fields
+    below it."""
     commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
-    p = Parser(command, prog="genenv.py", argument_default=argparse.SUPPRESS,
+    p = Parser(prog="python genenv.py", argument_default=argparse.SUPPRESS,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
                description="GenEnv: an agent and a task simulator co-evolve.",
                epilog=f"commands (each has --help):\n{commands}")
     p.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
-    add_fields(p, Options)
-    group = p.add_argument_group("of this world")
-    for name, (default, text, values) in world.OPTIONS.items():
-        add_option(group, name, type(default), default, text, values)
-    return p
-
-
-def add_fields(p, kind):
-    """An option for every field of a dataclass. The comment next to it is the help text; a comment
-    on a line of its own is the headline of the fields below it."""
-    group = p
-    by_name = {f.name: f for f in fields(kind)}
-    for line in inspect.getsource(kind).splitlines():
+    group, by_name, names_of = p, {f.name: f for f in fields(Options)}, choices(world)
+    for line in inspect.getsource(Options).splitlines():
         headline = re.fullmatch(r"    # (.*)", line)
         commented = re.match(r"    (\w+): .*?# (.*)$", line)
         if headline:
             group = p.add_argument_group(headline[1])
-        elif commented and commented[1] in by_name:
+        elif commented:
             f = by_name[commented[1]]
-            add_option(group, f.name, f.type, f.default, commented[2], choices(f.name))
+            add_option(group, f.name, f.default, commented[2], names_of.get(f.name))
+    group = p.add_argument_group("of this world")
+    for name, (default, text, values) in world.OPTIONS.items():
+        add_option(group, name, default, text, values)
+    return p
 
 
-def add_option(p, name, kind, default, text, values=()):
-    """One option. kind: bool, int, float or str; values: those it may take, if not any."""
+def add_option(p, name, default, text, values):
+    """One option of the type of its default. values: those it may take, None if any will do."""
     if values:
         text += f" [{', '.join(str(value) for value in values if value != '')}]"
     if default not in ("", False):
         text += f" ({default})"
     text = text.replace("%", "%%")
+    kind = type(default)
     if kind is bool:
         p.add_argument(flag(name), help=text, action=argparse.BooleanOptionalAction)
-        return
-    metavar = {int: "N", float: "X"}.get(kind, "NAME" if values else "TEXT")
-    p.add_argument(flag(name), help=text, type=kind, metavar=metavar)
+    else:
+        p.add_argument(flag(name), help=text, type=kind, metavar=kind.__name__)
 
 
 def flag(name: str) -> str:
@@ -188,66 +188,56 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def choices(name: str) -> tuple:
-    """The values that an option may take, () if any will do. Functions of curriculum.py and worlds,
-    a user's own included, are found where they stand."""
-    if name == "world":
-        return tuple(world_names())
-    if name in NAMED:
-        return tuple(import_own("curriculum").named(NAMED[name]))
-    return CHOICES.get(name, ())
+def choices(world) -> dict:
+    """{option: the values that it may take}, of those that may not take any. Functions of
+    curriculum.py and worlds, a user's own included, are found where they stand."""
+    names_of = {**CHOICES, "world": world_names()}
+    for name, prefix in NAMED.items():
+        names_of[name] = import_own("curriculum").named(prefix)
+    for name, (_, _, values) in world.OPTIONS.items():
+        if values:
+            names_of[name] = values
+    return names_of
 
 
-def parse_options(argv, command=None) -> Options:
+def parse_options(argv) -> Options:
     """Command line -> Options. Raises UserError for unknown options, values that cannot work, and
-    options that a resumed run must not change. command: the parser of a command that took its own
-    first."""
+    options that a resumed run must not change."""
     # four options decide which others there are
-    early = Parser(prog="genenv.py", add_help=False)
-    for name in ("world", "preset", "out"):
-        early.add_argument(flag(name), default="")
+    early = Parser(prog="python genenv.py", add_help=False)
+    early.add_argument("--preset", choices=PRESETS)
+    early.add_argument("--world")
+    early.add_argument("--out")
     early.add_argument("--resume", action="store_true")
     first, _ = early.parse_known_args(argv)
-    if first.preset not in ("", *PRESETS):
-        raise UserError(f"unknown --preset {first.preset!r}: {choose(first.preset, PRESETS)}")
-    preset = PRESETS.get(first.preset, {})
-    saved = values_to_resume(first.out) if first.resume else {}
-    world = world_of(saved.get("world") or first.world, first.preset)
-    given = vars(parser(world, command).parse_args(argv))
-    given.pop("preset", None)
+    preset, saved = PRESETS.get(first.preset, {}), {}
+    if first.resume:
+        if not first.out:
+            raise UserError("--resume needs --out RUN: which run folder is to go on?")
+        saved = flat(saved_options(first.out))
+    world = load_world(saved.get("world") or first.world or preset.get("world", Options.world))
+    if "world" in preset and not issubclass(world, load_world(preset["world"])):
+        raise UserError(f"--preset {first.preset} is for --world {preset['world']}")
 
-    values = {name: default for name, (default, _, _) in world.OPTIONS.items()}
-    if saved:  # a run that goes on keeps what it began with
-        values.update(saved)
-    else:
-        values.update(world.defaults({**preset, **given}))
+    file = inspect.getfile(world)
+    with users_code(file, f"OPTIONS {world.OPTIONS}"):
+        p = parser(world)
+    given = vars(p.parse_args(argv))
+    given.pop("preset", None)
+    with users_code(file):
+        values = asdict(Options(**world.defaults({**preset, **given})))
+    values.update({name: default for name, (default, _, _) in world.OPTIONS.items()})
+    values.update(saved)  # a run that goes on keeps what it began with
     values.update(preset)
     values.update(given)  # the command line wins
     for name in sorted(saved.keys() - MAY_CHANGE):
         if values[name] != saved[name]:
             raise UserError(f"{flag(name)} stays {saved[name]!r} in this run: begin one in another "
                             "--out")
-    world_options = {name: values.pop(name) for name in world.OPTIONS}
-    o = Options(world_options=world_options, **values)
+    values["world_options"] = {name: values.pop(name) for name in world.OPTIONS}
+    o = Options(**values)
     check_options(o)
     return o
-
-
-def world_of(name: str, preset: str):
-    """The class of the world named on the command line, or by a preset, or else the default."""
-    needed = PRESETS.get(preset, {}).get("world")
-    world = load_world(name or needed or Options.world)
-    check_world_options(world)
-    if needed and not issubclass(world, load_world(needed)):
-        raise UserError(f"--preset {preset} is for --world {needed}")
-    return world
-
-
-def values_to_resume(out: str) -> dict:
-    """{option: value} of a run that goes on."""
-    if not out or Path(out).is_file():
-        raise UserError("--resume needs --out RUN: which run folder is to go on?")
-    return flat(saved_options(out))
 
 
 def flat(o: Options) -> dict:
@@ -260,42 +250,18 @@ def saved_options(folder) -> Options:
     """The options of a run by its folder. Raises UserError if there are none, or if another version
     wrote them."""
     path = Path(folder, "config.json")
-    if Path(folder, "tokenizer_config.json").is_file():
-        raise UserError(f"{folder} is a model, not a run: give it as --model")
     if not path.is_file():
         raise UserError(f"{folder} is no run folder, or its run has not begun: no config.json")
     with one_line(f"{path} is of no run of this version and"):
         saved = json.loads(path.read_text())
         if saved.keys() - vars(Options()).keys():
-            raise UserError(f"{folder} was begun by another version: it does not resume; "
-                            "ask, compare and report read it with that version")
+            raise UserError(f"{folder} is no run of this version: go on with it, or read it, with "
+                            "its own; if it is a model, give it as --model")
         return Options(**saved)
 
 
 # ---------------------------------------------------------------------------------------------
 # checks
-
-
-def check_world_options(world):
-    """Raises UserError unless a world's OPTIONS and DEFAULTS have the shape needed here."""
-    rule = "OPTIONS must be {name: (default, help, choices or None)} with names of its own"
-    file = inspect.getfile(world)
-    types = {name: type(value) for name, value in vars(Options()).items()}
-    if not isinstance(world.OPTIONS, dict):
-        raise UserError(f"{file}: {rule}")
-    for name, option in world.OPTIONS.items():
-        is_taken = name in types or name in ("preset", "help") or not name.isidentifier()
-        is_triple = isinstance(option, tuple) and len(option) == 3
-        if is_taken or not is_triple or not isinstance(option[0], (int, float, str)):
-            raise UserError(f"{file}, {name!r}: {rule}")
-        types[name] = type(option[0])
-    for asked in ({}, {"model": "m"}):
-        with users_code(file):
-            defaults = world.defaults(asked)
-        for name, value in defaults.items():
-            if name not in types or not isinstance(value, (int, types[name])):
-                raise UserError(f"{file}, {name!r}: DEFAULTS or defaults() must be "
-                                "{option of a run: value of its type}")
 
 
 def check_options(o: Options):
@@ -316,49 +282,32 @@ def wrong_option(name: str, value, rule: str) -> UserError:
 
 
 def check_ranges(o):
-    """Numbers in their ranges; NaN is in none."""
-    values = flat(o)
-    for name in ("alpha", "alpha_end"):
-        if not 0 < values[name] < 1:
-            raise wrong_option(name, values[name], "must be strictly between 0 and 1")
-    for name in ("base_share", "k_min"):
-        if not 0 <= values[name] <= 1:
-            raise wrong_option(name, values[name], "must be from 0 to 1")
-    for name in ("temperature", "agent_lr", "env_lr"):
-        if not 0 < values[name] < math.inf:
-            raise wrong_option(name, values[name], "must be a number above 0")
-    for name in ("seed", "threads", "epochs", "mini_batch", "agent_kl", "beta", "lam", "env_kl"):
-        if not 0 <= values[name] < 1e18:
-            raise wrong_option(name, values[name], "must be 0 or more")
-    counts = ["rank", "steps", "seed_tasks", "variations", "val_samples", "val_every",
-              "max_task_tokens", "max_response_tokens", "max_prompt_tokens", "env_batch",
-              "env_passes", "token_budget", "max_rows"]
+    """Numbers in their ranges; NaN is in none. Others than those in RANGES are not negative, and a
+    whole number is at least 1, unless its default is 0."""
+    defaults = vars(Options())
     for name, (default, _, _) in load_world(o.world).OPTIONS.items():
-        if type(default) is int and default > 0:
-            counts.append(name)
-    for name in counts:
-        if values[name] < 1:
-            raise wrong_option(name, values[name], "must be at least 1")
-    if o.G < 2:
-        raise wrong_option("G", o.G, "must be at least 2, as one rollout has no baseline")
-    cores = os.cpu_count() or 1
-    if o.threads > cores:
-        raise wrong_option("threads", o.threads, f"this machine has {cores} cores")
+        defaults[name] = default
+    for name, value in flat(o).items():
+        kind = type(defaults[name])
+        if kind not in (int, float):
+            continue
+        least, most = RANGES.get(name, (0, MOST))
+        if kind is int and defaults[name] and name not in RANGES:
+            least = 1
+        if not isinstance(value, (int, kind)) or not least <= value <= most:
+            raise wrong_option(name, value, f"must be a number from {least:g} to {most:g}")
 
 
 def check_choices(o):
     """Names that there are."""
     values = flat(o)
-    names_of = {name: choices(name) for name in (*CHOICES, *NAMED)}
-    for name, (_, _, names) in load_world(o.world).OPTIONS.items():
-        if names:
-            names_of[name] = names
-    for name, names in names_of.items():
-        if values[name] not in names:
-            rule = choose(str(values[name]), names)
-            if name in NAMED:
-                rule += f", or write {NAMED[name]}NAME in curriculum.py"
-            raise wrong_option(name, values[name], rule)
+    for name, names in choices(load_world(o.world)).items():
+        if name == "world" or values[name] in names:  # a world was looked for where it stands
+            continue
+        rule = choose(str(values[name]), names)
+        if name in NAMED:
+            rule += f", or write {NAMED[name]}NAME in curriculum.py"
+        raise wrong_option(name, values[name], rule)
 
 
 def check_models(o):
@@ -413,19 +362,15 @@ def at_least(least: int):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are UserErrors: one line each, like all others. command: the parser
-    of a command that leaves to this one the options that it does not know."""
+    """argparse whose mistakes are UserErrors: one line each, like all others."""
 
-    def __init__(self, command=None, **options):
+    def __init__(self, **options):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
                          **options)
-        self.command = command or self
 
     def error(self, message):
         _, _, unknown = message.partition("unrecognized arguments: ")
         word = re.split("[ =]", unknown)[0]  # the dashes count
-        names = [*self.command._option_string_actions, *self._option_string_actions]
-        for near in get_close_matches(word, names, 1, 0.7):
+        for near in get_close_matches(word, self._option_string_actions, 1, 0.7):
             message += f": did you mean {near}?"
-        program = self.command.prog.removeprefix("python ")
-        raise UserError(f"{message} (python {program} --help)")
+        raise UserError(f"{message} ({self.prog} --help)")

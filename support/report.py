@@ -13,7 +13,6 @@ from pathlib import Path
 
 import jinja2
 
-from curriculum import in_band
 from model.files import UserError, read_jsonl, write_whole
 from support import figures
 from support.options import flag, flat, parse_options, saved_options
@@ -32,7 +31,7 @@ def write(folder) -> Path:
     folder = Path(folder)
     metrics, o = read_run(folder)
     about = f"{o.variant} on {o.world}, seed {o.seed}, epochs 0 to {len(metrics) - 1}"
-    summary = [*facts(metrics).items(), ("k_min", f"{o.k_min:g}")]
+    summary = list(facts(metrics).items())
     sections = [
         {"text": about, "table": summary},
         {"text": READING},
@@ -41,7 +40,7 @@ def write(folder) -> Path:
         {"heading": "Held-out tasks", "table": held_out_rows(metrics)},
         {"heading": "Options other than the defaults", "table": changed_options(o)},
         {"heading": "Tasks and answers", "text": EXPLANATION,
-         "groups": sample_cards(metrics, o.k_min, read_jsonl(folder / "samples.jsonl"))},
+         "groups": sample_cards(metrics, read_jsonl(folder / "samples.jsonl"))},
     ]
     # whole or not at all: it is the last thing that a run writes, and says that all is done
     write_whole(folder / "report.html", page(folder.name, sections))
@@ -52,8 +51,7 @@ def page(title: str, sections: list) -> bytes:
     """A whole page. sections: dicts with some of heading and text (texts), table (rows of cells),
     figures (see figures.py) and groups of cards (see sample_cards)."""
     folder = jinja2.FileSystemLoader(Path(__file__).parent)
-    templates = jinja2.Environment(loader=folder, autoescape=True, trim_blocks=True,
-                                   lstrip_blocks=True)
+    templates = jinja2.Environment(loader=folder, autoescape=True)
     template = templates.get_template("report.html.j2")
     text = template.render(title=title, sections=sections)
     # a model may write half of a surrogate pair, which has no encoding
@@ -169,21 +167,20 @@ def changed_options(o) -> list:
     return rows
 
 
-def sample_cards(metrics, k_min, samples) -> list:
+def sample_cards(metrics, samples) -> list:
     """[{"heading": epoch, "cards": its samples}] of the first, the middle and the last epoch."""
     groups = []
     # each once, where a run is short
-    chosen = {m["epoch"]: m for m in (metrics[0], metrics[len(metrics) // 2], metrics[-1])}
-    for epoch, m in chosen.items():
-        cards = [card(r, m["alpha"], k_min) for r in samples if r["epoch"] == epoch]
+    last = metrics[-1]["epoch"]
+    for epoch in sorted({0, (last + 1) // 2, last}):
+        cards = [card(r) for r in samples if r["epoch"] == epoch]
         groups.append({"heading": f"epoch {epoch}", "cards": cards})
     return groups
 
 
-def card(r, alpha, k_min) -> dict:
+def card(r) -> dict:
     """A task with the one that it varies, its expected answer, and attempts with their rewards; or
-    a text that was refused: {"tag": a line about it, "texts": [(its kind, text)]}. alpha: of the
-    epoch in which p_hat was measured."""
+    a text that was refused: {"tag": a line about it, "texts": [(its kind, text)]}."""
     texts = []
     if r["seed_task"]:
         texts.append(("seed", f"varies: {r['seed_task']}"))
@@ -193,8 +190,6 @@ def card(r, alpha, k_min) -> dict:
     else:
         writer = r["origin"].replace("env", "simulator")
         tag = f"{writer}, epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}"
-        if in_band(r["p_hat"], alpha, k_min):
-            tag += ", in the band"
         texts.append(("task", r["task"]))
         texts.append(("", f"a right answer: {r['expected']}"))
         for e in r["traces"]:

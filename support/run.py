@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 
 import curriculum
-from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, Trial, task_id
+from data_pool import EnvPool, TrainPool, task_id
 from policy import Policy
 from model import memory
-from support import checkpoint, health, metrics as measure, report, screen
+from support import checkpoint, metrics as measure, report, screen
 from model.files import append_jsonl, write_whole
 from model.loading import model_config
 from support.options import NAMED, Options
@@ -43,26 +43,6 @@ class EpochState:
     # keys of tasks imitated so far; kept across epochs, where a world has imitate_once
     imitated: list = field(default_factory=list)
 
-    def saved(self) -> dict:
-        """Plain lists, dictionaries and numbers, for a checkpoint. Rollouts are left out: only the
-        update of their own step needs them."""
-        trials = [replace(trial, rollouts=[]) for trial in self.trials]
-        saved = asdict(replace(self, trials=trials))
-        # asdict copies a Counter wrongly: it counts the pairs (reason, number)
-        saved["invalid"] = dict(self.invalid)
-        return saved
-
-    @classmethod
-    def restored(cls, saved: dict) -> "EpochState":
-        """The state of which `saved` is what `saved()` gave."""
-        trials = []
-        for trial in saved["trials"]:
-            traces = [Trace(**trace) for trace in trial["traces"]]
-            trials.append(Trial(Task(**trial["task"]), [], traces, trial["p_hat"]))
-        records = [EnvRecord(**record) for record in saved["records"]]
-        objects = {"invalid": Counter(saved["invalid"]), "trials": trials, "records": records}
-        return cls(**{**saved, **objects})
-
 
 @dataclass
 class Run:
@@ -87,8 +67,6 @@ class Run:
     # where counting goes on for state.seconds and state.cpu_seconds
     clock_start: float = field(default_factory=time.perf_counter)
     cpu_start: float = field(default_factory=time.process_time)
-    # when this process began the run, or went on with it
-    began: float = field(default_factory=time.perf_counter)
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
     sources: dict = field(default_factory=dict)  # {file of tasks or model: its hash}
@@ -126,19 +104,17 @@ def prepare_run(o, world=None) -> Run:
     UserError for anything the user can fix; nothing is written before all could be loaded. world:
     if it is open already."""
     torch.set_num_threads(o.threads or torch.get_num_threads())
-    # a chat template may name the day: it stays that on which the run began
-    o = replace(o, date=o.date or time.strftime("%Y-%m-%d"), function_hashes=function_hashes(o))
-    folder, lock = checkpoint.choose_folder(o), None
-    if o.resume:
-        lock = checkpoint.lock_folder(folder)
+    o = replace(o, function_hashes=function_hashes(o))
+    folder = checkpoint.choose_folder(o)
     print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
 
     run = build_run(o, world or open_world(o), folder)
+    if not o.resume:
+        run.folder = checkpoint.choose_folder(o)  # again: another run may have begun since
+        run.folder.mkdir(parents=True, exist_ok=bool(o.out))
+    run.lock = checkpoint.lock_folder(run.folder)
     if o.resume:
-        run.lock = lock
         checkpoint.load(run)
-    else:
-        run.folder, run.lock = new_folder(o)
 
     # written on resuming too: --epochs or memory options may have changed. Saved options begin a
     # run; --resume is given anew each time
@@ -163,13 +139,6 @@ def build_run(o, world, folder) -> Run:
         held_out=held_out, teacher=teacher, sources=sources, rng=rng, sampler=sampler,
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=simulator.optimizer("env", o.env_lr))
-
-
-def new_folder(o) -> tuple:
-    """Make the folder of a new run -> (folder, its lock)."""
-    folder = checkpoint.choose_folder(o)  # again: another run may have begun since
-    folder.mkdir(parents=True, exist_ok=bool(o.out))
-    return folder, checkpoint.lock_folder(folder)
 
 
 def load_players(o, world, teacher) -> tuple[Policy, Policy]:
@@ -204,14 +173,9 @@ def function_hashes(o) -> dict:
     for option, prefix in NAMED.items():
         name = prefix + getattr(o, option)
         earlier = o.function_hashes.get(name, "").split()
-        now = short_hash(curriculum.source(name))
+        now = task_id(curriculum.source(name))[:6]
         hashes[name] = " ".join(dict.fromkeys([*earlier, now]))
     return hashes
-
-
-def short_hash(text: str) -> str:
-    """Six hex digits that stand for a text."""
-    return task_id(text)[:6]
 
 
 def alpha_of(run) -> float:
@@ -248,8 +212,6 @@ def end_epoch(run, env_stats, alpha):
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
     previous = run.history[-2:-1]  # a list of the previous record, if any
     print(screen.line(record, previous), flush=True)
-    if record["epoch"] == 0:
-        print(health.judge(record), flush=True)
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     run.ends.append(time.perf_counter())
@@ -269,4 +231,4 @@ def finish(run):
     if peaks:  # none on a CPU
         print("peak memory of the GPU: " + ", ".join(peaks))
     report.write(run.folder)
-    print(screen.closing_words(run, time.perf_counter() - run.began))
+    print(screen.closing_words(run))

@@ -70,19 +70,11 @@ def time_left(ends: list, epochs_left: int) -> str:
     return f"about {duration(per_epoch * epochs_left)} left"
 
 
-def closing_words(run, seconds: float) -> str:
-    """The last lines of a run: what matters most, at its start and now, how long that took since it
-    began or was resumed, and where to go on."""
+def closing_words(run) -> str:
+    """The last lines of a run: what matters most, at its start and now, and where to go on."""
     lines = [""]
     for name, value in facts(run.history).items():
         lines.append(f"{name:<27} {value}")
-    last = run.history[-1]
-    if last["distinct_tasks"] and last["success_rate"] > last["alpha"] + run.o.k_min:
-        lines.append("success on generated tasks ends above alpha: expected, as the agent learns "
-                     "from them\n(TROUBLESHOOTING.md, success stays above alpha)")
-    took = duration(seconds)
-    if run.o.resume:
-        took += " since it was resumed"
-    lines.append(f"done in {took}; {run.folder}/report.html shows the curves, tasks and attempts")
+    lines.append(f"done; {run.folder}/report.html shows the curves, tasks and attempts")
     lines.append(f'ask its agent: python genenv.py ask {run.folder} "a task"')
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 loaded.
 
 Usage: genenv.py calls `start` and trains with what it gives. Nothing imported here loads torch,
-which takes seconds.
+which takes seconds. A teacher's tasks are read later, by support/run.py.
 """
 import importlib
 import time
@@ -11,14 +11,14 @@ from dataclasses import replace
 from model.files import UserError, check_model, choose
 from support.checkpoint import choose_folder
 from support.options import COMMANDS, parse_options
-from worlds import held_out_keys, open_world, read_teacher
+from worlds import open_world
 
 
 def start(argv) -> tuple:
     """(Options, World) of the run that a command line begins or goes on with.
 
     A command, such as warm-start, is done at once, and then the program ends: SystemExit. Raises
-    UserError for options, a world, task files or a name of a model that cannot be used.
+    UserError for options, a world, its task files or a name of a model that cannot be used.
     """
     if argv and not argv[0].startswith("-"):
         raise SystemExit(run_command(*argv))
@@ -27,7 +27,6 @@ def start(argv) -> tuple:
     o = replace(o, date=o.date or time.strftime("%Y-%m-%d"))
     choose_folder(o)  # whether there is one to write to; chosen again when something is written
     world = open_world(o)
-    read_teacher(world, o.teacher_tasks, held_out_keys(world))
     for model in (o.model, o.env_model):
         if model:
             check_model(model)

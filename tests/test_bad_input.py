@@ -2,25 +2,17 @@
 
 Usage: python -m pytest -q tests/test_bad_input.py
 """
-import json
-
 import pytest
 
 import curriculum
 import genenv
 from helpers import one_line
 
-TOOL = {"name": "lamp", "description": "Switch it.", "parameters": {
-    "type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}}
-CALL = {"task": "Switch the lamp on, please.", "tools": [TOOL],
-        "calls": [{"name": "lamp", "arguments": {"on": "yes"}}]}
 TASKS = ["--preset", "tiny", "--world", "tool_calls", "--model", "m", "--base-tasks"]
 WARM = ["warm-start", "--out", "{tmp}/m"]
 MISTAKES = {  # (argv, the option or file that the line must name)
     "option misspelt": (["--epoch", "3"], "--epochs"),
-    "option of another world": (["--tools", "list.json"], "--tools"),
     "nan": (["--agent-lr", "nan"], "--agent-lr"),
-    "alpha": (["--alpha", "1"], "--alpha"),
     "one rollout": (["--G", "1"], "--G"),
     "nothing in the band": (["--G", "3", "--k-min", "0.1"], "--k-min"),
     "threads": (["--threads", "100000"], "--threads"),
@@ -31,12 +23,11 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "preset of another world": (["--preset", "7b-24gb", "--world", "ladder"], "--preset 7b-24gb"),
     "simulator's model alone": (["--env-model", "m"], "--env-model"),
     "no model": (["--world", "tool_calls"], "--model"),
-    "model is a file": (["--model", "{tmp}/call.jsonl"], "{tmp}/call.jsonl"),
+    "model is a file": (["--model", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
     "tasks not there": ([*TASKS, "{tmp}/none.jsonl"], "{tmp}/none.jsonl"),
     "tasks broken": ([*TASKS, "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl, line 2"),
-    "task with a wrong call": ([*TASKS, "{tmp}/call.jsonl"], "{tmp}/call.jsonl"),
     "teacher without tasks": (["--variant", "teacher"], "--teacher-tasks"),
-    "tasks without a teacher": (["--teacher-tasks", "{tmp}/call.jsonl"], "--teacher-tasks"),
+    "tasks without a teacher": (["--teacher-tasks", "{tmp}/broken.jsonl"], "--teacher-tasks"),
     "out is a file": (["--out", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
     "out is not empty": (["--out", "{tmp}"], "{tmp}"),
     "resume nothing": (["--resume", "--out", "{tmp}/none"], "{tmp}/none"),
@@ -55,8 +46,8 @@ def alpha_broken(c):
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_line_names_what_to_change(name, tmp_path, capsys, monkeypatch):
     """Before anything is written, and without a traceback."""
-    (tmp_path / "broken.jsonl").write_text('{"task": "Who?", "reference": "I"}\n{"te')
-    (tmp_path / "call.jsonl").write_text(json.dumps(CALL))
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"task": "Who?", "reference": "I"}\n{"te')
     monkeypatch.setattr(curriculum, "alpha_broken", alpha_broken, raising=False)
     monkeypatch.setattr(genenv, "epoch", None)  # whatever gets so far was not refused
     argv, named = MISTAKES[name]
@@ -64,4 +55,4 @@ def test_one_line_names_what_to_change(name, tmp_path, capsys, monkeypatch):
     if argv[0].startswith("-") and "--out" not in argv:
         argv += ["--out", str(tmp_path / "r")]
     one_line(capsys, genenv.main(argv), named.replace("{tmp}", str(tmp_path)))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["broken.jsonl", "call.jsonl"]
+    assert list(tmp_path.iterdir()) == [broken]

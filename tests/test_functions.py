@@ -12,7 +12,6 @@ import torch
 from helpers import raised
 from test_tool_calls import World, lines, options
 from worlds import InvalidTask, check_task, held_out_keys
-from worlds.tool_calls import _keys_of
 
 NAMES = ["mend", "paint", "ship", "wash", "sell", "test", "move", "dim"]
 
@@ -27,16 +26,20 @@ def lamp(n, name):
         "calls": [{"name": name, "arguments": {"lamp": n}}]}
 
 
+def made(folder, tools, base, **more):
+    """A world with a list of tools and examples."""
+    files = {"tools": lines(folder / "tools.jsonl", tools),
+             "base_tasks": lines(folder / "base.jsonl", base)}
+    return World(options(**files, **{"max_prompt_tokens": 640, **more}))
+
+
 @pytest.fixture(scope="module", params=["json", "python"])
 def world(request, tmp_path_factory):
     """A world with a list of eight tools, examples of three of them and a question."""
-    folder = tmp_path_factory.mktemp("list")
     examples = [lamp(n, NAMES[n % 3]) for n in range(30, 54)]
     examples.append({"task": "Who made lamp 7?", "reference": "Jo"})
-    base = lines(folder / "base.jsonl", examples)
-    tools = lines(folder / "tools.jsonl", map(tool, NAMES))
-    return World(options(base_tasks=base, tools=tools, call_format=request.param,
-                         max_prompt_tokens=640))
+    folder = tmp_path_factory.mktemp("list")
+    return made(folder, map(tool, NAMES), examples, call_format=request.param)
 
 
 def names_of(specs):
@@ -55,9 +58,8 @@ def test_a_seed_task_is_shown_six_tools_of_the_list(world, tmp_path):
     question = next(task for task in world.base_tasks() if not world.skills(task))
     assert world.seed_for(question, generator) == question
     # as few as a prompt has room for
-    long_tools = lines(tmp_path / "tools.jsonl", [tool(name, "x" * 300) for name in NAMES])
-    base = lines(tmp_path / "base.jsonl", [lamp(n, "mend") for n in range(9)])
-    world = World(options(tools=long_tools, base_tasks=base, max_prompt_tokens=640))
+    long_tools = [tool(name, "x" * 300) for name in NAMES]
+    world = made(tmp_path, long_tools, [lamp(n, "mend") for n in range(9)])
     assert len(world.seed_for(world.base_tasks()[0], generator).spec["shown"]) == 2
 
 
@@ -83,13 +85,10 @@ def test_a_written_task_has_as_many_calls_and_tools_as_its_level_says(world):
             first.add(menu[0] in (shown[0], shown[5]))
         check_task(world, task, seed, held_out_keys(world))
     assert first == {True, False}  # its place does not give a tool away
-    one, two, four = shown[:1], shown[:2], shown[:4]
-    wrong = [("1 of 3", two), ("2 of 3", one), ("2 of 1", two), ("1 of 7", one), ("4 of 6", four),
-             ("0 of 2", [])]
-    for level, names in wrong:
-        assert raised(InvalidTask, None, parse, level, *names) == "wrong level", level
+    # of a text with so many calls
+    for n, level in ((2, "1 of 3"), (1, "2 of 3"), (2, "2 of 1"), (1, "1 of 7"), (4, "4 of 6")):
+        raised(InvalidTask, "^wrong level$", parse, level, *shown[:n])
     raised(InvalidTask, "^unknown tool$", parse, "1 of 3", other)
-    raised(InvalidTask, "^no request and call$", parse, "one of 3", *one)
 
 
 def test_a_written_copy_of_any_base_task_is_refused(world):
@@ -124,7 +123,6 @@ def test_a_warm_start_shows_all_levels_alike_and_only_tasks_of_a_run(world, monk
     assert min(menus[n] for n in range(1, 7)) > 0
     asked = json.dumps([prompt for prompt, _ in prompts["agent"]])
     assert all(name in asked for name in NAMES)
-    assert _keys_of(world.base_tasks()).isdisjoint(held_out_keys(world))
 
 
 def test_joined_and_changed_examples_are_not_held_out_tasks(tmp_path):
@@ -133,19 +131,18 @@ def test_joined_and_changed_examples_are_not_held_out_tasks(tmp_path):
     rooms = [f"room{letter}" for letter in "abcdef"]
     enum = {"type": "object", "properties": {"where": {"enum": rooms}}, "required": ["where"]}
 
-    def example(text, *calls):
+    def example(text, **calls):
         return {"task": text, "calls": [{"name": name, "arguments": {"where": room}}
-                                        for name, room in calls]}
+                                        for name, room in calls.items()]}
 
-    single = [example(f"Please {name} the {room}.", (name, room))
+    single = [example(f"Please {name} the {room}.", **{name: room})
               for name in ("light", "lock") for room in rooms]
-    double = [example(f"Light the {a} and lock the {b}.", ("light", a), ("lock", b))
+    double = [example(f"Light the {a} and lock the {b}.", light=a, lock=b)
               for a in rooms for b in rooms[:3]]
     tools = [{"name": name, "parameters": enum} for name in ("light", "lock")]
-    files = [lines(tmp_path / f"{i}.jsonl", records)
-             for i, records in enumerate((tools, single[::2], single[1::2] + double))]
-    world = World(options(tools=files[0], base_tasks=files[1], validation_tasks=files[2],
-                          call_format="python"))
+    held_out = lines(tmp_path / "held_out.jsonl", single[1::2] + double)
+    world = made(tmp_path, tools, single[::2], validation_tasks=held_out, call_format="python",
+                 max_prompt_tokens=8192)
     held_out = {frozenset(world.gold(task).split("\n")) for task in world.validation_tasks()}
     imitated = set()
     for turn in range(20):

@@ -4,8 +4,6 @@
 
 The records are made by hand, six epochs of them; every check looks at every epoch.
 """
-import re
-
 import pytest
 
 import genenv
@@ -36,34 +34,30 @@ def warnings_of(records, **options):
     return [text for t, r in enumerate(records) for text in health.warnings(r, records[:t], o)]
 
 
-SICK = {  # name: (last epochs with these fields, fields, the one warning, words of it)
+SICK = {  # name: (last epochs with these fields, fields, the one warning)
     "repeats itself": (3, dict(invalid={"duplicate in the batch": 40}, distinct_tasks=8),
-                       "collapse", "8 distinct tasks of 48"),
-    "uses few skills": (1, dict(skill_entropy=1.1), "collapse", "1.10 bits"),
-    "starves": (1, dict(env_kept=1), "starvation", "raise --k-min"),
-    "is never updated": (1, dict(env_kept=8, env_steps=0), "starvation", "lower --env-batch 32"),
-    "has only hard tasks": (1, dict(zero_variance=1.0, reward=0.0, env_kept=0), "no signal",
-                            "raise --G"),
-    "gets cut-off answers": (1, dict(truncated=0.4), "cut off", "--max-response-tokens"),
-    "babbles": (1, dict(invalid={"malformed": 40}, distinct_tasks=8), "invalid", "malformed 40"),
+                       "collapse"),
+    "uses few skills": (1, dict(skill_entropy=1.1), "collapse"),
+    "starves": (1, dict(env_kept=1), "starvation"),
+    "is never updated": (1, dict(env_kept=8, env_steps=0), "starvation"),
+    "has only hard tasks": (1, dict(zero_variance=1.0, reward=0.0, env_kept=0), "no signal"),
+    "gets cut-off answers": (1, dict(truncated=0.4), "cut off"),
     "writes no task": (1, dict(invalid={"malformed": 48}, distinct_tasks=0, env_kept=0, env_steps=0,
-                               success_rate=None, skill_entropy=None), "invalid", "malformed 48"),
-    "moves too fast": (2, dict(env_capped=1, env_steps=0), "KL cap", "lower --env-lr"),
-    "drifts": (2, dict(env_kl=3.0), "KL", "3.0 nats"),
-    "is scored otherwise": (1, dict(mismatch=0.04), "mismatch", "0.040 nats"),
-    "moves the agent": (1, dict(other_adapter_moved=True), "leak", "other adapter"),
-    "spoils its steps": (1, dict(env_skipped_steps=3), "not finite", "--env-lr"),
+                               success_rate=None, skill_entropy=None), "invalid"),
+    "moves too fast": (2, dict(env_capped=1, env_steps=0), "KL cap"),
+    "drifts": (2, dict(env_kl=3.0), "KL"),
+    "is scored otherwise": (1, dict(mismatch=0.04), "mismatch"),
+    "moves the agent": (1, dict(other_adapter_moved=True), "leak"),
+    "spoils its steps": (1, dict(env_skipped_steps=3), "not finite"),
 }
 
 
 @pytest.mark.parametrize("name", SICK)
 def test_a_simulator_that(name):
-    """... raises its own warning and no other, and the options that it names exist."""
-    n, fields, keyword, words = SICK[name]
+    """... raises its own warning and no other."""
+    n, fields, keyword = SICK[name]
     texts = warnings_of(epochs(n, **fields))
-    assert {text.partition(":")[0] for text in texts} == {keyword} and words in texts[-1], texts
-    flags = [flag.replace("-", "_") for flag in re.findall(r"--([A-Za-z][a-z-]*)", texts[-1])]
-    assert all(hasattr(genenv.Options, flag) for flag in flags), flags
+    assert {text.partition(":")[0] for text in texts} == {keyword}, texts
 
 
 def test_a_healthy_run_and_chance_raise_no_warning():
@@ -72,12 +66,6 @@ def test_a_healthy_run_and_chance_raise_no_warning():
     assert warnings_of(epochs()) == warnings_of(epochs(6, **none), variant="static") == []
     assert warnings_of(epochs(1, env_kl=3.0)) == []
     assert warnings_of(epochs(6, invalid={"copy of the seed": 33})) == []
-
-
-def test_epoch_0_is_described():
-    """Also where nothing could be measured."""
-    assert "0.25" in health.judge({**QUIET, "mixed_share": 0.25})
-    assert health.judge({**QUIET, "distinct_tasks": 0, "success_rate": None, "mixed_share": None})
 
 
 def test_entropy_is_of_drawn_tokens_alone():

@@ -3,13 +3,11 @@
     python -m pytest -q tests/test_report.py
 """
 import json
-import math
 import re
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import genenv
-from data_pool import Trace, Trial
+from data_pool import Task, Trial
 from model.files import printable
 from scripts import compare
 from support import figures, metrics as measure, report, screen
@@ -36,55 +34,36 @@ def save(folder, records, samples=(), **options):
     return folder
 
 
-class Tags(HTMLParser):
-    """All tags, attributes and their values of a page."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.names, self.attributes, self.sources = [], set(), []
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        self.names.append(tag)
-        self.attributes |= {name for name, _ in attributes}
-        self.sources += [value for name, value in attributes if name in ("src", "href")]
-
-
 def page_of(folder, text):
     """The page of a run in which `text` stands wherever a model or a user can write."""
     sample = dict(epoch=0, written_in=0, task=text, origin=text, p_hat=0.5, seed_task=text,
                   expected=text, traces=[dict(text=text, reward=1.0)])
     refused = dict(epoch=0, seed_task=text, refused=text, reason=text)
-    samples = [sample, {**sample, "epoch": 1}, refused]
-    fields = dict(validation_by={text: 0.5}, validation_rates={text: [0.5]}, category_name=text,
-                  length_unit=text)
-    records = [record(0, warnings=[f"collapse: {text}"], **fields), record(1, alpha=0.9, **fields)]
-    return report.write(save(folder, records, samples, model=text, world=text)).read_text()
+    named = record(0, warnings=[f"collapse: {text}"], validation_by={text: 0.5},
+                   validation_rates={text: [0.5]}, category_name=text, length_unit=text)
+    save(folder, [named], [sample, refused], model=text, world=text)
+    return report.write(folder).read_text()
+
+
+def tags(page):
+    """All tags of a page, without the bytes of its images."""
+    return re.findall("<[^>]*>", re.sub(r"base64,[\w+/=]+", "", page))
 
 
 def test_hostile_text_stays_text_in_a_page_of_one_file(tmp_path):
-    """No tag, attribute or address comes of it; the page forbids scripts and outside sources. A
-    task that was tried twice was in the band once, as alpha had moved."""
+    """No tag, attribute or address comes of it; the page forbids scripts and outside sources."""
     page = page_of(tmp_path, HOSTILE)
-    clean, tags = Tags(page_of(tmp_path, "harmless")), Tags(page)
-    assert tags.names == clean.names and tags.attributes == clean.attributes
-    assert {source[:22] for source in tags.sources} == {"data:image/png;base64,"}
-    assert "default-src 'none'" in page and page.count(", in the band") == 1
+    assert tags(page) == tags(page_of(tmp_path, "harmless"))
+    assert "default-src 'none'" in page and "data:image/png;base64," in page
+    assert "alert(1)" in page
 
 
 def test_a_task_counts_once_with_its_first_p_hat():
     """Written twice in an epoch it was shown with its second one, or twice."""
-    new, again = (SimpleNamespace(id=i, text=i, origin="env", epoch=3, seed_task="")
-                  for i in ("new", "again"))
-    traces = [Trace("a", 0.0, True, False, 1), Trace("b", 1.0, True, False, 1)]
-    trials = [Trial(again, [], traces, 1.0), Trial(new, [], traces, 0.5)]
-    trials.append(Trial(again, [], traces, 0.5))
-    run = SimpleNamespace(state=SimpleNamespace(trials=trials, epoch=3, refused=[]),
-                          world=SimpleNamespace(gold=lambda task: ""),
-                          train_pool=SimpleNamespace(tasks={}))
-    p_hats = {r["task"]: r["p_hat"] for r in measure.samples(run)}
-    assert list(p_hats.items()) == [("again", 1.0), ("new", 0.5)]
+    trials = [Trial(Task(text, {"text": text}, "env", epoch=3), [], [], p_hat)
+              for text, p_hat in (("again", 1.0), ("new", 0.5), ("again", 0.5))]
+    new = measure.new_trials(SimpleNamespace(trials=trials, epoch=3))
+    assert [(trial.task.text, trial.p_hat) for trial in new] == [("again", 1.0), ("new", 0.5)]
 
 
 def test_p_hat_is_counted_by_how_often_a_task_was_solved():
@@ -106,7 +85,7 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
     """It is null in the record, or the last measurement; a 0 would be drawn as a collapse."""
     nothing = dict.fromkeys(("success_rate", "mixed_share", "env_kl"))
     silent = record(2, distinct_tasks=0, validated=1, **nothing)
-    for key in ("success_rate", "mixed_share", "validation", "env_kl"):
+    for key in (*nothing, "validation"):
         assert [t for t, _ in figures.points([[record(1), silent]], key)] == [1], key
     cells = screen.line(silent).split()
     assert cells[:4] == ["2", "-", "-", "-"] and len(screen.line(silent)) < 100
@@ -114,17 +93,15 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
 
 def test_the_histogram_has_each_epochs_shares_and_the_band():
     """By hand: of four tasks one was never solved and three were solved twice of two times."""
-    figure = figures.p_hat_by_epoch([[1, 0, 3], [0, 0, 0], [0, 2, 0]],
-                                    dict.fromkeys(range(3), (0.25, 0.75)))
-    mesh, = figure.axes[0].collections
-    shares = mesh.get_array().filled(math.nan).tolist()  # (p_hat, epoch)
-    assert [row[0] for row in shares] == [0.25, 0, 0.75] and [row[2] for row in shares] == [0, 1, 0]
-    assert all(math.isnan(row[1]) for row in shares)  # no task: nothing is drawn
+    band = dict.fromkeys(range(3), (0.25, 0.75))
+    axis = figures.p_hat_by_epoch([[1, 0, 3], [0, 0, 0], [0, 2, 0]], band).axes[0]
+    mesh, = axis.collections
+    assert mesh.get_array().tolist() == [[0.25, 0, 0], [0, 0, 1], [0.75, 0, 0]]  # (p_hat, epoch)
     corners = mesh.get_coordinates()
     assert corners[:, 0, 1].tolist() == [-0.25, 0.25, 0.75, 1.25]  # 0, 1/2 and 1 lie in the middle
     assert corners[0, :, 0].tolist() == [-0.5, 0.5, 1.5, 2.5]
-    lowest, highest = (patch.get_data().values.tolist() for patch in figure.axes[0].patches)
-    assert (lowest, highest) == ([0.25] * 3, [0.75] * 3)
+    edges = [line.get_ydata().tolist() for line in axis.lines]
+    assert edges == [[0.25] * 3, [0.75] * 3]
 
 
 def test_a_legend_holds_every_run_and_tells_all_apart():
@@ -134,23 +111,21 @@ def test_a_legend_holds_every_run_and_tells_all_apart():
     names = ["_control", "cost$5_and$10", "bad$\\frac$", "100%_{x}", "\ud800\n"]
     names += [long + "0.001", long + "0.002"]
     figure = figures.curves({name: [(0, [0.5]), (1, [0.6])] for name in names}, "words of $")
-    figures.data_uri(figure)  # mathematics that is none would raise here
+    figures.png(figure)  # mathematics that is none would raise here
     texts = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(set(texts)) == len(names)
-    longest = texts[-2].replace("\n", " ")
-    assert longest == names[-2]
+    assert texts[-2].replace("\n", " ") == names[-2]
 
 
 def test_runs_are_compared_on_one_page(tmp_path):
     """Task by task where these are the same, with the options that differ; nothing outside of a
     run."""
-    hashes = {"reward_bell": "a"}
-    one = save(tmp_path / "one", [record(0), record(1)], alpha=0.5, function_hashes=hashes)
-    lower = dict(validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
-    records = [record(0), record(1, env_kl=None, **lower)]
-    two = save(tmp_path / "two", records, alpha=0.4, function_hashes={"reward_bell": "b"})
+    one = save(tmp_path / "one", [record(0), record(1)], function_hashes={"reward_bell": "a"})
+    lower = record(1, env_kl=None, validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
+    two = save(tmp_path / "two", [record(0), lower], alpha=0.4,
+               function_hashes={"reward_bell": "b"})
     other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])
-    assert genenv.main(["compare", str(one), str(two), str(other)]) == 0
+    assert genenv.main(["compare", *map(str, (one, two, other))]) == 0
     page = (other / "compare.html").read_text()
     rows = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")]
     assert [str(two), "--alpha 0.4, reward_bell b"] in rows
