@@ -10,20 +10,15 @@ import pytest
 import torch
 
 from helpers import raised
-from test_tool_calls import World, lines, options
+from test_tool_calls import WHOLE, World, call, lines, options, question, tool
 from worlds import InvalidTask, check_task, held_out_keys
 
 NAMES = ["mend", "paint", "ship", "wash", "sell", "test", "move", "dim"]
 
 
-def tool(name, note=""):
-    return {"name": name, "description": note, "parameters": {
-        "type": "object", "required": ["lamp"], "properties": {"lamp": {"type": "integer"}}}}
-
-
 def lamp(n, name):
-    return {"task": f"Please {name} lamp number {n} for me.",
-        "calls": [{"name": name, "arguments": {"lamp": n}}]}
+    """An example whose call has this name."""
+    return {"task": f"Please {name} lamp number {n} for me.", "calls": [call(name, lamp=n)]}
 
 
 def made(folder, tools, base, **more):
@@ -37,9 +32,9 @@ def made(folder, tools, base, **more):
 def world(request, tmp_path_factory):
     """A world with a list of eight tools, examples of three of them and a question."""
     examples = [lamp(n, NAMES[n % 3]) for n in range(30, 54)]
-    examples.append({"task": "Who made lamp 7?", "reference": "Jo"})
+    tools = [tool(name, lamp=WHOLE) for name in NAMES]
     folder = tmp_path_factory.mktemp("list")
-    return made(folder, map(tool, NAMES), examples, call_format=request.param)
+    return made(folder, tools, [*examples, question()], call_format=request.param)
 
 
 def names_of(specs):
@@ -48,17 +43,16 @@ def names_of(specs):
 
 def test_a_seed_task_is_shown_six_tools_of_the_list(world, tmp_path):
     generator, seen = torch.Generator().manual_seed(0), Counter()
-    example = next(task for task in world.base_tasks() if world.skills(task))
+    example, *_, question = world.base_tasks()
     for _ in range(100):
         seed = world.seed_for(example, generator)
         seen.update(names_of(seed.spec["shown"]))
         assert seed.id == example.id and "shown" not in example.spec
         assert len(set(names_of(seed.spec["shown"]))) == 6
     assert set(seen) == set(NAMES) and min(seen.values()) > 50
-    question = next(task for task in world.base_tasks() if not world.skills(task))
     assert world.seed_for(question, generator) == question
     # as few as a prompt has room for
-    long_tools = [tool(name, "x" * 300) for name in NAMES]
+    long_tools = [tool(name, "x" * 300, lamp=WHOLE) for name in NAMES]
     world = made(tmp_path, long_tools, [lamp(n, "mend") for n in range(9)])
     assert len(world.seed_for(world.base_tasks()[0], generator).spec["shown"]) == 2
 
@@ -66,23 +60,22 @@ def test_a_seed_task_is_shown_six_tools_of_the_list(world, tmp_path):
 def test_a_written_task_has_as_many_calls_and_tools_as_its_level_says(world):
     """Else the simulator would choose one level and be rewarded for another."""
     seed = world.seed_for(world.base_tasks()[0], torch.Generator().manual_seed(0))
-    shown, write = names_of(seed.spec["shown"]), world._line_of_call
+    shown = names_of(seed.spec["shown"])
     other = next(name for name in NAMES if name not in shown)
 
     def parse(level, *names, n=7):
-        calls = [write({"name": name, "arguments": {"lamp": n}}) for name in names]
-        calls = [f"Call: {call}" for call in calls]
-        text = "\n".join([f"Level: {level}", *calls, f"Request: Please see to lamp {n}."])
-        return world.parse_task(text, seed, 1)
+        calls = [world._line_of_call(call(name, lamp=n)) for name in names]
+        text = [f"Call: {written}" for written in calls]
+        text = [f"Level: {level}", *text, f"Request: Please see to lamp {n}."]
+        return world.parse_task("\n".join(text), seed, 1)
 
-    first = set()
-    for n_tools in range(2, 7):
-        for n in range(70, 90):
-            task = parse(f"2 of {n_tools}", shown[5], shown[0], n=n)
-            menu = names_of(task.spec["tools"])
-            assert len(set(menu)) == n_tools
-            assert {shown[0], shown[5]} <= set(menu) <= set(shown)
-            first.add(menu[0] in (shown[0], shown[5]))
+    first, two = set(), [shown[5], shown[0]]
+    for n in range(70, 90):
+        n_tools = 2 + n % 5
+        task = parse(f"2 of {n_tools}", *two, n=n)
+        menu = names_of(task.spec["tools"])
+        assert len(set(menu)) == n_tools and {*two} <= {*menu} <= {*shown}
+        first.add(menu[0] in two)
         check_task(world, task, seed, held_out_keys(world))
     assert first == {True, False}  # its place does not give a tool away
     # of a text with so many calls
@@ -94,9 +87,9 @@ def test_a_written_task_has_as_many_calls_and_tools_as_its_level_says(world):
 def test_a_written_copy_of_any_base_task_is_refused(world):
     """With few examples that is what a small simulator writes first, whichever it is shown."""
     assert not any(map(world.leaks, world.base_tasks()))  # they may stay
-    shown, copied = [task for task in world.base_tasks() if world.skills(task)][:2]
+    shown, copied, *_ = world.base_tasks()
     seed = world.seed_for(shown, torch.Generator().manual_seed(0))
-    seed.spec["shown"] = [tool(name) for name in NAMES[:6]]
+    seed.spec["shown"] = list(world.tools.values())[:6]
     text, n = world.task_as_written(copied), copied.spec["calls"][0]["arguments"]["lamp"]
 
     def leak(text):
@@ -129,17 +122,15 @@ def test_joined_and_changed_examples_are_not_held_out_tasks(tmp_path):
     """Two examples may be the halves of a held-out request, and one with another value may be one:
     it would be imitated."""
     rooms = [f"room{letter}" for letter in "abcdef"]
-    enum = {"type": "object", "properties": {"where": {"enum": rooms}}, "required": ["where"]}
 
     def example(text, **calls):
-        return {"task": text, "calls": [{"name": name, "arguments": {"where": room}}
-                                        for name, room in calls.items()]}
+        return {"task": text, "calls": [call(name, where=room) for name, room in calls.items()]}
 
     single = [example(f"Please {name} the {room}.", **{name: room})
               for name in ("light", "lock") for room in rooms]
     double = [example(f"Light the {a} and lock the {b}.", light=a, lock=b)
               for a in rooms for b in rooms[:3]]
-    tools = [{"name": name, "parameters": enum} for name in ("light", "lock")]
+    tools = [tool(name, where={"enum": rooms}) for name in ("light", "lock")]
     held_out = lines(tmp_path / "held_out.jsonl", single[1::2] + double)
     world = made(tmp_path, tools, single[::2], validation_tasks=held_out, call_format="python",
                  max_prompt_tokens=8192)

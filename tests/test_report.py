@@ -67,9 +67,9 @@ def test_a_task_counts_once_with_its_first_p_hat():
 
 
 def test_p_hat_is_counted_by_how_often_a_task_was_solved():
-    """0.3 * 10 is not 3 in floating point: a count cut off would stand one too low."""
-    trials = [SimpleNamespace(p_hat=k / 10) for k in (0, 3, 3, 7, 10)]
-    assert measure.p_hat_counts(trials, 10) == [1, 0, 0, 2, 0, 0, 0, 1, 0, 0, 1]
+    """1 / 49 * 49 is below 1 in floating point: a count cut off would stand one too low."""
+    trials = [SimpleNamespace(p_hat=k / 49) for k in (0, 1, 1)]
+    assert measure.p_hat_counts(trials, 49) == [1, 2, *[0] * 48]
 
 
 def test_nothing_reaches_the_terminal_but_visible_signs_and_newlines():
