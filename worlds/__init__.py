@@ -60,6 +60,7 @@ class World:
     REASONS = ()       # every reason that parse_task and leaks give, for counting
     DEFAULTS = {}      # {option of a run: its default here}; a preset and the command line win
     OPTIONS = {}       # {name: (default, help, choices or None)}: options of its own, --name
+                       # (numbers are 0 or more, whole ones 1 or more unless the default is 0)
     chat = True        # whether --model names a chat model, whose memory is then estimated
     max_turns = 1      # limits of an episode; --max-response-tokens is for a turn
     max_episode_tokens = 0
