@@ -83,7 +83,8 @@ def agent_reward_graded(e):
 
 
 # ---------------------------------------------------------------------------------------------
-# alpha schedules: functions of a small context -> the alpha of this epoch
+# alpha schedules: functions of a small context -> the alpha of this epoch. RWR aims at it when the
+# epoch ends, so it shows in the next epoch's tasks, and that of the last epoch in none
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Context:
     alpha: float        # --alpha, the value to start from
     alpha_end: float    # --alpha-end, the value to arrive at
     previous: float     # alpha of the epoch before; --alpha in the first
-    # of the new tasks of the last epoch that had any
+    # of the new tasks of the last epoch that had any; all 0 before
     success: float      # success rate of the agent
     mixed_share: float  # share of tasks whose attempts differ in reward: GRPO learns from these
     p_hat_counts: list  # how many tasks were solved 0, 1, ... G times: G+1 numbers

@@ -58,7 +58,8 @@ def draw_of_each(rng, kinds, number, origin, taken=()) -> dict:
         while len(new_tasks) < number:
             tries += 1
             if tries > 100 * number:
-                raise UserError(f"there are not {number} different tasks of the kind {kind!r}")
+                raise UserError(f"there are not {number} different tasks of the kind {kind!r} "
+                                "besides those held out")
             task = random_task(rng, [kind], origin)
             if task.id not in taken:
                 new_tasks[task.id] = task
