@@ -12,7 +12,7 @@ its words are ("Berkeley, CA" by Berkeley), a number also in one word or in a la
 also by the name of its month, a boolean also by the name of its argument. Defaults need not be.
 
 Deviations: these checks compare words. "Council Bluffs, VA" passes, "Berlin" for "the capital of
-Germany" does not, nor does 35 for "thirty-five"; no base task is refused by them.
+Germany" does not; no base task is refused by them.
 """
 import calendar
 import re
@@ -28,6 +28,7 @@ REPEAT_WORDS = {"again", "repeat", "repeatedly", "each", "every", "times", "twic
 NEGATIONS = {"no", "not", "without", "off", "false", "never", "don", "isn", "doesn", "none", "un"}
 BELOW_TWENTY = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
                 "fourteen fifteen sixteen seventeen eighteen nineteen").split()
+BELOW_TEN = BELOW_TWENTY[1:10]
 TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 NUMBER_WORDS = {"no": 0, **{word: n for n, word in enumerate(BELOW_TWENTY)},
                 **{word: 10 * n for n, word in enumerate(TENS, 2)}, "hundred": 100}
@@ -226,15 +227,21 @@ def factors(text: str) -> set:
 
 def numbers_of(text: str) -> set:
     """Numbers of a text, in digits and in words, without their signs; 3 pm is 15, too."""
-    numbers, before = set(), None
-    for word in words_of(text):
+    numbers, before = [], ""  # before: the last word, if it is a number
+    for word in words_of(text.replace("hundred and", "hundred")):
         number = number_of(word)
-        if word in ("pm", "p") and before is not None:
-            number = before + 12
-        if number is not None:
-            numbers.add(number)
-        before = number
-    return numbers
+        # thirty-five, two hundred, one hundred and five
+        is_part = before == "hundred" or before in TENS and word in BELOW_TEN
+        if before and word == "hundred":
+            numbers[-1] *= 100
+        elif is_part and word in NUMBER_WORDS:
+            numbers[-1] += number
+        elif before and word in ("pm", "p"):
+            numbers.append(numbers[-1] + 12)
+        elif number is not None:
+            numbers.append(number)
+        before = "" if number is None else word
+    return set(numbers)
 
 
 def number_of(word: str):
