@@ -139,17 +139,13 @@ def alpha_integral(c):
     return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))
 
 
-def alpha_frontier(c):
-    """To where the agent can learn: by 0.1 at most towards the mean p_hat of last epoch's mixed
-    groups, those solved neither never nor always. It asks for what this simulator does write, where
-    a fixed alpha may lie so far off that hardly a task falls into the band."""
-    G = len(c.p_hat_counts) - 1
-    mixed = c.p_hat_counts[1:G]  # solved 1, ... G-1 times
-    if sum(mixed) == 0:
-        return c.previous  # nothing to go by
-    solved = sum(k * n for k, n in enumerate(mixed, 1))
-    distance = solved / (G * sum(mixed)) - c.previous
-    return c.previous + max(-0.1, min(0.1, distance))
+def alpha_balanced(c):
+    """Towards as many new tasks that are never solved as are always solved, whatever rate of success
+    that is. A schedule that follows the mixed groups instead is drawn to ever easier tasks
+    (EXPERIMENTS.md)."""
+    never, always = c.p_hat_counts[0], c.p_hat_counts[-1]
+    step = 0.2 * (never - always) / max(1, sum(c.p_hat_counts))
+    return min(0.95, max(0.05, c.previous + step))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -333,7 +333,7 @@ def check_alpha_end(o):
     schedule = f"--alpha-schedule {o.alpha_schedule}"
     if o.alpha_schedule in ("linear", "cosine", "step") and o.alpha == o.alpha_end:
         raise wrong_option("alpha_end", o.alpha_end, f"{schedule} needs another than --alpha")
-    goes_nowhere = o.alpha_schedule in ("constant", "adaptive", "integral", "frontier")
+    goes_nowhere = o.alpha_schedule in ("constant", "adaptive", "integral", "balanced")
     if goes_nowhere and o.alpha_end != Options.alpha_end:
         raise wrong_option("alpha_end", o.alpha_end, f"{schedule} does not go there: leave it out")
 

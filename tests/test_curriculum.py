@@ -73,15 +73,15 @@ def test_steering_schedules_answer_success():
     assert alpha == pytest.approx(0.2, abs=1e-3) and success == pytest.approx(0.5, abs=1e-3)
 
 
-def test_frontier_goes_to_the_mean_of_the_mixed_groups_in_bounded_steps():
-    """It would chase tasks that teach nothing, those solved never or always."""
-    def frontier(*counts, previous=0.5):
-        return next_alpha("frontier", context(previous=previous, counts=counts))
+def test_balanced_goes_towards_the_rarer_end_in_bounded_steps():
+    """The other way round it would run off to tasks that are all solved, or never."""
+    def balanced(*counts, previous=0.5):
+        return next_alpha("balanced", context(previous=previous, counts=counts))
 
-    assert frontier(90, 0, 1, 1, 90) == 0.6  # (2/4 + 3/4) / 2 is 0.625: 0.1 at most
-    assert frontier(90, 3, 1, 0, 90, previous=0.3) == 0.3125  # (3 * 1/4 + 2/4) / 4
-    assert frontier(0, 9, 0, 0, 0, previous=0.3) == 0.25
-    assert frontier(90, 0, 0, 0, 90, previous=0.3) == frontier(0, 0, 0, previous=0.3) == 0.3
+    assert balanced(1, 9, 9, 9, 3) == pytest.approx(0.5 - 0.2 * 2 / 31)
+    assert balanced(9, 0, 0, 0, 0, previous=0.9) == 0.95
+    assert balanced(0, 0, 0, 0, 9, previous=0.1) == 0.05
+    assert balanced(0, 0, 0, previous=0.3) == 0.3
 
 
 # ---------------------------------------------------------------------------------------------
