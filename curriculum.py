@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass
 
 from data_pool import Trace
-from model.files import UserError, call, is_number, wrong_value
+from model.files import UserError, is_number, users_code, wrong_value
 
 SUCCESS = 0.5  # the lowest reward that counts as a success; the paper gives no threshold
 
@@ -223,6 +223,13 @@ def try_functions(o):
     try_difficulty_reward(named("reward_")[o.difficulty_reward], o)
     try_seed_selection(named("seeds_")[o.seed_selection], o)
     try_agent_reward(named("agent_reward_")[o.agent_reward], o)
+
+
+def call(function, *args):
+    """function(*args), perhaps a user's own -> (its value, its arguments as text)."""
+    given = ", ".join(map(repr, args))[-300:]
+    with users_code(function.__code__.co_filename, given):
+        return function(*args), given
 
 
 def try_schedule(schedule, o):

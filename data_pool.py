@@ -1,4 +1,4 @@
-"""Tasks, attempts at them, and the two pools that keep both: D_train and D_env.
+"""Tasks, attempts at them, and the two pools that keep both: D_train and D_env, as JSON lines.
 
 Paper: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task with its valid
 traces, and D_env <- D_env + weighted generations keeps what the simulator wrote, in which
@@ -14,10 +14,11 @@ measured it, because it goes stale as the agent learns.
 """
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from model.files import append_jsonl, read_jsonl
+from model.files import UserError, first_line, no_file
 
 # how many epochs a success rate stays usable; it goes stale as the agent learns
 FRESH_FOR = 2  # D_train: after that a task cannot be a seed, and prompts call its p_hat "unknown"
@@ -185,3 +186,35 @@ def distinct(records) -> list[EnvRecord]:
             kept.append(r)
         seen.update(r.keys)
     return kept[::-1]
+
+
+# ---------------------------------------------------------------------------------------------
+# JSON lines: what pools, records of runs and files of tasks are kept in
+
+
+def read_jsonl(path) -> list[dict]:
+    """Every record of a JSONL file. Raises UserError naming the file and the line at fault."""
+    if not Path(path).is_file():
+        raise UserError(f"{path}: {no_file(path)}")
+    records = []
+    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            record = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+            raise UserError(f"{where}: no JSON ({first_line(error)}): correct it") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{where}: no JSON object, but a {type(record).__name__}")
+        records.append(record)
+    return records
+
+
+def append_jsonl(path, records):
+    """Append records and force them to disk. A kill may leave a part of them: a run that goes on
+    cuts the file back to its checkpoint (support/checkpoint.py)."""
+    with open(path, "ab") as file:
+        file.write(b"".join(json.dumps(r).encode() + b"\n" for r in records))
+        file.flush()
+        os.fsync(file.fileno())

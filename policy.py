@@ -21,6 +21,7 @@ vocabulary, D hidden size, N responses of a micro-batch, L tokens of a packed ro
 tokens, K cached keys. While decoding, finished rollouts leave: `live` groups remain, with `slots`
 rollouts of each, some of which may have finished.
 """
+import json
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -482,14 +483,14 @@ class Decoder:
         self.lengths = torch.tensor([len(p) for p in prompts], device=device)  # (B,)
         self.live = torch.arange(B, device=device)
         self.rollout = torch.arange(G, device=device).expand(B, G)
-        last = self._prefill(prompts, pad_id, G * steps)                       # (B, D)
+        last = self._prefill(prompts, pad_id)                                  # (B, D)
         # contiguous: the product of an expanded tensor with lm_head would be a batched one, and
         # copy the weights (V, D) once per prompt
         self.hidden = last[:, None].expand(B, G, -1).contiguous()              # (B, G, D)
 
-    def _prefill(self, prompts, pad_id, more):
+    def _prefill(self, prompts, pad_id):
         """Encode each prompt once -> the hidden state of its last token (B, D); sets cache and
-        owner. more: the most keys that decoding will add to a row.
+        owner.
 
         Prompts are padded on the right: causality alone then hides the padding from real tokens.
         Long prompts are encoded in chunks of columns, which bounds the tokens of a forward pass.
@@ -499,8 +500,7 @@ class Decoder:
         ids = torch.tensor(padded, device=self.live.device)                    # (B, P)
         columns = torch.arange(longest, device=ids.device)                     # (P,)
         self.owner = torch.where(columns < self.lengths[:, None], PROMPT, PADDING)  # (B, P)
-        layer = partial(GrowingLayer, capacity=longest, most=longest + more)
-        self.cache = Cache(layer_class_to_replicate=layer)
+        self.cache = Cache(layer_class_to_replicate=partial(GrowingLayer, longest))
 
         width, chunk_ends = max(1, PREFILL_TOKENS // len(prompts)), []
         for start in range(0, longest, width):
@@ -576,6 +576,15 @@ def compact(done):
 
 # ---------------------------------------------------------------------------------------------
 # helpers
+
+
+def policy_options(o) -> dict:
+    """What Policy.load takes of a run's Options."""
+    template = json.loads(o.chat_template_kwargs or "{}")
+    template["date"] = o.date
+    max_tokens = o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens)
+    return {"rank": o.rank, "quant": o.quant or None, "dtype": o.dtype, "seed": o.seed,
+            "chat_template_kwargs": template, "max_tokens": max_tokens}
 
 
 class Turns:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from model.files import UserError, exit_code, read_jsonl, write_whole
+from data_pool import read_jsonl
+from model.files import UserError, exit_code, write_whole
 from support.options import Parser, at_least
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
 from eval.common import Verdict, mean, read_rows, results, spread, verdict
@@ -34,7 +35,7 @@ SYSTEMS = ("Qwen2.5-7B", "GenEnv 7B")  # columns of the paper's table
 
 def main(argv=None) -> int:
     """Run one command; returns the exit code: 0, or 2 for bad input."""
-    return exit_code(lambda: run(argv), "eval")
+    return exit_code(lambda: run(argv))
 
 
 def arguments() -> Parser:

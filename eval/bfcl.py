@@ -832,4 +832,4 @@ def json_schema(spec: dict) -> dict:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(lambda: make_turns("".join(sys.argv[1:2])), "eval"))
+    sys.exit(exit_code(lambda: make_turns("".join(sys.argv[1:2]))))

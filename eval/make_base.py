@@ -28,7 +28,7 @@ MODULES = {module.NAME: module for module in (bfcl, travelplanner)}
 
 def main(argv=None) -> int:
     """Write base tasks; returns the exit code: 0, or 2 on bad input with one line on stderr."""
-    return exit_code(lambda: run(argv), "eval")
+    return exit_code(lambda: run(argv))
 
 
 def run(argv) -> int:

@@ -159,7 +159,6 @@ AttentionMaskInterface.register("eager_fp32", eager_mask)
 def patch(model):
     """Change the modules of a PEFT model in place: exact scores, fewer passes over large
     tensors."""
-    switch_off_dropout(model)
     checkpointed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     for module in model.modules():
         # bitsandbytes on a CPU: at the first inference it would repack 4-bit weights for a kernel
@@ -181,21 +180,6 @@ def patch(model):
             module._gradient_checkpointing_func = checkpointed
     # cuDNN plans its attention for exact sizes, and in decoding each step has its own
     torch.backends.cuda.enable_cudnn_sdp(False)
-
-
-def switch_off_dropout(model):
-    """Every dropout of the modules, and of the configurations that they ask, becomes 0.
-
-    A block that is computed again in the backward pass stands in train mode the first time only,
-    and some families ask that mode in the block itself: what is computed twice would differ.
-    """
-    modules = list(model.modules())
-    for owner in modules + [m.config for m in modules if hasattr(m, "config")]:
-        if isinstance(owner, torch.nn.modules.dropout._DropoutNd):
-            owner.p = 0.0
-        for name, value in vars(owner).items():
-            if "drop" in name and isinstance(value, float):
-                setattr(owner, name, 0.0)
 
 
 def lora_linear(layer, x):

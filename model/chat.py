@@ -47,7 +47,7 @@ class Chat:
         if isinstance(prompt, str):
             return self._encode_text(prompt)
         begun, messages = "", prompt
-        if prompt[-1]["role"] == "assistant" and prompt[-1]["content"]:
+        if prompt[-1]["role"] == "assistant":
             begun, messages = prompt[-1]["content"], prompt[:-1]
         text = self._render(messages) + begun
         for message in prompt:
@@ -59,8 +59,8 @@ class Chat:
 
     def _encode_text(self, text: str) -> list[int]:
         """text -> ids; raises UserError for a word that a world's own model does not know."""
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
         reader = self.tokenizer
+        ids = reader.encode(text, add_special_tokens=False)
         if not reader.chat_template and reader.pad_token_id in ids:  # read as padding
             unknown = {*text.split()} - {*reader.get_vocab()}
             raise UserError(f"{sorted(unknown)} not in WORDS")
@@ -69,13 +69,13 @@ class Chat:
     def encode_answer(self, prompt, text: str) -> list[int]:
         """What the assistant says after a prompt -> ids without those of the prompt. Both are
         encoded together: alone, some tokenizers write a blank before the first word."""
-        if isinstance(prompt, str):
-            return self.encode(text)
-        begin = self.encode(prompt)
-        both = self.encode([*prompt, {"role": "assistant", "content": text}])
-        if both[:len(begin)] != begin:  # a token across the border: sampling ends one there
-            return self.encode(text)
-        return both[len(begin):]
+        if not isinstance(prompt, str):
+            begin = self.encode(prompt)
+            both = self.encode([*prompt, {"role": "assistant", "content": text}])
+            # else a token lies across the border, where sampling ends one
+            if both[:len(begin)] == begin:
+                return both[len(begin):]
+        return self.encode(text)
 
     def encode_observation(self, text: str) -> list[int]:
         """What stands between two turns of an episode: text -> ids without special tokens, or with
@@ -92,10 +92,9 @@ class Chat:
 
     def has_control_tokens(self, ids) -> bool:
         """Whether a response holds a control token before its end, which `decode` does not show."""
-        body = list(ids)
-        if body and body[-1] in self.eos_ids:
-            body.pop()
-        return not self.control_ids.isdisjoint(body)
+        if ids and ids[-1] in self.eos_ids:
+            ids = ids[:-1]
+        return not self.control_ids.isdisjoint(ids)
 
     def _end_of_turn(self) -> list[int]:
         """The ids that the chat template writes after what the assistant says, to the first control

@@ -1,6 +1,6 @@
-"""Files that are whole or absent, JSONL, and the one kind of error that a user sees."""
+"""The one kind of error that a user sees, what a user's own code or file raises as such an error,
+and files that are whole or absent."""
 import difflib
-import json
 import os
 import sys
 import threading
@@ -22,7 +22,7 @@ class Stopped(Exception):
 
 
 @contextmanager
-def plain_errors(program="genenv"):
+def plain_errors():
     """Within, a user's mistake is one line on stderr and ends the program with exit code 2, a
     signal n ends it with 128 + n. Raises SystemExit."""
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's has none
@@ -36,28 +36,23 @@ def plain_errors(program="genenv"):
     except KeyboardInterrupt:
         message, code = "stopped at once", 130
     except UserError as error:
-        message, code = f"{program}: {one_spaced(error)}", 2
+        message, code = f"genenv: {first_line(error)}", 2
     except OSError as error:  # a full disk, a file that may not be written
         place = error.filename or "cannot write"
-        message, code = f"{program}: {place}: {one_spaced(error.strerror or error)}", 2
+        message, code = f"genenv: {place}: {first_line(error)}", 2
     print(message, file=sys.stderr)
     raise SystemExit(code)
 
 
-def exit_code(command, program="genenv") -> int:
+def exit_code(command) -> int:
     """Call `command()` under plain_errors and return the program's exit code: what the command
     returns if that is a number, else 0."""
     try:
-        with plain_errors(program):
+        with plain_errors():
             result = command()
     except SystemExit as end:
         return end.code or 0
     return result if isinstance(result, int) else 0
-
-
-def one_spaced(text) -> str:
-    """A text in one line."""
-    return " ".join(str(text).split())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -86,19 +81,12 @@ def users_code(file, given=""):
         raise
     except (Exception, SystemExit) as error:  # whatever such code may raise
         place = place_in(file, traceback.extract_tb(error.__traceback__))
-        message = f"{place}: {type(error).__name__}: {one_spaced(error):.300}"
+        message = f"{place}: {type(error).__name__}: {first_line(error):.300}"
         if given:
             message += f", given {given}"
         raise UserError(message) from error
     finally:
         timer.cancel()
-
-
-def call(function, *args):
-    """function(*args), perhaps a user's own -> (its value, its arguments as text)."""
-    given = ", ".join(map(repr, args))[-300:]
-    with users_code(function.__code__.co_filename, given):
-        return function(*args), given
 
 
 def place_in(file, frames) -> str:
@@ -109,14 +97,11 @@ def place_in(file, frames) -> str:
     return str(file)
 
 
-def wrong_value(function, rule: str, value, given="") -> UserError:
+def wrong_value(function, rule: str, value, given) -> UserError:
     """The error that names a user's function, what it must give, and what it gave instead."""
     code = function.__code__
-    message = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__} must give "
-    message += f"{rule}; it gave {value!r:.200}"
-    if given:
-        message += f" for {given}"
-    return UserError(message)
+    place = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__}"
+    return UserError(f"{place} must give {rule}; it gave {value!r:.200} for {given}")
 
 
 def is_number(value, least=-1e30, most=1e30) -> bool:
@@ -152,8 +137,6 @@ def check_model(model: str):
         if not (path / "config.json").is_file():
             raise UserError(f"{model}: not a model's folder: it has no config.json (a GGUF is "
                             "unpacked by python -m scripts.unpack_gguf FILE FOLDER)")
-        if (path / "metrics.jsonl").is_file():
-            raise UserError(f"{model}: a run: its own --model is in its config.json")
         return
     with one_line(f"{model}: no such folder, and as a name on the hub it"):
         # what transformers says of a gated model is better than the hub's words
@@ -190,34 +173,6 @@ def printable(text: str) -> str:
         visible = sign.isprintable() or sign == "\n"
         signs.append(sign if visible else sign.encode("unicode_escape").decode())
     return "".join(signs)
-
-
-def read_jsonl(path) -> list[dict]:
-    """Every record of a JSONL file. Raises UserError naming the file and the line at fault."""
-    if not Path(path).is_file():
-        raise UserError(f"{path}: {no_file(path)}")
-    records = []
-    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            record = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-            raise UserError(f"{where}: no JSON ({first_line(error)}): correct it") from None
-        if not isinstance(record, dict):
-            raise UserError(f"{where}: no JSON object, but a {type(record).__name__}")
-        records.append(record)
-    return records
-
-
-def append_jsonl(path, records):
-    """Append records and force them to disk. A kill may leave a part of them: a run that goes on
-    cuts the file back to its checkpoint (support/checkpoint.py)."""
-    with open(path, "ab") as file:
-        file.write(b"".join(json.dumps(r).encode() + b"\n" for r in records))
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_whole(path, *parts):

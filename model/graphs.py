@@ -144,12 +144,12 @@ class GrowingLayer(DynamicLayer):
 
     The library's dynamic layer copies the whole cache for every token; this one copies only when
     the buffer is full, which then grows by half, and for 32 steps at least. capacity: keys that the
-    first buffer holds, those of the prompts; most: keys that there can ever be.
+    first buffer holds, those of the prompts.
     """
 
-    def __init__(self, capacity, most):
+    def __init__(self, capacity):
         super().__init__()
-        self.capacity, self.most, self.columns = capacity, most, None
+        self.capacity, self.columns = capacity, None
 
     def freeze(self, capacity, columns):
         """From here on buffers of `capacity` keys stay where they are, and new keys go to `columns`
@@ -171,7 +171,7 @@ class GrowingLayer(DynamicLayer):
         K, slots = self.keys.shape[2], key_states.shape[2]
         end = K + slots
         if end > self.buffers[0].shape[2]:
-            self._hold(min(self.most, end + max(32 * slots, K // 2)))
+            self._hold(end + max(32 * slots, K // 2))
         keys, values = self.buffers
         keys[:, :, K:end], values[:, :, K:end] = key_states, value_states
         self.keys, self.values = keys[:, :, :end], values[:, :, :end]

@@ -63,15 +63,14 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
     with one_line(model):
         # tokenizer.json at its word: a class that is guessed from the model's type splits otherwise
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
-    if tokenizer.chat_template:  # before the weights: they may take minutes
-        check_context(config, max_tokens)
-    with one_line(model):
+        if tokenizer.chat_template:  # before the weights: they may take minutes
+            check_context(config, max_tokens)
         # without the last word transformers would ask whether to run the code in a folder
         lm, info = AutoModelForCausalLM.from_pretrained(
             model, output_loading_info=True, ignore_mismatched_sizes=True, dtype=dtype,
             device_map={"": device}, quantization_config=packed, trust_remote_code=False)
-    check_weights(model, lm, info)
-    check_tokenizer(model, lm, tokenizer)
+        check_weights(model, lm, info)
+        check_tokenizer(model, lm, tokenizer)
     return lm, tokenizer
 
 
@@ -84,17 +83,13 @@ def check_weights(model, lm, info):
         if keys:
             raise UserError(f"the weights in {model} are not those of a {type(lm).__name__}: "
                             f"{keys[0]} is {fault} ({len(keys)} in all)")
-    some = lm.get_input_embeddings().weight[:99]
-    if some.equal(some.round()):  # int8 without its scales: it was cast without a word
-        raise UserError(f"{model} has whole numbers as weights: name the 16-bit model "
-                        "(and --quant nf4)")
 
 
 def check_tokenizer(model, lm, tokenizer):
     """Raises UserError unless the tokenizer can read a text, and has no more tokens than the
     model."""
     tokens, embeddings = len(tokenizer), len(lm.get_input_embeddings().weight)
-    readable = tokens > 0 and tokenizer.encode("1", add_special_tokens=False)
+    readable = tokenizer.encode("1", add_special_tokens=False)
     if not readable or tokens > embeddings:
         raise UserError(f"{model}: no tokenizer that fits: {tokens} tokens, "
                         f"{embeddings} embeddings")
@@ -123,15 +118,6 @@ def model_config(model: str):
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
 
 
-def policy_options(o) -> dict:
-    """What Policy.load takes of a run's Options."""
-    template = json.loads(o.chat_template_kwargs or "{}")
-    template["date"] = o.date
-    max_tokens = o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens)
-    return {"rank": o.rank, "quant": o.quant or None, "dtype": o.dtype, "seed": o.seed,
-            "chat_template_kwargs": template, "max_tokens": max_tokens}
-
-
 def choose_dtype(dtype, device: str, config) -> torch.dtype:
     """The compute type: "bf16", "fp32", or for "auto" bf16 where the hardware multiplies it.
 
@@ -143,31 +129,25 @@ def choose_dtype(dtype, device: str, config) -> torch.dtype:
     elif device.startswith("cuda"):
         fast = not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
     else:
-        width = getattr(config.get_text_config(decoder=True), "hidden_size", 0) or 0
         fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-        fast = fast and width >= REAL
+        fast = fast and config.get_text_config(decoder=True).hidden_size >= REAL
     return torch.bfloat16 if fast else torch.float32
-
-
-def model_digest(model: str) -> str:
-    """What tells a model from another one in the same place: the commit of a hub name, else a hash
-    of a folder's files."""
-    if not Path(model).is_dir():
-        return getattr(model_config(model), "_commit_hash", None) or ""
-    return folder_digest(model)
 
 
 def weights_of(model: str) -> str:
     """What tells a model's weights: a hash of those files of a folder; a hub name is as good."""
     if not Path(model).is_dir():
         return model
-    return folder_digest(model, (".safetensors", ".bin"))
+    return model_digest(model, (".safetensors", ".bin"))
 
 
-def folder_digest(folder: str, endings="") -> str:
-    """A hash of a folder's files whose names end so: of each its name, its size and its last MB."""
+def model_digest(model: str, endings="") -> str:
+    """What tells a model from another one in the same place: the commit of a hub name, else a hash
+    of a folder's files whose names end so: of each its name, its size and its last MB."""
+    if not Path(model).is_dir():
+        return getattr(model_config(model), "_commit_hash", None) or ""
     digest = hashlib.sha256()
-    for path in sorted(Path(folder).iterdir()):
+    for path in sorted(Path(model).iterdir()):
         if not path.is_file() or not path.name.endswith(endings):
             continue
         size = path.stat().st_size
@@ -190,7 +170,7 @@ def add_adapters(model, names, rank: int, seed: int, folder=None):
     if not names:
         return model
     # PEFT draws the A matrices from the global generator
-    with one_line(folder or model.name_or_path), torch.random.fork_rng():
+    with torch.random.fork_rng():
         torch.manual_seed(seed)
         if folder:
             config = LoraConfig.from_pretrained(str(folder))
@@ -218,7 +198,7 @@ def note_base(folder, names, model: str):
     """Write beside each saved adapter on which weights it was trained."""
     base = {"model": model, "weights": weights_of(model)}
     for name in names:
-        (Path(folder) / name / BASE_NOTE).write_text(json.dumps(base))
+        Path(folder, name, BASE_NOTE).write_text(json.dumps(base))
 
 
 def check_base(folder, model: str):
@@ -243,7 +223,7 @@ def check_base(folder, model: str):
 
 
 @torch.no_grad()
-def check_paths(policy, max_tokens=None):
+def check_paths(policy, max_tokens):
     """Raises UserError unless sampler, scorer and the library's own forward pass agree.
 
     Two responses each to a short prompt of random tokens and to one that is longer than any window
@@ -253,7 +233,7 @@ def check_paths(policy, max_tokens=None):
     """
     lm = policy.lm
     length = telling_length(lm.config, max_tokens)
-    vocabulary = lm.config.get_text_config(decoder=True).vocab_size
+    vocabulary = lm.get_input_embeddings().num_embeddings
     seeded = torch.Generator().manual_seed(0)
     prompt = torch.randint(vocabulary, (length,), generator=seeded).tolist()
     adapter = next(iter(policy.params), None)

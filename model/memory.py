@@ -10,8 +10,8 @@ device, with the adapter that PEFT puts there, so any decoder of transformers wi
 follows from shapes, for the longest prompts and responses that the options allow, none of which
 ends early. At 7B rollouts were met within 1 %, updates are 5 to 20 % too high, and MARGIN is for
 fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). Of a mixture of
-experts the weights are counted, its activations as those of a dense model: that was never
-measured.
+experts weights and adapters are counted, its activations as those of a dense model, and not the
+copies of experts that PEFT makes: that was never measured.
 
 Bytes everywhere; GB are 1e9 bytes. B prompts, G rollouts, P prompt, R response, D hidden, I inside
 the MLP, V vocabulary, K cached keys, d head dimension; e bytes per number.
@@ -30,6 +30,7 @@ PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one f
 
 MARGIN = 1.08  # what the allocator holds beyond what is in use
 FP32, FP64, INT64 = 4, 8, 8
+LOWER = {"rollouts": "--max-rows", "updates": "--token-budget"}  # what makes a phase smaller
 NF4 = 0.517    # bytes per weight: 4 bits, one byte per 64 and one fp32 number per 64 * 256 weights
 
 
@@ -37,8 +38,8 @@ def count_parameters(config, rank: int) -> Counter:
     """The numbers of a model and of an adapter of this rank. Nothing is allocated.
 
     "linear": weights of linear layers, which NF4 packs, and the few of routers and positions.
-    "experts": of fused experts, with three dimensions, which NF4 leaves as they are. "other":
-    embeddings, head, norms. "lora": of one adapter.
+    "other", which NF4 leaves as they are: embeddings, head, norms, and fused experts, with three
+    dimensions. "lora": of one adapter.
     """
     from transformers import AutoModelForCausalLM
     with one_line(config.name_or_path), torch.device("meta"):
@@ -50,9 +51,7 @@ def count_parameters(config, rank: int) -> Counter:
         kind = "linear"
         if ".one." in name:
             kind = "lora"
-        elif p.dim() == 3:
-            kind = "experts"
-        elif p.dim() == 1 or p is head.weight or p is embeddings.weight:
+        elif p.dim() != 2 or p is head.weight or p is embeddings.weight:
             kind = "other"
         numbers[kind] += p.numel()
     return numbers
@@ -111,23 +110,20 @@ def estimate(config, o) -> dict:
     n = count_parameters(config, o.rank)
     config = config.get_text_config(decoder=True)
     packed = NF4 if o.quant else e
-    base = packed * n["linear"] + e * (n["experts"] + n["other"])
+    base = packed * n["linear"] + e * n["other"]
     adapter = FP32 * n["lora"]
-    # PEFT adds an adapter to all experts of a layer before it multiplies: copies, and their
-    # gradients
-    experts = n["experts"] // config.num_hidden_layers * e
 
-    # no phase decodes more long prompts at once, see data_pool.rollout_rows
+    # no phase decodes more long prompts at once, see rollout_rows of worlds/play.py
     B, P = max(1, o.max_rows // o.G), o.max_prompt_tokens
     agent = rollout_bytes(config, e, B, o.G, P, o.max_response_tokens)
     simulator = rollout_bytes(config, e, B, o.variations, P, o.max_task_tokens)
-    rollouts = max(agent, simulator) + e * n["lora"] + 2 * experts  # with a cast of the adapter
+    rollouts = max(agent, simulator) + e * n["lora"]  # with a cast of the adapter
 
     agent = update_bytes(config, e, o.token_budget, o.G, P, o.max_response_tokens)
     # a text of the simulator is met as a record and for its KL, with those of its seed task
     simulator = update_bytes(config, e, o.token_budget, 2 * o.variations, P, o.max_task_tokens)
     # copies of the adapters: both as they were before, and one with its moments to undo a step
-    updates = max(agent, simulator) + 5 * adapter + 4 * experts
+    updates = max(agent, simulator) + 5 * adapter
     # of two adapters: weights, gradients and AdamW's two moments
     return {"base weights": base, "adapters and optimisers": 2 * 4 * adapter,
             "rollouts": rollouts, "updates": updates}
@@ -146,17 +142,13 @@ def check(configs, o, available=None):
     models = [estimate(config, o) for config in configs]
     largest = {name: max(one[name] for one in models) for name in models[0]}
     always = sum(one["base weights"] for one in models) + largest["adapters and optimisers"]
-    phase, remedy = "rollouts", "a lower --max-rows, another --model"
-    if largest["updates"] > largest["rollouts"]:
-        phase, remedy = "updates", "a lower --token-budget, another --model"
-    if not o.quant:
-        remedy = f"--quant nf4, {remedy}"
+    phase = max(LOWER, key=largest.get)
     peak = MARGIN * (always + largest[phase])
     sentence = (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are "
                 f"free: {always / 1e9:.1f} for the models, {largest[phase] / 1e9:.1f} during "
                 f"{phase}")
     if peak > available:
-        raise UserError(f"{sentence}: use {remedy}")
+        raise UserError(f"{sentence}: use a lower {LOWER[phase]}, --quant nf4 or another --model")
     print(sentence, flush=True)
 
 

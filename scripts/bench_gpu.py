@@ -213,4 +213,4 @@ def main(argv) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(lambda: main(sys.argv[1:]), "bench_gpu"))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

@@ -142,4 +142,4 @@ def compare_time(prompt_tokens, base, policy):
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(lambda: main(sys.argv[1:]), "bench_trl"))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

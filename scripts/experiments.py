@@ -30,7 +30,8 @@ import sys
 import time
 from pathlib import Path
 
-from model.files import UserError, append_jsonl, exit_code, read_jsonl
+from data_pool import append_jsonl, read_jsonl
+from model.files import UserError, exit_code
 from scripts.tables import table
 from support.options import Options, Parser, at_least
 from worlds import load_world, world_names
@@ -228,4 +229,4 @@ def main(argv) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(lambda: main(sys.argv[1:]), "experiments"))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

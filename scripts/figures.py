@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from model.files import read_jsonl
+from data_pool import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 LINES = {  # {variant: (legend, colour and line style)}; told apart without colours, too

@@ -84,4 +84,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, "gym_levels"))
+    sys.exit(exit_code(main))

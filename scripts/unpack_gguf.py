@@ -49,4 +49,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(main, "unpack_gguf"))
+    sys.exit(exit_code(main))

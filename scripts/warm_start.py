@@ -144,8 +144,7 @@ class WarmStart:
     def __init__(self, world, s, out: Path):
         """Goes on with what was done before a stop. Raises UserError if that had other settings."""
         import torch  # here and not above: mistakes are answered at once
-        from policy import Policy
-        from model.loading import policy_options
+        from policy import Policy, policy_options
         self.world, self.path, o = world, out / "warm_start" / "state.pt", world.o
         settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": checkpoint.hashes(o)}
         self.state = {"settings": settings, "nats_per_token": [], "rounds": [], "own": []}

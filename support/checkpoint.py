@@ -20,8 +20,8 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from data_pool import EnvRecord, Task, Trace, Trial
-from model.files import Stopped, UserError, one_line, read_jsonl, write_whole
+from data_pool import EnvRecord, Task, Trace, Trial, read_jsonl
+from model.files import Stopped, UserError, one_line, write_whole
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 PROJECT = Path(__file__).resolve().parents[1]

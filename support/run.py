@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 import curriculum
-from data_pool import EnvPool, TrainPool, task_id
+from data_pool import EnvPool, TrainPool, append_jsonl, task_id
 from policy import Policy
 from model import memory
 from support import checkpoint, metrics as measure, report, screen
-from model.files import append_jsonl, write_whole
+from model.files import write_whole
 from model.loading import model_config
 from support.options import NAMED, Options
 from worlds import (World, check_texts_survive, held_out_keys, open_policy, open_world,

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from model.files import UserError, read_jsonl
+from data_pool import read_jsonl
+from model.files import UserError
 import grpo
 from policy import Policy, Rollout, pack
 from support.options import Options

@@ -19,7 +19,7 @@ import genenv
 from conftest import MICRO
 from helpers import one_line, same_run
 from support import checkpoint
-from model.files import read_jsonl
+from data_pool import read_jsonl
 from worlds import ladder
 
 pytestmark = pytest.mark.usefixtures("small_ladder")

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import randomise, user_error
-from model.files import read_jsonl
+from data_pool import read_jsonl
 from eval import __main__ as harness
 from eval import alfworld, bfcl, make_base
 from policy import Policy, Rollout

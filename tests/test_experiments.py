@@ -11,7 +11,7 @@ from helpers import user_error
 import genenv
 from scripts import experiments, tables
 from support.metrics import half_width, interval
-from model.files import read_jsonl
+from data_pool import read_jsonl
 
 TINY = ["--epochs", "1", "--steps", "1", "--seed-tasks", "2", "--variations", "2", "--G", "2",
         "--val-samples", "1", "--rank", "4"]

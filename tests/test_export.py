@@ -7,10 +7,9 @@ import json
 
 import pytest
 
-from data_pool import Trace, TrainPool
+from data_pool import Trace, TrainPool, read_jsonl
 import genenv
 from helpers import EXAMPLE_LIST, user_error
-from model.files import read_jsonl
 from scripts import export
 from support.options import parse_options
 from worlds import load_world

@@ -8,11 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from data_pool import Task
+from data_pool import Task, read_jsonl
 from helpers import Speaker, raised, tiny_lm
 import genenv
 from policy import Policy
-from model.files import read_jsonl
 from worlds import InvalidTask, NO_SEED, household as h
 from worlds.play import attempt_score, play, transcript
 from worlds.tiny_model import word_tokenizer

@@ -12,7 +12,7 @@ import genenv
 from helpers import one_line
 from model import memory
 from support import report
-from model.files import read_jsonl
+from data_pool import read_jsonl
 from test_tool_calls import WHOLE, call, chat_model, lines, question, record, tool
 
 SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2",

@@ -13,7 +13,7 @@ import genenv
 from policy import Policy
 from rwr import rwr_step
 from scripts import warm_start
-from model.files import append_jsonl
+from data_pool import append_jsonl
 from support.options import Options
 from worlds import load_world
 

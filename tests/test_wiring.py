@@ -19,13 +19,13 @@ import torch
 
 import curriculum
 from curriculum import in_band
-from data_pool import distinct
+from data_pool import distinct, read_jsonl
 import genenv
 from helpers import same_run
 import micro_world
 from micro_world import HELD_OUT, N_BASE, MicroWorld, Scripted, make_task, run_micro
 import rwr
-from model.files import Stopped, read_jsonl
+from model.files import Stopped
 from support.metrics import mean
 import support.run
 from worlds import InvalidTask

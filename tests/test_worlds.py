@@ -18,10 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from data_pool import Task
+from data_pool import Task, read_jsonl
 import genenv
 from helpers import Speaker, raised, toy_tokenizer, user_error
-from model.files import read_jsonl
 from policy import Rollout
 from support.options import parse_options
 import worlds

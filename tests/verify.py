@@ -202,4 +202,4 @@ VERIFY = {"alfworld": verify_alfworld, "api_bank": verify_api_bank, "bamboogle":
           "bfcl": verify_bfcl, "travelplanner": verify_travelplanner}
 
 if __name__ == "__main__":
-    sys.exit(exit_code(lambda: main(sys.argv[1:]), "verify"))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

@@ -27,7 +27,7 @@ from support.options import parse_options
 from walkthroughs import canvas, keep_picture
 
 argv = ["--out", f"{tempfile.mkdtemp()}/run", "--epochs", "1", "--threads", "1", *sys.argv[1:]]
-with plain_errors("1_one_epoch_by_hand"):  # a mistaken option is one line
+with plain_errors():  # a mistaken option is one line
     o = parse_options(argv)
     run = genenv.prepare_run(o)
 state, alpha = run.state, o.alpha

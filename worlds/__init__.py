@@ -17,8 +17,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from model.files import UserError, choose, is_number, read_jsonl, users_code, wrong_value
-from data_pool import Task
+from model.files import UserError, choose, is_number, users_code, wrong_value
+from data_pool import Task, read_jsonl
 
 NO_SEED = Task("", {})
 
@@ -194,8 +194,7 @@ def open_policy(model: str, o, adapters=None, **how):
     if not model:
         raise UserError("this world needs --model: a folder or hub name of a chat model")
     # here and not above: options and --help are read without torch and transformers
-    from model.loading import policy_options
-    from policy import Policy
+    from policy import Policy, policy_options
     if adapters is None:
         adapters = ("agent",) if o.env_model else ("agent", "env")
     return Policy.load(model, adapters=adapters, **policy_options(o), **how)
@@ -213,7 +212,7 @@ def try_world(world):
     splits = {"base": world.base_tasks(), "validation": world.validation_tasks(),
               "tuning": world.validation_tasks("tuning")}
     if splits["base"] != world.base_tasks():
-        raise wrong(world, "base_tasks", "the same list at each call", "others when asked again")
+        raise wrong(world, "base_tasks", "the same list at each call", "others", "a second call")
     for split, tasks in splits.items():
         try_task_list(world, split, tasks)
         for task in some(tasks, 3):
@@ -222,7 +221,7 @@ def try_world(world):
     say_if_prompts_tell(world, splits["base"])
 
 
-def wrong(world, method: str, rule: str, value, given="") -> UserError:
+def wrong(world, method: str, rule: str, value, given) -> UserError:
     """The error that names a method of a world, what it must give, and what it gave."""
     if isinstance(given, Task):
         given = f"the task {given.text[:80]!r}"

@@ -211,4 +211,4 @@ def main(world, argv=None) -> int:
         torch.set_num_threads(1)  # another number of threads rounds differently
         seed = SEED + 100 * int(argv[1])
         save(*train(world.WORDS, world(NO_RUN).pairs, seed=seed, **world.RECIPE), argv[2])
-    return exit_code(run, world.NAME)
+    return exit_code(run)
