@@ -60,10 +60,10 @@ def answer_of(monkeypatch, run, task, text):
 def test_the_short_list_has_the_function_that_is_needed():
     """Word overlap is crude: here it finds most functions of requests that nobody chose for it."""
     tools, _ = tool_lists.read_tools(EXAMPLE_LIST[1])
-    tasks = tool_calls.read_tasks(EXAMPLE_LIST[5], {tool["name"]: tool for tool in tools})
+    tasks = tool_calls.read_tasks(EXAMPLE_LIST[5], tools)
     hits = 0
     for task in tasks:
-        few = ask.short_list(task.text, tools)
+        few = ask.short_list(task.text, [*tools.values()])
         hits += {call["name"] for call in task.spec["calls"]} <= {tool["name"] for tool in few}
     assert hits >= 0.9 * len(tasks)
 

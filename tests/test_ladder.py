@@ -186,10 +186,8 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
     world = ladder.World(o)
     assert not world.chat and set(world.load_policy().params) == {"agent", "env"}
     user_error("for its own small models", household.World, o)  # other words
-    assert ladder.main(ladder.World, ["train", "x", str(tmp_path / "d")]) == 2
 
 
 def test_tasks_of_a_file_are_refused():
     """They would be ignored without a word."""
-    user_error("ladder", ladder.World, genenv.Options(base_tasks="f"))
     user_error("ladder", ladder.World, genenv.Options(validation_tasks="f"))

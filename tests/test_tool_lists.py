@@ -49,8 +49,8 @@ def listed(path, *values):
 @pytest.mark.parametrize("how", SHAPES)
 def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
     tools, notes = read_tools(listed(tmp_path / "tools.json", *SHAPES[how]))
-    assert tools[0] == RING and call_text.signature(tools[1]) == "shut()" and not notes
-    assert argument_fault({"x": 1}, tools[1]["parameters"])
+    assert tools["ring"] == RING and call_text.signature(tools["shut"]) == "shut()" and not notes
+    assert argument_fault({"x": 1}, tools["shut"]["parameters"])
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path):
@@ -59,20 +59,18 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     tools, notes = read_tools(listed(
         tmp_path / "tools.json", RING, {**RING, "description": "Another."}, {"name": "a b"},
         {"name": "bare"}, {"type": "web_search"}, {"type": "bash_20250124", "name": "bash"}))
-    assert [tool["name"] for tool in tools] == ["ring", "bare"]
+    assert [*tools] == ["ring", "bare"]
     assert list(notes.values()) == [["ring"], ["a b"], ["bare"], ["entry 5"], ["bash"]]
 
 
 @pytest.mark.parametrize("data, what", [
     (b"", "no tool in it"), (b'{"a": 1}\n\n{"b" 2}', "line 3 column 6"),
     (b"\xff\xfe[]", "not UTF-8"),
-    (b'{"tools": [{"name": "f", "parameters": {"dependencies": {}}}]}', "'dependencies'"),
     (b"[" * 900 + b"]" * 900, "nested too deeply")])
 def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
     path = tmp_path / "tools.json"
     path.write_bytes(data)
-    line = user_error(what, read_tools, path)
-    assert line.startswith(str(path)) and len(line) < 400
+    user_error(f"{path}.*{what}", read_tools, path)
     user_error("no such file", read_tools, tmp_path / "absent")
 
 
@@ -86,7 +84,8 @@ def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
     arguments = ["user id", "ﬁle", "año_vehiculo", "from"]
     tools = [tool(f"f{n}", **{name: TEXT}) for n, name in enumerate(arguments)]
     path = listed(tmp_path / "tools.json", *tools)
-    assert read_tools(path)[0] == tools and read_tools(path, "python")[0] == tools[2:]
+    assert [*read_tools(path)[0].values()] == tools
+    assert [*read_tools(path, "python")[0].values()] == tools[2:]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -175,7 +174,6 @@ UNFIT = [
     (BOMB, "more than 3000 parts"), (schema(a=nested(60)), "48 levels"),
     (schema(a=nested(900)), "malformed"),
     (schema(a={"$ref": "http://127.0.0.1:9/x.json"}), "a $ref to nothing"),
-    (schema(a={"$ref": "#Place"}), "a $ref to nothing"),
     ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "not one object schema"),
     ({"times": "integer"}, "not one object schema"),
     (schema(a=schema(b=TEXT) | {"required": ["c"]}), "required names"),
@@ -194,7 +192,7 @@ def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_p
     unfit = {"name": "f", "parameters": given}
     tools, notes = read_tools(listed(tmp_path / "tools.json", unfit, RING))
     [note] = notes
-    assert tools == [RING] and notes[note] == ["f"] and reason in note
+    assert tools == {"ring": RING} and notes[note] == ["f"] and reason in note
 
 
 # ---------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class InvalidTask(Exception):
     detail: for the author of a file, what is wrong in it.
     """
 
-    def __init__(self, reason: str, detail: str = ""):
+    def __init__(self, reason: str, detail=""):
         super().__init__(reason)
         self.detail = detail
 
@@ -74,9 +74,9 @@ class World:
         """o: the run's Options. Raises UserError for options and files that cannot be used."""
         self.o = o
 
-    def option(self, o, name: str):
+    def option(self, name: str):
         """The value of one of OPTIONS: as given, else its default."""
-        return o.world_options.get(name, self.OPTIONS[name][0])
+        return self.o.world_options.get(name, self.OPTIONS[name][0])
 
     def load_policy(self):
         """The Policy with fresh adapters "agent" and "env", next to --env-model with "agent" alone
@@ -96,7 +96,7 @@ class World:
         world.form = form
         return world
 
-    def skills(self, task) -> list[str]:
+    def skills(self, task):
         """Names of the tools a task uses, for the diversity figures."""
         return []
 
@@ -130,7 +130,7 @@ class World:
         """A fresh state of an episode; None if the task takes a single answer."""
         return None
 
-    def respond(self, task, state, text: str):
+    def respond(self, task, state, text):
         """What is said to a turn of the agent; None when the episode is over. May change state."""
         return None
 
@@ -138,7 +138,7 @@ class World:
         """The seed task as it is put to the simulator, with the same id."""
         return task
 
-    def warm_start_pairs(self, turn: int = 0) -> dict:
+    def warm_start_pairs(self, turn=0):
         """For `genenv.py warm-start`, in its pass number `turn`: {"agent": pairs, "env": pairs},
         pairs (prompt, response) to imitate; an episode's response is its list of turns and
         observations. {}: nothing to imitate."""
@@ -148,7 +148,7 @@ class World:
 # ---------------------------------------------------------------------------------------------
 # finding worlds
 
-def world_names() -> list[str]:
+def world_names():
     """Names of the worlds in this folder, without the template."""
     names = []
     for module in pkgutil.iter_modules(__path__):
@@ -182,8 +182,7 @@ def open_world(o) -> World:
     kind = load_world(o.world)
     with users_code(inspect.getfile(kind)):
         world = kind(o)
-        if not hasattr(world, "o"):  # its __init__ may have forgotten super().__init__(o)
-            world.o = o
+        world.o = o  # its __init__ may have forgotten super().__init__(o)
         try_world(world)
     return world
 
@@ -319,21 +318,20 @@ def try_task(world, task):
             raise wrong(world, "respond", "a text, or None at the end", observation, task)
 
 
-def response_of(world, task, text: str):
+def response_of(world, task, text):
     """A text as a response to a task: of an episode a turn is a line."""
     return text if world.start(task) is None else text.split("\n")
 
 
-def try_score(world, task, text: str) -> float:
+def try_score(world, task, text) -> float:
     """The reward of a response."""
     response = response_of(world, task, text)
     score = world.score(task, response)
     rule = "(reward from 0 to 1, whether the form is right) for any response"
-    if not isinstance(score, (tuple, list)) or len(score) != 2:
+    is_pair = isinstance(score, (tuple, list)) and len(score) == 2
+    if not is_pair or not is_number(score[0], 0, 1) or not isinstance(score[1], bool):
         raise wrong(world, "score", rule, score, repr(text[:80]))
-    reward, valid = score
-    if not is_number(reward, 0, 1) or not isinstance(valid, bool):
-        raise wrong(world, "score", rule, score, repr(text[:80]))
+    reward = score[0]
     if reward and not text:
         raise wrong(world, "score", "no reward for an empty response", reward, task)
     graded = world.graded(task, response, reward)
@@ -342,7 +340,7 @@ def try_score(world, task, text: str) -> float:
     return reward
 
 
-def try_parse(world, seed_task, text: str):
+def try_parse(world, seed_task, text):
     """A text as if the simulator had written it."""
     rule = "a Task of 'env' with seed task and epoch, or raise InvalidTask with one of REASONS"
     try:
@@ -410,7 +408,7 @@ def fault_of(world, policy, task) -> str:
 # what holds for tasks of every world
 
 
-def task_keys(world, task: Task) -> frozenset:
+def task_keys(world, task) -> frozenset:
     """What a task is recognised by: two tasks that share a key are the same task."""
     key = world.same_task_key(task)
     return frozenset([key] if isinstance(key, str) else key)
@@ -451,7 +449,7 @@ def special_token_in(value, tokenizer) -> str:
     return ""
 
 
-def check_task(world, task: Task, seed_task: Task, held_out, *tokenizers):
+def check_task(world, task, seed_task, held_out, *tokenizers):
     """Raise InvalidTask unless a task that parse_task has passed may be used.
 
     held_out: the keys of held-out tasks. tokenizers: of the models that will read it. The reason is

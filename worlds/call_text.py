@@ -114,7 +114,7 @@ def _type(schema: dict) -> str:
     return " | ".join(dict.fromkeys(words)) or "any"
 
 
-def kinds(schema: dict) -> list[str]:
+def kinds(schema: dict):
     """The types that a schema names: one, several, or none."""
     kind = schema.get("type", [])
     return kind if isinstance(kind, list) else [kind]
@@ -133,7 +133,7 @@ def _one_type(kind: str, schema: dict) -> str:
 # reading
 
 
-def parse_calls(text: str):
+def parse_calls(text):
     """Calls, one per line, of a model's text -> list of {"name", "arguments"}, or None.
 
     None if there is no call or a line is not one. Blank lines and the fence lines of a code block
@@ -176,7 +176,7 @@ def _arguments(tree) -> dict:
     return {name: plain(ast.literal_eval(word.value)) for name, word in zip(names, tree.keywords)}
 
 
-def plain(value, depth: int = 0):
+def plain(value, depth=0):
     """A Python value as the JSON value it stands for. Raises ValueError if there is none.
 
     Refused: NaN and infinities, integers over MAX_DIGITS digits, strings that a tokenizer cannot

@@ -24,7 +24,6 @@ import json
 import random
 import re
 import signal
-from collections import Counter
 from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache
 from importlib.util import find_spec
@@ -68,13 +67,9 @@ NOT_A_NUMBER = re.compile(r"(?<![a-z])(nan|inf|infinity)[ij]?(?![a-z])", re.IGNO
 # the library
 
 
-class TooSlow(Exception):
-    """The last resort: an item took LIMIT seconds."""
-
-
 def too_slow(*_):
-    """What the timer calls."""
-    raise TooSlow
+    """What the timer calls, the last resort: an item took LIMIT seconds."""
+    raise TimeoutError
 
 
 @contextmanager
@@ -148,7 +143,7 @@ def write_line(family: str, levels: dict, item: int) -> str:
     return " ".join([family, *knobs, "item", str(item)])
 
 
-def read_line(text: str):
+def read_line(text):
     """The inverse of write_line. Raises InvalidTask for any other text."""
     found = LINE.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
     if found is None:
@@ -173,7 +168,7 @@ def answer_in(response: str) -> str:
 # the world
 
 
-def named(asked: str, known, left_out: dict) -> list[str]:
+def named(asked: str, known, left_out: dict):
     """The families of a text such as "gcd,lcm" or "all", each once. Raises UserError for one that
     may not in."""
     if asked == "all":
@@ -209,18 +204,18 @@ class World(worlds.World):
                 "--world gym makes its own tasks: no --base-tasks, no --validation-tasks"
             )
         table = json.loads(TABLE.read_text())
-        asked, left_out = self.option(o, "families"), table["left_out"] | LEFT_OUT
+        asked = self.option("families")
         # {family: {knob: its highest level}}; knobs that cannot move do not stand in a line
         self.levels = {}
-        for family in named(asked, table["levels"], left_out):
+        for family in named(asked, table["levels"], table["left_out"] | LEFT_OUT):
             tops = table["levels"][family]
             self.levels[family] = {knob: top for knob, top in tops.items() if top}
         self.splits, self.questions = {split: [] for split in SIZES}, set()
-        left_out |= self.make_splits(asked == "all")
+        faults = self.make_splits(asked == "all")
         sizes = [f"{len(tasks)} {split}" for split, tasks in self.splits.items()]
         print(f"{len(self.levels)} families, items: {', '.join(sizes)}", flush=True)
-        if asked == "all":
-            print(f"left out, {len(left_out)}: {dict(Counter(left_out.values()))}", flush=True)
+        if faults:
+            print(f"left out: {faults}", flush=True)
 
     # ---- tasks
 
@@ -270,7 +265,7 @@ class World(worlds.World):
             highest = draw.randint(0, max(tops.values(), default=0))
         return {knob: draw.randint(0, min(top, highest)) for knob, top in tops.items()}
 
-    def make(self, family: str, levels: dict, number: int, *rest) -> Task:
+    def make(self, family: str, levels: dict, number: int, *rest):
         """The task of a line. rest: the last fields of Task. Raises InvalidTask."""
         levels = {knob: levels.get(knob, 0) for knob in self.levels[family]}
         spec = {"family": family, "levels": levels, "item": number}
@@ -283,25 +278,25 @@ class World(worlds.World):
             raise worlds.InvalidTask("the question is too long")
         return task
 
-    def base_tasks(self) -> list[Task]:
+    def base_tasks(self):
         """The first numbers of each family, at its lowest levels."""
         return self.splits["base"]
 
-    def validation_tasks(self, split="validation") -> list[Task]:
+    def validation_tasks(self, split="validation"):
         """Items of all levels, with numbers that a run may not draw."""
         return self.splits[split]
 
-    def same_task_key(self, task: Task) -> str:
+    def same_task_key(self, task):
         """The question: other lines may make the same."""
         return task.text
 
     # ---- the two roles
 
-    def agent_prompt(self, task: Task) -> list[dict]:
+    def agent_prompt(self, task):
         """Chat messages for the agent."""
         return chat("Give the answer between <answer> and </answer>.", task.text)
 
-    def env_prompt(self, seed_task: Task, success) -> list[dict]:
+    def env_prompt(self, seed_task, success):
         """Chat messages for the simulator: some families with their knobs, the seed task's line,
         its success rate in eighths."""
         menu = "\n".join(self.menu(seed_task))
@@ -311,7 +306,7 @@ class World(worlds.World):
             f"Families and levels:\n{menu}\nVary, {in_words(success)}: {line}",
         )
 
-    def menu(self, seed_task: Task) -> list[str]:
+    def menu(self, seed_task):
         """`chain_sum num_terms=0-10 num_digits=0-9` of the seed task's family and some others."""
         family = seed_task.spec["family"]
         others = [name for name in self.levels if name != family]
@@ -323,7 +318,7 @@ class World(worlds.World):
             lines.append(" ".join([name, *knobs]))
         return lines
 
-    def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
+    def parse_task(self, text, seed_task, epoch):
         """The simulator's line -> a task. Raises InvalidTask with one of REASONS."""
         family, levels, number = read_line(text)
         if family not in self.levels:
@@ -340,7 +335,7 @@ class World(worlds.World):
 
     # ---- Eq. 1
 
-    def library_score(self, task: Task, response: str) -> float:
+    def library_score(self, task, response: str) -> float:
         """What the family's own scorer pays for a response."""
         answer = answer_in(response)
         if not answer:
@@ -349,43 +344,43 @@ class World(worlds.World):
         with library(LIMIT):
             return paid(dataset, item, answer)
 
-    def score(self, task: Task, response: str) -> tuple[float, bool]:
+    def score(self, task, response):
         """Eq. 1 -> (1 where the family's own scorer pays 1, else 0; whether there is an answer)."""
         return float(self.library_score(task, response) == 1), answer_in(response) != ""
 
-    def graded(self, task: Task, response: str, reward: float) -> float:
+    def graded(self, task, response, reward):
         """What the family's own scorer pays, for example for a nearly right order."""
         return self.library_score(task, response)
 
-    def gold(self, task: Task) -> str:
+    def gold(self, task):
         """The library's answer, in its tags."""
         answer = item_of(write_line(**task.spec))[1]["answer"].strip()
         return f"<answer>{answer}</answer>"
 
     # ---- what the figures need
 
-    def skills(self, task: Task) -> list[str]:
+    def skills(self, task):
         """The family."""
         return [task.spec["family"]]
 
-    def task_length(self, task: Task) -> int:
+    def task_length(self, task):
         """The sum of the levels, from 1 on."""
         return 1 + sum(task.spec["levels"].values())
 
-    def category(self, task: Task) -> str:
+    def category(self, task):
         """`chain_sum 3`: family and sum of levels."""
         return f"{task.spec['family']} {sum(task.spec['levels'].values())}"
 
     # ---- warm start
 
-    def warm_start_pairs(self, turn: int = 0) -> dict:
+    def warm_start_pairs(self, turn=0):
         """Answers up to --warm-levels and lines at all levels, other ones in each pass `turn`."""
         draw = random.Random(turn)
         base, held_out = self.base_tasks(), worlds.held_out_keys(self)
         answers, lines = [], []
         for _ in range(ANSWERS):
             family = draw.choice(list(self.levels))
-            levels = self.random_levels(family, draw, self.option(self.o, "warm_levels"))
+            levels = self.random_levels(family, draw, self.option("warm_levels"))
             try:
                 task = self.make(family, levels, draw.choice(RUN), "base")
             except worlds.InvalidTask:

@@ -130,7 +130,7 @@ def reached(spec, facts) -> bool:
     return True
 
 
-def read_command(text: str):
+def read_command(text):
     """A turn's text -> (verb, object, place), "" for what it lacks; None if it is not a command."""
     words = [word for word in text.split() if word not in (".", ">")]
     return COMMANDS.get(" ".join(words))
@@ -144,12 +144,12 @@ def seen(facts, place) -> str:
     return f"you see {' '.join(things or ['nothing'])} ."
 
 
-def start(task: Task) -> dict:
+def start(task) -> dict:
     """The state of an episode: the facts, and how many turns in a row did nothing."""
     return {"facts": first_facts(task.spec), "idle": 0}
 
 
-def respond(task: Task, state: dict, text: str):
+def respond(task, state: dict, text):
     """Execute a turn: state changes, the observation is returned, None when the episode is over.
 
     It is over when the goal is reached, or after PATIENCE turns in a row that did nothing.
@@ -175,13 +175,13 @@ def respond(task: Task, state: dict, text: str):
 # the planner
 
 
-def plan(task: Task):
+def plan(task):
     """The commands of a shortest solution, a tuple, or None if there is none."""
-    return _plan(household(task.spec))
+    return _plan(task.text)
 
 
 @lru_cache(4096)
-def _plan(text: str):
+def _plan(text):
     # breadth first, and bounded
     spec = read_household(text)
     known, queue = {first_facts(spec): ()}, deque([first_facts(spec)])
@@ -244,7 +244,7 @@ GOAL = rf"put {HOW}({THING})(?: and {HOW}({THING}))? in ({PLACE})"
 PART = rf"({PLACE})|({CLOSED}) closed|({THING}) in ({PLACE})"
 
 
-def read_household(text: str) -> dict:
+def read_household(text) -> dict:
     """Text -> spec. Raises InvalidTask unless it is a consistent household."""
     if len(text) > MAX_CHARS:
         raise InvalidTask("too large")
@@ -279,16 +279,13 @@ def check_household(spec):
     wanted = [thing for _, thing in spec["goal"]]
     if len(names) > MAX_RECEPTACLES or len(things) > MAX_OBJECTS:
         raise InvalidTask("too large")
-    # each thing and each place is there once
-    for group in (names, things, wanted):
-        if len(set(group)) < len(group):
-            raise InvalidTask("inconsistent")
-    # the goal speaks of what is there
-    if spec["target"] not in names or not set(wanted) <= set(things):
+    # each thing and each place is there once, and the goal speaks of what is there
+    is_twice = any(len(set(group)) < len(group) for group in (names, things, wanted))
+    if is_twice or spec["target"] not in names or not set(wanted) <= set(things):
         raise InvalidTask("inconsistent")
 
 
-def solved(text: str, origin="env", seed="", epoch=0) -> Task:
+def solved(text, origin="env", seed="", epoch=0) -> Task:
     """Text -> a task that the planner has solved. Raises InvalidTask."""
     spec = read_household(text)
     task = Task(household(spec), spec, origin, seed, epoch)
@@ -318,7 +315,7 @@ def longest_search(spec, commands) -> int:
     return len(commands) + 2 * len(shut - opened)
 
 
-def key_of(task: Task) -> str:
+def key_of(task) -> str:
     """The household without the order in which it is told, and without what does not matter: empty
     receptacles, except for the goal's."""
     spec = task.spec
@@ -327,7 +324,7 @@ def key_of(task: Task) -> str:
     return repr([sorted(spec["goal"]), spec["target"], house])
 
 
-def kinds_of(task: Task) -> list[str]:
+def kinds_of(task):
     """The kinds of difficulty in it: "place" if there is no other."""
     goal, kinds = task.spec["goal"], []
     wanted = {thing for _, thing in goal}
@@ -341,7 +338,7 @@ def kinds_of(task: Task) -> list[str]:
     return kinds or ["place"]
 
 
-def rung_of(task: Task) -> str:
+def rung_of(task) -> str:
     """The rung of the goal."""
     kinds = kinds_of(task)
     if "two" in kinds and not set(TREATMENTS).isdisjoint(kinds):
@@ -378,7 +375,7 @@ def random_spec(rng, rung, extra) -> dict:
     return {"goal": goal, "target": target, "house": house}
 
 
-def draw(rng, rung, extra, origin, taken=frozenset()):
+def draw(rng, rung, extra, origin, taken):
     """A solvable task of exactly that rung whose key is not taken."""
     while True:
         spec = random_spec(rng, rung, rng.choice(extra))
@@ -409,7 +406,7 @@ def held_out_keys() -> frozenset:
 # the stand-in for an instruct model
 
 
-def expert(task: Task) -> list[str]:
+def expert(task):
     """The plan of one who does not see into closed receptacles: they are opened in their order."""
     commands, looked = [], set()
     shut = [place for place, closed, _ in task.spec["house"] if closed]
@@ -431,7 +428,7 @@ def expert(task: Task) -> list[str]:
     return commands
 
 
-def slip(task: Task, rng) -> list[str]:
+def slip(task, rng):
     """The expert's commands with mistakes, each kind at its rate."""
     slipped, commands = [], expert(task)
     for i, command in enumerate(commands):
@@ -458,7 +455,7 @@ def slip(task: Task, rng) -> list[str]:
     return slipped
 
 
-def vary(task: Task, rng) -> Task:
+def vary(task, rng) -> Task:
     """A near variation: one name or place changes, and perhaps the goal by a rung or a lid."""
     while True:
         spec = read_household(task.text)
@@ -525,7 +522,7 @@ class World(TinyWorld):
     start, respond = staticmethod(start), staticmethod(respond)
     same_task_key, skills, category = map(staticmethod, (key_of, kinds_of, rung_of))
 
-    def base_tasks(self) -> list[Task]:
+    def base_tasks(self):
         """544 households of the two easiest rungs, five receptacles each, none of them held out."""
         rng, tasks, taken = random.Random(SEED + 1), [], set(held_out_keys())
         while len(tasks) < N_BASE:
@@ -533,24 +530,24 @@ class World(TinyWorld):
             taken.add(key_of(tasks[-1]))
         return tasks
 
-    def validation_tasks(self, split="validation") -> list[Task]:
+    def validation_tasks(self, split="validation"):
         """105 tasks, fifteen per rung."""
         return held_out()[split]
 
-    def env_prompt(self, seed_task: Task, success):
+    def env_prompt(self, seed_task, success):
         """The recent success rate, or that it is unknown, and the seed task."""
         return f"vary {bucket(success)} {seed_task.text} =>"
 
-    def agent_prompt(self, task: Task):
+    def agent_prompt(self, task):
         """Everything except the contents of closed receptacles."""
         return f"{household(task.spec, closed_seen=False)} >"
 
-    def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
+    def parse_task(self, text, seed_task, epoch):
         """The simulator's text -> a solvable household. Raises InvalidTask with the reason to
         count."""
         return solved(text, "env", seed_task.id, epoch)
 
-    def score(self, task: Task, response) -> tuple[float, bool]:
+    def score(self, task, response):
         """Eq. 1, structured: 1 if the goal is reached, else 0; valid: every turn is a command.
 
         response: the agent's turns, a list of texts. They are executed again from the start.
@@ -562,17 +559,17 @@ class World(TinyWorld):
         valid = bool(response) and all(map(read_command, response))
         return float(reached(task.spec, state["facts"])), valid  # Eq. 1: 1[a' in A_goal]
 
-    def gold(self, task: Task) -> str:
+    def gold(self, task):
         """A shortest plan, a command on each line."""
         return "\n".join(plan(task))
 
-    def task_length(self, task: Task) -> int:
+    def task_length(self, task):
         """Turns of a shortest plan, of one who sees into closed receptacles."""
         return len(plan(task))
 
     # ---- the stand-in for an instruct model
 
-    def demonstrate(self, task: Task, rng) -> tuple[str, str]:
+    def demonstrate(self, task, rng):
         """(prompt, episode) of the agent's role, with slips; then `look` until the episode is
         over."""
         commands, state, parts = slip(task, rng), start(task), []
@@ -585,7 +582,7 @@ class World(TinyWorld):
             # an observation comes in where a turn has ended
             parts.append(f"{SPECIAL[1]} {observation}")
 
-    def pairs(self, rng, n) -> list[tuple[str, str]]:
+    def pairs(self, rng, n):
         """n examples for the base model, (prompt, response), all of one role and of like length.
 
         Batches of one kind are padded little: the base model is trained in half the time. Every

@@ -27,7 +27,7 @@ from functools import lru_cache
 
 from data_pool import Task
 from worlds import InvalidTask, ladder_words
-from worlds.ladder_words import PAIRS, Words
+from worlds.ladder_words import Words
 from worlds.tiny_model import BUCKETS, SEED, SPECIAL, TinyWorld, bucket, main
 
 TOOLS = {  # rung by rung; neighbours differ on most digits
@@ -53,13 +53,13 @@ class Symbols:
     lengths, category_name = (2, 3), "hardest tool"  # lengths: steps of held-out tasks
 
     @staticmethod
-    def write(start: int, tools) -> str:
+    def write(start, tools) -> str:
         """`3 s1 inc s2 dbl`."""
         steps = [f"s{i} {name}" for i, name in enumerate(tools, 1)]
         return " ".join([str(start), *steps])
 
     @staticmethod
-    def read(text: str):
+    def read(text):
         """What `write` wrote -> (start, tools), None for any other text."""
         words = text.split()
         start, tools = words[:1], words[2::2]
@@ -82,12 +82,12 @@ class Symbols:
         return text if re.fullmatch(WELL_FORMED, text) else None
 
     @staticmethod
-    def agent_prompt(text: str) -> str:
+    def agent_prompt(text) -> str:
         """What the agent reads."""
         return f"{text} ="
 
     @staticmethod
-    def env_prompt(text: str, success) -> str:
+    def env_prompt(text, success) -> str:
         """What the simulator reads: the success rate in eighths, and the seed task."""
         return f"vary {bucket(success)} {text} =>"
 
@@ -101,7 +101,7 @@ class Symbols:
 # chains of tools
 
 
-def run_tools(start: int, tools) -> list[int]:
+def run_tools(start, tools):
     """The digits after each step: the executable checker's truth."""
     digits = [start]
     for name in tools:
@@ -143,12 +143,7 @@ def vary(tools, rng) -> list:
     return tools
 
 
-def slip_rate(rung: int) -> float:
-    """How often the demonstrations show tool `rung` with a wrong result: .05 to .95."""
-    return 0.05 + 0.90 * rung / (len(NAMES) - 1)
-
-
-def with_slips(start: int, tools, rng, share=1.0) -> list[int]:
+def with_slips(start, tools, rng, share=1.0):
     """The digits after each step, each wrong at a share of its tool's slip rate, and carried on."""
     digit, digits = start, []
     for name in tools:
@@ -159,7 +154,8 @@ def with_slips(start: int, tools, rng, share=1.0) -> list[int]:
         wrong = TOOLS[neighbour](digit) % 10
         if wrong == truth:
             wrong = (truth + 5) % 10
-        is_slip = rng.random() < share * slip_rate(rung)
+        slip_rate = 0.05 + 0.90 * rung / (len(NAMES) - 1)  # .05 to .95
+        is_slip = rng.random() < share * slip_rate
         digit = wrong if is_slip else truth
         digits.append(digit)
     return digits
@@ -175,29 +171,30 @@ class World(TinyWorld):
     REASONS = ("malformed", "too long")
     DEFAULTS = dict(max_prompt_tokens=40)  # the tiny model reads 64 tokens in all
     CHAT_DEFAULTS = ladder_words.DEFAULTS
+    length_unit = "steps"
     warm_start_passes = 1  # over many pairs, see worlds/ladder_words.py
     OPTIONS = {"start": ("stale", "warm start of a chat model, see worlds/ladder_words.py",
-                         tuple(PAIRS))}
+                         tuple(ladder_words.PAIRS))}
 
     def __init__(self, o):
         super().__init__(o)
         self.form = "words" if self.chat else ""
-        self.category_name, self.length_unit = self.text.category_name, "steps"
+        self.category_name = self.text.category_name
 
     @property
     def text(self):
         """How tasks, answers and prompts are written."""
         return Words if self.form == "words" else Symbols
 
-    def task(self, start: int, tools, *rest) -> Task:
+    def task(self, start, tools, *rest) -> Task:
         """A start digit and a chain of tools as a Task; rest: its other fields."""
         return Task(self.text.write(start, tools), {"start": start, "tools": list(tools)}, *rest)
 
-    def is_held_out(self, start: int, tools) -> bool:
+    def is_held_out(self, start, tools) -> bool:
         """Whether a chain is in one of the two splits."""
         return any((start, tuple(tools)) in split for split in held_out(self.text.lengths).values())
 
-    def base_tasks(self) -> list[Task]:
+    def base_tasks(self):
         """544 distinct chains of 1-3 steps over the four easiest tools, none of them held out."""
         rng, tasks = random.Random(SEED + 1), {}
         while len(tasks) < N_BASE:
@@ -205,19 +202,19 @@ class World(TinyWorld):
             tasks[task.id] = task
         return list(tasks.values())
 
-    def validation_tasks(self, split="validation") -> list[Task]:
+    def validation_tasks(self, split="validation"):
         """120 tasks, ten per rung."""
         return [self.task(*chain, "validation") for chain in held_out(self.text.lengths)[split]]
 
-    def env_prompt(self, seed_task: Task, success: float | None):
+    def env_prompt(self, seed_task, success):
         """The recent success rate in eighths, or that it is unknown, and the seed task."""
         return self.text.env_prompt(seed_task.text, success)
 
-    def agent_prompt(self, task: Task):
+    def agent_prompt(self, task):
         """The chain."""
         return self.text.agent_prompt(task.text)
 
-    def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
+    def parse_task(self, text, seed_task, epoch):
         """The simulator's text -> a verified task. Raises InvalidTask with the reason to count."""
         chain = self.text.read(text)
         if chain is None:
@@ -226,26 +223,26 @@ class World(TinyWorld):
             raise InvalidTask("too long")
         return self.task(*chain, "env", seed_task.id, epoch)
 
-    def gold(self, task: Task) -> str:
+    def gold(self, task):
         """The response that earns the reward."""
         start, tools = task.spec["start"], task.spec["tools"]
         return self.text.answer(tools, run_tools(start, tools))
 
-    def score(self, task: Task, response: str) -> tuple[float, bool]:
+    def score(self, task, response):
         """Eq. 1, structured branch: 1 if the whole trajectory is right, else 0; and
         well-formedness."""
         answer = self.text.read_answer(response)
         return float(answer == self.gold(task)), answer is not None  # Eq. 1: 1[a' = a]
 
-    def skills(self, task: Task) -> list[str]:
+    def skills(self, task):
         """The tools of the chain."""
         return task.spec["tools"]
 
-    def task_length(self, task: Task) -> int:
+    def task_length(self, task):
         """Number of steps."""
         return len(task.spec["tools"])
 
-    def category(self, task: Task) -> str:
+    def category(self, task):
         """The hardest tool of the chain; in words the number of steps."""
         return self.text.category(task.spec["tools"])
 
@@ -262,20 +259,20 @@ class World(TinyWorld):
             task = self.task(rng.randrange(10), tools, "teacher")
             if task.id != seed.id and not self.is_held_out(**task.spec):
                 tasks[task.id] = task
+        lines = [json.dumps({"text": task.text}) + "\n" for task in tasks.values()]
         with open(path, "w") as file:
-            for task in tasks.values():
-                file.write(json.dumps({"text": task.text}) + "\n")
+            file.writelines(lines)
 
     # ---- the stand-in for an instruct model, and a chat model's warm start
 
-    def unseen(self, rng, names, most: int) -> tuple[int, list]:
+    def unseen(self, rng, names, most: int):
         """A random chain of at most so many steps that is not held out: (start, tools)."""
         while True:
             chain = rng.randrange(10), rng.choices(names, k=rng.randint(1, most))
             if not self.is_held_out(*chain):
                 return chain
 
-    def demonstrate(self, rng, easy=False) -> tuple[str, str]:
+    def demonstrate(self, rng, easy=False):
         """(prompt, response) of the agent's role: all tools with slips, or the easy ones with
         fewer."""
         names, most, share = NAMES, MAX_STEPS, 1
@@ -286,24 +283,25 @@ class World(TinyWorld):
         prompt = self.text.agent_prompt(self.text.write(start, tools))
         return prompt, self.text.answer(tools, digits)
 
-    def imagine(self, rng) -> tuple[str, str]:
+    def imagine(self, rng):
         """(prompt, response) of the simulator's role."""
         seed = self.unseen(rng, NAMES, MAX_STEPS)
-        chain = rng.randrange(10), vary(seed[1], rng)
-        while self.is_held_out(*chain):
+        while True:
             chain = rng.randrange(10), vary(seed[1], rng)
+            if not self.is_held_out(*chain):
+                break
         # three times out of four the success is known
         success = rng.random() if rng.random() < 0.75 else None
         return self.text.env_prompt(self.text.write(*seed), success), self.text.write(*chain)
 
-    def pairs(self, rng, size: int) -> list[tuple[str, str]]:
+    def pairs(self, rng, size: int):
         """Half variations, half demonstrations."""
         return [self.demonstrate(rng) if i % 2 else self.imagine(rng) for i in range(size)]
 
-    def warm_start_pairs(self, turn: int = 0) -> dict:
+    def warm_start_pairs(self, turn=0):
         """What a chat model imitates in a pass, by --start (worlds/ladder_words.py)."""
         rng = random.Random(SEED + 3 + turn + 100 * self.o.seed)
-        easy, others, variations = ladder_words.PAIRS[self.option(self.o, "start")]
+        easy, others, variations = ladder_words.PAIRS[self.option("start")]
         return {"agent": [self.demonstrate(rng, easy=i < easy) for i in range(easy + others)],
                 "env": [self.imagine(rng) for _ in range(variations)]}
 

@@ -45,12 +45,12 @@ class Words:
     lengths, category_name = (1, 2, 3, 4, 5), "number of steps"  # lengths: of held-out tasks
 
     @staticmethod
-    def write(start: int, tools) -> str:
+    def write(start, tools) -> str:
         """`4: double, add 1`."""
         return f"{start}: {', '.join(TOOL_WORDS[name] for name in tools)}"
 
     @staticmethod
-    def read(text: str):
+    def read(text):
         """What `write` wrote -> (start, tools), None for any other text."""
         match = re.fullmatch(r"([0-9]): ([a-z0-9, ]+)", plain(text))
         if match is None:
@@ -71,12 +71,12 @@ class Words:
         return plain(response) if re.fullmatch(ANSWER, plain(response)) else None
 
     @staticmethod
-    def agent_prompt(text: str) -> list[dict]:
+    def agent_prompt(text):
         """Chat messages for the agent."""
         return chat("Give the digit after each step, modulo 10.", f"Digit {text}.")
 
     @staticmethod
-    def env_prompt(text: str, success) -> list[dict]:
+    def env_prompt(text, success):
         """Chat messages for the simulator: the success rate in eighths, and the seed task."""
         return chat("Write a task: a digit and one to five steps.",
                     f"Vary, {in_words(success)}: {text}")
@@ -84,9 +84,9 @@ class Words:
     @staticmethod
     def category(tools) -> str:
         """The number of steps."""
-        return "1 step" if len(tools) == 1 else f"{len(tools)} steps"
+        return str(len(tools))
 
 
-def plain(text: str) -> str:
+def plain(text) -> str:
     """A text without the full stop and the capitals of a chat model; "" if it is too long."""
     return text.strip().rstrip(".").lower() if len(text) <= MAX_CHARS else ""

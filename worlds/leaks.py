@@ -18,7 +18,6 @@ import calendar
 import re
 from os.path import commonprefix
 
-from data_pool import Task
 from worlds import task_texts
 from worlds.schemas import as_read, canonical, joined, leaves, normal_calls, objects_of, \
     structured, texts_as_read, tools_of, words_of
@@ -45,13 +44,13 @@ FIRST_CJK = "\u2e80"  # the signs of Chinese, Japanese and Korean begin here
 DIGITS = re.compile(r"(?<![\w.,:/-])\d+(?:\.\d+)?(?![\w:/-])")
 
 
-def leaks(task: Task) -> str:
+def leaks(task) -> str:
     """Why there is nothing left to answer: "answer leaked", or ""."""
     stated = states_a_call(task) if structured(task) else states_an_answer(task)
     return "answer leaked" if stated else ""
 
 
-def loopholes(task: Task) -> str:
+def loopholes(task) -> str:
     """Why a task of the simulator's is solved by guessing: one of REASONS, or ""."""
     if not structured(task):
         return "more than one answer" if len(task.spec["reference"]) > 1 else ""
@@ -71,7 +70,7 @@ def loopholes(task: Task) -> str:
 # does the text give the answer away?
 
 
-def states_an_answer(task: Task) -> bool:
+def states_an_answer(task) -> bool:
     """Whether a question contains one of its answers, in whole words. A question with an "or"
     never counts: it offers several answers."""
     words = words_of(task.text)
@@ -87,7 +86,7 @@ def states_an_answer(task: Task) -> bool:
     return False
 
 
-def states_a_call(task: Task) -> bool:
+def states_a_call(task) -> bool:
     """Whether a request, or a text of its tools, contains the JSON of a call or of its arguments,
     `name(` of a called function, or the tag <tool_call>."""
     calls = task.spec["calls"]
@@ -113,7 +112,7 @@ def states_a_call(task: Task) -> bool:
 class Request:
     """What a request says, read once for all values of its calls."""
 
-    def __init__(self, text: str):
+    def __init__(self, text):
         words = words_of(text)
         self.letters = "".join(words)
         self.stems = by_stem(words)
@@ -125,7 +124,7 @@ class Request:
                                        for factor in factors(text)}
 
 
-def ungrounded(task: Task) -> str:
+def ungrounded(task) -> str:
     """The values of the calls that the request does not mention, as `name = value, ...`; or ""."""
     request, missing = Request(task.text), []
     for value, schema, name in leaves(task):
@@ -141,7 +140,7 @@ def is_default(value, schema: dict) -> bool:
     return value == {}
 
 
-def uncalled(task: Task) -> str:
+def uncalled(task) -> str:
     """The first number of the request, in digits, that no call has, as it is written there; or
     ""."""
     calls = task.spec.get("calls", ())
@@ -157,7 +156,7 @@ def uncalled(task: Task) -> str:
     return ""
 
 
-def is_mentioned(value, name: str, request: Request) -> bool:
+def is_mentioned(value, name: str, request) -> bool:
     """Whether a request mentions a value without parts; of a boolean, null or something empty it
     has to mention the argument's name, or to deny anything."""
     if isinstance(value, bool) or value in (None, "", [], {}):
@@ -170,7 +169,7 @@ def is_mentioned(value, name: str, request: Request) -> bool:
     return rounded(abs(value)) in request.numbers_in_other_units
 
 
-def text_is_mentioned(value: str, request: Request) -> bool:
+def text_is_mentioned(value: str, request) -> bool:
     """Whether a request has half of the words of a value, numbers also in other words."""
     words, number_mentioned = words_of(value), 0
     for word in words:
@@ -219,13 +218,13 @@ def rounded(number: float) -> float:
     return float(f"{number:.15g}")
 
 
-def factors(text: str) -> set:
+def factors(text) -> set:
     """What a number of a text may be multiplied by: 1, and more where the text has a unit."""
     words = words_of(text.replace("%", " percent "))
     return {1, *(FACTORS[word] for word in words if word in FACTORS)}
 
 
-def numbers_of(text: str) -> set:
+def numbers_of(text) -> set:
     """Numbers of a text, in digits and in words, without their signs; 3 pm is 15, too."""
     numbers, before = [], ""  # before: the last word, if it is a number
     for word in words_of(text.replace("hundred and", "hundred")):

@@ -84,12 +84,11 @@ def rollout_rows(o, G: int, longest: int) -> int:
     return min(o.max_rows, G * prompts)
 
 
-def attempt_score(world, task, rollout, text) -> tuple[float, bool, float]:
+def attempt_score(world, task, rollout, text):
     """Eq. 1, well-formedness, and the reward with partial credit, of one attempt of `play`. What
     ran into a limit earns nothing."""
-    response = text
-    if not isinstance(text, str):
-        response = text[::2]  # the agent's turns of an episode
+    # of an episode the agent's turns
+    response = text if isinstance(text, str) else text[::2]
     reward, valid = world.score(task, response)
     if rollout.limit:  # an episode out of turns was well-formed, if its turns were
         return 0.0, valid and rollout.limit == "too many turns", 0.0

@@ -16,7 +16,6 @@ from functools import lru_cache
 from jsonschema import Draft202012Validator
 from referencing import Registry
 
-from data_pool import Task
 from worlds import InvalidTask
 from worlds.call_text import MAX_CHARS, plain
 
@@ -39,7 +38,7 @@ def _unique(pairs) -> dict:
 DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
-def load_object(text: str):
+def load_object(text):
     """The JSON object that is all of `text` -> dict, or None if it is anything else."""
     try:
         value = plain(DECODER.decode(text))
@@ -48,7 +47,7 @@ def load_object(text: str):
     return value if isinstance(value, dict) else None
 
 
-def objects_of(text: str):
+def objects_of(text):
     """The JSON objects in a text, in a ```json fence or bare: of its first MAX_BRACES { those at
     which one begins."""
     text = text[:MAX_CHARS]
@@ -86,7 +85,7 @@ def with_parts(schema: dict, change) -> dict:
     return new
 
 
-def _closed(schema: dict, whole: bool = True) -> dict:
+def _closed(schema: dict, whole=True) -> dict:
     """A schema by which an object has no member that is not declared, if any is.
 
     whole: False for what is only a part of what is said of a value: the rest may declare more.
@@ -117,15 +116,12 @@ def conforms(value, schema: dict) -> bool:
 
 
 def argument_fault(arguments: dict, schema: dict) -> str:
-    """What is wrong with the arguments of a call of a tool with this schema, in words, two faults
-    at most; "" if nothing is."""
+    """What is wrong with the arguments of a call of a tool with this schema, in words; "" if
+    nothing is."""
     # a schema without properties declares that there are none
     validator = _validator(json.dumps({"unevaluatedProperties": False, **schema}))
-    faults = []
-    for error in itertools.islice(validator.iter_errors(arguments), 2):
-        path = ".".join(map(str, error.absolute_path))
-        faults.append(f"{path} {error.message:.160}".strip())
-    return " and ".join(faults)
+    error = next(validator.iter_errors(arguments), None)
+    return f"{error.json_path} {error.message:.160}" if error else ""
 
 
 def canonical(value) -> str:
@@ -150,7 +146,7 @@ def branch(value, schema: dict) -> dict:
     return schema
 
 
-def each(value, schema: dict, change, name: str = "", fills: bool = False):
+def each(value, schema: dict, change, name="", fills=False):
     """A value with change(part, its schema, its name) in place of each part that has no parts.
 
     fills: whether objects first get the defaults of the members that they leave out.
@@ -173,15 +169,13 @@ def _filled(value, schema: dict):
     return each(value, schema, lambda part, *_: part, fills=True)
 
 
-def leaves(task: Task) -> list:
+def leaves(task) -> list:
     """(part, its schema, its name) of every part that has no parts, of the arguments of a task's
     calls."""
     found, tools = [], tools_of(task)
-
-    def note(*leaf):
-        found.append(leaf)
     for call in task.spec.get("calls", ()):
-        each(call["arguments"], tools[call["name"]]["parameters"], note)
+        schema = tools[call["name"]]["parameters"]
+        each(call["arguments"], schema, lambda *leaf: found.append(leaf))
     return found
 
 
@@ -196,7 +190,7 @@ def well_formed(call) -> bool:
     return isinstance(call["name"], str) and isinstance(call["arguments"], dict)
 
 
-def check_calls(calls, tools: dict, least: int = 1):
+def check_calls(calls, tools: dict, least=1):
     """Raise InvalidTask unless every call is of a declared tool with arguments that fit.
 
     least: 0 if no call at all is an answer, too.
@@ -215,7 +209,7 @@ def check_calls(calls, tools: dict, least: int = 1):
             raise InvalidTask("wrong arguments", f"call of {name!r:.80}: {fault}")
 
 
-def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:
+def normal_calls(calls, tools: dict, ordered: bool):
     """Checked calls as canonical texts, defaults filled in; sorted unless the order matters."""
     texts = []
     for call in calls:
@@ -224,7 +218,7 @@ def normal_calls(calls, tools: dict, ordered: bool) -> list[str]:
     return texts if ordered else sorted(texts)
 
 
-def graded_calls(calls, task: Task) -> float:
+def graded_calls(calls, task) -> float:
     """Partial credit: the `credit` of the best call for each expected one, on average; surplus
     calls earn nothing and lower the average. In an ordered task only calls in the same place are
     compared."""
@@ -264,12 +258,12 @@ def _share(part: int, whole: int) -> float:
 # tasks and free-form answers
 
 
-def tools_of(task: Task) -> dict:
+def tools_of(task) -> dict:
     """{name: spec} of its tools; empty for a question."""
     return {tool["name"]: tool for tool in task.spec.get("tools", ())}
 
 
-def structured(task: Task) -> bool:
+def structured(task) -> bool:
     """Whether the task asks for calls (a in A_struct of Eq. 1) or for a free-form answer."""
     return "calls" in task.spec
 
@@ -279,7 +273,7 @@ UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f"
                     "\U000e0100-\U000e01ef]")
 
 
-def as_read(text: str) -> str:
+def as_read(text) -> str:
     """A text as it is read, here and in all other names: as a person sees it, with full-width
     letters as usual ones (NFKC), and without signs that nobody sees."""
     text = unicodedata.normalize("NFKC", text).replace("\u2800", " ")  # Braille's blank
@@ -297,7 +291,7 @@ def texts_as_read(value):
     return each(value, {}, folded)
 
 
-def words_of(text: str) -> list[str]:
+def words_of(text):
     """Words and numbers of a text: lower case, no accents, camelCase in parts. -5 is not 5, and
     $2,000.50 is 2000.5."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", joined(text)).replace("\u2212", "-").lower()
@@ -308,6 +302,6 @@ def words_of(text: str) -> list[str]:
     return [word.rstrip("0").rstrip(".") if "." in word else word for word in words]
 
 
-def joined(text: str) -> str:
+def joined(text) -> str:
     """A text as it is read, with 2000 for 2,000."""
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", as_read(text))

@@ -15,7 +15,6 @@ import json
 import re
 from pathlib import Path
 
-from data_pool import Task
 from worlds.schemas import canonical, conforms, each, leaves, tools_of
 
 WORDS = json.loads(Path(__file__).with_name("words.json").read_text())  # {kind: texts}
@@ -23,7 +22,7 @@ WORDS = json.loads(Path(__file__).with_name("words.json").read_text())  # {kind:
 BEFORE, AFTER = r"(?<![\w.,:/-])", r"(?!\w|[.,:/-]\d)"
 
 
-def swapped(task: Task, draw) -> tuple[str, list]:
+def swapped(task, draw):
     """(request, calls) of a task with other values: those that stand once in its request, and once
     in its calls.
 
@@ -41,7 +40,7 @@ def swapped(task: Task, draw) -> tuple[str, list]:
 class Request:
     """A task's request, in which one value after the other is changed."""
 
-    def __init__(self, task: Task, draw):
+    def __init__(self, task, draw):
         self.text, self.draw = task.text, draw
         # the values of all calls, as a request writes them
         self.values = [written(value) for value, _, _ in leaves(task)]
@@ -79,7 +78,7 @@ def written(value) -> str:
     return value if isinstance(value, str) else canonical(value)
 
 
-def places(value: str, text: str) -> list:
+def places(value: str, text) -> list:
     """Where a value stands in a text, not as a part of a word or of another number."""
     if not value:
         return []

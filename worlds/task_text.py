@@ -27,11 +27,11 @@ import re
 from worlds import call_text
 from worlds.tiny_model import chat
 
-SYSTEM = ("You write practice requests for an assistant that calls functions. You are given one "
-          "example, how often the assistant solved it, and functions. Choose a level: how many "
-          "calls the request takes, and how many functions the assistant has to choose from. Call "
-          "some of these functions with values "
-          "of your own, and then write a request that names each of these values.")
+SYSTEM = """\
+You write practice requests for an assistant that calls functions. You are given one example, \
+how often the assistant solved it, and functions. Choose a level: how many calls the request \
+takes, and how many functions the assistant has to choose from. Call some of these functions with \
+values of your own, and then write a request that names each of these values."""
 LEVEL = re.compile(r"Level: (\d) of (\d)")
 MARKED = re.compile(r"^[^\S\n]*(Level|Call|Request|Solved):", re.MULTILINE)  # no line of a request
 
@@ -43,7 +43,7 @@ def write(record: dict, write_call) -> str:
     return "\n".join([*lines, f"Request: {record['task'].strip()}"])
 
 
-def read(text: str, parse_call):
+def read(text, parse_call):
     """The inverse of `write`: lines -> {"task", "level": (calls, tools), "calls"}, or None.
 
     parse_call: a line -> a call, or None. The request comes last and may have several lines.
@@ -65,10 +65,10 @@ def read(text: str, parse_call):
         if call is None:
             return None
         calls.append(call)
-    return {"task": request, "level": (int(level[1]), int(level[2])), "calls": calls}
+    return {"task": request, "level": tuple(map(int, level.groups())), "calls": calls}
 
 
-def prompt(example: dict, success, write_call, functions: str) -> list[dict]:
+def prompt(example: dict, success, write_call, functions: str):
     """Chat messages that ask for a task.
 
     example: a record. success: p_hat in [0, 1] on it, or None. functions: tools to write for, as

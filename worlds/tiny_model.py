@@ -58,7 +58,7 @@ def in_words(success) -> str:
     return "not tried" if success is None else f"solved {round(8 * success)} of 8"
 
 
-def chat(system: str, user: str) -> list[dict]:
+def chat(system: str, user: str):
     """Chat messages."""
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 

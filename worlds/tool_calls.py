@@ -79,8 +79,7 @@ TOLD, LINE = 600, 200  # characters of all faults of a file, of one
 # tasks: from the simulator and from files
 
 
-def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0,
-              call_format: str = "json") -> Task:
+def make_task(record: dict, origin: str, seed="", epoch=0, call_format="json") -> Task:
     """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if it is neither,
     or if call_format cannot write its calls."""
     text = record.get("task")
@@ -91,13 +90,14 @@ def make_task(record: dict, origin: str, seed: str = "", epoch: int = 0,
     least = 1 if origin == "base" else MIN_LETTERS
     if sum(map(str.isalnum, text)) < least:
         raise InvalidTask("trivial text", "the task text says too little")
-    if ("calls" in record) == ("reference" in record):
+    asks_for_calls = "calls" in record
+    if asks_for_calls == ("reference" in record):
         raise InvalidTask("malformed task", "needs either 'calls' or 'reference'")
     # what a simulator writes beside a task would be imitated along with it
-    allowed = ["task", "tools", "calls", "ordered"] if "calls" in record else ["task", "reference"]
+    allowed = ["task", "tools", "calls", "ordered"] if asks_for_calls else ["task", "reference"]
     if set(record) - set(allowed):
         raise InvalidTask("malformed task", f"only {', '.join(allowed)} belong in it")
-    if "calls" in record:
+    if asks_for_calls:
         spec = _spec_of_calls(record, origin, call_format)
     else:
         spec = _spec_of_question(record)
@@ -132,7 +132,7 @@ def _task(text, spec, *rest) -> Task:
     return Task(text, spec, *rest, task_id({"text": text, **spec}))
 
 
-def same_task_key(task: Task) -> tuple[str, ...]:
+def same_task_key(task):
     """What a task is recognised by: its calls however it is worded, and its words."""
     # beside its fields: every task of a file is asked for it many times
     if "keys" not in vars(task):
@@ -146,7 +146,7 @@ def same_task_key(task: Task) -> tuple[str, ...]:
     return task.keys
 
 
-def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
+def read_tasks(path: str, tools=None, call_format="json"):
     """Every task of a JSONL file, in the shapes of tool_lists.normalized_record.
 
     tools: {name: spec} of --tools, for tasks without tools of their own. Raises UserError with the
@@ -173,7 +173,7 @@ def read_tasks(path: str, tools=None, call_format: str = "json") -> list[Task]:
     return tasks
 
 
-def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
+def _task_of_line(line: str, tools, call_format: str):
     """(a line of a task file as a task, what it asks, given which tools). Raises InvalidTask with
     .detail."""
     try:
@@ -194,9 +194,8 @@ def _task_of_line(line: str, tools, call_format: str) -> tuple[Task, str]:
     return task, canonical([task.text, record.get("tools") and task.spec["tools"]])
 
 
-def split(tasks, given, path: str = "") -> tuple[dict, str]:
-    """({"validation", "tuning", "base": tasks}, by hashes of the tasks' first keys, what to say of
-    tasks that `given` has as well).
+def split(tasks, given, path: str) -> dict:
+    """{"validation", "tuning", "base": tasks}, by hashes of the tasks' first keys.
 
     given: tasks of a validation file, in place of the held-out eighth. Fewer than TUNED have no
     tuning part. No key of one part is in another. Raises UserError if fewer than FEWEST are left to
@@ -204,17 +203,16 @@ def split(tasks, given, path: str = "") -> tuple[dict, str]:
     """
     every = len(tasks)
     tasks = _without(tasks, given)
-    note = ""
     if len(tasks) < every:
-        note = f"; {every - len(tasks)} left out, as requests of --validation-tasks have the " \
-            "same calls or words: to train on them, take those requests out"
+        print(f"{path}: {every - len(tasks)} left out, as requests of --validation-tasks have the "
+              "same calls or words: to train on them, take those requests out", flush=True)
     names = sorted({same_task_key(task)[0] for task in tasks}, key=_hash)
     eighth = max(1, len(names) // HELD_OUT)
     tuned = eighth if len(names) >= TUNED else 0
     held_out = tuned if given else tuned + eighth
     least = held_out + FEWEST
     if len(names) < least:
-        raise UserError(f"{path}: too few distinct tasks: {len(names)}; give {least} or more{note}")
+        raise UserError(f"{path}: too few distinct tasks: {len(names)}; give {least} or more")
 
     def named(chosen):
         return [task for task in tasks if same_task_key(task)[0] in chosen]
@@ -222,10 +220,10 @@ def split(tasks, given, path: str = "") -> tuple[dict, str]:
     validation = given or named(names[tuned:held_out])
     tuning = _without(named(names[:tuned]), validation)
     base = _without(named(names[held_out:]), validation + tuning)
-    return {"validation": validation, "tuning": tuning, "base": base}, note
+    return {"validation": validation, "tuning": tuning, "base": base}
 
 
-def _without(tasks, others) -> list[Task]:
+def _without(tasks, others):
     """The tasks but those that are, in other words or with other calls, among `others`."""
     keys = _keys_of(others)
     return [task for task in tasks if keys.isdisjoint(same_task_key(task))]
@@ -243,34 +241,39 @@ def _keys_of(tasks) -> set:
 # what both models are shown
 
 
-AGENT_CALLS = (
-    "You answer requests by calling tools. These are the tools, as JSON, one per line:\n{tools}\n\n"
-    "Reply with every call that the request needs, in the order it asks for, and no other. Write "
-    "each one as a JSON object between tags, on a line of its own:\n"
-    '<tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>')
+AGENT_CALLS = """\
+You answer requests by calling tools. These are the tools, as JSON, one per line:
+{tools}
 
-AGENT_PYTHON = ("Answer the request with calls of these functions, one per line, and nothing "
-                "else:\n{tools}")
+Reply with every call that the request needs, in the order it asks for, and no other. Write \
+each one as a JSON object between tags, on a line of its own:
+<tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>"""
+
+AGENT_PYTHON = """\
+Answer the request with calls of these functions, one per line, and nothing else:
+{tools}"""
 
 NONE_FITS = f"\n\nIf no function does what is asked, reply: {call_text.NOTHING}"
 
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
 
-ENV_SYSTEM = (
-    "You write practice tasks for an assistant. You are given one task and, if it was tried "
-    "recently, how often the assistant solved it, and you write a new one.\n"
-    "The new task is a variation, not a copy: another situation that asks for other {answers}. "
-    "Every value of the answer must follow from the task text, exactly one answer may be right, "
-    "and the text must not state the answer itself.\nAim for a task that the assistant solves "
-    "sometimes but not always.\nReply with one JSON object and nothing else, of this form:\n{form}")
+ENV_SYSTEM = """\
+You write practice tasks for an assistant. You are given one task and, if it was tried \
+recently, how often the assistant solved it, and you write a new one.
+The new task is a variation, not a copy: another situation that asks for other {answers}. \
+Every value of the answer must follow from the task text, exactly one answer may be right, \
+and the text must not state the answer itself.
+Aim for a task that the assistant solves sometimes but not always.
+Reply with one JSON object and nothing else, of this form:
+{form}"""
 
-CALLS_FORM = (
-    '{"task": "what the user says", "tools": [{"name": "tool_name", "description": "what it does", '
-    '"parameters": {"type": "object", "properties": {"argument": {"type": "string", "description": '
-    '"what it means"}}, "required": ["argument"]}}], "calls": [{"name": "tool_name", "arguments": '
-    '{"argument": "value"}}]}\n'
-    '"calls" are the calls that the task needs. Add "ordered": true only if they must come in that '
-    'order. Tools that the task does not need make it harder.')
+CALLS_FORM = """\
+{"task": "what the user says", "tools": [{"name": "tool_name", "description": "what it does", \
+"parameters": {"type": "object", "properties": {"argument": {"type": "string", "description": \
+"what it means"}}, "required": ["argument"]}}], "calls": [{"name": "tool_name", "arguments": \
+{"argument": "value"}}]}
+"calls" are the calls that the task needs. Add "ordered": true only if they must come in that \
+order. Tools that the task does not need make it harder."""
 ANSWER_FORM = '{"task": "a question with a short answer", "reference": "the answer"}'
 
 ENV_USER = "The task:\n{seed}\n\nSolved: {solved}\nWrite the variation."
@@ -284,7 +287,7 @@ def _json(value) -> str:
 LINES = {"json": (_json, load_object), "python": (call_text.write_call, call_text.parse_call)}
 
 
-def _record(task: Task) -> dict:
+def _record(task) -> dict:
     """A task as a line of a task file."""
     if not structured(task):
         return {"task": task.text, "reference": task.spec["reference"][0]}
@@ -327,7 +330,7 @@ def parse_calls(response: str, call_format: str):
     return calls
 
 
-def misfit(calls, tools: dict, least: int = 1) -> str:
+def misfit(calls, tools: dict, least=1) -> str:
     """Why calls cannot be read or do not pass check_calls, or ""."""
     try:
         check_calls(calls, tools, least)
@@ -344,7 +347,7 @@ def token_f1(answer: str, reference: str) -> float:
     return 2 * common / (answered.total() + expected.total()) if common else 0.0
 
 
-def _content(text: str) -> Counter:
+def _content(text) -> Counter:
     """The words of a text but articles, counted."""
     return Counter(word for word in words_of(text) if word not in ("a", "an", "the"))
 
@@ -376,65 +379,60 @@ class World(worlds.World):
 
     def __init__(self, o):
         super().__init__(o)
-        self.form = self.option(o, "call_format")
+        self.form = self.option("call_format")
         self._line_of_call, self._call_of_line = LINES[self.form]
         file = o.base_tasks or str(EXAMPLE_TASKS)
-        self.tools, self.notes = self._read_tools(self.option(o, "tools"), file)
-        if self.notes:
-            print(tool_lists.notes_line(self.notes), flush=True)
-        self.splits, note = self._read_tasks(file)
+        self.tools = self._read_tools(self.option("tools"), file)
+        self.splits = self._read_tasks(file)
         every = [task for part in self.splits.values() for task in part]
         self.nothing = any(task.spec.get("calls") == [] for task in every)
         self.base_keys = _keys_of(self.base_tasks())
-        self._say_what_was_read(note)
+        self._say_what_was_read()
 
-    def _read_tools(self, listed: str, file: str) -> tuple[dict, dict]:
-        """({name: spec} of --tools, the notes of tool_lists.read_tools). file: of the base
-        tasks."""
+    def _read_tools(self, listed: str, file: str) -> dict:
+        """{name: spec} of --tools; what is odd in it is printed. file: of the base tasks."""
         if not listed:
-            return {}, {}
+            return {}
         if listed != "base" and not self.o.base_tasks:
             raise UserError("--tools needs examples of its functions: give --base-tasks FILE")
         path = file if listed == "base" else listed
         tools, notes = tool_lists.read_tools(path, self.form)
-        return {tool["name"]: tool for tool in tools}, notes
+        if notes:
+            print(tool_lists.notes_line(notes), flush=True)
+        return tools
 
-    def _read_tasks(self, file: str) -> tuple[dict, str]:
+    def _read_tasks(self, file: str) -> dict:
         """`split` of the base tasks of a file."""
         base, held_out = read_tasks(file, self.tools, self.form), []
         if self.o.validation_tasks:
             held_out = read_tasks(self.o.validation_tasks, self.tools, self.form)
         return split(base, held_out, file)
 
-    def _say_what_was_read(self, note: str):
+    def _say_what_was_read(self):
         """One line of numbers, and one for examples that no run would write."""
         held_out, tuning, train = map(len, self.splits.values())
         line = f"{len(self.tools)} functions, {train} examples to learn from, {tuning} for " \
-            f"tuning, {held_out} held out{note}"
+            f"tuning, {held_out} held out"
         if held_out < FEW:
             line += " (too few to measure with: give fifty or more in --validation-tasks)"
         print(line, flush=True)
         lacking = [task.text for task in self.base_tasks() if ungrounded(task)]
         if self.tools and lacking:
-            what = "examples whose request lacks a value of its calls"
-            print(f"{what}: {len(lacking)}, the first {lacking[0]!r:.90}")
+            print("examples whose request lacks a value of its calls: "
+                  f"{len(lacking)}, the first {lacking[0]!r:.90}")
 
-    def base_tasks(self) -> list[Task]:
+    def base_tasks(self):
         """The tasks of --base-tasks that are not held out."""
         return self.splits["base"]
 
-    def validation_tasks(self, split="validation") -> list[Task]:
+    def validation_tasks(self, split="validation"):
         """The held-out eighth, or --validation-tasks; "tuning" is another eighth, if there are
         TUNED."""
         return self.splits[split]
 
-    def load_policy(self):
-        """The chat model with two fresh adapters."""
-        return worlds.open_policy(self.o.model, self.o)
-
     # ---- the two roles
 
-    def agent_prompt(self, task: Task) -> list[dict]:
+    def agent_prompt(self, task):
         """Chat messages for the agent: the tools and the form of a call, then the request."""
         system = AGENT_ANSWER
         if structured(task):
@@ -444,7 +442,7 @@ class World(worlds.World):
                 system += NONE_FITS
         return chat(system, task.text)
 
-    def env_prompt(self, seed_task: Task, success) -> list[dict]:
+    def env_prompt(self, seed_task, success):
         """Chat messages for the simulator: the seed task, its success if known, what to write
         for."""
         if self._in_lines(seed_task):
@@ -454,7 +452,7 @@ class World(worlds.World):
         user = ENV_USER.format(seed=_json(_record(seed_task)), solved=task_text.solved(success))
         return chat(ENV_SYSTEM.format(answers=answers, form=form), user)
 
-    def seed_for(self, task: Task, generator) -> Task:
+    def seed_for(self, task, generator):
         """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list,
         and the same id. Questions stay as they are. generator: torch.Generator.
         """
@@ -464,7 +462,7 @@ class World(worlds.World):
         draw = random.Random(int(torch.randint(2 ** 31, (), generator=generator)))
         return _showing(task, self._tools_with([], MOST_SHOWN, draw))
 
-    def _tools_with(self, tools, number: int, draw) -> list[dict]:
+    def _tools_with(self, tools, number: int, draw):
         """`tools` and others of the list, as many as wanted and as a prompt has room for, in random
         order."""
         chosen = list(tools)
@@ -477,7 +475,7 @@ class World(worlds.World):
         draw.shuffle(chosen)
         return chosen
 
-    def parse_task(self, text: str, seed_task: Task, epoch: int) -> Task:
+    def parse_task(self, text, seed_task, epoch):
         """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
         if self._in_lines(seed_task):
             record = self._record_in_lines(text, _shown(seed_task))
@@ -492,7 +490,7 @@ class World(worlds.World):
             raise InvalidTask("other kind than the seed")
         return task
 
-    def _record_in_lines(self, text: str, shown: list) -> dict:
+    def _record_in_lines(self, text, shown: list) -> dict:
         """A text in the lines of task_text, for these tools -> the record of a task. Raises
         InvalidTask."""
         record = task_text.read(text, self._call_of_line)
@@ -508,19 +506,19 @@ class World(worlds.World):
         random.Random(record["task"]).shuffle(tools)
         return {**record, "tools": tools, "ordered": False}
 
-    def _in_lines(self, task: Task) -> bool:
+    def _in_lines(self, task) -> bool:
         """Whether the simulator writes such a task in lines: one with calls, for the tools of the
         list."""
         return bool(self.tools) and structured(task)
 
-    def task_as_written(self, task: Task) -> str:
+    def task_as_written(self, task) -> str:
         """A task in the form that the simulator writes."""
         record = _record(task)
         if self._in_lines(task):
             return task_text.write(record, self._line_of_call)
         return _json(record)
 
-    def leaks(self, task: Task) -> str:
+    def leaks(self, task):
         """Why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared what fair
         tasks may have as well."""
         reason = leaks(task)
@@ -534,7 +532,7 @@ class World(worlds.World):
 
     # ---- Eq. 1
 
-    def score(self, task: Task, response: str) -> tuple[float, bool]:
+    def score(self, task, response):
         """Eq. 1 -> (reward in [0, 1], valid). Only the response is read, never the prompt.
 
         Structured: 1 if the calls are exactly those expected, else 0; valid if all of them parse
@@ -555,7 +553,7 @@ class World(worlds.World):
         expected = normal_calls(task.spec["calls"], tools, ordered)
         return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
 
-    def graded(self, task: Task, response: str, reward: float) -> float:
+    def graded(self, task, response, reward):
         """The reward, or for calls their partial credit, as Tool-R0 gives it
         (schemas.graded_calls)."""
         if not structured(task):
@@ -563,7 +561,7 @@ class World(worlds.World):
         calls = parse_calls(response, self.form) or []
         return max(reward, graded_calls(calls, task))
 
-    def gold(self, task: Task) -> str:
+    def gold(self, task):
         """A response that earns 1: calls as the agent writes them, or a reference."""
         if not structured(task):
             return task.spec["reference"][0]
@@ -575,11 +573,11 @@ class World(worlds.World):
 
     # ---- what the figures need
 
-    def skills(self, task: Task) -> list[str]:
+    def skills(self, task):
         """Names of the tools that the task calls; none for a free-form question."""
         return [call["name"] for call in task.spec.get("calls", [])]
 
-    def category(self, task: Task) -> str:
+    def category(self, task):
         """`1`, `2`, ..., `free-form`; with --tools the level, `1 of 3`."""
         if not structured(task):
             return "free-form"
@@ -588,7 +586,7 @@ class World(worlds.World):
 
     # ---- warm start
 
-    def warm_start_pairs(self, turn: int = 0) -> dict:
+    def warm_start_pairs(self, turn=0):
         """{"agent": pairs, "env": pairs} for the pass number `turn`; a pair is (prompt, response).
 
         The agent's response is the expected one. The simulator writes each task that a run would
@@ -609,7 +607,7 @@ class World(worlds.World):
                 env.append((self.env_prompt(seed, None), self.task_as_written(task)))
         return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks], "env": env}
 
-    def _of_all_levels(self, tasks, draw) -> list[Task]:
+    def _of_all_levels(self, tasks, draw):
         """Tasks with other values, and as many joined ones with two and with three calls; none is
         like a held-out task. Each offers a random number of tools."""
         held_out = held_out_keys(self)
@@ -626,14 +624,14 @@ class World(worlds.World):
         tasks = single + [task for task in two + three if is_new(task)]
         return [self._with_some_tools(task, draw) if structured(task) else task for task in tasks]
 
-    def _with_some_tools(self, task: Task, draw) -> Task:
+    def _with_some_tools(self, task, draw):
         """A task that offers the tools which it calls, and a random number of others."""
         called = [tool for tool in task.spec["tools"] if tool["name"] in self.skills(task)]
         number = draw.randint(max(1, len(called)), max(MOST_SHOWN, len(called)))
         tools = self._tools_with(called, number, draw)
         return _task(task.text, {**task.spec, "tools": tools}, task.origin)
 
-    def _shown_with(self, task: Task, tasks, draw) -> list[Task]:
+    def _shown_with(self, task, tasks, draw):
         """SHOWN_WITH of the tasks that the simulator may be shown to write this one: others of its
         kind."""
         keys = set(same_task_key(task))
@@ -647,15 +645,15 @@ class World(worlds.World):
         return list(itertools.islice(fitting, SHOWN_WITH))
 
 
-def _showing(seed_task: Task, shown) -> Task:
+def _showing(seed_task, shown) -> Task:
     return replace(seed_task, spec={**seed_task.spec, "shown": shown})
 
 
-def _shown(seed_task: Task) -> list[dict]:
+def _shown(seed_task):
     return seed_task.spec.get("shown", seed_task.spec.get("tools", []))
 
 
-def teachable(task: Task) -> bool:
+def teachable(task) -> bool:
     """Whether a simulator may imitate a task: one with calls only if a run would take it from
     it."""
     if not structured(task):
@@ -663,7 +661,7 @@ def teachable(task: Task) -> bool:
     return bool(task.spec["calls"]) and not leaks(task) and not loopholes(task)
 
 
-def _with_other_values(task: Task, draw) -> Task:
+def _with_other_values(task, draw):
     """A task, mostly with other values; as it is if its calls do not fit then."""
     if not structured(task) or draw.random() > SWAPPED:
         return task
@@ -673,7 +671,7 @@ def _with_other_values(task: Task, draw) -> Task:
     return _task(text, {**task.spec, "calls": calls}, task.origin)
 
 
-def _joined(tasks, singles, draw) -> list[Task]:
+def _joined(tasks, singles, draw):
     """Each task that calls something, with the request and the calls of another one of other
     tools."""
     joined = []

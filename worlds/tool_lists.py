@@ -64,8 +64,8 @@ MALFORMED = (TypeError, AttributeError, ValueError, RecursionError, re.error, Un
 # lists of tools
 
 
-def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
-    """(tools in our own form, {what was left out or is odd: names of tools}) of a file.
+def read_tools(path, call_format="json"):
+    """({name: tool in our own form}, {what was left out or is odd: names of tools}) of a file.
 
     Of two tools with one name the first is taken. With the call_format "python", tools with an
     argument that it cannot write are left out. Raises UserError if there is no tool to use.
@@ -95,7 +95,7 @@ def read_tools(path, call_format: str = "json") -> tuple[list, dict]:
         if notes:
             why = notes_line(notes)
         raise UserError(f"{path}: no tool in it: {shorten(why, 200)}")
-    return list(tools.values()), notes
+    return tools, notes
 
 
 def notes_line(notes: dict) -> str:
@@ -156,7 +156,7 @@ def _unwrapped(tool):
 # a tool and its schema in our own form
 
 
-def normalized_tools(tools, call_format: str = "json") -> list:
+def normalized_tools(tools, call_format) -> list:
     """The tools of one task in our own form. Raises InvalidTask with .detail."""
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidTask("tool schema", f"not a list of 1 to {MAX_TOOLS} tools")
@@ -166,7 +166,7 @@ def normalized_tools(tools, call_format: str = "json") -> list:
     return read
 
 
-def normalized_tool(tool, call_format: str = "json") -> dict:
+def normalized_tool(tool, call_format="json") -> dict:
     """A tool in any of the shapes -> {"name", "description", "parameters"}.
 
     call_format: "python" refuses arguments that it cannot write. Raises InvalidTask with .detail.
