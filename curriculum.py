@@ -140,8 +140,8 @@ def alpha_integral(c):
 
 
 def alpha_balanced(c):
-    """Towards as many new tasks that are never solved as are always solved, whatever rate of success
-    that is. A schedule that follows the mixed groups instead is drawn to ever easier tasks
+    """Towards as many new tasks that are never solved as are always solved, whatever rate of
+    success that is. A schedule that follows the mixed groups instead is drawn to ever easier tasks
     (EXPERIMENTS.md)."""
     never, always = c.p_hat_counts[0], c.p_hat_counts[-1]
     step = 0.2 * (never - always) / max(1, sum(c.p_hat_counts))
