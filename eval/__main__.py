@@ -25,7 +25,8 @@ from data_pool import read_jsonl
 from model.files import UserError, exit_code, write_whole
 from support.options import Parser, at_least
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
-from eval.common import Verdict, mean, read_rows, results, spread, verdict
+from eval.common import (Verdict, load_records, mean, one_line_for, read_rows, results, spread,
+                         verdict)
 
 MODULES = {m.NAME: m for m in (api_bank, alfworld, bfcl, bamboogle, travelplanner)}
 BENCHES = tuple(MODULES)
@@ -85,10 +86,7 @@ def run(argv) -> int:
 
 
 def variant(bench: str, name):
-    """(arguments of load, arguments of score) of a variant; the default protocol is ({}, {}).
-
-    "scorer" among the arguments of score names another scoring function of the module.
-    """
+    """(arguments of load, arguments of score) of a variant; the default protocol is ({}, {})."""
     variants = {None: ({}, {}), **MODULES[bench].VARIANTS}
     if name not in variants:
         raise UserError(
@@ -99,7 +97,7 @@ def variant(bench: str, name):
 
 def chosen_records(bench: str, args) -> list:
     """The records of the run; for whole episodes one record per game."""
-    records = MODULES[bench].load(args.data, **variant(bench, args.variant)[0])
+    records = load_records(MODULES[bench], args.data, **variant(bench, args.variant)[0])
     if args.variant == EPISODES:
         records = [{**r, "id": r["game"]} for r in records if r["step"] == 0]
     if not records:
@@ -110,7 +108,8 @@ def chosen_records(bench: str, args) -> list:
 def read_responses(bench: str, records: list, args) -> dict:
     """{id: text} from --responses; records without a response fail and are counted."""
     path = Path(args.responses) / f"{bench}.jsonl" if args.bench == "all" else args.responses
-    answers = {row["id"]: row["response"] for row in read_rows(path, ("id", "response"))}
+    with one_line_for(path):
+        answers = {row["id"]: row["response"] for row in read_rows(path)}
     if args.variant == EPISODES or not any(r["id"] in answers for r in records):
         raise UserError(
             f"{path}: none of its ids is one of {bench}'s, such as {records[0]['id']!r}"
@@ -280,7 +279,7 @@ def play(games: list, policy, settings: dict, args):
                 for rollout in rollouts]
 
     for batch in batches(games, args, "alfworld episodes"):
-        for game in alfworld.episodes(args.data, respond, batch):
+        for game in alfworld.episodes(Path(args.data) / alfworld.NAME, respond, batch):
             yield {**row_of(game, None, "\n".join(game["commands"])),
                    "problem": "" if game["won"] else game["reason"]}
 
@@ -293,12 +292,11 @@ def verdict_of(module, record, row: dict, args) -> Verdict:
     """The verdict on one row. A response that does not exist fails whatever the benchmark says."""
     if args.variant == EPISODES:
         return verdict(row["problem"], "won")
-    options = dict(variant(module.NAME, args.variant)[1])
-    scorer = getattr(module, options.pop("scorer", "score"))
+    options = variant(module.NAME, args.variant)[1]
     if row["problem"]:
         # the extras of an empty response keep the metrics complete
-        return Verdict(False, 0.0, row["problem"], scorer(record, "", **options).extra)
-    return scorer(record, row["response"], **options)
+        return Verdict(False, 0.0, row["problem"], module.score(record, "", **options).extra)
+    return module.score(record, row["response"], **options)
 
 
 def table(head: list, rows: list) -> str:

@@ -27,12 +27,9 @@ rule, which forgives nothing but white space at the ends; `verl_agent_exact` rea
 the other published reader, `projection`.
 """
 import re
-import tarfile
-import tempfile
-from pathlib import Path
 
 from model.files import UserError
-from eval.common import Verdict, between, data_dir, read_rows
+from eval.common import Verdict, between, read_rows
 
 NAME = "alfworld"
 PAPER = {"Qwen2.5-7B": 14.2, "GenEnv 7B": 54.5}
@@ -54,21 +51,18 @@ ASK = ("Give the next command, copied exactly from the list. Think briefly if yo
 # records
 
 
-def load(data, expert: str = "walkthrough") -> list[dict]:
-    """Single-step records after an expert, see the module's docstring. Raises UserError on bad
-    data.
+def load(folder, expert: str = "walkthrough") -> list[dict]:
+    """Single-step records after an expert, see the module's docstring.
 
     Keys: id ("GAME#expert-STEP"), category ("valid_seen/TASK TYPE"), game, goal, observation,
     history (list of (command, observation)), admissible, expert.
     """
-    return [record for part in PARTS for row in trajectories(data, part)
-            if row["policy"] == expert and row["won"] for record in _steps(row)]
-
-
-def trajectories(data, part: str) -> list[dict]:
-    """Rows of one trajectory file."""
-    return read_rows(data_dir(data, NAME) / f"{part}.trajectories.jsonl", (
-        "id", "split", "task_type", "goal", "policy", "init_obs", "steps", "won"))
+    records = []
+    for part in PARTS:
+        for row in read_rows(folder / f"{part}.trajectories.jsonl"):
+            if row["policy"] == expert and row["won"]:
+                records += _steps(row)
+    return records
 
 
 def _steps(row: dict) -> list[dict]:
@@ -169,7 +163,7 @@ def score(record: dict, response: str) -> Verdict:
 # whole episodes; the simulator is optional
 
 
-def episodes(data, respond, records: list):
+def episodes(folder, respond, records: list):
     """Play the games of some records with the official simulator, side by side.
 
     respond: list of chat prompts -> list of response texts (None = cannot be answered, the episode
@@ -178,15 +172,13 @@ def episodes(data, respond, records: list):
     game files are absent.
     """
     start = _simulator()
-    with tempfile.TemporaryDirectory() as folder:
-        paths = unpack_games(data, [r["game"] for r in records], folder)
-        live = [_Episode(r, start(paths[r["game"]])) for r in records]
-        while live:
-            replies = respond([prompt(episode.record) for episode in live])
-            for episode, reply in zip(live, replies):
-                episode.play(reply)
-            yield from (e.result() for e in live if e.reason)
-            live = [e for e in live if not e.reason]
+    live = [_Episode(r, start(game_file(folder, r["game"]))) for r in records]
+    while live:
+        replies = respond([prompt(episode.record) for episode in live])
+        for episode, reply in zip(live, replies):
+            episode.play(reply)
+        yield from (e.result() for e in live if e.reason)
+        live = [e for e in live if not e.reason]
 
 
 class _Episode:
@@ -226,26 +218,12 @@ def _simulator():
         raise UserError("whole ALFWorld episodes need the optional package: pip install alfworld "
                         f"({error})") from None
     infos = textworld.EnvInfos(won=True, admissible_commands=True, feedback=True)
-    return lambda path: textworld.start(str(path), infos, wrappers=[AlfredDemangler()])
+    return lambda path: textworld.start(path, infos, wrappers=[AlfredDemangler()])
 
 
-def unpack_games(data, games: list, folder) -> dict:
-    """Write the game files of the named games below `folder`; returns {game: path}.
-
-    Members are read by name and written to numbered files, so no path of the archive is trusted.
-    """
-    archive = data_dir(data, NAME) / "json_2.1.1.valid_seen+valid_unseen.tar.xz"
-    wanted = {f"json_2.1.1/{game}/game.tw-pddl": game for game in games}
-    paths = {}
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                game = wanted.get(member.name.removeprefix("./"))
-                if game is not None:
-                    paths[game] = Path(folder) / f"{len(paths)}.tw-pddl"
-                    paths[game].write_bytes(tar.extractfile(member).read())
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{archive}: cannot be read ({error}; see eval/README.md)") from None
-    if len(paths) < len(wanted):
-        raise UserError(f"{archive}: {len(wanted) - len(paths)} of the game files are missing")
-    return paths
+def game_file(folder, game: str) -> str:
+    """Where the file of a game lies, as `alfworld-download` unpacks it."""
+    path = folder / "json_2.1.1" / game / "game.tw-pddl"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; alfworld-download fetches it (eval/README.md)")
+    return str(path)

@@ -28,8 +28,7 @@ import operator
 import re
 from pathlib import Path
 
-from eval.common import (Verdict, data_dir, one_line, one_line_for, read_array, read_rows,
-                         verdict)
+from eval.common import Verdict, one_line, read_array, read_rows, verdict
 
 NAME = "api_bank"
 PAPER = {"Qwen2.5-7B": 61.6, "GenEnv 7B": 79.1}
@@ -150,21 +149,19 @@ def similar_folded(given, expected) -> bool:
 # How the official check of an API compares an argument, from the public evaluator; equal elsewhere.
 # Dates and health data have rules of their own there, which no recorded verdict needed.
 COMPARE = {
-    "AddAgenda.content": similar, "AddMeeting.meeting_topic": similar,
-    "ModifyMeeting.meeting_topic": similar, "QueryMeeting.meeting_topic": similar,
-    "AddReminder.content": similar_folded, "ModifyReminder.content": similar_folded,
-    "DeleteAgenda.location": ignored, "DeleteReminder.content": ignored,
-    "EmailReminder.content": ignored, "EmergencyKnowledge.symptom": folded,
-    "SymptomSearch.symptom": folded, "QueryScene.name": folded, "DeleteScene.name": folded,
-    "TimedSwitch.name": folded, "CancelTimedSwitch.name": folded, "PlayMusic.music_name": folded,
-    "Dictionary.keyword": folded, "QueryStock.stock_code": folded,
-    "QueryHealthData.user_id": folded, "RecordHealthData.user_id": folded,
-    "ModifyRegistration.appointment_id": stripped,
-    "ModifyRegistration.new_appointment_doctor": stripped,
-    "AppointmentRegistration.patient_name": stripped,
-    "AppointmentRegistration.doctor_name": stripped, "QueryRegistration.patient_name": stripped,
-    "CancelRegistration.appointment_id": stripped, "DocumentQA.url": stripped,
-    "DocumentQA.question": stripped, "Calculator.formula": unspaced}
+    similar: ("AddAgenda.content", "AddMeeting.meeting_topic", "ModifyMeeting.meeting_topic",
+        "QueryMeeting.meeting_topic"),
+    similar_folded: ("AddReminder.content", "ModifyReminder.content"),
+    ignored: ("DeleteAgenda.location", "DeleteReminder.content", "EmailReminder.content"),
+    folded: ("EmergencyKnowledge.symptom", "SymptomSearch.symptom", "QueryScene.name",
+        "DeleteScene.name", "TimedSwitch.name", "CancelTimedSwitch.name", "PlayMusic.music_name",
+        "Dictionary.keyword", "QueryStock.stock_code", "QueryHealthData.user_id",
+        "RecordHealthData.user_id"),
+    stripped: ("ModifyRegistration.appointment_id", "ModifyRegistration.new_appointment_doctor",
+        "AppointmentRegistration.patient_name", "AppointmentRegistration.doctor_name",
+        "QueryRegistration.patient_name", "CancelRegistration.appointment_id", "DocumentQA.url",
+        "DocumentQA.question"),
+    unspaced: ("Calculator.formula",)}
 
 
 def same_arguments(api: str, given: dict, expected: dict) -> bool:
@@ -172,7 +169,8 @@ def same_arguments(api: str, given: dict, expected: dict) -> bool:
     if set(given) != set(expected):
         return False
     for name, value in given.items():
-        same = COMPARE.get(f"{api}.{name}", operator.eq)
+        rules = [rule for rule, names in COMPARE.items() if f"{api}.{name}" in names]
+        same = rules[0] if rules else operator.eq
         if not same(value, expected[name]):
             return False
     return True
@@ -218,34 +216,32 @@ def damo_fault(record: dict, response: str) -> str:
 # data
 
 
-def load(data, rule: str = "toolrl") -> list[dict]:
+def load(folder, rule: str = "toolrl") -> list[dict]:
     """Records of API-Bank: {id, category, system, user, gold: {"name", "parameters"}}.
 
     rule "toolrl": the 597 records of that protocol; "damo": the official calls without
     ToolSearcher (620), also with "parameters" (declared types) and "accounts" (names in a fresh
-    database). Raises UserError naming file and record.
+    database).
     """
-    folder = data_dir(data, NAME)
     if rule == "damo":
         return [r for r in load_damo(folder) if r["gold"]["name"] != "ToolSearcher"]
     records = []
     for level in (1, 2, 3):
         path = folder / "toolrl" / f"level-{level}-api_processed.json"
-        for number, row in enumerate(read_array(path, ("system", "user", "answer"))):
-            with one_line_for(f"{path}, record {number}"):
-                answer = row["answer"][0] if isinstance(row["answer"], list) else row["answer"]
-                records.append({"id": f"Level{level}_{number}", "category": f"level-{level}",
-                                "system": row["system"], "user": row["user"],
-                                "gold": {key: answer[key] for key in ("name", "parameters")}})
+        for number, row in enumerate(read_array(path)):
+            answer = row["answer"][0] if isinstance(row["answer"], list) else row["answer"]
+            records.append({"id": f"Level{level}_{number}", "category": f"level-{level}",
+                            "system": row["system"], "user": row["user"],
+                            "gold": {key: answer[key] for key in ("name", "parameters")}})
     return records
 
 
 def official_tools(folder: Path) -> tuple[dict, dict]:
     """Documented parameters of the official APIs: (levels 1-2, level 3), {name: parameters}."""
     low, high = [], []
-    for row in read_array(folder / "level-1-api.json", ("instruction",)):
+    for row in read_array(folder / "level-1-api.json"):
         low += [json.loads(line) for line in row["instruction"].split("\n") if line.startswith("{")]
-    for row in read_array(folder / "level-3.json", ("apis",)):
+    for row in read_array(folder / "level-3.json"):
         for api in row["apis"]:
             if api["api_name"] == "ToolSearcher":
                 high.append(api["output"]["output"])
@@ -261,23 +257,22 @@ def load_damo(folder: Path) -> list[dict]:
     """The official calls, with what their prompts show."""
     tests = folder / "official" / "test-data"
     paths = sorted((folder / "official" / "lv1-lv2-samples").glob("*/*.jsonl"))
-    samples = {path.name: read_rows(path, ("role",)) for path in paths}
-    with one_line_for(tests):
-        low, high = official_tools(tests)
-        accounts = {line["param_dict"].get("username") for lines in samples.values()
-                    for line in lines if line.get("api_name") == "GetUserToken"}
-        records = []
-        for level in (1, 2):
-            for row in read_array(tests / f"level-{level}-api.json"):
-                line = call_line(samples[row["file"]], row["id"])
-                given = line.get("result", {}).get("input") or line["param_dict"]
-                records.append(damo_record(f"{row['file']}#{row['id']}", level, line["api_name"],
-                                           given, low, row, accounts))
-        scenarios = read_array(tests / "level-3.json")
-        for row in read_array(tests / "level-3-batch-inf.json"):
-            api = scenarios[row["sample_id"]]["apis"][row["api_id"]]
-            records.append(damo_record(f"{row['sample_id']}#{row['api_id']}", 3, api["api_name"],
-                                       api["input"], high, row, accounts))
+    samples = {path.name: read_rows(path) for path in paths}
+    low, high = official_tools(tests)
+    accounts = {line["param_dict"].get("username") for lines in samples.values()
+                for line in lines if line.get("api_name") == "GetUserToken"}
+    records = []
+    for level in (1, 2):
+        for row in read_array(tests / f"level-{level}-api.json"):
+            line = call_line(samples[row["file"]], row["id"])
+            given = line.get("result", {}).get("input") or line["param_dict"]
+            records.append(damo_record(f"{row['file']}#{row['id']}", level, line["api_name"],
+                                       given, low, row, accounts))
+    scenarios = read_array(tests / "level-3.json")
+    for row in read_array(tests / "level-3-batch-inf.json"):
+        api = scenarios[row["sample_id"]]["apis"][row["api_id"]]
+        records.append(damo_record(f"{row['sample_id']}#{row['api_id']}", 3, api["api_name"],
+                                   api["input"], high, row, accounts))
     return records
 
 

@@ -21,7 +21,7 @@ import re
 import string
 from collections import Counter
 
-from eval.common import Verdict, between, data_dir, read_array
+from eval.common import Verdict, between, read_array
 
 NAME = "bamboogle"
 PAPER = {"Qwen2.5-7B": 68.0, "GenEnv 7B": 76.0}  # GPT-4o judge + live search, see above
@@ -34,16 +34,12 @@ FILES = ("bamboogle.json", "data.json")  # ours, and the name in the ToolRL repo
 
 # ------------------------------------------------------------------------------------- data
 
-def load(data) -> list[dict]:
-    """The 125 questions: {"id", "category", "question", "answer"}.
-
-    Raises UserError if the file is missing or malformed.
-    """
-    folder = data_dir(data, NAME)
+def load(folder) -> list[dict]:
+    """The 125 questions: {"id", "category", "question", "answer"}."""
     path = next((folder / name for name in FILES if (folder / name).is_file()), folder / FILES[0])
     return [{"id": f"bamboogle-{index:03d}", "category": "two-hop question",
              "question": row["Question"], "answer": row["Answer"]}
-            for index, row in enumerate(read_array(path, ("Question", "Answer")))]
+            for index, row in enumerate(read_array(path))]
 
 
 def prompt(record) -> list[dict]:

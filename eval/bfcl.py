@@ -45,17 +45,17 @@ conversations are the long-context ones with shorter files.
 import ast
 import itertools
 import json
-import math
 import operator
 import re
 import sys
 import warnings
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from model.files import UserError, exit_code
-from eval.common import (Verdict, between, data_dir, one_line, one_line_for, read_rows,
-                         verdict)
+from eval.common import Verdict, between, one_line, read_rows, verdict
+from worlds.call_text import plain as json_value
 
 NAME = "bfcl"
 PAPER = {"Qwen2.5-7B": 7.0, "GenEnv 7B": 41.8}
@@ -67,7 +67,7 @@ RELEVANCE_CATEGORIES = ("irrelevance", "live_irrelevance", "live_relevance")
 LONG_CONTEXT = "multi_turn_long_context"
 VARIANTS = {"single_turn": ({"categories": AST_CATEGORIES}, {}),
             "relevance": ({"categories": RELEVANCE_CATEGORIES}, {}),
-            "official": ({}, {"scorer": "score_official"})}
+            "official": ({}, {"official": True})}
 RIGHT = "the expected calls"
 
 # Limits on model text: long enough for any answer, short enough for a verdict well within a second
@@ -75,7 +75,7 @@ MAX_TEXT = 50_000
 MAX_CALLS = 200           # per turn; the longest ground truth has 34
 
 
-class Undecodable(Exception):
+class Undecodable(ValueError):
     """The text is not a list of calls; the message says why."""
 
 
@@ -353,15 +353,13 @@ LOOKED_UP = {"access_token", "stock", "symbol", "source", "folder", "ticket_id",
 LOOKED_UP_BY = {"rm": {"file_name"}, "rmdir": {"dir_name"}}
 
 
-def decode_steps(response, fmt=None) -> list:
-    """Calls of all steps of a turn; steps that do not decode are text to the user."""
-    calls = []
+def decode_steps(response, fmt=None) -> list[list]:
+    """The calls of each step of a turn; steps that do not decode are text to the user."""
+    steps = []
     for step in response[:MAX_CALLS] if isinstance(response, list) else [response]:
-        try:
-            calls += decode(step, fmt)
-        except Undecodable:
-            pass
-    return calls
+        with suppress(Undecodable):
+            steps.append(decode(step, fmt))
+    return steps
 
 
 def only_reads(name: str, owner: dict) -> bool:
@@ -519,17 +517,6 @@ def simulator():
     return multi_turn_utils, multi_turn_checker
 
 
-def is_literal(value) -> bool:
-    """Whether repr(value) is a literal of plain data; the executor evaluates that text."""
-    if isinstance(value, (list, tuple)):
-        return all(map(is_literal, value))
-    if isinstance(value, dict):
-        return all(is_literal(k) and is_literal(v) for k, v in value.items())
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or type(value) in (str, int, bool)
-
-
 def call_text(name: str, arguments: dict) -> str:
     """A call as Python writes it."""
     written = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
@@ -545,17 +532,13 @@ def safe_call(call: tuple, names) -> str:
     Anything else becomes a call that fails there, so that no model text is ever evaluated.
     """
     name, arguments = call
-    if name not in names or not is_literal(arguments):
-        return NO_CALL
-    if not all(isinstance(argument, str) and argument.isidentifier() for argument in arguments):
-        return NO_CALL
     try:
-        return call_text(name, arguments)
-    except ValueError:
-        return NO_CALL                         # an integer too long to print
-
-
-RUNS = itertools.count()
+        json_value(arguments)
+    except ValueError:                         # no plain data
+        return NO_CALL
+    if name not in names or not all(map(str.isidentifier, arguments)):
+        return NO_CALL
+    return call_text(name, arguments)
 
 
 def score_official(record: dict, response, fmt=None) -> Verdict:
@@ -565,21 +548,18 @@ def score_official(record: dict, response, fmt=None) -> Verdict:
     """
     utils, checker = simulator()
     steps = []
-    for step in response if isinstance(response, list) else [response]:
-        calls = decode_steps(step, fmt)
-        if calls:
-            steps.append([safe_call(call, record["owner"]) for call in calls])
+    for calls in filter(None, decode_steps(response, fmt)):
+        steps.append([safe_call(call, record["owner"]) for call in calls])
     earlier = [turn["gt_calls"] for turn in record["before"]]
     turns = [[calls] for calls in earlier] + [steps]
-    run = f"run{next(RUNS)}"
-    entry = {"id": run, "initial_config": record["initial_config"],
+    entry = {"id": "run", "initial_config": record["initial_config"],
              "involved_classes": record["involved_classes"]}
     try:
         result = checker.multi_turn_checker(turns, earlier + [record["gt_calls"]], entry,
                                             LONG_CONTEXT, "genenv")
     finally:
-        # the executor keeps one instance per run in its module; ours are used once
-        for name in [n for n in vars(utils) if f"_{run}_" in n]:
+        # the executor keeps the instances of a run in its module; the next run has its own
+        for name in [n for n in vars(utils) if "_run_" in n]:
             delattr(utils, name)
     ok = bool(result["valid"])
     return Verdict(ok, float(ok), "simulator: " + ("passed" if ok else result["error_type"]))
@@ -587,16 +567,15 @@ def score_official(record: dict, response, fmt=None) -> Verdict:
 
 def make_turns(data) -> int:
     """Write derived/long_context_turns.jsonl by running the ground truth in the simulator."""
-    folder, (utils, _) = data_dir(data, NAME), simulator()
+    folder, (utils, _) = Path(data) / NAME, simulator()
     docs, rows = function_docs(folder), []
     for entry, answer in with_answers(folder, LONG_CONTEXT):
-        run = f"run{next(RUNS)}"
         order = {doc["name"]: list(doc["parameters"]["properties"])
                  for name in entry["involved_classes"] for doc in docs[name]}
         for turn, calls in enumerate(answer):
             results, _ = utils.execute_multi_turn_func_call(
-                calls, entry["initial_config"], entry["involved_classes"], "genenv", run,
-                long_context=True)
+                calls, entry["initial_config"], entry["involved_classes"], "genenv",
+                entry["id"], long_context=True)
             user = [message["content"] for message in entry["question"][turn]]
             rows.append({"id": entry["id"], "turn": turn, "user": user,
                          "involved_classes": entry["involved_classes"], "gt_calls": calls,
@@ -621,13 +600,12 @@ def keywords(call: str, order: dict) -> str:
 # data
 
 
-def load(data, split: str = "test", categories=None) -> list[dict]:
+def load(folder, split: str = "test", categories=None) -> list[dict]:
     """Records of BFCL.
 
     split "test": the 731 long-context turns; "train": the single-turn Python categories.
     categories: others instead.
     """
-    folder = data_dir(data, NAME)
     chosen = categories or ((LONG_CONTEXT,) if split == "test" else AST_CATEGORIES)
     records = [r for category in chosen for r in load_category(folder, category)]
     return [r for r in records if r["category"] != LONG_CONTEXT or r["gt_calls"]]
@@ -638,7 +616,7 @@ def load_category(folder: Path, category: str) -> list[dict]:
     if category == LONG_CONTEXT:
         return load_turns(folder)
     if category in RELEVANCE_CATEGORIES:
-        rows = read_rows(folder / f"BFCL_v4_{category}.json", ("id", "question", "function"))
+        rows = read_rows(folder / f"BFCL_v4_{category}.json")
     else:
         rows = [{**row, "ground_truth": answer} for row, answer in with_answers(folder, category)]
     return [{**row, "category": category} for row in rows]
@@ -648,16 +626,15 @@ def with_answers(folder: Path, category: str) -> list[tuple]:
     """(question record, ground truth) pairs of a category; the two files go by id."""
     name = f"BFCL_v4_{category}.json"
     answers = {row["id"]: row["ground_truth"]
-               for row in read_rows(folder / "possible_answer" / name, ("id", "ground_truth"))}
-    with one_line_for(folder / "possible_answer" / name):
-        return [(row, answers[row["id"]]) for row in read_rows(folder / name, ("id", "question"))]
+               for row in read_rows(folder / "possible_answer" / name)}
+    return [(row, answers[row["id"]]) for row in read_rows(folder / name)]
 
 
 def function_docs(folder: Path) -> dict:
     """{class name: function documents}, the field `response` left out (half of the tokens)."""
     docs = {}
     for name, file in FUNCTION_DOCS.items():
-        rows = read_rows(folder / "multi_turn_func_doc" / f"{file}.json", ("name", "parameters"))
+        rows = read_rows(folder / "multi_turn_func_doc" / f"{file}.json")
         docs[name] = [{k: v for k, v in row.items() if k != "response"} for row in rows]
     return docs
 
@@ -668,14 +645,11 @@ def load_turns(folder: Path) -> list[dict]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; `python -m eval.bfcl DIR` makes it")
     docs, history, records = function_docs(folder), {}, []
-    entries = {
-        row["id"]: row for row in read_rows(folder / f"BFCL_v4_{LONG_CONTEXT}.json", ("id",))
-    }
-    for number, row in enumerate(read_rows(path), 1):
-        with one_line_for(f"{path}, record {number}", Undecodable):
-            before = history.setdefault(row["id"], [])
-            assert row["turn"] == len(before), "an earlier turn of the conversation is missing"
-            records.append(turn_record(row, before, docs, entries[row["id"]]))
+    entries = {row["id"]: row for row in read_rows(folder / f"BFCL_v4_{LONG_CONTEXT}.json")}
+    for row in read_rows(path):
+        before = history.setdefault(row["id"], [])
+        assert row["turn"] == len(before), "an earlier turn of the conversation is missing"
+        records.append(turn_record(row, before, docs, entries[row["id"]]))
         before.append(row)
     return records
 
@@ -751,13 +725,17 @@ def prompt(record: dict) -> list[dict]:
 # score
 
 
-def score(record: dict, response, fmt: str | None = None) -> Verdict:
+def score(record: dict, response, fmt: str | None = None, official: bool = False) -> Verdict:
     """Verdict on one response; pure, raises on no text, evaluates nothing.
 
     response: text, or for a long-context turn also a list of texts (steps). fmt: see decode.
+    official: a long-context turn goes to the official simulator.
     """
+    if official:
+        return score_official(record, response, fmt)
     if record["category"] == LONG_CONTEXT:
-        return verdict(check_turn(record, decode_steps(response, fmt)), RIGHT)
+        calls = list(itertools.chain(*decode_steps(response, fmt)))
+        return verdict(check_turn(record, calls), RIGHT)
     try:
         calls, problem = decode(response, fmt), ""
     except Undecodable as error:

@@ -2,7 +2,7 @@
 
 Each benchmark is one flat module with the same few functions:
 
-    load(data)                -> list of records, each with "id" and "category"
+    load(folder)              -> list of records, each with "id" and "category"
     prompt(record)            -> chat messages (list of {"role", "content"})
     score(record, response)   -> Verdict; pure, raises on no text, never executes text
     base_task(record)         -> optional: a training record in the format of --base-tasks, or None
@@ -21,7 +21,7 @@ from pathlib import Path
 from model.files import UserError
 
 MALFORMED = (KeyError, TypeError, AttributeError, IndexError, ValueError, AssertionError,
-             RecursionError)
+             RecursionError, SyntaxError)
 
 
 @dataclass
@@ -47,65 +47,49 @@ def verdict(reason: str, right: str) -> Verdict:
 
 
 @contextmanager
-def one_line_for(where, *more):
-    """Turn the errors of malformed data inside the block into a UserError.
-
-    more: further exceptions that mean this.
-    """
+def one_line_for(where):
+    """Turn the errors of malformed data inside the block into a UserError."""
     try:
         yield
-    except (*MALFORMED, *more) as error:
-        raise UserError(f"{where}: malformed ({type(error).__name__}: "
-                        f"{one_line(error, 60)})") from None
+    except MALFORMED as error:
+        fault = f"{type(error).__name__}: {one_line(error, 60)}"
+        raise UserError(f"{where}: malformed ({fault})") from None
 
 
-def data_dir(data, bench: str) -> Path:
-    """The folder of one benchmark: `data/bench` if it exists, else `data` itself.
-
-    Raises UserError if neither is a folder.
-    """
-    for folder in (Path(data) / bench, Path(data)):
-        if folder.is_dir():
-            return folder
-    raise UserError(f"no data folder {data}: pass --data DIR (data table: eval/README.md)")
+def load_records(module, data, **options) -> list[dict]:
+    """The records of one benchmark, from the folder `data`/NAME. UserError if they are not there,
+    or lack what the module asks for."""
+    folder = Path(data) / module.NAME
+    with one_line_for(folder):
+        return module.load(folder, **options)
 
 
 def read_text(path) -> str:
-    """The text of a file, or of its .gz twin if only that exists. UserError if unreadable."""
-    path, zipped = Path(path), Path(f"{path}.gz")
-    if zipped.is_file() and not path.is_file():
-        path = zipped
+    """The text of a file, or of its twin `path`.gz. UserError if unreadable."""
+    zipped = Path(f"{path}.gz")
     try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+        if zipped.is_file():
+            return gzip.decompress(zipped.read_bytes()).decode("utf-8")
+        return Path(path).read_bytes().decode("utf-8")
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
 
 
-def read_rows(path, fields=()) -> list[dict]:
-    """JSON objects of a .jsonl or .jsonl.gz file, one per line, each with these fields."""
+def read_rows(path) -> list[dict]:
+    """JSON objects of a file or its .gz twin, one per line."""
     rows = []
     # splitlines() would also cut at U+2028 and its kin, which JSON allows inside a string
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             with one_line_for(f"{path}, line {number}"):
                 rows.append(dict(json.loads(line)))
-    return checked(rows, path, fields)
-
-
-def read_array(path, fields=()) -> list[dict]:
-    """The records of a file that holds one JSON array, each with these fields."""
-    with one_line_for(path):
-        return checked(json.loads(read_text(path)), path, fields)
-
-
-def checked(rows: list, path, fields) -> list[dict]:
-    """The rows, or UserError naming the file and record that lacks one of the fields."""
-    for number, row in enumerate(rows, 1):
-        missing = [key for key in fields if key not in row]
-        if missing:
-            raise UserError(f"{path}, record {number}: no {', '.join(map(repr, missing))}")
     return rows
+
+
+def read_array(path) -> list[dict]:
+    """The records of a file that holds one JSON array."""
+    with one_line_for(path):
+        return json.loads(read_text(path))
 
 
 def one_line(error, width: int = 160) -> str:

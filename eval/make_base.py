@@ -4,7 +4,7 @@ Paper: its base set (544 samples) was never published.
 
 Usage:
 
-    python -m eval.make_base BENCH --data DIR --out base.jsonl [--limit N]
+    python -m eval.make_base BENCH --data DIR --out base.jsonl
     python genenv.py --world tool_calls --base-tasks base.jsonl ...
 
 BENCH is bfcl (the single-turn Python categories; the evaluation is the long-context turns) or
@@ -19,9 +19,9 @@ from collections import Counter
 from pathlib import Path
 
 from model.files import UserError, exit_code, write_whole
-from support.options import Parser, at_least
+from support.options import Parser
 from eval import bfcl, travelplanner
-from eval.common import spread
+from eval.common import load_records
 
 MODULES = {module.NAME: module for module in (bfcl, travelplanner)}
 
@@ -37,28 +37,27 @@ def run(argv) -> int:
     parser.add_argument("bench", choices=MODULES)
     parser.add_argument("--data", required=True, metavar="DIR")
     parser.add_argument("--out", required=True, metavar="FILE")
-    parser.add_argument("--limit", type=at_least(1), metavar="N", help="N records, evenly spread")
     args = parser.parse_args(argv)
     if Path(args.out).exists():
         raise UserError(f"--out {args.out} exists and is not overwritten: choose another name")
-    tasks, faults = base_tasks(args.bench, args.data, args.limit)
+    tasks, faults = base_tasks(args.bench, args.data)
     write_whole(args.out, "".join(json.dumps(task, ensure_ascii=False) + "\n" for task in tasks))
     left_out = "".join(f"; left out: {reason} ({n})" for reason, n in faults.most_common())
     print(f"{len(tasks)} base tasks of {args.bench}: {args.out}{left_out}")
     return 0
 
 
-def base_tasks(bench: str, data, limit=None) -> tuple[list, Counter]:
+def base_tasks(bench: str, data) -> tuple[list, Counter]:
     """(distinct base tasks, records left out by reason) of the training part of a benchmark.
 
     Raises UserError if a record is in the evaluation part.
     """
     module = MODULES[bench]
     evaluated = set()
-    for record in module.load(data, split="test"):
+    for record in load_records(module, data, split="test"):
         evaluated |= marks(record, module.prompt(record)[-1]["content"])
     tasks, faults = {}, Counter()
-    for record in module.load(data, split="train"):
+    for record in load_records(module, data, split="train"):
         task = module.base_task(record)
         if task is None:
             faults["no base task can be made"] += 1
@@ -72,18 +71,19 @@ def base_tasks(bench: str, data, limit=None) -> tuple[list, Counter]:
         else:
             # duplicates of a task would weigh double in the base set
             tasks[json.dumps(task, sort_keys=True)] = task
-    return spread(list(tasks.values()), limit), faults
+    return list(tasks.values()), faults
 
 
 def unreadable(task: dict) -> str:
     """What the reader of --base-tasks says against a task, or ""."""
     from worlds import InvalidTask
-    from worlds.tool_calls import MIN_LETTERS, make_task
+    from worlds.tool_calls import make_task
     try:
-        make_task(task, "base")
+        # as strictly as a task that a simulator wrote: its text must ask for something
+        make_task(task, "env")
     except InvalidTask as fault:
         return str(fault)
-    return "trivial text" if sum(map(str.isalnum, task["task"])) < MIN_LETTERS else ""
+    return ""
 
 
 def marks(record: dict, request: str) -> set:

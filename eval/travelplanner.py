@@ -22,6 +22,7 @@ Deviations:
 * The reference information in the prompt leaves out the columns that no rule reads (coordinates,
   addresses, web sites, ratings): 10,600 characters on average where the official tables have
   26,300.
+* Only JSON is read: a plan written as a Python literal counts as not delivered.
 * A plan on which the official evaluator stops with an exception fails, with the reason.
 * The official flight table has 4 million rows. With the subset that holds just the flights which
   the reference information shows, an invented number is "not in the database" all the same.
@@ -34,16 +35,15 @@ import itertools
 import json
 import math
 import re
-import warnings
 from pathlib import Path
 
 from model.files import UserError
-from eval.common import Verdict, data_dir, one_line_for, read_rows, read_text
+from eval.common import Verdict, one_line_for, read_rows, read_text
 
 NAME = "travelplanner"
 PAPER = {"Qwen2.5-7B": 14.3, "GenEnv 7B": 16.6}
 MAX_NEW_TOKENS = 2048  # the longest training plan is 3,600 characters of JSON
-MAX_PLAN_CHARS = 50_000  # longer texts are not plans: bounds what a response can cost to score
+MAX_PLAN_CHARS = 20_000  # longer texts are not plans: bounds what a response can cost to score
 PARTS = {"test": "validation", "train": "train"}  # our split -> the official part
 VARIANTS = {"fixed": ({}, {"fixed": True})}
 NOTE = "sole-planning, mean of four rates, old within-city rule (--variant fixed: the repaired one)"
@@ -131,17 +131,16 @@ def _roads(path) -> dict:
     return table
 
 
-def load(data, split: str = "test") -> list[dict]:
+def load(folder, split: str = "test") -> list[dict]:
     """The queries of a split: "test" (180 validation queries, the evaluation) or "train" (45).
 
     A record is the official query (org, dest, days, people_number, local_constraint, budget,
     query, level, ...) with "id", "category" (the level), "data" (the folder that the scorer finds
     the database in), "reference" (reference information) and, in the training part,
-    "annotated_plan". Raises UserError naming file and record.
+    "annotated_plan".
     """
-    folder, part = data_dir(data, NAME), PARTS[split]
-    queries = [_query(folder / f"{part}.csv", row, cells)
-               for row, cells in enumerate(_table(folder / f"{part}.csv"))]
+    part = PARTS[split]
+    queries = list(map(_query, _table(folder / f"{part}.csv")))
     references = read_rows(folder / f"{part}_ref_info.jsonl")
     # queries and references are matched by position only, and the official files have no ids
     if len(references) != len(queries):
@@ -151,15 +150,14 @@ def load(data, split: str = "test") -> list[dict]:
             for row, (query, reference) in enumerate(zip(queries, references))]
 
 
-def _query(path, row, cells) -> dict:
+def _query(cells) -> dict:
     """A query of the official CSV file, whose structured cells are Python literals."""
     query = {key: cells[key] for key in ("org", "dest", "query", "level")}
-    with one_line_for(f"{path}, record {row}", SyntaxError):
-        query |= {key: int(cells[key]) for key in COUNTS}
-        query["local_constraint"] = ast.literal_eval(cells["local_constraint"])
-        # the annotation is the query once more and then the list of days
-        if cells.get("annotated_plan"):
-            query["annotated_plan"] = ast.literal_eval(cells["annotated_plan"])[1]
+    query |= {key: int(cells[key]) for key in COUNTS}
+    query["local_constraint"] = ast.literal_eval(cells["local_constraint"])
+    # the annotation is the query once more and then the list of days
+    if cells.get("annotated_plan"):
+        query["annotated_plan"] = ast.literal_eval(cells["annotated_plan"])[1]
     return query
 
 
@@ -240,62 +238,28 @@ def base_task(record) -> dict:
 def parse_plan(text: str):
     """The plan of a response: a list of days, or None if none can be read.
 
-    The text after the last </think> is read; the first of these readings that gives a list of days
-    wins: the whole text, each JSON list of objects that starts somewhere, the stretch from the
-    first "[" to the last "]". An object whose values are the days counts as the list. Keys are read
-    in any case, with spaces or underscores. Nothing is evaluated.
+    It is the first JSON list of objects in the text after the last </think>, keys in any case and
+    with spaces or underscores.
     """
-    text = text.rsplit("</think>", 1)[-1].strip()
+    text = text.rpartition("</think>")[2]
     if len(text) > MAX_PLAN_CHARS:
         return None
-    # the outermost brackets catch a Python list between two sentences
-    stretch = text[text.find("["):text.rfind("]") + 1]
-    for value in (_literal(text), *_lists_inside(text), _literal(stretch)):
-        plan = _as_plan(value)
-        if plan:
-            return plan
+    decoder = json.JSONDecoder(strict=False)
+    # a plan starts in one of the first eight places that look like it, or nowhere
+    for match in itertools.islice(re.finditer(r"\[\s*\{", text), 8):
+        try:
+            days, _ = decoder.raw_decode(text, match.start())
+        except (ValueError, RecursionError):
+            continue
+        # other things than objects between the days are a crash of the official evaluator
+        if any(day and isinstance(day, dict) for day in days):
+            return [_with_field_names(day) if isinstance(day, dict) else day for day in days]
     return None
 
 
-def _literal(text: str):
-    """The JSON or Python literal that the whole text is, else None."""
-    if text[:1] not in ("[", "{"):  # only containers can be plans
-        return None
-    try:
-        return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd backslashes in model text are no news to a user
-            return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
-
-
-def _lists_inside(text: str):
-    """Yields the JSON lists of objects that start within the text, the first eight at most."""
-    decoder = json.JSONDecoder(strict=False)
-    for match in itertools.islice(re.finditer(r"\[\s*\{", text), 8):
-        try:
-            yield decoder.raw_decode(text, match.start())[0]
-        except (ValueError, RecursionError):
-            continue
-
-
-def _as_plan(value):
-    """The list of days in a parsed value, keys normalised; None if it is not a list of days."""
-    if isinstance(value, dict) and value and all(isinstance(day, dict) for day in value.values()):
-        value = list(value.values())
-    if not isinstance(value, list) or not any(isinstance(day, dict) and day for day in value):
-        return None
-    return [{_field(key): content for key, content in day.items()} if isinstance(day, dict)
-            else day for day in value]
-
-
-def _field(key) -> str:
-    """A key as a field name: "Current City" -> current_city."""
-    return str(key).strip().lower().replace(" ", "_")
+def _with_field_names(day: dict) -> dict:
+    """A day with its keys as field names: "Current City" -> current_city."""
+    return {key.strip().lower().replace(" ", "_"): value for key, value in day.items()}
 
 
 # ---------------------------------------------------------------------------- text helpers
@@ -495,46 +459,38 @@ def consistent_transportation(query, plan, db):
     return ""
 
 
-def _mentioned(stops, place) -> int:
-    """How many of the stops a place mentions; a frozenset of stops holds single characters."""
-    if not isinstance(stops, frozenset):
-        return sum(stop in place for stop in stops)
-    items = place if isinstance(place, str) else [item for item in place if isinstance(item, str)]
-    return len(stops.intersection(items))
-
-
 def _stops(city_text, fixed):
-    """(stops, last stop or None) of a day.
+    """The cities of a day, in their order.
 
     Until the fix of 2025-11-07 the official code looped over a stay day's city as if it were a
-    list, so that its single CHARACTERS are the stops; a frozenset marks that case.
+    list, so that its single CHARACTERS are the stops: the old rule returns the text itself.
     """
     if "from" in city_text:
-        stops = [before_paren(city) for city in from_to(city_text)]
-        return stops, stops[-1]
+        return [before_paren(city) for city in from_to(city_text)]
     city = before_paren(city_text)
-    if fixed:
-        return [city], city
-    return frozenset(city), city[-1] if city else None
+    return [city] if fixed else city
+
+
+def _is_there(place, stops) -> bool:
+    """Whether a place mentions one of the stops."""
+    return any(stop in place for stop in stops)
 
 
 def within_city(query, plan, db, fixed=False):
     """6. Meals, attractions and hotel lie in the day's city, the transportation names it."""
     for number, day in _days(query, plan):
-        stops, last = _stops(day["current_city"], fixed)
-        if _filled(day, "transportation") and _mentioned(stops, day["transportation"]) < len(stops):
-            return f"day {number}: the transportation does not fit the current city"
+        stops = _stops(day["current_city"], fixed)
+        if _filled(day, "transportation"):
+            if not all(stop in day["transportation"] for stop in stops):
+                return f"day {number}: the transportation does not fit the current city"
         for meal, text in _meals(day):
-            if not _mentioned(stops, text):
+            if not _is_there(text, stops):
                 return f"day {number}: the {meal} is not in the current city"
-        if not all(_mentioned(stops, piece) for piece in _attractions(day)):
+        if not all(_is_there(piece, stops) for piece in _attractions(day)):
             return f"day {number}: an attraction is not in the current city"
-        # the night is spent where the day ends
-        if _filled(day, "accommodation"):
-            if last is None:
-                raise IndexError("the current city is empty, so that it has no last character")
-            if last not in day["accommodation"]:
-                return f"day {number}: the accommodation is not in the current city"
+        # the night is spent where the day ends; an empty city has no last character: a crash
+        if _filled(day, "accommodation") and stops[-1] not in day["accommodation"]:
+            return f"day {number}: the accommodation is not in the current city"
     return ""
 
 

@@ -50,7 +50,7 @@ class Simulator:
 def test_a_game_is_played_until_it_is_won_or_too_long(monkeypatch, replies, won, commands):
     """A game would be lost that was won, or never end."""
     monkeypatch.setattr(alfworld, "_simulator", lambda: lambda path: Simulator())
-    monkeypatch.setattr(alfworld, "unpack_games", lambda data, games, folder: dict.fromkeys(games))
+    monkeypatch.setattr(alfworld, "game_file", lambda folder, game: game)
     seen, left = [], iter(replies)
 
     def respond(prompts):

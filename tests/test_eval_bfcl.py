@@ -127,7 +127,7 @@ def turn():
     """The second turn of the conversation in test_eval_harness.py."""
     with tempfile.TemporaryDirectory() as folder:
         tiny_bfcl(Path(folder))
-        return bfcl.load(folder)[1]
+        return bfcl.load(Path(folder))[1]
 
 
 TURN = turn()

@@ -139,9 +139,14 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
+def records(data, bench):
+    """The records of a benchmark below a data folder."""
+    return harness.MODULES[bench].load(data / bench)
+
+
 def right_file(data, bench):
     """Right responses to all records of a benchmark, in a file."""
-    rows = [{"id": r["id"], "response": RIGHT[bench](r)} for r in harness.MODULES[bench].load(data)]
+    rows = [{"id": r["id"], "response": RIGHT[bench](r)} for r in records(data, bench)]
     path = data / "responses" / f"{bench}.jsonl"
     write(path, lines(*rows))
     return path
@@ -206,7 +211,7 @@ TRAPS = [text.replace("CODE", "__import__('os').system('touch MADE')") for text 
 @pytest.mark.parametrize("bench", harness.BENCHES)
 def test_hostile_responses_never_crash_take_long_pass_or_execute(bench, data, tmp_path):
     module, made = harness.MODULES[bench], tmp_path / "made-by-model-text"
-    record = module.load(data)[0]
+    record = records(data, bench)[0]
     for text in [*HOSTILE, *(trap.replace("MADE", str(made)) for trap in TRAPS)]:
         began = time.process_time()
         verdict = module.score(record, text)
@@ -218,8 +223,11 @@ def test_hostile_responses_never_crash_take_long_pass_or_execute(bench, data, tm
 def test_bad_input_is_one_line(data, capsys):
     torn = right_file(data, "bamboogle")
     torn.write_text(torn.read_text()[:-5])
-    for more, named in (((), "--responses"), (("--responses", torn), torn.name)):
-        code = command("bamboogle", "--data", data, *more)
+    write(data / "bad" / "bamboogle" / "bamboogle.json", '[{"Question": "Who?"}]')
+    for folder, options, named in ((data, (), "--responses"),
+                                   (data, ("--responses", torn), torn.name),
+                                   (data / "bad", ("--responses", torn), "Answer")):
+        code = command("bamboogle", "--data", folder, *options)
         err = capsys.readouterr().err
         assert code == 2 and err.count("\n") == 1 and named in err
 
@@ -237,7 +245,7 @@ class Scripted:
     def __init__(self, data, stop_after):
         self.stop_after, self.asked = stop_after, []
         self.answers = {self.encode(alfworld.prompt(r)): RIGHT["alfworld"](r)
-                        for r in alfworld.load(data)}
+                        for r in records(data, "alfworld")}
 
     def sample(self, adapter, prompts, G, temperature, max_new_tokens, max_rows):
         assert temperature == 0.0 and G == 1 and max_rows == len(prompts)
@@ -278,7 +286,8 @@ def test_an_interrupted_run_continues_where_it_stopped(evaluated, data, tmp_path
     path.write_text(path.read_text() + '{"id": "valid_s')  # a kill in the middle of a write
     code, summary, second = evaluated()
     assert code == 0 and len(second.asked) == 2 and summary["score"] == 100.0
-    assert [row["id"] for row in read_jsonl(path)] == [r["id"] for r in alfworld.load(data)]
+    ids = [record["id"] for record in records(data, "alfworld")]
+    assert [row["id"] for row in read_jsonl(path)] == ids
 
 
 def test_whole_games_are_scored_by_who_won_them(evaluated, monkeypatch):
@@ -342,7 +351,8 @@ def test_a_missed_rate_or_nothing_decided_is_exit_code_1(kinds, code):
 
 def test_evaluated_requests_are_refused_as_base_tasks(tmp_path):
     """Here the training query has the words of the evaluated one."""
-    tiny_travelplanner(tmp_path, annotated_plan=[{}, [{"days": 1, "current_city": "Reno"}]])
+    plan = [{"days": 1, "current_city": "Reno"}]
+    tiny_travelplanner(tmp_path / "travelplanner", annotated_plan=[{}, plan])
     out = tmp_path / "base.jsonl"
     user_error("refusing", make_base.run,
                ["travelplanner", "--data", str(tmp_path), "--out", str(out)])
@@ -353,9 +363,7 @@ def test_evaluated_requests_are_refused_as_base_tasks(tmp_path):
 @pytest.mark.parametrize("bench, count", [("travelplanner", 45), ("bfcl", 1800)])
 def test_base_tasks_and_evaluation_are_disjoint(bench, count):
     tasks, _ = make_base.base_tasks(bench, SHARED)
-    asked = {
-        record.get("query", record.get("user")) for record in harness.MODULES[bench].load(SHARED)
-    }
+    asked = {record.get("query", record.get("user")) for record in records(SHARED, bench)}
     assert len(tasks) >= count and len(asked) > 170
     assert not asked & {
         text for task in tasks for text in (task["task"], task["task"].split("\n\n")[0])

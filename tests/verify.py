@@ -9,10 +9,11 @@ returns {kind: where our verdict differs from the recorded one}.
 """
 
 import sys
+from pathlib import Path
 
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
 from eval.__main__ import BENCHES, table
-from eval.common import data_dir, one_line, one_line_for, read_rows
+from eval.common import load_records, one_line, one_line_for, read_rows
 from model.files import exit_code
 from support.options import Parser
 
@@ -43,11 +44,11 @@ def main(argv) -> int:
 def agreement(bench: str, path, data) -> dict:
     """{kind: whether each verdict agrees}; disagreements are printed as they come."""
     differences, kinds, undecided = VERIFY[bench](data), {}, 0
-    for number, row in enumerate(read_rows(path, ("id", "kind", "official_verdict")), 1):
-        if row["kind"] in UNDECIDABLE:
-            undecided += 1
-            continue
+    for number, row in enumerate(read_rows(path), 1):
         with one_line_for(f"{path}, recorded verdict {number}"):
+            if row["kind"] in UNDECIDABLE:
+                undecided += 1
+                continue
             for kind, wrong in differences(row).items():
                 kinds.setdefault(kind, []).append(not wrong)
                 if wrong:
@@ -91,7 +92,7 @@ def verify_api_bank(data):
     """Kinds: toolrl_exact and damo_exec, by the scorer that gave the verdict."""
     known = {}
     for rule in ("toolrl", "damo"):
-        for record in api_bank.load(data, rule=rule):
+        for record in load_records(api_bank, data, rule=rule):
             known[rule, record["category"], record["id"]] = record
 
     def differences(row):
@@ -111,7 +112,7 @@ def verify_bfcl(data):
     }
     known = {}
     for category in kinds:
-        for record in bfcl.load_category(data_dir(data, bfcl.NAME), category):
+        for record in bfcl.load_category(Path(data) / bfcl.NAME, category):
             known[record["id"]] = record
 
     def differences(row):
@@ -137,7 +138,8 @@ def verify_bamboogle(data):
 
 def verify_travelplanner(data):
     """Kinds: that of the row, and with "/fixed" for the repaired within-city rule."""
-    parts = {part: travelplanner.load(data, split) for split, part in travelplanner.PARTS.items()}
+    parts = {part: load_records(travelplanner, data, split=split)
+             for split, part in travelplanner.PARTS.items()}
 
     def differences(row):
         query = parts[row["split"]][row["row"]]
@@ -177,7 +179,7 @@ def verify_alfworld(data):
     trajectories, by its game and the commands before it."""
     steps = {}
     for expert in ("walkthrough", "handcoded"):
-        for record in alfworld.load(data, expert):
+        for record in load_records(alfworld, data, expert=expert):
             commands = [command for command, _ in record["history"]]
             steps[record["game"], *commands] = record
 
