@@ -200,17 +200,11 @@ def test_a_run_folder_is_one_programs(copy, capsys):
 
 
 @pytest.mark.parametrize("flag, value", [
-    ("--alpha", "0.4"), ("--epochs", "2"), ("--world", "household")])
+    ("--alpha", "0.4"), ("--epochs", "2")])
 def test_an_option_that_matters_cannot_change(flag, value, copy, capsys):
     before = contents(copy)
     one_line(capsys, resume(copy, flag, value), flag)
     assert contents(copy) == before
-
-
-def test_memory_options_may_change(copy):
-    """What an out-of-memory message advises."""
-    assert resume(copy, "--token-budget", "999", "--max-rows", "16", "--epochs", "4") == 0
-    assert len(read_jsonl(copy / "metrics.jsonl")) == 5
 
 
 def test_another_file_of_tasks_or_model_is_refused(tmp_path, small_ladder, capsys):
@@ -235,5 +229,6 @@ def test_the_day_of_the_templates_stays(copy):
     day = time.strftime("%Y-%m-%d")
     assert f'"date": "{day}"' in text
     config.write_text(text.replace(day, "2026-01-02"))
-    assert resume(copy, "--epochs", "4") == 0
+    # memory options may change: an out-of-memory message advises it
+    assert resume(copy, "--epochs", "4", "--token-budget", "999", "--max-rows", "16") == 0
     assert '"date": "2026-01-02"' in config.read_text()

@@ -339,9 +339,10 @@ def test_only_adapters_are_trainable_and_each_optimiser_has_its_own():
         assert {id(p) for p in group["params"]} == owned["env"] and group["weight_decay"] == 0
 
 
-def test_cast_weights_are_gone_after_sampling():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_cast_weights_are_gone_after_sampling(dtype):
     """Training would read stale weights, and pass them no gradient."""
-    policy = tiny_policy(dtype=torch.bfloat16)
+    policy = tiny_policy(dtype=dtype)
 
     def sample():
         return policy.sample("agent", [[4, 5, 6]], G=8, generator=policy.generator(0))
@@ -412,6 +413,10 @@ def test_chat_messages_become_the_golden_ids():
     policy = tiny_policy(adapters=(), chat=True, bos=True)
     assert policy.encode(messages) == [BOS, 4, 13, 12, EOS, 5]
     user_error("chat template", tiny_policy(adapters=()).encode, messages)  # a base model
+    # it loses a message: the agent would answer without its functions, and nothing would say why
+    policy.tokenizer.chat_template = (
+        "{% for m in messages if m.role != 'system' %}{{ m.content }} <eos> {% endfor %}")
+    user_error("leaves out", policy.encode, [{"role": "system", "content": "w3"}, *messages])
 
 
 def test_chat_template_gets_its_options_and_one_date(folder):
@@ -424,15 +429,6 @@ def test_chat_template_gets_its_options_and_one_date(folder):
     options = {"date": "2020-01-07", "enable_thinking": False}
     policy = load(folder, (), chat_template_kwargs=options)
     assert policy.encode(chat) == [BOS, 4, 13, EOS, 5, 6, 11]
-
-
-def test_a_template_that_loses_a_message_is_refused():
-    """The agent would answer without its functions or the request, and nothing would say why."""
-    policy = tiny_policy(adapters=(), chat=True)
-    policy.tokenizer.chat_template = (
-        "{% for m in messages if m.role != 'system' %}{{ m.content }} <eos> {% endfor %}")
-    chat = [{"role": "system", "content": "w3"}, {"role": "user", "content": "w9 w8"}]
-    user_error("chat template", policy.encode, chat)
 
 
 def test_a_turn_ends_as_the_template_writes_it():
