@@ -2,7 +2,6 @@
 
 Tests run on one thread: two beside another busy process are far slower than one.
 """
-import copy
 from contextlib import contextmanager
 import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,7 +9,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 
 import genenv
-import policy
 from support import report
 from worlds import ladder, tiny_model
 
@@ -33,55 +31,45 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def _small_base(tmp_path_factory):
-    """Folder of the small base model, and {settings: (lm, tokenizer)} as loaded from it."""
+    """Folder of the small base model."""
     folder = tmp_path_factory.mktemp("ladder")
     pairs = ladder.World(genenv.Options()).pairs
     tiny_model.save(*tiny_model.train(ladder.WORDS, pairs, SMALL_MODEL, **SMALL_RECIPE), folder)
-    return folder, {}
+    return str(folder)
 
 
 @contextmanager
-def small_world(base):
-    """Within: the embedded world, small. base: what _small_base made; yields its --model.
+def small_world():
+    """Within: the embedded world, small.
 
-    One layer, trained for seconds, once per session; read from disk once per session; two held-out
-    tasks per rung; rewards by `parity`; no figures.
+    One layer, trained for seconds, once per session; two held-out tasks per rung; rewards by
+    `parity`; no figures.
     """
-    (folder, loaded), patch = base, pytest.MonkeyPatch()
-    load = policy.load_model
+    def score(self, task, text):
+        return (1.0, True) if text == self.gold(task) else parity(task, text)
 
-    def load_once(model, *settings):
-        if model != str(folder):
-            return load(model, *settings)
-        if (model, *settings) not in loaded:
-            loaded[model, *settings] = load(model, *settings)
-        return copy.deepcopy(loaded[model, *settings])  # adapters are put into it
-
-    patch.setattr(ladder.World, "validation_tasks", lambda *which: whole_split(*which)[::5])
-    patch.setattr(ladder.World, "score", lambda self, task, text: (1.0, True)
-                  if text == self.gold(task) else parity(task, text))
-    patch.setattr(policy, "load_model", load_once)
-    patch.setattr(report, "write", lambda run_folder: None)
-    try:
-        yield str(folder)
-    finally:
-        patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ladder.World, "validation_tasks", lambda *which: whole_split(*which)[::5])
+        patch.setattr(ladder.World, "score", score)
+        patch.setattr(report, "write", lambda run_folder: None)
+        yield
 
 
 @pytest.fixture(scope="module")
 def small_ladder(_small_base):
     """The embedded world, small, for all tests of a module; yields its --model."""
-    with small_world(_small_base) as folder:
-        yield folder
+    with small_world():
+        yield _small_base
 
 
 @pytest.fixture(scope="session")
 def quiet_run(_small_base, tmp_path_factory):
     """Folder of an undisturbed run of three epochs, with its figures; nobody may change it."""
     out = tmp_path_factory.mktemp("runs") / "quiet"
-    with small_world(_small_base) as base, pytest.MonkeyPatch.context() as patch:
+    argv = ["--out", str(out), "--model", _small_base, *MICRO, "--epochs", "3"]
+    with small_world(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "write", write_report)
-        assert genenv.main(["--out", str(out), "--model", base, *MICRO, "--epochs", "3"]) == 0
+        assert genenv.main(argv) == 0
     return out
 
 

@@ -109,27 +109,16 @@ def train_agent(policy, optimizer, groups, rewards, sampled=None, drawn=None, ge
                                 Options(**options), generator)
 
 
-def scores(policy, groups, temperature=1.0, token_budget=10_000, drawn=None):
-    """grpo.response_logps of groups as above: for each group a list of (R,) tensors."""
-    rows = iter(grpo.response_logps(policy, flat(groups, drawn=drawn), Options(
-        temperature=temperature, token_budget=token_budget)))
-    return [[next(rows) for _ in responses] for _, responses in groups]
-
-
-def naive_logps(policy, prompt, response, temperature=1.0):
-    """log pi(response | prompt), one whole forward pass per token, as a list of scalars."""
-    out = []
-    for t, token in enumerate(response):
-        ids = torch.tensor([list(prompt) + list(response[:t])])
-        logits = policy.lm(input_ids=ids, use_cache=False).logits[0, -1] / temperature
-        out.append(logits.log_softmax(-1)[token])
-    return out
-
-
 def naive_row(policy, adapter, rollout, temperature):
-    """naive_logps of a rollout, or of a record, under an adapter, as a tensor (R,)."""
-    with policy.use(adapter):
-        return torch.stack(naive_logps(policy, rollout.prompt, rollout.response, temperature))
+    """log pi of each response token of a rollout, or of a record, under an adapter, as a tensor
+    (R,): one whole forward pass per token."""
+    out = []
+    for t, token in enumerate(rollout.response):
+        ids = torch.tensor([rollout.prompt + rollout.response[:t]])
+        with policy.use(adapter):
+            logits = policy.lm(input_ids=ids, use_cache=False).logits[0, -1] / temperature
+        out.append(logits.log_softmax(-1)[token])
+    return torch.stack(out)
 
 
 def dense_logprobs(policy, rollouts, temperature=1.0):
@@ -236,19 +225,3 @@ class Speaker:
                 if respond(i, [turn]) is None:
                     break
         return [Rollout(i // G, [], []) for i in range(len(self.said))]
-
-
-class Frozen:
-    """An optimiser that only counts: an update then leaves its gradients to be looked at."""
-    steps = 0
-
-    def zero_grad(self, set_to_none=True):
-        """As torch's; the parameters are cleared by the test."""
-
-    def step(self):
-        """Nothing moves."""
-        self.steps += 1
-
-    def state_dict(self):
-        """Nothing to save."""
-        return {}

@@ -9,7 +9,7 @@ import pytest
 
 from data_pool import Task
 import genenv
-from helpers import EXAMPLE_LIST, one_line, randomise
+from helpers import EXAMPLE_LIST, one_line, randomise, user_error
 from policy import Policy
 from scripts import ask
 from support.options import parse_options
@@ -113,10 +113,7 @@ def test_a_held_out_request_is_marked_and_offered_its_own_functions(run, monkeyp
         assert answer_of(monkeypatch, run, task, "none")["right"] is False
 
 
-def test_bad_input_is_one_line(run, tmp_path, capsys):
+def test_bad_input_is_one_line(run, tmp_path):
     (tmp_path / "config.json").write_text((run / "config.json").read_text())  # no adapters yet
-    for argv, message in (([run, "<|im_end|> hello"], "control token"),
-                          ([tmp_path, DENTIST], "the run has not ended")):
-        capsys.readouterr()
-        assert genenv.main(["ask", *map(str, argv)]) == 2
-        assert message in capsys.readouterr().err.strip().splitlines()[-1], argv
+    user_error("the run has not ended", ask.Agent, tmp_path)
+    user_error("control token", ask.Agent(run), "<|im_end|> hello")

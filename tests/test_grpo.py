@@ -12,9 +12,10 @@ import torch
 
 import grpo
 import rwr
-from grpo import aggregate, group_advantages, grpo_loss, has_signal, token_kl
-from helpers import (Frozen, WORDS, clear, close, flat, gradients, naive_row, random_groups,
-                     same, scores, tiny_policy, train_agent)
+from grpo import aggregate, group_advantages, grpo_loss, has_signal, response_logps, token_kl
+from helpers import (WORDS, clear, close, flat, gradients, naive_row, random_groups,
+                     same, tiny_policy, train_agent)
+from support.options import Options
 
 # prompts and lengths differ, only G is equal; 44 response tokens
 GROUPS = random_groups([(5, [4, 1, 7]), (2, [3, 3, 2]), (9, [2, 6, 5]), (1, [2, 8, 1])])
@@ -24,7 +25,8 @@ REWARDS = torch.tensor([[1., 0, 0], [0, 1, 1], [1, 0, 1], [0, 1, 0]])
 def update(policy, groups=GROUPS, rewards=REWARDS, grad_clip=1e9, **options):
     """(statistics, gradient of the agent) of one grpo_update; nothing is moved."""
     clear(policy)
-    stats = train_agent(policy, Frozen(), groups, rewards, grad_clip=grad_clip, **options)
+    still = policy.optimizer("agent", 0.0)
+    stats = train_agent(policy, still, groups, rewards, grad_clip=grad_clip, **options)
     return stats, gradients(policy, "agent")
 
 
@@ -198,7 +200,7 @@ def test_mismatch_of_sampler_and_scorer_is_measured_before_any_step(size, monkey
     monkeypatch.setattr(grpo, "CHECKED_GROUPS", 3)
     policy = tiny_policy()
     with policy.use("agent"):
-        scored = sum(scores(policy, GROUPS[:3], 0.7), [])
+        scored = response_logps(policy, flat(GROUPS[:3]), Options(temperature=0.7))
     # a sampler that finds each of its tokens less likely than the scorer does
     sampled = [[[-20.0] * len(response) for response in responses] for _, responses in GROUPS]
     stats = train_agent(policy, policy.optimizer("agent", 0.1), GROUPS, REWARDS, sampled,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, flat, gradients,
-                     naive_logps, random_groups, randomise, same, tiny_lm, tiny_policy,
+                     naive_row, random_groups, randomise, same, tiny_lm, tiny_policy,
                      toy_tokenizer, user_error)
 from model import graphs
 import policy as policy_module
@@ -101,7 +101,7 @@ def test_shared_prompt_logprobs_equal_a_token_by_token_loop(shared, temperature,
         with shared.use(adapter), torch.no_grad():
             logp, mask = shared.logprobs(ROLLOUTS, temperature)
             for r, row, m in zip(ROLLOUTS, logp, mask):
-                expected = torch.stack(naive_logps(shared, r.prompt, r.response, temperature))
+                expected = naive_row(shared, adapter, r, temperature)
                 torch.testing.assert_close(row[m], expected, atol=3e-5, rtol=1e-5)
                 assert m[:len(r.response)].all()  # no holes
             assert (logp[~mask] == 0).all()  # the token denominator would count padding
