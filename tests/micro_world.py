@@ -1,6 +1,6 @@
 """A micro world, its scripted policy, and a tape of what passed between them and the loop.
 
-Usage: `o, tape, run = run_micro(monkeypatch, folder, **options)`, see tests/test_wiring.py.
+Usage: `tape, run = run_micro(monkeypatch, folder, **options)`, see tests/test_wiring.py.
 
 The loop runs here as it is: genenv.train with real files, in a tenth of a second. The domain, the
 model and both updates are doubles. A task is a number that is solved by saying "right"; what is
@@ -106,25 +106,22 @@ def written(n, u) -> str:
     """What the simulator writes when task n is to be varied, from a number u in [0, 1)."""
     far = (n + 1 + int(100 * u)) % 90
     near, same = spaced(far), spaced(n)
-    kinds = [(.46, near), (.58, near + " x"), (.64, near + " x x"), (.70, "junk"),
-             (.73, "task 9 3"), (.76, "task 9 7"), (.82, same), (.88, "task 4 2" + 40 * " x"),
-             (.94, "task 5 5"), (1., "task 5 5 x")]
-    return next(text for edge, text in kinds if u < edge)
+    kinds = [*[near] * 8, near + " x", near + " x", near + " x x", "junk", "task 9 3", "task 9 7",
+             same, "task 4 2" + 40 * " x", "task 5 5", "task 5 5 x"]
+    return kinds[int(len(kinds) * u)]
 
 
 def answered(n, u) -> str:
     """What the agent answers to task n: how often it is right depends on n."""
     p = 0.1 + 0.8 * (n * 37 % 11) / 10
-    u = (u - 0.12) / 0.88
-    if u < 0:
-        return "right " * 40  # will be cut
     if n % 10 == 7:
         return "junk"  # no attempt at such a task is ever valid
+    if u < 0.1:
+        return "right " * 40  # will be cut
     if u < p:
-        return "right" if u < p / 2 else "right x x"
-    rest = (u - p) / (1 - p)
-    kinds = [(.3, "half"), (.6, "half half"), (.8, "wrong"), (1., "junk")]
-    return next(text for edge, text in kinds if rest < edge)
+        return "right" if u < 0.5 else "right x x"
+    kinds = ["half", "half half", "wrong", "junk"]
+    return kinds[int(1000 * u) % 4]
 
 
 class Scripted:
@@ -133,13 +130,14 @@ class Scripted:
     tape: every call of `sample`, of the check of what was written, and of both updates, as
     namespaces with the epoch it was made in and a letter for what it is: W the simulator writes, C
     its texts are checked, A the agent's attempts, V and v its sampled and greedy validation, G
-    GRPO, R RWR. alphas, contexts: what the functions above were given; threads: torch's.
+    GRPO, R RWR; `how` is what a call was told. alphas, contexts: what the functions above were
+    given; threads: torch's.
     """
     tape, runs, alphas, contexts, threads = [], [], [], [], []
 
     def __init__(self, o, names=None):
         self.words, self.tokenizer = {}, None
-        embeddings, self.device = SimpleNamespace(weight=torch.zeros(1)), torch.device("cpu")
+        embeddings, self.device = SimpleNamespace(weight=torch.zeros(1)), "cpu"
         self.lm = SimpleNamespace(dtype=torch.float32, get_input_embeddings=lambda: embeddings)
         names = names or (("agent",) if o.env_model else ("agent", "env"))
         self.params = {name: [torch.nn.Parameter(torch.zeros(2))] for name in names}
@@ -184,9 +182,9 @@ class Scripted:
         letter = "W" if adapter == "env" else "A"
         if words[0] != "vary" and n >= 90:  # held out
             letter = "V" if temperature else "v"
-        note(letter, policy=self, adapter=adapter, prompts=[self.decode(p) for p in prompts],
-             G=G, T=max_new_tokens, temperature=temperature, max_rows=max_rows,
-             generator=generator.initial_seed(), rollouts=rollouts)
+        note(letter, policy=self, prompts=[self.decode(p) for p in prompts], G=G, max_rows=max_rows,
+             how=(adapter, G, max_new_tokens, temperature, generator.initial_seed()),
+             rollouts=rollouts)
         return rollouts
 
 
@@ -200,8 +198,8 @@ def update(letter):
     """A double of grpo_update or rwr_update: notes what it was given and moves its adapter by 1."""
     def taped(policy, adapter, optimizer, *given):
         *given, o, generator = given
-        note(letter, policy=policy, adapter=adapter, optimizer=optimizer, o=o,
-             generator=generator.initial_seed(), given=copy.deepcopy(given))
+        note(letter, policy=policy, optimizer=optimizer, how=(adapter, o, generator.initial_seed()),
+             given=copy.deepcopy(given))
         with torch.no_grad():
             policy.params[adapter][0][0] += 1
         return dict(STATS)
@@ -216,7 +214,7 @@ def check(*given):
 
 
 def run_micro(patch, folder, **options):
-    """genenv.train on the micro world -> (Options, the tape, the Run). patch: a MonkeyPatch."""
+    """genenv.train on the micro world -> (the tape, the Run). patch: a MonkeyPatch."""
     def prepare_run(*given):
         Scripted.runs.append(support.run.prepare_run(*given))
         return Scripted.runs[-1]
@@ -236,4 +234,4 @@ def run_micro(patch, folder, **options):
     patch.setattr(genenv, "rwr_update", update("R"))
     genenv.train(genenv.Options(out=str(folder), world="micro", **options))
     [run] = Scripted.runs
-    return run.o, Scripted.tape, run
+    return Scripted.tape, run

@@ -241,7 +241,7 @@ def test_a_run_of_episodes_is_learnt_from(tmp_path, monkeypatch):
     few = {split: tasks[:4] for split, tasks in h.held_out().items()}
     monkeypatch.setattr(h, "held_out", lambda: few)
     # a random model whose turns end early; it would earn nothing
-    lm = tiny_lm(0, vocab=len(h.WORDS), eos=list(range(1, 25)))
+    lm = tiny_lm(vocab=len(h.WORDS), eos=list(range(1, 25)))
     policy = Policy(lm, word_tokenizer(h.WORDS), rank=2)
     monkeypatch.setattr(h.World, "load_policy", lambda world: policy)
     monkeypatch.setattr(genenv, "attempt_score",

@@ -50,8 +50,9 @@ class Told:
     prompts; batch, the tasks that it wrote: (task, rollout, group); tries: (text, p_hat, number of
     valid attempts)."""
 
-    def __init__(self, o, tape, run):
-        self.o, self.tape, self.run = o, tape, run
+    def __init__(self, tape, run):
+        o, self.tape, self.run = run.o, tape, run
+        self.o = o
         self.steps, self.invalid = [[] for _ in EPOCHS], [Counter() for _ in EPOCHS]
         self.texts = [[] for _ in EPOCHS]  # all that was written: (group, prompt, response)
         seeds, batch = [], []
@@ -145,12 +146,10 @@ def test_calls_come_in_order_and_have_the_options(told):
     assert "WCWC" in "".join(event.letter for event in told.tape)  # written again, to fill a batch
     expected = {
         "W": ("env", o.variations, 7, 0.7, seed + 1), "A": ("agent", 4, 9, 0.7, seed + 1),
-        "V": ("agent", 3, 9, 0.7, seed + 2), "v": ("agent", 1, 9, 0.0, seed + 2)}
+        "V": ("agent", 3, 9, 0.7, seed + 2), "v": ("agent", 1, 9, 0.0, seed + 2),
+        "G": ("agent", o, seed), "R": ("env", o, seed)}
     for e in told.tape:
-        if e.letter in "GR":
-            assert (e.o, e.generator) == (o, seed)
-        elif e.letter != "C":
-            assert (e.adapter, e.G, e.T, e.temperature, e.generator) == expected[e.letter]
+        assert e.letter == "C" or e.how == expected[e.letter]
     assert {e.max_rows for e in told.of("A")} == {41} and told.threads == [3]
     assert {e.optimizer for e in told.of("G")} == {run.agent_optimizer}
     assert {e.optimizer for e in told.of("R")} <= {run.env_optimizer}
@@ -278,7 +277,7 @@ def test_variants_without_a_simulator(variant, tmp_path, monkeypatch):
     options = {**BASE, "variant": variant}
     if variant == "teacher":
         options["teacher_tasks"] = str(path)
-    _, tape, run = run_micro(monkeypatch, tmp_path / "r", **options)
+    tape, run = run_micro(monkeypatch, tmp_path / "r", **options)
     assert sum(e.letter == "W" for e in tape) == (variant == "static")
     tried = {prompt.removesuffix(" =") for e in tape if e.letter == "A" for prompt in e.prompts}
     new = tried.difference(BASE_TEXTS)
@@ -293,7 +292,7 @@ def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(tmp_path, 
     """Also after a resume: otherwise the simulator imitates its few favourites for ever."""
     monkeypatch.setattr(MicroWorld, "imitate_once", True)
     options = {**BASE, "alpha_schedule": "taped"}
-    seen, alone = [], run_micro(monkeypatch, tmp_path / "a", **options)[1]
+    seen, (alone, _) = [], run_micro(monkeypatch, tmp_path / "a", **options)
     for epochs in (3, 6):
         options |= {"epochs": epochs, "resume": epochs == 6}
         run_micro(monkeypatch, tmp_path / "b", **options)
@@ -313,7 +312,7 @@ def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
         return both
 
     monkeypatch.setattr(micro_world, "update", leaking)
-    *_, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "epochs": 1})
+    _, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "epochs": 1})
     assert run.history[1]["other_adapter_moved"]
 
 
@@ -322,7 +321,7 @@ def test_a_simulator_with_a_model_of_its_own(tmp_path, monkeypatch):
     own = Scripted(genenv.Options(), ("env",))
     monkeypatch.setattr(support.run, "open_policy", lambda model, o, names: own)
     monkeypatch.setattr(support.run.checkpoint, "hashes", lambda o: {})  # there is no such model
-    _, tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "env_model": "other"})
+    tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "env_model": "other"})
     assert {e.policy for e in tape if e.letter in "WR"} == {own}
     assert {e.policy for e in tape if e.letter in "AG"} == {run.policy} != {own}
     assert {path.name for path in (run.folder / "adapters").iterdir()} == {"agent", "env"}
@@ -341,7 +340,7 @@ def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
 
     monkeypatch.setattr(MicroWorld, "parse_task", parse_task)
     options = {**BASE, "alpha_schedule": "taped", "epochs": 4}
-    records = run_micro(monkeypatch, tmp_path / "r", **options)[2].history
+    records = run_micro(monkeypatch, tmp_path / "r", **options)[1].history
     assert [r["alpha"] for r in records] == pytest.approx([.35, .3, .4, .5, .6])
     assert records[2]["distinct_tasks"] == 0
     for context, before, last in zip(Scripted.contexts, (0, 1, 2, 3), (0, 1, 1, 3), strict=True):
