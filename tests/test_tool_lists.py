@@ -39,8 +39,9 @@ SHAPES = {  # the same two tools, as the JSON values of a file
 }
 
 
-def listed(path, *values):
+def listed(folder, *values):
     """A file of JSON values, one after another."""
+    path = folder / "tools.json"
     path.write_text("\ufeff" + "\n".join(json.dumps(value, indent=1) for value in values),
                     encoding="utf-8")
     return path
@@ -48,7 +49,7 @@ def listed(path, *values):
 
 @pytest.mark.parametrize("how", SHAPES)
 def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
-    tools, notes = read_tools(listed(tmp_path / "tools.json", *SHAPES[how]))
+    tools, notes = read_tools(listed(tmp_path, *SHAPES[how]))
     assert tools["ring"] == RING and call_text.signature(tools["shut"]) == "shut()" and not notes
     assert argument_fault({"x": 1}, tools["shut"]["parameters"])
 
@@ -57,7 +58,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     """A tool without a schema is read as one without arguments: nothing said, every call was
     wrong."""
     tools, notes = read_tools(listed(
-        tmp_path / "tools.json", RING, {**RING, "description": "Another."}, {"name": "a b"},
+        tmp_path, RING, {**RING, "description": "Another."}, {"name": "a b"},
         {"name": "bare"}, {"type": "web_search"}, {"type": "bash_20250124", "name": "bash"}))
     assert [*tools] == ["ring", "bare"]
     assert list(notes.values()) == [["ring"], ["a b"], ["bare"], ["entry 5"], ["bash"]]
@@ -83,7 +84,7 @@ def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
         raised(InvalidTask, None, normalized_tool, {"name": name})
     arguments = ["user id", "ﬁle", "año_vehiculo", "from"]
     tools = [tool(f"f{n}", **{name: TEXT}) for n, name in enumerate(arguments)]
-    path = listed(tmp_path / "tools.json", *tools)
+    path = listed(tmp_path, *tools)
     assert [*read_tools(path)[0].values()] == tools
     assert [*read_tools(path, "python")[0].values()] == tools[2:]
 
@@ -190,7 +191,7 @@ UNFIT = [
 def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_path):
     """One bad tool costs itself, not the run."""
     unfit = {"name": "f", "parameters": given}
-    tools, notes = read_tools(listed(tmp_path / "tools.json", unfit, RING))
+    tools, notes = read_tools(listed(tmp_path, unfit, RING))
     [note] = notes
     assert tools == {"ring": RING} and notes[note] == ["f"] and reason in note
 
