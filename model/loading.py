@@ -83,6 +83,9 @@ def check_weights(model, lm, info):
         if keys:
             raise UserError(f"the weights in {model} are not those of a {type(lm).__name__}: "
                             f"{keys[0]} is {fault} ({len(keys)} in all)")
+    some = lm.get_input_embeddings().weight[:99]
+    if some.equal(some.round()):  # int8 without its scales: it was cast without a word
+        raise UserError(f"{model} has whole numbers as weights: name the 16-bit model")
 
 
 def check_tokenizer(model, lm, tokenizer):
@@ -118,7 +121,7 @@ def model_config(model: str):
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
 
 
-def choose_dtype(dtype, device: str, config) -> torch.dtype:
+def choose_dtype(dtype, device, config):
     """The compute type: "bf16", "fp32", or for "auto" bf16 where the hardware multiplies it.
 
     auto: bf16 on a GPU of compute capability 8.0 or more, and for a real model on a CPU with AMX or
@@ -255,7 +258,7 @@ def check_paths(policy, max_tokens):
         check_gradient(policy, adapter, rollouts[:2])
 
 
-def telling_length(config, max_tokens) -> int:
+def telling_length(config, max_tokens):
     """A length beyond every number of the configuration at which attention or positions may change,
     as far as max_tokens reach."""
     reach = max_tokens or min(LONGEST, context_of(config) or LONGEST)

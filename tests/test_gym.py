@@ -14,12 +14,15 @@ from dataclasses import replace
 import pytest
 
 import genenv
-from helpers import raised, user_error
-from worlds import InvalidTask, NO_SEED, gym, held_out_keys
+from helpers import Speaker, raised, user_error
+from worlds import InvalidTask, NO_SEED, gym, held_out_keys, written_tasks
+from worlds.play import attempt_score, play
 
 pytest.importorskip("reasoning_gym", reason="its users install it: worlds/README.md says how")
 
 LEVELS = json.loads(gym.TABLE.read_text())["levels"]
+TEN = ("chain_sum,basic_arithmetic,spell_backward,products,gcd,lcm,base_conversion,count_bits,"
+       "leg_counting,fraction_simplification")
 OPTIONS = replace(genenv.Options(), world="gym", **gym.World.DEFAULTS)
 
 
@@ -204,3 +207,29 @@ def test_a_warm_start_shows_the_levels_that_were_asked_for(world, monkeypatch):
         assert asked.isdisjoint(held_out_keys(world))
         lengths.append(max(len(text) for text in asked if "arithmetic problem" in text))
     assert lengths[0] < lengths[1] < lengths[0] + 15
+
+
+def test_without_the_package_one_line_says_what_to_install(monkeypatch):
+    """It would be a traceback from deep inside."""
+    monkeypatch.setattr(gym, "find_spec", lambda name: None)
+    user_error("pip install reasoning-gym", gym.World, OPTIONS)
+
+
+def test_ten_families_from_line_to_reward():
+    """What a simulator writes would not be checked, made, tried and scored as it comes."""
+    world, draw, lines = gym.World(options(TEN)), random.Random(0), []
+    for family in world.levels:
+        for number in (draw.choice(gym.RUN), 1005):
+            lines.append(gym.write_line(family, world.random_levels(family, draw), number))
+    simulator = Speaker(lines)
+    written = list(written_tasks(world, world.o, [simulator], simulator.sample("env", [], 1),
+                                 world.base_tasks(), 1, held_out_keys(world)))
+    assert {reason for *_, reason in written[1::2]} == {"held-out number"}
+    tasks = [task for _, _, task, _ in written if task]
+    assert len(tasks) > 7
+    answers = []
+    for task in tasks:
+        answers += [world.gold(task), "<answer>?</answer>"]
+    rollouts, texts = play(world, world.o, Speaker(answers), "agent", tasks, 2, 1.0, None)
+    for i, (rollout, text) in enumerate(zip(rollouts, texts)):
+        assert attempt_score(world, tasks[i // 2], rollout, text)[0] == (i + 1) % 2
